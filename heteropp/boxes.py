@@ -1,0 +1,43 @@
+"""Boxes: who holds which slice of which tensor, and what two holders have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Box:
+    """A slice of a tensor: one half-open range per dimension, in global coordinates."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(last - first for first, last in self.ranges)
+
+    def intersect(self, other: Box) -> Box | None:
+        """The common part, or None when there is none."""
+        ranges = tuple(
+            (max(a, c), min(b, d)) for (a, b), (c, d) in zip(self.ranges, other.ranges, strict=True)
+        )
+        return Box(ranges) if all(first < last for first, last in ranges) else None
+
+    def within(self, outer: Box) -> tuple[slice, ...]:
+        """This box as slices of a tensor that holds `outer`."""
+        return tuple(
+            slice(first - start, last - start)
+            for (first, last), (start, _) in zip(self.ranges, outer.ranges, strict=True)
+        )
+
+
+def split(box: Box, dimension: int, parts: int, index: int) -> Box:
+    """Part `index` of `parts` equal parts along a dimension, which they must divide."""
+    first, last = box.ranges[dimension]
+    size, rest = divmod(last - first, parts)
+    if rest:
+        raise ValueError(
+            f"{parts} parts do not divide dimension {dimension} of size {last - first}"
+        )
+    ranges = list(box.ranges)
+    ranges[dimension] = (first + index * size, first + (index + 1) * size)
+    return Box(tuple(ranges))

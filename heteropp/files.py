@@ -1,0 +1,92 @@
+"""Typed files: TOML or JSON to frozen dataclasses, with one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
+
+
+class FileError(ValueError):
+    """A file that cannot be used; the message is one sentence naming the file and the place."""
+
+
+def read_toml(path: Path, type_: type[T]) -> T:
+    """Reads a TOML file as `type_`. Raises FileError."""
+    try:
+        data = tomllib.loads(_read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise FileError(f"{path} is not TOML: {error}") from None
+    return _validated(path, data, type_)
+
+
+def read_json(path: Path, type_: type[T]) -> T:
+    """Reads a JSON file as `type_`. Raises FileError."""
+    try:
+        data = json.loads(_read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise FileError(f"{path} is not JSON: {error}") from None
+    return _validated(path, data, type_)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a dataclass as JSON, atomically: readers see the old file or the whole new one."""
+    text = TypeAdapter(type(value)).dump_json(value, indent=2).decode() + "\n"
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise FileError(f"{path} is not UTF-8 text") from None
+
+
+def _validated(path: Path, data: Any, type_: type[T]) -> T:
+    try:
+        # JSON mode, so that lists are accepted where the dataclass has tuples
+        return TypeAdapter(type_).validate_json(json.dumps(data, default=str))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = _place(first["loc"])
+        raise FileError(f"{path}: {where}: {_sentence(first)}") from None
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    place = ""
+    for part in location:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+    return place or "the whole file"
+
+
+def _sentence(error: Any) -> str:
+    if error["type"] == "missing":
+        return "missing"
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return "unknown key"
+    return f"{error['msg']}, got {error['input']!r}"[:300]

@@ -1,0 +1,66 @@
+"""The model file: the shape of a Llama-family transformer with grouped-query attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from heteropp.files import FileError, read_toml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    sequence_length: int
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def dtype_bytes(self) -> int:
+        return {"float32": 4, "float64": 8, "bfloat16": 2}[self.dtype]
+
+
+class ModelError(ValueError):
+    """A model that cannot be; the message is one sentence."""
+
+
+def validate(model: Model) -> None:
+    """Raises ModelError, one sentence."""
+    sizes = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "sequence_length")
+    for name in sizes:
+        if getattr(model, name) < 1:
+            raise ModelError(f"{name} is {getattr(model, name)}; expected at least 1")
+    if model.hidden % (2 * model.heads):
+        raise ModelError(
+            f"hidden {model.hidden} is not an even multiple of heads {model.heads}; "
+            "rotary embedding turns pairs within a head"
+        )
+    if model.heads % model.kv_heads:
+        raise ModelError(f"heads {model.heads} is not a multiple of kv_heads {model.kv_heads}")
+    if not model.rope_theta > 0 or not 0 < model.norm_eps < 1:
+        raise ModelError("rope_theta must be positive and norm_eps between 0 and 1")
+
+
+def read_model(path: Path) -> Model:
+    """Reads and validates a model file. Raises FileError."""
+    model = read_toml(path, Model)
+    try:
+        validate(model)
+    except ModelError as error:
+        raise FileError(f"{path}: {error}") from None
+    return model

@@ -1,0 +1,201 @@
+"""The plan file: which ranks hold which layers, and how a step runs over them.
+
+One shape serves every planner. A plan is JSON with a version; equal plans are equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from heteropp.files import FileError, read_json, write_json
+from heteropp.model import Model
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One tensor-parallel group of ranks that holds a stage; all its chips are of one type."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    ranks: tuple[int, ...]
+    chip: str  # the chip file's name, as the cluster file gives it
+    batch_share: int  # sequences of each micro-batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Contiguous layers [first, last) held by one or more replicas."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    layers: tuple[int, int]
+    recompute: bool
+    replicas: tuple[Replica, ...]
+
+    @property
+    def dp(self) -> int:
+        return len(self.replicas)
+
+    @property
+    def tp(self) -> int:
+        return len(self.replicas[0].ranks)
+
+    @property
+    def layer_count(self) -> int:
+        return self.layers[1] - self.layers[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """An ordered list of stages that together hold every layer."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    micro_batches: int  # how many of the step's micro-batches it takes
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What the planner expects of the plan, under its own cost model."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    step_s: float
+    lower_bound_s: float
+    tokens_per_chip_per_s: float
+    memory_bytes: tuple[int, ...]  # peak, by rank
+    capacity_bytes: tuple[int, ...]  # by rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    model: Model
+    global_batch: int  # sequences per step
+    micro_batch: int  # sequences
+    schedule: Literal["1f1b"]
+    zero_stage: Literal[0, 1]
+    pipelines: tuple[Pipeline, ...]
+    prediction: Prediction | None = None
+    version: int = field(default=PLAN_VERSION)
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(r.ranks) for p in self.pipelines for s in p.stages for r in s.replicas)
+
+    def place(self, rank: int) -> tuple[int, int, int, int]:
+        """The (pipeline, stage, replica, tensor-parallel index) of a rank."""
+        for p, pipeline in enumerate(self.pipelines):
+            for s, stage in enumerate(pipeline.stages):
+                for r, replica in enumerate(stage.replicas):
+                    if rank in replica.ranks:
+                        return p, s, r, replica.ranks.index(rank)
+        raise ValueError(
+            f"rank {rank} is not in the plan, which has ranks 0 to {self.world_size - 1}"
+        )
+
+
+class PlanError(ValueError):
+    """A plan that cannot run; the message is one sentence that says where and why."""
+
+
+def validate(plan: Plan) -> None:
+    """Checks everything that does not need the cluster. Raises PlanError."""
+    if plan.version != PLAN_VERSION:
+        raise PlanError(f"version is {plan.version}; this release reads version {PLAN_VERSION}")
+    for name in ("global_batch", "micro_batch"):
+        if getattr(plan, name) < 1:
+            raise PlanError(f"{name} is {getattr(plan, name)}; expected at least 1")
+    if not plan.pipelines:
+        raise PlanError("pipelines is empty; expected at least one")
+    for p, pipeline in enumerate(plan.pipelines):
+        _validate_pipeline(plan, pipeline, f"pipelines[{p}]")
+    micro_batches = sum(pipeline.micro_batches for pipeline in plan.pipelines)
+    if micro_batches * plan.micro_batch != plan.global_batch:
+        raise PlanError(
+            f"{micro_batches} micro-batches of {plan.micro_batch} sequences make "
+            f"{micro_batches * plan.micro_batch}; global_batch is {plan.global_batch}"
+        )
+    _validate_ranks(plan)
+
+
+def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:
+    if pipeline.micro_batches < 1:
+        raise PlanError(f"{where}.micro_batches is {pipeline.micro_batches}; expected at least 1")
+    if not pipeline.stages:
+        raise PlanError(f"{where}.stages is empty; expected at least one")
+    expected_first = 0
+    for s, stage in enumerate(pipeline.stages):
+        here = f"{where}.stages[{s}]"
+        first, last = stage.layers
+        if first != expected_first:
+            raise PlanError(f"{here}.layers starts at {first}; expected {expected_first}")
+        if last <= first:
+            raise PlanError(
+                f"{here}.layers [{first}, {last}) is empty; expected at least one layer"
+            )
+        expected_first = last
+        _validate_stage(plan, stage, here)
+    if expected_first != plan.model.layers:
+        raise PlanError(
+            f"{where} holds layers up to {expected_first}; the model has {plan.model.layers}"
+        )
+
+
+def _validate_stage(plan: Plan, stage: Stage, where: str) -> None:
+    if not stage.replicas:
+        raise PlanError(f"{where}.replicas is empty; expected at least one")
+    for r, replica in enumerate(stage.replicas):
+        here = f"{where}.replicas[{r}]"
+        if not replica.ranks:
+            raise PlanError(f"{here}.ranks is empty; expected at least one")
+        if len(replica.ranks) != stage.tp:
+            raise PlanError(
+                f"{here} has {len(replica.ranks)} ranks and replicas[0] {stage.tp}; "
+                "the replicas of a stage have one tensor-parallel degree"
+            )
+        if replica.batch_share < 1:
+            raise PlanError(f"{here}.batch_share is {replica.batch_share}; expected at least 1")
+    shares = sum(replica.batch_share for replica in stage.replicas)
+    if shares != plan.micro_batch:
+        raise PlanError(
+            f"{where}: the batch shares sum to {shares}; micro_batch is {plan.micro_batch}"
+        )
+    for name in ("kv_heads", "intermediate", "vocab", "sequence_length"):
+        if getattr(plan.model, name) % stage.tp:
+            raise PlanError(
+                f"{where}: tensor-parallel degree {stage.tp} does not divide the model's "
+                f"{name} {getattr(plan.model, name)}"
+            )
+
+
+def _validate_ranks(plan: Plan) -> None:
+    used = Counter(
+        rank for p in plan.pipelines for s in p.stages for r in s.replicas for rank in r.ranks
+    )
+    for rank, times in sorted(used.items()):
+        if times > 1:
+            raise PlanError(f"rank {rank} is used {times} times; expected once")
+    for rank, expected in zip(sorted(used), range(len(used)), strict=True):
+        if rank != expected:
+            raise PlanError(f"ranks are not 0 to {len(used) - 1}: rank {expected} is missing")
+
+
+def read_plan(path: Path) -> Plan:
+    """Reads and validates a plan file. Raises FileError, one sentence."""
+    plan = read_json(path, Plan)
+    try:
+        validate(plan)
+    except PlanError as error:
+        raise FileError(f"{path}: {error}") from None
+    return plan
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Writes a plan atomically; equal plans give equal bytes."""
+    validate(plan)
+    write_json(path, plan)
