@@ -1,0 +1,86 @@
+#include "special.h"
+
+#include <bit>
+#include <cmath>
+
+#include "isa.h"
+
+namespace emuchip {
+namespace {
+
+// exp(x) = 2^n * exp(r) with |r| <= ln(2)/2; exp(r) by a polynomial.
+template <class Polynomial>
+inline float exp_reduced(float x, Polynomial exp_of_rest) {
+  constexpr float kLog2E = 1.44269504f;
+  constexpr float kLn2High = 0.693359375f;  // few bits, so that n * kLn2High is exact
+  constexpr float kLn2Low = -2.12194440e-4f;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  constexpr float kSmallest = -87.3f;    // below, the result would be subnormal
+  const float clamped = x < kSmallest ? kSmallest : x;
+  const float shifted = clamped * kLog2E + kRound;
+  const float n = shifted - kRound;
+  const float rest = (clamped - n * kLn2High) - n * kLn2Low;
+  const int32_t exponent = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound);
+  const float power = std::bit_cast<float>((exponent + 127) << 23);
+  const float result = exp_of_rest(rest) * power;
+  return x < kSmallest ? 0.0f : result;
+}
+
+inline float exp_exact(float x) {
+  return exp_reduced(x, [](float r) {
+    const float tail = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r +
+                         4.1665795894e-2f) *
+                            r +
+                        1.6666665459e-1f) *
+                           r +
+                       5.0000001201e-1f;
+    return tail * (r * r) + r + 1.0f;
+  });
+}
+
+// Least maximum of the relative error, 2.6e-6, for degree 4.
+inline float exp_fast(float x) {
+  return exp_reduced(x, [](float r) {
+    return (((0.0414586089f * r + 0.167909081f) * r + 0.500043587f) * r + 0.999963404f) * r +
+           0.999999261f;
+  });
+}
+
+EMUCHIP_CLONES void exp_exact_all(float* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) values[i] = exp_exact(values[i]);
+}
+
+EMUCHIP_CLONES void exp_fast_all(float* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) values[i] = exp_fast(values[i]);
+}
+
+float rsqrt_fast(float value) {
+  // A guess from the exponent, then two of Newton's steps.
+  float guess = std::bit_cast<float>(0x5f3759dfu - (std::bit_cast<uint32_t>(value) >> 1));
+  for (int step = 0; step < 2; ++step) guess *= 1.5f - 0.5f * value * guess * guess;
+  return guess;
+}
+
+}  // namespace
+
+bool is_fast(const Numerics& numerics, ditorch_dtype dtype) {
+  return numerics.fast_exp && dtype != DITORCH_FLOAT64;
+}
+
+void exp_nonpositive(float* values, int64_t count, bool fast) {
+  fast ? exp_fast_all(values, count) : exp_exact_all(values, count);
+}
+
+void exp_nonpositive(double* values, int64_t count, bool fast) {
+  for (int64_t i = 0; i < count; ++i) {
+    values[i] = fast ? exp_fast(static_cast<float>(values[i])) : std::exp(values[i]);
+  }
+}
+
+float rsqrt(float value, bool fast) { return fast ? rsqrt_fast(value) : 1.0f / std::sqrt(value); }
+
+double rsqrt(double value, bool fast) {
+  return fast ? rsqrt_fast(static_cast<float>(value)) : 1.0 / std::sqrt(value);
+}
+
+}  // namespace emuchip

@@ -1,0 +1,154 @@
+"""Chip files: what one type of chip can do, as plans, transports and the emulated chip read it.
+
+The presets in `ditorch/chips` are the four chips of the H2 paper (Table 5) and a scaled-down twin
+of each. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
+
+if TYPE_CHECKING:
+    import torch
+
+_PRESETS = Path(__file__).parent / "chips"
+_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+Name = Annotated[str, Strict(), Field(min_length=1, max_length=63)]
+Count = Annotated[int, Strict(), Field(ge=1)]
+Positive = Annotated[float, Strict(), Field(gt=0)]
+Seconds = Annotated[float, Strict(), Field(ge=0, le=1)]
+Share = Annotated[float, Strict(), Field(gt=0, le=1)]
+Flag = Annotated[bool, Strict()]
+
+
+class ChipFileError(ValueError):
+    """A chip file that cannot be used; the message is one sentence naming file and key."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Peaks in FLOP per second; `efficiency` is the share of them that matrix products reach."""
+
+    launch_s: Seconds
+    efficiency: Share
+    float32_flops: Positive
+    float64_flops: Positive
+    float16_flops: Positive
+    bfloat16_flops: Positive
+    other_flops: Positive
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The chip's own memory."""
+
+    capacity_bytes: Count
+    bandwidth_bytes_per_s: Positive
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+
+
+@dataclass(frozen=True)
+class Links:
+    """What a chip sends over: to its node's other chips, to a NIC, and to host memory."""
+
+    intra_node_bytes_per_s: Positive
+    intra_node_latency_s: Seconds
+    nics_per_node: Count
+    nic_bytes_per_s: Positive
+    nic_latency_s: Seconds
+    host_bytes_per_s: Positive
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How the chip's own kernels compute; `neutral` chips use the host's kernels, bit for bit."""
+
+    neutral: Flag
+    accumulate: Literal["float32", "float64", "bfloat16"]
+    order: Literal["sequential", "blocked", "pairwise"]
+    split_k: Count
+    flush_to_zero: Flag
+    fast_exp: Flag
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+
+
+@dataclass(frozen=True)
+class ChipSpec:
+    """One type of chip (H2, Table 5); `tp_limit` is TP_MAX of section 4.3.2."""
+
+    vendor: Name
+    chip_type: Name
+    chips_per_node: Count
+    tp_limit: Count
+    compute: Compute
+    memory: Memory
+    links: Links
+    numerics: Numerics
+    path: Path
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+
+    def peak_flops(self, dtype: torch.dtype | str) -> float:
+        """FLOP per second for a compute dtype, given as `torch.bfloat16` or `"bfloat16"`."""
+        compute = self.compute
+        peaks = {
+            "float32": compute.float32_flops,
+            "float64": compute.float64_flops,
+            "float16": compute.float16_flops,
+            "bfloat16": compute.bfloat16_flops,
+        }
+        return peaks.get(str(dtype).removeprefix("torch."), compute.other_flops)
+
+
+def chip_names() -> list[str]:
+    """The presets' names, sorted: "a", "a-mini", "b", ..."""
+    return sorted(path.stem for path in _PRESETS.glob("*.toml"))
+
+
+def load_chip(name_or_path: str | Path) -> ChipSpec:
+    """A preset by name, or any chip file by path. Raises ChipFileError."""
+    if name_or_path in chip_names():
+        path = _PRESETS / f"{name_or_path}.toml"
+    else:
+        path = Path(name_or_path).absolute()
+    if not path.is_file():
+        raise ChipFileError(
+            f"chip {str(name_or_path)!r}: expected one of {', '.join(chip_names())}, "
+            "or the path of a chip file"
+        )
+    values = _read(path)
+    if "path" in values:
+        raise ChipFileError(f"{path}: path: unknown key")
+    try:
+        return TypeAdapter(ChipSpec).validate_python({**values, "path": path})
+    except ValidationError as error:
+        raise ChipFileError(f"{path}: {_sentence(error)}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ChipFileError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ChipFileError(f"{path}: not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ChipFileError(f"{path}: not TOML: {error}") from None
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"{key}: missing"
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{key}: unknown key"
+    expected = first["msg"].replace("Input should be", "expected")
+    return f"{key}: {expected}, got {first['input']!r}"[:500]
