@@ -1,0 +1,30 @@
+"""Bad input ends a command with one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from heteropp.files import FileError
+from heteropp.hyperparameters import HyperparameterError
+from heteropp.plan import PlanError
+
+
+class InputError(ValueError):
+    """What the command was given cannot be used; the message is one sentence."""
+
+
+BAD_INPUT = 2
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turns an error about the input into its sentence on standard error."""
+    try:
+        yield
+    except (FileError, HyperparameterError, InputError, PlanError) as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(BAD_INPUT) from None

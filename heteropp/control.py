@@ -1,0 +1,37 @@
+"""The job's small talk: texts that ranks exchange through the c10d store, beside the training."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+
+
+class Control:
+    def __init__(
+        self, store: dist.Store, rank: int, world_size: int, timeout_s: float = 300
+    ) -> None:
+        self.store = dist.PrefixStore("control", store)
+        self.store.set_timeout(timedelta(seconds=timeout_s))
+        self.rank, self.world_size = rank, world_size
+
+    def publish(self, key: str, text: str) -> None:
+        """Says something under a key that is new to this rank."""
+        self.store.set(f"{key}/{self.rank}", text)
+
+    def collect(self, key: str) -> list[str]:
+        """What every rank published under a key, by rank; waits for all of them."""
+        return [text.decode() for text in self.store.multi_get(self._keys(key))]
+
+    def forget(self, key: str) -> None:
+        """Frees what was published; for one rank, when all who want it have it."""
+        for name in self._keys(key):
+            self.store.delete_key(name)
+
+    def barrier(self, key: str) -> None:
+        """Waits until every rank is here; the key must be new."""
+        self.publish(key, "")
+        self.store.wait(self._keys(key))
+
+    def _keys(self, key: str) -> list[str]:
+        return [f"{key}/{rank}" for rank in range(self.world_size)]

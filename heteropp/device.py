@@ -1,0 +1,73 @@
+"""What a rank runs on: its chip through ditorch and dicomm, or the bare host."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from heteropp.metrics import Clock, EmulatedClock, EventClock, HostClock
+
+
+@dataclass(frozen=True)
+class Device:
+    """The bare host; it accounts for neither time nor memory."""
+
+    device: torch.device
+    backend: str  # of torch.distributed
+    clock: Clock
+
+    def begin_step(self) -> None:
+        """Starts the step's accounts afresh."""
+
+    def pacing_fidelity(self) -> float | None:
+        """Of this rank since begin_step; None where time is not emulated."""
+        return None
+
+    def peak_memory_bytes(self) -> int:
+        """Of this rank since begin_step."""
+        return 0
+
+
+class Chip(Device):
+    """A chip that ditorch drives."""
+
+    def begin_step(self) -> None:
+        import ditorch
+
+        torch.accelerator.reset_peak_memory_stats()
+        ditorch.pacing_reset()
+
+    def pacing_fidelity(self) -> float | None:
+        import ditorch
+
+        account = ditorch.pacing()
+        return None if account is None else account.fidelity
+
+    def peak_memory_bytes(self) -> int:
+        return torch.accelerator.max_memory_allocated()
+
+
+def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Device:
+    """Opens this process's device; the first import of ditorch must be here.
+
+    chip: a chip file's name or path, emulated unless DITORCH_VENDOR names real chips.
+    """
+    if kind == "cpu":
+        return Device(torch.device("cpu"), "gloo", HostClock())
+    if "DITORCH_VENDOR" not in os.environ:
+        os.environ["DITORCH_CHIP"] = chip
+    os.environ["DICOMM_RANK_LABEL"] = f"chip {chip_type}"
+    import dicomm.distributed
+    import ditorch
+
+    if ditorch.device.type == "cpu":
+        return Device(ditorch.device, "dicomm", HostClock())
+    clock = ditorch.device_clock()
+    if clock is None:
+        return Chip(ditorch.device, "dicomm", EventClock(ditorch.device))
+    dicomm.distributed.set_device_clock(*clock)
+    _, ready_at_ns, _ = clock
+    return Chip(ditorch.device, "dicomm", EmulatedClock(ready_at_ns, ditorch.device.index))

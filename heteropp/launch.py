@@ -1,0 +1,80 @@
+"""Starts the ranks of this machine through torchrun's own launcher, and says how they ended."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import secrets
+import signal
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from heteropp.watch import CAUSE_FILE
+
+
+def launch(
+    entrypoint: Callable[..., None], *arguments: object, labels: tuple[str, ...], logs: Path
+) -> int:
+    """Calls entrypoint(*arguments) in one process per label; gives the exit code.
+
+    Rank 0 has the terminal; the others write to a folder of `logs`, and their errors here too.
+    """
+    for name in ("torch.distributed", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # the ranks say what there is to say
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
+    logs.mkdir(parents=True, exist_ok=True)
+    (logs / CAUSE_FILE).unlink(missing_ok=True)
+    os.environ.setdefault("DICOMM_SECRET", secrets.token_hex(32))
+    os.environ["OMP_NUM_THREADS"] = "1"  # many ranks share this machine's cores
+    # ranks are forked from one process that has imported everything: torch once, not once a rank
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        [entrypoint.__module__, "typer"]
+    )
+    others = range(1, len(labels))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=len(labels),
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        start_method="forkserver",
+        log_line_prefix_template=" ",  # the lines name their rank themselves
+        logs_specs=DefaultLogsSpecs(
+            log_dir=str(logs),
+            redirects=dict.fromkeys(others, Std.ALL),
+            tee=dict.fromkeys(others, Std.ERR),
+        ),
+    )
+    try:
+        elastic_launch(config, entrypoint)(*arguments)
+    except ChildFailedError as error:
+        print(
+            f"training stopped: {_cause(error, labels, logs)}; logs are in {logs}", file=sys.stderr
+        )
+        return 1
+    except SignalException as error:
+        print(f"training stopped: {error.sigval.name} received", file=sys.stderr)
+        return 128 + error.sigval
+    return 0
+
+
+def _cause(error: ChildFailedError, labels: tuple[str, ...], logs: Path) -> str:
+    """What the ranks agreed on; failing that, how the first of them ended."""
+    try:
+        return (logs / CAUSE_FILE).read_text()
+    except OSError:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            return f"{labels[rank]} was killed by {signal.Signals(-failure.exitcode).name}"
+        return f"{labels[rank]} ended with exit code {failure.exitcode}"

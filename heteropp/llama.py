@@ -1,0 +1,229 @@
+"""One stage of a Llama-family transformer: RMSNorm, rotary grouped-query attention, SwiGLU.
+
+Activations are [rows, hidden], rows = sequences x sequence length. Parameters have global names
+("layers.17.attention.query.weight") in every stage, and initial values that depend on the seed,
+the name and the full shape alone, never on the layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heteropp.boxes import Box, split
+from heteropp.model import Model
+from heteropp.tp import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    TensorParallelGroup,
+    VocabularyParallelEmbedding,
+    copy_to_group,
+    cross_entropy_sum,
+)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the whole model."""
+
+    name: str
+    shape: tuple[int, ...]
+    split_dimension: int | None  # which tensor parallelism cuts; None: every rank holds a copy
+
+    def box(self, tp: int, index: int) -> Box:
+        """The slice that one rank of a tensor-parallel group holds."""
+        whole = Box(tuple((0, size) for size in self.shape))
+        if self.split_dimension is None:
+            return whole
+        return split(whole, self.split_dimension, tp, index)
+
+
+def model_parameters(model: Model, layers: tuple[int, int] | None = None) -> list[Parameter]:
+    """The parameters of layers [first, last), or of the whole model, in global order."""
+    first, last = layers or (0, model.layers)
+    hidden, kv = model.hidden, model.kv_heads * model.head_size
+    result = []
+    if first == 0:
+        result.append(Parameter("embedding.weight", (model.vocab, hidden), 0))
+    for layer in range(first, last):
+        for name, shape, dimension in (
+            ("attention_norm", (hidden,), None),
+            ("attention.query", (hidden, hidden), 0),
+            ("attention.key", (kv, hidden), 0),
+            ("attention.value", (kv, hidden), 0),
+            ("attention.output", (hidden, hidden), 1),
+            ("mlp_norm", (hidden,), None),
+            ("mlp.gate", (model.intermediate, hidden), 0),
+            ("mlp.up", (model.intermediate, hidden), 0),
+            ("mlp.down", (hidden, model.intermediate), 1),
+        ):
+            result.append(Parameter(f"layers.{layer}.{name}.weight", shape, dimension))
+    if last == model.layers:
+        result.append(Parameter("norm.weight", (hidden,), None))
+        result.append(Parameter("head.weight", (model.vocab, hidden), 0))
+    return result
+
+
+def initial_value(model: Model, parameter: Parameter, seed: int) -> Tensor:
+    """The whole float32 tensor, on the host."""
+    if parameter.name.endswith("norm.weight"):
+        return torch.ones(parameter.shape)
+    digest = hashlib.sha256(f"{seed}/{parameter.name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    std = 0.02
+    if parameter.name.endswith(("attention.output.weight", "mlp.down.weight")):
+        std /= math.sqrt(2 * model.layers)  # they add to the residual stream, twice a layer
+    return torch.randn(parameter.shape, generator=generator) * std
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, model: Model, **kind: Any) -> None:
+        super().__init__()
+        self.epsilon = model.norm_eps
+        self.weight = nn.Parameter(torch.empty(model.hidden, **kind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention over this rank's share of the heads."""
+
+    def __init__(self, model: Model, group: TensorParallelGroup, **kind: Any) -> None:
+        super().__init__()
+        self.heads = model.heads // group.size
+        self.kv_heads = model.kv_heads // group.size
+        self.head_size = model.head_size
+        self.length = model.sequence_length
+        kv = model.kv_heads * model.head_size
+        self.query = ColumnParallelLinear(model.hidden, model.hidden, group, **kind)
+        self.key = ColumnParallelLinear(model.hidden, kv, group, **kind)
+        self.value = ColumnParallelLinear(model.hidden, kv, group, **kind)
+        self.output = RowParallelLinear(model.hidden, model.hidden, group, **kind)
+
+    def forward(self, x: Tensor, tables: Tables) -> Tensor:
+        query = tables.rotate(self.query(x).view(-1, self.length, self.heads, self.head_size))
+        key = tables.rotate(self.key(x).view(-1, self.length, self.kv_heads, self.head_size))
+        value = self.value(x).view(-1, self.length, self.kv_heads, self.head_size)
+        pairs = query.shape[0] * self.kv_heads  # (sequence, kv head) pairs
+        # the query heads that share a kv head stand below each other in one matrix
+        query = query.transpose(1, 2).reshape(pairs, -1, self.head_size)
+        key = key.permute(0, 2, 3, 1).reshape(pairs, self.head_size, self.length)
+        value = value.transpose(1, 2).reshape(pairs, self.length, self.head_size)
+        scores = (query @ key).view(-1, self.length, self.length)
+        scores = torch.add(tables.mask, scores, alpha=self.head_size**-0.5)
+        weights = torch.softmax(scores, -1).view(pairs, -1, self.length)
+        mixed = (weights @ value).view(-1, self.heads, self.length, self.head_size)
+        return self.output(mixed.transpose(1, 2).reshape(x.shape[0], -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, model: Model, group: TensorParallelGroup, **kind: Any) -> None:
+        super().__init__()
+        self.gate = ColumnParallelLinear(model.hidden, model.intermediate, group, **kind)
+        self.up = ColumnParallelLinear(model.hidden, model.intermediate, group, **kind)
+        self.down = RowParallelLinear(model.intermediate, model.hidden, group, **kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, model: Model, group: TensorParallelGroup, **kind: Any) -> None:
+        super().__init__()
+        self.group = group
+        self.attention_norm = RMSNorm(model, **kind)
+        self.attention = Attention(model, group, **kind)
+        self.mlp_norm = RMSNorm(model, **kind)
+        self.mlp = MLP(model, group, **kind)
+
+    def forward(self, x: Tensor, tables: Tables) -> Tensor:
+        x = x + self.attention(copy_to_group(self.attention_norm(x), self.group), tables)
+        return x + self.mlp(copy_to_group(self.mlp_norm(x), self.group))
+
+
+class Tables(nn.Module):
+    """Constants that all layers share: the causal mask and the angles of rotary embedding."""
+
+    mask: Tensor  # [length, length]
+    cosine: Tensor  # [length, 1, head size]
+    sine: Tensor  # the same, its first half negated
+
+    def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        half = model.head_size // 2
+        frequency = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        angle = torch.outer(torch.arange(model.sequence_length).double(), frequency).unsqueeze(1)
+        mask = torch.full((model.sequence_length, model.sequence_length), -math.inf).triu(1)
+        for name, table in (
+            ("mask", mask),
+            ("cosine", torch.cat((angle.cos(), angle.cos()), -1)),
+            ("sine", torch.cat((-angle.sin(), angle.sin()), -1)),
+        ):
+            self.register_buffer(name, table.to(dtype).to(device), persistent=False)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Turns (x[i], x[i + half]) of each head by the angle of its position; three operators."""
+        return torch.addcmul(x * self.cosine, x.roll(x.shape[-1] // 2, -1), self.sine)
+
+
+class StageModule(nn.Module):
+    """Layers [first, last) as one rank of a tensor-parallel group holds them.
+
+    The stage with layer 0 embeds; the stage with the last layer ends in the summed loss.
+    Parameters are uninitialised until `initialise`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        layers: tuple[int, int],
+        group: TensorParallelGroup,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        kind: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
+        self.model, self.group, self.layer_range = model, group, layers
+        self.is_first, self.is_last = layers[0] == 0, layers[1] == model.layers
+        if self.is_first:
+            self.embedding = VocabularyParallelEmbedding(model.vocab, model.hidden, group, **kind)
+        self.layers = nn.ModuleDict(
+            {str(layer): Layer(model, group, **kind) for layer in range(*layers)}
+        )
+        if self.is_last:
+            self.norm = RMSNorm(model, **kind)
+            self.head = ColumnParallelLinear(model.hidden, model.vocab, group, **kind)
+        self.tables = Tables(model, **kind)
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Tokens [rows] or activations [rows, hidden] to activations, or to the loss.
+
+        The loss is the cross entropy summed over the rows, a scalar; it needs targets [rows].
+        """
+        if self.is_first:
+            x = self.embedding(x)
+        for layer in self.layers.values():
+            x = layer(x, self.tables)
+        if not self.is_last:
+            return x
+        assert targets is not None
+        logits = self.head(copy_to_group(self.norm(x), self.group))
+        return cross_entropy_sum(logits, targets, self.group)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Fills the parameters with this rank's slices of the initial values."""
+        held = dict(self.named_parameters())
+        for parameter in model_parameters(self.model, self.layer_range):
+            box = parameter.box(self.group.size, self.group.index)
+            whole = Box(tuple((0, size) for size in parameter.shape))
+            value = initial_value(self.model, parameter, seed)[box.within(whole)]
+            target = held[parameter.name]
+            target.copy_(value.to(target.dtype).contiguous())

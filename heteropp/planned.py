@@ -1,0 +1,109 @@
+"""The cost of every rank of a plan on a cluster: seconds, bytes, and whether it fits."""
+
+from __future__ import annotations
+
+from heteropp.cluster import Cluster, Link
+from heteropp.cost import Memory, StageShape, Time, stage_memory, stage_time
+from heteropp.plan import Plan, PlanError
+from heteropp.schedule import in_flight
+
+
+def check_cluster(plan: Plan, cluster: Cluster) -> None:
+    """Raises PlanError when the plan's ranks are not the cluster's chips."""
+    if plan.world_size != cluster.world_size:
+        raise PlanError(
+            f"the plan has {plan.world_size} ranks and cluster {cluster.name} {cluster.world_size}"
+        )
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for replica in stage.replicas:
+                for rank in replica.ranks:
+                    found = cluster.node(rank).chip_name
+                    if found != replica.chip:
+                        raise PlanError(
+                            f"pipelines[{p}].stages[{s}] expects chip {replica.chip} at rank "
+                            f"{rank}; cluster {cluster.name} has {found} there"
+                        )
+
+
+def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
+    """Predicted seconds, by rank."""
+    result = []
+    for rank in range(plan.world_size):
+        shape = stage_shape(plan, rank)
+        inside, across = group_links(plan, cluster, rank)
+        result.append(stage_time(plan.model, shape, cluster.chip(rank), inside, across))
+    return result
+
+
+def rank_memory(plan: Plan) -> list[Memory]:
+    """Predicted peak bytes, by rank."""
+    result = []
+    for rank in range(plan.world_size):
+        p, s, _, _ = plan.place(rank)
+        pipeline = plan.pipelines[p]
+        held = in_flight(pipeline, s)
+        result.append(
+            stage_memory(plan.model, stage_shape(plan, rank), held, pipeline.micro_batches)
+        )
+    return result
+
+
+def check_memory(plan: Plan, cluster: Cluster) -> None:
+    """Raises PlanError naming the stage that overruns its chips most, the need and the capacity."""
+    worst = max(
+        (memory.total - cluster.chip(rank).memory.capacity_bytes, -rank)
+        for rank, memory in enumerate(rank_memory(plan))
+    )
+    if worst[0] <= 0:
+        return
+    rank = -worst[1]
+    capacity = cluster.chip(rank).memory.capacity_bytes
+    raise PlanError(overrun(plan, rank, worst[0] + capacity, capacity))
+
+
+def overrun(plan: Plan, rank: int, need: int, capacity: int) -> str:
+    p, s, r, _ = plan.place(rank)
+    chip = plan.pipelines[p].stages[s].replicas[r].chip
+    return (
+        f"stage {s} needs {human_bytes(need)} on rank {rank} (chip {chip}), "
+        f"which has {human_bytes(capacity)}"
+    )
+
+
+def human_bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def stage_shape(plan: Plan, rank: int) -> StageShape:
+    p, s, r, _ = plan.place(rank)
+    stages = plan.pipelines[p].stages
+    stage = stages[s]
+    return StageShape(
+        layers=stage.layer_count,
+        first=s == 0,
+        last=s == len(stages) - 1,
+        tp=stage.tp,
+        dp=stage.dp,
+        sequences=stage.replicas[r].batch_share,
+        zero_stage=plan.zero_stage,
+        recompute=stage.recompute,
+    )
+
+
+def group_links(plan: Plan, cluster: Cluster, rank: int) -> tuple[Link, Link]:
+    """The slowest links inside a rank's tensor-parallel group and across its stage's replicas."""
+    p, s, r, tp_index = plan.place(rank)
+    stage = plan.pipelines[p].stages[s]
+    inside = stage.replicas[r].ranks
+    across = tuple(replica.ranks[tp_index] for replica in stage.replicas)
+    return slowest_link(cluster, rank, inside), slowest_link(cluster, rank, across)
+
+
+def slowest_link(cluster: Cluster, rank: int, group: tuple[int, ...]) -> Link:
+    links = [cluster.link(rank, peer) for peer in group if peer != rank]
+    return min(links, key=lambda link: link.bytes_per_s, default=Link(0.0, float("inf")))

@@ -1,0 +1,174 @@
+"""Tensor parallelism: layers cut over the ranks of one replica (Megatron-LM's scheme).
+
+A group is anything with `size`, `index`, `all_reduce` and `all_gather`; a planner passes one that
+only counts. A group of size 1 adds no operator and communicates nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heteropp.collective import all_gather
+
+
+class TensorParallelGroup(Protocol):
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def index(self) -> int: ...
+
+    def all_reduce(self, tensor: Tensor, maximum: bool = False) -> None:
+        """Sums (or takes the maximum of) a tensor over the group, in place."""
+
+    def all_gather(self, output: Tensor, piece: Tensor) -> None:
+        """Fills `output` with the group's pieces, in index order along dimension 0."""
+
+
+class SoloGroup:
+    """One rank that holds a whole replica."""
+
+    size = 1
+    index = 0
+
+    def all_reduce(self, tensor: Tensor, maximum: bool = False) -> None:
+        pass
+
+    def all_gather(self, output: Tensor, piece: Tensor) -> None:
+        output.copy_(piece)
+
+
+class ProcessGroup:
+    """The ranks of one replica, over torch.distributed."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.size = group.size()
+        self.index = group.rank()
+
+    def all_reduce(self, tensor: Tensor, maximum: bool = False) -> None:
+        operation = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+        dist.all_reduce(tensor, operation, group=self.group)
+
+    def all_gather(self, output: Tensor, piece: Tensor) -> None:
+        all_gather(output, piece, self.group)
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        # a fresh tensor: autograd may have handed this one to others too
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        ctx.group.all_reduce(total)
+        return total, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        group.all_reduce(x)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+def copy_to_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Identity forward, all-reduce backward: stands before column-parallel layers."""
+    return x if group.size == 1 else _Copy.apply(x, group)
+
+
+def sum_over_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """All-reduce forward (in place), identity backward: stands after row-parallel layers."""
+    return x if group.size == 1 else _Sum.apply(x, group)
+
+
+class ColumnParallelLinear(nn.Module):
+    """[rows, in] to this rank's [rows, out / size]; the weight is cut along its outputs."""
+
+    def __init__(self, inputs: int, outputs: int, group: TensorParallelGroup, **kind: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs // group.size, inputs, **kind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class RowParallelLinear(nn.Module):
+    """This rank's [rows, in / size] to [rows, out]; the weight is cut along its inputs."""
+
+    def __init__(self, inputs: int, outputs: int, group: TensorParallelGroup, **kind: Any) -> None:
+        super().__init__()
+        self.group = group
+        self.weight = nn.Parameter(torch.empty(outputs, inputs // group.size, **kind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum_over_group(F.linear(x, self.weight), self.group)
+
+
+class VocabularyParallelEmbedding(nn.Module):
+    """Tokens [rows] to [rows, hidden]; the table is cut along the vocabulary."""
+
+    def __init__(self, vocab: int, hidden: int, group: TensorParallelGroup, **kind: Any) -> None:
+        super().__init__()
+        self.group = group
+        self.weight = nn.Parameter(torch.empty(vocab // group.size, hidden, **kind))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.group.size == 1:
+            return F.embedding(tokens, self.weight)
+        local, elsewhere = _local_tokens(tokens, self.weight.shape[0], self.group.index)
+        found = F.embedding(local, self.weight).masked_fill(elsewhere.unsqueeze(1), 0)
+        return sum_over_group(found, self.group)
+
+
+def cross_entropy_sum(logits: Tensor, targets: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Sum over rows of the cross entropy; logits [rows, vocab / size] are cut like the head."""
+    if logits.dtype == torch.bfloat16:
+        logits = logits.float()
+    if group.size == 1:
+        return F.cross_entropy(logits, targets, reduction="sum")
+    return _CrossEntropySum.apply(logits, targets, group)
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: TensorParallelGroup) -> Tensor:
+        local, elsewhere = _local_tokens(targets, logits.shape[1], group.index)
+        largest = logits.amax(1)
+        group.all_reduce(largest, maximum=True)
+        shifted = logits - largest.unsqueeze(1)
+        picked = shifted.gather(1, local.unsqueeze(1)).squeeze(1).masked_fill(elsewhere, 0)
+        exponentials = shifted.exp_()
+        sums = torch.stack((exponentials.sum(1), picked))  # one all-reduce for both
+        group.all_reduce(sums)
+        total, picked = sums.unbind(0)
+        ctx.save_for_backward(exponentials.div_(total.unsqueeze(1)), local, elsewhere)
+        return (total.log() - picked).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        softmax, local, elsewhere = ctx.saved_tensors
+        one = gradient.expand(local.shape).masked_fill(elsewhere, 0)
+        result = softmax * gradient
+        result.scatter_add_(1, local.unsqueeze(1), one.neg().unsqueeze(1))
+        return result, None, None
+
+
+def _local_tokens(tokens: Tensor, size: int, index: int) -> tuple[Tensor, Tensor]:
+    """Tokens in this rank's vocabulary, 0 for others, and a mask of those others."""
+    local = tokens - index * size
+    elsewhere = (local < 0) | (local >= size)
+    return local.masked_fill(elsewhere, 0), elsewhere

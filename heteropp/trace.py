@@ -1,0 +1,129 @@
+"""What a stage's operators cost, counted by running the real stage module on the meta device.
+
+The charging rule is that of csrc/ditorch/abi/runtime.h, which paces emulated chips: one launch an
+ATen operator; bytes of every distinct tensor argument and result; 2*m*n*k flops for products of
+matrices, else one an element of the largest tensor; views and allocations are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
+FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
+
+
+@dataclass(frozen=True)
+class Operator:
+    name: str
+    flops: float
+    bytes: float
+    product: bool
+
+
+@dataclass
+class Trace:
+    """The operators of a piece of a step, and the collectives between its tensor-parallel ranks."""
+
+    operators: list[Operator] = field(default_factory=list)
+    all_reduce_bytes: list[int] = field(default_factory=list)
+
+    def extend(self, other: Trace, times: int = 1) -> None:
+        self.operators += other.operators * times
+        self.all_reduce_bytes += other.all_reduce_bytes * times
+
+
+class CountingGroup:
+    """A tensor-parallel group of which this is rank 0, and the others are only counted."""
+
+    index = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.trace = Trace()
+
+    def all_reduce(self, tensor: Tensor, maximum: bool = False) -> None:
+        self.trace.all_reduce_bytes.append(tensor.numel() * tensor.element_size())
+
+    def all_gather(self, output: Tensor, piece: Tensor) -> None:
+        pass
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if not func.is_view and name not in FREE and _on_chip(result):
+            self.trace.operators.append(_charge(name, args, kwargs or {}, result))
+        return result
+
+
+def _on_chip(result: Any) -> bool:
+    leaves = tree_leaves(result)
+    return any(isinstance(leaf, Tensor) and leaf.device.type == "meta" for leaf in leaves)
+
+
+def _charge(name: str, args: Any, kwargs: Any, result: Any) -> Operator:
+    leaves = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+    tensors = list({id(leaf): leaf for leaf in leaves}.values())
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if name in PRODUCTS:
+        left = args[1] if name in ("addmm", "baddbmm") else args[0]
+        right = args[2] if name in ("addmm", "baddbmm") else args[1]
+        return Operator(name, 2 * left.numel() * right.shape[-1], moved, product=True)
+    return Operator(name, max((t.numel() for t in tensors), default=0), moved, product=False)
+
+
+class _FusedNorm(torch.autograd.Function):
+    """RMSNorm as chips run it: one kernel forward, one backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, traces: list[Trace]) -> Tensor:
+        scale = x.new_empty(x.shape[:-1])
+        ctx.save_for_backward(x, weight, scale)
+        ctx.traces = traces
+        out = torch.empty_like(x)
+        traces[-1].operators.append(_charge("_fused_rms_norm", (x, weight), {}, (out, scale)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        saved = ctx.saved_tensors
+        results = torch.empty_like(saved[0]), torch.empty_like(saved[1])
+        charge = _charge("_fused_rms_norm_backward", (gradient, *saved), {}, results)
+        ctx.traces[-1].operators.append(charge)
+        return *results, None
+
+
+class _ChipKernels(TorchFunctionMode):
+    """On meta tensors PyTorch takes RMSNorm apart; a chip does not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.rms_norm:
+            return _FusedNorm.apply(args[0], kwargs["weight"], _active)
+        return func(*args, **(kwargs or {}))
+
+
+_active: list[Trace] = []
+
+
+def count(trace: Trace, run: Callable[[], Any]) -> Any:
+    """Runs something on meta tensors and adds its operators to a trace."""
+    _active.append(trace)
+    try:
+        with _ChipKernels(), _Counter(trace):
+            return run()
+    finally:
+        _active.pop()

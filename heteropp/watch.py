@@ -1,0 +1,147 @@
+"""Ends a rank when the job cannot go on, with one line that names the first cause.
+
+A thread watches what the main thread, deep in a kernel or a wait, cannot: the deaths of the other
+ranks of this machine and of the launcher, a SIGTERM, and a cause that any rank of the job wrote
+to the store. The first cause to reach the store is the one that every rank names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from heteropp.control import Control
+from heteropp.files import write_text
+
+SIGTERM_GRACE_S = 3.0  # the launcher sends SIGTERM as soon as a rank died; the cause follows
+CAUSE_POLL_S = 1.0  # for deaths on other machines
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LAUNCHER = -1  # stands for it where a rank is expected
+CAUSE_FILE = "cause"  # in the logs, for the launcher
+
+
+class Watch:
+    def __init__(
+        self,
+        store: dist.Store,
+        control: Control,
+        labels: list[str],
+        logs: Path,
+        doing: Callable[[], str],
+        on_exit: Callable[[], None],
+    ) -> None:
+        """Starts watching; every rank of the job must. `labels` by rank, "rank 3 (chip B)"."""
+        self.rank, self.labels, self.logs = control.rank, labels, logs
+        self.doing, self.on_exit = doing, on_exit
+        # a connection of its own: the main thread may hold the other in a wait
+        self.store = dist.PrefixStore("watch", store.clone())
+        self.store.set_timeout(timedelta(seconds=10))
+        Path("/proc/self/comm").write_text(f"heteropp-{self.rank}")  # for ps and top
+        self.ending = threading.Lock()
+        self.finished = threading.Event()
+        self.wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)  # the thread below reads it from the pipe
+        control.publish("process", json.dumps([_machine(), os.getpid()]))
+        self.peers: dict[int, int] = {}  # file descriptor of the process: rank
+        for rank, text in enumerate(control.collect("process")):
+            machine, process = json.loads(text)
+            if rank != self.rank and machine == _machine():
+                self._watch_process(process, rank)
+        launcher = multiprocessing.parent_process()
+        self._watch_process(launcher.pid if launcher else os.getppid(), LAUNCHER)
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def finish(self) -> None:
+        """This rank has done its part; its end, and the others', are no longer a failure."""
+        self.store.set(f"finished/{self.rank}", "")
+        self.finished.set()
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    def fail(self, what: str, wait_s: float = 1.0) -> None:
+        """Ends this process because of an error here; does not return.
+
+        An error of communication is mostly another rank's death: the watch gets a moment to say so.
+        """
+        time.sleep(wait_s)
+        self._end({"rank": self.rank, "what": what})
+
+    def _watch_process(self, process: int, rank: int) -> None:
+        try:
+            self.peers[os.pidfd_open(process)] = rank
+        except ProcessLookupError:
+            self._end({"rank": rank, "what": "died"})
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        for descriptor in (*self.peers, self.wakeup):
+            poll.register(descriptor, select.POLLIN)
+        told_at: float | None = None
+        while not self.finished.is_set():
+            ready = {descriptor for descriptor, _ in poll.poll(CAUSE_POLL_S * 1000)}
+            for descriptor in ready & self.peers.keys():
+                rank = self.peers[descriptor]
+                poll.unregister(descriptor)
+                if not self._has_finished(rank):
+                    self._end({"rank": rank, "what": "died"})
+            self._end_if_told()
+            if self.wakeup in ready:
+                os.read(self.wakeup, 4096)
+                told_at = told_at or time.monotonic()
+            if told_at and time.monotonic() - told_at > SIGTERM_GRACE_S:
+                self._end({"rank": self.rank, "what": "was told to stop (SIGTERM)"})
+
+    def _has_finished(self, rank: int) -> bool:
+        if self.finished.is_set():
+            return True
+        with contextlib.suppress(RuntimeError):  # the store died with the launcher
+            return rank != LAUNCHER and self.store.check([f"finished/{rank}"])
+        return False
+
+    def _end_if_told(self) -> None:
+        try:
+            if self.store.check(["cause"]):
+                self._end(json.loads(self.store.get("cause")))
+        except dist.DistNetworkError:
+            self._end({"rank": LAUNCHER, "what": "died"})  # and the store with it
+
+    def _end(self, cause: dict) -> None:
+        """Says why, once, and ends the process at once; the main thread cannot be unwound."""
+        self.ending.acquire()  # whoever comes second waits here for the end
+        if self.finished.is_set():
+            self.ending.release()
+            return
+        with contextlib.suppress(RuntimeError, ValueError):
+            cause = json.loads(self.store.compare_set("cause", "", json.dumps(cause)))
+        who = self.labels[cause["rank"]] if cause["rank"] != LAUNCHER else "the launcher"
+        what = f"{who} {cause['what']}"
+        line = f"{self.labels[self.rank]} stopped {self.doing()}: {what}"
+        if cause["rank"] == self.rank:
+            line = f"{what}, {self.doing()}"
+        with contextlib.suppress(Exception):
+            self.on_exit()
+        with contextlib.suppress(OSError):
+            write_text(self.logs / CAUSE_FILE, what)
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def _machine() -> str:
+    """Tells machines, and containers with their own process numbers, apart."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
