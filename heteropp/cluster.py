@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field
 from ditorch.chips import ChipFileError, ChipSpec, load_chip
 from heteropp.files import FileError, read_toml
 
+LARGEST = 100_000  # chips
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
@@ -100,6 +101,9 @@ def read_cluster(path: Path) -> Cluster:
                 f"{where}.chips is {entry.chips}; a node of chip {entry.chip} has "
                 f"{chip.chips_per_node}"
             )
+    total = sum(e.count * (e.chips or chips[e.chip].chips_per_node) for e in file.nodes)
+    if total > LARGEST:
+        raise FileError(f"{path}: nodes: {total} chips in all; expected at most {LARGEST}")
     order = sorted(
         file.nodes, key=lambda e: (-chips[e.chip].memory.capacity_bytes, e.chip, -(e.chips or 0))
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 
 from heteropp.metrics import Clock, EmulatedClock, EventClock, HostClock
+from heteropp.transport import Groups
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,18 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
     dicomm.distributed.set_device_clock(*clock)
     _, ready_at_ns, _ = clock
     return Chip(ditorch.device, "dicomm", EmulatedClock(ready_at_ns, ditorch.device.index))
+
+
+def set_links(cluster: Path, groups: Groups) -> None:
+    """Paces this rank's links, in each of its groups, as the cluster's are."""
+    import dicomm.distributed
+    from heteropp.cluster import read_cluster  # imports ditorch, so not before open_device
+
+    machines = read_cluster(cluster)
+    rank = dist.get_rank()
+    for group in groups.every():
+        peers = [peer for peer in dist.get_process_group_ranks(group) if peer != rank]
+        links = {peer: machines.link(rank, peer) for peer in peers}
+        dicomm.distributed.set_links(
+            group, {peer: (link.latency_s, link.bytes_per_s) for peer, link in links.items()}
+        )

@@ -97,10 +97,8 @@ class Executor:
             Kind.SEND_GRADIENT: self._send_gradient,
         }
 
-    def step(
-        self, learning_rate: float, tokens: Tensor | None, targets: Tensor | None
-    ) -> StepResult:
-        """One optimizer step.
+    def submit(self, learning_rate: float, tokens: Tensor | None, targets: Tensor | None) -> None:
+        """Starts one optimizer step; the host is back long before the device is.
 
         tokens and targets are [micro-batches, rows of this replica] int64 on the device; the
         first stage needs tokens, the last targets.
@@ -108,26 +106,29 @@ class Executor:
         self.tokens, self.targets = tokens, targets
         self.loss = torch.zeros((), device=self.device, dtype=self.flat.gradients.dtype)
         self.work = {i: MicroBatch() for i in range(self.micro_batches)}
+        self.marks: list[tuple[Action, Mark, Mark]] = []
         self.flat.zero_gradients()
         for inbox in self.inboxes.values():
             inbox.begin(self.micro_batches)
-        marks = []
         for action in self.actions:
             self.current = action
             begin = self.clock.mark()
             if action.kind == Kind.REDUCE:
                 self.flat.reduce()
             elif action.kind == Kind.STEP:
-                result = self._update(learning_rate)
+                self.outcome = self._update(learning_rate)
             else:
                 assert action.micro_batch is not None
                 self.run[action.kind](action.micro_batch)
-            marks.append((action, begin, self.clock.mark()))
+            self.marks.append((action, begin, self.clock.mark()))
+
+    def finish(self) -> StepResult:
+        """Waits until the step is done."""
         for outbox in self.outboxes.values():
             outbox.finish()
-        loss, norm = result.tolist()
+        loss, norm = self.outcome.tolist()
         self.current = None
-        return StepResult(loss, norm, marks)
+        return StepResult(loss, norm, self.marks)
 
     def _receive_activation(self, micro_batch: int) -> None:
         self.work[micro_batch].input = self.inboxes[Kind.RECV_ACTIVATION].take()
@@ -180,8 +181,8 @@ class Executor:
 
     def _backward(self, micro_batch: int) -> None:
         work = self.work[micro_batch]
+        assert work.output is not None and work.input is not None
         torch.autograd.backward(work.output, work.gradient)
-        assert work.input is not None
         work.gradient, work.input, work.output = work.input.grad, None, None
 
     def _send_gradient(self, micro_batch: int) -> None:

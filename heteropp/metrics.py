@@ -81,16 +81,6 @@ class StepMetrics:
     peak_memory_bytes: tuple[int, ...]  # by rank
 
 
-@dataclass(frozen=True)
-class Span:
-    """An action as it ran; seconds on this machine's monotonic clock."""
-
-    name: str
-    micro_batch: int | None
-    start_s: float
-    end_s: float
-
-
 class MetricsFile:
     """metrics.jsonl: one JSON object a step, appended as the run goes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,6 +36,9 @@ class Model:
         return {"float32": 4, "float64": 8, "bfloat16": 2}[self.dtype]
 
 
+LARGEST = 2**24  # of any size; what is larger is a slip, and would keep a planner busy for ever
+
+
 class ModelError(ValueError):
     """A model that cannot be; the message is one sentence."""
 
@@ -43,8 +47,8 @@ def validate(model: Model) -> None:
     """Raises ModelError, one sentence."""
     sizes = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "sequence_length")
     for name in sizes:
-        if getattr(model, name) < 1:
-            raise ModelError(f"{name} is {getattr(model, name)}; expected at least 1")
+        if not 1 <= getattr(model, name) <= LARGEST:
+            raise ModelError(f"{name} is {getattr(model, name)}; expected 1 to {LARGEST}")
     if model.hidden % (2 * model.heads):
         raise ModelError(
             f"hidden {model.hidden} is not an even multiple of heads {model.heads}; "
@@ -52,8 +56,8 @@ def validate(model: Model) -> None:
         )
     if model.heads % model.kv_heads:
         raise ModelError(f"heads {model.heads} is not a multiple of kv_heads {model.kv_heads}")
-    if not model.rope_theta > 0 or not 0 < model.norm_eps < 1:
-        raise ModelError("rope_theta must be positive and norm_eps between 0 and 1")
+    if not 0 < model.rope_theta < math.inf or not 0 < model.norm_eps < 1:
+        raise ModelError("rope_theta must be positive and finite, and norm_eps between 0 and 1")
 
 
 def read_model(path: Path) -> Model:

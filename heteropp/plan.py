@@ -13,7 +13,8 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from heteropp.files import FileError, read_json, write_json
-from heteropp.model import Model
+from heteropp.model import Model, ModelError
+from heteropp.model import validate as validate_model
 
 PLAN_VERSION = 1
 
@@ -107,6 +108,10 @@ def validate(plan: Plan) -> None:
     """Checks everything that does not need the cluster. Raises PlanError."""
     if plan.version != PLAN_VERSION:
         raise PlanError(f"version is {plan.version}; this release reads version {PLAN_VERSION}")
+    try:
+        validate_model(plan.model)
+    except ModelError as error:
+        raise PlanError(f"model: {error}") from None
     for name in ("global_batch", "micro_batch"):
         if getattr(plan, name) < 1:
             raise PlanError(f"{name} is {getattr(plan, name)}; expected at least 1")

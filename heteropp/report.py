@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from heteropp.metrics import MetricsFile, Span, StepMetrics, draw_loss
+from heteropp.metrics import MetricsFile, StepMetrics, draw_loss
+from heteropp.timeline import Span, draw_timeline, write_chrome_trace
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,17 @@ class Reporter:
         """Gives the terminal back."""
         self.progress.stop()
 
-    def trace(self, ranks: list[list[Span]]) -> None:
-        """Leaves the measured actions of one step, by rank, beside the predicted ones."""
+    def trace(self, measured: list[Span], predicted: list[Span], labels: list[str]) -> None:
+        """Leaves one step as measured and, where there is one, as predicted, on one time axis."""
+        zero_s = min(span.start_s for span in measured)
+        from_zero = [
+            replace(span, start_s=span.start_s - zero_s, end_s=span.end_s - zero_s)
+            for span in measured
+        ]
+        timelines = {"predicted": predicted} if predicted else {}
+        timelines["measured"] = from_zero
+        write_chrome_trace(self.output / "trace.json", timelines)
+        draw_timeline(self.output / "timeline.png", timelines, labels)
 
     def finish(self) -> Summary | None:
         """Draws the loss; gives the summary of the steps run here, None when there were none."""

@@ -65,7 +65,7 @@ def trace_stage(
         group.trace = backward
         gradient = None if last else torch.empty_like(output)
         live.restart_peak()
-        count(backward, lambda: torch.autograd.backward(output, gradient))
+        count(backward, lambda: torch.autograd.backward(output, gradient), gradient)
         backward_peak_bytes = live.peak_bytes
     return StageTrace(
         forward=forward,

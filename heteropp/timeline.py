@@ -80,7 +80,7 @@ def draw_timeline(
     axes.set_yticks(ticks, names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("seconds from the start of the step")
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, max(span.end_s for spans in timelines.values() for span in spans))
     patches = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
     patches.append(Patch(color=WAITING, label="send, receive, gather"))
     axes.legend(handles=patches, ncols=len(patches), loc="lower left", bbox_to_anchor=(0, 1))

@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
+# their tensor argument is a template, which they do not read
+FILLS = {"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"}
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,32 @@ class CountingGroup:
 
 
 class _Counter(TorchDispatchMode):
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, upstream: Tensor | None) -> None:
         super().__init__()
-        self.trace = trace
+        self.trace, self.upstream = trace, upstream
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.add.Tensor and self._accumulates(args):
+            func = torch.ops.aten.add_.Tensor
+        elif func is torch.ops.aten.roll.default:
+            # but on meta, PyTorch rolls by concatenating, which tells the strides of the result
+            func, args, kwargs = torch.ops.aten.cat.default, ([args[0]], -1), {}
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if not func.is_view and name not in FREE and _on_chip(result):
+            if name == "masked_fill":  # PyTorch makes it of two, on every device but meta
+                self.trace.operators.append(_charge("clone", args[:1], {}, result))
+                name, args = "masked_fill_", (result, *args[1:])
             self.trace.operators.append(_charge(name, args, kwargs or {}, result))
         return result
+
+    def _accumulates(self, args: Any) -> bool:
+        """Whether this adds up gradients, which autograd does in place unless a mode looks on.
+
+        Not into the gradient that the backward began with, which its caller holds too.
+        """
+        node = torch._C._current_autograd_node()
+        return node is not None and args[0] is not self.upstream
 
 
 def _on_chip(result: Any) -> bool:
@@ -76,7 +94,8 @@ def _on_chip(result: Any) -> bool:
 
 
 def _charge(name: str, args: Any, kwargs: Any, result: Any) -> Operator:
-    leaves = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+    touched = result if name in FILLS else (args, kwargs, result)
+    leaves = [leaf for leaf in tree_leaves(touched) if isinstance(leaf, Tensor)]
     tensors = list({id(leaf): leaf for leaf in leaves}.values())
     moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if name in PRODUCTS:
@@ -119,11 +138,14 @@ class _ChipKernels(TorchFunctionMode):
 _active: list[Trace] = []
 
 
-def count(trace: Trace, run: Callable[[], Any]) -> Any:
-    """Runs something on meta tensors and adds its operators to a trace."""
+def count(trace: Trace, run: Callable[[], Any], upstream: Tensor | None = None) -> Any:
+    """Runs something on meta tensors and adds its operators to a trace.
+
+    upstream: the gradient that a backward begins with.
+    """
     _active.append(trace)
     try:
-        with _ChipKernels(), _Counter(trace):
+        with _ChipKernels(), _Counter(trace, upstream):
             return run()
     finally:
         _active.pop()

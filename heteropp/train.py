@@ -20,15 +20,16 @@ from heteropp import checkpoint
 from heteropp.checkpoint import CheckpointError, Manifest
 from heteropp.control import Control
 from heteropp.data import DataError, open_tokens
-from heteropp.device import Device, open_device
+from heteropp.device import Device, open_device, set_links
 from heteropp.executor import Executor, StepResult
 from heteropp.files import FileError
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.llama import StageModule
-from heteropp.metrics import Span, StepMetrics
+from heteropp.metrics import StepMetrics
 from heteropp.plan import Plan
 from heteropp.report import Reporter, as_json
 from heteropp.reshard import replica_box
+from heteropp.timeline import Span
 from heteropp.transport import Groups, Place, connect
 from heteropp.watch import Watch
 
@@ -48,6 +49,7 @@ class Run:
     """What to train, and where to."""
 
     plan: Plan
+    cluster: Path | None  # None only without chips
     chips: tuple[RankChip, ...]  # by rank
     steps: int  # in all, those before a resume included
     output: Path
@@ -73,6 +75,10 @@ class Run:
         return self.output / "logs"
 
 
+# tokens and targets of a step, [micro-batches, rows] each
+Batch = tuple[Tensor | None, Tensor | None]
+
+
 class Trainer:
     """One rank's share of a run."""
 
@@ -81,6 +87,8 @@ class Trainer:
         plan = run.plan
         self.place = Place.of(plan, control.rank)
         self.groups = Groups(self.place)
+        if run.cluster is not None:
+            set_links(run.cluster, self.groups)
         dtype = getattr(torch, plan.model.dtype)
         module = StageModule(
             plan.model,
@@ -96,6 +104,8 @@ class Trainer:
         )
         self.tokens = open_tokens(run.data)
         self.completed = 0
+        self.batch: Batch | None = None  # of the next step, once made
+        # (step, its seconds, when its actions ran on this machine's monotonic clock)
         self.spans: deque[tuple[int, float, list[Span]]] = deque(maxlen=TRACED_STEPS)
 
     def doing(self) -> str:
@@ -110,20 +120,23 @@ class Trainer:
         """One step; gives its result and how long it took here, in seconds."""
         self.device.begin_step()
         start_s = time.monotonic()
-        tokens, targets = self._batch(self.completed)
         learning_rate = self.run.hyperparameters.learning_rate_at(self.completed)
-        result = self.executor.step(learning_rate, tokens, targets)
+        batch = self.batch or self._batch(self.completed)
+        self.executor.submit(learning_rate, *batch)
+        if self.completed + 1 < self.run.steps:
+            self.batch = self._batch(self.completed + 1)  # while the device is busy
+        result = self.executor.finish()
         step_s = time.monotonic() - start_s
         seconds = self.device.clock.seconds
         self.completed += 1
         spans = [
-            Span(action.kind, action.micro_batch, seconds(begin), seconds(end))
+            Span(self.place.rank, action.kind, action.micro_batch, seconds(begin), seconds(end))
             for action, begin, end in result.marks
         ]
         self.spans.append((self.completed, step_s, spans))
         return result, step_s
 
-    def _batch(self, step: int) -> tuple[Tensor | None, Tensor | None]:
+    def _batch(self, step: int) -> Batch:
         """Tokens and targets of this replica, [micro-batches, rows], where the stage needs them."""
         plan, place = self.run.plan, self.place
         if place.previous and place.following:
@@ -281,12 +294,22 @@ def _finish(trainer: Trainer, reporter: Reporter | None, json_summary: bool) -> 
     if not reporter:
         return
     texts = trainer.control.collect("spans")
-    reporter.trace([[Span(**span) for span in json.loads(text)] for text in texts])
+    measured = [Span(**span) for text in texts for span in json.loads(text)]
+    reporter.trace(measured, _predicted(trainer.run), list(trainer.run.labels))
     summary = reporter.finish()
     assert summary is not None
     reporter.show(summary)
     if json_summary:
         print(as_json(summary), flush=True)
+
+
+def _predicted(run: Run) -> list[Span]:
+    if run.cluster is None:
+        return []
+    from heteropp.cluster import read_cluster
+    from heteropp.simulate import simulate
+
+    return simulate(run.plan, read_cluster(run.cluster)).spans
 
 
 def _one_line(error: Exception) -> str:

@@ -57,6 +57,17 @@ class Groups:
         peers = tuple(replica.ranks[place.tp_index] for replica in place.stage.replicas)
         self.data_parallel = None if len(peers) == 1 else _new_group(peers)
 
+    def every(self) -> list[dist.ProcessGroup]:
+        """All of them, the world's first."""
+        world = dist.group.WORLD
+        assert world is not None
+        groups = [world]
+        if isinstance(self.tensor_parallel, ProcessGroup):
+            groups.append(self.tensor_parallel.group)
+        if self.data_parallel is not None:
+            groups.append(self.data_parallel)
+        return groups
+
 
 def _new_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     return dist.new_group(list(ranks), use_local_synchronization=True)

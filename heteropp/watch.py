@@ -46,7 +46,7 @@ class Watch:
         self.rank, self.labels, self.logs = control.rank, labels, logs
         self.doing, self.on_exit = doing, on_exit
         # a connection of its own: the main thread may hold the other in a wait
-        self.store = dist.PrefixStore("watch", store.clone())
+        self.store = dist.PrefixStore("watch", store.clone())  # type: ignore[attr-defined]
         self.store.set_timeout(timedelta(seconds=10))
         Path("/proc/self/comm").write_text(f"heteropp-{self.rank}")  # for ps and top
         self.ending = threading.Lock()
@@ -62,7 +62,7 @@ class Watch:
             if rank != self.rank and machine == _machine():
                 self._watch_process(process, rank)
         launcher = multiprocessing.parent_process()
-        self._watch_process(launcher.pid if launcher else os.getppid(), LAUNCHER)
+        self._watch_process((launcher and launcher.pid) or os.getppid(), LAUNCHER)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def finish(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -93,14 +94,16 @@ def _write_forced(plan: Plan, cluster: Cluster, output: Path | None, why: str) -
 
 
 def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
-    """A table of the plan's stages."""
+    """A table of the plan's stages; R is recompute, time one micro-batch's."""
     from heteropp.planned import human_bytes, rank_memory, rank_times
 
     times, memory = rank_times(plan, cluster), rank_memory(plan)
-    table = Table(title=f"model {plan.model.name} on cluster {cluster.name}", padding=(0, 0, 0, 1))
-    for heading in ("stage", "vendor", "chip", "ranks", "layers", "dp", "tp", "recompute"):
+    table = Table(
+        title=f"model {plan.model.name} on cluster {cluster.name}", box=None, padding=(0, 2, 0, 0)
+    )
+    for heading in ("stage", "vendor", "chip", "ranks", "layers", "dp", "tp", "R"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("memory", "per micro-batch"):
+    for heading in ("memory", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
     for pipeline in plan.pipelines:
         for s, stage in enumerate(pipeline.stages):
@@ -116,7 +119,7 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
                 str(stage.dp),
                 str(stage.tp),
                 "yes" if stage.recompute else "no",
-                f"{need / chip.memory.capacity_bytes:.0%} of {human_bytes(chip.memory.capacity_bytes)}",
+                f"{human_bytes(need)} ({need / chip.memory.capacity_bytes:.0%})",
                 f"{times[ranks[0]].micro_batch_s * 1e3:.1f} ms",
             )
     console.print(table)
@@ -158,7 +161,7 @@ def _explain(console: Console, plan: Plan, cluster: Cluster) -> None:
 
     times, memory = rank_times(plan, cluster), rank_memory(plan)
     firsts = [stage.replicas[0].ranks[0] for p in plan.pipelines for stage in p.stages]
-    table = Table(title="what the prediction is made of")
+    table = Table(title="what the prediction is made of", box=box.SIMPLE_HEAD)
     table.add_column("term")
     for rank in firsts:
         table.add_column(f"rank {rank}", justify="right")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -52,7 +53,7 @@ def simulate(
             json_.dumps({"step_s": result.step_s, "idle": idle, "memory_bytes": memory}, indent=2)
         )
         return
-    table = Table(title=f"one step: {result.step_s * 1e3:.1f} ms")
+    table = Table(title=f"one step: {result.step_s * 1e3:.1f} ms", box=box.SIMPLE_HEAD)
     for heading in ("rank", "busy", "idle", "memory"):
         table.add_column(heading, justify="left" if heading == "rank" else "right")
     for rank, label in enumerate(labels):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heteropp.cli.errors import InputError, one_sentence
 from heteropp.data import VOCABULARY
-from heteropp.files import FileError
-from heteropp.hyperparameters import HyperparameterError, Hyperparameters
+from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan, read_plan
+
+if TYPE_CHECKING:
+    from heteropp.cluster import Cluster
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -23,10 +25,6 @@ Examples:
   heteropp-train --plan plan.json --cluster cluster.toml --steps 90 --output runs/first --resume
   torchrun --nnodes 2 --nproc-per-node 8 ... -m heteropp.cli.train --plan plan.json ...
 """
-
-
-class InputError(ValueError):
-    """What the command was given cannot be used; the message is one sentence."""
 
 
 @app.command(help=__doc__, epilog=EXAMPLES)
@@ -46,17 +44,19 @@ def train(
         int, typer.Option(min=0, help="Steps between checkpoints; 0: only at the end.")
     ] = 0,
     keep: Annotated[int, typer.Option(min=1, help="How many checkpoints to keep.")] = 2,
-    learning_rate: Annotated[float | None, typer.Option(help="The highest.  [default: 1e-3]")] = (
+    learning_rate: Annotated[float | None, typer.Option(help="The highest; 1e-3 if absent.")] = (
         None
     ),
-    warmup_steps: Annotated[int | None, typer.Option(help="[default: 10]")] = None,
+    warmup_steps: Annotated[
+        int | None, typer.Option(help="Of the learning rate; 10 if absent.")
+    ] = None,
     decay_steps: Annotated[
-        int | None, typer.Option(help="Where the cosine ends.  [default: --steps]")
+        int | None, typer.Option(help="Where the cosine ends; --steps if absent.")
     ] = None,
     gradient_clip: Annotated[
-        float | None, typer.Option(help="Largest global norm; 0: none.  [default: 1]")
+        float | None, typer.Option(help="Largest global norm; 0: none; 1 if absent.")
     ] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="[default: 0.1]")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="AdamW's; 0.1 if absent.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the weights and the batches.")] = 0,
     device: Annotated[
         str, typer.Option(help="chip, or cpu to run without chips, over gloo.")
@@ -71,25 +71,26 @@ def train(
         "gradient_clip": gradient_clip,
         "weight_decay": weight_decay,
     }
-    try:
+    launched = "RANK" in os.environ  # by torchrun, which started every rank itself
+    with one_sentence():
         content = read_plan(plan)
-        if device not in ("chip", "cpu"):
-            raise InputError(f"--device is {device}; expected chip or cpu")
-        check_runs(content, plan, force)
+        if launched:
+            _choose_chip(content, cluster, int(os.environ["RANK"]))
+        machines = _cluster(content, cluster, device, force)
+        check_runs(content, plan)
         hyperparameters = _hyperparameters(output, resume, steps, settings)
-        launched = "RANK" in os.environ  # by torchrun, which started every rank itself
         if not launched:
             _check_files(content, output, resume, data, hyperparameters, seed)
-    except (FileError, HyperparameterError, InputError) as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
 
     from heteropp.train import RankChip, Run, train_rank  # torch is a second's import
 
     run = Run(
         plan=content,
+        cluster=cluster if machines else None,
         chips=tuple(
-            RankChip(_chip(content, rank), _chip(content, rank))
+            RankChip(str(machines.chip(rank).path), machines.chip(rank).chip_type)
+            if machines
+            else RankChip(_chip(content, rank), _chip(content, rank))
             for rank in range(content.world_size)
         ),
         steps=steps,
@@ -110,8 +111,8 @@ def train(
     raise typer.Exit(launch(train_rank, run, json, labels=run.labels, logs=run.logs))
 
 
-def check_runs(plan: Plan, path: Path, force: bool) -> None:
-    """Raises InputError for a plan that this release, or its chips, cannot run."""
+def check_runs(plan: Plan, path: Path) -> None:
+    """Raises InputError for a plan that this release cannot run."""
     if len(plan.pipelines) != 1:
         raise InputError(f"{path} has {len(plan.pipelines)} pipelines; this release trains one")
     if plan.model.vocab < VOCABULARY:
@@ -121,16 +122,33 @@ def check_runs(plan: Plan, path: Path, force: bool) -> None:
     world_size = os.environ.get("WORLD_SIZE")
     if world_size is not None and int(world_size) != plan.world_size:
         raise InputError(f"{path} needs {plan.world_size} ranks; torchrun started {world_size}")
-    if force or plan.prediction is None:
+
+
+def _cluster(plan: Plan, path: Path | None, device: str, force: bool) -> Cluster | None:
+    """Reads the cluster, on which the plan must fit. Raises InputError, PlanError or FileError."""
+    if device not in ("chip", "cpu"):
+        raise InputError(f"--device is {device}; expected chip or cpu")
+    if device == "cpu":
+        return None
+    if path is None:
+        raise InputError("--cluster is missing: it says which chips and links the plan has")
+    from heteropp.cluster import read_cluster
+    from heteropp.planned import check_cluster, check_memory
+
+    cluster = read_cluster(path)
+    check_cluster(plan, cluster)
+    if not force:
+        check_memory(plan, cluster)
+    return cluster
+
+
+def _choose_chip(plan: Plan, cluster: Path | None, rank: int) -> None:
+    """Names this rank's chip to ditorch, which the cluster file's reader imports."""
+    if "DITORCH_VENDOR" in os.environ or rank >= plan.world_size:
         return
-    memory = zip(plan.prediction.memory_bytes, plan.prediction.capacity_bytes, strict=True)
-    for rank, (need, capacity) in enumerate(memory):
-        if need > capacity:
-            raise InputError(
-                f"{path}: stage {plan.place(rank)[1]} needs {need / 2**20:.1f} MiB on rank {rank} "
-                f"(chip {_chip(plan, rank)}), which has {capacity / 2**20:.1f} MiB; "
-                "--force runs it all the same"
-            )
+    chip = _chip(plan, rank)
+    beside = cluster is not None and chip.endswith(".toml")
+    os.environ["DITORCH_CHIP"] = str(cluster.parent / chip) if beside else chip  # type: ignore[union-attr]
 
 
 def _chip(plan: Plan, rank: int) -> str:

@@ -170,7 +170,8 @@ class Space:
                 f"{self.sequences} sequences of a micro-batch in each replica"
             )
         slots = self.global_batch // self.sequences
-        found = [d for dp in range(1, slots + 1) if slots % dp == 0 for d in self._degrees(dp)]
+        most = min(slots, *(len(ranks) for _, _, ranks in self.types))
+        found = [d for dp in range(1, most + 1) if slots % dp == 0 for d in self._degrees(dp)]
         if not found:
             counts = ", ".join(f"{len(ranks)} of chip {name}" for name, _, ranks in self.types)
             raise SearchError(

@@ -1,0 +1,97 @@
+"""heteropp-search and heteropp-simulate, from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from heteropp.plan import read_plan
+
+from clusters import tiny_model, write_cluster, write_model
+
+PRESETS = Path(__file__).parents[2] / "heteropp" / "presets"
+
+
+def command(name: str, *arguments, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", f"heteropp.cli.{name}", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+def test_the_quickstart_plan_mixes_vendors_layers_and_degrees(tmp_path: Path) -> None:
+    cluster = PRESETS / "quickstart-cluster.toml"
+    found = command(
+        *("search", "--cluster", cluster, "--model", PRESETS / "quickstart-model.toml"),
+        *("--global-batch", 16, "--micro-batch-per-replica", 2, "-o", tmp_path / "plan.json"),
+    )
+    assert found.returncode == 0, found.stderr
+    stages = read_plan(tmp_path / "plan.json").pipelines[0].stages
+    assert len({stage.replicas[0].chip for stage in stages}) >= 3
+    assert len({stage.layer_count for stage in stages}) > 1
+    assert len({(stage.tp, stage.dp) for stage in stages}) > 1
+    for text in ("lower bound", "predicted step", "runner-up"):
+        assert text in found.stdout
+
+    simulated = command(
+        *("simulate", "--plan", tmp_path / "plan.json", "--cluster", cluster, "--json"),
+        *("--trace", tmp_path / "trace.json", "--picture", tmp_path / "timeline.png"),
+    )
+    assert simulated.returncode == 0, simulated.stderr
+    prediction = read_plan(tmp_path / "plan.json").prediction
+    assert prediction is not None
+    assert json.loads(simulated.stdout)["step_s"] == prediction.step_s
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["tid"] for event in events if event["ph"] == "X"} == set(range(6))
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
+    """Whatever the hash seed and the order of the nodes."""
+    entries = [("a-mini", 2), ("b-mini", 1), ("d-mini", 1)]
+    model = write_model(tmp_path / "model.toml", tiny_model(6))
+    plans = []
+    for index, (order, seed) in enumerate([(entries, "1"), (entries[::-1], "2")]):
+        cluster = write_cluster(tmp_path / f"{index}.toml", *order)
+        plan = tmp_path / f"{index}.json"
+        arguments = ("--cluster", cluster, "--model", model, "--global-batch", 8, "-o", plan)
+        assert command("search", *arguments, PYTHONHASHSEED=seed).returncode == 0
+        plans.append(plan.read_bytes())
+    assert plans[0] == plans[1]
+
+
+def test_what_does_not_fit_is_refused_and_written_only_when_forced(tmp_path: Path) -> None:
+    cluster = write_cluster(tmp_path / "cluster.toml", ("c-mini", 1), ("d-mini", 1))
+    large = tiny_model(8, hidden=512, intermediate=2048, sequence_length=256)
+    model = write_model(tmp_path / "model.toml", large)
+    arguments = ["--cluster", cluster, "--model", model, "--global-batch", 4]
+    arguments += ["-o", tmp_path / "plan.json"]
+    refused = command("search", *arguments)
+    assert refused.returncode == 2
+    assert len(refused.stderr.strip().splitlines()) == 1
+    for text in ("stage ", "needs ", "-mini)", "which has 32.0 MiB"):
+        assert text in refused.stderr
+    assert not (tmp_path / "plan.json").exists()
+    assert command("search", *arguments, "--force").returncode == 0
+    prediction = read_plan(tmp_path / "plan.json").prediction
+    assert prediction is not None
+    assert any(
+        need > capacity
+        for need, capacity in zip(prediction.memory_bytes, prediction.capacity_bytes, strict=True)
+    )
+
+
+def test_json_and_help(tmp_path: Path) -> None:
+    cluster = write_cluster(tmp_path / "cluster.toml", ("a-mini", 2))
+    model = write_model(tmp_path / "model.toml", tiny_model(4))
+    found = command("search", "--cluster", cluster, "--model", model, "--global-batch", 4, "--json")
+    result = json.loads(found.stdout)
+    assert result["step_s"] >= result["lower_bound_s"] > 0
+    assert "Examples:" in command("search", "--help").stdout
+    assert "Examples:" in command("simulate", "--help").stdout
