@@ -1,0 +1,36 @@
+"""Messages between chips of different vendors.
+
+This module is libdicomm's point-to-point core and needs no torch; `dicomm.distributed` is the
+torch.distributed backend.
+
+    communicator = dicomm.Communicator(rank, world_size, dicomm.FileStore(folder), secret=secret)
+    communicator.send(array, peer=1, tag=7)
+
+Errors derive from `dicomm.Error`: `TimeoutError` (also a builtin TimeoutError), `PeerError` (a
+peer died, left or aborted; also a ConnectionError) and `AbortedError` (this rank aborted or
+closed).
+"""
+
+from dicomm._dicomm import (
+    ANY_SOURCE,
+    AbortedError,
+    Communicator,
+    Error,
+    PeerError,
+    Request,
+    TimeoutError,
+)
+from dicomm.store import FileStore, Store, TorchStore
+
+__all__ = [
+    "ANY_SOURCE",
+    "AbortedError",
+    "Communicator",
+    "Error",
+    "FileStore",
+    "PeerError",
+    "Request",
+    "Store",
+    "TimeoutError",
+    "TorchStore",
+]

@@ -54,7 +54,7 @@ enum class Transport { automatic, shm, tcp };  // automatic: shm within a host, 
 struct Options {
   int rank = 0;
   int world_size = 1;
-  std::string secret;  // the job's; empty is refused when world_size > 1
+  std::string secret;            // the job's; empty is refused when world_size > 1
   std::string name = "default";  // separates several communicators on one Store
   std::string rank_label;        // shown to peers in errors, e.g. "rank 3 (chip B)"; optional
   Transport transport = Transport::automatic;
@@ -83,6 +83,7 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  virtual std::chrono::milliseconds timeout() const = 0;  // the default deadline of a wait
 
   // The buffer must stay valid until the request finishes. Any length, 0 and over 2 GiB
   // included. ready_at_ns: when the data is ready on an emulated chip's clock (0: now).

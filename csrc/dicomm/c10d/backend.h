@@ -1,0 +1,98 @@
+// The torch.distributed backend "dicomm".
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "work.h"
+
+namespace dicomm {
+
+class Backend : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  // The strategy applies to device tensors; host tensors are always used in place.
+  Backend(c10::intrusive_ptr<c10d::Store> store, const dicomm::Options& options, Strategy strategy);
+  ~Backend() override;
+
+  const std::string getBackendName() const override { return "dicomm"; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void abort() override;
+  void shutdown() override;
+  // How many collectives were called: TORCH_DISTRIBUTED_DEBUG=DETAIL compares it between ranks.
+  void setSequenceNumberForGroup() override {}
+  std::uint64_t getSequenceNumberForGroup() override { return collectives_called_; }
+
+  // Paces this rank's link to `peer`, a rank of the group, and counts the bytes sent over it.
+  void set_link(int peer, double latency_s, double bytes_per_s);
+  std::uint64_t bytes_sent(int peer) const;
+
+  WorkPtr send(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recv(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
+                   const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
+                        std::vector<std::int64_t>& output_splits,
+                        std::vector<std::int64_t>& input_splits,
+                        const c10d::AllToAllOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+ private:
+  Staged stage(const at::Tensor& tensor, Access access) const;
+  std::vector<Staged> stage(const Tensors& tensors, Access access) const;
+  WorkPtr receive(Tensors& tensors, int peer, int tag, c10d::OpType type);
+  // results: what the work's future holds; outputs: those that may need copying back.
+  template <class CallOptions>
+  WorkPtr launch(c10d::OpType type, const char* title, const CallOptions& options, Tensors results,
+                 std::vector<Staged> outputs, CollectiveWork::Operation operation);
+  WorkPtr track(WorkPtr work);
+  void carry_clocks(c10::Device device);
+
+  std::shared_ptr<Membership> membership_;
+  Strategy strategy_;
+  bool carries_clocks_ = false;
+  std::uint64_t collectives_called_ = 0;
+  std::optional<std::vector<WorkPtr>> coalescing_;
+};
+
+inline const at::Tensor& only_tensor(const std::vector<at::Tensor>& tensors,
+                                     const char* operation) {
+  TORCH_CHECK(tensors.size() == 1, "dicomm ", operation, ": one tensor expected, got ",
+              tensors.size());
+  return tensors.front();
+}
+
+}  // namespace dicomm

@@ -1,0 +1,79 @@
+#include "membership.h"
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+namespace dicomm {
+
+namespace {
+
+std::mutex registry_mutex;
+
+std::vector<std::weak_ptr<Membership>>& registry() {
+  static std::vector<std::weak_ptr<Membership>> memberships;
+  return memberships;
+}
+
+bool is_over(Request& request) {
+  try {
+    return request.test();
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Membership> Membership::create(std::shared_ptr<Store> store,
+                                               const Options& options) {
+  std::shared_ptr<Membership> membership(
+      new Membership(Communicator::create(std::move(store), options), options));
+  std::lock_guard lock(registry_mutex);
+  std::erase_if(registry(), [](const auto& other) { return other.expired(); });
+  registry().push_back(membership);
+  return membership;
+}
+
+Membership::Membership(std::shared_ptr<Communicator> communicator, const Options& options)
+    : communicator_(std::move(communicator)),
+      group_(communicator_),
+      name_(options.name),
+      timeout_(options.timeout) {}
+
+void Membership::abort_all(const std::string& reason) {
+  std::vector<std::shared_ptr<Membership>> all;
+  {
+    std::lock_guard lock(registry_mutex);
+    for (const auto& membership : registry())
+      if (auto alive = membership.lock()) all.push_back(std::move(alive));
+  }
+  for (const auto& membership : all) membership->abort(reason);
+}
+
+void Membership::keep(std::shared_ptr<Request> send, std::shared_ptr<void> memory) {
+  std::lock_guard lock(kept_mutex_);
+  std::erase_if(kept_, [](const auto& other) { return is_over(*other.second); });
+  kept_.emplace_back(std::move(memory), std::move(send));
+}
+
+void Membership::shutdown() {
+  collectives_.stop();
+  std::lock_guard lock(kept_mutex_);
+  for (auto& [memory, send] : kept_) {
+    try {
+      send->wait(timeout());
+    } catch (const Error&) {  // nobody asked for its outcome
+    }
+  }
+  kept_.clear();
+  communicator_->close();
+}
+
+// Closing first makes collectives that are still waiting fail at once.
+void Membership::leave() {
+  communicator_->close();
+  collectives_.stop();
+}
+
+}  // namespace dicomm

@@ -1,0 +1,53 @@
+// This process's place in one process group, shared by the backend and its works.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collective/group.h"
+#include "core/communicator.h"
+#include "ordered_queue.h"
+
+namespace dicomm {
+
+class Membership {
+ public:
+  static std::shared_ptr<Membership> create(std::shared_ptr<Store> store, const Options& options);
+  ~Membership() { leave(); }
+
+  Communicator& communicator() { return *communicator_; }
+  Group& group() { return group_; }
+  OrderedQueue& collectives() { return collectives_; }
+  const std::string& name() const { return name_; }
+
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  void abort(const std::string& reason) { communicator_->abort(reason); }
+  // A job whose ranks disagree is over: aborts every group of this process for the same reason,
+  // so that ranks that share no group with the cause can name it too.
+  static void abort_all(const std::string& reason);
+  // Keeps a send whose work was dropped before it was done, and the memory it reads, until it is.
+  void keep(std::shared_ptr<Request> send, std::shared_ptr<void> memory);
+  // Finishes what was started, then leaves in order.
+  void shutdown();
+
+ private:
+  Membership(std::shared_ptr<Communicator> communicator, const Options& options);
+  void leave();
+
+  std::shared_ptr<Communicator> communicator_;
+  Group group_;
+  std::string name_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  OrderedQueue collectives_;
+  std::mutex kept_mutex_;
+  std::vector<std::pair<std::shared_ptr<void>, std::shared_ptr<Request>>> kept_;
+};
+
+}  // namespace dicomm

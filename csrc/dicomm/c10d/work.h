@@ -1,0 +1,107 @@
+// Operations in flight, as torch.distributed sees them.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "membership.h"
+#include "staging.h"
+#include "timeline.h"
+
+namespace dicomm {
+
+// Turns a dicomm error into the c10 error that Python sees as DistBackendError, with the group,
+// the operation and dicomm's text; if a peer failed, tells all other groups first.
+std::exception_ptr translate(const std::exception& error, Membership& membership,
+                             const std::string& operation);
+
+// One send or receive. The transport runs by itself; waiting happens on the caller's thread.
+class MessageWork : public c10d::Work {
+ public:
+  MessageWork(std::shared_ptr<Membership> membership, c10d::OpType type, Staged buffer,
+              std::shared_ptr<Request> request);
+  ~MessageWork() override;
+
+  bool isCompleted() override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  void abort() override;
+  int sourceRank() const override { return request_->peer(); }
+  std::vector<at::Tensor> result() override { return {}; }
+
+ private:
+  bool is_send() const { return opType_ == c10d::OpType::SEND; }
+  void complete();
+  void fail(const std::exception& error);
+
+  std::shared_ptr<Membership> membership_;
+  Staged buffer_;
+  Timeline timeline_;
+  std::shared_ptr<Request> request_;
+};
+
+// One collective: a job of the group's queue.
+class CollectiveWork : public c10d::Work {
+ public:
+  using Operation = std::function<std::int64_t(Group&, const Call&)>;
+
+  struct Parts {
+    c10d::OpType type;
+    const char* title;   // in profiles and errors, e.g. "dicomm:all_reduce"
+    c10::Device device;  // the tensors'
+    bool staged_on_host;
+    std::vector<at::Tensor> results;
+    std::vector<Staged> outputs;
+    Operation operation;
+    std::chrono::milliseconds timeout;
+  };
+
+  CollectiveWork(const std::shared_ptr<Membership>& membership, Parts parts);
+
+  // Puts the work in its group's queue; overlap: let the worker thread run it.
+  static c10::intrusive_ptr<CollectiveWork> enqueue(const std::shared_ptr<Membership>& membership,
+                                                    Parts parts, bool overlap);
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  void abort() override;
+  std::vector<at::Tensor> result() override { return parts_.results; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  void run(Membership& membership);
+  void deliver(std::int64_t done_at_ns);
+
+  std::weak_ptr<Membership> membership_;  // the queue that holds this work belongs to it
+  std::uint64_t number_ = 0;              // in the queue
+  Parts parts_;
+  Timeline device_timeline_;
+  Timeline transfer_timeline_;
+  Call call_;
+  std::int64_t done_at_ns_ = 0;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// Several works that are waited for as one (batch_isend_irecv, coalescing).
+class BatchWork : public c10d::Work {
+ public:
+  explicit BatchWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
+      : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  void abort() override;
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace dicomm

@@ -1,0 +1,52 @@
+// The messages of one collective on one rank: posts them, paces them, waits under one deadline.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "collective/group.h"
+
+namespace dicomm {
+
+class Exchange {
+ public:
+  // A message on its way here; no request where the message is empty: those are never sent.
+  struct Incoming {
+    std::shared_ptr<Request> request;
+    std::size_t bytes = 0;
+    int peer = -1;
+  };
+
+  Exchange(Group& group, const Call& call);
+
+  int rank() const { return group_.rank(); }
+  int size() const { return group_.size(); }
+
+  // Peers are group ranks; both sides know the length of every message.
+  Incoming receive(void* data, std::size_t bytes, int peer);
+  // The data must stay until finish(). A rank has one port: on paced links its messages leave
+  // one after the other, so that fanning out is not free.
+  void send(const void* data, std::size_t bytes, int peer, std::int64_t ready_at_ns);
+  // An empty message that is sent, for barriers.
+  Incoming receive_signal(int peer);
+  void send_signal(int peer, std::int64_t ready_at_ns);
+
+  // Waits for the bytes; returns when the last was delivered on the emulated clock (0: unpaced).
+  std::int64_t wait(const Incoming& incoming);
+  std::int64_t wait(std::span<const Incoming> incoming);
+  // Waits until every buffer sent is free; returns when the last message left the port.
+  std::int64_t finish();
+
+ private:
+  std::chrono::milliseconds time_left() const;
+
+  Group& group_;
+  std::uint64_t tag_;
+  std::chrono::steady_clock::time_point deadline_;
+  std::int64_t port_free_at_ns_ = 0;
+  std::vector<std::shared_ptr<Request>> sends_;
+};
+
+}  // namespace dicomm

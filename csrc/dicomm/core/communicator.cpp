@@ -1,0 +1,52 @@
+#include "core/communicator.h"
+
+#include "core/engine.h"
+#include "core/text.h"
+
+namespace dicomm {
+
+namespace {
+
+// Requests keep the engine; only this keeps it open.
+class EngineCommunicator final : public Communicator {
+ public:
+  explicit EngineCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  ~EngineCommunicator() override { engine_->close(); }
+
+  int rank() const override { return engine_->rank(); }
+  int world_size() const override { return engine_->world_size(); }
+  std::chrono::milliseconds timeout() const override { return engine_->timeout(); }
+  std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
+                                 std::int64_t ready_at_ns) override {
+    return engine_->send(data, bytes, peer, tag, ready_at_ns);
+  }
+  std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer,
+                                 std::uint64_t tag) override {
+    return engine_->receive(data, capacity, peer, tag);
+  }
+  void set_link(int peer, const LinkPace& pace) override { engine_->set_link(peer, pace); }
+  LinkPace link(int peer) const override { return engine_->link(peer); }
+  std::uint64_t bytes_sent(int peer) const override { return engine_->bytes_sent(peer); }
+  void abort(const std::string& reason) override { engine_->abort(reason); }
+  void close() override { engine_->close(); }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
+                                                   const Options& options) {
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
+    throw Error(text("rank ", options.rank, " of ", options.world_size,
+                     ": expected 0 <= rank < world_size"));
+  if (options.world_size > 1 && options.secret.empty())
+    throw Error("the job's secret is empty: every rank needs the same non-empty secret");
+  if (options.timeout <= std::chrono::milliseconds(0)) throw Error("timeout must be positive");
+  auto engine = std::make_shared<Engine>(std::move(store), options);
+  engine->start();
+  return std::make_shared<EngineCommunicator>(std::move(engine));
+}
+
+}  // namespace dicomm

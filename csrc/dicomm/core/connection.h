@@ -1,0 +1,117 @@
+// The protocol with one peer, over its Stream: frames out, frames in. See frame.h.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "core/frame.h"
+#include "core/handshake.h"
+#include "core/matching.h"
+#include "core/request.h"
+#include "core/stream.h"
+
+namespace dicomm {
+
+class Connection {
+ public:
+  Connection(PeerIdentity peer, std::unique_ptr<Stream> stream, Ledger& ledger, Matcher& matcher);
+
+  const PeerIdentity& peer() const { return peer_; }
+  Stream& stream() { return *stream_; }
+
+  // Queues; flush() writes.
+  void send_message(RequestState& request);
+  void send_abort(const std::string& reason);
+  void send_leave();
+  // A receive was posted for a message that had arrived before.
+  void receive_arrival(RequestState& request, const std::shared_ptr<Arrival>& arrival);
+
+  // These three throw StreamEnd. flush(): everything went out. receive() and pull(): something
+  // came in.
+  bool flush();
+  bool receive();
+  bool pull();
+  bool has_output() const { return writing_ || !frames_.empty() || !streaming_.empty(); }
+  bool has_pulls() const { return !pulls_.empty(); }
+
+  // Lets go of a request's buffer. False: the peer may be reading it, finish() will tell; the
+  // peer has been asked to stop.
+  bool release(RequestState& request);
+  // Lets go of every buffer, as all requests fail.
+  void release_all();
+
+  // The stream is over: closes it. Messages that arrived whole can still be received.
+  void end();
+  bool ended() const { return !stream_; }
+
+  // What the peer said.
+  bool has_left() const { return has_left_; }
+  const std::string& abort_reason() const { return abort_reason_; }
+
+  bool watching_writable = false;  // the engine's note
+
+ private:
+  struct Outgoing {
+    FrameHeader header;
+    const std::byte* payload = nullptr;
+    std::size_t payload_bytes = 0;
+    RequestState* request = nullptr;
+    std::unique_ptr<std::byte[]> owned;
+  };
+  struct Incoming {         // a long message on its way into a posted buffer
+    RequestState* request;  // null: nobody wants it any more
+    std::uint64_t id;
+    std::uint64_t address;
+    std::uint64_t bytes;
+    std::uint64_t moved = 0;
+  };
+
+  void queue(FrameHeader header, const std::string& payload = {});
+  bool next_frame();
+  void frame_written();
+  void own_current_payload();
+
+  void begin_frame();
+  bool read_payload();
+  void end_frame();
+  void begin_eager();
+  void end_eager();
+  void receive_offer(RequestState& request, const Arrival& offer);
+  bool fits(RequestState& request, std::uint64_t bytes);
+  void deliver(RequestState& request, std::uint64_t bytes, std::int64_t delivered_at_ns);
+  void consumed(std::size_t bytes);
+  void taken_back(std::uint64_t id);
+
+  PeerIdentity peer_;
+  std::unique_ptr<Stream> stream_;
+  Ledger& ledger_;
+  Matcher& matcher_;
+
+  // Out.
+  std::deque<Outgoing> frames_;
+  std::deque<RequestState*> streaming_;  // accepted by the peer
+  std::unordered_map<std::uint64_t, RequestState*> offers_;
+  Outgoing current_;
+  bool writing_ = false;
+  std::size_t written_ = 0;  // of current_, header included
+  std::uint64_t next_id_ = 1;
+  std::size_t eager_outstanding_ = 0;
+
+  // In.
+  FrameHeader header_;
+  std::size_t header_got_ = 0;
+  std::byte* sink_ = nullptr;  // null: discard
+  std::size_t payload_left_ = 0;
+  RequestState* sink_request_ = nullptr;
+  std::shared_ptr<Arrival> sink_arrival_;
+  std::string sink_text_;
+  std::unordered_map<std::uint64_t, Incoming> accepted_;
+  std::deque<Incoming> pulls_;
+  std::size_t consumed_ = 0;
+  bool has_left_ = false;
+  std::string abort_reason_;
+};
+
+}  // namespace dicomm

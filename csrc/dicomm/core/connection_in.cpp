@@ -1,0 +1,247 @@
+// The reading half of a Connection.
+#include <algorithm>
+#include <cstring>
+
+#include "core/connection.h"
+#include "core/text.h"
+
+namespace dicomm {
+
+namespace {
+
+// One peer's flood must not keep the others waiting.
+constexpr int kFramesPerTurn = 64;
+constexpr std::size_t kDiscardBytes = 64 << 10;
+
+[[noreturn]] void malformed(const char* what) {
+  throw StreamEnd{text("it sent a malformed frame (", what, ")")};
+}
+
+}  // namespace
+
+bool Connection::receive() {
+  bool progressed = false;
+  for (int frames = 0; frames < kFramesPerTurn && !has_left_; ++frames) {
+    while (header_got_ < sizeof header_) {
+      const std::size_t got = stream_->read(reinterpret_cast<std::byte*>(&header_) + header_got_,
+                                            sizeof header_ - header_got_);
+      if (got == 0) return progressed;
+      progressed = true;
+      header_got_ += got;
+      if (header_got_ == sizeof header_) begin_frame();
+    }
+    if (!read_payload()) return true;
+    end_frame();
+    header_got_ = 0;
+  }
+  return progressed;
+}
+
+bool Connection::read_payload() {
+  static thread_local std::byte discarded[kDiscardBytes];
+  std::size_t budget = kChunkBytes;
+  while (payload_left_ > 0) {
+    if (budget == 0) return false;
+    const std::size_t wanted =
+        std::min({payload_left_, sink_ ? kChunkBytes : kDiscardBytes, budget});
+    const std::size_t got = stream_->read(sink_ ? sink_ : discarded, wanted);
+    if (got == 0) return false;
+    if (sink_) sink_ += got;
+    payload_left_ -= got;
+    budget -= got;
+  }
+  return true;
+}
+
+void Connection::begin_frame() {
+  if (header_.magic != FrameHeader::kMagic) malformed("out of step");
+  eager_outstanding_ -= std::min<std::size_t>(eager_outstanding_, header_.credit);
+  sink_ = nullptr;
+  payload_left_ = header_.has_payload() ? header_.bytes : 0;
+  if (header_.kind == FrameKind::eager) {
+    if (header_.bytes > kCreditBytes) malformed("a message too long to come unasked");
+    begin_eager();
+  } else if (header_.kind == FrameKind::data) {
+    const auto found = accepted_.find(header_.id);
+    if (found == accepted_.end()) return;  // cancelled meanwhile
+    Incoming& incoming = found->second;
+    if (header_.bytes > incoming.bytes - incoming.moved) malformed("more data than offered");
+    if (incoming.request) sink_ = incoming.request->data + incoming.moved;
+    sink_request_ = incoming.request;
+  } else if (header_.kind == FrameKind::abort) {
+    if (header_.bytes > kMaxReasonBytes) malformed("an endless reason");
+    sink_text_.resize(header_.bytes);
+    sink_ = reinterpret_cast<std::byte*>(sink_text_.data());
+  }
+}
+
+void Connection::begin_eager() {
+  sink_request_ = matcher_.match(peer_.rank, header_.tag);
+  if (sink_request_) {
+    if (fits(*sink_request_, header_.bytes))
+      sink_ = sink_request_->data;
+    else
+      sink_request_ = nullptr;
+    consumed(header_.bytes);
+    return;
+  }
+  sink_arrival_ = std::make_shared<Arrival>();
+  sink_arrival_->peer = peer_.rank;
+  sink_arrival_->tag = header_.tag;
+  sink_arrival_->bytes = header_.bytes;
+  sink_arrival_->delivered_at_ns = header_.delivered_at_ns;
+  sink_arrival_->payload = std::make_unique_for_overwrite<std::byte[]>(header_.bytes);
+  sink_ = sink_arrival_->payload.get();
+  matcher_.keep(sink_arrival_);
+}
+
+void Connection::end_eager() {
+  if (sink_request_) {
+    deliver(*sink_request_, header_.bytes, header_.delivered_at_ns);
+  } else if (sink_arrival_) {
+    sink_arrival_->complete = true;
+    if (RequestState* receiver = sink_arrival_->receiver) receive_arrival(*receiver, sink_arrival_);
+  }
+  sink_request_ = nullptr;
+  sink_arrival_.reset();
+}
+
+void Connection::end_frame() {
+  switch (header_.kind) {
+    case FrameKind::eager:
+      return end_eager();
+    case FrameKind::offer: {
+      auto offer = std::make_shared<Arrival>();
+      offer->peer = peer_.rank;
+      offer->tag = header_.tag;
+      offer->bytes = header_.bytes;
+      offer->id = header_.id;
+      offer->delivered_at_ns = header_.delivered_at_ns;
+      offer->offered = true;
+      offer->address = header_.address;
+      if (RequestState* request = matcher_.match(peer_.rank, header_.tag))
+        return receive_offer(*request, *offer);
+      return matcher_.keep(std::move(offer));
+    }
+    case FrameKind::accept: {
+      const auto offer = offers_.find(header_.id);
+      if (offer == offers_.end()) return;
+      RequestState* request = offer->second;
+      offers_.erase(offer);
+      if (request->bytes == 0) return ledger_.finish(*request, 0);
+      return streaming_.push_back(request);
+    }
+    case FrameKind::data: {
+      sink_request_ = nullptr;
+      const auto found = accepted_.find(header_.id);
+      if (found == accepted_.end()) return;
+      Incoming& incoming = found->second;
+      incoming.moved += header_.bytes;
+      if (incoming.moved < incoming.bytes) return;
+      if (incoming.request)
+        deliver(*incoming.request, incoming.bytes, incoming.request->delivered_at);
+      accepted_.erase(found);
+      return;
+    }
+    case FrameKind::done: {
+      const auto offer = offers_.find(header_.id);
+      if (offer == offers_.end()) return;
+      RequestState* request = offer->second;
+      offers_.erase(offer);
+      return ledger_.finish(*request, request->bytes);
+    }
+    case FrameKind::cancel:
+      return taken_back(header_.id);
+    case FrameKind::credit:
+      return;
+    case FrameKind::abort:
+      abort_reason_ = sink_text_;
+      return;
+    case FrameKind::leave:
+      has_left_ = true;
+      return;
+  }
+  malformed("of an unknown kind");
+}
+
+bool Connection::fits(RequestState& request, std::uint64_t bytes) {
+  if (bytes <= request.bytes) return true;
+  ledger_.fail(request, Outcome::error,
+               text("recv from ", peer_.describe(), ", tag ", request.tag, ": the message has ",
+                    bytes, " bytes, the buffer only ", request.bytes));
+  return false;
+}
+
+void Connection::deliver(RequestState& request, std::uint64_t bytes, std::int64_t delivered_at_ns) {
+  request.delivered_at = delivered_at_ns;
+  ledger_.finish(request, bytes);
+}
+
+void Connection::consumed(std::size_t bytes) {
+  consumed_ += bytes + kMessageOverheadBytes;
+  if (consumed_ >= kCreditBytes / 4) queue({.kind = FrameKind::credit});
+}
+
+void Connection::receive_arrival(RequestState& request, const std::shared_ptr<Arrival>& arrival) {
+  request.peer_number = peer_.rank;
+  if (arrival->offered) return receive_offer(request, *arrival);
+  if (!arrival->complete) {
+    arrival->receiver = &request;
+    return;
+  }
+  consumed(arrival->bytes);
+  if (!fits(request, arrival->bytes)) return;
+  if (arrival->bytes > 0) std::memcpy(request.data, arrival->payload.get(), arrival->bytes);
+  deliver(request, arrival->bytes, arrival->delivered_at_ns);
+}
+
+void Connection::receive_offer(RequestState& request, const Arrival& offer) {
+  if (!fits(request, offer.bytes)) return queue({.kind = FrameKind::done, .id = offer.id});
+  request.delivered_at = offer.delivered_at_ns;
+  const Incoming incoming{&request, offer.id, offer.address, offer.bytes};
+  if (stream_->can_pull()) {
+    pulls_.push_back(incoming);
+  } else if (offer.bytes == 0) {  // offered only for want of credit
+    queue({.kind = FrameKind::done, .id = offer.id});
+    deliver(request, 0, offer.delivered_at_ns);
+  } else {
+    accepted_.emplace(offer.id, incoming);
+    queue({.kind = FrameKind::accept, .id = offer.id});
+  }
+}
+
+// One chunk of the first message, so that others get their turn.
+bool Connection::pull() {
+  if (pulls_.empty()) return false;
+  Incoming& incoming = pulls_.front();
+  const std::size_t bytes = std::min<std::uint64_t>(kChunkBytes, incoming.bytes - incoming.moved);
+  if (bytes > 0 && !stream_->pull(incoming.request->data + incoming.moved,
+                                  incoming.address + incoming.moved, bytes)) {
+    pulls_.pop_front();  // the sender aborts: its next frame says so
+    return true;
+  }
+  incoming.moved += bytes;
+  if (incoming.moved == incoming.bytes) {
+    queue({.kind = FrameKind::done, .id = incoming.id});
+    deliver(*incoming.request, incoming.bytes, incoming.request->delivered_at);
+    pulls_.pop_front();
+  }
+  return true;
+}
+
+void Connection::taken_back(std::uint64_t id) {
+  queue({.kind = FrameKind::done, .id = id});
+  if (matcher_.remove_offer(peer_.rank, id)) return;
+  const auto lose = [&](const Incoming& incoming) {
+    if (incoming.id != id) return false;
+    if (incoming.request)
+      ledger_.fail(*incoming.request, Outcome::error,
+                   text("recv from ", peer_.describe(), ", tag ", incoming.request->tag,
+                        ": the sender took the message back"));
+    return true;
+  };
+  std::erase_if(pulls_, lose);
+  std::erase_if(accepted_, [&](const auto& entry) { return lose(entry.second); });
+}
+
+}  // namespace dicomm

@@ -1,0 +1,167 @@
+// The writing half of a Connection, and how it lets go of buffers.
+#include <algorithm>
+#include <cstring>
+
+#include "core/connection.h"
+
+namespace dicomm {
+
+Connection::Connection(PeerIdentity peer, std::unique_ptr<Stream> stream, Ledger& ledger,
+                       Matcher& matcher)
+    : peer_(std::move(peer)), stream_(std::move(stream)), ledger_(ledger), matcher_(matcher) {}
+
+void Connection::queue(FrameHeader header, const std::string& payload) {
+  Outgoing frame;
+  frame.header = header;
+  if (!payload.empty()) {
+    frame.header.bytes = frame.payload_bytes = payload.size();
+    frame.owned = std::make_unique<std::byte[]>(payload.size());
+    std::memcpy(frame.owned.get(), payload.data(), payload.size());
+    frame.payload = frame.owned.get();
+  }
+  frames_.push_back(std::move(frame));
+}
+
+void Connection::send_message(RequestState& request) {
+  Outgoing frame;
+  frame.header.tag = request.tag;
+  frame.header.bytes = request.bytes;
+  frame.header.id = request.id = next_id_++;
+  frame.header.delivered_at_ns = request.delivered_at;
+  const std::size_t cost = request.bytes + kMessageOverheadBytes;
+  if (request.bytes <= stream_->eager_bytes() && eager_outstanding_ + cost <= kCreditBytes) {
+    eager_outstanding_ += cost;
+    frame.header.kind = FrameKind::eager;
+    frame.payload = request.data;
+    frame.payload_bytes = request.bytes;
+    frame.request = &request;
+  } else {
+    frame.header.kind = FrameKind::offer;
+    frame.header.address = reinterpret_cast<std::uint64_t>(request.data);
+    offers_.emplace(request.id, &request);
+  }
+  frames_.push_back(std::move(frame));
+}
+
+void Connection::send_abort(const std::string& reason) {
+  queue({.kind = FrameKind::abort}, reason.substr(0, kMaxReasonBytes));
+}
+
+void Connection::send_leave() { queue({.kind = FrameKind::leave}); }
+
+bool Connection::next_frame() {
+  if (!frames_.empty()) {
+    current_ = std::move(frames_.front());
+    frames_.pop_front();
+  } else if (!streaming_.empty()) {
+    RequestState& request = *streaming_.front();
+    current_ = {};
+    current_.payload = request.data + request.moved;
+    current_.payload_bytes = std::min(kChunkBytes, request.bytes - request.moved);
+    current_.request = &request;
+    current_.header.kind = FrameKind::data;
+    current_.header.id = request.id;
+    current_.header.bytes = current_.payload_bytes;
+  } else {
+    return false;
+  }
+  current_.header.credit = consumed_;
+  consumed_ = 0;
+  written_ = 0;
+  return writing_ = true;
+}
+
+bool Connection::flush() {
+  while (writing_ || next_frame()) {
+    const std::size_t header_left = sizeof(FrameHeader) - std::min(written_, sizeof(FrameHeader));
+    const std::size_t payload_at = written_ - (sizeof(FrameHeader) - header_left);
+    const iovec parts[2] = {
+        {reinterpret_cast<std::byte*>(&current_.header) + sizeof(FrameHeader) - header_left,
+         header_left},
+        {const_cast<std::byte*>(current_.payload) + payload_at,
+         current_.payload_bytes - payload_at}};
+    const std::size_t sent = stream_->write(parts, 2);
+    if (sent == 0) return false;
+    written_ += sent;
+    if (written_ == sizeof(FrameHeader) + current_.payload_bytes) frame_written();
+  }
+  return true;
+}
+
+void Connection::frame_written() {
+  writing_ = false;
+  current_.owned.reset();
+  RequestState* request = current_.request;
+  if (!request) return;
+  if (current_.header.kind == FrameKind::data) {
+    request->moved += current_.payload_bytes;
+    if (request->moved < request->bytes) return;
+    streaming_.pop_front();
+  }
+  ledger_.finish(*request, request->bytes);
+}
+
+void Connection::own_current_payload() {
+  auto copy = std::make_unique<std::byte[]>(current_.payload_bytes);
+  std::memcpy(copy.get(), current_.payload, current_.payload_bytes);
+  current_.owned = std::move(copy);
+  current_.payload = current_.owned.get();
+  current_.request = nullptr;
+}
+
+bool Connection::release(RequestState& request) {
+  if (!request.is_send) {
+    if (sink_request_ == &request) sink_request_ = nullptr, sink_ = nullptr;
+    if (sink_arrival_ && sink_arrival_->receiver == &request) sink_arrival_->receiver = nullptr;
+    for (auto& [id, incoming] : accepted_)
+      if (incoming.request == &request) incoming.request = nullptr;
+    std::erase_if(pulls_, [&](const Incoming& incoming) {
+      if (incoming.request != &request) return false;
+      queue({.kind = FrameKind::done, .id = incoming.id});
+      return true;
+    });
+    return true;
+  }
+  if (writing_ && current_.request == &request) own_current_payload();
+  const auto never_sent = std::erase_if(frames_, [&](const Outgoing& frame) {
+    return frame.request == &request ||
+           (frame.header.kind == FrameKind::offer && frame.header.id == request.id);
+  });
+  if (std::erase(streaming_, &request) > 0) {
+    queue({.kind = FrameKind::cancel, .id = request.id});
+    return true;
+  }
+  const auto offer = offers_.find(request.id);
+  if (offer == offers_.end() || offer->second != &request) return true;
+  if (never_sent > 0) {
+    offers_.erase(offer);
+    return true;
+  }
+  queue({.kind = FrameKind::cancel, .id = request.id});
+  return false;
+}
+
+void Connection::end() {
+  release_all();
+  matcher_.remove_incomplete(peer_.rank);
+  frames_.clear();
+  writing_ = false;
+  stream_.reset();
+}
+
+void Connection::release_all() {
+  if (stream_) stream_->withdraw();
+  if (writing_ && current_.request) own_current_payload();
+  std::erase_if(frames_, [](const Outgoing& frame) {
+    return frame.request || frame.header.kind == FrameKind::offer;
+  });
+  streaming_.clear();
+  offers_.clear();
+  sink_ = nullptr;
+  sink_request_ = nullptr;
+  if (sink_arrival_) sink_arrival_->receiver = nullptr;
+  for (auto& [id, incoming] : accepted_) incoming.request = nullptr;
+  pulls_.clear();
+}
+
+}  // namespace dicomm

@@ -1,0 +1,27 @@
+// How to reach a rank: what each publishes in the Store.
+#pragma once
+
+#include <string>
+
+#include "core/communicator.h"
+
+namespace dicomm {
+
+struct Contact {
+  Transport transport = Transport::automatic;
+  std::string host_id;
+  std::string local_name;   // of the listening local (abstract unix) socket
+  std::string tcp_address;  // numeric
+  int tcp_port = 0;
+
+  std::string encode() const;
+  // Throws Error: the Store may hold anything.
+  static Contact decode(const std::string& value, int rank);
+};
+
+std::string contact_key(const std::string& communicator_name, int rank);
+
+// shm or tcp; throws Error where one side asks for shm and they do not share a host.
+Transport choose_transport(const Contact& mine, const Contact& theirs, int their_rank);
+
+}  // namespace dicomm

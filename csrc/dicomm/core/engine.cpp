@@ -1,0 +1,289 @@
+#include "core/engine.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/clock.h"
+#include "core/host.h"
+#include "core/text.h"
+
+namespace dicomm {
+
+namespace {
+
+// How long close() tries to hand over what was already counted as sent.
+constexpr std::chrono::seconds kLinger{2};
+// How long a destroyed send waits for its receiver to let go of the buffer.
+constexpr std::chrono::seconds kCancelPatience{5};
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<Store> store, const Options& options)
+    : store_(std::move(store)),
+      options_(options),
+      me_{options.rank,       options.world_size, options.name,
+          options.rank_label, host_name(),        options.secret},
+      cores_(usable_cores()),
+      peers_(options.world_size),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!epoll_ || !wake_) throw Error(text("no file descriptors left: ", system_error(errno)));
+}
+
+Engine::Peer& Engine::checked_peer(int peer, const char* operation) {
+  if (peer < 0 || peer >= me_.world_size || peer == me_.rank)
+    throw Error(text(operation, ": peer ", peer, " is not another rank of this job (this is rank ",
+                     me_.rank, " of ", me_.world_size, ")"));
+  return peers_[peer];
+}
+
+std::string Engine::describe(int peer) const {
+  if (peer == Communicator::any_source) return "any rank";
+  const auto& connection = peers_[peer].connection;
+  return connection ? connection->peer().describe() : text("rank ", peer);
+}
+
+std::string Engine::describe(const RequestState& request) const {
+  return request.is_send ? text("send of ", request.bytes, " bytes to ",
+                                describe(request.peer_number), ", tag ", request.tag)
+                         : text("recv of up to ", request.bytes, " bytes from ",
+                                describe(request.peer_number), ", tag ", request.tag);
+}
+
+std::int64_t Engine::pace(Peer& peer, std::size_t bytes, std::int64_t ready_at_ns) {
+  if (peer.pace.bytes_per_s <= 0) return 0;
+  const std::int64_t ready = ready_at_ns > 0 ? ready_at_ns : now_ns();
+  const std::int64_t departure = std::max(ready, peer.link_free_at_ns);
+  peer.link_free_at_ns = departure + std::llround(bytes / peer.pace.bytes_per_s * 1e9);
+  return peer.link_free_at_ns + std::llround(peer.pace.latency_s * 1e9);
+}
+
+std::shared_ptr<Request> Engine::send(const void* data, std::size_t bytes, int peer,
+                                      std::uint64_t tag, std::int64_t ready_at_ns) {
+  Peer& to = checked_peer(peer, "send");
+  auto request = std::make_shared<RequestState>(shared_from_this(), true, const_cast<void*>(data),
+                                                bytes, peer, tag);
+  Lock lock(mutex_);
+  touched_at_ns_ = request->posted_at_ns;
+  ledger_.add(*request);
+  if (refuse(*request)) return request;
+  to.bytes_sent += bytes;
+  request->delivered_at = pace(to, bytes, ready_at_ns);
+  if (Connection* connection = to.live()) {
+    connection->send_message(*request);
+    settle(*connection);
+  } else {
+    to.backlog.push_back(request.get());
+    need_connection(peer);
+  }
+  return request;
+}
+
+std::shared_ptr<Request> Engine::receive(void* data, std::size_t capacity, int peer,
+                                         std::uint64_t tag) {
+  if (peer != Communicator::any_source) checked_peer(peer, "recv");
+  auto request =
+      std::make_shared<RequestState>(shared_from_this(), false, data, capacity, peer, tag);
+  Lock lock(mutex_);
+  touched_at_ns_ = request->posted_at_ns;
+  ledger_.add(*request);
+  if (!failure_)  // what a peer sent before it left still counts
+    if (const auto arrival = matcher_.match(*request)) {
+      Connection& connection = *peers_[arrival->peer].connection;
+      connection.receive_arrival(*request, arrival);
+      if (!connection.ended()) {
+        settle(connection);
+        if (connection.has_pulls()) kick();
+      }
+      return request;
+    }
+  if (refuse(*request)) return request;
+  matcher_.post(*request);
+  // Connected even while nothing is to be sent, so that the peer's death is noticed.
+  if (peer != Communicator::any_source) need_connection(peer);
+  return request;
+}
+
+// Whether the request can never succeed; fails it.
+bool Engine::refuse(RequestState& request) {
+  if (closing_) {
+    fail_request(request, Outcome::aborted, "this communicator is closed");
+  } else if (failure_) {
+    fail_request(request, failure_->outcome, failure_->reason);
+  } else if (request.peer_number != Communicator::any_source &&
+             !peers_[request.peer_number].gone.empty()) {
+    fail_request(request, Outcome::peer_error, peers_[request.peer_number].gone);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void Engine::fail_request(RequestState& request, Outcome outcome, const std::string& reason) {
+  ledger_.fail(
+      request, outcome,
+      text(describe(request), ", failed after ",
+           seconds(std::chrono::nanoseconds(now_ns() - request.posted_at_ns)), ": ", reason));
+}
+
+void Engine::fail_all(Outcome outcome, const std::string& reason,
+                      const std::string& told_to_peers) {
+  if (failure_) return;
+  failure_ = Failure{outcome, reason};
+  for (const int rank : std::vector<int>(live_)) {
+    Connection& connection = *peers_[rank].connection;
+    connection.send_abort(told_to_peers);  // before the buffers go
+    connection.release_all();
+    settle(connection);
+  }
+  matcher_.clear();
+  for (Peer& peer : peers_) peer.backlog.clear();
+  ledger_.for_each([&](RequestState& request) { fail_request(request, outcome, reason); });
+  kick();
+}
+
+void Engine::peer_left(int rank) {
+  Peer& peer = peers_[rank];
+  peer.gone = describe(rank) + " left (closed its communicator)";
+  peer.backlog.clear();
+  peer.connection->end();
+  std::erase(live_, rank);
+  const bool all_gone = std::all_of(peers_.begin(), peers_.end(), [&](const Peer& other) {
+    return &other == &peers_[me_.rank] || !other.gone.empty();
+  });
+  ledger_.for_each([&](RequestState& request) {
+    const bool any = request.peer_number == Communicator::any_source;
+    if (request.peer_number != rank && !(any && all_gone)) return;
+    matcher_.remove(request);
+    fail_request(request, Outcome::peer_error, any ? "every peer left" : peer.gone);
+  });
+}
+
+void Engine::stream_ended(int rank, const std::string& reason) {
+  const std::string died = text(describe(rank), " died (", reason, " without a goodbye)");
+  peers_[rank].connection->end();
+  std::erase(live_, rank);
+  peers_[rank].gone = died;
+  if (!closing_) fail_all(Outcome::peer_error, died, died);
+}
+
+void Engine::set_link(int peer, const LinkPace& pace) {
+  Peer& to = checked_peer(peer, "set_link");
+  if (!(pace.latency_s >= 0) || !(pace.bytes_per_s >= 0))
+    throw Error("set_link: latency and bandwidth must not be negative");
+  Lock lock(mutex_);
+  to.pace = pace;
+}
+
+LinkPace Engine::link(int peer) {
+  Peer& to = checked_peer(peer, "link");
+  Lock lock(mutex_);
+  return to.pace;
+}
+
+std::uint64_t Engine::bytes_sent(int peer) {
+  Peer& to = checked_peer(peer, "bytes_sent");
+  Lock lock(mutex_);
+  return to.bytes_sent;
+}
+
+void Engine::abort(const std::string& reason) {
+  Lock lock(mutex_);
+  if (closing_) return;
+  const PeerIdentity me{me_.rank, static_cast<int>(::getpid()), me_.label, me_.host};
+  fail_all(Outcome::aborted, "this rank aborted: " + reason,
+           text(me.describe(), " aborted: ", reason));
+}
+
+// Waits until nobody else reads or writes the buffer.
+void Engine::cancel(RequestState& request) {
+  Lock lock(mutex_);
+  if (request.done) return;
+  Connection* connection = request.peer_number == Communicator::any_source
+                               ? nullptr
+                               : peers_[request.peer_number].live();
+  if (!request.is_send) matcher_.remove(request);
+  if (request.is_send && request.peer_number != Communicator::any_source)
+    std::erase(peers_[request.peer_number].backlog, &request);
+  if (connection && !connection->release(request)) {
+    settle(*connection);
+    const Time deadline = Clock::now() + kCancelPatience;
+    block(lock, request, deadline);
+    if (!request.done)
+      stream_ended(request.peer_number, "it did not let go of a cancelled message and was cut off");
+  } else if (connection) {
+    settle(*connection);
+  }
+  if (!request.done) ledger_.finish(request, 0);
+}
+
+void Engine::close() {
+  {
+    Lock lock(mutex_);
+    if (closed_) return;
+    closed_ = closing_ = true;
+    ledger_.for_each([&](RequestState& request) {
+      fail_request(request, Outcome::aborted, "this communicator was closed");
+    });
+    matcher_.clear();
+    for (Peer& peer : peers_) peer.backlog.clear();
+    for (const int rank : std::vector<int>(live_)) {
+      peers_[rank].connection->release_all();
+      peers_[rank].connection->send_leave();
+    }
+    linger(lock);
+    stop_ = true;
+    progress_wanted_.notify_all();
+    kick();
+  }
+  if (progress_thread_.joinable()) progress_thread_.join();
+  for (std::thread& dialler : diallers_) dialler.join();
+  Lock lock(mutex_);
+  for (Peer& peer : peers_) {
+    if (peer.live()) peer.connection->end();
+    peer.crossed = Fd();
+  }
+  live_.clear();
+  guests_.clear();
+  tcp_listener_.fd = Fd();
+  local_listener_.fd = Fd();
+  epoll_ = Fd();
+}
+
+// Hands over what is queued. A TCP peer hangs up once it read our goodbye; hanging up first, with
+// its bytes unread, could destroy ours on the way.
+void Engine::linger(Lock& lock) {
+  const Time deadline = Clock::now() + kLinger;
+  std::vector<int> finished;
+  while (Clock::now() < deadline) {
+    bool waiting = false;
+    for (const int rank : std::vector<int>(live_)) {
+      Connection& connection = *peers_[rank].connection;
+      settle(connection);
+      if (connection.ended()) continue;
+      if (connection.has_output()) {
+        waiting = true;
+      } else if (!connection.stream().cheap_to_poll()) {
+        waiting = true;
+        if (std::find(finished.begin(), finished.end(), rank) == finished.end()) {
+          connection.stream().finish_writing();
+          finished.push_back(rank);
+        }
+      }
+    }
+    if (!waiting) return;
+    if (leading_) {
+      kick();
+      ++ledger_.sleepers;
+      ledger_.changed.wait_until(lock, deadline);
+      --ledger_.sleepers;
+    } else {
+      lead(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(20)));
+    }
+  }
+}
+
+}  // namespace dicomm

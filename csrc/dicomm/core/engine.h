@@ -1,0 +1,153 @@
+// The Communicator itself. One mutex guards all of it; one thread at a time moves bytes: a caller
+// that waits, or else the engine's own thread.
+//
+//   engine.cpp    the public calls, and what happens when a peer fails
+//   progress.cpp  who moves bytes when: spinning, sleeping, the engine's thread
+//   meeting.cpp   how connections come to be: dialling, guests
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/communicator.h"
+#include "core/connection.h"
+#include "core/contact.h"
+#include "core/fd.h"
+#include "core/handshake.h"
+#include "core/matching.h"
+#include "core/request.h"
+#include "transport/shm/shm.h"
+#include "transport/tcp/tcp.h"
+
+namespace dicomm {
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  Engine(std::shared_ptr<Store> store, const Options& options);
+  ~Engine() { close(); }
+  void start();
+
+  int rank() const { return me_.rank; }
+  int world_size() const { return me_.world_size; }
+  std::chrono::milliseconds timeout() const { return options_.timeout; }
+  std::shared_ptr<Request> send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
+                                std::int64_t ready_at_ns);
+  std::shared_ptr<Request> receive(void* data, std::size_t capacity, int peer, std::uint64_t tag);
+  void set_link(int peer, const LinkPace& pace);
+  LinkPace link(int peer);
+  std::uint64_t bytes_sent(int peer);
+  void abort(const std::string& reason);
+  void close();
+
+  // For requests.
+  void wait(RequestState& request, std::optional<std::chrono::milliseconds> timeout);
+  void poll(int peer);
+  void cancel(RequestState& request);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  using Time = std::chrono::steady_clock::time_point;
+
+  struct Peer {
+    std::unique_ptr<Connection> connection;
+    bool dialling = false;
+    std::string gone;                   // why no request with it can succeed any more
+    std::deque<RequestState*> backlog;  // sends until it is connected
+    Fd crossed;  // its own call, kept until ours is through: its end tells it that we died
+    LinkPace pace;
+    std::int64_t link_free_at_ns = 0;
+    std::uint64_t bytes_sent = 0;
+
+    Connection* live() const {
+      return connection && !connection->ended() ? connection.get() : nullptr;
+    }
+  };
+  struct Failure {
+    Outcome outcome;
+    std::string reason;
+  };
+
+  // What epoll reports: an Event, and a rank or descriptor.
+  enum Event { wake_event, tcp_guest, local_guest, guest_event, peer_event };
+
+  // engine.cpp
+  Peer& checked_peer(int peer, const char* operation);
+  std::string describe(int peer) const;
+  std::string describe(const RequestState& request) const;
+  std::int64_t pace(Peer& peer, std::size_t bytes, std::int64_t ready_at_ns);
+  bool refuse(RequestState& request);
+  void fail_request(RequestState& request, Outcome outcome, const std::string& reason);
+  // The first failure ends the communicator: tells the peers, then fails every request.
+  void fail_all(Outcome outcome, const std::string& reason, const std::string& told_to_peers);
+  void peer_left(int peer);
+  void stream_ended(int peer, const std::string& reason);
+  void linger(Lock& lock);
+
+  // progress.cpp; all under the mutex
+  void settle(Connection& connection);
+  void turn(Connection& connection);
+  bool turn_all(int awaited_peer);
+  void lead(Lock& lock, Time until, const RequestState* awaited = nullptr);
+  bool ready_to_sleep();
+  void handle_event(Event event, int which);
+  void kick();
+  void block(Lock& lock, RequestState& request, Time deadline);
+  void progress_loop();
+  std::chrono::nanoseconds spin_time() const;
+  void watch(int fd, Event event, int which);
+  void watch_peer(Connection& connection, bool writable);
+
+  // meeting.cpp
+  void need_connection(int peer);
+  void dial(int peer);
+  void await_crossed_call(int peer, const Fd& socket);
+  void unreachable(int peer, const std::string& reason);
+  std::optional<Contact> find_contact(int peer);
+  void connected(int peer, std::unique_ptr<Connection> connection);
+  void accept_guests(const Fd& listener, bool local);
+  void advance_guest(int fd);
+  void judge(Guest& guest);
+  void dismiss_late_guests();
+  std::optional<Time> first_guest_deadline() const;
+
+  const std::shared_ptr<Store> store_;
+  const Options options_;
+  Identity me_;
+  Contact contact_;
+  TcpListener tcp_listener_;
+  LocalListener local_listener_;
+  const int cores_;
+
+  std::mutex mutex_;
+  Ledger ledger_;
+  Matcher matcher_;
+  std::vector<Peer> peers_;
+  std::vector<int> live_;  // ranks of peers with a live connection
+  int same_host_peers_ = 0;
+  std::map<int, Guest> guests_;
+  std::string last_refusal_;
+  std::optional<Failure> failure_;
+  std::atomic<bool> closing_{false};
+  bool closed_ = false;
+
+  Fd epoll_;
+  Fd wake_;
+  bool leading_ = false;   // someone moves bytes in lead()
+  bool sleeping_ = false;  // and is asleep in it
+  bool stop_ = false;
+  bool parked_ = false;             // the engine's thread waits until no caller leads
+  std::int64_t touched_at_ns_ = 0;  // the last call from outside
+  std::condition_variable progress_wanted_;
+  std::thread progress_thread_;
+  std::vector<std::thread> diallers_;
+};
+
+}  // namespace dicomm

@@ -1,0 +1,51 @@
+// What travels on a Stream: a header, then `bytes` of payload for eager, data and abort frames.
+//
+// A short message is one eager frame. A long one is offered; the receiver, once it has a buffer,
+// either pulls it from the sender's memory and says done, or accepts it, and the sender streams
+// it as data frames.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dicomm {
+
+enum class FrameKind : std::uint32_t {
+  eager = 1,  // tag, bytes, id, delivered_at_ns; payload
+  offer,      // tag, bytes (of the message), id, address, delivered_at_ns
+  accept,     // id
+  data,       // id, bytes; payload
+  done,       // id: the sender's buffer is free
+  cancel,     // id: the sender takes its offer back; answered by done
+  credit,     // only the credit field
+  abort,      // bytes; payload is the reason
+  leave,      // closed in order: nothing follows
+};
+
+struct FrameHeader {
+  std::uint32_t magic = kMagic;  // a stream out of step is noticed at once
+  FrameKind kind{};
+  std::uint64_t tag = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t id = 0;
+  std::uint64_t address = 0;
+  std::int64_t delivered_at_ns = 0;
+  std::uint64_t credit = 0;  // eager bytes the writer of this frame consumed since its last one
+
+  static constexpr std::uint32_t kMagic = 0x4d434944;
+
+  bool has_payload() const {
+    return kind == FrameKind::eager || kind == FrameKind::data || kind == FrameKind::abort;
+  }
+};
+static_assert(sizeof(FrameHeader) == 56);
+
+// An eager message costs its receiver this much besides its payload.
+constexpr std::size_t kMessageOverheadBytes = 64;
+// Eager bytes on their way to one peer or waiting there unmatched; beyond, messages are offered.
+constexpr std::size_t kCreditBytes = 4 << 20;
+// The unit in which long messages move, so that short ones and aborts get in between.
+constexpr std::size_t kChunkBytes = 1 << 20;
+constexpr std::size_t kMaxReasonBytes = 4096;
+
+}  // namespace dicomm

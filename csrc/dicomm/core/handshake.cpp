@@ -1,0 +1,218 @@
+#include "core/handshake.h"
+
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+
+#include "core/communicator.h"
+#include "core/text.h"
+
+namespace dicomm {
+
+namespace {
+
+constexpr char kMagic[8] = {'d', 'i', 'c', 'o', 'm', 'm', 'h', 's'};
+constexpr std::uint32_t kVersion = 1;
+
+template <class T>
+std::string_view bytes_of(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+Hello make_hello(const Identity& me, int to_rank) {
+  Hello hello{};
+  std::memcpy(hello.magic, kMagic, sizeof kMagic);
+  hello.version = kVersion;
+  hello.rank = me.rank;
+  hello.to_rank = to_rank;
+  hello.world_size = me.world_size;
+  hello.pid = ::getpid();
+  hello.name = sha256(me.name);
+  me.label.copy(hello.label, sizeof hello.label - 1);
+  me.host.copy(hello.host, sizeof hello.host - 1);
+  if (::getrandom(hello.nonce, sizeof hello.nonce, 0) != sizeof hello.nonce)
+    throw Error(text("no random numbers: ", system_error(errno)));
+  return hello;
+}
+
+PeerIdentity identity(const Hello& hello) {
+  const auto word = [](const char (&field)[64]) {
+    return std::string(field, ::strnlen(field, sizeof field));
+  };
+  return {hello.rank, hello.pid, word(hello.label), word(hello.host)};
+}
+
+Digest proof(const Identity& me, std::string_view role, const Hello& dialler, const Hello& acceptor,
+             std::string_view extra = {}) {
+  std::string message(role);
+  message.append(bytes_of(dialler)).append(bytes_of(acceptor)).append(extra);
+  return hmac_sha256(me.secret, message);
+}
+
+// Blocking halves, for the dialler.
+void wait_for(const Fd& socket, short events, const Patience& patience) {
+  if (!patience.wait(socket.get(), events))
+    throw Error("the handshake was not answered in time");
+}
+
+void send_all(const Fd& socket, std::string_view data,
+              const Patience& patience) {
+  while (!data.empty()) {
+    const ssize_t sent =
+        ::send(socket.get(), data.data(), data.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent >= 0) {
+      data.remove_prefix(sent);
+    } else if (errno == EAGAIN || errno == EINTR) {
+      wait_for(socket, POLLOUT, patience);
+    } else {
+      throw Error(text("the handshake broke: ", system_error(errno)));
+    }
+  }
+}
+
+Fd descriptor_in(msghdr& message) {
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part))
+    if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(part), sizeof fd);
+      return Fd(fd);
+    }
+  return {};
+}
+
+template <class T>
+Fd receive_all(const Fd& socket, T& value, const Patience& patience) {
+  Fd descriptor;
+  std::size_t got = 0;
+  while (got < sizeof value) {
+    iovec part{reinterpret_cast<char*>(&value) + got, sizeof value - got};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    const ssize_t received = ::recvmsg(socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (received > 0) {
+      if (Fd fd = descriptor_in(message)) descriptor = std::move(fd);
+      got += received;
+    } else if (received < 0 && (errno == EAGAIN || errno == EINTR)) {
+      wait_for(socket, POLLIN, patience);
+    } else {
+      throw Error(
+          "it hung up during the handshake: the secrets differ, or it is leaving, or another "
+          "program listens there");
+    }
+  }
+  return descriptor;
+}
+
+std::string meaning(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::wrong_rank:
+      return "another rank of this job listens there";
+    case Verdict::wrong_world:
+      return "it belongs to another communicator, or one of another world size";
+    case Verdict::duplicate:
+      return "it already has a connection with this rank: two processes with the same rank?";
+    default:
+      return "it gave an unknown verdict";
+  }
+}
+
+}  // namespace
+
+std::string PeerIdentity::describe() const {
+  std::string who = label.empty() ? text("rank ", rank) : label;
+  if (pid != 0) who += text(", pid ", pid, " on host ", host);
+  return who;
+}
+
+Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank,
+                       const Patience& patience) {
+  const Hello mine = make_hello(me, to_rank);
+  send_all(socket, bytes_of(mine), patience);
+  Hello theirs{};
+  receive_all(socket, theirs, patience);
+  if (std::memcmp(theirs.magic, kMagic, sizeof kMagic) != 0)
+    throw Error("what listens there does not speak dicomm");
+  if (theirs.version != kVersion)
+    throw Error(
+        text("it speaks version ", theirs.version, " of the handshake, this rank ", kVersion));
+  send_all(socket, bytes_of(proof(me, "dialler", mine, theirs)), patience);
+  VerdictMessage message{};
+  Fd segment = receive_all(socket, message, patience);
+  if (!equal(message.proof, proof(me, "acceptor", mine, theirs, bytes_of(message.verdict))))
+    throw Error("it does not know this job's secret");
+  if (message.verdict != Verdict::welcome && message.verdict != Verdict::crossed)
+    throw Error(meaning(message.verdict));
+  if (theirs.rank != to_rank) throw Error(meaning(Verdict::wrong_rank));
+  return {message.verdict, identity(theirs), std::move(segment)};
+}
+
+Guest::Guest(Fd socket, bool local)
+    : socket_(std::move(socket)),
+      local_(local),
+      deadline_(std::chrono::steady_clock::now() + kHandshakePatience) {}
+
+Guest::State Guest::refuse(std::string why) {
+  refusal_ = std::move(why);
+  return State::refused;
+}
+
+Guest::State Guest::advance(const Identity& me) {
+  while (true) {
+    char* target = greeted_ ? reinterpret_cast<char*>(&proof_) : reinterpret_cast<char*>(&theirs_);
+    const std::size_t wanted = greeted_ ? sizeof proof_ : sizeof theirs_;
+    const ssize_t got = ::recv(socket_.get(), target + got_, wanted - got_, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return State::talking;
+    if (got <= 0) return refuse("hung up during the handshake");
+    got_ += got;
+    if (!greeted_ && std::memcmp(theirs_.magic, kMagic, std::min(got_, sizeof kMagic)) != 0)
+      return refuse("did not speak dicomm");
+    if (got_ < wanted) continue;
+    got_ = 0;
+    if (greeted_) break;
+    if (theirs_.version != kVersion) return refuse("spoke another version of the handshake");
+    mine_ = make_hello(me, theirs_.rank);
+    greeted_ = true;
+    // An empty socket buffer takes a hello at once; a guest that makes it not do so is no rank.
+    if (::send(socket_.get(), &mine_, sizeof mine_, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof mine_)
+      return refuse("did not take the answer to its hello");
+  }
+  if (!equal(proof_, proof(me, "dialler", theirs_, mine_)))
+    return refuse("does not know this job's secret");
+  peer_ = identity(theirs_);
+  if (theirs_.name != mine_.name || theirs_.world_size != me.world_size)
+    verdict_ = Verdict::wrong_world;
+  else if (theirs_.to_rank != me.rank || theirs_.rank < 0 || theirs_.rank >= me.world_size ||
+           theirs_.rank == me.rank)
+    verdict_ = Verdict::wrong_rank;
+  return State::proven;
+}
+
+bool Guest::answer(const Identity& me, Verdict verdict, const Fd& segment) {
+  VerdictMessage reply{verdict, proof(me, "acceptor", theirs_, mine_, bytes_of(verdict))};
+  iovec part{&reply, sizeof reply};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (segment) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    const int fd = segment.get();
+    std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+  }
+  return ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof reply;
+}
+
+}  // namespace dicomm

@@ -1,0 +1,42 @@
+#include "core/host.h"
+
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "core/text.h"
+
+namespace dicomm {
+
+namespace {
+
+std::string namespace_id(const char* name) {
+  struct stat status{};
+  if (::stat(text("/proc/self/ns/", name).c_str(), &status) != 0) return "?";
+  return text(status.st_dev, ":", status.st_ino);
+}
+
+}  // namespace
+
+std::string host_id() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  if (boot_id.empty()) boot_id = host_name();
+  return text(boot_id, "/", namespace_id("net"), "/", namespace_id("pid"), "/",
+              namespace_id("user"), "/", ::geteuid());
+}
+
+std::string host_name() {
+  char name[256] = "?";
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+int usable_cores() {
+  cpu_set_t cores;
+  return ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
+}  // namespace dicomm

@@ -1,0 +1,54 @@
+// Which receive gets which message: by tag and peer, in the order of posting and of arrival.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <unordered_map>
+
+#include "core/request.h"
+
+namespace dicomm {
+
+// A message that came before its receive: all of it, or the offer of it.
+struct Arrival {
+  int peer = 0;
+  std::uint64_t tag = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t id = 0;
+  std::int64_t delivered_at_ns = 0;
+  bool offered = false;
+  std::uint64_t address = 0;             // offered
+  std::unique_ptr<std::byte[]> payload;  // not offered
+  bool complete = false;
+  RequestState* receiver = nullptr;  // posted while the payload was still coming in
+};
+
+class Matcher {
+ public:
+  // Takes out the first posted receive for a message; null if none.
+  RequestState* match(int peer, std::uint64_t tag);
+  // Takes out the first arrival for a receive; null if none.
+  std::shared_ptr<Arrival> match(const RequestState& receive);
+
+  void post(RequestState& receive);
+  void keep(std::shared_ptr<Arrival> arrival);
+
+  bool remove(RequestState& receive);
+  // Forgets an offer that its sender took back, or what a peer that is gone cannot complete.
+  bool remove_offer(int peer, std::uint64_t id);
+  void remove_incomplete(int peer);
+  void clear() { tags_.clear(); }
+
+ private:
+  struct Queues {
+    std::list<RequestState*> posted;
+    std::list<std::shared_ptr<Arrival>> arrived;
+    bool empty() const { return posted.empty() && arrived.empty(); }
+  };
+  template <class F>
+  bool remove_arrivals(F&& unwanted);
+
+  std::unordered_map<std::uint64_t, Queues> tags_;
+};
+
+}  // namespace dicomm

@@ -1,0 +1,176 @@
+// How connections come to be.
+//
+// Both sides of a pair may dial. Where they do at once, the lower rank turns the other's call
+// down ("crossed") and its own counts.
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "core/clock.h"
+#include "core/engine.h"
+#include "core/text.h"
+
+namespace dicomm {
+
+namespace {
+
+constexpr std::chrono::seconds kDialPatience{30};
+constexpr std::chrono::milliseconds kStoreTurn{200};  // so that close() is noticed
+constexpr std::size_t kMaxGuests = 256;
+
+}  // namespace
+
+void Engine::need_connection(int rank) {
+  Peer& peer = peers_[rank];
+  if (peer.connection || peer.dialling) return;
+  peer.dialling = true;
+  diallers_.emplace_back([this, rank] { dial(rank); });
+}
+
+// On a thread of its own, so that one slow peer delays no other.
+void Engine::dial(int rank) {
+  try {
+    const auto contact = find_contact(rank);
+    if (!contact) return;
+    const Patience patience{Clock::now() + kDialPatience, closing_};
+    const bool local = choose_transport(contact_, *contact, rank) == Transport::shm;
+    Fd socket = local ? local_connect(contact->local_name)
+                      : tcp_connect(contact->tcp_address, contact->tcp_port, patience);
+    Dialled dialled = dial_handshake(socket, me_, rank, patience);
+    if (dialled.verdict == Verdict::crossed) return await_crossed_call(rank, socket);
+    auto stream = local ? shm_stream(std::move(socket), std::move(dialled.segment), false)
+                        : tcp_stream(std::move(socket));
+    Lock lock(mutex_);
+    if (closing_ || peers_[rank].connection) return;
+    connected(rank,
+              std::make_unique<Connection>(dialled.peer, std::move(stream), ledger_, matcher_));
+  } catch (const std::exception& error) {
+    unreachable(rank, error.what());
+  }
+}
+
+// The peer's own call is on its way. It keeps ours open until then, so that its death shows.
+void Engine::await_crossed_call(int rank, const Fd& socket) {
+  const Patience patience{Time::max(), closing_};
+  if (patience.wait(socket.get(), POLLIN)) unreachable(rank, "it hung up before it was connected");
+}
+
+void Engine::unreachable(int rank, const std::string& reason) {
+  Lock lock(mutex_);
+  Peer& peer = peers_[rank];
+  if (closing_ || peer.connection) return;
+  peer.gone = text("rank ", rank, " died or left before it was connected: ", reason);
+  fail_all(Outcome::peer_error, peer.gone, peer.gone);
+}
+
+// Nothing: closing, or connected from the other side meanwhile, or never published in time.
+std::optional<Contact> Engine::find_contact(int rank) {
+  const Time deadline = Clock::now() + options_.timeout;
+  while (Clock::now() < deadline) {
+    try {
+      return Contact::decode(store_->get(contact_key(options_.name, rank), kStoreTurn), rank);
+    } catch (const TimeoutError&) {
+    }
+    Lock lock(mutex_);
+    if (closing_ || failure_ || peers_[rank].connection) return std::nullopt;
+  }
+  Lock lock(mutex_);
+  peers_[rank].dialling = false;  // the next request tries again
+  return std::nullopt;
+}
+
+void Engine::connected(int rank, std::unique_ptr<Connection> connection) {
+  Peer& peer = peers_[rank];
+  peer.connection = std::move(connection);
+  Connection& there = *peer.connection;
+  live_.push_back(rank);
+  if (there.peer().host == me_.host) ++same_host_peers_;
+  peer.crossed = Fd();
+  watch(there.stream().fd(), peer_event, rank);
+  for (RequestState* request : peer.backlog) there.send_message(*request);
+  peer.backlog.clear();
+  if (failure_) there.send_abort(failure_->reason);
+  settle(there);
+  kick();
+}
+
+void Engine::accept_guests(const Fd& listener, bool local) {
+  while (true) {
+    Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket) return;
+    // The longest waiting stranger makes room: ranks are quick.
+    if (guests_.size() >= kMaxGuests) {
+      auto oldest = guests_.begin();
+      for (auto at = guests_.begin(); at != guests_.end(); ++at)
+        if (at->second.deadline() < oldest->second.deadline()) oldest = at;
+      guests_.erase(oldest);
+    }
+    const int fd = socket.get();
+    guests_.emplace(fd, Guest(std::move(socket), local));
+    watch(fd, guest_event, fd);
+  }
+}
+
+void Engine::advance_guest(int fd) {
+  const auto found = guests_.find(fd);
+  if (found == guests_.end()) return;
+  Guest& guest = found->second;
+  switch (guest.advance(me_)) {
+    case Guest::State::talking:
+      return;
+    case Guest::State::proven:
+      judge(guest);
+      break;
+    case Guest::State::refused:
+      last_refusal_ = "a caller " + guest.refusal();
+      break;
+  }
+  guests_.erase(found);
+}
+
+void Engine::judge(Guest& guest) {
+  Verdict verdict = guest.verdict();
+  const int rank = guest.peer().rank;
+  if (closing_) return;
+  if (verdict == Verdict::welcome) {
+    if (peers_[rank].connection)
+      verdict = Verdict::duplicate;
+    else if (peers_[rank].dialling && me_.rank < rank)
+      verdict = Verdict::crossed;
+  }
+  try {
+    Fd segment = verdict == Verdict::welcome && guest.local() ? make_segment() : Fd();
+    if (!guest.answer(me_, verdict, segment)) return;
+    if (verdict == Verdict::crossed) peers_[rank].crossed = guest.release();
+    if (verdict != Verdict::welcome) return;
+    const PeerIdentity peer = guest.peer();
+    const bool local = guest.local();
+    Fd socket = guest.release();
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.get(), nullptr);
+    auto stream = local ? shm_stream(std::move(socket), std::move(segment), true)
+                        : tcp_stream(std::move(socket));
+    connected(rank, std::make_unique<Connection>(peer, std::move(stream), ledger_, matcher_));
+  } catch (const Error& error) {
+    last_refusal_ = error.what();
+  }
+}
+
+void Engine::dismiss_late_guests() {
+  const auto now = Clock::now();
+  for (auto at = guests_.begin(); at != guests_.end();) {
+    if (at->second.deadline() > now) {
+      ++at;
+      continue;
+    }
+    last_refusal_ = "a caller was too slow to prove who it is";
+    at = guests_.erase(at);
+  }
+}
+
+std::optional<Engine::Time> Engine::first_guest_deadline() const {
+  std::optional<Time> first;
+  for (const auto& [fd, guest] : guests_)
+    if (!first || guest.deadline() < *first) first = guest.deadline();
+  return first;
+}
+
+}  // namespace dicomm

@@ -1,0 +1,266 @@
+// Who moves bytes when.
+//
+// A caller in wait() spins briefly, moving bytes itself; then it leads: it sleeps until something
+// happens, and moves bytes for everybody. Where no caller waits the engine's thread leads. While
+// calls come in quick succession that thread keeps out of their way and looks in once a
+// millisecond, because waking it for every message would cost more than the message.
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+
+#include "core/clock.h"
+#include "core/engine.h"
+#include "core/host.h"
+#include "core/text.h"
+
+namespace dicomm {
+
+namespace {
+
+constexpr std::chrono::milliseconds kNap{1};
+constexpr std::chrono::microseconds kSpin{50};
+constexpr std::chrono::microseconds kCrowdedSpin{2};
+constexpr int kTurnsBetweenClocks = 8;
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+void Engine::start() {
+  if (me_.world_size > 1) {
+    tcp_listener_ = tcp_listen(options_.listen_address);
+    local_listener_ = local_listen();
+    watch(tcp_listener_.fd.get(), tcp_guest, 0);
+    watch(local_listener_.fd.get(), local_guest, 0);
+    contact_ = {options_.transport, host_id(), local_listener_.name, tcp_listener_.address,
+                tcp_listener_.port};
+    store_->set(contact_key(options_.name, me_.rank), contact_.encode());
+  }
+  watch(wake_.get(), wake_event, 0);
+  progress_thread_ = std::thread([this] { progress_loop(); });
+}
+
+namespace {
+
+epoll_event wanted(int event, int which, std::uint32_t events) {
+  epoll_event result{};
+  result.events = events;
+  result.data.u64 = static_cast<std::uint64_t>(event) << 32 | static_cast<std::uint32_t>(which);
+  return result;
+}
+
+}  // namespace
+
+void Engine::watch(int fd, Event event, int which) {
+  epoll_event reading = wanted(event, which, EPOLLIN);
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &reading);
+}
+
+void Engine::watch_peer(Connection& connection, bool writable) {
+  connection.watching_writable = writable;
+  epoll_event changed =
+      wanted(peer_event, connection.peer().rank, writable ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.stream().fd(), &changed);
+}
+
+// Writes what fits; if that is not all, sees to it that someone writes the rest.
+void Engine::settle(Connection& connection) {
+  const int rank = connection.peer().rank;
+  try {
+    const bool blocked = !connection.flush();
+    Stream& stream = connection.stream();
+    if (stream.watch_writable()) {
+      if (blocked != connection.watching_writable) watch_peer(connection, blocked);
+    } else if (blocked && sleeping_ && !stream.prepare_sleep(true)) {
+      kick();
+    }
+  } catch (const StreamEnd& end) {
+    // The peer's last words may still be unread.
+    try {
+      while (connection.receive()) {
+      }
+    } catch (const StreamEnd&) {
+    }
+    if (connection.has_left())
+      peer_left(rank);
+    else
+      stream_ended(rank, end.reason);
+  }
+}
+
+// One look at a connection: reads, copies, writes, and draws the conclusions.
+void Engine::turn(Connection& connection) {
+  const int rank = connection.peer().rank;
+  std::optional<StreamEnd> end;
+  try {
+    connection.receive();
+    connection.pull();
+  } catch (const StreamEnd& ended) {
+    end = ended;
+  }
+  if (!connection.abort_reason().empty() && !failure_ && !closing_)
+    fail_all(Outcome::peer_error, connection.abort_reason(), connection.abort_reason());
+  if (connection.ended()) return;
+  if (connection.has_left())
+    peer_left(rank);
+  else if (end)
+    stream_ended(rank, end->reason);
+  else if (connection.has_output())
+    settle(connection);
+}
+
+// Looks at every connection where looking is free, and at the awaited one. Whether there is more
+// to do at once.
+bool Engine::turn_all(int awaited_peer) {
+  bool more = false;
+  for (std::size_t i = 0; i < live_.size(); ++i) {
+    Connection& connection = *peers_[live_[i]].connection;
+    if (!connection.stream().cheap_to_poll() && awaited_peer != Communicator::any_source &&
+        awaited_peer != live_[i])
+      continue;
+    turn(connection);
+    more |= connection.has_pulls();
+  }
+  return more;
+}
+
+void Engine::poll(int peer) {
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock) return;
+  touched_at_ns_ = now_ns();
+  turn_all(peer);
+}
+
+bool Engine::ready_to_sleep() {
+  bool ready = true;
+  for (const int rank : live_) {
+    Connection& connection = *peers_[rank].connection;
+    ready &= connection.stream().prepare_sleep(connection.has_output());
+  }
+  return ready;
+}
+
+// Moves bytes; sleeps until there is a reason not to, or `until`. Leaves after one round.
+void Engine::lead(Lock& lock, Time until, const RequestState* awaited) {
+  leading_ = true;
+  bool more = turn_all(Communicator::any_source);
+  if (const auto deadline = first_guest_deadline()) until = std::min(until, *deadline);
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+  int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
+  if (more || stop_ || (awaited && awaited->done) || (timeout_ms > 0 && !ready_to_sleep())) timeout_ms = 0;
+  epoll_event events[32];
+  sleeping_ = timeout_ms > 0;
+  lock.unlock();
+  const int count = ::epoll_wait(epoll_.get(), events, 32, timeout_ms);
+  lock.lock();
+  sleeping_ = false;
+  for (const int rank : live_) peers_[rank].connection->stream().woke();
+  for (int i = 0; i < count; ++i) 
+    handle_event(static_cast<Event>(events[i].data.u64 >> 32),
+                 static_cast<int>(events[i].data.u64 & 0xffffffff));
+  dismiss_late_guests();
+  if (count > 0) turn_all(me_.rank);
+  leading_ = false;
+  if (ledger_.sleepers > 0) ledger_.changed.notify_all();
+  if (parked_) progress_wanted_.notify_all();
+}
+
+void Engine::handle_event(Event event, int which) {
+  switch (event) {
+    case wake_event: {
+      std::uint64_t count;
+      (void)!::read(wake_.get(), &count, sizeof count);
+      return;
+    }
+    case tcp_guest:
+      return accept_guests(tcp_listener_.fd, false);
+    case local_guest:
+      return accept_guests(local_listener_.fd, true);
+    case guest_event:
+      return advance_guest(which);
+    case peer_event:
+      if (Connection* connection = peers_[which].live()) {
+        connection->stream().on_event();
+        turn(*connection);
+      }
+      return;
+  }
+}
+
+void Engine::kick() {
+  if (!sleeping_) return;
+  const std::uint64_t one = 1;
+  (void)!::write(wake_.get(), &one, sizeof one);
+}
+
+// Spinning helps only while the peer has a core of its own.
+std::chrono::nanoseconds Engine::spin_time() const {
+  return same_host_peers_ + 1 > cores_ || cores_ == 1 ? kCrowdedSpin : kSpin;
+}
+
+void Engine::wait(RequestState& request, std::optional<std::chrono::milliseconds> timeout) {
+  const auto start = Clock::now();
+  const Time deadline = start + timeout.value_or(options_.timeout);
+  const Time spin_until = std::min(start + spin_time(), deadline);
+  for (int turns = 0;; ++turns) {
+    if (Lock lock(mutex_, std::try_to_lock); lock) {
+      turn_all(request.peer_number);
+      if (request.done.load(std::memory_order_acquire)) {
+        touched_at_ns_ = now_ns();
+        return;
+      }
+    } else if (request.done.load(std::memory_order_acquire)) {
+      return;
+    }
+    pause_cpu();
+    if (turns % kTurnsBetweenClocks == 0 && Clock::now() >= spin_until) break;
+  }
+  Lock lock(mutex_);
+  block(lock, request, deadline);
+  if (request.done) return;
+  std::string hint;
+  if (request.peer_number != Communicator::any_source && !peers_[request.peer_number].live())
+    hint = text("; rank ", request.peer_number, " is not connected yet");
+  if (!last_refusal_.empty()) hint += text("; a connection was refused: ", last_refusal_);
+  throw TimeoutError(
+      text(describe(request), ": not done after ", 
+                          seconds(std::chrono::nanoseconds(now_ns() - request.posted_at_ns)), hint));
+}
+
+void Engine::block(Lock& lock, RequestState& request, Time deadline) {
+  while (!request.done && Clock::now() < deadline) {
+    touched_at_ns_ = now_ns();
+    if (!leading_) {
+      lead(lock, deadline, &request);
+    } else {
+      kick();
+      ++ledger_.sleepers;
+      ledger_.changed.wait_until(lock, deadline);
+      --ledger_.sleepers;
+    }
+  }
+}
+
+void Engine::progress_loop() {
+  Lock lock(mutex_);
+  while (!stop_) {
+    const bool busy = std::chrono::nanoseconds(now_ns() - touched_at_ns_) < kNap;
+    if (busy) {
+      progress_wanted_.wait_for(lock, kNap);
+      if (!leading_ && !stop_) lead(lock, Clock::now());
+    } else if (leading_) {
+      parked_ = true;
+      progress_wanted_.wait(lock, [&] { return stop_ || !leading_; });
+      parked_ = false;
+    } else {
+      lead(lock, Time::max());
+    }
+  }
+}
+
+}  // namespace dicomm

@@ -1,0 +1,70 @@
+#include "core/request.h"
+
+#include "core/clock.h"
+#include "core/engine.h"
+
+namespace dicomm {
+
+RequestState::RequestState(std::shared_ptr<Engine> engine, bool is_send, void* data,
+                           std::size_t bytes, int peer, std::uint64_t tag)
+    : engine(std::move(engine)),
+      is_send(is_send),
+      data(static_cast<std::byte*>(data)),
+      bytes(bytes),
+      peer_number(peer),
+      tag(tag),
+      posted_at_ns(now_ns()) {}
+
+RequestState::~RequestState() {
+  if (!done.load(std::memory_order_acquire)) engine->cancel(*this);
+}
+
+bool RequestState::test() {
+  if (!done.load(std::memory_order_acquire)) engine->poll(peer_number);
+  if (!done.load(std::memory_order_acquire)) return false;
+  wait(std::nullopt);
+  return true;
+}
+
+std::size_t RequestState::wait(std::optional<std::chrono::milliseconds> timeout) {
+  if (!done.load(std::memory_order_acquire)) engine->wait(*this, timeout);
+  switch (outcome) {
+    case Outcome::error:
+      throw Error(failure);
+    case Outcome::peer_error:
+      throw PeerError(failure);
+    case Outcome::aborted:
+      throw AbortedError(failure);
+    case Outcome::success:
+      break;
+  }
+  return moved;
+}
+
+void Ledger::add(RequestState& request) {
+  request.next = first_;
+  if (first_) first_->previous = &request;
+  first_ = &request;
+}
+
+void Ledger::finish(RequestState& request, std::size_t bytes) {
+  request.moved = bytes;
+  close(request);
+}
+
+void Ledger::fail(RequestState& request, Outcome outcome, std::string failure) {
+  request.outcome = outcome;
+  request.failure = std::move(failure);
+  close(request);
+}
+
+// `done` comes last: its owner may destroy the request from then on.
+void Ledger::close(RequestState& request) {
+  if (request.previous) request.previous->next = request.next;
+  if (request.next) request.next->previous = request.previous;
+  if (first_ == &request) first_ = request.next;
+  if (sleepers > 0) changed.notify_all();
+  request.done.store(true, std::memory_order_release);
+}
+
+}  // namespace dicomm

@@ -1,0 +1,76 @@
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "core/text.h"
+#include "transport/tcp/tcp.h"
+
+namespace dicomm {
+
+namespace {
+
+// Reads ahead this much, so that a header and a short payload cost one system call.
+constexpr std::size_t kReadAheadBytes = 64 << 10;
+
+class TcpStream final : public Stream {
+ public:
+  explicit TcpStream(Fd socket) : socket_(std::move(socket)), ahead_(kReadAheadBytes) {
+    const int on = 1;
+    ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+
+  std::size_t write(const iovec* parts, int count) override {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(parts);
+    message.msg_iovlen = count;
+    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent >= 0) return sent;
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
+    throw StreamEnd{system_error(errno)};
+  }
+
+  std::size_t read(void* data, std::size_t bytes) override {
+    if (bytes == 0) return 0;
+    if (first_ == last_) {
+      if (bytes >= kReadAheadBytes) return receive(data, bytes);
+      first_ = 0;
+      last_ = receive(ahead_.data(), ahead_.size());
+    }
+    const std::size_t taken = std::min(bytes, last_ - first_);
+    std::memcpy(data, ahead_.data() + first_, taken);
+    first_ += taken;
+    return taken;
+  }
+
+  std::size_t eager_bytes() const override { return 256 << 10; }
+  int fd() const override { return socket_.get(); }
+  bool watch_writable() const override { return true; }
+  bool prepare_sleep(bool) override { return first_ == last_; }
+  void finish_writing() override { ::shutdown(socket_.get(), SHUT_WR); }
+
+ private:
+  std::size_t receive(void* data, std::size_t bytes) {
+    const ssize_t got = ::recv(socket_.get(), data, bytes, MSG_DONTWAIT);
+    if (got > 0) return got;
+    if (got == 0) throw StreamEnd{"its connection closed"};
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
+    throw StreamEnd{system_error(errno)};
+  }
+
+  Fd socket_;
+  std::vector<char> ahead_;
+  std::size_t first_ = 0, last_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Stream> tcp_stream(Fd socket) {
+  return std::make_unique<TcpStream>(std::move(socket));
+}
+
+}  // namespace dicomm

@@ -1,0 +1,84 @@
+// The Python face of the device layer: ditorch._ditorch. Everything public is in ditorch/.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "ops/operator.h"
+#include "ops/register.h"
+#include "runtime/allocator.h"
+#include "runtime/device.h"
+#include "runtime/device_clock.h"
+#include "runtime/generator.h"
+#include "runtime/stream.h"
+#include "runtime/unified_name.h"
+#include "runtime/vendor.h"
+
+namespace py = pybind11;
+
+namespace ditorch {
+namespace {
+
+void load(const std::string& path) {
+  load_vendor(path);
+  register_allocator();
+  register_guard();
+  register_hooks();
+  register_operators();
+  register_autocast();
+}
+
+py::dict properties(c10::DeviceIndex device) {
+  const auto& chip = vendor().devices.at(device);
+  py::dict result;
+  result["vendor"] = chip.vendor;
+  result["chip_type"] = chip.chip_type;
+  result["library"] = chip.library;
+  result["memory_bytes"] = chip.memory_bytes;
+  result["nic_accessible"] = static_cast<bool>(chip.nic_accessible);
+  return result;
+}
+
+// (elapsed, busy, lost) seconds, or None on a chip that keeps no such account.
+py::object pacing(c10::DeviceIndex device) {
+  const auto& runtime = *vendor().runtime;
+  if (!runtime.pacing) return py::none();
+  ditorch_pacing account{};
+  account.struct_size = sizeof(account);
+  check(runtime.pacing(device, &account), "report its pacing");
+  return py::make_tuple(account.elapsed_s, account.busy_s, account.lost_s);
+}
+
+void pacing_reset(c10::DeviceIndex device) {
+  const auto& runtime = *vendor().runtime;
+  if (runtime.pacing_reset) check(runtime.pacing_reset(device), "reset its pacing");
+}
+
+py::object device_clock() {
+  const auto& runtime = *vendor().runtime;
+  if (!runtime.stream_ready_at_ns || !runtime.stream_wait_until_ns) return py::none();
+  return py::make_tuple(reinterpret_cast<int64_t>(&ditorch_ready_at_ns),
+                        reinterpret_cast<int64_t>(&ditorch_wait_until_ns));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_ditorch, m) {
+  m.def("load", &load);
+  m.def("unify_device_name", &unify_device_name);
+  m.def("device_count", [] { return vendor().devices.size(); });
+  m.def("current_device", &current_device);
+  m.def("set_device", [](c10::DeviceIndex device) { exchange_device(device); });
+  m.def("synchronize", [](c10::DeviceIndex device) {
+    py::gil_scoped_release released;
+    check(vendor().runtime->device_synchronize(device), "synchronize");
+  });
+  m.def("properties", &properties);
+  m.def("default_generator", &default_generator);
+  m.def("fallback_counts", &fallback_counts);
+  m.def("reset_fallback_counts", &reset_fallback_counts);
+  m.def("pacing", &pacing);
+  m.def("pacing_reset", &pacing_reset);
+  m.def("device_clock", &device_clock);
+}
+
+}  // namespace ditorch

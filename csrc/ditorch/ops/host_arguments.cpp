@@ -1,0 +1,158 @@
+#include "ops/host_arguments.h"
+
+#include <ATen/core/List.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstring>
+
+#include "runtime/allocator.h"
+#include "runtime/vendor.h"
+
+namespace ditorch {
+namespace {
+
+// A tensor that shows `storage` the way `like` shows its own.
+at::Tensor show(c10::Storage storage, c10::DispatchKey key, const at::Tensor& like) {
+  auto shown = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                        c10::DispatchKeySet(key), like.dtype());
+  auto* impl = shown.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+  if (like.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+  if (like.is_conj()) impl->_set_conj(true);
+  if (like.is_neg()) impl->_set_neg(true);
+  return shown;
+}
+
+void release_storage(void* owner) {
+  c10::intrusive_ptr<c10::StorageImpl>::reclaim(static_cast<c10::StorageImpl*>(owner));
+}
+
+// The memory of a device storage under the CPU's name. It keeps the device's storage alive, should
+// a kernel hold on to its CPU tensor.
+c10::DataPtr borrow(const c10::Storage& device) {
+  auto* memory = const_cast<void*>(device.data());
+  auto* owner = c10::Storage(device).unsafeReleaseStorageImpl();
+  return {memory, owner, &release_storage, c10::Device(c10::kCPU)};
+}
+
+void refuse_unless_dense(const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_nested(),
+              "the device ", vendor().devices.front().library,
+              " holds dense tensors only, but this operator made a tensor that is ",
+              tensor.is_quantized() ? "quantized" : c10::str(tensor.layout()),
+              "; keep such tensors on the CPU");
+}
+
+}  // namespace
+
+c10::Storage HostArguments::host_storage(const c10::Storage& device) {
+  for (const auto& known : storages_) {
+    if (known.device.is_alias_of(device)) return known.host;
+  }
+  c10::Storage host(c10::Storage::use_byte_size_t(), device.nbytes(), borrow(device),
+                    c10::GetCPUAllocator(), device.resizable());
+  storages_.push_back({device, host});
+  return host;
+}
+
+at::Tensor HostArguments::alias(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().type() != kChip) return tensor;
+  for (const auto& known : tensors_) {
+    if (known.device.is_same(tensor)) return known.host;
+  }
+  refuse_unless_dense(tensor);
+  auto host = show(host_storage(tensor.storage()), c10::DispatchKey::CPU, tensor);
+  tensors_.push_back({tensor, host});
+  return host;
+}
+
+c10::IValue HostArguments::alias(const c10::IValue& value) {
+  if (value.isTensor()) return alias(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> host;
+    auto tensors = value.toTensorList();
+    host.reserve(tensors.size());
+    for (const at::Tensor& tensor : tensors) host.push_back(alias(tensor));
+    return host;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> host;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
+      host.push_back(tensor ? std::make_optional(alias(*tensor)) : std::nullopt);
+    }
+    return host;
+  }
+  if (value.isDevice() && value.toDevice().type() == kChip) return c10::Device(c10::kCPU);
+  return value;
+}
+
+void HostArguments::write_back() {
+  for (auto& [device, host] : storages_) {
+    if (host.data() == device.data() && host.nbytes() == device.nbytes()) continue;
+    auto fresh = host.set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+    fresh.unsafe_set_device(chip_device(device_));
+    device.set_nbytes(host.nbytes());
+    device.set_data_ptr_noswap(std::move(fresh));
+    host.set_data_ptr_noswap(borrow(device));
+  }
+  for (auto& [device, host] : tensors_) {
+    auto* impl = device.unsafeGetTensorImpl();
+    auto storage = device_storage(host.storage());
+    if (!storage.is_alias_of(device.storage())) impl->set_storage_keep_dtype(storage);
+    if (device.sizes() != host.sizes() || device.strides() != host.strides() ||
+        device.storage_offset() != host.storage_offset()) {
+      impl->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
+    }
+    impl->_set_conj(host.is_conj());
+    impl->_set_neg(host.is_neg());
+  }
+}
+
+c10::Storage HostArguments::device_storage(const c10::Storage& host) {
+  for (const auto& known : storages_) {
+    if (known.host.is_alias_of(host)) return known.device;
+  }
+  const auto bytes = host.nbytes();
+  const bool is_fresh = owns_chip_memory(host.data_ptr());
+  c10::DataPtr memory(nullptr, chip_device(device_));
+  if (is_fresh) {
+    memory = host.set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+    memory.unsafe_set_device(chip_device(device_));
+  } else if (bytes > 0) {  // memory the kernel did not allocate now: a constant it keeps
+    memory = allocate_on(device_, bytes);
+    std::memcpy(memory.get(), host.data(), bytes);
+  }
+  c10::Storage device(c10::Storage::use_byte_size_t(), bytes, std::move(memory), chip_allocator(),
+                      /*resizable=*/true);
+  if (is_fresh) host.set_data_ptr_noswap(borrow(device));
+  storages_.push_back({device, host});
+  return device;
+}
+
+at::Tensor HostArguments::restore(const at::Tensor& result) {
+  if (!result.defined() || !result.device().is_cpu()) return result;
+  for (const auto& known : tensors_) {
+    if (known.host.is_same(result)) return known.device;
+  }
+  refuse_unless_dense(result);
+  if (result._is_zerotensor()) {
+    return at::zeros(result.sizes(), result.options().device(chip_device(device_)));
+  }
+  auto device = show(device_storage(result.storage()), c10::DispatchKey::PrivateUse1, result);
+  tensors_.push_back({device, result});
+  return device;
+}
+
+c10::IValue HostArguments::restore(const c10::IValue& value) {
+  if (value.isTensor()) return restore(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> device;
+    for (const at::Tensor& tensor : value.toTensorList()) device.push_back(restore(tensor));
+    return device;
+  }
+  return value;
+}
+
+}  // namespace ditorch

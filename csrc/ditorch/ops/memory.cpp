@@ -1,0 +1,186 @@
+#include "ops/memory.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/item.h>
+#include <ATen/ops/resize_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
+
+#include "ops/charge.h"
+#include "ops/host_arguments.h"
+#include "runtime/allocator.h"
+#include "runtime/stream.h"
+
+namespace ditorch {
+namespace {
+
+constexpr c10::DispatchKeySet kChipKeys(c10::DispatchKey::PrivateUse1);
+
+c10::Device device_or_current(std::optional<c10::Device> device) {
+  return device && device->has_index() ? *device : chip_device(current_device());
+}
+
+void refuse_layout(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
+  TORCH_CHECK(!layout || *layout == c10::kStrided, "the device ", vendor().devices.front().library,
+              " holds dense tensors only, not ", *layout, " ones; keep such tensors on the CPU");
+  TORCH_CHECK(!pin_memory || !*pin_memory, "Only dense CPU tensors can be pinned");
+}
+
+at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype,
+                 std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                 std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
+  refuse_layout(layout, pin_memory);
+  c10::DeviceGuard guard(device_or_current(device));
+  return at::detail::empty_generic(size, chip_allocator(), kChipKeys, c10::dtype_or_default(dtype),
+                                   format);
+}
+
+at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
+                         std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                         std::optional<c10::Device> device, std::optional<bool> pin_memory) {
+  refuse_layout(layout, pin_memory);
+  c10::DeviceGuard guard(device_or_current(device));
+  return at::detail::empty_strided_generic(size, stride, chip_allocator(), kChipKeys,
+                                           c10::dtype_or_default(dtype));
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
+  const auto elements = static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
+  return at::native::set_storage_cpu_(self, std::move(source), 0, elements, {});
+}
+
+at::Tensor& set_empty(at::Tensor& self) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 0, allocate_on(self.device().index(), 0),
+                       chip_allocator(), /*resizable=*/true);
+  return at::native::set_storage_cpu_(self, std::move(storage), 0, {0}, {});
+}
+
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  c10::getDeviceAllocator(kChip)->recordStream(self.storage().data_ptr(), stream);
+}
+
+// --- copies ---------------------------------------------------------------------------------
+
+void transfer(c10::DeviceIndex device, void* destination, const void* source, size_t bytes,
+              ditorch_copy_kind kind) {
+  if (bytes == 0) return;
+  check(vendor().runtime->memory_copy(device, current_handle(device), destination, source, bytes,
+                                      kind),
+        "copy memory");
+}
+
+// Within the chip: the host's kernel on the chip's memory, charged like any operator.
+void copy_on_chip(const at::Tensor& destination, const at::Tensor& source) {
+  Charge charge(destination.device().index());
+  charge.add(source);
+  charge.add(destination);
+  HostArguments host(destination.device().index());
+  host.alias(destination).copy_(host.alias(source));
+  charge.pay("copy_", false);
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+at::Tensor empty_on_host(c10::IntArrayRef size, c10::ScalarType dtype) {
+  return at::empty(size, at::TensorOptions(dtype));
+}
+
+// The host converts and lays out what it sends; the chip spreads what it receives.
+void copy_to_chip(const at::Tensor& destination, const at::Tensor& source) {
+  const auto sent = source.to(destination.scalar_type())
+                        .expand(destination.sizes())
+                        .contiguous()
+                        .resolve_conj()
+                        .resolve_neg();
+  const bool direct = is_plain(destination);
+  const auto landing = direct ? destination
+                              : empty(destination.sizes(), destination.scalar_type(), {},
+                                      destination.device(), {}, {});
+  transfer(destination.device().index(), landing.mutable_data_ptr(), sent.const_data_ptr(),
+           sent.nbytes(), DITORCH_COPY_HOST_TO_DEVICE);
+  if (!direct) copy_on_chip(destination, landing);
+}
+
+// The chip gathers what it sends; the host converts and spreads it.
+void copy_to_host(const at::Tensor& destination, const at::Tensor& source) {
+  auto sent = source;
+  if (!is_plain(source)) {
+    sent = empty(source.sizes(), source.scalar_type(), {}, source.device(), {}, {});
+    copy_on_chip(sent, source);
+  }
+  const bool direct = is_plain(destination) && destination.sizes() == source.sizes() &&
+                      destination.scalar_type() == source.scalar_type();
+  const auto landing = direct ? destination : empty_on_host(source.sizes(), source.scalar_type());
+  transfer(source.device().index(), landing.mutable_data_ptr(), sent.const_data_ptr(),
+           sent.nbytes(), DITORCH_COPY_DEVICE_TO_HOST);
+  if (!direct) destination.copy_(landing);
+}
+
+at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool /*non_blocking*/) {
+  if (self.is_same(source)) return self;
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const bool to_chip = self.device().type() == kChip;
+  const bool from_chip = source.device().type() == kChip;
+  c10::DeviceGuard guard((to_chip ? self : source).device());
+  TORCH_CHECK((to_chip || self.is_cpu()) && (from_chip || source.is_cpu()), "cannot copy from ",
+              source.device(), " to ", self.device(), "; copy through the CPU");
+  TORCH_CHECK(self.layout() == c10::kStrided && source.layout() == c10::kStrided, "the device ",
+              vendor().devices.front().library,
+              " holds dense tensors only; keep sparse tensors on the CPU");
+  if (to_chip && from_chip) {
+    copy_on_chip(self, source);
+  } else if (to_chip) {
+    copy_to_chip(self, source);
+  } else {
+    copy_to_host(self, source);
+  }
+  return self;
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
+  auto target = destination;
+  return copy(target, self, non_blocking);
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destination) {
+  auto target = destination;
+  target.resize_(self.sizes());
+  return copy(target, self, false);
+}
+
+at::Scalar read_scalar(const at::Tensor& self) {
+  auto value = empty_on_host({}, self.scalar_type());
+  copy_to_host(value, self.reshape(c10::IntArrayRef{}));
+  return value.item();
+}
+
+}  // namespace
+
+void register_memory_operators(torch::Library& library) {
+  library.impl("empty.memory_format", TORCH_FN(empty));
+  library.impl("empty_strided", TORCH_FN(empty_strided));
+  library.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
+  library.impl("view", TORCH_FN(at::native::view));
+  library.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
+  library.impl("resize_", TORCH_FN(at::native::resize_));
+  library.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
+  library.impl("set_.source_Storage", TORCH_FN(set_storage));
+  library.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
+  library.impl("set_", TORCH_FN(set_empty));
+  library.impl("record_stream", TORCH_FN(record_stream));
+  library.impl("copy_", TORCH_FN(copy));
+  library.impl("_copy_from", TORCH_FN(copy_from));
+  library.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
+  library.impl("_local_scalar_dense", TORCH_FN(read_scalar));
+}
+
+}  // namespace ditorch

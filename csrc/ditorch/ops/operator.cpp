@@ -1,0 +1,95 @@
+#include "ops/operator.h"
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string_view>
+#include <unordered_map>
+
+namespace ditorch {
+namespace {
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<Operator>> operators;
+};
+
+Registry& registry() {
+  static auto* instance = new Registry();
+  return *instance;
+}
+
+// Products of matrices, and the position of their left operand; the right one follows it.
+void find_product(Operator& op) {
+  static const std::map<std::string_view, size_t> left_operands = {
+      {"mm", 0},     {"bmm", 0},   {"mv", 0},    {"dot", 0},     {"vdot", 0},
+      {"linear", 0}, {"addmm", 1}, {"addmv", 1}, {"baddbmm", 1}, {"addbmm", 1}};
+  std::string_view name = op.name;
+  if (name.ends_with('_')) name.remove_suffix(1);
+  if (auto found = left_operands.find(name); found != left_operands.end()) {
+    op.product = name == "linear" ? Product::linear : Product::matrix;
+    op.left = found->second;
+  } else if (name.starts_with("_scaled_dot_product_") &&
+             name.find("attention") != std::string_view::npos) {
+    bool backward = name.ends_with("_backward");
+    op.product = Product::attention;
+    op.left = backward ? 1 : 0;
+    op.passes = backward ? 5 : 2;
+  }
+}
+
+std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
+  const auto& schema = handle.schema();
+  auto op = std::make_unique<Operator>();
+  const auto& qualified = schema.name();
+  auto colon = qualified.rfind(':');
+  op->name = colon == std::string::npos ? qualified : qualified.substr(colon + 1);
+
+  op->is_view = !schema.returns().empty();
+  for (const auto& result : schema.returns()) {
+    const auto* alias = result.alias_info();
+    if (!alias || alias->isWrite()) op->is_view = false;
+  }
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    auto type = schema.arguments()[i].type();
+    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    if (type->kind() == c10::TypeKind::GeneratorType) op->generator = i;
+  }
+  op->seeded = handle.hasTag(at::Tag::nondeterministic_seeded);
+  op->synchronizes =
+      handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape);
+  find_product(*op);
+  op->host_kernel = find_host_kernel(qualified);
+  op->vendor_kernel = find_vendor_kernel(qualified, schema.overload_name());
+  return op;
+}
+
+}  // namespace
+
+Operator& Operator::of(const c10::OperatorHandle& handle) {
+  auto& all = registry();
+  const auto* key = &handle.schema();
+  {
+    std::shared_lock lock(all.mutex);
+    if (auto found = all.operators.find(key); found != all.operators.end()) return *found->second;
+  }
+  auto described = describe(handle);
+  std::unique_lock lock(all.mutex);
+  return *all.operators.try_emplace(key, std::move(described)).first->second;
+}
+
+std::map<std::string, uint64_t> fallback_counts() {
+  std::map<std::string, uint64_t> counts;
+  std::shared_lock lock(registry().mutex);
+  for (const auto& [schema, op] : registry().operators) {
+    if (auto runs = op->host_runs.load()) counts[op->name] += runs;
+  }
+  return counts;
+}
+
+void reset_fallback_counts() {
+  std::shared_lock lock(registry().mutex);
+  for (const auto& [schema, op] : registry().operators) op->host_runs = 0;
+}
+
+}  // namespace ditorch

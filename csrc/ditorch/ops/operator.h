@@ -1,0 +1,40 @@
+// What ditorch knows of an ATen operator, worked out once from its schema.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "ops/host_kernels.h"
+#include "ops/vendor_kernels.h"
+
+namespace ditorch {
+
+// Where a product of matrices keeps its left operand, or an attention its query.
+enum class Product { none, matrix, linear, attention };
+
+struct Operator {
+  std::string name;           // "add", without namespace and overload; lives as long as the process
+  bool is_view = false;       // its results alias its first argument; nothing is launched
+  bool synchronizes = false;  // its result's shape or value needs the data on the host
+  bool seeded = false;        // it draws random numbers
+  std::optional<size_t> generator;  // position of its Generator? argument
+  Product product = Product::none;
+  size_t left = 0;    // position of the product's left operand
+  double passes = 1;  // products of that shape it does (attention: 2 forward, 5 backward)
+  VendorKernel vendor_kernel = nullptr;  // null: the host always computes it
+  HostKernel host_kernel = nullptr;
+  std::atomic<uint64_t> host_runs{0};
+
+  static Operator& of(const c10::OperatorHandle& handle);
+};
+
+// How often the host computed each operator since the last reset, by name; no zeros.
+std::map<std::string, uint64_t> fallback_counts();
+void reset_fallback_counts();
+
+}  // namespace ditorch

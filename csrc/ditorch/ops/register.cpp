@@ -1,0 +1,65 @@
+#include "ops/register.h"
+
+#include <torch/library.h>
+
+#include <string>
+
+#include "ops/launch.h"
+#include "ops/memory.h"
+#include "ops/vendor_kernels.h"
+
+namespace ditorch {
+namespace {
+
+constexpr c10::DispatchKey kKey = c10::DispatchKey::PrivateUse1;
+
+template <auto function>
+torch::CppFunction boxed() {
+  return torch::CppFunction::makeFromBoxedFunction<function>();
+}
+
+// Libraries unregister when destroyed; these stay for the life of the process.
+torch::Library& new_library(const char* name, c10::DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, name, key, __FILE__, __LINE__);
+}
+
+// Operators that torch would otherwise take apart before they reach the fallback, although they are
+// one operator: those the CPU has a kernel for (so that a chip gives what the CPU gives), a step of
+// an optimizer over a list of tensors (one launch on real chips), and what the chip's kernel fuses.
+bool is_whole(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  const auto& [name, overload] = op.operator_name();
+  if (name.rfind("aten::_foreach_", 0) == 0) return true;
+  if (name == "aten::_fused_rms_norm") return vendor_has_rms_norm();
+  if (name == "aten::convolution_overrideable") return overload.empty();
+  if (name == "aten::convolution_backward_overrideable") return overload.empty();
+  return op.hasKernelForDispatchKey(DispatchKey::CPU) &&
+         (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
+          op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
+}
+
+void register_whole_operators(torch::Library& library) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !is_whole(*op)) continue;
+    library.impl(c10::toString(name).c_str(), boxed<&launch>());
+  }
+}
+
+}  // namespace
+
+void register_operators() {
+  connect_vendor_kernels();
+  new_library("_", kKey).fallback(boxed<&launch>());
+  auto& library = new_library("aten", kKey);
+  register_memory_operators(library);
+  register_whole_operators(library);
+  for (auto key : {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::QuantizedPrivateUse1,
+                   c10::DispatchKey::SparseCsrPrivateUse1}) {
+    new_library("_", key).fallback(boxed<&refuse_layout>());
+  }
+}
+
+}  // namespace ditorch

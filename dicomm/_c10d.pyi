@@ -1,0 +1,21 @@
+from datetime import timedelta
+
+import torch.distributed as dist
+
+class Backend(dist.distributed_c10d.Backend):  # type: ignore[misc]
+    def __init__(
+        self,
+        *,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        name: str,
+        rank_label: str,
+        secret: str,
+        strategy: str,
+    ) -> None: ...
+    def set_link(self, peer: int, latency_s: float, bytes_per_s: float) -> None: ...
+    def bytes_sent(self, peer: int) -> int: ...
+
+def set_device_clock(device_type: str, ready_at_ns: int, wait_until_ns: int) -> None: ...

@@ -1,0 +1,67 @@
+"""Random numbers: one seed, the same numbers on every chip and on the CPU."""
+
+import pytest
+import torch
+from torch import nn
+
+
+def test_one_seed_gives_the_cpus_numbers() -> None:
+    torch.manual_seed(11)
+    on_chip = [torch.randn(300, device="device"), torch.randint(99, (7,), device="device")]
+    torch.manual_seed(11)
+    on_cpu = [torch.randn(300), torch.randint(99, (7,))]
+    for ours, theirs in zip(on_chip, on_cpu, strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
+def test_the_cpus_generator_is_left_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    torch.rand(9, device="device")
+    torch.nn.functional.dropout(torch.ones(9, device="device"), 0.5)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_dropout_follows_the_seed() -> None:
+    layer = nn.Dropout(0.5)
+    x = torch.ones(64, device="device", requires_grad=True)
+    torch.manual_seed(2)
+    first = layer(x)
+    torch.manual_seed(2)
+    assert torch.equal(layer(x), first)
+    first.sum().backward()
+    assert torch.equal(x.grad, first.detach())
+
+
+def test_states_can_be_kept() -> None:
+    state = torch.emuchip.get_rng_state()
+    first = torch.rand(5, device="device")
+    torch.emuchip.set_rng_state(state)
+    assert torch.equal(torch.rand(5, device="device"), first)
+    with torch.random.fork_rng(devices=[0], device_type="device"):
+        torch.rand(5, device="device")
+    second = torch.rand(5, device="device")
+    torch.emuchip.set_rng_state(state)
+    torch.rand(5, device="device")
+    assert torch.equal(torch.rand(5, device="device"), second)
+
+
+def test_generators_belong_to_a_device() -> None:
+    generator = torch.Generator(device="device").manual_seed(3)
+    twin = generator.clone_state()
+    assert torch.equal(
+        torch.rand(3, device="device", generator=generator),
+        torch.rand(3, device="device", generator=twin),
+    )
+    with pytest.raises(RuntimeError, match="generator"):
+        torch.rand(3, device="device", generator=torch.Generator())
+
+
+def test_checkpointing_recomputes_the_same_dropout() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.ones(64, device="device", requires_grad=True)
+    y = checkpoint(nn.functional.dropout, x, use_reentrant=False)
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())

@@ -1,0 +1,50 @@
+"""A process is one chip, so each chip's checks run in a process of their own.
+
+`checks/check_*.py` are ordinary pytest files that expect `import ditorch` to have found the chip
+of the environment; `run_checks` runs some of them on a chip, in a child pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECKS = Path(__file__).parent / "checks"
+DEADLINE_S = 240
+
+
+def environment(chip: str | Path | None, **extra: str) -> dict[str, str]:
+    """The environment of a process whose chip is `chip`; None is a machine without one."""
+    chosen = {k: v for k, v in os.environ.items() if not k.startswith(("DITORCH_", "EMUCHIP_"))}
+    chosen["PYTHONPATH"] = os.pathsep.join([str(ROOT), chosen.get("PYTHONPATH", "")])
+    if chip is not None:
+        chosen["DITORCH_CHIP"] = str(chip)
+    return chosen | extra
+
+
+def run_python(
+    code: str, chip: str | Path | None, **extra: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(chip, **extra),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+def run_checks(chip: str | Path | None, *files: str) -> None:
+    """Runs checks/<files> on the chip; fails with the child's report if one of them does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+         "-o", "python_files=check_*.py", *(str(CHECKS / file) for file in files)],
+        env=environment(chip), cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S,
+    )  # fmt: skip
+    if done.returncode != 0:
+        pytest.fail(f"on chip {chip}:\n{done.stdout[-6000:]}{done.stderr[-2000:]}", pytrace=False)

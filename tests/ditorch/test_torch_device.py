@@ -1,0 +1,62 @@
+"""The device as a user meets it, on every emulated chip and on a machine without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from on_chip import run_checks, run_python
+
+MINI_CHIPS = ["a-mini", "b-mini", "c-mini", "d-mini"]
+
+
+@pytest.mark.parametrize("chip", [*MINI_CHIPS, None])
+def test_the_unified_name_is_the_honest_device(chip: str | None) -> None:
+    run_checks(chip, "check_unified_name.py")
+
+
+def test_memory_streams_random_numbers_and_files() -> None:
+    run_checks("b-mini", "check_memory.py", "check_streams.py", "check_random.py", "check_files.py")
+
+
+def test_operators_write_where_torch_says() -> None:
+    run_checks("c-mini", "check_operators.py", "check_autocast.py")
+
+
+def test_a_neutral_chip_computes_what_the_cpu_computes(make_chip: Callable[..., Path]) -> None:
+    chip = make_chip("a", neutral="true")
+    run_checks(chip, "check_against_cpu.py", "check_training.py")
+
+
+def test_a_chip_with_its_own_kernels_agrees_with_the_cpu() -> None:
+    run_checks("d", "check_against_cpu.py")
+
+
+def test_every_launched_operator_is_charged_once(make_chip: Callable[..., Path]) -> None:
+    run_checks(make_chip("a", launch_s="1.0", bandwidth_bytes_per_s="1e30"), "check_launches.py")
+    run_checks(make_chip("a", launch_s="0.0", bandwidth_bytes_per_s="1e6"), "check_bytes.py")
+    slow = {"launch_s": "0.0", "bandwidth_bytes_per_s": "1e30", "efficiency": "1.0"}
+    run_checks(make_chip("a", float32_flops="1e6", **slow), "check_flops.py")
+
+
+def test_two_vendors_differ_in_the_last_bits_only() -> None:
+    code = (
+        "import torch, ditorch\n"
+        "torch.manual_seed(0)\n"
+        "x = torch.randn(64, 512, device='device')\n"
+        "y = torch.softmax(x @ x.T / 20, -1)\n"
+        "print(y.cpu().numpy().tobytes().hex())\n"
+    )
+    outputs = []
+    for chip in ("a-mini", "b-mini", "d-mini"):
+        done = run_python(code, chip)
+        assert done.returncode == 0, done.stderr
+        outputs.append(bytes.fromhex(done.stdout.strip()))
+    assert len(set(outputs)) == len(outputs)
+
+    import numpy
+
+    first, *others = (numpy.frombuffer(output, dtype=numpy.float32) for output in outputs)
+    for other in others:
+        numpy.testing.assert_allclose(other, first, rtol=2e-2, atol=1e-4)
