@@ -1,0 +1,1 @@
+"""Plans and trains one model on chips of several vendors (HeteroPP and HeteroAuto)."""

@@ -1,0 +1,1 @@
+"""The commands; each is a thin face of the library."""

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 if TYPE_CHECKING:
     import torch
 
-_PRESETS = Path(__file__).parent / "chips"
+_PRESETS = Path(__file__).parent
 _CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 Name = Annotated[str, Strict(), Field(min_length=1, max_length=63)]

@@ -1,0 +1,1 @@
+"""Clusters and models to start from."""
