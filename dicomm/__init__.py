@@ -11,6 +11,8 @@ peer died, left or aborted; also a ConnectionError) and `AbortedError` (this ran
 closed).
 """
 
+from typing import Any
+
 from dicomm._dicomm import (
     ANY_SOURCE,
     AbortedError,
@@ -34,3 +36,14 @@ __all__ = [
     "TimeoutError",
     "TorchStore",
 ]
+
+_NEEDS_TORCH = ("Options", "bytes_sent", "register_backend", "set_device_clock", "set_links")
+
+
+def __getattr__(name: str) -> Any:
+    """dicomm.distributed's functions, imported with torch when first asked for."""
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'dicomm' has no attribute {name!r}")
+    from dicomm import distributed
+
+    return getattr(distributed, name)

@@ -39,9 +39,8 @@ class PythonStore final : public dicomm::Store {
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     py::gil_scoped_acquire gil;
     std::string value;
-    guarded(key, [&] {
-      value = store_.attr("get")(key, Seconds(timeout).count()).cast<std::string>();
-    });
+    guarded(key,
+            [&] { value = store_.attr("get")(key, Seconds(timeout).count()).cast<std::string>(); });
     return value;
   }
 

@@ -3,8 +3,10 @@
 // A Communicator connects the ranks of one job. Connections are made on first use, through a
 // Store that every rank can reach; each proves it knows the job's secret before any payload is
 // read. Messages between two ranks with the same tag arrive in order; matching is by
-// (peer, tag). Every wait has a deadline; a peer that dies, or aborts, fails every request that
-// involves it with an Error that names the peer, the operation and the time waited.
+// (peer, tag). Every wait has a deadline. A peer that dies or aborts ends the communicator: the
+// first rank to notice tells all it is connected with, and they theirs; then every request fails
+// with an Error that names the first cause, the operation and the time waited. A peer that closes
+// in order fails only what still involves it.
 #pragma once
 
 #include <chrono>

@@ -131,7 +131,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Matcher matcher_;
   std::vector<Peer> peers_;
   std::vector<int> live_;  // ranks of peers with a live connection
-  int same_host_peers_ = 0;
+  std::atomic<int> same_host_peers_{0};
   std::map<int, Guest> guests_;
   std::string last_refusal_;
   std::optional<Failure> failure_;

@@ -55,12 +55,10 @@ Digest proof(const Identity& me, std::string_view role, const Hello& dialler, co
 
 // Blocking halves, for the dialler.
 void wait_for(const Fd& socket, short events, const Patience& patience) {
-  if (!patience.wait(socket.get(), events))
-    throw Error("the handshake was not answered in time");
+  if (!patience.wait(socket.get(), events)) throw Error("the handshake was not answered in time");
 }
 
-void send_all(const Fd& socket, std::string_view data,
-              const Patience& patience) {
+void send_all(const Fd& socket, std::string_view data, const Patience& patience) {
   while (!data.empty()) {
     const ssize_t sent =
         ::send(socket.get(), data.data(), data.size(), MSG_DONTWAIT | MSG_NOSIGNAL);

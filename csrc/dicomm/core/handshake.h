@@ -73,8 +73,7 @@ struct Dialled {
   Fd segment;  // where one came along
 };
 // Throws Error saying what went wrong.
-Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank,
-                       const Patience& patience);
+Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const Patience& patience);
 
 // The acceptor's side, which never blocks.
 class Guest {

@@ -152,7 +152,8 @@ void Engine::lead(Lock& lock, Time until, const RequestState* awaited) {
   if (const auto deadline = first_guest_deadline()) until = std::min(until, *deadline);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
   int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
-  if (more || stop_ || (awaited && awaited->done) || (timeout_ms > 0 && !ready_to_sleep())) timeout_ms = 0;
+  if (more || stop_ || (awaited && awaited->done) || (timeout_ms > 0 && !ready_to_sleep()))
+    timeout_ms = 0;
   epoll_event events[32];
   sleeping_ = timeout_ms > 0;
   lock.unlock();
@@ -160,7 +161,7 @@ void Engine::lead(Lock& lock, Time until, const RequestState* awaited) {
   lock.lock();
   sleeping_ = false;
   for (const int rank : live_) peers_[rank].connection->stream().woke();
-  for (int i = 0; i < count; ++i) 
+  for (int i = 0; i < count; ++i)
     handle_event(static_cast<Event>(events[i].data.u64 >> 32),
                  static_cast<int>(events[i].data.u64 & 0xffffffff));
   dismiss_late_guests();
@@ -227,9 +228,9 @@ void Engine::wait(RequestState& request, std::optional<std::chrono::milliseconds
   if (request.peer_number != Communicator::any_source && !peers_[request.peer_number].live())
     hint = text("; rank ", request.peer_number, " is not connected yet");
   if (!last_refusal_.empty()) hint += text("; a connection was refused: ", last_refusal_);
-  throw TimeoutError(
-      text(describe(request), ": not done after ", 
-                          seconds(std::chrono::nanoseconds(now_ns() - request.posted_at_ns)), hint));
+  throw TimeoutError(text(describe(request), ": not done after ",
+                          seconds(std::chrono::nanoseconds(now_ns() - request.posted_at_ns)),
+                          hint));
 }
 
 void Engine::block(Lock& lock, RequestState& request, Time deadline) {

@@ -164,7 +164,7 @@ class ShmStream final : public Stream {
 
 Fd make_segment() {
   Fd segment(::memfd_create("dicomm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!segment || ::ftruncate(segment.get(), kSegmentBytes) != 0 ||
+  if (!segment || ::fallocate(segment.get(), 0, 0, kSegmentBytes) != 0 ||
       ::fcntl(segment.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
     throw Error(
         text("cannot make ", kSegmentBytes, " bytes of shared memory: ", system_error(errno)));
