@@ -7,6 +7,7 @@ then by chip name, so that a plan does not depend on the order of the file.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -64,10 +65,15 @@ class Cluster:
         return self.nodes[-1].ranks.stop
 
     def node(self, rank: int) -> Node:
-        for node in self.nodes:
-            if rank in node.ranks:
-                return node
-        raise ValueError(f"rank {rank} is not in cluster {self.name} of {self.world_size} ranks")
+        if not 0 <= rank < self.world_size:
+            raise ValueError(
+                f"rank {rank} is not in cluster {self.name} of {self.world_size} ranks"
+            )
+        return self._node_of[rank]
+
+    @cached_property
+    def _node_of(self) -> list[Node]:
+        return [node for node in self.nodes for _ in node.ranks]
 
     def chip(self, rank: int) -> ChipSpec:
         return self.node(rank).chip

@@ -6,6 +6,7 @@ layers and 1; both are traced, once for each (first, last, tensor-parallel degre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -15,6 +16,9 @@ from heteropp.cluster import Link
 from heteropp.model import Model
 from heteropp.stage_trace import StageTrace, trace_stage
 from heteropp.trace import Trace
+from heteropp.transport import SENDS_UNDER_WAY
+
+SCALARS_BYTES = 4096  # the loss, norms, and the rounding of allocations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +37,13 @@ class StageShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Time:
-    """Seconds of one rank: the first three for one micro-batch, the last two for a step."""
+    """Seconds of one rank: the first three for one micro-batch, the others for a step."""
 
     forward_s: float
     recompute_s: float
     backward_s: float
     reduce_s: float  # gradients over the replicas
+    norm_s: float  # of its gradients, before the ranks exchange their norms
     update_s: float  # clip, AdamW, gather the parameters
 
     @property
@@ -49,7 +54,7 @@ class Time:
     @property
     def step_s(self) -> float:
         """T_update of section 4.3.2: what of the update no backward covers, which is all of it."""
-        return self.reduce_s + self.update_s
+        return self.reduce_s + self.norm_s + self.update_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +64,10 @@ class Memory:
     parameters: int
     gradients: int
     optimizer: int  # AdamW's two averages, and the master copy of a bfloat16 model
-    constants: int  # causal mask, rotary angles
+    constants: int  # causal mask, rotary angles, and a few scalars
     tokens: int  # of the whole step
     kept: int  # by the forwards of the micro-batches in flight, but for the one at work
-    working: int  # the most that the micro-batch at work holds
+    working: int  # the most that the micro-batch at work, or the update, holds
     boundary: int  # pieces received ahead, and tensors under way
 
     @property
@@ -71,17 +76,20 @@ class Memory:
 
 
 def all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """dicomm's: everything to everyone when short, else reduce-scatter and all-gather."""
-    if ranks == 1:
-        return 0.0
-    if size_bytes <= (64 << 10 if ranks == 2 else 16 << 10):
-        return link.seconds(size_bytes)
-    return 2 * link.seconds(size_bytes / ranks)
+    """dicomm's: everything to everyone when short, else a reduce-scatter and an all-gather."""
+    if size_bytes > (64 << 10 if ranks == 2 else 16 << 10):
+        return 2 * all_gather_s(size_bytes, ranks, link)
+    if ranks <= 8:
+        return all_gather_s(size_bytes * ranks, ranks, link)
+    return math.ceil(math.log2(ranks)) * link.seconds(size_bytes)  # recursive doubling
 
 
 def all_gather_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Of `size_bytes` in all, each rank to every other at once; a reduce-scatter costs the same."""
-    return 0.0 if ranks == 1 else link.seconds(size_bytes / ranks)
+    """Of `size_bytes` in all: each rank sends its piece to every other, one after another.
+
+    A reduce-scatter costs the same.
+    """
+    return 0.0 if ranks == 1 else link.seconds(size_bytes * (ranks - 1) / ranks)
 
 
 def stage_time(model: Model, shape: StageShape, chip: ChipSpec, inside: Link, across: Link) -> Time:
@@ -111,6 +119,7 @@ def _short_stage_time(
         recompute_s=forward_s if shape.recompute else 0.0,
         backward_s=_trace_s(trace.backward, model, shape.tp, chip, inside),
         reduce_s=combine(trace.gradient_bytes, shape.dp, across),
+        norm_s=_update_s(trace.norm, model, chip, shards),
         update_s=_update_s(trace.update, model, chip, shards)
         + all_gather_s(trace.flat_bytes, shards, across),
     )
@@ -129,17 +138,21 @@ def stage_memory(model: Model, shape: StageShape, in_flight: int, micro_batches:
     mixed = model.dtype == "bfloat16"
     rows = shape.sequences * model.sequence_length
     token_tables = int(shape.first) + int(shape.last)
-    pieces = (one.input_bytes + (0 if shape.last else one.output_bytes)) // shape.tp
-    under_way = one.input_bytes + (one.output_bytes if shape.recompute else 0)
+    output_bytes = 0 if shape.last else one.output_bytes
+    kept *= in_flight - 1
+    working = linear(lambda t: max(t.forward_peak_bytes, t.backward_peak_bytes))
+    updating = linear(lambda t: t.update_peak_bytes) // shards  # when nothing else is held
     return Memory(
         parameters=linear(lambda t: t.flat_bytes),
         gradients=gradients + (gradients // shards if shards > 1 else 0),
         optimizer=(3 if mixed else 2) * gradients // shards,
-        constants=one.constant_bytes,
+        constants=one.constant_bytes + SCALARS_BYTES,
         tokens=token_tables * micro_batches * rows * 8,
-        kept=(in_flight - 1) * kept,
-        working=linear(lambda t: max(t.forward_peak_bytes, t.backward_peak_bytes)),
-        boundary=pieces + 2 * under_way,
+        kept=kept,
+        working=max(working, updating - kept),
+        # the pieces that come next, and what may still be leaving
+        boundary=(one.input_bytes + output_bytes) // shape.tp
+        + SENDS_UNDER_WAY * (one.input_bytes + output_bytes),
     )
 
 

@@ -3,6 +3,10 @@
 Every rank works through the actions that the executor would run (schedule.py). A message departs
 when its data is ready and the link from its sender to its receiver is free, and is delivered
 after latency + bytes / bandwidth; sends do not hold the sender, receives are posted ahead.
+
+The step is one of many alike: the ranks come out of the exchange of norms of the step before at
+one moment, and each begins when its own update has ended. So the time from a rank's begin to its
+end is the same for all ranks, and is the time of a step.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ from dataclasses import dataclass
 
 from heteropp.cluster import Cluster
 from heteropp.cost import Time, all_gather_s
+from heteropp.llama import model_parameters
 from heteropp.plan import Plan, Stage
-from heteropp.planned import rank_times
+from heteropp.planned import rank_times, slowest_link
 from heteropp.reshard import Message, messages, piece_box
 from heteropp.schedule import Action, Kind, one_f_one_b
 from heteropp.timeline import Span
@@ -27,32 +32,38 @@ class DeadlockError(RuntimeError):
 class Simulation:
     step_s: float
     spans: list[Span]
-
-    def busy_s(self, rank: int) -> float:
-        """Seconds a rank spends computing."""
-        work = {Kind.F, Kind.R, Kind.B, Kind.STEP}
-        return sum(s.end_s - s.start_s for s in self.spans if s.rank == rank and s.name in work)
+    busy_s: tuple[float, ...]  # by rank: computing, and reducing within its stage
 
 
 def simulate(plan: Plan, cluster: Cluster) -> Simulation:
     """Raises DeadlockError when the action tables cannot finish."""
     times = rank_times(plan, cluster)
     run = _Run(plan, cluster, times)
-    spans = run.go()
-    return Simulation(max(span.end_s for span in spans), spans)
+    begin_s = run.clock[0]
+    run.go()
+    spans = sorted(run.spans, key=lambda s: (s.rank, s.start_s, s.end_s))
+    busy_s = []
+    for rank, time in enumerate(times):
+        micro_batches = plan.pipelines[plan.place(rank)[0]].micro_batches
+        busy_s.append(micro_batches * time.micro_batch_s + time.step_s)
+    return Simulation(run.clock[0] - begin_s, spans, tuple(busy_s))
 
 
 class _Run:
     def __init__(self, plan: Plan, cluster: Cluster, times: list[Time]) -> None:
         self.plan, self.cluster, self.times = plan, cluster, times
-        self.clock = [0.0] * plan.world_size
+        first = min(time.update_s for time in times)
+        self.clock = [time.update_s - first for time in times]
         self.next = [0] * plan.world_size
         self.spans: list[Span] = []
         self.link_free: dict[tuple[int, int], float] = defaultdict(float)
         # when the pieces that a rank receives for an action arrive
         self.arrivals: dict[tuple[int, Kind, int | None], list[float]] = defaultdict(list)
+        self.groups: dict[tuple[int, Kind], tuple[tuple[int, ...], float]] = {}
         # when each rank of a group reached a collective
         self.joined: dict[tuple, dict[int, float]] = defaultdict(dict)
+        self.everyone = tuple(range(plan.world_size))
+        self.norms_s = _norms_s(plan, cluster)
         self.places = [plan.place(rank) for rank in range(plan.world_size)]
         self.actions: list[list[Action]] = []
         self.outgoing: dict[tuple[int, Kind], list[Message]] = defaultdict(list)
@@ -70,7 +81,7 @@ class _Run:
             self.outgoing[message.source, send].append(message)
             self.incoming[message.destination, receive] += 1
 
-    def go(self) -> list[Span]:
+    def go(self) -> None:
         waiting = set(range(self.plan.world_size))
         while waiting:
             moved = False
@@ -85,7 +96,6 @@ class _Run:
                     for rank in sorted(waiting)
                 )
                 raise DeadlockError(f"the schedule cannot go on: {stuck}")
-        return sorted(self.spans, key=lambda s: (s.rank, s.start_s, s.end_s))
 
     def _advance(self, rank: int) -> bool:
         """Runs a rank's next action if it can run now."""
@@ -132,27 +142,39 @@ class _Run:
 
     def _collective(self, rank: int, action: Action, now: float) -> float | None:
         """Gathers, the reduction and the update: everyone of the group starts with the last."""
-        group, seconds = self._group(rank, action)
-        key = (action, group)
-        joined = self.joined[key]
-        joined[rank] = now
+        times = self.times[rank]
+        before_s = times.norm_s if action.kind == Kind.STEP else 0.0
+        after_s = times.update_s if action.kind == Kind.STEP else 0.0
+        if (rank, action.kind) not in self.groups:
+            self.groups[rank, action.kind] = self._group(rank, action)
+        group, exchange_s = self.groups[rank, action.kind]
+        joined = self.joined[action, group]
+        joined[rank] = now + before_s
         if len(joined) < len(group):
             return None
-        return max(joined.values()) + seconds
+        return max(joined.values()) + exchange_s + after_s
 
     def _group(self, rank: int, action: Action) -> tuple[tuple[int, ...], float]:
+        """Who takes part in a collective, and how long it takes them."""
         pipeline, stage_index, replica, tp_index = self.places[rank]
         stage = self.plan.pipelines[pipeline].stages[stage_index]
         if action.kind == Kind.REDUCE:
             return tuple(r.ranks[tp_index] for r in stage.replicas), self.times[rank].reduce_s
-        if action.kind == Kind.STEP:  # the gradient norm is the whole job's
-            return tuple(range(self.plan.world_size)), self.times[rank].update_s
+        if action.kind == Kind.STEP:  # the gradient's norm is the whole job's
+            return self.everyone, self.norms_s
         ranks = stage.replicas[replica].ranks
         length = self.plan.model.sequence_length
         rows = piece_box(stage, replica, tp_index, length).shape[0] * len(ranks)
         size = rows * self.plan.model.hidden * self.plan.model.dtype_bytes
-        link = self.cluster.link(ranks[0], ranks[1])
-        return ranks, all_gather_s(size, len(ranks), link)
+        return ranks, all_gather_s(size, len(ranks), slowest_link(self.cluster, rank, ranks))
+
+
+def _norms_s(plan: Plan, cluster: Cluster) -> float:
+    """Every rank gives every other one float for each parameter of the model, and the loss."""
+    row_bytes = 4 * (len(model_parameters(plan.model)) + 1)
+    everyone = tuple(range(plan.world_size))
+    link = slowest_link(cluster, 0, everyone)
+    return all_gather_s(row_bytes * plan.world_size, plan.world_size, link)
 
 
 def _name(action: Action) -> str:

@@ -23,7 +23,8 @@ class StageTrace:
 
     forward: Trace
     backward: Trace
-    update: Trace  # norms, clipping and AdamW over the whole buffer
+    norm: Trace  # of every parameter's gradient
+    update: Trace  # clipping and AdamW over the whole buffer, and zeroing the gradients
     parameters: int  # tensors
     flat_bytes: int  # of the flat parameter buffer
     gradient_bytes: int  # of the flat gradient buffer
@@ -33,6 +34,7 @@ class StageTrace:
     kept_bytes: int  # alive after a forward, its input included
     forward_peak_bytes: int  # most alive during a forward, beyond what stood before it
     backward_peak_bytes: int  # the same during a backward, what its forward kept included
+    update_peak_bytes: int  # the same during the update
 
 
 @lru_cache(maxsize=256)
@@ -67,10 +69,17 @@ def trace_stage(
         live.restart_peak()
         count(backward, lambda: torch.autograd.backward(output, gradient), gradient)
         backward_peak_bytes = live.peak_bytes
+    norm, update = Trace(), Trace()
+    count(norm, lambda: flat.norms(0))
+    with live:
+        before_bytes = live.live_bytes
+        live.restart_peak()
+        count(update, lambda: _update(flat))
     return StageTrace(
         forward=forward,
         backward=backward,
-        update=_trace_update(flat),
+        norm=norm,
+        update=update,
         parameters=len(flat.entries),
         flat_bytes=_bytes(flat.values),
         gradient_bytes=_bytes(flat.gradients),
@@ -80,20 +89,14 @@ def trace_stage(
         kept_bytes=kept_bytes,
         forward_peak_bytes=forward_peak_bytes,
         backward_peak_bytes=backward_peak_bytes,
+        update_peak_bytes=live.peak_bytes - before_bytes,
     )
 
 
-def _trace_update(flat: FlatParameters) -> Trace:
-    trace = Trace()
-
-    def update() -> None:
-        flat.zero_gradients()
-        flat.norms(0)
-        clip(flat.shard_gradient, torch.empty((), device="meta"), 1.0)
-        flat.optimizer.update(flat.shard_gradient, 1e-3)
-
-    count(trace, update)
-    return trace
+def _update(flat: FlatParameters) -> None:
+    clip(flat.shard_gradient, torch.empty((), device="meta"), 1.0)
+    flat.optimizer.update(flat.shard_gradient, 1e-3)
+    flat.zero_gradients()
 
 
 def _bytes(tensor: Tensor) -> int:

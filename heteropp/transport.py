@@ -17,6 +17,8 @@ from heteropp.plan import Plan, Stage
 from heteropp.reshard import messages, piece_box, replica_box
 from heteropp.tp import ProcessGroup, SoloGroup, TensorParallelGroup
 
+SENDS_UNDER_WAY = 2  # boundary tensors on their way to one neighbour
+
 
 @dataclass(frozen=True)
 class Place:
@@ -149,7 +151,10 @@ class Inbox:
 
 
 class Outbox:
-    """The boundary tensors that go to one neighbour; each is held until its peers have it."""
+    """The boundary tensors that go to one neighbour; each is held until its peers have it.
+
+    At most SENDS_UNDER_WAY are: the host, which runs ahead of its chip, would hold more and more.
+    """
 
     def __init__(self, place: Place, receiver: Stage, sequence_length: int, tag: int) -> None:
         held = replica_box(place.stage, place.replica_index, sequence_length)
@@ -163,7 +168,10 @@ class Outbox:
 
     def send(self, tensor: Tensor) -> None:
         """Starts sending a [rows, hidden] tensor, which must not change until it has left."""
-        while self.under_way and self.under_way[0][0].is_completed():
+        most = (SENDS_UNDER_WAY - 1) * len(self.parts)
+        while len(self.under_way) > most or (
+            self.under_way and self.under_way[0][0].is_completed()
+        ):
             self._finish()
         for part in self.parts:
             work = dist.isend(tensor[part.rows], part.peer, tag=self.tag)

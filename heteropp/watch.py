@@ -25,7 +25,7 @@ import torch.distributed as dist
 from heteropp.control import Control
 from heteropp.files import write_text
 
-SIGTERM_GRACE_S = 3.0  # the launcher sends SIGTERM as soon as a rank died; the cause follows
+SIGTERM_GRACE_S = 2.0  # the launcher sends SIGTERM as soon as a rank died; the cause follows
 CAUSE_POLL_S = 1.0  # for deaths on other machines
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LAUNCHER = -1  # stands for it where a rank is expected

@@ -47,7 +47,7 @@ def simulate(
         write_chrome_trace(trace, {"predicted": result.spans})
     if picture:
         draw_timeline(picture, {"predicted": result.spans}, labels)
-    idle = [1 - result.busy_s(rank) / result.step_s for rank in range(content.world_size)]
+    idle = [1 - result.busy_s[rank] / result.step_s for rank in range(content.world_size)]
     if json:
         print(
             json_.dumps({"step_s": result.step_s, "idle": idle, "memory_bytes": memory}, indent=2)
@@ -59,7 +59,7 @@ def simulate(
     for rank, label in enumerate(labels):
         table.add_row(
             label,
-            f"{result.busy_s(rank) * 1e3:.1f} ms",
+            f"{result.busy_s[rank] * 1e3:.1f} ms",
             f"{idle[rank]:.1%}",
             f"{memory[rank] / 2**20:.1f} MiB",
         )

@@ -205,6 +205,16 @@ class Space:
 
     def options(self, degrees: Degrees, index: int) -> list[Option]:
         """What one chip type may hold under these degrees."""
+        key = (degrees, index)
+        if key not in self._options:
+            self._options[key] = self._list_options(degrees, index)
+        return self._options[key]
+
+    @cached_property
+    def _options(self) -> dict[tuple[Degrees, int], list[Option]]:
+        return {}
+
+    def _list_options(self, degrees: Degrees, index: int) -> list[Option]:
         others = sum(degrees.pp) - degrees.pp[index]
         most = (self.model.layers - others) // degrees.pp[index]
         return [

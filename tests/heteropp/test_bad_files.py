@@ -9,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from clusters import tiny_model, write_cluster, write_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from heteropp.cli import search as search_command
 from heteropp.cli import simulate as simulate_command
 from heteropp.plan import Pipeline, Plan, Replica, Stage, write_plan
-
-from clusters import tiny_model, write_cluster, write_model
 
 
 def run(app, arguments: list[str], capsys) -> str:
@@ -227,8 +226,10 @@ def _places(value):
 def test_the_real_command_exits_with_2(folder: Path) -> None:
     (folder / "cluster.toml").write_text(CLUSTERS["unknown chip"])
     ended = subprocess.run(
-        [sys.executable, "-m", "heteropp.cli.search", "--cluster", folder / "cluster.toml"]
-        + ["--model", folder / "model.toml", "--global-batch", "4"],
+        [
+            *(sys.executable, "-m", "heteropp.cli.search", "--global-batch", "4"),
+            *("--cluster", folder / "cluster.toml", "--model", folder / "model.toml"),
+        ],
         capture_output=True,
         text=True,
         timeout=60,

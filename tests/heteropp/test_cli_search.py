@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from heteropp.plan import read_plan
-
 from clusters import tiny_model, write_cluster, write_model
+
+from heteropp.plan import read_plan
 
 PRESETS = Path(__file__).parents[2] / "heteropp" / "presets"
 

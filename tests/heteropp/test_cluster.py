@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from heteropp.cluster import read_cluster
-
 from clusters import write_cluster
+
+from heteropp.cluster import read_cluster
 
 
 def test_ranks_do_not_depend_on_the_order_of_the_file(tmp_path) -> None:

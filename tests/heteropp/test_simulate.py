@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from clusters import cluster_of, tiny_model
 
 from ditorch.chips import load_chip
 from heteropp import simulate as simulator
@@ -12,8 +14,6 @@ from heteropp.plan import Pipeline, Plan, Replica, Stage
 from heteropp.planned import rank_times
 from heteropp.schedule import Action, Kind, in_flight, one_f_one_b
 from heteropp.simulate import DeadlockError, simulate
-
-from clusters import cluster_of, tiny_model
 
 
 def uniform(stages: int, micro_batches: int, recompute: bool = False):
@@ -52,7 +52,8 @@ def test_equals_the_closed_form_of_1f1b(monkeypatch, stages: int, micro_batches:
     plan, cluster = uniform(stages, micro_batches)
     time = rank_times(plan, cluster)[0]
     monkeypatch.setattr(simulator, "rank_times", lambda *_: [time] * stages)
-    expected = (micro_batches + stages - 1) * (time.forward_s + time.backward_s) + time.update_s
+    expected = (micro_batches + stages - 1) * (time.forward_s + time.backward_s)
+    expected += time.norm_s + time.update_s
     assert simulate(plan, cluster).step_s == pytest.approx(expected, rel=1e-9)
 
 
@@ -85,7 +86,7 @@ def test_spans_of_a_rank_do_not_overlap_and_every_action_has_one() -> None:
     for rank in range(4):
         own = [span for span in spans if span.rank == rank]
         assert len(own) == len(one_f_one_b(plan.pipelines[0], rank))
-        for before, after in zip(own, own[1:], strict=False):
+        for before, after in pairwise(own):
             assert before.end_s <= after.start_s + 1e-12
 
 

@@ -1,0 +1,217 @@
+"""Starts heteropp-train as a person would, with a deadline, for every test that trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import string
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from typer.testing import CliRunner
+
+from heteropp.cli.train import app
+from heteropp.model import Model
+from heteropp.plan import Pipeline, Plan, Replica, Stage, write_plan
+
+CHIP = "neutral.toml"
+ROW_PARALLEL = ("attention.output.weight", "mlp.down.weight")
+
+
+NEUTRAL_CHIP = """\
+vendor = "Test"
+chip_type = "NEUTRAL"
+chips_per_node = {chips_per_node}
+tp_limit = 16
+[compute]
+launch_s = 0
+efficiency = 1
+float32_flops = 1e15
+float64_flops = 1e15
+float16_flops = 1e15
+bfloat16_flops = 1e15
+other_flops = 1e15
+[memory]
+capacity_bytes = {capacity_bytes}
+bandwidth_bytes_per_s = 1e15
+[links]
+intra_node_bytes_per_s = 1e15
+intra_node_latency_s = 0
+nics_per_node = 1
+nic_bytes_per_s = 1e15
+nic_latency_s = 0
+host_bytes_per_s = 1e15
+[numerics]
+neutral = true
+accumulate = "float32"
+order = "sequential"
+split_k = 1
+flush_to_zero = false
+fast_exp = false
+"""
+
+
+def tiny_model(**changes: object) -> Model:
+    sizes: dict = {
+        "name": "tiny",
+        "layers": 4,
+        "hidden": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "intermediate": 64,
+        "vocab": 256,
+        "sequence_length": 16,
+    }
+    return Model(**{**sizes, **changes})
+
+
+def make_plan(
+    model: Model,
+    layers: Sequence[int],
+    dp: Sequence[int],
+    tp: Sequence[int],
+    recompute: Sequence[bool],
+    micro_batch: int = 4,
+    micro_batches: int = 4,
+    zero_stage: int = 1,
+) -> Plan:
+    """A plan of one pipeline, from each stage's number of layers and degrees."""
+    stages, first_layer, rank = [], 0, 0
+    for count, replicas, ranks, again in zip(layers, dp, tp, recompute, strict=True):
+        held = []
+        for _ in range(replicas):
+            share = micro_batch // replicas
+            held.append(
+                Replica(ranks=tuple(range(rank, rank + ranks)), chip=CHIP, batch_share=share)
+            )
+            rank += ranks
+        span = (first_layer, first_layer + count)
+        stages.append(Stage(layers=span, recompute=again, replicas=tuple(held)))
+        first_layer += count
+    return Plan(
+        model=model,
+        global_batch=micro_batch * micro_batches,
+        micro_batch=micro_batch,
+        schedule="1f1b",
+        zero_stage=zero_stage,  # type: ignore[arg-type]
+        pipelines=(Pipeline(micro_batches=micro_batches, stages=tuple(stages)),),
+    )
+
+
+def write_text(folder: Path, characters: int = 20_000) -> Path:
+    """A folder of text to train on: letters, some more often than others."""
+    folder.mkdir()
+    letters = random.Random(0)
+    for name in ("b.txt", "a.txt"):
+        text = letters.choices(string.ascii_lowercase, range(26, 0, -1), k=characters // 2)
+        (folder / name).write_text("".join(text))
+    return folder
+
+
+def write_cluster(folder: Path, chips: int, capacity_bytes: int = 1 << 30) -> None:
+    """cluster.toml: one node of emulated chips that compute as the host does, and at any speed."""
+    (folder / CHIP).write_text(
+        NEUTRAL_CHIP.format(chips_per_node=chips, capacity_bytes=capacity_bytes)
+    )
+    (folder / "cluster.toml").write_text(f'name = "test"\n[[nodes]]\nchip = "{CHIP}"\n')
+
+
+class Training:
+    """A heteropp-train process, in a session of its own."""
+
+    def __init__(self, folder: Path, plan: Plan, *arguments: str, device: str = "chip") -> None:
+        self.output = folder / "run"
+        write_plan(plan, folder / "plan.json")
+        if not (folder / "text").exists():
+            write_text(folder / "text")
+        if not (folder / "cluster.toml").exists():
+            write_cluster(folder, plan.world_size)
+        self.process = start(folder, "--device", device, *arguments)
+
+    def wait(self, deadline_s: float = 150) -> tuple[int, str, str]:
+        """(exit code, stdout, stderr); ends the process, and fails, at the deadline."""
+        return wait(self.process, deadline_s)
+
+    def finish(self, deadline_s: float = 150) -> Training:
+        """Waits for a run that must succeed."""
+        code, stdout, stderr = self.wait(deadline_s)
+        assert code == 0, stdout + stderr
+        return self
+
+    @property
+    def metrics(self) -> list[dict]:
+        return [json.loads(line) for line in (self.output / "metrics.jsonl").open()]
+
+    @property
+    def losses(self) -> list[float]:
+        return [metrics["loss"] for metrics in self.metrics]
+
+
+def command(folder: Path, *arguments: str) -> list[str]:
+    """heteropp-train's arguments for what lies in a folder; the given ones go last."""
+    return [
+        *("--plan", str(folder / "plan.json"), "--cluster", str(folder / "cluster.toml")),
+        *("--data", str(folder / "text"), "--output", str(folder / "run")),
+        *arguments,
+    ]
+
+
+def refusal(folder: Path, *arguments: str) -> str:
+    """What heteropp-train says when it refuses; in this process, as no rank may start."""
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    result = CliRunner().invoke(app, command(folder, *arguments))
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Starts heteropp-train on what lies in a folder; the arguments go last."""
+    environment = {key: value for key, value in os.environ.items() if key != "RANK"}
+    environment["XDG_CACHE_HOME"] = str(folder / "cache")
+    return subprocess.Popen(
+        [sys.executable, "-m", "heteropp.cli.train", *command(folder, *arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=environment,
+    )
+
+
+def wait(process: subprocess.Popen[str], deadline_s: float) -> tuple[int, str, str]:
+    try:
+        stdout, stderr = process.communicate(timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        # the launcher passes SIGTERM on to its ranks
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=60)
+        raise AssertionError(f"still running after {deadline_s} s\n{stdout}\n{stderr}") from None
+    return process.returncode, stdout, stderr
+
+
+def checkpoint_parameters(plan: Plan, checkpoint: Path) -> dict[str, Tensor]:
+    """The whole parameters of a checkpoint, put together from its ranks' slices."""
+    whole: dict[str, Tensor] = {}
+    for stage in plan.pipelines[0].stages:
+        slices = [
+            load_file(checkpoint / f"rank-{rank:05d}.safetensors")
+            for rank in stage.replicas[0].ranks
+        ]
+        for name in slices[0]:
+            if name.startswith("optimizer."):
+                continue
+            parts = [part[name] for part in slices]
+            if name.endswith("norm.weight"):
+                assert all(torch.equal(part, parts[0]) for part in parts), name
+                whole[name] = parts[0]
+            else:
+                whole[name] = torch.cat(parts, 1 if name.endswith(ROW_PARALLEL) else 0)
+    return whole
