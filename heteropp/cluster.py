@@ -65,7 +65,7 @@ class Cluster:
         return self.nodes[-1].ranks.stop
 
     def node(self, rank: int) -> Node:
-        if not 0 <= rank < self.world_size:
+        if not 0 <= rank < len(self._node_of):
             raise ValueError(
                 f"rank {rank} is not in cluster {self.name} of {self.world_size} ranks"
             )

@@ -53,7 +53,9 @@ def trace_stage(
     tokens = torch.empty(rows, dtype=torch.int64, device="meta")
 
     live = Liveness()
-    for tensor in (flat.values, flat.gradients, *module.buffers(), tokens):
+    averages = (flat.optimizer.average, flat.optimizer.average_square)
+    held = (flat.values, flat.gradients, flat.master, *averages, *module.buffers(), tokens)
+    for tensor in held:
         live.ignore(tensor)
     forward, backward = Trace(), Trace()
     with live:
@@ -69,6 +71,8 @@ def trace_stage(
         live.restart_peak()
         count(backward, lambda: torch.autograd.backward(output, gradient), gradient)
         backward_peak_bytes = live.peak_bytes
+        if flat.mixed:  # elsewhere than on meta, autograd holds two of a layer's gradients at once
+            backward_peak_bytes += max(_bytes(p) for p in module.layers.parameters())
     norm, update = Trace(), Trace()
     count(norm, lambda: flat.norms(0))
     with live:

@@ -81,7 +81,15 @@ def draw_timeline(
     axes.invert_yaxis()
     axes.set_xlabel("seconds from the start of the step")
     axes.set_xlim(0, max(span.end_s for spans in timelines.values() for span in spans))
-    patches = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
+    meanings = {
+        "F": "forward",
+        "B": "backward",
+        "R": "recompute",
+        "step": "step (from clipping on)",
+    }
+    patches = [
+        Patch(color=colour, label=meanings.get(name, name)) for name, colour in COLOURS.items()
+    ]
     patches.append(Patch(color=WAITING, label="send, receive, gather"))
     axes.legend(handles=patches, ncols=len(patches), loc="lower left", bbox_to_anchor=(0, 1))
     figure.tight_layout()

@@ -110,7 +110,9 @@ class _FusedNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, traces: list[Trace]) -> Tensor:
-        scale = x.new_empty(x.shape[:-1])
+        # half-precision norms keep their scale in float32
+        wide = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+        scale = x.new_empty(x.shape[:-1], dtype=wide)
         ctx.save_for_backward(x, weight, scale)
         ctx.traces = traces
         out = torch.empty_like(x)

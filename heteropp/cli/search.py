@@ -34,7 +34,9 @@ Examples:
 def search(
     cluster: Annotated[Path, typer.Option(help="The cluster file (TOML).")],
     model: Annotated[Path, typer.Option(help="The model file (TOML).")],
-    global_batch: Annotated[int, typer.Option(min=1, help="Sequences per optimizer step.")],
+    global_batch: Annotated[
+        int, typer.Option(min=1, max=65536, help="Sequences per optimizer step.")
+    ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the plan.")
     ] = None,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from clusters import write_cluster
 
 from heteropp.cluster import read_cluster
+from heteropp.model import read_model
+
+PRESETS = Path(__file__).parents[2] / "heteropp" / "presets"
 
 
 def test_ranks_do_not_depend_on_the_order_of_the_file(tmp_path) -> None:
@@ -43,3 +49,27 @@ def test_a_chip_file_beside_the_cluster_file(tmp_path) -> None:
     (tmp_path / "mine.toml").write_text(load_chip("b-mini").path.read_text())
     cluster = read_cluster(write_cluster(tmp_path / "c.toml", ("mine.toml", 1)))
     assert cluster.chip(0).vendor == "B"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "chips"),
+    [
+        ("a", {"a": 256, "b": 256, "c": 256}),
+        ("b", {"a": 256, "b": 256, "c": 256, "d": 256}),
+        ("c", {"a": 384, "b": 1024}),
+        ("d", {"a": 384, "b": 2048}),
+    ],
+)
+def test_the_papers_clusters(experiment: str, chips: dict[str, int]) -> None:
+    """Table 7."""
+    cluster = read_cluster(PRESETS / f"h2-exp-{experiment}.toml")
+    assert {name: len(cluster.ranks_of(name)) for name in cluster.chip_names()} == chips
+
+
+def test_the_papers_model() -> None:
+    """Table 4: about 100 billion parameters."""
+    model = read_model(PRESETS / "h2-model.toml")
+    attention = 2 * model.hidden**2 + 2 * model.hidden * model.kv_heads * model.head_size
+    layer = attention + 3 * model.hidden * model.intermediate
+    total = model.layers * layer + 2 * model.vocab * model.hidden
+    assert 95e9 < total < 110e9

@@ -135,7 +135,7 @@ def test_micro_batches_in_flight_are_charged() -> None:
 
 
 ON_CHIP = """
-import json, torch, ditorch
+import json, sys, torch, ditorch
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.llama import StageModule
 from heteropp.model import Model
@@ -144,7 +144,8 @@ from heteropp.trace import CountingGroup
 from heteropp.zero import FlatParameters
 
 model = Model(name="x", layers=3, hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256,
-              sequence_length=64)
+              sequence_length=64, dtype=sys.argv[1])
+dtype = getattr(torch, model.dtype)
 
 def account(run):
     torch.accelerator.synchronize()
@@ -157,14 +158,14 @@ def account(run):
 def report(layers, tp):
     first, last = layers[0] == 0, layers[1] == 3
     # a group that communicates nothing
-    module = StageModule(model, layers, CountingGroup(tp), "device", torch.float32)
+    module = StageModule(model, layers, CountingGroup(tp), "device", dtype)
     module.initialise(0)
     flat = FlatParameters(module, None, 1, Hyperparameters())
     tokens = torch.zeros(128, dtype=torch.int64, device="device")
-    x = tokens if first else torch.ones(128, 64, device="device", requires_grad=True)
+    x = tokens if first else torch.ones(128, 64, device="device", dtype=dtype).requires_grad_()
     held = torch.accelerator.memory_allocated() - (0 if first else x.nbytes)
     output, forward_s = account(lambda: module(x, tokens) / 128 if last else module(x))
-    gradient = None if last else torch.ones(128, 64, device="device")
+    gradient = None if last else torch.ones(128, 64, device="device", dtype=dtype)
     _, backward_s = account(lambda: torch.autograd.backward(output, gradient))
     working = torch.accelerator.max_memory_allocated() - held
 
@@ -176,7 +177,10 @@ def report(layers, tp):
         flat.zero_gradients()
 
     _, norm_s = account(lambda: flat.norms(0))
+    del output, gradient
+    before = torch.accelerator.memory_allocated()
     _, update_s = account(update)
+    working = max(working, torch.accelerator.max_memory_allocated() - before)
     shape = dict(layers=layers[1] - layers[0], first=first, last=last, tp=tp)
     print(json.dumps([shape, forward_s, backward_s, norm_s, update_s, working]))
 
@@ -186,19 +190,19 @@ for layers in ((0, 1), (1, 2), (1, 3)):
 """
 
 
-def test_a_stage_costs_what_the_emulated_chip_charges() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_stage_costs_what_the_emulated_chip_charges(dtype: str) -> None:
     """The chip's own account of time and memory, against the trace on meta tensors."""
     printed = subprocess.run(
-        [sys.executable, "-c", ON_CHIP],
+        [sys.executable, "-c", ON_CHIP, dtype],
         env={**os.environ, "DITORCH_CHIP": "c-mini"},
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     ).stdout
-    model = tiny_model(
-        3, hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64
-    )
+    shape_ = dict(hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64)
+    model = tiny_model(3, **shape_, dtype=dtype)
     chip, none = load_chip("c-mini"), Link(latency_s=0.0, bytes_per_s=1e18)
     assert len(printed.splitlines()) == 6
     for line in printed.splitlines():
@@ -209,4 +213,4 @@ def test_a_stage_costs_what_the_emulated_chip_charges() -> None:
         assert time.backward_s == pytest.approx(backward_s, rel=1e-4), what
         assert time.norm_s == pytest.approx(norm_s, rel=1e-2), what  # a launch, to stack them
         assert time.update_s == pytest.approx(update_s, rel=1e-4), what
-        assert working <= stage_memory(model, stage, 1, 4).working <= 1.05 * working, what
+        assert working <= stage_memory(model, stage, 1, 4).working <= 1.1 * working, what
