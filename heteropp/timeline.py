@@ -85,7 +85,7 @@ def draw_timeline(
         "F": "forward",
         "B": "backward",
         "R": "recompute",
-        "step": "step (from clipping on)",
+        "step": "step (norm, clip, update)",
     }
     patches = [
         Patch(color=colour, label=meanings.get(name, name)) for name, colour in COLOURS.items()
