@@ -42,20 +42,14 @@ typedef enum ditorch_copy_kind {
 
 typedef struct ditorch_device_properties {
   size_t struct_size;
-  char vendor[64];               /* for example "B" */
-  char chip_type[64];            /* for example "B" */
-  char library[64];              /* the honest device type torch shows, for example "emuchip" */
-  uint64_t memory_bytes;         /* capacity */
-  int32_t host_accessible;       /* 1: device pointers can be read and written by the host */
-  int32_t nic_accessible;        /* 1: a NIC may read and write device memory (device-direct) */
+  char vendor[64];         /* for example "B" */
+  char chip_type[64];      /* for example "B" */
+  char library[64];        /* the honest device type torch shows, for example "emuchip" */
+  uint64_t memory_bytes;   /* capacity */
+  int32_t host_accessible; /* 1: device pointers can be read and written by the host */
+  int32_t nic_accessible;  /* 1: a NIC may read and write device memory (device-direct) */
 } ditorch_device_properties;
 
-/* What a kernel cost. Vendors with real hardware ignore it; an emulated chip is paced by it.
- *
- * The charging rule, the same here and in heteropp's cost model, for one ATen operator:
- *   bytes = bytes of every distinct tensor argument and result, each counted once;
- *   flops = 2*m*n*k for products of matrices (per batch), else one per element of the largest
- *           tensor among arguments and results; zero for views, which are not launched at all. */
 typedef enum ditorch_dtype {
   DITORCH_FLOAT32 = 0,
   DITORCH_FLOAT64 = 1,
@@ -72,9 +66,15 @@ typedef enum ditorch_dtype {
   DITORCH_OTHER = 12
 } ditorch_dtype;
 
+/* What a kernel cost. Vendors with real hardware ignore it; an emulated chip is paced by it.
+ *
+ * The charging rule, the same here and in heteropp's cost model, for one ATen operator:
+ *   bytes = bytes of every distinct tensor argument and result, each counted once;
+ *   flops = 2*m*n*k for products of matrices (per batch), else one per element of the largest
+ *           tensor among arguments and results; zero for views, which are not launched at all. */
 typedef struct ditorch_work {
   size_t struct_size;
-  const char* name;      /* the operator's name, for traces; lives as long as the process */
+  const char* name; /* the operator's name, for traces; lives as long as the process */
   double flops;
   double bytes;
   ditorch_dtype dtype;   /* the compute dtype: selects the peak */
@@ -83,9 +83,9 @@ typedef struct ditorch_work {
 
 typedef struct ditorch_pacing {
   size_t struct_size;
-  double elapsed_s;  /* emulated time since the last reset */
-  double busy_s;     /* time in which the stream had work */
-  double lost_s;     /* emulated time added because the host was slower than the chip */
+  double elapsed_s; /* emulated time since the last reset */
+  double busy_s;    /* time in which the stream had work */
+  double lost_s;    /* emulated time added because the host was slower than the chip */
 } ditorch_pacing;
 
 typedef struct ditorch_runtime {
@@ -129,7 +129,8 @@ typedef struct ditorch_runtime {
 
   /* The clock of a chip that knows in advance when its work will be done (an emulated one), in
    * CLOCK_MONOTONIC nanoseconds. Real hardware leaves these NULL; transports then use events. */
-  ditorch_status (*stream_ready_at_ns)(int32_t device, ditorch_stream* stream, int64_t* ready_at_ns);
+  ditorch_status (*stream_ready_at_ns)(int32_t device, ditorch_stream* stream,
+                                       int64_t* ready_at_ns);
   ditorch_status (*stream_wait_until_ns)(int32_t device, ditorch_stream* stream, int64_t until_ns);
   ditorch_status (*pacing)(int32_t device, ditorch_pacing* pacing);
   ditorch_status (*pacing_reset)(int32_t device);
