@@ -39,6 +39,8 @@ def test_a_killed_rank_is_named_by_every_other_rank() -> None:
         last = text.strip().splitlines()[-1]
         assert not succeeded and "rank 2 (chip B)" in last, f"rank {rank}: {text}"
         assert "DistBackendError" in text
+        # One cause, however many ranks and groups it was passed on through.
+        assert last.count("failed after") == 1 and "aborted" not in last, last
 
 
 def die_while_waited_for(rank: int) -> None:

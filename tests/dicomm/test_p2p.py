@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import os
 import threading
+import time
 from pathlib import Path
 
 import jobs
@@ -262,6 +263,34 @@ def from_threads(rank, folder, transport):
 
 def test_calls_from_several_threads(tmp_path, transport):
     assert jobs.run(2, from_threads, tmp_path, transport) == [[], []]
+
+
+def waiting_together(rank, folder, transport):
+    with jobs.connect(folder, rank, 2, transport=transport) as communicator:
+        if rank == 1:
+            communicator.recv(bytearray(1), 0, tag=9)
+            for tag in (0, 1):
+                communicator.send(b"x", 0, tag=tag)
+            return None
+        threads = [
+            threading.Thread(target=communicator.recv, args=(bytearray(1), 1, tag))
+            for tag in (0, 1)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)  # both sleep by now
+        start_s = time.process_time()
+        time.sleep(1)
+        used_s = time.process_time() - start_s
+        communicator.send(b"x", 1, tag=9)
+        for thread in threads:
+            thread.join()
+        return used_s
+
+
+def test_threads_that_wait_together_sleep(tmp_path, transport):
+    used_s, _ = jobs.run(2, waiting_together, tmp_path, transport)
+    assert used_s < 0.5  # of processor time, in a second in which nothing came
 
 
 def resources(rank, folder, transport):

@@ -10,9 +10,19 @@ namespace {
 
 std::mutex registry_mutex;
 
-std::vector<std::weak_ptr<Membership>>& registry() {
-  static std::vector<std::weak_ptr<Membership>> memberships;
-  return memberships;
+// Of communicators, not memberships: a worker thread that drops the last hold on its own membership
+// would wait for itself. Never destroyed: worker threads may outlive static objects at exit.
+std::vector<std::weak_ptr<Communicator>>& registry() {
+  static auto* communicators = new std::vector<std::weak_ptr<Communicator>>;
+  return *communicators;
+}
+
+std::vector<std::shared_ptr<Communicator>> all_communicators() {
+  std::vector<std::shared_ptr<Communicator>> all;
+  std::lock_guard lock(registry_mutex);
+  for (const auto& communicator : registry())
+    if (auto alive = communicator.lock()) all.push_back(std::move(alive));
+  return all;
 }
 
 bool is_over(Request& request) {
@@ -31,7 +41,7 @@ std::shared_ptr<Membership> Membership::create(std::shared_ptr<Store> store,
       new Membership(Communicator::create(std::move(store), options), options));
   std::lock_guard lock(registry_mutex);
   std::erase_if(registry(), [](const auto& other) { return other.expired(); });
-  registry().push_back(membership);
+  registry().push_back(membership->communicator_);
   return membership;
 }
 
@@ -42,13 +52,11 @@ Membership::Membership(std::shared_ptr<Communicator> communicator, const Options
       timeout_(options.timeout) {}
 
 void Membership::abort_all(const std::string& reason) {
-  std::vector<std::shared_ptr<Membership>> all;
-  {
-    std::lock_guard lock(registry_mutex);
-    for (const auto& membership : registry())
-      if (auto alive = membership.lock()) all.push_back(std::move(alive));
-  }
-  for (const auto& membership : all) membership->abort(reason);
+  for (const auto& communicator : all_communicators()) communicator->abort(reason);
+}
+
+void Membership::relay_to_all(const std::string& cause) {
+  for (const auto& communicator : all_communicators()) communicator->relay(cause);
 }
 
 void Membership::keep(std::shared_ptr<Request> send, std::shared_ptr<void> memory) {

@@ -32,6 +32,8 @@ class Membership {
   // A job whose ranks disagree is over: aborts every group of this process for the same reason,
   // so that ranks that share no group with the cause can name it too.
   static void abort_all(const std::string& reason);
+  // The same, where another rank is the cause: its failure is passed on word for word.
+  static void relay_to_all(const std::string& cause);
   // Keeps a send whose work was dropped before it was done, and the memory it reads, until it is.
   void keep(std::shared_ptr<Request> send, std::shared_ptr<void> memory);
   // Finishes what was started, then leaves in order.

@@ -30,7 +30,10 @@ std::exception_ptr translate(const std::exception& error, Membership& membership
   std::string text = error.what();
   if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error))
     text = torch_error->what_without_backtrace();
-  if (dynamic_cast<const PeerError*>(&error)) Membership::abort_all(text);
+  if (dynamic_cast<const PeerError*>(&error)) {
+    const std::string cause = membership.communicator().failure();
+    cause.empty() ? Membership::abort_all(text) : Membership::relay_to_all(cause);
+  }
   try {
     C10_THROW_ERROR(DistBackendError,
                     operation + " (process group '" + membership.name() + "'): " + text);

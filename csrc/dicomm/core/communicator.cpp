@@ -28,6 +28,8 @@ class EngineCommunicator final : public Communicator {
   LinkPace link(int peer) const override { return engine_->link(peer); }
   std::uint64_t bytes_sent(int peer) const override { return engine_->bytes_sent(peer); }
   void abort(const std::string& reason) override { engine_->abort(reason); }
+  void relay(const std::string& cause) override { engine_->relay(cause); }
+  std::string failure() const override { return engine_->failure(); }
   void close() override { engine_->close(); }
 
  private:

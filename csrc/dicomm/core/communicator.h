@@ -106,6 +106,11 @@ class Communicator {
   // Fails every pending and future request here with AbortedError, and at every connected peer
   // with PeerError carrying `reason`, so that all ranks can name the first cause.
   virtual void abort(const std::string& reason) = 0;
+  // The same for a failure that another communicator of this process learnt of: everyone, here
+  // too, gets PeerError with `cause` as it is, so that passing it on does not lengthen it.
+  virtual void relay(const std::string& cause) = 0;
+  // The first cause of the failure that ended this communicator; empty while there is none.
+  virtual std::string failure() const = 0;
   // Leaves in order; pending requests fail. Idempotent; the destructor calls it.
   virtual void close() = 0;
 };

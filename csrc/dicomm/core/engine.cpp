@@ -31,6 +31,7 @@ Engine::Engine(std::shared_ptr<Store> store, const Options& options)
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !wake_) throw Error(text("no file descriptors left: ", system_error(errno)));
+  ledger_.wake_leader = [this] { kick(); };
 }
 
 Engine::Peer& Engine::checked_peer(int peer, const char* operation) {
@@ -188,6 +189,16 @@ std::uint64_t Engine::bytes_sent(int peer) {
   Peer& to = checked_peer(peer, "bytes_sent");
   Lock lock(mutex_);
   return to.bytes_sent;
+}
+
+std::string Engine::failure() {
+  Lock lock(mutex_);
+  return failure_ ? failure_->reason : "";
+}
+
+void Engine::relay(const std::string& cause) {
+  Lock lock(mutex_);
+  if (!closing_) fail_all(Outcome::peer_error, cause, cause);
 }
 
 void Engine::abort(const std::string& reason) {

@@ -44,7 +44,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void set_link(int peer, const LinkPace& pace);
   LinkPace link(int peer);
   std::uint64_t bytes_sent(int peer);
+  std::string failure();
   void abort(const std::string& reason);
+  void relay(const std::string& cause);
   void close();
 
   // For requests.
@@ -94,9 +96,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // progress.cpp; all under the mutex
   void settle(Connection& connection);
   void turn(Connection& connection);
-  bool turn_all(int awaited_peer);
+  void turn_all(int awaited_peer);
   void lead(Lock& lock, Time until, const RequestState* awaited = nullptr);
   bool ready_to_sleep();
+  void leave_rest_to_leader();
   void handle_event(Event event, int which);
   void kick();
   void block(Lock& lock, RequestState& request, Time deadline);

@@ -140,12 +140,12 @@ void Engine::judge(Guest& guest) {
   try {
     Fd segment = verdict == Verdict::welcome && guest.local() ? make_segment() : Fd();
     if (!guest.answer(me_, verdict, segment)) return;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, guest.fd(), nullptr);
     if (verdict == Verdict::crossed) peers_[rank].crossed = guest.release();
     if (verdict != Verdict::welcome) return;
     const PeerIdentity peer = guest.peer();
     const bool local = guest.local();
     Fd socket = guest.release();
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.get(), nullptr);
     auto stream = local ? shm_stream(std::move(socket), std::move(segment), true)
                         : tcp_stream(std::move(socket));
     connected(rank, std::make_unique<Connection>(peer, std::move(stream), ledger_, matcher_));

@@ -114,19 +114,15 @@ void Engine::turn(Connection& connection) {
     settle(connection);
 }
 
-// Looks at every connection where looking is free, and at the awaited one. Whether there is more
-// to do at once.
-bool Engine::turn_all(int awaited_peer) {
-  bool more = false;
+// Looks at every connection where looking is free, and at the awaited one.
+void Engine::turn_all(int awaited_peer) {
   for (std::size_t i = 0; i < live_.size(); ++i) {
     Connection& connection = *peers_[live_[i]].connection;
     if (!connection.stream().cheap_to_poll() && awaited_peer != Communicator::any_source &&
         awaited_peer != live_[i])
       continue;
     turn(connection);
-    more |= connection.has_pulls();
   }
-  return more;
 }
 
 void Engine::poll(int peer) {
@@ -134,6 +130,7 @@ void Engine::poll(int peer) {
   if (!lock) return;
   touched_at_ns_ = now_ns();
   turn_all(peer);
+  leave_rest_to_leader();
 }
 
 bool Engine::ready_to_sleep() {
@@ -141,19 +138,26 @@ bool Engine::ready_to_sleep() {
   for (const int rank : live_) {
     Connection& connection = *peers_[rank].connection;
     ready &= connection.stream().prepare_sleep(connection.has_output());
+    ready &= !connection.has_pulls();
   }
   return ready;
+}
+
+// A caller that moved bytes while the leader slept may go away with some half done, or read ahead,
+// of which no descriptor tells.
+void Engine::leave_rest_to_leader() {
+  if (sleeping_ && !ready_to_sleep()) kick();
 }
 
 // Moves bytes; sleeps until there is a reason not to, or `until`. Leaves after one round.
 void Engine::lead(Lock& lock, Time until, const RequestState* awaited) {
   leading_ = true;
-  bool more = turn_all(Communicator::any_source);
+  ledger_.awaited_by_leader = awaited;
+  turn_all(Communicator::any_source);
   if (const auto deadline = first_guest_deadline()) until = std::min(until, *deadline);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
   int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
-  if (more || stop_ || (awaited && awaited->done) || (timeout_ms > 0 && !ready_to_sleep()))
-    timeout_ms = 0;
+  if (stop_ || (awaited && awaited->done) || (timeout_ms > 0 && !ready_to_sleep())) timeout_ms = 0;
   epoll_event events[32];
   sleeping_ = timeout_ms > 0;
   lock.unlock();
@@ -166,6 +170,7 @@ void Engine::lead(Lock& lock, Time until, const RequestState* awaited) {
                  static_cast<int>(events[i].data.u64 & 0xffffffff));
   dismiss_late_guests();
   if (count > 0) turn_all(me_.rank);
+  ledger_.awaited_by_leader = nullptr;
   leading_ = false;
   if (ledger_.sleepers > 0) ledger_.changed.notify_all();
   if (parked_) progress_wanted_.notify_all();
@@ -213,6 +218,7 @@ void Engine::wait(RequestState& request, std::optional<std::chrono::milliseconds
       turn_all(request.peer_number);
       if (request.done.load(std::memory_order_acquire)) {
         touched_at_ns_ = now_ns();
+        leave_rest_to_leader();
         return;
       }
     } else if (request.done.load(std::memory_order_acquire)) {
@@ -239,7 +245,8 @@ void Engine::block(Lock& lock, RequestState& request, Time deadline) {
     if (!leading_) {
       lead(lock, deadline, &request);
     } else {
-      kick();
+      // The engine's thread gives way; two callers must not keep waking each other.
+      if (!ledger_.awaited_by_leader) kick();
       ++ledger_.sleepers;
       ledger_.changed.wait_until(lock, deadline);
       --ledger_.sleepers;

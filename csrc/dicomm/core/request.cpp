@@ -64,6 +64,7 @@ void Ledger::close(RequestState& request) {
   if (request.next) request.next->previous = request.previous;
   if (first_ == &request) first_ = request.next;
   if (sleepers > 0) changed.notify_all();
+  if (awaited_by_leader == &request) wake_leader();
   request.done.store(true, std::memory_order_release);
 }
 

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -64,6 +65,9 @@ class Ledger {
 
   std::condition_variable changed;
   int sleepers = 0;
+  // Whoever leads sleeps on the transport instead: what it waits for, and how to wake it.
+  const RequestState* awaited_by_leader = nullptr;
+  std::function<void()> wake_leader;
 
  private:
   void close(RequestState& request);
