@@ -24,7 +24,6 @@ class CMakeBuild(build_ext):
             [
                 "cmake", "-S", ROOT / "csrc", "-B", build, "-G", "Ninja",
                 f"-DPython_EXECUTABLE={sys.executable}",
-                f"-DPYTHON_EXECUTABLE={sys.executable}",
                 f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
                 f"-DTORCH_DIR={Path(torch.__file__).parent}",
                 f"-DHYPERHETERO_OUTPUT={output}",

@@ -15,6 +15,7 @@ Importing it raises ImportError, in one sentence, if the chip that was asked for
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import sys
@@ -151,6 +152,7 @@ def _make_device(library: str) -> str:
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch.set_autocast_dtype(device_type, torch.bfloat16)
     moving.send_through_multiprocessing(device_type)
+    atexit.register(_ditorch.end_autograd_threads)
     return device_type
 
 

@@ -55,17 +55,25 @@ def open_tokens(folder: Path | None, cache: Path | None = None) -> Tokens:
     """The tokens of a folder, or of the Python standard library's sources when it is None.
 
     Makes the token file when it is missing; ranks that come at once wait for the first.
-    Raises DataError when there is no text.
+    Raises DataError when there is no text, or a file cannot be read or written.
     """
     cache = cache or cache_folder()
     source = folder if folder is not None else Path(sysconfig.get_paths()["stdlib"])
     if not source.is_dir():
         raise DataError(f"{source} is not a folder of text files")
-    files = list(_text_files(source, ".py" if folder is None else ""))
-    key = hashlib.sha256(str(source.resolve()).encode())
+    try:
+        return _cached_tokens(source, ".py" if folder is None else "", cache)
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be used: {error.strerror}") from None
+
+
+def _cached_tokens(source: Path, suffix: str, cache: Path) -> Tokens:
+    files = list(_text_files(source, suffix))
+    key = hashlib.sha256(os.fsencode(source.resolve()))
     for file in files:
         status = file.stat()
-        key.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        key.update(os.fsencode(file))
+        key.update(f"\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     cache.mkdir(parents=True, exist_ok=True)
     index = cache / f"{key.hexdigest()}.index"
     with open(cache / "lock", "w") as lock:

@@ -20,31 +20,51 @@ class FileError(ValueError):
 
 def read_toml(path: Path, type_: type[T]) -> T:
     """Reads a TOML file as `type_`. Raises FileError."""
+    text = _read_text(path)
     try:
-        data = tomllib.loads(_read_text(path))
-    except tomllib.TOMLDecodeError as error:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # of numbers too long to read, and of depth
         raise FileError(f"{path} is not TOML: {error}") from None
     return _validated(path, data, type_)
 
 
 def read_json(path: Path, type_: type[T]) -> T:
     """Reads a JSON file as `type_`. Raises FileError."""
+    text = _read_text(path)
     try:
-        data = json.loads(_read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not JSON: {error}") from None
     return _validated(path, data, type_)
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those above it, unless it is there. Raises FileError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"folder {path} cannot be made: {error.strerror}") from None
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Writes a dataclass as JSON, atomically: readers see the old file or the whole new one."""
+    """Writes a dataclass as JSON, atomically: readers see the old file or the whole new one.
+
+    Raises FileError.
+    """
     text = TypeAdapter(type(value)).dump_json(value, indent=2).decode() + "\n"
     write_text(path, text)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Writes a text file atomically. Raises FileError."""
+    make_folder(path.parent)
+    try:
+        _replace(path, text)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _replace(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w") as file:

@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from heteropp.files import make_folder
 from heteropp.watch import CAUSE_FILE
 
 
@@ -30,7 +31,7 @@ def launch(
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the ranks say what there is to say
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
-    logs.mkdir(parents=True, exist_ok=True)
+    make_folder(logs)
     (logs / CAUSE_FILE).unlink(missing_ok=True)
     os.environ.setdefault("DICOMM_SECRET", secrets.token_hex(32))
     os.environ["OMP_NUM_THREADS"] = "1"  # many ranks share this machine's cores

@@ -163,6 +163,8 @@ def _validate_stage(plan: Plan, stage: Stage, where: str) -> None:
                 f"{here} has {len(replica.ranks)} ranks and replicas[0] {stage.tp}; "
                 "the replicas of a stage have one tensor-parallel degree"
             )
+        if list(replica.ranks) != sorted(replica.ranks):  # as process groups number them
+            raise PlanError(f"{here}.ranks is {list(replica.ranks)}; expected ascending ranks")
         if replica.batch_share < 1:
             raise PlanError(f"{here}.batch_share is {replica.batch_share}; expected at least 1")
     shares = sum(replica.batch_share for replica in stage.replicas)

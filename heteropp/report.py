@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from heteropp.files import make_folder
 from heteropp.metrics import MetricsFile, StepMetrics, draw_loss
 from heteropp.timeline import Span, draw_timeline, write_chrome_trace
 
@@ -31,7 +32,7 @@ class Summary:
 
 class Reporter:
     def __init__(self, output: Path, completed: int, steps: int, quiet: bool) -> None:
-        output.mkdir(parents=True, exist_ok=True)
+        make_folder(output)
         self.output, self.first_here, self.steps = output, completed, steps
         self.file = MetricsFile(output / "metrics.jsonl", completed)
         self.console = Console(file=sys.stderr if quiet else sys.stdout, highlight=False)
@@ -63,6 +64,14 @@ class Reporter:
     def stop(self) -> None:
         """Gives the terminal back."""
         self.progress.stop()
+
+    def nothing_to_do(self) -> None:
+        """For a run that was resumed at its end."""
+        self.stop()
+        self.console.print(
+            f"nothing to do: the checkpoint is of step {self.first_here}, and --steps {self.steps}",
+            soft_wrap=True,
+        )
 
     def trace(self, measured: list[Span], predicted: list[Span], labels: list[str]) -> None:
         """Leaves one step as measured and, where there is one, as predicted, on one time axis."""

@@ -170,8 +170,8 @@ class _Run:
 
 
 def _norms_s(plan: Plan, cluster: Cluster) -> float:
-    """Every rank gives every other one float for each parameter of the model, and the loss."""
-    row_bytes = 4 * (len(model_parameters(plan.model)) + 1)
+    """Every rank gives every other the norm of each parameter of the model, and the loss."""
+    row_bytes = max(4, plan.model.dtype_bytes) * (len(model_parameters(plan.model)) + 1)
     everyone = tuple(range(plan.world_size))
     link = slowest_link(cluster, 0, everyone)
     return all_gather_s(row_bytes * plan.world_size, plan.world_size, link)

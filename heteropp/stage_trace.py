@@ -25,7 +25,6 @@ class StageTrace:
     backward: Trace
     norm: Trace  # of every parameter's gradient
     update: Trace  # clipping and AdamW over the whole buffer, and zeroing the gradients
-    parameters: int  # tensors
     flat_bytes: int  # of the flat parameter buffer
     gradient_bytes: int  # of the flat gradient buffer
     constant_bytes: int
@@ -84,7 +83,6 @@ def trace_stage(
         backward=backward,
         norm=norm,
         update=update,
-        parameters=len(flat.entries),
         flat_bytes=_bytes(flat.values),
         gradient_bytes=_bytes(flat.gradients),
         constant_bytes=sum(_bytes(buffer) for buffer in module.buffers()),

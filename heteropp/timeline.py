@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heteropp.files import write_text
+from heteropp.files import FileError, make_folder, write_text
 
 COLOURS = {
     "F": "#4c8ed9",
@@ -59,7 +59,10 @@ def write_chrome_trace(path: Path, timelines: Mapping[str, Sequence[Span]]) -> N
 def draw_timeline(
     path: Path, timelines: Mapping[str, Sequence[Span]], labels: Sequence[str]
 ) -> None:
-    """One row a rank and timeline; `labels` by rank. Waits and messages are grey."""
+    """One row a rank and timeline; `labels` by rank. Waits and messages are grey.
+
+    Raises FileError.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -93,7 +96,11 @@ def draw_timeline(
     patches.append(Patch(color=WAITING, label="send, receive, gather"))
     axes.legend(handles=patches, ncols=len(patches), loc="lower left", bbox_to_anchor=(0, 1))
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    make_folder(path.parent)
+    try:
+        figure.savefig(path, dpi=110, format="png")
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}") from None
     pyplot.close(figure)
 
 

@@ -38,10 +38,6 @@ class Trace:
     operators: list[Operator] = field(default_factory=list)
     all_reduce_bytes: list[int] = field(default_factory=list)
 
-    def extend(self, other: Trace, times: int = 1) -> None:
-        self.operators += other.operators * times
-        self.all_reduce_bytes += other.all_reduce_bytes * times
-
 
 class CountingGroup:
     """A tensor-parallel group of which this is rank 0, and the others are only counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import traceback
@@ -22,7 +23,7 @@ from heteropp.control import Control
 from heteropp.data import DataError, open_tokens
 from heteropp.device import Device, open_device, set_links
 from heteropp.executor import Executor, StepResult
-from heteropp.files import FileError
+from heteropp.files import FileError, write_text
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.llama import StageModule
 from heteropp.metrics import StepMetrics
@@ -283,7 +284,7 @@ def _finish(trainer: Trainer, reporter: Reporter | None, json_summary: bool) -> 
     """Gathers the trace of the median step and writes what the run leaves."""
     if not trainer.spans:
         if reporter:
-            reporter.stop()
+            reporter.nothing_to_do()
         return
     if reporter:
         by_time = sorted(trainer.spans, key=lambda step: step[1])
@@ -317,5 +318,5 @@ def _one_line(error: Exception) -> str:
 
 
 def _keep_traceback(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(traceback.format_exc())
+    with contextlib.suppress(FileError):
+        write_text(path, traceback.format_exc())

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from heteropp.control import Control
-from heteropp.files import write_text
+from heteropp.files import FileError, write_text
 
 SIGTERM_GRACE_S = 2.0  # the launcher sends SIGTERM as soon as a rank died; the cause follows
 CAUSE_POLL_S = 1.0  # for deaths on other machines
@@ -134,7 +134,7 @@ class Watch:
             line = f"{what}, {self.doing()}"
         with contextlib.suppress(Exception):
             self.on_exit()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileError):
             write_text(self.logs / CAUSE_FILE, what)
         with contextlib.suppress(OSError):
             print(line, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Chip files: what one type of chip can do, as plans, transports and the emulated chip read it.
 
 The presets in `ditorch/chips` are the four chips of the H2 paper (Table 5) and a scaled-down twin
-of each. Importing this module does not import torch.
+of each. This module needs no torch, but importing it imports `ditorch`, which opens the device.
 """
 
 from __future__ import annotations

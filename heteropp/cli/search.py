@@ -26,7 +26,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 EXAMPLES = """\b
 Examples:
   heteropp-search --cluster cluster.toml --model model.toml --global-batch 16
-  heteropp-search --cluster cluster.toml --model model.toml --global-batch 16 -o plan.json --explain
+  heteropp-search --cluster cluster.toml --model model.toml \\
+    --global-batch 16 --output plan.json --explain
 """
 
 

@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 EXAMPLES = """\b
 Examples:
   heteropp-simulate --plan plan.json --cluster cluster.toml
-  heteropp-simulate --plan plan.json --cluster cluster.toml --picture timeline.png
+  heteropp-simulate --plan plan.json --cluster cluster.toml --picture plan.png
 """
 
 
@@ -42,11 +42,11 @@ def simulate(
         check_cluster(content, machines)
         result = run(content, machines)
         memory = [term.total for term in rank_memory(content)]
-    labels = [f"rank {r} ({machines.node(r).chip_name})" for r in range(content.world_size)]
-    if trace:
-        write_chrome_trace(trace, {"predicted": result.spans})
-    if picture:
-        draw_timeline(picture, {"predicted": result.spans}, labels)
+        labels = [f"rank {r} ({machines.node(r).chip_name})" for r in range(content.world_size)]
+        if trace:
+            write_chrome_trace(trace, {"predicted": result.spans})
+        if picture:
+            draw_timeline(picture, {"predicted": result.spans}, labels)
     idle = [1 - result.busy_s[rank] / result.step_s for rank in range(content.world_size)]
     if json:
         print(

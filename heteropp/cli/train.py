@@ -11,6 +11,7 @@ import typer
 
 from heteropp.cli.errors import InputError, one_sentence
 from heteropp.data import VOCABULARY
+from heteropp.files import make_folder
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan, read_plan
 
@@ -21,9 +22,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 EXAMPLES = """\b
 Examples:
-  heteropp-train --plan plan.json --cluster cluster.toml --steps 60 --output runs/first
-  heteropp-train --plan plan.json --cluster cluster.toml --steps 90 --output runs/first --resume
-  torchrun --nnodes 2 --nproc-per-node 8 ... -m heteropp.cli.train --plan plan.json ...
+  heteropp-train --plan plan.json --cluster cluster.toml --steps 60
+  heteropp-train --plan plan.json --cluster cluster.toml --steps 90 --resume
+  torchrun --nnodes 2 ... -m heteropp.cli.train --plan plan.json ...
 """
 
 
@@ -182,7 +183,10 @@ def _check_files(
     hyperparameters: Hyperparameters,
     seed: int,
 ) -> None:
-    """Checks what the ranks will read, before any of them starts. Raises InputError."""
+    """Checks what the ranks will read and write to, before any of them starts.
+
+    Raises InputError or FileError.
+    """
     from heteropp import checkpoint
     from heteropp.data import DataError, open_tokens
 
@@ -208,6 +212,9 @@ def _check_files(
             checkpoint.verify(path, saved)
     except (checkpoint.CheckpointError, DataError) as error:
         raise InputError(str(error)) from None
+    make_folder(output)
+    if not os.access(output, os.W_OK):
+        raise InputError(f"--output {output} is a folder that cannot be written to")
 
 
 def main() -> None:

@@ -40,6 +40,51 @@ def test_every_launched_operator_is_charged_once(make_chip: Callable[..., Path])
     run_checks(make_chip("a", float32_flops="1e6", **slow), "check_flops.py")
 
 
+def test_a_file_of_one_chip_is_read_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "x.pt"
+    save = (
+        "import torch, ditorch\n"
+        "x = torch.arange(3.0, device='device')\n"
+        f"torch.save({{'x': x, 'low': x.bfloat16()}}, {str(file)!r})\n"
+    )
+    done = run_python(save, "a-mini")
+    assert done.returncode == 0, done.stderr
+
+    def load(imports: str, chip: str | None, location: str | None) -> str:
+        code = (
+            f"import {imports}\n"
+            f"saved = torch.load({str(file)!r}, map_location={location!r}, weights_only=True)\n"
+            "print(*((v.device, v.tolist()) for v in saved.values()))\n"
+        )
+        done = run_python(code, chip)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def both(device: str) -> str:
+        return " ".join([f"({device}, [0.0, 1.0, 2.0])"] * 2)
+
+    on_chip, on_cpu = both("device(type='emuchip', index=0)"), both("device(type='cpu')")
+    assert load("torch, ditorch", "b-mini", None) == on_chip
+    assert load("torch, ditorch", "b-mini", "cpu") == on_cpu
+    assert load("torch, ditorch", None, "device") == on_cpu
+    assert load("torch", None, "cpu") == on_cpu  # the reader need not know ditorch
+
+
+@pytest.mark.parametrize("ending", ["pass", "raise SystemExit(3)", "raise ValueError('mine')"])
+def test_a_process_that_ends_right_after_backward_ends_as_it_says(ending: str) -> None:
+    code = (
+        "import torch, ditorch\n"
+        "x = torch.randn(64, 64, device='device', requires_grad=True)\n"
+        "(x @ x).sum().backward()\n"
+        f"{ending}\n"
+    )
+    for _ in range(2):  # Python's exit raced with autograd's threads, so once proves little
+        done = run_python(code, "b-mini")
+        expected = {"pass": 0, "raise SystemExit(3)": 3}.get(ending, 1)
+        assert done.returncode == expected, done.stderr
+        assert "terminate called" not in done.stderr
+
+
 def test_two_vendors_differ_in_the_last_bits_only() -> None:
     code = (
         "import torch, ditorch\n"

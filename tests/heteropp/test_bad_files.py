@@ -88,6 +88,8 @@ CLUSTERS = {
     "more chips than a node has": 'name = "x"\n[[nodes]]\nchip = "b-mini"\nchips = 9',
     "half a chip": 'name = "x"\n[[nodes]]\nchip = "a-mini"\nchips = 1.5',
     "too many chips": 'name = "x"\n[[nodes]]\nchip = "a-mini"\ncount = 1000000',
+    "a number too long to read": "name = " + "1" * 5000,
+    "nested too deeply": "name = " + "[" * 5000,
     "nodes is a table": 'name = "x"\n[nodes]\nchip = "a-mini"',
 }
 
@@ -135,6 +137,11 @@ PLANS: dict[str, Callable[[dict], object]] = {
     "a rank used twice": edit(lambda p: stage(p, 1)["replicas"][0].update(ranks=[0])),
     "a rank missing": edit(lambda p: stage(p, 1)["replicas"][1].update(ranks=[7])),
     "a negative rank": edit(lambda p: stage(p, 0)["replicas"][0].update(ranks=[-1])),
+    "ranks in another order": edit(
+        lambda p: stage(p, 1).update(
+            replicas=[{"ranks": [2, 1], "chip": "b-mini", "batch_share": 2}]
+        )
+    ),
     "no ranks": edit(lambda p: stage(p, 0)["replicas"][0].update(ranks=[])),
     "no replicas": edit(lambda p: stage(p, 0).update(replicas=[])),
     "unlike tp in a stage": edit(lambda p: stage(p, 1)["replicas"][1].update(ranks=[2, 3])),
@@ -221,6 +228,22 @@ def _places(value):
         yield value, key
         if isinstance(inner, dict | list):
             yield from _places(inner)
+
+
+@pytest.mark.parametrize("option", ["--trace", "--picture"])
+def test_a_timeline_that_cannot_be_written(folder: Path, capsys, option: str) -> None:
+    arguments = ["--plan", str(folder / "plan.json"), "--cluster", str(folder / "cluster.toml")]
+    for place in (folder / "plan.json" / "beneath a file", folder):
+        sentence = run(simulate_command.app, [*arguments, option, str(place)], capsys)
+        assert str(place) in sentence or f"{place.parent} cannot be made" in sentence
+
+
+def test_a_plan_that_cannot_be_written(folder: Path, capsys) -> None:
+    arguments = ["--cluster", str(folder / "cluster.toml"), "--model", str(folder / "model.toml")]
+    arguments += ["--global-batch", "4", "--output", str(folder)]
+    assert f"{folder} cannot be written: Is a directory" in run(
+        search_command.app, arguments, capsys
+    )
 
 
 def test_the_real_command_exits_with_2(folder: Path) -> None:

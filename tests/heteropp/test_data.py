@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,16 @@ def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
         open_tokens(tmp_path, tmp_path / "cache")
     with pytest.raises(DataError, match="is not a folder"):
         open_tokens(tmp_path / "missing", tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written_is_named(text: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.txt/cache cannot be used: Not a directory"):
+        open_tokens(text, text / "a.txt" / "cache")
+
+
+def test_file_names_need_not_be_utf_8(text: Path, tmp_path: Path) -> None:
+    Path(os.fsdecode(bytes(text / "a") + b"\xe9.txt")).write_text("accent")
+    assert b"accent" in bytes(open_tokens(text, tmp_path / "cache").tokens)
 
 
 def test_too_little_text_is_refused(text: Path, tmp_path: Path) -> None:

@@ -162,6 +162,14 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
     assert "No such option" in refusal(tmp_path, PLAN, "--stepz", "1")
 
 
+def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    beneath = str(tmp_path / "file" / "run")
+    assert f"folder {beneath} cannot be made: Not a dir" in refusal(
+        tmp_path, PLAN, "--output", beneath
+    )
+
+
 def test_bad_data_is_refused(tmp_path: Path) -> None:
     assert "is not a folder of text files" in refusal(
         tmp_path, PLAN, "--data", str(tmp_path / "absent")
