@@ -19,6 +19,7 @@ import atexit
 import os
 import platform
 import sys
+import time
 from dataclasses import dataclass
 
 import torch
@@ -133,6 +134,15 @@ def device_clock() -> tuple[str, int, int] | None:
     return None if clock is None else (device.type, *clock)
 
 
+def _let_autograd_rest() -> None:
+    """Runs as Python exits.
+
+    Autograd's thread for the device may still release Python objects after backward has returned.
+    Python, once it ends, stops threads that ask for its lock, and C++ answers with std::terminate.
+    """
+    time.sleep(0.05)
+
+
 def _make_device(library: str) -> str:
     """Gives torch the device of a vendor's library; returns its honest type."""
     if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
@@ -152,7 +162,7 @@ def _make_device(library: str) -> str:
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch.set_autocast_dtype(device_type, torch.bfloat16)
     moving.send_through_multiprocessing(device_type)
-    atexit.register(_ditorch.end_autograd_threads)
+    atexit.register(_let_autograd_rest)
     return device_type
 
 

@@ -1,7 +1,6 @@
 // The Python face of the device layer: ditorch._ditorch. Everything public is in ditorch/.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "ops/operator.h"
@@ -61,14 +60,6 @@ py::object device_clock() {
                         reinterpret_cast<int64_t>(&ditorch_wait_until_ns));
 }
 
-// Backward runs on a thread of autograd's own for each device, which may still be releasing Python
-// objects when backward returns. Python kills threads that ask for its lock while it exits, and C++
-// answers with std::terminate; so these threads end first. Autograd cannot run after this.
-void end_autograd_threads() {
-  py::gil_scoped_release released;
-  torch::autograd::Engine::get_default_engine().stop();
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_ditorch, m) {
@@ -88,7 +79,6 @@ PYBIND11_MODULE(_ditorch, m) {
   m.def("pacing", &pacing);
   m.def("pacing_reset", &pacing_reset);
   m.def("device_clock", &device_clock);
-  m.def("end_autograd_threads", &end_autograd_threads);
 }
 
 }  // namespace ditorch

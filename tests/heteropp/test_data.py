@@ -83,8 +83,8 @@ def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_named(text: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.txt/cache cannot be used: Not a directory"):
-        open_tokens(text, text / "a.txt" / "cache")
+    with pytest.raises(DataError, match=r"a\.md/cache cannot be used: Not a directory"):
+        open_tokens(text, text / "a.md" / "cache")
 
 
 def test_file_names_need_not_be_utf_8(text: Path, tmp_path: Path) -> None:
