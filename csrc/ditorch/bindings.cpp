@@ -5,10 +5,13 @@
 
 #include "ops/operator.h"
 #include "ops/register.h"
+#include "profiler/kernels.h"
 #include "runtime/allocator.h"
+#include "runtime/autograd_rest.h"
 #include "runtime/device.h"
 #include "runtime/device_clock.h"
 #include "runtime/generator.h"
+#include "runtime/missing_dtypes.h"
 #include "runtime/stream.h"
 #include "runtime/unified_name.h"
 #include "runtime/vendor.h"
@@ -25,6 +28,7 @@ void load(const std::string& path) {
   register_hooks();
   register_operators();
   register_autocast();
+  register_profiler();
 }
 
 py::dict properties(c10::DeviceIndex device) {
@@ -34,8 +38,23 @@ py::dict properties(c10::DeviceIndex device) {
   result["chip_type"] = chip.chip_type;
   result["library"] = chip.library;
   result["memory_bytes"] = chip.memory_bytes;
+  result["host_accessible"] = static_cast<bool>(chip.host_accessible);
   result["nic_accessible"] = static_cast<bool>(chip.nic_accessible);
   return result;
+}
+
+// (kind, address, fd, offset in bytes), or None on a chip whose memory no NIC reaches.
+py::object peer_handle(c10::DeviceIndex device, uintptr_t address, size_t bytes) {
+  const auto& runtime = *vendor().runtime;
+  if (!runtime.memory_peer_handle) return py::none();
+  ditorch_peer_handle handle{};
+  handle.struct_size = sizeof(handle);
+  const auto status =
+      runtime.memory_peer_handle(device, reinterpret_cast<void*>(address), bytes, &handle);
+  if (status == DITORCH_NOT_IMPLEMENTED) return py::none();
+  check(status, "make its memory known to a NIC");
+  return py::make_tuple(handle.kind, reinterpret_cast<uintptr_t>(handle.pointer), handle.fd,
+                        handle.offset_bytes);
 }
 
 // (elapsed, busy, lost) seconds, or None on a chip that keeps no such account.
@@ -64,7 +83,12 @@ py::object device_clock() {
 
 PYBIND11_MODULE(_ditorch, m) {
   m.def("load", &load);
+  m.def("is_loaded", [] { return vendor().runtime != nullptr; });
   m.def("unify_device_name", &unify_device_name);
+  m.def("unify_cuda_name", &unify_cuda_name);
+  m.def("let_autograd_rest", &let_autograd_rest, py::call_guard<py::gil_scoped_release>());
+  m.def("substitute_dtypes", &substitute_dtypes);
+  m.def("refuse_dtypes", &refuse_dtypes);
   m.def("device_count", [] { return vendor().devices.size(); });
   m.def("current_device", &current_device);
   m.def("set_device", [](c10::DeviceIndex device) { exchange_device(device); });
@@ -76,6 +100,8 @@ PYBIND11_MODULE(_ditorch, m) {
   m.def("default_generator", &default_generator);
   m.def("fallback_counts", &fallback_counts);
   m.def("reset_fallback_counts", &reset_fallback_counts);
+  m.def("kernel_counts", &kernel_counts);
+  m.def("peer_handle", &peer_handle);
   m.def("pacing", &pacing);
   m.def("pacing_reset", &pacing_reset);
   m.def("device_clock", &device_clock);

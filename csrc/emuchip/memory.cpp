@@ -1,4 +1,5 @@
 // The device's memory: host memory, but no more of it than the chip has.
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -87,6 +88,32 @@ ditorch_status memory_copy(int32_t device, ditorch_stream* stream, void* destina
   // The host is about to read what it copied, so it may not have it before the chip has sent it.
   if (kind == DITORCH_COPY_DEVICE_TO_HOST) hold_host_until(*found, end_ns);
   return DITORCH_OK;
+}
+
+// The memory is the host's, so a NIC registers it as such.
+ditorch_status memory_peer_handle(int32_t device, void* pointer, size_t bytes,
+                                  ditorch_peer_handle* handle) {
+  Device* found = find_device(device);
+  if (!found) return DITORCH_INVALID;
+  if (handle->struct_size < sizeof *handle) {
+    return fail(DITORCH_INVALID, "memory_peer_handle: struct_size is %zu, expected at least %zu",
+                handle->struct_size, sizeof *handle);
+  }
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  const std::lock_guard lock(found->mutex);
+  for (const auto& [start, allocated_bytes] : found->allocated_bytes) {
+    const auto first = reinterpret_cast<uintptr_t>(start);
+    const auto size_bytes = static_cast<size_t>(allocated_bytes);
+    if (address < first || address - first > size_bytes) continue;
+    if (bytes > size_bytes - (address - first)) continue;
+    handle->kind = DITORCH_PEER_HOST_POINTER;
+    handle->fd = -1;
+    handle->pointer = pointer;
+    handle->offset_bytes = 0;
+    return DITORCH_OK;
+  }
+  return fail(DITORCH_INVALID, "memory_peer_handle: %zu bytes at %p are not memory of device %d",
+              bytes, pointer, device);
 }
 
 }  // namespace emuchip

@@ -63,6 +63,8 @@ constexpr ditorch_runtime kRuntime = {
     .stream_wait_until_ns = stream_wait_until_ns,
     .pacing = pacing,
     .pacing_reset = pacing_reset,
+    .memory_peer_handle = memory_peer_handle,
+    .work_span_ns = work_span_ns,
 };
 
 }  // namespace

@@ -15,6 +15,8 @@ ditorch_status memory_free(int32_t device, void* pointer);
 ditorch_status memory_info(int32_t device, size_t* free_bytes, size_t* total_bytes);
 ditorch_status memory_copy(int32_t device, ditorch_stream* stream, void* destination,
                            const void* source, size_t bytes, ditorch_copy_kind kind);
+ditorch_status memory_peer_handle(int32_t device, void* pointer, size_t bytes,
+                                  ditorch_peer_handle* handle);
 
 // stream.cpp
 ditorch_status device_synchronize(int32_t device);
@@ -40,5 +42,6 @@ ditorch_status work_begin(int32_t device, ditorch_stream* stream);
 ditorch_status work_end(int32_t device, ditorch_stream* stream, const ditorch_work* work);
 ditorch_status pacing(int32_t device, ditorch_pacing* pacing);
 ditorch_status pacing_reset(int32_t device);
+ditorch_status work_span_ns(int32_t device, int64_t* begin_ns, int64_t* end_ns);
 
 }  // namespace emuchip

@@ -14,8 +14,8 @@ inline float exp_reduced(float x, Polynomial exp_of_rest) {
   constexpr float kLog2E = 1.44269504f;
   constexpr float kLn2High = 0.693359375f;  // few bits, so that n * kLn2High is exact
   constexpr float kLn2Low = -2.12194440e-4f;
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  constexpr float kSmallest = -87.3f;    // below, the result would be subnormal
+  constexpr float kRound = 12582912.0f;    // 1.5 * 2^23: adding it rounds to an integer
+  constexpr float kSmallest = -87.33654f;  // below, the result would be subnormal
   const float clamped = x < kSmallest ? kSmallest : x;
   const float shifted = clamped * kLog2E + kRound;
   const float n = shifted - kRound;

@@ -68,6 +68,16 @@ class Pacing(ctypes.Structure):
     ]
 
 
+class PeerHandle(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("kind", c_int32),
+        ("fd", c_int32),
+        ("pointer", c_void_p),
+        ("offset_bytes", c_uint64),
+    ]
+
+
 _DEVICE_AND_STREAM = (c_int32, c_void_p)
 
 
@@ -103,6 +113,11 @@ class Runtime(ctypes.Structure):
         ("stream_wait_until_ns", CFUNCTYPE(c_int32, *_DEVICE_AND_STREAM, c_int64)),
         ("pacing", CFUNCTYPE(c_int32, c_int32, POINTER(Pacing))),
         ("pacing_reset", CFUNCTYPE(c_int32, c_int32)),
+        (
+            "memory_peer_handle",
+            CFUNCTYPE(c_int32, c_int32, c_void_p, c_size_t, POINTER(PeerHandle)),
+        ),
+        ("work_span_ns", CFUNCTYPE(c_int32, c_int32, POINTER(c_int64), POINTER(c_int64))),
     ]
 
 

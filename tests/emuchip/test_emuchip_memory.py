@@ -15,6 +15,7 @@ from emuchip_vendor import (
     INVALID,
     OK,
     OUT_OF_MEMORY,
+    PeerHandle,
 )
 
 
@@ -97,3 +98,23 @@ def test_copies_move_the_bytes_and_take_the_links_time(
     assert vendor.ready_at_ns() - before_ns == duration_ns
     if kind == DEVICE_TO_HOST:  # the host is about to read, so it has waited
         assert returned_ns >= vendor.ready_at_ns()
+
+
+def test_a_nic_reaches_memory_as_the_hosts(emulate: Any) -> None:
+    vendor = emulate()
+    _, pointer = vendor.allocate(1000)
+
+    def ask(address: int, size_bytes: int) -> tuple[int, PeerHandle]:
+        handle = PeerHandle(struct_size=ctypes.sizeof(PeerHandle))
+        status = vendor.runtime.memory_peer_handle(0, address, size_bytes, ctypes.byref(handle))
+        return status, handle
+
+    status, handle = ask(pointer + 100, 900)
+    assert status == OK
+    assert (handle.kind, handle.fd, handle.offset_bytes) == (0, -1, 0)
+    assert handle.pointer == pointer + 100
+    for address, size_bytes in ((pointer + 100, 100_000), (pointer - 1, 1), (1 << 40, 8)):
+        assert ask(address, size_bytes)[0] == INVALID
+        assert "are not memory of device 0" in vendor.error()
+    assert vendor.runtime.memory_free(0, pointer) == OK
+    assert ask(pointer, 8)[0] == INVALID

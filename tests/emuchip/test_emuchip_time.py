@@ -282,3 +282,39 @@ def test_threads_share_a_device_and_no_work_is_forgotten(slow: Vendor) -> None:
     for thread in threads:
         thread.join(30)
     assert slow.ready_at_ns() - before_ns == 4 * 200 * 2 * MS
+
+
+def test_the_span_of_the_last_work_is_its_own_time(slow: Vendor) -> None:
+    begin_ns, end_ns = ctypes.c_int64(), ctypes.c_int64()
+
+    def span() -> tuple[int, int]:
+        status = slow.runtime.work_span_ns(0, ctypes.byref(begin_ns), ctypes.byref(end_ns))
+        assert status == OK
+        return begin_ns.value, end_ns.value
+
+    until_ns = ahead(slow)
+    assert slow.work(flops=4000.0) == OK
+    assert span() == (until_ns, until_ns + 5 * MS)
+    assert slow.work() == OK
+    assert span() == (until_ns + 5 * MS, until_ns + 6 * MS)
+    # A host that is late moves the work, and makes it no longer.
+    side, work = slow.stream(), Work(struct_size=ctypes.sizeof(Work), name=b"late")
+    assert slow.runtime.work_begin(0, side) == OK
+    time.sleep(0.01)
+    assert slow.runtime.work_end(0, side, ctypes.byref(work)) == OK
+    begun_ns, ended_ns = span()
+    assert ended_ns - begun_ns == MS
+    assert ended_ns == slow.ready_at_ns(side)
+
+
+def test_a_thread_that_has_ended_no_work_has_no_span(slow: Vendor) -> None:
+    statuses = []
+
+    def ask() -> None:
+        begin_ns, end_ns = ctypes.c_int64(), ctypes.c_int64()
+        statuses.append(slow.runtime.work_span_ns(0, ctypes.byref(begin_ns), ctypes.byref(end_ns)))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join(60)
+    assert statuses == [INVALID]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "profiler/kernels.h"
 #include "runtime/stream.h"
 
 namespace ditorch {
@@ -84,6 +85,7 @@ void Charge::pay(const char* name, bool on_host) {
   }
   work.flops = product_flops_ > 0 ? product_flops_ : static_cast<double>(largest);
   check(runtime.work_end(device_, stream_, &work), "end an operator");
+  if (profiler_listens) record_kernel(device_, name, on_host);
 }
 
 ditorch_dtype abi_dtype(c10::ScalarType type) {

@@ -5,9 +5,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
 
-#include <cstring>
-
-#include "runtime/allocator.h"
+#include "runtime/copy.h"
 #include "runtime/vendor.h"
 
 namespace ditorch {
@@ -47,40 +45,55 @@ void refuse_unless_dense(const at::Tensor& tensor) {
 
 }  // namespace
 
-c10::Storage HostArguments::host_storage(const c10::Storage& device) {
-  for (const auto& known : storages_) {
-    if (known.device.is_alias_of(device)) return known.host;
+HostArguments::HostArguments(c10::DeviceIndex device, Needs needs)
+    : device_(device), staged_(needs == Needs::elements && !host_reaches(device)) {}
+
+std::optional<AllocateOnChip> HostArguments::results_on_chip() const {
+  if (!host_reaches(device_)) return std::nullopt;
+  return std::optional<AllocateOnChip>(std::in_place, device_);
+}
+
+c10::Storage HostArguments::host_storage(const c10::Storage& device, bool written) {
+  for (auto& known : storages_) {
+    if (!known.device.is_alias_of(device)) continue;
+    known.written |= written;
+    return known.host;
   }
-  c10::Storage host(c10::Storage::use_byte_size_t(), device.nbytes(), borrow(device),
+  const auto bytes = device.nbytes();
+  auto memory = staged_ ? c10::GetCPUAllocator()->allocate(bytes) : borrow(device);
+  if (staged_) copy_to_host(device_, memory.get(), device.data(), bytes);
+  c10::Storage host(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
                     c10::GetCPUAllocator(), device.resizable());
-  storages_.push_back({device, host});
+  storages_.push_back({device, host, written});
   return host;
 }
 
-at::Tensor HostArguments::alias(const at::Tensor& tensor) {
+at::Tensor HostArguments::lend(const at::Tensor& tensor, bool written) {
   if (!tensor.defined() || tensor.device().type() != kChip) return tensor;
   for (const auto& known : tensors_) {
-    if (known.device.is_same(tensor)) return known.host;
+    if (!known.device.is_same(tensor)) continue;
+    host_storage(tensor.storage(), written);
+    return known.host;
   }
   refuse_unless_dense(tensor);
-  auto host = show(host_storage(tensor.storage()), c10::DispatchKey::CPU, tensor);
+  auto host = show(host_storage(tensor.storage(), written), c10::DispatchKey::CPU, tensor);
   tensors_.push_back({tensor, host});
   return host;
 }
 
-c10::IValue HostArguments::alias(const c10::IValue& value) {
-  if (value.isTensor()) return alias(value.toTensor());
+c10::IValue HostArguments::lend(const c10::IValue& value, bool written) {
+  if (value.isTensor()) return lend(value.toTensor(), written);
   if (value.isTensorList()) {
     c10::List<at::Tensor> host;
     auto tensors = value.toTensorList();
     host.reserve(tensors.size());
-    for (const at::Tensor& tensor : tensors) host.push_back(alias(tensor));
+    for (const at::Tensor& tensor : tensors) host.push_back(lend(tensor, written));
     return host;
   }
   if (value.isOptionalTensorList()) {
     c10::List<std::optional<at::Tensor>> host;
     for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
-      host.push_back(tensor ? std::make_optional(alias(*tensor)) : std::nullopt);
+      host.push_back(tensor ? std::make_optional(lend(*tensor, written)) : std::nullopt);
     }
     return host;
   }
@@ -88,14 +101,31 @@ c10::IValue HostArguments::alias(const c10::IValue& value) {
   return value;
 }
 
-void HostArguments::write_back() {
-  for (auto& [device, host] : storages_) {
-    if (host.data() == device.data() && host.nbytes() == device.nbytes()) continue;
-    auto fresh = host.set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
-    fresh.unsafe_set_device(chip_device(device_));
+void HostArguments::write_back_aliased(Storages& storages) {
+  auto& [device, host, written] = storages;
+  if (host.data() == device.data() && host.nbytes() == device.nbytes()) return;
+  auto fresh = host.set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+  fresh.unsafe_set_device(chip_device(device_));
+  device.set_nbytes(host.nbytes());
+  device.set_data_ptr_noswap(std::move(fresh));
+  host.set_data_ptr_noswap(borrow(device));
+}
+
+void HostArguments::write_back_staged(Storages& storages) {
+  auto& [device, host, written] = storages;
+  const bool resized = host.nbytes() != device.nbytes();
+  if (resized) {
+    device.set_data_ptr_noswap(allocate_on(device_, host.nbytes()));
     device.set_nbytes(host.nbytes());
-    device.set_data_ptr_noswap(std::move(fresh));
-    host.set_data_ptr_noswap(borrow(device));
+  }
+  if (resized || written) {
+    copy_to_chip(device_, device.mutable_data(), host.data(), host.nbytes());
+  }
+}
+
+void HostArguments::write_back() {
+  for (auto& storages : storages_) {
+    staged_ ? write_back_staged(storages) : write_back_aliased(storages);
   }
   for (auto& [device, host] : tensors_) {
     auto* impl = device.unsafeGetTensorImpl();
@@ -120,14 +150,14 @@ c10::Storage HostArguments::device_storage(const c10::Storage& host) {
   if (is_fresh) {
     memory = host.set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
     memory.unsafe_set_device(chip_device(device_));
-  } else if (bytes > 0) {  // memory the kernel did not allocate now: a constant it keeps
+  } else if (bytes > 0) {  // host memory: the kernel's result, or a constant that it keeps
     memory = allocate_on(device_, bytes);
-    std::memcpy(memory.get(), host.data(), bytes);
+    copy_to_chip(device_, memory.get(), host.data(), bytes);
   }
   c10::Storage device(c10::Storage::use_byte_size_t(), bytes, std::move(memory), chip_allocator(),
                       /*resizable=*/true);
   if (is_fresh) host.set_data_ptr_noswap(borrow(device));
-  storages_.push_back({device, host});
+  storages_.push_back({device, host, false});
   return device;
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
@@ -16,6 +17,7 @@
 #include "ops/charge.h"
 #include "ops/host_arguments.h"
 #include "runtime/allocator.h"
+#include "runtime/copy.h"
 #include "runtime/stream.h"
 
 namespace ditorch {
@@ -51,6 +53,31 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
                                            c10::dtype_or_default(dtype));
 }
 
+// at::native would grow a storage with the host's memcpy, which may not reach the chip's memory; so
+// it finds the storage large enough.
+void grow(const c10::Storage& storage, size_t bytes) {
+  if (bytes > storage.nbytes() && storage.resizable()) {
+    at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(storage, bytes);
+  }
+}
+
+const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef size,
+                         std::optional<c10::MemoryFormat> format) {
+  grow(self.storage(), at::detail::computeStorageNbytesContiguous(size, self.dtype().itemsize(),
+                                                                  self.storage_offset()));
+  return at::native::resize_(self, size, format);
+}
+
+at::Tensor& set_part_of_storage(at::Tensor& self, at::Storage source, int64_t offset,
+                                c10::IntArrayRef size, c10::IntArrayRef stride) {
+  const auto itemsize = self.dtype().itemsize();
+  if (offset >= 0 && source.device().type() == kChip) {
+    grow(source, stride.empty() ? at::detail::computeStorageNbytesContiguous(size, itemsize, offset)
+                                : at::detail::computeStorageNbytes(size, stride, itemsize, offset));
+  }
+  return at::native::set_storage_cpu_(self, std::move(source), offset, size, stride);
+}
+
 at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
   const auto elements = static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
   return at::native::set_storage_cpu_(self, std::move(source), 0, elements, {});
@@ -68,26 +95,29 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
 
 // --- copies ---------------------------------------------------------------------------------
 
-void transfer(c10::DeviceIndex device, void* destination, const void* source, size_t bytes,
-              ditorch_copy_kind kind) {
-  if (bytes == 0) return;
-  check(vendor().runtime->memory_copy(device, current_handle(device), destination, source, bytes,
-                                      kind),
-        "copy memory");
-}
-
-// Within the chip: the host's kernel on the chip's memory, charged like any operator.
-void copy_on_chip(const at::Tensor& destination, const at::Tensor& source) {
-  Charge charge(destination.device().index());
-  charge.add(source);
-  charge.add(destination);
-  HostArguments host(destination.device().index());
-  host.alias(destination).copy_(host.alias(source));
-  charge.pay("copy_", false);
-}
-
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+bool are_alike(const at::Tensor& a, const at::Tensor& b) {
+  return is_plain(a) && is_plain(b) && a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+}
+
+// Within the chip: the host's kernel, charged like any operator; bytes alone need no kernel.
+void copy_within_chip(const at::Tensor& destination, const at::Tensor& source) {
+  const auto device = destination.device().index();
+  if (!host_reaches(device) && are_alike(destination, source) && !destination.is_alias_of(source)) {
+    return copy_on_chip(device, destination.mutable_data_ptr(), source.const_data_ptr(),
+                        source.nbytes());
+  }
+  Charge charge(device);
+  charge.add(source);
+  charge.add(destination);
+  HostArguments host(device);
+  const auto target = host.lend(destination, /*written=*/true);
+  target.copy_(host.lend(source, /*written=*/false));
+  host.write_back();
+  charge.pay("copy_", false);
 }
 
 at::Tensor empty_on_host(c10::IntArrayRef size, c10::ScalarType dtype) {
@@ -95,7 +125,7 @@ at::Tensor empty_on_host(c10::IntArrayRef size, c10::ScalarType dtype) {
 }
 
 // The host converts and lays out what it sends; the chip spreads what it receives.
-void copy_to_chip(const at::Tensor& destination, const at::Tensor& source) {
+void copy_from_host(const at::Tensor& destination, const at::Tensor& source) {
   const auto sent = source.to(destination.scalar_type())
                         .expand(destination.sizes())
                         .contiguous()
@@ -105,23 +135,22 @@ void copy_to_chip(const at::Tensor& destination, const at::Tensor& source) {
   const auto landing = direct ? destination
                               : empty(destination.sizes(), destination.scalar_type(), {},
                                       destination.device(), {}, {});
-  transfer(destination.device().index(), landing.mutable_data_ptr(), sent.const_data_ptr(),
-           sent.nbytes(), DITORCH_COPY_HOST_TO_DEVICE);
-  if (!direct) copy_on_chip(destination, landing);
+  copy_to_chip(destination.device().index(), landing.mutable_data_ptr(), sent.const_data_ptr(),
+               sent.nbytes());
+  if (!direct) copy_within_chip(destination, landing);
 }
 
 // The chip gathers what it sends; the host converts and spreads it.
-void copy_to_host(const at::Tensor& destination, const at::Tensor& source) {
+void copy_back(const at::Tensor& destination, const at::Tensor& source) {
   auto sent = source;
   if (!is_plain(source)) {
     sent = empty(source.sizes(), source.scalar_type(), {}, source.device(), {}, {});
-    copy_on_chip(sent, source);
+    copy_within_chip(sent, source);
   }
-  const bool direct = is_plain(destination) && destination.sizes() == source.sizes() &&
-                      destination.scalar_type() == source.scalar_type();
+  const bool direct = are_alike(destination, sent);
   const auto landing = direct ? destination : empty_on_host(source.sizes(), source.scalar_type());
-  transfer(source.device().index(), landing.mutable_data_ptr(), sent.const_data_ptr(),
-           sent.nbytes(), DITORCH_COPY_DEVICE_TO_HOST);
+  copy_to_host(source.device().index(), landing.mutable_data_ptr(), sent.const_data_ptr(),
+               sent.nbytes());
   if (!direct) destination.copy_(landing);
 }
 
@@ -137,11 +166,11 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool /*non_blocking
               vendor().devices.front().library,
               " holds dense tensors only; keep sparse tensors on the CPU");
   if (to_chip && from_chip) {
-    copy_on_chip(self, source);
+    copy_within_chip(self, source);
   } else if (to_chip) {
-    copy_to_chip(self, source);
+    copy_from_host(self, source);
   } else {
-    copy_to_host(self, source);
+    copy_back(self, source);
   }
   return self;
 }
@@ -159,7 +188,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destin
 
 at::Scalar read_scalar(const at::Tensor& self) {
   auto value = empty_on_host({}, self.scalar_type());
-  copy_to_host(value, self.reshape(c10::IntArrayRef{}));
+  copy_back(value, self.reshape(c10::IntArrayRef{}));
   return value.item();
 }
 
@@ -171,10 +200,10 @@ void register_memory_operators(torch::Library& library) {
   library.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   library.impl("view", TORCH_FN(at::native::view));
   library.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
-  library.impl("resize_", TORCH_FN(at::native::resize_));
+  library.impl("resize_", TORCH_FN(resize));
   library.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
   library.impl("set_.source_Storage", TORCH_FN(set_storage));
-  library.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
+  library.impl("set_.source_Storage_storage_offset", TORCH_FN(set_part_of_storage));
   library.impl("set_", TORCH_FN(set_empty));
   library.impl("record_stream", TORCH_FN(record_stream));
   library.impl("copy_", TORCH_FN(copy));

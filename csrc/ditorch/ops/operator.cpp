@@ -1,5 +1,6 @@
 #include "ops/operator.h"
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -38,6 +39,28 @@ void find_product(Operator& op) {
   }
 }
 
+// Which arguments the operator writes to: what its schema says, and the running statistics that
+// batch norm's schema is silent about.
+std::vector<bool> find_writes(const c10::FunctionSchema& schema, std::string_view name) {
+  const bool is_batch_norm = name == "native_batch_norm" || name == "batch_norm_update_stats";
+  std::vector<bool> writes;
+  for (const auto& argument : schema.arguments()) {
+    const auto* alias = argument.alias_info();
+    writes.push_back((alias && alias->isWrite()) ||
+                     (is_batch_norm && argument.name().starts_with("running_")));
+  }
+  return writes;
+}
+
+// Whether it only shows memory in another shape, as a new tensor or in place.
+bool is_view(const c10::OperatorHandle& handle) {
+  if (handle.hasTag(at::Tag::inplace_view)) return true;
+  const auto& results = handle.schema().returns();
+  return !results.empty() && std::all_of(results.begin(), results.end(), [](const auto& result) {
+    return result.alias_info() && !result.alias_info()->isWrite();
+  });
+}
+
 std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
   auto op = std::make_unique<Operator>();
@@ -45,11 +68,8 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
   auto colon = qualified.rfind(':');
   op->name = colon == std::string::npos ? qualified : qualified.substr(colon + 1);
 
-  op->is_view = !schema.returns().empty();
-  for (const auto& result : schema.returns()) {
-    const auto* alias = result.alias_info();
-    if (!alias || alias->isWrite()) op->is_view = false;
-  }
+  op->is_view = is_view(handle);
+  op->writes = find_writes(schema, op->name);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     auto type = schema.arguments()[i].type();
     if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
@@ -62,6 +82,15 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
   op->host_kernel = find_host_kernel(qualified);
   op->vendor_kernel = find_vendor_kernel(qualified, schema.overload_name());
   return op;
+}
+
+std::map<std::string, uint64_t> count(std::atomic<uint64_t> Operator::* runs) {
+  std::map<std::string, uint64_t> counts;
+  std::shared_lock lock(registry().mutex);
+  for (const auto& [schema, op] : registry().operators) {
+    if (auto found = ((*op).*runs).load()) counts[op->name] += found;
+  }
+  return counts;
 }
 
 }  // namespace
@@ -78,14 +107,9 @@ Operator& Operator::of(const c10::OperatorHandle& handle) {
   return *all.operators.try_emplace(key, std::move(described)).first->second;
 }
 
-std::map<std::string, uint64_t> fallback_counts() {
-  std::map<std::string, uint64_t> counts;
-  std::shared_lock lock(registry().mutex);
-  for (const auto& [schema, op] : registry().operators) {
-    if (auto runs = op->host_runs.load()) counts[op->name] += runs;
-  }
-  return counts;
-}
+std::map<std::string, uint64_t> fallback_counts() { return count(&Operator::host_runs); }
+
+std::map<std::string, uint64_t> kernel_counts() { return count(&Operator::chip_runs); }
 
 void reset_fallback_counts() {
   std::shared_lock lock(registry().mutex);

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ops/host_kernels.h"
 #include "ops/vendor_kernels.h"
@@ -19,16 +20,18 @@ enum class Product { none, matrix, linear, attention };
 
 struct Operator {
   std::string name;           // "add", without namespace and overload; lives as long as the process
-  bool is_view = false;       // its results alias its first argument; nothing is launched
+  bool is_view = false;       // it makes or changes shapes over memory; nothing is launched
   bool synchronizes = false;  // its result's shape or value needs the data on the host
   bool seeded = false;        // it draws random numbers
+  std::vector<bool> writes;   // which arguments it writes to
   std::optional<size_t> generator;  // position of its Generator? argument
   Product product = Product::none;
   size_t left = 0;    // position of the product's left operand
   double passes = 1;  // products of that shape it does (attention: 2 forward, 5 backward)
   VendorKernel vendor_kernel = nullptr;  // null: the host always computes it
   HostKernel host_kernel = nullptr;
-  std::atomic<uint64_t> host_runs{0};
+  std::atomic<uint64_t> host_runs{0};  // the host computed it in the chip's stead
+  std::atomic<uint64_t> chip_runs{0};  // the vendor's kernel computed it
 
   static Operator& of(const c10::OperatorHandle& handle);
 };
@@ -36,5 +39,8 @@ struct Operator {
 // How often the host computed each operator since the last reset, by name; no zeros.
 std::map<std::string, uint64_t> fallback_counts();
 void reset_fallback_counts();
+
+// How often the vendor's kernel computed each operator since the library was loaded; no zeros.
+std::map<std::string, uint64_t> kernel_counts();
 
 }  // namespace ditorch

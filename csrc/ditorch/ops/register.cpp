@@ -33,6 +33,7 @@ bool is_whole(const c10::OperatorHandle& op) {
   if (name == "aten::_fused_rms_norm") return vendor_has_rms_norm();
   if (name == "aten::convolution_overrideable") return overload.empty();
   if (name == "aten::convolution_backward_overrideable") return overload.empty();
+  if (name == "aten::mode" || name == "aten::conj_physical_") return true;  // CPU's, but composite
   return op.hasKernelForDispatchKey(DispatchKey::CPU) &&
          (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
           op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));

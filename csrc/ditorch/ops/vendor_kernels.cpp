@@ -89,11 +89,13 @@ ditorch_status matmul_add_out(const ditorch_context& context, Arguments argument
   }
   auto status = product(context, arguments[1].toTensor(), arguments[2].toTensor(), out);
   if (status != DITORCH_OK) return status;
-  HostArguments host(context.device);
-  auto sum = host.alias(out);
-  if (!alpha.equal(1)) sum.mul_(alpha);
-  if (!beta.equal(0)) sum.add_(host.alias(self), beta);
   results = {out};
+  if (alpha.equal(1) && beta.equal(0)) return DITORCH_OK;
+  HostArguments host(context.device);
+  auto sum = host.lend(out, /*written=*/true);
+  if (!alpha.equal(1)) sum.mul_(alpha);
+  if (!beta.equal(0)) sum.add_(host.lend(self, /*written=*/false), beta);
+  host.write_back();
   return DITORCH_OK;
 }
 

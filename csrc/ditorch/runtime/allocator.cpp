@@ -3,13 +3,13 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "runtime/copy.h"
 #include "runtime/stream.h"
 #include "runtime/vendor.h"
 
@@ -118,7 +118,7 @@ class ChipAllocator final : public c10::DeviceAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return &free_pointer; }
 
   void copy_data(void* destination, const void* source, std::size_t count) const override {
-    std::memcpy(destination, source, count);
+    copy_on_chip(current_device(), destination, source, count);
   }
 
  private:

@@ -27,6 +27,9 @@ class ChipGuard final : public c10::impl::DeviceGuardImplInterface {
     return static_cast<c10::DeviceIndex>(vendor().devices.size());
   }
 
+  // Every dtype: operators without a vendor kernel run on the host.
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
+
   c10::Stream getStream(c10::Device device) const override { return current_stream(index(device)); }
   c10::Stream getDefaultStream(c10::Device device) const override {
     return default_stream(index(device));

@@ -1,12 +1,11 @@
 // What torch asks a PrivateUse1 device about itself.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
-#include <c10/core/CPUAllocator.h>
-
-#include <cstring>
 
 #include "runtime/allocator.h"
+#include "runtime/copy.h"
 #include "runtime/device.h"
 #include "runtime/generator.h"
+#include "runtime/pinned.h"
 #include "runtime/stream.h"
 #include "runtime/vendor.h"
 
@@ -40,13 +39,13 @@ class ChipHooks final : public at::PrivateUse1HooksInterface {
     return new_generator(device);
   }
 
-  // The chip's memory is host memory: any host memory serves as pinned memory.
-  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
 
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto fresh = allocate_on(storage.device().index(), bytes);
     if (auto kept = std::min(bytes, storage.nbytes())) {
-      std::memcpy(fresh.get(), storage.data(), kept);
+      copy_on_chip(storage.device().index(), fresh.get(), storage.data(), kept);
     }
     storage.set_data_ptr_noswap(std::move(fresh));
     storage.set_nbytes(bytes);
@@ -55,6 +54,9 @@ class ChipHooks final : public at::PrivateUse1HooksInterface {
 
 }  // namespace
 
-void register_hooks() { at::RegisterPrivateUse1HooksInterface(new ChipHooks()); }
+void register_hooks() {
+  register_pinned_allocator();
+  at::RegisterPrivateUse1HooksInterface(new ChipHooks());
+}
 
 }  // namespace ditorch

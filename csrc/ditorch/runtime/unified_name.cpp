@@ -1,7 +1,8 @@
 // Every device string torch meets, in Python or in C++, goes through one exported constructor of
 // libc10, c10::Device::Device(const std::string&). The other torch libraries call it through a
 // slot of their global offset table; those slots are pointed at `make_device` below, which
-// rewrites "device" and "device:N" and passes everything else on. No operator, tensor or Python
+// rewrites "device" and "device:N", "cuda" and "cuda:N" too once asked to, and passes everything
+// else on. No operator, tensor or Python
 // function is touched, so nothing that does not parse a device string can become slower.
 #include "runtime/unified_name.h"
 
@@ -13,24 +14,33 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 
 namespace ditorch {
 namespace {
 
 constexpr const char* kConstructor =
     "_ZN3c106DeviceC1ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
-constexpr std::string_view kName = "device";
+constexpr std::string_view kUnified = "device";
+constexpr std::string_view kCuda = "cuda";
 
 using Constructor = void (*)(c10::Device*, const std::string&);
 Constructor original = nullptr;
 const std::string* honest_type = nullptr;  // never destroyed: torch may parse names to the end
+std::atomic<bool> cuda_too{false};
+
+bool names(const std::string& text, std::string_view name) {
+  return text.compare(0, name.size(), name) == 0 &&
+         (text.size() == name.size() || text[name.size()] == ':');
+}
 
 void make_device(c10::Device* self, const std::string& text) {
-  if (text.compare(0, kName.size(), kName) == 0) {
-    auto index = text.substr(kName.size());
-    if (index.empty() || index[0] == ':') return original(self, *honest_type + index);
+  for (auto name : {kUnified, kCuda}) {
+    if (!names(text, name) || (name == kCuda && !cuda_too)) continue;
+    return original(self, *honest_type + text.substr(name.size()));
   }
   original(self, text);
 }
@@ -131,5 +141,7 @@ void unify_device_name(const std::string& device_type) {
               "c10::Device's constructor through a global offset table; use \"",
               device_type, "\" as the device");
 }
+
+void unify_cuda_name() { cuda_too = true; }
 
 }  // namespace ditorch

@@ -10,4 +10,7 @@ namespace ditorch {
 // not be taught. Call it once.
 void unify_device_name(const std::string& device_type);
 
+// From now on "cuda" reads as "device" does. Only for devices that are not called cuda.
+void unify_cuda_name();
+
 }  // namespace ditorch

@@ -24,6 +24,9 @@ void load_vendor(const std::string& path);
 // The loaded vendor; only called after load_vendor succeeded.
 const Vendor& vendor();
 
+// Whether the host may read and write memory of the chip through the chip's own pointers.
+bool host_reaches(c10::DeviceIndex device);
+
 // Throws the vendor's own sentence (torch.OutOfMemoryError when memory is short).
 void check(ditorch_status status, const char* action);
 
