@@ -10,7 +10,8 @@ this process's chip (H2 paper, section 3.1, "DiTorch"):
 Tensors report their honest device: "emuchip:0" for an emulated chip (DITORCH_CHIP=b-mini), "cuda:0"
 for a GPU, "cpu" on a machine without accelerators. One process drives one chip of one vendor.
 
-Importing it raises ImportError, in one sentence, if the chip that was asked for is not there.
+Importing it raises ImportError, in one sentence, if the chip that was asked for is not there;
+`python -m ditorch` shows what was found, what was not, and why.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import atexit
 import os
 import platform
 import sys
-import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -29,19 +30,25 @@ try:
 except ImportError as error:
     raise ImportError(f"ditorch's C++ part does not load ({error}); build ditorch again") from None
 
-from ditorch import moving
-from ditorch.vendors import Vendor, find_vendor
+from ditorch import moving, names, safetensors_devices
+from ditorch.peer import PeerHandle, peer_handle
+from ditorch.vendors import Choice, adopted, choose_vendor, quirks
 
 __all__ = [
     "Chip",
     "Pacing",
+    "PeerHandle",
     "chip",
     "device",
     "device_clock",
+    "enable",
+    "end_step",
     "fallback_counts",
     "is_emulated",
+    "kernel_counts",
     "pacing",
     "pacing_reset",
+    "peer_handle",
     "reset_fallback_counts",
     "vendor",
 ]
@@ -49,7 +56,7 @@ __all__ = [
 device: torch.device
 """The honest device of this process."""
 
-_vendor: Vendor
+_choice: Choice
 
 
 @dataclass(frozen=True)
@@ -76,21 +83,33 @@ class Pacing:
 
 
 def vendor() -> str:
-    """The name of the vendor support in use: "emuchip", "cuda" or "cpu"."""
-    return _vendor.name
+    """The name of the vendor support in use: "emuchip", "cuda", "npu", "cpu" ..."""
+    return _choice.name
+
+
+def enable(*, cuda_compat: bool) -> None:
+    """Turns ditorch's optional behaviour on, for the rest of the process.
+
+    cuda_compat: a script that hard-codes "cuda" and torch.cuda runs on this process's device, as
+        DITORCH_CUDA_COMPAT=1 would have it; `ditorch.cuda_compat` says what that means.
+    """
+    if not cuda_compat:
+        raise ValueError("ditorch.enable has nothing to enable; cuda_compat cannot be taken back")
+    from ditorch import cuda_compat as compat
+
+    compat.enable(device)
 
 
 def chip() -> Chip:
     """The vendor, type and memory capacity of this process's chip."""
-    if _vendor.library is not None:
+    if _is_made_here():
         found = _ditorch.properties(device.index)
         return Chip(found["vendor"], found["chip_type"], found["memory_bytes"])
-    if device.type == "cuda":
-        gpu = torch.cuda.get_device_properties(device)
-        maker = "AMD" if torch.version.hip else "NVIDIA"
-        return Chip(maker, gpu.name, gpu.total_memory)
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Chip("cpu", platform.machine(), memory_bytes)
+    if device.type == "cpu":
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return Chip("cpu", platform.machine(), memory_bytes)
+    chip_type = adopted.chip_type(device)
+    return Chip(_choice.look.name or _choice.vendor.maker, chip_type, adopted.memory_bytes(device))
 
 
 def is_emulated() -> bool:
@@ -107,9 +126,14 @@ def reset_fallback_counts() -> None:
     _ditorch.reset_fallback_counts()
 
 
+def kernel_counts() -> dict[str, int]:
+    """How often the chip's own kernel computed each operator since ditorch was imported."""
+    return _ditorch.kernel_counts()
+
+
 def pacing() -> Pacing | None:
     """The account of emulated time, or None on real hardware."""
-    if _vendor.library is None:
+    if not _is_made_here():
         return None
     account = _ditorch.pacing(device.index)
     return None if account is None else Pacing(*account)
@@ -117,7 +141,7 @@ def pacing() -> Pacing | None:
 
 def pacing_reset() -> None:
     """Starts the account of emulated time afresh; does nothing on real hardware."""
-    if _vendor.library is not None:
+    if _is_made_here():
         _ditorch.pacing_reset(device.index)
 
 
@@ -128,19 +152,30 @@ def device_clock() -> tuple[str, int, int] | None:
     `int64_t ready_at_ns(int32_t device)` and `void wait_until_ns(int32_t device, int64_t ns)`, in
     CLOCK_MONOTONIC nanoseconds. None on real hardware, where transports use events.
     """
-    if _vendor.library is None:
+    if not _is_made_here():
         return None
     clock = _ditorch.device_clock()
     return None if clock is None else (device.type, *clock)
 
 
-def _let_autograd_rest() -> None:
-    """Runs as Python exits.
+def end_step() -> None:
+    """Tells the precision tools, if any are open, that a training step is over.
 
-    Autograd's thread for the device may still release Python objects after backward has returned.
+    Only for programs whose optimizer is not a torch.optim.Optimizer: the steps of those are seen.
+    """
+    if place := sys.modules.get("ditorch.precision.place"):
+        place.next_step()
+
+
+def _let_autograd_rest() -> None:
+    """Runs as Python exits: autograd's thread may still hold Python objects that it releases.
+
     Python, once it ends, stops threads that ask for its lock, and C++ answers with std::terminate.
     """
-    time.sleep(0.05)
+    threads = Path("/proc/self/task").glob("*/comm")
+    if any(name.read_text().startswith("pt_autograd") for name in threads):
+        deadline_s = 5.0
+        _ditorch.let_autograd_rest(device, deadline_s)
 
 
 def _make_device(library: str) -> str:
@@ -148,7 +183,8 @@ def _make_device(library: str) -> str:
     if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
         raise ImportError(
             f"the device {taken!r} already has torch's place for a vendor's device, so ditorch "
-            f"cannot load {library}; import only one of them in a process"
+            f"cannot load {library}; a process has one of them, and "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from importing plugins by itself"
         )
     try:
         _ditorch.load(library)
@@ -166,21 +202,60 @@ def _make_device(library: str) -> str:
     return device_type
 
 
-def _start() -> None:
-    global device, _vendor
-    _vendor = find_vendor()
-    if _vendor.library is not None:
-        device = torch.device(_make_device(str(_vendor.library)), 0)
-    elif _vendor.device_type == "cpu":
+def _is_made_here() -> bool:
+    """Whether the device is ditorch's own, made from a vendor's library."""
+    return _choice.look.library is not None
+
+
+def start() -> None:
+    """Finds the chip and teaches torch its unified name; `import ditorch` has done it.
+
+    Raises ImportError, in one sentence, if the chip that was asked for is not there.
+    """
+    global device, _choice
+    _choice = choose_vendor()
+    look = _choice.look
+    if look.library is not None:
+        device = torch.device(_make_device(str(look.library)), 0)
+    elif look.device_type == "cpu":
         device = torch.device("cpu")
     else:
-        device = torch.device(
-            _vendor.device_type or "cpu", torch.accelerator.current_device_index()
-        )
+        device = torch.device(look.device_type, adopted.current_index(look.device_type))
+        if _choice.vendor.has_quirks():
+            quirks.handle(device.type, _choice.vendor.quirks)
     _ditorch.unify_device_name(device.type)
-    moving.accept_unified_map_location(device)
+    names.accept("device", device)
+    moving.accept_map_location("device", device)
+    safetensors_devices.accept(device)
+    wanted = os.environ.get("DITORCH_CUDA_COMPAT", "0")
+    if wanted not in ("0", "1"):
+        raise ImportError(f"DITORCH_CUDA_COMPAT is {wanted!r}, expected 0 or 1")
+    if wanted == "1":
+        enable(cuda_compat=True)
+
+
+def _is_the_command() -> bool:
+    """`python -m ditorch` starts by itself, so that it can show what fails."""
+    if sys.argv[:1] != ["-m"]:  # Python's own mark while it imports a package to run it
+        return False
+    return sys.orig_argv[-len(sys.argv)] in ("ditorch", "-mditorch")
+
+
+def _open_configured_tools() -> None:
+    """The precision tools that ditorch.toml or the environment ask for; most programs have none."""
+    named = os.environ.get("DITORCH_PRECISION") or os.environ.get("DITORCH_CONFIG")
+    if not named and not Path("ditorch.toml").is_file():
+        return
+    from ditorch.precision.settings import open_configured_tools
+
+    try:
+        open_configured_tools()
+    except ValueError as error:
+        raise ImportError(str(error)) from None
 
 
 if sys.platform != "linux":
     raise ImportError(f"ditorch runs on Linux only, not on {sys.platform}")
-_start()
+if not _is_the_command():
+    start()
+    _open_configured_tools()

@@ -13,19 +13,27 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
+_PRIORITY = 5  # torch's own start at 10; torch cannot register two of the same
+_honest: dict[str, torch.device] = {}
 
-def accept_unified_map_location(device: torch.device) -> None:
-    """Makes torch.load(map_location="device") mean `device`."""
 
-    def restore(storage: Any, location: str) -> Any:
-        name, _, index = location.partition(":")
-        if name != "device":
-            return None
-        indexed = index and device.type != "cpu"
-        honest = torch.device(device.type, int(index)) if indexed else device
-        return torch.serialization.default_restore_location(storage, str(honest))
+def accept_map_location(name: str, device: torch.device) -> None:
+    """Makes torch.load(map_location=`name`) mean `device`, and files that say `name` go there."""
+    if not _honest:
+        torch.serialization.register_package(_PRIORITY, lambda storage: None, _restore)
+    _honest[name] = device
+    if device.type == "cpu":
+        _honest["cpu"] = device  # as "cpu:0", which is what "device:0" reads as
 
-    torch.serialization.register_package(5, lambda storage: None, restore)
+
+def _restore(storage: Any, location: str) -> Any:
+    name, _, index = location.partition(":")
+    device = _honest.get(name)
+    if device is None or location == str(device):
+        return None
+    indexed = index and device.type != "cpu"
+    honest = torch.device(device.type, int(index)) if indexed else device
+    return torch.serialization.default_restore_location(storage, str(honest))
 
 
 def send_through_multiprocessing(device_type: str) -> None:

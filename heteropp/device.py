@@ -25,6 +25,9 @@ class Device:
     def begin_step(self) -> None:
         """Starts the step's accounts afresh."""
 
+    def end_step(self) -> None:
+        """Tells the precision tools, where there are any, that the step is over."""
+
     def pacing_fidelity(self) -> float | None:
         """Of this rank since begin_step; None where time is not emulated."""
         return None
@@ -42,6 +45,11 @@ class Chip(Device):
 
         torch.accelerator.reset_peak_memory_stats()
         ditorch.pacing_reset()
+
+    def end_step(self) -> None:
+        import ditorch
+
+        ditorch.end_step()
 
     def pacing_fidelity(self) -> float | None:
         import ditorch

@@ -130,6 +130,7 @@ class Trainer:
         step_s = time.monotonic() - start_s
         seconds = self.device.clock.seconds
         self.completed += 1
+        self.device.end_step()
         spans = [
             Span(self.place.rank, action.kind, action.micro_batch, seconds(begin), seconds(end))
             for action, begin, end in result.marks

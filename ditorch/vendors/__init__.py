@@ -1,50 +1,102 @@
 """Which vendor's chip this process drives: one small file for each vendor.
 
 A vendor either has a library that speaks ditorch's two C ABIs (`csrc/ditorch/abi`), and ditorch
-makes its torch device; or torch has its device already, and ditorch adopts it.
+makes its torch device; or torch has its device already, built in or through a plugin, and ditorch
+adopts it.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from dataclasses import dataclass
-from pathlib import Path
+
+from ditorch.vendors import (
+    cpu,
+    cuda,
+    emuchip,
+    library,
+    mlu,
+    mps,
+    musa,
+    npu,
+    privateuse1,
+    rocm,
+    xpu,
+)
+from ditorch.vendors.vendor import Look, Quirks, Vendor
+
+__all__ = ["VENDORS", "Choice", "Look", "Quirks", "Vendor", "choose_vendor", "look_at"]
+
+# The order of the search. What the environment names goes first; then, as torch.accelerator has
+# it, a plugin's device goes before those that torch has built in.
+VENDORS: tuple[Vendor, ...] = tuple(
+    file.VENDOR
+    for file in (library, emuchip, npu, mlu, musa, privateuse1, cuda, rocm, xpu, mps, cpu)
+)
 
 
 @dataclass(frozen=True)
-class Vendor:
-    """One of `library` and `device_type` is set."""
+class Choice:
+    vendor: Vendor
+    look: Look
+    because: str
 
-    name: str
-    library: Path | None = None  # speaks the two ABIs; ditorch makes its device
-    device_type: str | None = None  # a device torch already has
+    @property
+    def name(self) -> str:
+        return self.look.name or self.vendor.name
 
 
-def find_vendor() -> Vendor:
-    """Chooses by DITORCH_VENDOR_LIBRARY, DITORCH_VENDOR, DITORCH_CHIP, else by what is there.
+@functools.cache
+def look_at(vendor: Vendor) -> Look:
+    """Looks once; whatever fails is an answer too."""
+    try:
+        return vendor.look()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Look("broken", f"looking for it failed ({reason})")
+
+
+def choose_vendor() -> Choice:
+    """The vendor DITORCH_VENDOR names, else the first in the order of VENDORS that is found.
+
+    A plugin that is installed but broken is warned about and passed over, unless it was named.
 
     Raises:
-        ImportError: what was asked for is not there; one sentence.
+        ImportError: what was asked for is not there; one sentence with the reason.
     """
-    from ditorch.vendors import cpu, cuda, emuchip
-
-    if library := os.environ.get("DITORCH_VENDOR_LIBRARY"):
-        return Vendor(name=Path(library).stem.removeprefix("lib"), library=_existing(library))
-    by_name = {"emuchip": emuchip.find, "cuda": cuda.find, "cpu": cpu.find}
     if wanted := os.environ.get("DITORCH_VENDOR"):
-        if wanted not in by_name:
-            raise ImportError(
-                f"DITORCH_VENDOR is {wanted!r}, expected one of {', '.join(by_name)}; a vendor "
-                "that ditorch does not know is given by DITORCH_VENDOR_LIBRARY=<its library>"
+        return _named(wanted)
+    for vendor in VENDORS:
+        look = look_at(vendor)
+        if look.state == "found":
+            return Choice(vendor, look, _reason(look))
+        if look.asked:
+            raise ImportError(look.why)
+        if look.state == "broken":
+            warnings.warn(
+                f"ditorch goes on without {vendor.name}: {look.why}; DITORCH_VENDOR="
+                f"{vendor.name} makes this an error, DITORCH_VENDOR=<another> avoids it",
+                RuntimeWarning,
+                stacklevel=2,
             )
-        return by_name[wanted]()
-    if emuchip.is_wanted():
-        return emuchip.find()
-    return cuda.find() if cuda.is_there() else cpu.find()
+    raise AssertionError("the host is always found")
 
 
-def _existing(library: str) -> Path:
-    path = Path(library)
-    if not path.is_file():
-        raise ImportError(f"DITORCH_VENDOR_LIBRARY is {library!r}, which is not a file")
-    return path.resolve()
+def _named(wanted: str) -> Choice:
+    vendor = next((vendor for vendor in VENDORS if vendor.name == wanted), None)
+    if vendor is None:
+        names = ", ".join(vendor.name for vendor in VENDORS)
+        raise ImportError(
+            f"DITORCH_VENDOR is {wanted!r}, expected one of {names}; a vendor that ditorch does "
+            "not know is given by DITORCH_VENDOR_LIBRARY=<its library>"
+        )
+    look = look_at(vendor)
+    if look.state != "found":
+        raise ImportError(f"DITORCH_VENDOR is {wanted!r} but {look.why}")
+    return Choice(vendor, look, f"DITORCH_VENDOR is {wanted!r}")
+
+
+def _reason(look: Look) -> str:
+    return look.why if look.asked else "it is the first found, in this order"

@@ -1,18 +1,18 @@
-"""NVIDIA's and AMD's GPUs: torch has their device already, under the name cuda."""
+"""NVIDIA's GPUs: torch has their device built in."""
 
 from __future__ import annotations
 
 import torch
 
-from ditorch.vendors import Vendor
+from ditorch.vendors.vendor import Look, Vendor, found, not_found
 
 
-def is_there() -> bool:
-    return torch.cuda.is_available()
+def look() -> Look:
+    if torch.version.cuda is None:
+        return not_found("this build of torch has no CUDA")
+    if not torch.cuda.is_available():
+        return not_found("torch.cuda finds no usable GPU")
+    return found("cuda", f"torch.cuda finds {torch.cuda.device_count()} GPUs")
 
 
-def find() -> Vendor:
-    """Raises ImportError if torch sees no GPU."""
-    if not is_there():
-        raise ImportError("DITORCH_VENDOR is 'cuda' but torch.cuda finds no usable GPU")
-    return Vendor(name="cuda", device_type="cuda")
+VENDOR = Vendor("cuda", "NVIDIA", look)

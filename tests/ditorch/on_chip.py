@@ -39,12 +39,13 @@ def run_python(
     )
 
 
-def run_checks(chip: str | Path | None, *files: str) -> None:
+def run_checks(chip: str | Path | None, *files: str, **extra: str) -> None:
     """Runs checks/<files> on the chip; fails with the child's report if one of them does."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
          "-o", "python_files=check_*.py", *(str(CHECKS / file) for file in files)],
-        env=environment(chip), cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S,
+        env=environment(chip, **extra), cwd=ROOT, capture_output=True, text=True,
+        timeout=DEADLINE_S,
     )  # fmt: skip
     if done.returncode != 0:
         pytest.fail(f"on chip {chip}:\n{done.stdout[-6000:]}{done.stderr[-2000:]}", pytrace=False)

@@ -25,7 +25,8 @@ sys.modules.setdefault("expecttest", types.ModuleType("expecttest")).TestCase = 
 from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
 
 SAMPLES = 2
-NEUTRAL = tomllib.loads(Path(os.environ["EMUCHIP_CHIP"]).read_text())["numerics"]["neutral"]
+CHIP = os.environ.get("EMUCHIP_CHIP")  # without: a vendor that has no kernels
+NEUTRAL = CHIP is None or tomllib.loads(Path(CHIP).read_text())["numerics"]["neutral"]
 TOLERANCE = {"rtol": 0.0, "atol": 0.0} if NEUTRAL else {"rtol": 1e-3, "atol": 1e-3}
 
 # Samples that mean something else once their tensors are on a device.

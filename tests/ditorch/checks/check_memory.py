@@ -25,7 +25,7 @@ def test_a_full_chip_names_itself() -> None:
     with pytest.raises(torch.OutOfMemoryError) as error:
         torch.empty(chip.memory_bytes + 1, dtype=torch.uint8, device="device")
     message = str(error.value).splitlines()[0]
-    assert f"chip {chip.chip_type} of vendor {chip.vendor} (emuchip:0, rank 7)" in message
+    assert f"chip {chip.chip_type} of vendor {chip.vendor} ({ditorch.device}, rank 7)" in message
     assert "tried to allocate 64.00 MiB" in message
     assert "free of its 64.00 MiB" in message
 

@@ -35,14 +35,14 @@ def test_dropout_follows_the_seed() -> None:
 
 
 def test_states_can_be_kept() -> None:
-    state = torch.emuchip.get_rng_state()
+    state = torch.get_device_module().get_rng_state()
     first = torch.rand(5, device="device")
-    torch.emuchip.set_rng_state(state)
+    torch.get_device_module().set_rng_state(state)
     assert torch.equal(torch.rand(5, device="device"), first)
     with torch.random.fork_rng(devices=[0], device_type="device"):
         torch.rand(5, device="device")
     second = torch.rand(5, device="device")
-    torch.emuchip.set_rng_state(state)
+    torch.get_device_module().set_rng_state(state)
     torch.rand(5, device="device")
     assert torch.equal(torch.rand(5, device="device"), second)
 

@@ -87,4 +87,4 @@ def test_three_steps_bit_for_bit() -> None:
     assert losses[2] < losses[0]
     for ours, theirs in zip(parameters, expected_parameters, strict=True):
         assert torch.equal(ours, theirs)
-    assert ditorch.pacing().busy_s > 0
+    assert not ditorch.is_emulated() or ditorch.pacing().busy_s > 0

@@ -5,6 +5,8 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import ditorch
 
@@ -90,6 +92,20 @@ def test_map_location() -> None:
         loaded = torch.load(file, map_location=location, weights_only=True)["x"]
         assert loaded.device.type == ditorch.device.type
         assert loaded.tolist() == [0, 1, 2]
+
+
+def test_functions_that_compare_names_in_python() -> None:
+    with torch.autocast("device", dtype=torch.bfloat16) as region:
+        assert region.device == ditorch.device.type
+    assert torch.amp.GradScaler(device="device")._device == ditorch.device.type
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("device", (1, 1), mesh_dim_names=("dp", "tp"))
+        assert mesh.device_type == mesh["tp"].device_type == ditorch.device.type
+        assert DeviceMesh(device_type="device", mesh=[0]).device_type == ditorch.device.type
+    finally:
+        dist.destroy_process_group()
 
 
 def test_operators_that_take_a_device_deep_inside() -> None:
