@@ -1,0 +1,1 @@
+"""Whether a chip does what PyTorch expects of a device: its runtime and PyTorch's operators."""
