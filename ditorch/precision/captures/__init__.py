@@ -1,0 +1,1 @@
+"""A run on disk: what a capture holds, and what is made of it in another process."""
