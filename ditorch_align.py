@@ -113,9 +113,10 @@ def run(
         with Console(stderr=True).status("starting"):
             from ditorch.align.gather import gather
             from ditorch.align.page import write_report
-            from ditorch.align.run import EXAMPLE, run_and_align
+            from ditorch.align.run import EXAMPLE, folder_of, run_and_align
             from ditorch.align.tables import alignment_evidence, show_alignments, show_report
 
+        names = _split(chips)
         with _bar() as bar:
             tasks: dict[str, TaskID] = {}
 
@@ -128,7 +129,7 @@ def run(
             alignments = run_and_align(
                 script or EXAMPLE,
                 args or [] if script else ["--steps", str(steps)],
-                chips=_split(chips),
+                chips=names,
                 reference=reference,
                 steps=steps,
                 tools=_split(tools),
@@ -138,7 +139,7 @@ def run(
                 deadline_s=deadline,
                 progress=progress,
             )
-        found = gather(output)
+        found = gather(*(folder_of(chip, output) for chip in names))
         written = write_report(found, output / "report.html")
     if json:
         print(json_.dumps(alignment_evidence(alignments), indent=2))

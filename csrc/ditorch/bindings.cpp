@@ -100,6 +100,7 @@ PYBIND11_MODULE(_ditorch, m) {
   m.def("default_generator", &default_generator);
   m.def("fallback_counts", &fallback_counts);
   m.def("reset_fallback_counts", &reset_fallback_counts);
+  m.def("host_runs_here", [] { return host_runs_here; });
   m.def("kernel_counts", &kernel_counts);
   m.def("peer_handle", &peer_handle);
   m.def("pacing", &pacing);

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ditorch.align.report import ConformanceProblem, ConformanceSummary, Report, make_report
 from ditorch.precision.results import read_findings
 
 
-def gather(directory: Path) -> Report:
-    """The report on all findings (`*-rank*.json`) and conformance results under `directory`.
+def gather(*directories: Path) -> Report:
+    """The report on all findings (`*-rank*.json`) and conformance results under `directories`.
 
     Raises:
         ValueError: no results are there, or a file is damaged; one sentence naming it.
     """
-    if not directory.is_dir():
-        raise ValueError(f"{directory}: not a directory; expected one with results of the tools")
-    findings = [read_findings(path) for path in _files(directory, "*-rank*.json")]
-    conformances = [_conformance(path) for path in _files(directory, "conform*.json")]
+    for each in directories:
+        if not each.is_dir():
+            raise ValueError(f"{each}: not a directory; expected one with results of the tools")
+    findings = [read_findings(path) for path in _files(directories, "*-rank*.json")]
+    conformances = [_conformance(path) for path in _files(directories, "conform*.json")]
     if not findings and not conformances:
         raise ValueError(
-            f"{directory}: no results here; expected files like compare-rank0.json, which the "
-            "tools write to their output directory"
+            f"{', '.join(map(str, directories))}: no results here; expected files like "
+            "compare-rank0.json, which the tools write to their output directory"
         )
     return make_report(findings, conformances)
 
 
-def _files(directory: Path, pattern: str) -> Iterator[Path]:
-    for path in sorted(directory.rglob(pattern)):
+def _files(directories: Iterable[Path], pattern: str) -> Iterator[Path]:
+    for path in sorted(path for each in directories for path in each.rglob(pattern)):
         is_unfinished = path.name.startswith(".")
         is_of_a_trial = (path.parent / "done.json").exists()  # of isolate, which sums them up
         if path.is_file() and not is_unfinished and not is_of_a_trial:

@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -19,29 +20,31 @@ from markupsafe import Markup
 
 from ditorch.align import pictures
 from ditorch.align.report import (
-    LOSS_BAR,
     ChipReport,
     ConformanceProblem,
     FirstBad,
     OperatorRow,
     Report,
-    merge_errors,
     worst_elements,
     worst_first,
 )
+from ditorch.precision.errors import merged
+from ditorch.precision.loss import BAR
 from ditorch.precision.results import Where, write_atomically
 
 _HERE = Path(__file__).parent
 _CARDS = 30  # failed operators that get a card; all of them are in the table
-_COARSE = 14  # first bin of Errors.histogram with relative errors of 1e-3 and more
+_COARSE = 15  # first bin of Errors.histogram with relative errors of 1e-3 and more
 
 
 def write_report(report: Report, page: Path) -> str:
     """Writes the page, and report.json under the page's name beside it; says where.
 
-    Raises OSError.
+    Raises OSError; ValueError if the page's name is the data's.
     """
     data = page.with_suffix(".json")
+    if page == data:
+        raise ValueError(f"{page}: the page's data is written there, expected a name in .html")
     write_atomically(page, render_page(report).encode())
     write_atomically(data, report.model_dump_json(indent=1).encode())
     return f"{page} and {data}"
@@ -81,7 +84,7 @@ def render_page(report: Report) -> str:
         first_bads=sections["first"],
         losses=lines,
         losses_picture=_losses_picture(lines) if lines else "",
-        loss_bar=LOSS_BAR,
+        loss_bar=BAR,
         distributions=_distributions(report),
         overflows=sections["overflows"],
         runs=sections["fallbacks"],
@@ -189,8 +192,9 @@ def _first_bads(report: Report) -> list[tuple[ChipReport, FirstBad]]:
 class _LossLine:
     name: str
     losses: list[float]
-    reference: list[float] | None
-    error: float | None  # mean relative error; None for the reference itself
+    is_reference: bool
+    relative_errors: list[float] | None  # by step; None without a reference
+    error: float | None  # their mean; None where the curves are not of equal length
     colour: str
 
 
@@ -203,22 +207,23 @@ def _loss_lines(report: Report) -> list[_LossLine]:
             name = curve.name
             if is_reference and name in lines:
                 continue
+            reference = chip.losses[0].losses
+            errors = _relative_errors(curve.losses, reference) if i else None
+            is_comparable = bool(errors) and len(curve.losses) == len(reference)
             lines[name if is_reference else f"{chip.chip}: {name}"] = _LossLine(
                 name=name if is_reference or name == chip.chip else f"{chip.chip}: {name}",
                 losses=curve.losses,
-                reference=chip.losses[0].losses if i else None,
-                error=None if is_reference else chip.mean_relative_error,
+                is_reference=is_reference,
+                relative_errors=errors,
+                error=fmean(errors) if errors and is_comparable else None,
                 colour=pictures.colour(len(lines)),
             )
     return list(lines.values())
 
 
 def _losses_picture(lines: list[_LossLine]) -> Markup:
-    errors = [
-        None if line.reference is None else _relative_errors(line.losses, line.reference)
-        for line in lines
-    ]
-    return pictures.loss_picture([line.losses for line in lines], errors, LOSS_BAR)
+    errors = [line.relative_errors for line in lines]
+    return pictures.loss_picture([line.losses for line in lines], errors, BAR)
 
 
 def _relative_errors(losses: list[float], reference: list[float]) -> list[float]:
@@ -230,7 +235,7 @@ def _relative_errors(losses: list[float], reference: list[float]) -> list[float]
 
 def _distributions(report: Report) -> list[tuple[str, list[int]]]:
     return [
-        (chip.chip, merge_errors([row.errors for row in chip.operators]).histogram)
+        (chip.chip, merged([row.errors for row in chip.operators]).histogram)
         for chip in report.chips
         if chip.operators
     ]

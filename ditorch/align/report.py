@@ -6,16 +6,15 @@ operator, tensor and dtype.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from ditorch.precision.errors import merged, size
 from ditorch.precision.results import (
     Element,
-    Errors,
     Findings,
     LossCurve,
     OperatorFinding,
@@ -24,11 +23,9 @@ from ditorch.precision.results import (
     Where,
 )
 
-LOSS_BAR = 0.015
-"""H2 paper, section 3.1.2: aligned if the losses' mean relative error stays below it."""
-
 _PHASES = ("forward", "recompute", "backward", "optimizer")
 _WORST_KEPT = 10
+_NO_THRESHOLD = ("", "not compared")
 
 
 class _Model(BaseModel):
@@ -186,7 +183,7 @@ def _chip_report(chip: str, findings: list[Findings]) -> ChipReport:
         runs=_runs(findings),
         times=_times(findings),
         losses=_longest(curve for each in findings for curve in each.losses),
-        mean_relative_error=max(mres, key=_size) if mres else None,
+        mean_relative_error=max(mres, key=size) if mres else None,
         guilty=sorted({operator for each in findings for operator in each.guilty}),
         guilty_modules=sorted({module for each in findings for module in each.guilty_modules}),
         notes=list(dict.fromkeys(note for each in findings for note in each.notes)),
@@ -225,8 +222,8 @@ def _judge(chip: ChipReport) -> None:
     said = []
     if chip.mean_relative_error is not None:
         said.append(f"losses within {chip.mean_relative_error:.3%} of the reference's")
-    if chip.operators:
-        said.append(f"{_count(len(chip.operators), 'operator result')} within their thresholds")
+    if judged := [row for row in chip.operators if row.threshold not in _NO_THRESHOLD]:
+        said.append(f"{_count(len(judged), 'operator result')} within their thresholds")
     if conformance:
         said.append(f"{conformance.pass_rate:.2%} of the supported samples conform")
     others = _count(len({each.tool for each in chip.tools}), "tool")
@@ -260,7 +257,7 @@ def _operator_rows(findings: Iterable[Findings]) -> list[OperatorRow]:
 
 def worst_first(row: OperatorFinding) -> tuple[bool, float]:
     """Sorts what failed before what passed, and by how much of the threshold is used up."""
-    return (row.passed, -_size(row.errors.worst_share_of_threshold))
+    return (row.passed, -size(row.errors.worst_share_of_threshold))
 
 
 def _merge(rows: list[OperatorRow]) -> OperatorRow:
@@ -269,7 +266,7 @@ def _merge(rows: list[OperatorRow]) -> OperatorRow:
         return rows[0]
     worst = min(rows, key=worst_first)
     references = [row.reference_errors for row in rows if row.reference_errors]
-    elements = sorted((e for row in rows for e in row.worst), key=lambda e: -_size(e.error))
+    elements = sorted((e for row in rows for e in row.worst), key=lambda e: -size(e.error))
     return worst.model_copy(
         update={
             "ranks": sorted({rank for row in rows for rank in row.ranks}),
@@ -277,36 +274,13 @@ def _merge(rows: list[OperatorRow]) -> OperatorRow:
             "failed_calls": sum(row.failed_calls for row in rows),
             "host_calls": sum(row.host_calls for row in rows),
             "passed": all(row.passed for row in rows),
-            "errors": merge_errors([row.errors for row in rows]),
-            "reference_errors": merge_errors(references) if references else None,
+            "errors": merged([row.errors for row in rows]),
+            "reference_errors": merged(references) if references else None,
             "first_failed": min(
                 (row.first_failed for row in rows if row.first_failed), key=_order, default=None
             ),
             "worst": elements[:_WORST_KEPT],
         }
-    )
-
-
-def merge_errors(parts: list[Errors]) -> Errors:
-    """The errors over the elements of all parts together."""
-    elements = sum(part.elements for part in parts)
-
-    def mean(values: Iterable[float]) -> float:
-        weighted = (v * part.elements for v, part in zip(values, parts, strict=True))
-        return sum(weighted) / elements if elements else 0.0
-
-    bins = max(len(part.histogram) for part in parts)
-    histogram = [sum(p.histogram[i] for p in parts if i < len(p.histogram)) for i in range(bins)]
-    return Errors(
-        elements=elements,
-        max_abs=max((p.max_abs for p in parts), key=_size),
-        max_rel=max((p.max_rel for p in parts), key=_size),
-        mean_rel=mean(p.mean_rel for p in parts),
-        rmse=math.sqrt(mean(p.rmse**2 for p in parts)),
-        max_ulp=max((p.max_ulp for p in parts), key=_size),
-        worst_share_of_threshold=max((p.worst_share_of_threshold for p in parts), key=_size),
-        beyond_threshold=sum(p.beyond_threshold for p in parts),
-        histogram=histogram,
     )
 
 
@@ -316,9 +290,8 @@ def _runs(findings: list[Findings]) -> list[OperatorRuns]:
     for each in findings:
         seen = by_tool[each.tool]
         counts = [(t.operator, t.calls, t.host_calls) for t in each.times]
-        counts += [
-            (o.operator, o.calls, o.host_calls) for o in each.operators if _is_first_result(o)
-        ]
+        if each.tool == "compare":  # of the tools that list operators, the one that asks who ran
+            counts += _calls(each.operators)
         listed = {name for name, _, host in counts if host}
         counts += [(name, n, n) for name, n in each.fallbacks.items() if name not in listed]
         for name, calls, host_calls in counts:
@@ -333,9 +306,16 @@ def _runs(findings: list[Findings]) -> list[OperatorRuns]:
     return sorted(fullest.values(), key=lambda runs: (-runs.host_calls, -runs.chip_calls))
 
 
-def _is_first_result(found: OperatorFinding) -> bool:
-    """Each result of a call has a row of its own; the call is to be counted once."""
-    return found.tensor in ("out", "out.0", "")
+def _calls(rows: Iterable[OperatorFinding]) -> list[tuple[str, int, int]]:
+    """(operator, calls, those by the host). Each tensor of a call has rows of its own, by dtype."""
+    by_tensor: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in rows:
+        calls, host_calls = by_tensor.get((row.operator, row.tensor), (0, 0))
+        by_tensor[row.operator, row.tensor] = (calls + row.calls, host_calls + row.host_calls)
+    most: dict[str, tuple[int, int]] = {}
+    for (operator, _), counted in by_tensor.items():
+        most[operator] = max(most.get(operator, counted), counted)
+    return [(operator, *counted) for operator, counted in most.items()]
 
 
 def _times(findings: Iterable[Findings]) -> list[OperatorTime]:
@@ -353,17 +333,13 @@ def _times(findings: Iterable[Findings]) -> list[OperatorTime]:
             mean_s=total_s / calls if calls else 0.0,
             max_s=max(before.max_s, time.max_s),
             host_calls=before.host_calls + time.host_calls,
+            host_s=before.host_s + time.host_s,
         )
     return sorted(total.values(), key=lambda time: -time.total_s)
 
 
 def worst_elements(row: OperatorRow) -> list[Element]:
-    return sorted(row.worst, key=lambda element: -_size(element.error))
-
-
-def _size(value: float) -> float:
-    """For comparing errors: NaN is the largest of all."""
-    return math.inf if math.isnan(value) else abs(value)
+    return sorted(row.worst, key=lambda element: -size(element.error))
 
 
 def _first(values: Iterable[str]) -> str:

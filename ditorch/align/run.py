@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ditorch.chips import chip_names
 from ditorch.precision.isolation.runs import Run, RunError, Runs
 from ditorch.precision.loss import BAR, mean_relative_error
 from ditorch.precision.results import Findings, LossCurve, read_findings, write_findings
+from ditorch.precision.standards import load_standards
 from ditorch.vendors import VENDORS
 
 EXAMPLE = Path(__file__).with_name("example.py")
@@ -65,9 +67,11 @@ def run_and_align(
         deadline_s: of one run.
 
     Raises:
-        ValueError: a chip, tool or script that does not exist, or a script without losses.
+        ValueError: a chip, tool or script that does not exist, standards that cannot be read, or
+            a script without losses on the reference.
     """
     _check(chips, reference, tools)
+    load_standards(standards)  # what is wrong with them is to be said before hours of runs
     with Runs(script, args, deadline_s=deadline_s) as runs:
 
         def run(chip: str, folder: Path, stop_after: int, **tables: dict[str, Any]) -> Run:
@@ -85,7 +89,10 @@ def run_and_align(
                 tables["compare"]["standards"] = str(standards.resolve())
             if "capture" in tools:
                 tables["capture"] = {"output": str(captures.resolve()), "tensors": "all"}
-            ended = run(chip, folder, tool_steps, **tables)
+            try:
+                ended = run(chip, folder, tool_steps, **tables)
+            except RunError as error:
+                return str(error)
             return f"the script failed with tools: {ended.last_words()}" if ended.exit_code else ""
 
         try:
@@ -97,8 +104,11 @@ def run_and_align(
             raise ValueError(f"the reference {reference}: {failure}")
         alignments = []
         for chip in chips:
-            folder = output / _folder(chip)
-            alignment, findings = _align(chip, run(chip, folder, steps), reference, right)
+            folder = folder_of(chip, output)
+            shutil.rmtree(folder / "tools", ignore_errors=True)  # of another time
+            alignment, findings = _align(
+                chip, folder, partial(run, chip, folder, steps), reference, right
+            )
             write_findings(findings, folder)
             alignments.append(alignment)
             if tools and (failure := look(chip, folder / "tools", tools)):
@@ -113,20 +123,23 @@ def run_and_align(
     return alignments
 
 
-def _align(chip: str, run: Run, reference: str, right: list[float]) -> tuple[Alignment, Findings]:
-    """Judges a chip's losses."""
+def _align(
+    chip: str, folder: Path, run: Callable[[], Run], reference: str, right: list[float]
+) -> tuple[Alignment, Findings]:
+    """Judges the losses of a chip's run, which writes to `folder`."""
     losses: list[float] = []
-    error = None
+    error, failure = None, ""
     try:
-        losses = run.losses()
+        ended = run()
+        failure = f"the script failed: {ended.last_words()}" if ended.exit_code else ""
+        losses = ended.losses()
         error = mean_relative_error(right, losses)
         sentence = f"losses: mean relative error {error:.3%}, has to be below {BAR:.1%}"
     except (RunError, ValueError) as problem:
         sentence = str(problem)
-    if run.exit_code != 0:
-        sentence = f"the script failed: {run.last_words()}"
-    passed = error is not None and error < BAR and run.exit_code == 0
-    found = _own_findings(run.output)
+    sentence = failure or sentence
+    passed = error is not None and error < BAR and not failure
+    found = _own_findings(folder)
     findings = Findings(
         tool="align",
         device=found.device if found else "",
@@ -185,7 +198,7 @@ def _check(chips: Sequence[str], reference: str, tools: Sequence[str]) -> None:
                 f"there is no chip {chip!r}, expected one of {', '.join(chip_names())}, the path "
                 f"of a chip file, or a vendor: {', '.join(vendors)}"
             )
-    folders = [_folder(chip) for chip in chips]
+    folders = [folder_of(chip, Path()).name for chip in chips]
     if not chips or len(set(folders)) < len(folders) or "reference" in folders:
         raise ValueError(f"chips: {', '.join(chips) or 'none'}, expected different ones")
     for tool in tools:
@@ -193,5 +206,6 @@ def _check(chips: Sequence[str], reference: str, tools: Sequence[str]) -> None:
             raise ValueError(f"there is no tool {tool!r} to look on, only {', '.join(TOOLS)}")
 
 
-def _folder(chip: str) -> str:
-    return Path(chip).stem
+def folder_of(chip: str, output: Path) -> Path:
+    """Where the findings on a chip lie."""
+    return output / Path(chip).stem

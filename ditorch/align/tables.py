@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ def alignment_evidence(alignments: Sequence[Alignment]) -> dict[str, Any]:
     rows = []
     for each in alignments:
         error, published = each.mean_relative_error, _published(each.chip)
+        if error is not None and not math.isfinite(error):
+            error = None  # JSON has no NaN
         rows.append(
             {
                 "name": f"mean relative error of the losses, chip {each.chip}",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import sqrt
 from typing import Any
 
 from torch import Tensor
 
 from ditorch.precision.call import Call
-from ditorch.precision.results import Errors, OperatorFinding, Where
+from ditorch.precision.errors import merged
+from ditorch.precision.results import OperatorFinding, Where
 from ditorch.precision.standards import Standards
 from ditorch.precision.verdict import Judgement
 
@@ -65,7 +65,7 @@ class Account:
             "first_bad": self._first_bad,
             "first_bad_reason": self._first_bad_reason,
             "notes": [
-                f"{operator}: {calls} calls: {note}"
+                f"{operator}: {calls} call{'s' * (calls > 1)}: {note}"
                 for (operator, note), calls in sorted(self._notes.items())
             ],
         }
@@ -94,7 +94,7 @@ class Account:
             finding.threshold = judgement.threshold
             finding.worst = judgement.worst
             finding.worst_where = Where.of(call.place) if judgement.worst else None
-        finding.errors = merged(finding.errors, judgement.errors)
+        finding.errors = merged([finding.errors, judgement.errors])
         if not judgement.passed:
             self._fail(call, finding, judgement.reason, counts=is_first)
 
@@ -118,27 +118,6 @@ class Account:
 
 
 _NOT = "not compared"
-
-
-def merged(one: Errors, other: Errors) -> Errors:
-    """The statistics of both tensors' elements together."""
-    elements = one.elements + other.elements
-    if not one.elements or not other.elements:
-        return (one if one.elements else other).model_copy()
-    shares = one.elements / elements, other.elements / elements
-    return Errors(
-        elements=elements,
-        max_abs=max(one.max_abs, other.max_abs),
-        max_rel=max(one.max_rel, other.max_rel),
-        mean_rel=one.mean_rel * shares[0] + other.mean_rel * shares[1],
-        rmse=sqrt(one.rmse**2 * shares[0] + other.rmse**2 * shares[1]),
-        max_ulp=max(one.max_ulp, other.max_ulp),
-        worst_share_of_threshold=max(one.worst_share_of_threshold, other.worst_share_of_threshold),
-        beyond_threshold=one.beyond_threshold + other.beyond_threshold,
-        histogram=[a + b for a, b in zip(one.histogram, other.histogram, strict=True)]
-        if one.histogram and other.histogram
-        else one.histogram or other.histogram,
-    )
 
 
 def _of_a_list(call: Call, name: str) -> str:

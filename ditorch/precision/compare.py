@@ -24,7 +24,7 @@ from ditorch.precision.account import Account
 from ditorch.precision.call import Call
 from ditorch.precision.copies import outputs
 from ditorch.precision.elsewhere import with_arguments
-from ditorch.precision.reference import reference_of
+from ditorch.precision.reference import Reference, reference_of
 from ditorch.precision.results import Errors, Findings, write_findings
 from ditorch.precision.select import Selection
 from ditorch.precision.standards import load_standards
@@ -60,7 +60,8 @@ class Compare(Tool):
         PrecisionError: in the program, at the first failure, if asked for.
     """
 
-    rank_in_line: ClassVar[int] = 0
+    # Within those whose own passes over tensors may run on the host: they are not the call's.
+    rank_in_line: ClassVar[int] = 36
 
     def __init__(
         self,
@@ -103,8 +104,9 @@ class Compare(Tool):
             for name, each in actual
             if name in reference.tensors
         ]
+        note = reference.note or _left_out(actual, reference)
         with self._lock:
-            self._account.add_call(call, judged, mutated, ran_on_host, reference.note)
+            self._account.add_call(call, judged, mutated, ran_on_host, note)
         self._stop_if_failed(call, [judgement for _, _, judgement in judged], mutated)
         return results
 
@@ -156,6 +158,11 @@ class Compare(Tool):
                 raise PrecisionError(f"{call.place}: {judgement.reason}")
         if mutated:
             raise PrecisionError(f"{call.place}: it changed its input {mutated[0]}")
+
+
+def _left_out(actual: list[tuple[str, Tensor]], reference: Reference) -> str:
+    names = [name for name, _ in actual if name not in reference.tensors]
+    return f"nothing says what {', '.join(names)} ought to be" if names else ""
 
 
 def _copied(call: Call) -> Call:

@@ -6,8 +6,9 @@ place of error, and invent as much where there is none.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isnan, sqrt
 
 import torch
 from torch import Tensor
@@ -80,6 +81,33 @@ def errors_of(found: Differences, share: Tensor | None = None) -> Errors:
         beyond_threshold=0 if share is None else int((share > 1).sum()),
         histogram=histogram(relative),
     )
+
+
+def merged(parts: Sequence[Errors]) -> Errors:
+    """The statistics of the elements of all parts together."""
+    elements = sum(part.elements for part in parts)
+
+    def mean(values: Iterable[float]) -> float:
+        weighted = (v * part.elements for v, part in zip(values, parts, strict=True))
+        return sum(weighted) / elements if elements else 0.0
+
+    bins = max(len(part.histogram) for part in parts)
+    return Errors(
+        elements=elements,
+        max_abs=max((p.max_abs for p in parts), key=size),
+        max_rel=max((p.max_rel for p in parts), key=size),
+        mean_rel=mean(p.mean_rel for p in parts),
+        rmse=sqrt(mean(p.rmse**2 for p in parts)),
+        max_ulp=max((p.max_ulp for p in parts), key=size),
+        worst_share_of_threshold=max((p.worst_share_of_threshold for p in parts), key=size),
+        beyond_threshold=sum(p.beyond_threshold for p in parts),
+        histogram=[sum(p.histogram[i] for p in parts if i < len(p.histogram)) for i in range(bins)],
+    )
+
+
+def size(error: float) -> float:
+    """For comparing errors: NaN is the largest of all."""
+    return inf if isnan(error) else abs(error)
 
 
 def relative_errors(found: Differences) -> Tensor:

@@ -262,6 +262,8 @@ class Watch:
         _forget_calls()
         _names.clear()
         _optimizer_steps.clear()
+        _thread.modules.clear()
+        _thread.in_optimizer = False  # true for ever after a step that raised
         module = nn.modules.module
         self._handles = [
             module.register_module_forward_pre_hook(_enter_module),

@@ -109,7 +109,8 @@ class MeasureTime(Tool):
 
     Args:
         trace: file of a Chrome trace (chrome://tracing, ui.perfetto.dev): one process a rank, one
-            track a stream and phase; written as the tool is closed.
+            track a stream and phase; written as the tool is closed. "trace.json" is rank 0's, and
+            "trace-rank1.json" lies beside it.
     """
 
     rank_in_line: ClassVar[int] = 40
@@ -170,7 +171,7 @@ class MeasureTime(Tool):
     def closed(self) -> None:
         findings = self.findings()
         if self._tracks is not None:
-            self._tracks.finish(f"rank {findings.rank}: {findings.chip}")
+            self._tracks.finish(findings.rank, f"rank {findings.rank}: {findings.chip}")
         if self.output is not None:
             write_findings(findings, self.output)
 
@@ -225,7 +226,7 @@ class _Trace:
         }
         self._file.write(json.dumps(event) + ",\n")
 
-    def finish(self, process: str) -> None:
+    def finish(self, rank: int, process: str) -> None:
         names = [
             _metadata("thread_name", track, f"stream {stream}, {phase}")
             for (stream, phase), track in self._tracks.items()
@@ -233,7 +234,8 @@ class _Trace:
         names.append(_metadata("process_name", 0, process))
         with self._file:
             self._file.write(",\n".join(json.dumps(name) for name in names) + "\n]}\n")
-        self._unfinished.replace(self._path)
+        path = self._path
+        self._unfinished.replace(path.with_stem(f"{path.stem}-rank{rank}") if rank else path)
 
 
 def _metadata(kind: str, track: int, name: str) -> dict[str, Any]:

@@ -219,6 +219,7 @@ def test_a_damaged_conformance_result_is_one_sentence(tmp_path: Path) -> None:
         (("--chips", "b,b"), "chips"),
         (("--reference", "zzz"), "zzz"),
         (("--tools", "compare,guess"), "guess"),
+        (("--standards", "no-such-standards.toml"), "no-such-standards.toml"),
         (("no-such-script.py",), "no-such-script.py"),
     ],
 )
@@ -274,6 +275,30 @@ def test_run_holds_losses_and_operators_against_the_reference(tmp_path: Path) ->
     assert align("compare", right, other).exit_code == 0
     again = align("replay", right, "--operators", "*mm*", "--json")
     assert again.exit_code == 0 and json.loads(again.stdout)["operators"]
+
+
+def test_a_chip_whose_run_is_lost_fails_and_the_others_are_judged(tmp_path: Path) -> None:
+    """Here its script takes along the process that runs it; one out of time ends likewise."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal\n"
+        "import torch, ditorch\n"
+        "if ditorch.device.type != 'cpu':\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    os._exit(1)\n"
+        "x = torch.ones(3, requires_grad=True)\n"
+        "x.sum().backward()\n"
+    )
+    output = tmp_path / "out"
+    earlier = Findings(tool="compare", chip="of another time", passed=False)
+    write_findings(earlier, output / "d-mini")
+    write_findings(earlier, output / "cpu" / "tools")
+    result = align("run", script, "--chips", "b-mini,cpu", "--tools", "", "--output", output)
+    assert result.exit_code == 1, result.stderr
+    report = Report.model_validate_json((output / "report.json").read_text())
+    lost, host = report.chips
+    assert (lost.chip, lost.passed, host.passed) == ("b-mini", False, True)
+    assert "ended or stopped answering" in lost.verdict
 
 
 def test_isolate_finds_nothing_where_losses_agree(tmp_path: Path) -> None:

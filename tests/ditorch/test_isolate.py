@@ -134,7 +134,7 @@ def test_a_killed_isolation_goes_on_and_its_runs_are_limited(tmp_path: Path) -> 
         if line.startswith("run 5"):
             os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/done.json")}
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("isolate-trials/*/done.json")}
     assert len(kept) == 4
     for path in kept:
         assert "exit_code" in json.loads(path.read_text())
@@ -142,7 +142,7 @@ def test_a_killed_isolation_goes_on_and_its_runs_are_limited(tmp_path: Path) -> 
     again = subprocess.run([*command, "6"], env=environment(None), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
-    assert len(list(tmp_path.glob("runs/*/done.json"))) == 6
+    assert len(list(tmp_path.glob("isolate-trials/*/done.json"))) == 6
     findings = read_findings(tmp_path / "isolate-rank0.json")
     assert re.search(r"6 runs were not enough: \d+ operators suspected$", findings.summary)
     assert not findings.passed

@@ -133,7 +133,7 @@ void Engine::fail_request(RequestState& request, Outcome outcome, const std::str
 void Engine::fail_all(Outcome outcome, const std::string& reason,
                       const std::string& told_to_peers) {
   if (failure_) return;
-  failure_ = Failure{outcome, reason};
+  failure_ = Failure{outcome, reason, told_to_peers};
   for (const int rank : std::vector<int>(live_)) {
     Connection& connection = *peers_[rank].connection;
     connection.send_abort(told_to_peers);  // before the buffers go

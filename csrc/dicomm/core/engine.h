@@ -75,6 +75,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Failure {
     Outcome outcome;
     std::string reason;
+    std::string told_to_peers;  // who connect only now, too
   };
 
   // What epoll reports: an Event, and a rank or descriptor.
@@ -95,6 +96,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // progress.cpp; all under the mutex
   void settle(Connection& connection);
+  void conclude(Connection& connection, const StreamEnd* end);
   void turn(Connection& connection);
   void turn_all(int awaited_peer);
   void lead(Lock& lock, Time until, const RequestState* awaited = nullptr);

@@ -88,7 +88,7 @@ void Engine::connected(int rank, std::unique_ptr<Connection> connection) {
   watch(there.stream().fd(), peer_event, rank);
   for (RequestState* request : peer.backlog) there.send_message(*request);
   peer.backlog.clear();
-  if (failure_) there.send_abort(failure_->reason);
+  if (failure_) there.send_abort(failure_->told_to_peers);
   settle(there);
   kick();
 }

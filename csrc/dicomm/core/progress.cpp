@@ -70,7 +70,6 @@ void Engine::watch_peer(Connection& connection, bool writable) {
 
 // Writes what fits; if that is not all, sees to it that someone writes the rest.
 void Engine::settle(Connection& connection) {
-  const int rank = connection.peer().rank;
   try {
     const bool blocked = !connection.flush();
     Stream& stream = connection.stream();
@@ -86,23 +85,13 @@ void Engine::settle(Connection& connection) {
       }
     } catch (const StreamEnd&) {
     }
-    if (connection.has_left())
-      peer_left(rank);
-    else
-      stream_ended(rank, end.reason);
+    conclude(connection, &end);
   }
 }
 
-// One look at a connection: reads, copies, writes, and draws the conclusions.
-void Engine::turn(Connection& connection) {
+// What follows from the peer's words so far: why it gave up counts before that it left.
+void Engine::conclude(Connection& connection, const StreamEnd* end) {
   const int rank = connection.peer().rank;
-  std::optional<StreamEnd> end;
-  try {
-    connection.receive();
-    connection.pull();
-  } catch (const StreamEnd& ended) {
-    end = ended;
-  }
   if (!connection.abort_reason().empty() && !failure_ && !closing_)
     fail_all(Outcome::peer_error, connection.abort_reason(), connection.abort_reason());
   if (connection.ended()) return;
@@ -110,8 +99,19 @@ void Engine::turn(Connection& connection) {
     peer_left(rank);
   else if (end)
     stream_ended(rank, end->reason);
-  else if (connection.has_output())
-    settle(connection);
+}
+
+// One look at a connection: reads, copies, writes, and draws the conclusions.
+void Engine::turn(Connection& connection) {
+  std::optional<StreamEnd> end;
+  try {
+    connection.receive();
+    connection.pull();
+  } catch (const StreamEnd& ended) {
+    end = ended;
+  }
+  conclude(connection, end ? &*end : nullptr);
+  if (!connection.ended() && connection.has_output()) settle(connection);
 }
 
 // Looks at every connection where looking is free, and at the awaited one.

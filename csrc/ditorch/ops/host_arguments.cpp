@@ -1,9 +1,12 @@
 #include "ops/host_arguments.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
+
+#include <algorithm>
 
 #include "runtime/copy.h"
 #include "runtime/vendor.h"
@@ -53,31 +56,29 @@ std::optional<AllocateOnChip> HostArguments::results_on_chip() const {
   return std::optional<AllocateOnChip>(std::in_place, device_);
 }
 
-c10::Storage HostArguments::host_storage(const c10::Storage& device, bool written) {
-  for (auto& known : storages_) {
-    if (!known.device.is_alias_of(device)) continue;
-    known.written |= written;
-    return known.host;
+c10::Storage HostArguments::host_storage(const c10::Storage& device) {
+  for (const auto& known : storages_) {
+    if (known.device.is_alias_of(device)) return known.host;
   }
   const auto bytes = device.nbytes();
   auto memory = staged_ ? c10::GetCPUAllocator()->allocate(bytes) : borrow(device);
   if (staged_) copy_to_host(device_, memory.get(), device.data(), bytes);
   c10::Storage host(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
                     c10::GetCPUAllocator(), device.resizable());
-  storages_.push_back({device, host, written});
+  storages_.push_back({device, host});
   return host;
 }
 
 at::Tensor HostArguments::lend(const at::Tensor& tensor, bool written) {
   if (!tensor.defined() || tensor.device().type() != kChip) return tensor;
-  for (const auto& known : tensors_) {
+  for (auto& known : tensors_) {
     if (!known.device.is_same(tensor)) continue;
-    host_storage(tensor.storage(), written);
+    known.written |= written;
     return known.host;
   }
   refuse_unless_dense(tensor);
-  auto host = show(host_storage(tensor.storage(), written), c10::DispatchKey::CPU, tensor);
-  tensors_.push_back({tensor, host});
+  auto host = show(host_storage(tensor.storage()), c10::DispatchKey::CPU, tensor);
+  tensors_.push_back({tensor, host, written});
   return host;
 }
 
@@ -102,7 +103,7 @@ c10::IValue HostArguments::lend(const c10::IValue& value, bool written) {
 }
 
 void HostArguments::write_back_aliased(Storages& storages) {
-  auto& [device, host, written] = storages;
+  auto& [device, host] = storages;
   if (host.data() == device.data() && host.nbytes() == device.nbytes()) return;
   auto fresh = host.set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
   fresh.unsafe_set_device(chip_device(device_));
@@ -112,22 +113,40 @@ void HostArguments::write_back_aliased(Storages& storages) {
 }
 
 void HostArguments::write_back_staged(Storages& storages) {
-  auto& [device, host, written] = storages;
-  const bool resized = host.nbytes() != device.nbytes();
-  if (resized) {
+  auto& [device, host] = storages;
+  auto [first, last] = written_to(host);
+  if (host.nbytes() != device.nbytes()) {
     device.set_data_ptr_noswap(allocate_on(device_, host.nbytes()));
     device.set_nbytes(host.nbytes());
+    first = 0;
+    last = host.nbytes();
   }
-  if (resized || written) {
-    copy_to_chip(device_, device.mutable_data(), host.data(), host.nbytes());
+  if (first >= last) return;
+  copy_to_chip(device_, static_cast<char*>(device.mutable_data()) + first,
+               static_cast<const char*>(host.data()) + first, last - first);
+}
+
+// From the first to the last byte of the tensors that the kernel wrote to, and no more of the
+// storage: another thread or stream may be writing to the rest.
+HostArguments::Bytes HostArguments::written_to(const c10::Storage& host) const {
+  Bytes bytes{host.nbytes(), 0};
+  for (const auto& known : tensors_) {
+    const auto& tensor = known.host;
+    if (!known.written || tensor.numel() == 0 || !tensor.storage().is_alias_of(host)) continue;
+    const auto itemsize = tensor.dtype().itemsize();
+    const auto offset = static_cast<size_t>(tensor.storage_offset());
+    bytes.first = std::min(bytes.first, offset * itemsize);
+    bytes.last = std::max(bytes.last, at::detail::computeStorageNbytes(
+                                          tensor.sizes(), tensor.strides(), itemsize, offset));
   }
+  return bytes;
 }
 
 void HostArguments::write_back() {
   for (auto& storages : storages_) {
     staged_ ? write_back_staged(storages) : write_back_aliased(storages);
   }
-  for (auto& [device, host] : tensors_) {
+  for (auto& [device, host, written] : tensors_) {
     auto* impl = device.unsafeGetTensorImpl();
     auto storage = device_storage(host.storage());
     if (!storage.is_alias_of(device.storage())) impl->set_storage_keep_dtype(storage);
@@ -157,7 +176,7 @@ c10::Storage HostArguments::device_storage(const c10::Storage& host) {
   c10::Storage device(c10::Storage::use_byte_size_t(), bytes, std::move(memory), chip_allocator(),
                       /*resizable=*/true);
   if (is_fresh) host.set_data_ptr_noswap(borrow(device));
-  storages_.push_back({device, host, false});
+  storages_.push_back({device, host});
   return device;
 }
 
@@ -171,7 +190,7 @@ at::Tensor HostArguments::restore(const at::Tensor& result) {
     return at::zeros(result.sizes(), result.options().device(chip_device(device_)));
   }
   auto device = show(device_storage(result.storage()), c10::DispatchKey::PrivateUse1, result);
-  tensors_.push_back({device, result});
+  tensors_.push_back({device, result, false});
   return device;
 }
 

@@ -2,8 +2,8 @@
 // device tensors again.
 //
 // Where the host reaches the chip's memory, the CPU tensors lie over the same memory and nothing is
-// copied. Elsewhere each storage is staged: copied to the host before the kernel, and back after it
-// if the kernel wrote to it.
+// copied. Elsewhere each storage is staged: copied to the host before the kernel, and what the
+// kernel wrote to is copied back after it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -48,17 +48,21 @@ class HostArguments {
   struct Tensors {
     at::Tensor device;
     at::Tensor host;
+    bool written;
   };
   struct Storages {
     c10::Storage device;
     c10::Storage host;
-    bool written;
+  };
+  struct Bytes {
+    size_t first, last;
   };
 
-  c10::Storage host_storage(const c10::Storage& device, bool written);
+  c10::Storage host_storage(const c10::Storage& device);
   c10::Storage device_storage(const c10::Storage& host);
   void write_back_aliased(Storages& storages);
   void write_back_staged(Storages& storages);
+  Bytes written_to(const c10::Storage& host) const;
 
   c10::DeviceIndex device_;
   bool staged_;

@@ -44,22 +44,22 @@ c10::DeviceIndex find_device(Values arguments) {
   return current_device();
 }
 
-// A chip cannot read host memory: as on any accelerator, only 0-dimensional CPU tensors may be
-// mixed in. Lists are exempt because x[index] may use CPU indices.
-void refuse_host_tensors(const Operator& op, const c10::FunctionSchema& schema, Values arguments,
-                         c10::DeviceIndex device) {
+// A chip cannot read the host's memory or another chip's: as on any accelerator, only 0-dimensional
+// CPU tensors may be mixed in. Lists are exempt because x[index] may use CPU indices.
+void refuse_other_devices(const Operator& op, const c10::FunctionSchema& schema, Values arguments,
+                          c10::Device here) {
   static const std::set<std::string_view> lengths_on_host = {"_ctc_loss", "_ctc_loss_backward",
                                                              "ctc_loss"};
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!arguments[i].isTensor()) continue;
     const auto& tensor = arguments[i].toTensor();
-    if (!tensor.defined() || !tensor.device().is_cpu() || tensor.dim() == 0) continue;
-    if (lengths_on_host.count(op.name)) continue;
+    if (!tensor.defined() || tensor.device() == here) continue;
+    if (tensor.device().is_cpu() && (tensor.dim() == 0 || lengths_on_host.count(op.name))) continue;
     TORCH_CHECK(false,
                 "Expected all tensors to be on the same device, but found at least two "
                 "devices, ",
-                chip_device(device), " and cpu! (argument ", schema.arguments()[i].name(), " of ",
-                schema.name(), ")");
+                here, " and ", tensor.device(), "! (argument ", schema.arguments()[i].name(),
+                " of ", schema.name(), ")");
   }
 }
 
@@ -95,7 +95,7 @@ void run_on_host(const c10::OperatorHandle& handle, const Operator& op, c10::Dev
                  torch::jit::Stack* stack) {
   const auto& schema = handle.schema();
   const auto first = stack->size() - schema.arguments().size();
-  refuse_host_tensors(op, schema, Values(*stack).slice(first), device);
+  refuse_other_devices(op, schema, Values(*stack).slice(first), chip_device(device));
 
   HostArguments host(device, op.is_view ? Needs::shapes : Needs::elements);
   {
@@ -143,6 +143,7 @@ void launch(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::
   const bool on_host = !run_on_chip(op, device, count, stack);
   if (on_host) {
     op.host_runs += 1;
+    host_runs_here += 1;
     run_on_host(handle, op, device, stack);
   } else {
     op.chip_runs += 1;

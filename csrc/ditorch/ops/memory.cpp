@@ -103,6 +103,10 @@ bool are_alike(const at::Tensor& a, const at::Tensor& b) {
   return is_plain(a) && is_plain(b) && a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
 }
 
+at::Tensor empty_on_host(c10::IntArrayRef size, c10::ScalarType dtype) {
+  return at::empty(size, at::TensorOptions(dtype));
+}
+
 // Within the chip: the host's kernel, charged like any operator; bytes alone need no kernel.
 void copy_within_chip(const at::Tensor& destination, const at::Tensor& source) {
   const auto device = destination.device().index();
@@ -118,10 +122,6 @@ void copy_within_chip(const at::Tensor& destination, const at::Tensor& source) {
   target.copy_(host.lend(source, /*written=*/false));
   host.write_back();
   charge.pay("copy_", false);
-}
-
-at::Tensor empty_on_host(c10::IntArrayRef size, c10::ScalarType dtype) {
-  return at::empty(size, at::TensorOptions(dtype));
 }
 
 // The host converts and lays out what it sends; the chip spreads what it receives.
@@ -154,6 +154,13 @@ void copy_back(const at::Tensor& destination, const at::Tensor& source) {
   if (!direct) destination.copy_(landing);
 }
 
+// The runtime ABI copies within one chip only.
+void copy_between_chips(const at::Tensor& destination, const at::Tensor& source) {
+  const auto landing = empty_on_host(source.sizes(), source.scalar_type());
+  copy_back(landing, source);
+  copy_from_host(destination, landing);
+}
+
 at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool /*non_blocking*/) {
   if (self.is_same(source)) return self;
   at::AutoDispatchBelowADInplaceOrView no_autograd;
@@ -165,7 +172,9 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool /*non_blocking
   TORCH_CHECK(self.layout() == c10::kStrided && source.layout() == c10::kStrided, "the device ",
               vendor().devices.front().library,
               " holds dense tensors only; keep sparse tensors on the CPU");
-  if (to_chip && from_chip) {
+  if (to_chip && from_chip && self.device() != source.device()) {
+    copy_between_chips(self, source);
+  } else if (to_chip && from_chip) {
     copy_within_chip(self, source);
   } else if (to_chip) {
     copy_from_host(self, source);

@@ -95,6 +95,8 @@ std::map<std::string, uint64_t> count(std::atomic<uint64_t> Operator::* runs) {
 
 }  // namespace
 
+thread_local constinit uint64_t host_runs_here = 0;
+
 Operator& Operator::of(const c10::OperatorHandle& handle) {
   auto& all = registry();
   const auto* key = &handle.schema();

@@ -40,6 +40,9 @@ struct Operator {
 std::map<std::string, uint64_t> fallback_counts();
 void reset_fallback_counts();
 
+// How many operators the host has computed in the chip's stead for the calling thread, ever.
+extern thread_local constinit uint64_t host_runs_here;
+
 // How often the vendor's kernel computed each operator since the library was loaded; no zeros.
 std::map<std::string, uint64_t> kernel_counts();
 

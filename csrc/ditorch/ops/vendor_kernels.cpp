@@ -32,11 +32,13 @@ at::Tensor optional_tensor(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
-// Dense tensors of the chip with elements in them, of a floating dtype, and nothing lazy.
+// Dense tensors of one chip with elements in them, of a floating dtype, and nothing lazy.
 bool are_plain(std::initializer_list<std::reference_wrapper<const at::Tensor>> tensors) {
+  const auto chip = tensors.begin()->get().device();
+  if (chip.type() != kChip) return false;
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
-    if (tensor.device().type() != kChip || !tensor.is_floating_point() || tensor.numel() == 0 ||
+    if (tensor.device() != chip || !tensor.is_floating_point() || tensor.numel() == 0 ||
         tensor.is_conj() || tensor.is_neg()) {
       return false;
     }

@@ -3,6 +3,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,7 @@ using c10::CachingDeviceAllocator::DeviceStats;
 constexpr size_t kGranularityBytes = 512;
 
 size_t round_up(size_t bytes) {
+  if (bytes > SIZE_MAX - kGranularityBytes) return bytes;  // no chip has it; a sum would wrap
   return (bytes + kGranularityBytes - 1) / kGranularityBytes * kGranularityBytes;
 }
 
@@ -91,7 +93,10 @@ class ChipAllocator final : public c10::DeviceAllocator {
 
   void emptyCache(c10::MempoolId_t) override {
     std::lock_guard lock(mutex_);
-    for (auto& [device, memory] : memories_) release_cache(memory);
+    for (auto& [device, memory] : memories_) {
+      collect(memory, true);
+      release_cache(memory);
+    }
   }
 
   bool initialized() override { return vendor().runtime != nullptr; }

@@ -1,4 +1,4 @@
-// Such a chip copies from any host memory alike, so nothing needs to be locked: what is left is to
+// The runtime ABI copies from any host memory alike and has no way to lock some: what is left is to
 // remember which memory torch asked for as pinned, because scripts ask is_pinned().
 #include "runtime/pinned.h"
 

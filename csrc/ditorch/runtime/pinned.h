@@ -1,4 +1,4 @@
-// Host memory that torch calls pinned, for a chip whose memory the host can reach.
+// Host memory that torch calls pinned.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -31,6 +31,8 @@ from ditorch.precision.results import (
 
 Progress = Callable[[str], None]
 
+_TRIALS = "isolate-trials"  # a folder of nobody else's: it is removed
+
 
 class OutOfRuns(Exception):
     """The search may run the script no more; one of the suspects is guilty."""
@@ -74,9 +76,9 @@ def isolate(
     finished = findings_path(output, "isolate", 0)
     if finished.exists():
         finished.unlink()
-        shutil.rmtree(output / "runs", ignore_errors=True)
+        shutil.rmtree(output / _TRIALS, ignore_errors=True)
     with Runs(script, args, deadline_s=deadline_s) as runs:
-        trials = _Trials(runs, output / "runs", max_runs, progress)
+        trials = _Trials(runs, output / _TRIALS, max_runs, progress)
         if reference_losses is None:
             right = trials.losses(reference, None, "reference")
         elif not (right := list(reference_losses)):

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -190,7 +191,8 @@ def _packages_first() -> str:
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """For strings, numbers and lists of them JSON's spelling is TOML's."""
+    spelled = partial(json.dumps, ensure_ascii=False)  # JSON's surrogate pairs are not TOML's
     return "\n".join(
-        f"{name} = {{{', '.join(f'{key} = {json.dumps(v)}' for key, v in table.items())}}}"
+        f"{name} = {{{', '.join(f'{key} = {spelled(v)}' for key, v in table.items())}}}"
         for name, table in tables.items()
     )

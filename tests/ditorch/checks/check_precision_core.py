@@ -165,6 +165,20 @@ def test_steps_phases_and_indices() -> None:
     }
 
 
+def test_a_step_that_failed_is_over_for_the_next_tool() -> None:
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise RuntimeError("out of luck")
+
+    net, x = model(), batch()
+    optimizer = Failing(net.parameters())
+    with Record(), pytest.raises(RuntimeError, match="out of luck"):
+        optimizer.step()
+    with Record() as seen:
+        net(x)
+    assert {each.phase for each in seen.places("mm")} == {"forward"}
+
+
 def test_rank_is_the_environments_or_the_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     with Record() as seen:

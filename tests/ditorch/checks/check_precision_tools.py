@@ -437,6 +437,18 @@ def test_every_call_is_timed_and_traced(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["trace.json"]
 
 
+def test_no_rank_overwrites_another_ranks_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        with MeasureTime(trace=tmp_path / "trace.json"):
+            on_chip(normal(3)).exp()
+    for rank, name in enumerate(["trace.json", "trace-rank1.json"]):
+        events = json.loads((tmp_path / name).read_text())["traceEvents"]
+        assert {each["pid"] for each in events} == {rank}
+
+
 def test_an_emulated_chips_time_is_its_own() -> None:
     """Never shorter than the chip file's peak allows, however fast the host."""
     size = 128
