@@ -152,6 +152,7 @@ void Engine::peer_left(int rank) {
   peer.backlog.clear();
   peer.connection->end();
   std::erase(live_, rank);
+  if (failure_) return;  // which fails every request, and says why
   const bool all_gone = std::all_of(peers_.begin(), peers_.end(), [&](const Peer& other) {
     return &other == &peers_[me_.rank] || !other.gone.empty();
   });
