@@ -212,10 +212,13 @@ def isolate(
     with one_sentence():
         prepare(chip=False)
         with Console(stderr=True).status("starting") as status:
+            from ditorch.align.run import check_chip
             from ditorch.precision.isolation.isolate import isolate as search
             from ditorch.precision.isolation.runs import RunError
             from ditorch.precision.loss import read_losses
 
+            check_chip(chip)
+            check_chip(reference)
             try:
                 found = search(
                     script,

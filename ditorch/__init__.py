@@ -25,10 +25,14 @@ from pathlib import Path
 
 import torch
 
+from ditorch.command import is_the_command, refuse
+
+if sys.platform != "linux":
+    refuse(f"ditorch runs on Linux only, not on {sys.platform}")
 try:
     import ditorch._ditorch as _ditorch
 except ImportError as error:
-    raise ImportError(f"ditorch's C++ part does not load ({error}); build ditorch again") from None
+    refuse(f"ditorch's C++ part does not load ({error}); build ditorch again")
 
 from ditorch import moving, names, safetensors_devices
 from ditorch.peer import PeerHandle, peer_handle
@@ -172,10 +176,17 @@ def _let_autograd_rest() -> None:
 
     Python, once it ends, stops threads that ask for its lock, and C++ answers with std::terminate.
     """
-    threads = Path("/proc/self/task").glob("*/comm")
-    if any(name.read_text().startswith("pt_autograd") for name in threads):
+    threads = Path("/proc/self/task").iterdir()
+    if any(_thread_name(thread).startswith("pt_autograd") for thread in threads):
         deadline_s = 5.0
         _ditorch.let_autograd_rest(device, deadline_s)
+
+
+def _thread_name(thread: Path) -> str:
+    try:
+        return (thread / "comm").read_text()
+    except OSError:  # the thread has just ended
+        return ""
 
 
 def _make_device(library: str) -> str:
@@ -234,13 +245,6 @@ def start() -> None:
         enable(cuda_compat=True)
 
 
-def _is_the_command() -> bool:
-    """`python -m ditorch` starts by itself, so that it can show what fails."""
-    if sys.argv[:1] != ["-m"]:  # Python's own mark while it imports a package to run it
-        return False
-    return sys.orig_argv[-len(sys.argv)] in ("ditorch", "-mditorch")
-
-
 def _open_configured_tools() -> None:
     """The precision tools that ditorch.toml or the environment ask for; most programs have none."""
     named = os.environ.get("DITORCH_PRECISION") or os.environ.get("DITORCH_CONFIG")
@@ -254,8 +258,6 @@ def _open_configured_tools() -> None:
         raise ImportError(str(error)) from None
 
 
-if sys.platform != "linux":
-    raise ImportError(f"ditorch runs on Linux only, not on {sys.platform}")
-if not _is_the_command():
+if not is_the_command():  # which starts by itself, so that it can show what fails
     start()
     _open_configured_tools()

@@ -5,6 +5,7 @@ Registered under the library's honest name, for example as `torch.emuchip`.
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,6 +24,7 @@ memory_reserved = torch.accelerator.memory_reserved
 max_memory_reserved = torch.accelerator.max_memory_reserved
 reset_peak_memory_stats = torch.accelerator.reset_peak_memory_stats
 
+_started_by = os.getpid()
 _initialized = True  # torch.utils.checkpoint keeps random states of initialized devices only
 
 _Device = torch.device | str | int | None
@@ -49,7 +51,8 @@ def init() -> None:
 
 
 def _is_in_bad_fork() -> bool:
-    return False  # a chip whose memory is the host's survives a fork
+    """Whether a fork has cut this process off: only a chip that is the host itself survives one."""
+    return os.getpid() != _started_by and not _ditorch.properties(0)["host_accessible"]
 
 
 def device_count() -> int:

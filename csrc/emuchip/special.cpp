@@ -55,6 +55,7 @@ EMUCHIP_CLONES void exp_fast_all(float* values, int64_t count) {
 }
 
 float rsqrt_fast(float value) {
+  if (!std::isnormal(value) || value < 0) return 1.0f / std::sqrt(value);
   // A guess from the exponent, then two of Newton's steps.
   float guess = std::bit_cast<float>(0x5f3759dfu - (std::bit_cast<uint32_t>(value) >> 1));
   for (int step = 0; step < 2; ++step) guess *= 1.5f - 0.5f * value * guess * guess;

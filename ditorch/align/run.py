@@ -190,14 +190,19 @@ def _losses_so_far(folder: Path) -> int:
     return len(found.losses[0].losses) if found and found.losses else 0
 
 
-def _check(chips: Sequence[str], reference: str, tools: Sequence[str]) -> None:
+def check_chip(chip: str) -> None:
+    """Raises ValueError: there is no such chip."""
     vendors = [vendor.name for vendor in VENDORS]
+    if chip not in (*vendors, *chip_names()) and not Path(chip).is_file():
+        raise ValueError(
+            f"there is no chip {chip!r}, expected one of {', '.join(chip_names())}, the path "
+            f"of a chip file, or a vendor: {', '.join(vendors)}"
+        )
+
+
+def _check(chips: Sequence[str], reference: str, tools: Sequence[str]) -> None:
     for chip in (*chips, reference):
-        if chip not in (*vendors, *chip_names()) and not Path(chip).is_file():
-            raise ValueError(
-                f"there is no chip {chip!r}, expected one of {', '.join(chip_names())}, the path "
-                f"of a chip file, or a vendor: {', '.join(vendors)}"
-            )
+        check_chip(chip)
     folders = [folder_of(chip, Path()).name for chip in chips]
     if not chips or len(set(folders)) < len(folders) or "reference" in folders:
         raise ValueError(f"chips: {', '.join(chips) or 'none'}, expected different ones")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import ditorch
+from ditorch._ditorch import host_runs_here
 from ditorch.precision.account import Account
 from ditorch.precision.call import Call
 from ditorch.precision.copies import outputs
@@ -93,9 +94,9 @@ class Compare(Tool):
         if not all(_is_plain(each) for _, each in inputs(call)):
             return self._around_unlike(call, proceed)
         copied = _copied(call)
-        runs = _host_runs()
+        runs = host_runs_here()
         results = proceed(call)
-        ran_on_host = _host_runs() > runs
+        ran_on_host = host_runs_here() > runs
         actual = [(name, to_host(each)) for name, each in outputs(call, results) if _is_plain(each)]
         mutated = _mutated(call, copied)
         reference = reference_of(copied, self.standards)
@@ -203,7 +204,3 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
-
-
-def _host_runs() -> int:
-    return sum(ditorch.fallback_counts().values())

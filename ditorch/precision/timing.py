@@ -14,6 +14,7 @@ from typing import IO, Any, ClassVar, Protocol, Unpack
 import torch
 
 import ditorch
+from ditorch._ditorch import host_runs_here
 from ditorch.precision.call import Call
 from ditorch.precision.place import Place, rank
 from ditorch.precision.results import Findings, OperatorTime, write_findings
@@ -138,11 +139,11 @@ class MeasureTime(Tool):
         if has_to_stay(call) or (self._on_chip and chip_of(call) is None):
             return proceed(call)
         stream = torch.accelerator.current_stream().stream_id if self._on_chip else 0
-        host_runs = _host_runs()
+        host_runs = host_runs_here()
         start = self._clock.mark()
         results = proceed(call)
         end = self._clock.mark()
-        timed = _Timed(call.place, stream, start, end, _host_runs() > host_runs)
+        timed = _Timed(call.place, stream, start, end, host_runs_here() > host_runs)
         with self._lock:
             self._timed.append(timed)
             if len(self._timed) > _MOST_UNRESOLVED:
@@ -240,10 +241,6 @@ class _Trace:
 
 def _metadata(kind: str, track: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": rank(), "tid": track, "args": {"name": name}}
-
-
-def _host_runs() -> int:
-    return sum(ditorch.fallback_counts().values())
 
 
 def _summary(times: list[OperatorTime]) -> str:

@@ -231,6 +231,14 @@ def test_what_cannot_be_run_is_one_sentence(
     assert said in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
 
 
+def test_a_chip_that_is_not_there_is_not_searched_for(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("open('was run', 'w')")
+    for chips in (("--chip", "zzz"), ("--chip", "b", "--reference", "zzz")):
+        result = align("isolate", script, *chips, "--output", tmp_path)
+        assert is_one_sentence(result) and "there is no chip 'zzz'" in result.stderr
+
+
 def test_run_holds_losses_and_operators_against_the_reference(tmp_path: Path) -> None:
     """Chip B's own arithmetic passes, the host agrees with itself, the script is odd on chip D."""
     script = tmp_path / "train.py"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +183,18 @@ def test_what_cannot_be_run_again(tmp_path: Path) -> None:
     notes = run_again(whole).notes
     assert notes == ["not run again: aten.__class__.mro: this process has no operator "
                      "aten.__class__.mro (1)"]  # fmt: skip
+
+
+def test_arguments_that_were_tampered_with_are_one_sentence(tmp_path: Path) -> None:
+    for number, wrong in enumerate(('{"tensor":99}', '{"tensor":0,"dtype":"float32"}', "{}")):
+        output = on_cpu(tmp_path / str(number), **ALL)
+        step = output / "rank00000/step000000.jsonl"
+        lines = step.read_text().splitlines()
+        at = next(i for i, line in enumerate(lines) if "aten.relu.default" in line)
+        lines[at] = re.sub(r'"arguments":\[.*?\]', f'"arguments":[{wrong}]', lines[at])
+        step.write_text("\n".join(lines) + "\n")
+        with pytest.raises(ValueError, match=r"arguments of aten\.relu.* the capture is damaged"):
+            replay(output, standards=load_standards())
 
 
 def test_runs_that_start_differently_are_told_so(tmp_path: Path) -> None:

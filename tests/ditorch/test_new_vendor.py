@@ -61,12 +61,16 @@ def make_hidden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Pa
 
 def test_an_unedited_skeleton_is_a_device(acme: Path) -> None:
     code = (
-        "import torch, ditorch\n"
+        "import os, torch, ditorch\n"
         "torch.manual_seed(0)\n"
         "x = torch.randn(5, 7)\n"
         "y = x.to('device') @ x.to('device').mT\n"
         "assert torch.allclose(y.cpu(), x @ x.mT, atol=1e-5)\n"
         "print(y.device, torch.acme.get_device_name(), ditorch.kernel_counts().get('mm'))\n"
+        "assert not torch.acme._is_in_bad_fork()\n"
+        "if not (child := os.fork()):\n"  # a driver would not work there
+        "    os._exit(0 if torch.acme._is_in_bad_fork() else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
         "y.cumsum(0)\n"
         "print(ditorch.fallback_counts()['cumsum'], ditorch.peer_handle(y))\n"
     )

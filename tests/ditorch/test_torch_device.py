@@ -85,6 +85,26 @@ def test_a_process_that_ends_right_after_backward_ends_as_it_says(ending: str) -
         assert "terminate called" not in done.stderr
 
 
+def test_a_process_may_have_two_chips() -> None:
+    code = (
+        "import torch, ditorch\n"
+        "x = torch.arange(6.0, device='device:0').view(2, 3)\n"
+        "y = x.mT.to('device:1')\n"
+        "assert y.device.index == 1 and y.tolist() == [[0, 3], [1, 4], [2, 5]]\n"
+        "y.mT[0].copy_(x[1].double())\n"
+        "assert y.tolist() == [[3, 3], [4, 4], [5, 5]]\n"
+        "for mixed in (lambda: x + y.mT, lambda: x @ y, lambda: x.add_(y.mT)):\n"
+        "    try:\n"
+        "        print(mixed())\n"
+        "    except RuntimeError as error:\n"
+        "        assert 'emuchip:0 and emuchip:1' in str(error), error\n"
+        "    else:\n"
+        "        raise AssertionError('two chips compute together')\n"
+    )
+    done = run_python(code, "b-mini", EMUCHIP_DEVICES="2")
+    assert done.returncode == 0, done.stderr
+
+
 def test_two_vendors_differ_in_the_last_bits_only() -> None:
     code = (
         "import torch, ditorch\n"

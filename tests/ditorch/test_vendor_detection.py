@@ -161,3 +161,23 @@ def test_the_command_still_shows_the_table_when_the_chosen_vendor_is_broken() ->
     assert "privateuse1" in done.stdout
     assert done.stderr.startswith("ditorch: DITORCH_VENDOR is 'npu9000', expected one of library")
     assert "Traceback" not in done.stderr
+
+
+def test_the_command_says_in_one_sentence_that_the_cpp_part_does_not_load(tmp_path: Path) -> None:
+    package = tmp_path / "ditorch"
+    package.mkdir()
+    for file in (ROOT / "ditorch").iterdir():
+        if not file.name.startswith(("_ditorch.", "__pycache__")):
+            (package / file.name).symlink_to(file)
+    (package / "_ditorch.so").touch()
+    command, program = (
+        subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment(None),
+            capture_output=True, text=True, timeout=DEADLINE_S,
+        )
+        for arguments in (("-m", "ditorch"), ("-c", "import ditorch"))
+    )  # fmt: skip
+    assert (command.returncode, command.stdout) == (2, "")
+    assert command.stderr.startswith("ditorch: ditorch's C++ part does not load")
+    assert len(command.stderr.splitlines()) == 1
+    assert "ImportError: ditorch's C++ part does not load" in program.stderr

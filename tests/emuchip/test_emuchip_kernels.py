@@ -205,6 +205,14 @@ def test_rms_norm(vendor: Vendor, dtype: str, rows: int, n: int, affine: bool) -
     assert_close(dw, (dy.values() * normalised).sum(0), times=2)
 
 
+def test_rms_norm_of_infinity_and_of_nothing_but_zeros(vendor: Vendor) -> None:
+    x = np.zeros((2, 8), dtype=np.float32)
+    x[0, 3] = np.inf
+    out, rstd = Tensor.empty((2, 8), "float32"), Tensor.empty((2,), "float32")
+    assert vendor.run("rms_norm", out, rstd, Tensor(x, "float32"), None, 8, 0.0) == OK
+    assert np.array_equal(rstd.values(), [0.0, np.inf])
+
+
 def test_gradients_that_nobody_wants_are_left_out(vendor: Vendor) -> None:
     x, dy = Tensor.of(random(4, 10), "float32"), Tensor.of(random(4, 10, seed=1), "float32")
     rows, dw = Tensor.of(np.ones(4), "float32"), Tensor.empty((10,), "float32")

@@ -87,7 +87,7 @@ def main() -> int:
     name: str = arguments.name
     output: Path = arguments.output or Path(name)
     reason = malformed(name)
-    if not reason and (output.exists() or output.is_symlink()):
+    if not reason and os.path.lexists(output):
         return complain(f"{output} is there already; name another folder with --output")
     if reason := reason or taken(name):
         return complain(f"{name!r} cannot be the name of a device: {reason}")

@@ -26,12 +26,18 @@ def remake_call(recording: Recording, step: int, record: CallRecord, device: tor
         tensor if use.device == "cpu" else tensor.to(device)
         for use, tensor in zip(record.inputs, kept_tensors(recording, record.inputs), strict=True)
     ]
-    return Call(
-        func,
-        tuple(from_json(value, given, device) for value in record.arguments),
-        {name: from_json(value, given, device) for name, value in record.keywords.items()},
-        record.place(recording.manifest.rank, step),
-    )
+    place = record.place(recording.manifest.rank, step)
+    try:
+        args = tuple(from_json(value, given, device) for value in record.arguments)
+        kwargs = {name: from_json(value, given, device) for name, value in record.keywords.items()}
+    except NotReplayable:
+        raise
+    except (IndexError, TypeError, ValueError):
+        raise ValueError(
+            f"{recording.folder}: the arguments of {place} are not as they were written: the "
+            "capture is damaged"
+        ) from None
+    return Call(func, args, kwargs, place)
 
 
 def kept_tensors(recording: Recording, uses: Sequence[TensorUse]) -> list[Tensor]:

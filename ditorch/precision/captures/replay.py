@@ -61,6 +61,7 @@ class _Replay:
         self._first_bad: Where | None = None
         self._first_reason = ""
         self._skipped: Counter[str] = Counter()
+        self._notes: Counter[str] = Counter()
         self._steps: set[int] = set()
         self._reference = ""
         self._calls = 0
@@ -71,13 +72,14 @@ class _Replay:
             call = remake_call(recording, step, record, ditorch.device)
             _check_replayable(call)
             truth = truth_of(call, self._standards)  # before the call writes its inputs
+            captured = {use.name: recording.tensor(use) for use in record.outputs}
         except NotReplayable as error:
             self._skipped[f"{record.operator}: {error}"] += 1
             return
         self._calls += 1
         self._steps.add(step)
         self._reference = f"{recording.manifest.chip} ({recording.manifest.device})"
-        captured = {use.name: recording.tensor(use) for use in record.outputs}
+        self._notes[f"{record.operator}: {truth.note}"] += bool(truth.note)
         try:
             with torch.no_grad():
                 results = outputs_of(call, call.func(*call.args, **call.kwargs))
@@ -110,7 +112,10 @@ class _Replay:
             operators=[self._operators[key] for key in sorted(self._operators)],
             first_bad=first,
             first_bad_reason=self._first_reason,
-            notes=[f"not run again: {why} ({n})" for why, n in self._skipped.most_common()],
+            notes=[
+                *(f"not run again: {why} ({n})" for why, n in self._skipped.most_common()),
+                *(f"{note} ({n})" for note, n in (+self._notes).most_common()),
+            ],
         ).model_copy(update={"steps": len(self._steps)})
 
     @property
@@ -126,6 +131,7 @@ class _Replay:
         self, truth: Reference, where: Where, name: str, actual: Tensor, captured: Tensor | None
     ) -> None:
         if name not in truth.tensors:
+            self._notes[f"{where.operator}: nothing says what {name} ought to be"] += 1
             return
         own = truth.judge(name, captured, self._standards).errors if captured is not None else None
         judgement = truth.judge(name, actual, self._standards, own)

@@ -317,6 +317,21 @@ def test_an_operator_without_a_reference_is_said_not_to_be_compared() -> None:
     assert any("secret" in note and "1 call:" in note for note in found.notes)
 
 
+def test_a_truth_of_the_hosts_own_dtype_is_said_to_be() -> None:
+    def shy(x: Tensor) -> Tensor:
+        if x.dtype is torch.float64:
+            raise NotImplementedError("not for float64")
+        return x + 1
+
+    library = torch.library.Library("check_compare", "FRAGMENT")
+    library.define("shy(Tensor x) -> Tensor")
+    library.impl("shy", shy, "CPU")
+    library.impl("shy", lambda x: x + 1, "PrivateUse1")
+    found = compared(lambda: torch.ops.check_compare.shy(normal(3)))
+    said = "1 call: the truth is the host's in its own dtype: not for float64"
+    assert found.notes == [f"check_compare.shy.default: {said}"]
+
+
 # --- options ----------------------------------------------------------------------------------
 
 

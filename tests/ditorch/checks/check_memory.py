@@ -1,6 +1,7 @@
 """Allocation, statistics, and a full chip."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -28,6 +29,39 @@ def test_a_full_chip_names_itself() -> None:
     assert f"chip {chip.chip_type} of vendor {chip.vendor} ({ditorch.device}, rank 7)" in message
     assert "tried to allocate 64.00 MiB" in message
     assert "free of its 64.00 MiB" in message
+
+
+def test_more_bytes_than_can_be_counted_are_refused() -> None:
+    x = torch.ones(4, dtype=torch.uint8, device="device")
+    with pytest.raises(torch.OutOfMemoryError):
+        x.untyped_storage().resize_(-1)
+    assert x.tolist() == [1, 1, 1, 1]
+
+
+def test_threads_write_to_parts_of_one_storage() -> None:
+    rounds = 50
+    x = torch.zeros(2, 1 << 16, device="device")
+
+    def add_ones(row: torch.Tensor) -> None:
+        for _ in range(rounds):
+            row.add_(1)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(add_ones, x.unbind()))
+    assert x.unique().tolist() == [rounds]
+
+
+def test_empty_cache_gives_back_what_another_stream_used() -> None:
+    torch.accelerator.empty_cache()
+    before = torch.accelerator.memory_reserved()
+    side = torch.Stream(device="device")
+    x = torch.ones(MIB, device="device")
+    with side:
+        x * 2
+    x.record_stream(side)
+    del x
+    torch.accelerator.empty_cache()
+    assert torch.accelerator.memory_reserved() <= before
 
 
 def test_nothing_leaks_when_memory_runs_out_inside_an_operator() -> None:

@@ -1,0 +1,21 @@
+"""Whether `python -m ditorch` is what imports ditorch; nothing here needs the C++ part."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+
+def is_the_command() -> bool:
+    """Only true while the package is imported, not later."""
+    if sys.argv[:1] != ["-m"]:  # Python's own mark while it imports a package to run it
+        return False
+    return sys.orig_argv[-len(sys.argv)] in ("ditorch", "-mditorch")
+
+
+def refuse(reason: str) -> NoReturn:
+    """Ends the import: an ImportError for programs, a sentence and exit code 2 for the command."""
+    if not is_the_command():
+        raise ImportError(reason) from None
+    print(f"ditorch: {reason}", file=sys.stderr)
+    sys.exit(2)
