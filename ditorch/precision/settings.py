@@ -15,9 +15,11 @@ or TOML for the [precision] table ('compare = {steps = "0:10"}').
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
 import os
 import sys
 import tomllib
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
 from importlib import import_module
@@ -66,8 +68,16 @@ def open_configured_tools() -> list[Tool]:
             except OSError as error:
                 raise ValueError(f"{source}: {name}: {error}") from None
             opened.callback(_tell, name, tool)  # before the tool is closed
-        atexit.register(_close, opened.pop_all())
+        _at_exit(_close, opened.pop_all())
     return list(tools.values())
+
+
+def _at_exit(function: Callable[[ExitStack], None], opened: ExitStack) -> None:
+    """Children of multiprocessing end without what atexit holds, but run its own finalizers."""
+    if multiprocessing.parent_process() is None:
+        atexit.register(function, opened)
+    else:
+        multiprocessing.util.Finalize(None, function, (opened,), exitpriority=0)
 
 
 def _close(opened: ExitStack) -> None:

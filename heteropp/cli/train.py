@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heteropp.cli.errors import InputError, one_sentence
+from heteropp.cli.tools import leave_tools_to_ranks
 from heteropp.data import VOCABULARY
 from heteropp.files import make_folder
 from heteropp.hyperparameters import Hyperparameters
@@ -77,6 +78,8 @@ def train(
         content = read_plan(plan)
         if launched:
             _choose_chip(content, cluster, int(os.environ["RANK"]))
+        elif device == "chip":
+            leave_tools_to_ranks()
         machines = _cluster(content, cluster, device, force)
         check_runs(content, plan)
         hyperparameters = _hyperparameters(output, resume, steps, settings)

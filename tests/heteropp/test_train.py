@@ -104,6 +104,25 @@ def test_torchrun_starts_it_as_well(tmp_path: Path) -> None:
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+def test_precision_tools_look_at_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = tmp_path / "findings"
+    wanted = f'observe = {{output = "{findings}"}}\noverflow = {{output = "{findings}"}}'
+    monkeypatch.setenv("DITORCH_PRECISION", wanted)
+    Training(tmp_path, PLAN, "--steps", "2").finish()
+    modules = []
+    for rank in range(PLAN.world_size):
+        assert json.loads((findings / f"overflow-rank{rank}.json").read_text())["passed"]
+        found = json.loads((findings / f"observe-rank{rank}.json").read_text())
+        assert (found["device"], found["steps"]) == ("emuchip:0", 2)
+        modules.append({call["first"]["module"] for call in found["observed"]})
+    assert len(list(findings.iterdir())) == 2 * PLAN.world_size  # and none of the launcher's
+    first, second, last = modules  # the model's own names, wherever a layer lies
+    assert "layers.0.attention" in first & second and "layers.3.attention" not in first | second
+    assert "layers.3.attention" in last and "layers.0.attention" not in last
+
+
 def refusal(folder: Path, plan: Plan | str | None, *arguments: str) -> str:
     """The one sentence of a command that is refused."""
     path = folder / "plan.json"
