@@ -109,7 +109,7 @@ def make_tools(folder: Path) -> dict[str, Callable[[], AbstractContextManager[An
         capture: Any = tool_class("capture")
         for kept in ("none", "all"):
             tools[f"Capture, tensors={kept}"] = lambda kept=kept: capture(
-                output=folder / f"capture-{kept}", tensors=kept, existing="replace"
+                output=folder / f"capture-{kept}", tensors=kept, existing="overwrite"
             )
     return tools
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Container, Iterable
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack, get_args
 from zlib import crc32
 
 import torch
@@ -74,6 +74,11 @@ class Capture(Tool):
         for name, value in {"every": every, "every_steps": every_steps}.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}, expected at least 1")
+        choices = {"tensors": (tensors, ("none", "outputs", "all")),
+                   "existing": (existing, get_args(Existing))}  # fmt: skip
+        for name, (chosen, known) in choices.items():
+            if chosen not in known:
+                raise ValueError(f"{name} is {chosen!r}, expected one of {', '.join(known)}")
         self.output = Path(output)
         self.tensors = tensors
         self.budget_bytes = budget_bytes

@@ -264,6 +264,9 @@ def test_arguments_out_of_range_and_folders_that_cannot_be(tmp_path: Path) -> No
     for name in ("every", "every_steps"):
         with pytest.raises(ValueError, match=f"{name} is 0, expected at least 1"):
             Capture(output=tmp_path, **{name: 0})
+    for name in ("tensors", "existing"):
+        with pytest.raises(ValueError, match=f"{name} is 'some', expected one of"):
+            Capture(output=tmp_path, **{name: "some"})
     with pytest.raises(ValueError, match="budget_bytes is 10, expected at least"):
         Capture(output=tmp_path, budget_bytes=10)
     (tmp_path / "file").write_text("")
