@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <list>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -34,10 +35,10 @@ class Connection {
   bool receive();
   bool pull();
   bool has_output() const { return writing_ || !frames_.empty() || !streaming_.empty(); }
-  bool has_pulls() const { return !pulls_.empty(); }
+  // Whether pull() must be called for them to go on.
+  bool has_pulls() const { return !pulls_.empty() && !stream_->pulls_in_background(); }
 
-  // Lets go of a request's buffer. False: the peer may be reading it, finish() will tell; the
-  // peer has been asked to stop.
+  // Lets go of a request's buffer. False: it is still being read or written, finish() will tell.
   bool release(RequestState& request);
   // Lets go of every buffer, as all requests fail.
   void release_all();
@@ -60,17 +61,23 @@ class Connection {
     RequestState* request = nullptr;
     std::unique_ptr<std::byte[]> owned;
   };
-  struct Incoming {         // a long message on its way into a posted buffer
+  struct Incoming {         // a long message that the peer streams into a posted buffer
     RequestState* request;  // null: nobody wants it any more
-    std::uint64_t id;
-    std::uint64_t address;
     std::uint64_t bytes;
     std::uint64_t moved = 0;
+  };
+  struct Pulling {
+    enum class Given { no, up, back };  // up: by the receiver; back: to the sender, who asked
+
+    RequestState* request;
+    Pull pull;
+    Given given = Given::no;
   };
 
   void queue(FrameHeader header, const std::string& payload = {});
   bool next_frame();
   void frame_written();
+  static void own_payload(Outgoing& frame, const void* payload, std::size_t bytes);
   void own_current_payload();
 
   void begin_frame();
@@ -78,7 +85,10 @@ class Connection {
   void end_frame();
   void begin_eager();
   void end_eager();
+  void end_offer();
   void receive_offer(RequestState& request, const Arrival& offer);
+  RequestState* offer_ended(std::uint64_t id);
+  bool ended(Pulling& pulling);
   bool fits(RequestState& request, std::uint64_t bytes);
   void deliver(RequestState& request, std::uint64_t bytes, std::int64_t delivered_at_ns);
   void consumed(std::size_t bytes);
@@ -107,8 +117,9 @@ class Connection {
   RequestState* sink_request_ = nullptr;
   std::shared_ptr<Arrival> sink_arrival_;
   std::string sink_text_;
+  MemoryKeys sink_keys_{};
   std::unordered_map<std::uint64_t, Incoming> accepted_;
-  std::deque<Incoming> pulls_;
+  std::list<Pulling> pulls_;
   std::size_t consumed_ = 0;
   bool has_left_ = false;
   std::string abort_reason_;

@@ -57,7 +57,7 @@ void Connection::begin_frame() {
   if (header_.magic != FrameHeader::kMagic) malformed("out of step");
   eager_outstanding_ -= std::min<std::size_t>(eager_outstanding_, header_.credit);
   sink_ = nullptr;
-  payload_left_ = header_.has_payload() ? header_.bytes : 0;
+  payload_left_ = header_.payload_bytes();
   if (header_.kind == FrameKind::eager) {
     if (header_.bytes > kCreditBytes) malformed("a message too long to come unasked");
     begin_eager();
@@ -68,6 +68,8 @@ void Connection::begin_frame() {
     if (header_.bytes > incoming.bytes - incoming.moved) malformed("more data than offered");
     if (incoming.request) sink_ = incoming.request->data + incoming.moved;
     sink_request_ = incoming.request;
+  } else if (header_.kind == FrameKind::offer) {
+    sink_ = reinterpret_cast<std::byte*>(sink_keys_.data());
   } else if (header_.kind == FrameKind::abort) {
     if (header_.bytes > kMaxReasonBytes) malformed("an endless reason");
     sink_text_.resize(header_.bytes);
@@ -110,24 +112,11 @@ void Connection::end_frame() {
   switch (header_.kind) {
     case FrameKind::eager:
       return end_eager();
-    case FrameKind::offer: {
-      auto offer = std::make_shared<Arrival>();
-      offer->peer = peer_.rank;
-      offer->tag = header_.tag;
-      offer->bytes = header_.bytes;
-      offer->id = header_.id;
-      offer->delivered_at_ns = header_.delivered_at_ns;
-      offer->offered = true;
-      offer->address = header_.address;
-      if (RequestState* request = matcher_.match(peer_.rank, header_.tag))
-        return receive_offer(*request, *offer);
-      return matcher_.keep(std::move(offer));
-    }
+    case FrameKind::offer:
+      return end_offer();
     case FrameKind::accept: {
-      const auto offer = offers_.find(header_.id);
-      if (offer == offers_.end()) return;
-      RequestState* request = offer->second;
-      offers_.erase(offer);
+      RequestState* request = offer_ended(header_.id);
+      if (!request) return;
       if (request->bytes == 0) return ledger_.finish(*request, 0);
       return streaming_.push_back(request);
     }
@@ -143,13 +132,9 @@ void Connection::end_frame() {
       accepted_.erase(found);
       return;
     }
-    case FrameKind::done: {
-      const auto offer = offers_.find(header_.id);
-      if (offer == offers_.end()) return;
-      RequestState* request = offer->second;
-      offers_.erase(offer);
-      return ledger_.finish(*request, request->bytes);
-    }
+    case FrameKind::done:
+      if (RequestState* request = offer_ended(header_.id)) ledger_.finish(*request, request->bytes);
+      return;
     case FrameKind::cancel:
       return taken_back(header_.id);
     case FrameKind::credit:
@@ -162,6 +147,31 @@ void Connection::end_frame() {
       return;
   }
   malformed("of an unknown kind");
+}
+
+void Connection::end_offer() {
+  auto offer = std::make_shared<Arrival>();
+  offer->peer = peer_.rank;
+  offer->tag = header_.tag;
+  offer->bytes = header_.bytes;
+  offer->id = header_.id;
+  offer->delivered_at_ns = header_.delivered_at_ns;
+  offer->offered = true;
+  offer->address = header_.address;
+  offer->keys = sink_keys_;
+  if (RequestState* request = matcher_.match(peer_.rank, header_.tag))
+    return receive_offer(*request, *offer);
+  matcher_.keep(std::move(offer));
+}
+
+// The peer is through with an offered buffer. Null: not an offer of ours, or not any more.
+RequestState* Connection::offer_ended(std::uint64_t id) {
+  const auto offer = offers_.find(id);
+  if (offer == offers_.end()) return nullptr;
+  RequestState* request = offer->second;
+  offers_.erase(offer);
+  stream_->conceal(request->data, request->bytes);
+  return request;
 }
 
 bool Connection::fits(RequestState& request, std::uint64_t bytes) {
@@ -198,50 +208,66 @@ void Connection::receive_arrival(RequestState& request, const std::shared_ptr<Ar
 void Connection::receive_offer(RequestState& request, const Arrival& offer) {
   if (!fits(request, offer.bytes)) return queue({.kind = FrameKind::done, .id = offer.id});
   request.delivered_at = offer.delivered_at_ns;
-  const Incoming incoming{&request, offer.id, offer.address, offer.bytes};
-  if (stream_->can_pull()) {
-    pulls_.push_back(incoming);
+  const Pull pull{offer.id, request.data, offer.address, offer.bytes, offer.keys};
+  if (offer.bytes > 0 && stream_->can_pull(pull)) {
+    pulls_.push_back({&request, pull});
   } else if (offer.bytes == 0) {  // offered only for want of credit
     queue({.kind = FrameKind::done, .id = offer.id});
     deliver(request, 0, offer.delivered_at_ns);
   } else {
-    accepted_.emplace(offer.id, incoming);
+    accepted_.emplace(offer.id, Incoming{&request, offer.bytes});
     queue({.kind = FrameKind::accept, .id = offer.id});
   }
 }
 
-// One chunk of the first message, so that others get their turn.
+// A piece of as many messages as the stream moves at once; the others get their turn later.
 bool Connection::pull() {
-  if (pulls_.empty()) return false;
-  Incoming& incoming = pulls_.front();
-  const std::size_t bytes = std::min<std::uint64_t>(kChunkBytes, incoming.bytes - incoming.moved);
-  if (bytes > 0 && !stream_->pull(incoming.request->data + incoming.moved,
-                                  incoming.address + incoming.moved, bytes)) {
-    pulls_.pop_front();  // the sender aborts: its next frame says so
-    return true;
+  std::size_t going = 0;
+  for (auto at = pulls_.begin(); at != pulls_.end() && going < stream_->concurrent_pulls();
+       ++going) {
+    if (at->given == Pulling::Given::no && !stream_->pull(at->pull))
+      at = pulls_.erase(at);  // the sender aborts: its next frame says so
+    else if (ended(*at))
+      at = pulls_.erase(at);
+    else
+      ++at;
   }
-  incoming.moved += bytes;
-  if (incoming.moved == incoming.bytes) {
-    queue({.kind = FrameKind::done, .id = incoming.id});
-    deliver(*incoming.request, incoming.bytes, incoming.request->delivered_at);
-    pulls_.pop_front();
-  }
+  return going > 0;
+}
+
+// Whether nothing more happens to the buffer; then tells those who wait for that.
+bool Connection::ended(Pulling& pulling) {
+  if (pulling.given != Pulling::Given::no ? !stream_->abandon(pulling.pull) : !pulling.pull.done())
+    return false;
+  queue({.kind = FrameKind::done, .id = pulling.pull.id});
+  RequestState& request = *pulling.request;
+  if (pulling.given == Pulling::Given::no)
+    deliver(request, pulling.pull.bytes, request.delivered_at);
+  else if (pulling.given == Pulling::Given::up)
+    ledger_.finish(request, 0);
+  else
+    ledger_.fail(request, Outcome::error,
+                 text("recv from ", peer_.describe(), ", tag ", request.tag,
+                      ": the sender took the message back"));
   return true;
 }
 
 void Connection::taken_back(std::uint64_t id) {
+  for (auto at = pulls_.begin(); at != pulls_.end(); ++at) {
+    if (at->pull.id != id) continue;
+    if (at->given == Pulling::Given::no) at->given = Pulling::Given::back;
+    if (ended(*at)) pulls_.erase(at);
+    return;
+  }
   queue({.kind = FrameKind::done, .id = id});
   if (matcher_.remove_offer(peer_.rank, id)) return;
-  const auto lose = [&](const Incoming& incoming) {
-    if (incoming.id != id) return false;
-    if (incoming.request)
-      ledger_.fail(*incoming.request, Outcome::error,
-                   text("recv from ", peer_.describe(), ", tag ", incoming.request->tag,
-                        ": the sender took the message back"));
-    return true;
-  };
-  std::erase_if(pulls_, lose);
-  std::erase_if(accepted_, [&](const auto& entry) { return lose(entry.second); });
+  const auto accepted = accepted_.find(id);
+  if (accepted == accepted_.end()) return;
+  if (RequestState* request = accepted->second.request)
+    ledger_.fail(*request, Outcome::error,
+                 text("recv from ", peer_.describe(), ", tag ", request->tag,
+                      ": the sender took the message back"));
+  accepted_.erase(accepted);
 }
 
 }  // namespace dicomm

@@ -10,14 +10,20 @@ Connection::Connection(PeerIdentity peer, std::unique_ptr<Stream> stream, Ledger
                        Matcher& matcher)
     : peer_(std::move(peer)), stream_(std::move(stream)), ledger_(ledger), matcher_(matcher) {}
 
+void Connection::own_payload(Outgoing& frame, const void* payload, std::size_t bytes) {
+  auto copy = std::make_unique<std::byte[]>(bytes);
+  std::memcpy(copy.get(), payload, bytes);
+  frame.owned = std::move(copy);
+  frame.payload = frame.owned.get();
+  frame.payload_bytes = bytes;
+}
+
 void Connection::queue(FrameHeader header, const std::string& payload) {
   Outgoing frame;
   frame.header = header;
   if (!payload.empty()) {
-    frame.header.bytes = frame.payload_bytes = payload.size();
-    frame.owned = std::make_unique<std::byte[]>(payload.size());
-    std::memcpy(frame.owned.get(), payload.data(), payload.size());
-    frame.payload = frame.owned.get();
+    frame.header.bytes = payload.size();
+    own_payload(frame, payload.data(), payload.size());
   }
   frames_.push_back(std::move(frame));
 }
@@ -38,6 +44,8 @@ void Connection::send_message(RequestState& request) {
   } else {
     frame.header.kind = FrameKind::offer;
     frame.header.address = reinterpret_cast<std::uint64_t>(request.data);
+    const MemoryKeys keys = stream_->expose(request.data, request.bytes);
+    own_payload(frame, &keys, sizeof keys);
     offers_.emplace(request.id, &request);
   }
   frames_.push_back(std::move(frame));
@@ -102,10 +110,7 @@ void Connection::frame_written() {
 }
 
 void Connection::own_current_payload() {
-  auto copy = std::make_unique<std::byte[]>(current_.payload_bytes);
-  std::memcpy(copy.get(), current_.payload, current_.payload_bytes);
-  current_.owned = std::move(copy);
-  current_.payload = current_.owned.get();
+  own_payload(current_, current_.payload, current_.payload_bytes);
   current_.request = nullptr;
 }
 
@@ -115,11 +120,13 @@ bool Connection::release(RequestState& request) {
     if (sink_arrival_ && sink_arrival_->receiver == &request) sink_arrival_->receiver = nullptr;
     for (auto& [id, incoming] : accepted_)
       if (incoming.request == &request) incoming.request = nullptr;
-    std::erase_if(pulls_, [&](const Incoming& incoming) {
-      if (incoming.request != &request) return false;
-      queue({.kind = FrameKind::done, .id = incoming.id});
-      return true;
-    });
+    for (auto at = pulls_.begin(); at != pulls_.end(); ++at) {
+      if (at->request != &request) continue;
+      at->given = Pulling::Given::up;
+      if (!ended(*at)) return false;
+      pulls_.erase(at);
+      break;
+    }
     return true;
   }
   if (writing_ && current_.request == &request) own_current_payload();
@@ -134,7 +141,7 @@ bool Connection::release(RequestState& request) {
   const auto offer = offers_.find(request.id);
   if (offer == offers_.end() || offer->second != &request) return true;
   if (never_sent > 0) {
-    offers_.erase(offer);
+    offer_ended(request.id);
     return true;
   }
   queue({.kind = FrameKind::cancel, .id = request.id});
@@ -150,7 +157,10 @@ void Connection::end() {
 }
 
 void Connection::release_all() {
-  if (stream_) stream_->withdraw();
+  if (stream_) {
+    stream_->withdraw();
+    for (const auto& [id, request] : offers_) stream_->conceal(request->data, request->bytes);
+  }
   if (writing_ && current_.request) own_current_payload();
   std::erase_if(frames_, [](const Outgoing& frame) {
     return frame.request || frame.header.kind == FrameKind::offer;

@@ -1,4 +1,4 @@
-// What travels on a Stream: a header, then `bytes` of payload for eager, data and abort frames.
+// What travels on a Stream: a header, then `payload_bytes()` of payload.
 //
 // A short message is one eager frame. A long one is offered; the receiver, once it has a buffer,
 // either pulls it from the sender's memory and says done, or accepts it, and the sender streams
@@ -8,11 +8,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/stream.h"
+
 namespace dicomm {
 
 enum class FrameKind : std::uint32_t {
   eager = 1,  // tag, bytes, id, delivered_at_ns; payload
-  offer,      // tag, bytes (of the message), id, address, delivered_at_ns
+  offer,      // tag, bytes (of the message), id, address, delivered_at_ns; payload: MemoryKeys
   accept,     // id
   data,       // id, bytes; payload
   done,       // id: the sender's buffer is free
@@ -34,8 +36,10 @@ struct FrameHeader {
 
   static constexpr std::uint32_t kMagic = 0x4d434944;
 
-  bool has_payload() const {
-    return kind == FrameKind::eager || kind == FrameKind::data || kind == FrameKind::abort;
+  std::uint64_t payload_bytes() const {
+    if (kind == FrameKind::offer) return sizeof(MemoryKeys);
+    return kind == FrameKind::eager || kind == FrameKind::data || kind == FrameKind::abort ? bytes
+                                                                                           : 0;
   }
 };
 static_assert(sizeof(FrameHeader) == 56);

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "core/request.h"
+#include "core/stream.h"
 
 namespace dicomm {
 
@@ -18,6 +19,7 @@ struct Arrival {
   std::int64_t delivered_at_ns = 0;
   bool offered = false;
   std::uint64_t address = 0;             // offered
+  MemoryKeys keys{};                     // offered
   std::unique_ptr<std::byte[]> payload;  // not offered
   bool complete = false;
   RequestState* receiver = nullptr;  // posted while the payload was still coming in

@@ -3,6 +3,7 @@
 
 #include <sys/uio.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -12,6 +13,21 @@ namespace dicomm {
 // The stream is over: the peer closed it, or it broke.
 struct StreamEnd {
   std::string reason;
+};
+
+// What a peer needs, besides its address, to read memory of this side: RDMA's key for each rail.
+using MemoryKeys = std::array<std::uint32_t, 8>;
+
+// A long message on its way from the peer's memory into ours.
+struct Pull {
+  std::uint64_t id;  // the offer's
+  std::byte* data;
+  std::uint64_t address;  // the peer's
+  std::uint64_t bytes;
+  MemoryKeys keys;
+  std::uint64_t moved = 0;  // in place, from the front
+
+  bool done() const { return moved == bytes; }
 };
 
 class Stream {
@@ -25,12 +41,21 @@ class Stream {
   // Messages up to this length are sent at once, longer ones when the receiver is ready.
   virtual std::size_t eager_bytes() const = 0;
 
-  // Copies from the peer's memory, where the transport can. False: the peer has withdrawn it, and
-  // what was copied may be anything. Throws StreamEnd when the peer died.
-  virtual bool can_pull() const { return false; }
-  virtual bool pull(void* /*data*/, std::uint64_t /*address*/, std::size_t /*bytes*/) {
-    return false;
-  }
+  // Long messages are read from the sender's memory, where the transport can.
+  virtual bool can_pull(const Pull& /*pull*/) { return false; }
+  // How many pulls it can have going at once.
+  virtual std::size_t concurrent_pulls() const { return 1; }
+  // The sender's side: the peer may read the buffer from here on, until conceal().
+  virtual MemoryKeys expose(const void* /*data*/, std::size_t /*bytes*/) { return {}; }
+  virtual void conceal(const void* /*data*/, std::size_t /*bytes*/) {}
+  // The receiver's side: goes on with a pull, without blocking: copies a piece, or starts reads
+  // and counts those that ended. False: the peer has withdrawn the memory, and what was copied may
+  // be anything. Throws StreamEnd when the peer died.
+  virtual bool pull(Pull& /*pull*/) { return false; }
+  // Whether unfinished pulls end by themselves, and on_event() tells.
+  virtual bool pulls_in_background() const { return false; }
+  // Gives up on an unfinished pull: true once nothing writes to its data any more.
+  virtual bool abandon(Pull& /*pull*/) { return true; }
   // From here on the peer must not trust what it pulls from this side.
   virtual void withdraw() {}
 

@@ -18,6 +18,8 @@ namespace dicomm {
 
 namespace {
 
+// One pull's piece: short messages and aborts get in between.
+constexpr std::size_t kPullBytes = 1 << 20;
 constexpr std::size_t kSegmentBytes = 2 * sizeof(Ring);  // the owner writes the first
 
 class ShmStream final : public Stream {
@@ -80,7 +82,7 @@ class ShmStream final : public Stream {
   // With the peer's memory at hand, one copy beats two from here on.
   std::size_t eager_bytes() const override { return 8 << 10; }
 
-  bool can_pull() const override {
+  bool can_pull(const Pull&) override {
     if (!pull_probed_) {
       pull_probed_ = true;
       std::uint64_t value = 0;
@@ -94,16 +96,13 @@ class ShmStream final : public Stream {
     return can_pull_;
   }
 
-  bool pull(void* data, std::uint64_t address, std::size_t bytes) override {
-    while (bytes > 0) {
-      iovec local{data, bytes};
-      iovec remote{reinterpret_cast<void*>(address), bytes};
-      const ssize_t got = ::process_vm_readv(peer_pid_, &local, 1, &remote, 1, 0);
-      if (got <= 0) throw StreamEnd{"its memory cannot be read: " + system_error(errno)};
-      data = static_cast<char*>(data) + got;
-      address += got;
-      bytes -= got;
-    }
+  bool pull(Pull& pull) override {
+    const std::size_t bytes = std::min<std::uint64_t>(kPullBytes, pull.bytes - pull.moved);
+    iovec local{pull.data + pull.moved, bytes};
+    iovec remote{reinterpret_cast<void*>(pull.address + pull.moved), bytes};
+    const ssize_t got = ::process_vm_readv(peer_pid_, &local, 1, &remote, 1, 0);
+    if (got <= 0) throw StreamEnd{"its memory cannot be read: " + system_error(errno)};
+    pull.moved += got;
     pollfd life{socket_.get(), POLLRDHUP, 0};
     if (::poll(&life, 1, 0) != 0)  // its process id may have been reused
       throw StreamEnd{"its connection closed"};
@@ -157,7 +156,7 @@ class ShmStream final : public Stream {
   bool ended_ = false;
   int peer_pid_ = -1;
   std::uint64_t probe_ = 0;
-  mutable bool pull_probed_ = false, can_pull_ = false;
+  bool pull_probed_ = false, can_pull_ = false;
 };
 
 }  // namespace
