@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from pydantic import TypeAdapter
+
+from ditorch.precision.results import write_atomically
 
 Status = Literal["passed", "failed", "unsupported"]
 
@@ -146,7 +147,7 @@ _FILE: TypeAdapter[Conformance] = TypeAdapter(Conformance)
 
 
 def write_conformance(conformance: Conformance, path: Path) -> None:
-    write_text(path, _FILE.dump_json(conformance, indent=1).decode() + "\n")
+    write_atomically(path, _FILE.dump_json(conformance, indent=1) + b"\n")
 
 
 def read_conformance(path: Path) -> Conformance:
@@ -156,11 +157,3 @@ def read_conformance(path: Path) -> Conformance:
     except ValueError as error:
         first = str(error).splitlines()[0]
         raise ValueError(f"{path} is not a conformance result: {first}") from None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Atomically: the file is the old one or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)

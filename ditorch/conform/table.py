@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ditorch.conform.results import COMPUTED_BY, Conformance, OperatorResult, Tally, write_text
+from ditorch.conform.results import COMPUTED_BY, Conformance, OperatorResult, Tally
+from ditorch.precision.results import write_atomically
 
 _HEADINGS = ("passed", "failed", "unsupported")
 _SHOWN = 20  # failures on the terminal; the JSON and the page have them all
@@ -42,7 +43,7 @@ def print_table(conformance: Conformance, console: Console | None = None) -> Non
 
 def write_markdown(conformance: Conformance, path: Path) -> None:
     """The published form, atomically: counts, every failure and every reason for no support."""
-    write_text(path, "\n".join(_page(conformance)) + "\n")
+    write_atomically(path, ("\n".join(_page(conformance)) + "\n").encode())
 
 
 def _page(conformance: Conformance) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
 
@@ -24,7 +25,6 @@ from ditorch._ditorch import host_runs_here
 from ditorch.precision.account import Account
 from ditorch.precision.call import Call
 from ditorch.precision.copies import outputs
-from ditorch.precision.elsewhere import with_arguments
 from ditorch.precision.reference import Reference, reference_of
 from ditorch.precision.results import Errors, Findings, write_findings
 from ditorch.precision.select import Selection
@@ -168,14 +168,8 @@ def _left_out(actual: list[tuple[str, Tensor]], reference: Reference) -> str:
 
 def _copied(call: Call) -> Call:
     """The call with copies in host memory of what it was given."""
-    copies: dict[int, Tensor] = {}
-
-    def copy(tensor: Tensor) -> Tensor:
-        if id(tensor) not in copies:
-            copies[id(tensor)] = to_host(tensor)
-        return copies[id(tensor)]
-
-    return with_arguments(call, lambda _, value: map_tensors(value, copy))
+    args, kwargs = map_tensors((call.args, call.kwargs), to_host)
+    return replace(call, args=args, kwargs=kwargs)
 
 
 def _mutated(call: Call, copied: Call) -> list[str]:
