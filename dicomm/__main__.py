@@ -1,0 +1,5 @@
+"""python -m dicomm: the `dicomm` command."""
+
+from dicomm.cli import main
+
+main()
