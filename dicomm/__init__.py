@@ -37,7 +37,14 @@ __all__ = [
     "TorchStore",
 ]
 
-_NEEDS_TORCH = ("Options", "bytes_sent", "register_backend", "set_device_clock", "set_links")
+_NEEDS_TORCH = (
+    "Options",
+    "bytes_sent",
+    "monitored_barrier",
+    "register_backend",
+    "set_device_clock",
+    "set_links",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,10 +5,14 @@
 
 #include <algorithm>
 #include <ctime>
+#include <utility>
+#include <vector>
 
 #include "core/communicator.h"
 
 namespace py = pybind11;
+
+void bind_topology(py::module_& m);  // bindings_topology.cpp
 
 namespace {
 
@@ -59,35 +63,56 @@ class PythonStore final : public dicomm::Store {
 };
 
 // A contiguous buffer, or (address, bytes) of memory that its owner keeps alive.
-struct Memory {
-  void* data = nullptr;
-  std::size_t bytes = 0;
-  std::shared_ptr<Py_buffer> view;  // keeps an object with a buffer alive, and its size fixed
-};
-
-Memory memory(const py::object& object, bool writable) {
-  Memory memory;
-  if (py::isinstance<py::tuple>(object)) {
-    const auto [address, bytes] = object.cast<std::pair<std::uintptr_t, std::size_t>>();
-    memory.data = reinterpret_cast<void*>(address);
-    memory.bytes = bytes;
-    return memory;
+class Memory {
+ public:
+  Memory(const py::handle& object, bool writable) {
+    if (PyTuple_Check(object.ptr())) {
+      const auto [address, bytes] = object.cast<std::pair<std::uintptr_t, std::size_t>>();
+      view_.buf = reinterpret_cast<void*>(address);
+      view_.len = static_cast<Py_ssize_t>(bytes);
+    } else if (PyObject_GetBuffer(object.ptr(), &view_,
+                                  writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO)) {
+      throw py::error_already_set();
+    }
   }
-  Py_buffer view;
-  if (PyObject_GetBuffer(object.ptr(), &view, writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO) != 0)
-    throw py::error_already_set();
-  memory.data = view.buf;
-  memory.bytes = view.len;
-  memory.view = {new Py_buffer(view), [](Py_buffer* held) {
-                   PyBuffer_Release(held);
-                   delete held;
-                 }};
-  return memory;
-}
+  // The object stays alive, and its size fixed, until then; needs the interpreter's lock.
+  ~Memory() { PyBuffer_Release(&view_); }
+  Memory(Memory&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
+
+  void* data() const { return view_.buf; }
+  std::size_t bytes() const { return static_cast<std::size_t>(view_.len); }
+
+ private:
+  Py_buffer view_{};
+};
 
 void sleep_until_ns(std::int64_t t) {
   const timespec moment{t / 1'000'000'000, t % 1'000'000'000};
   while (::clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &moment, nullptr) == EINTR) {
+  }
+}
+
+// Waits in slices, so that Ctrl-C is noticed. The interpreter's lock is let go of only to wait:
+// that costs as much as a short message.
+std::size_t finish(Request& request, double timeout_s, bool until_delivered) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds slice(200);
+  if (request.finished() && request.delivered_at_ns() == 0) return request.wait();
+  auto left = to_milliseconds(timeout_s);
+  const auto start = Clock::now();
+  while (true) {
+    try {
+      py::gil_scoped_release release;
+      const std::size_t bytes = request.wait(std::clamp(left, {}, slice));
+      if (until_delivered && request.delivered_at_ns() > 0)
+        sleep_until_ns(request.delivered_at_ns());
+      return bytes;
+    } catch (const dicomm::TimeoutError&) {
+      left = std::chrono::ceil<std::chrono::milliseconds>(start + to_milliseconds(timeout_s) -
+                                                          Clock::now());
+      if (left.count() <= 0) throw;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
 }
 
@@ -97,8 +122,9 @@ class PythonRequest {
       : memory_(std::move(memory)), request_(std::move(request)), timeout_s_(timeout_s) {}
   PythonRequest(PythonRequest&&) = default;
   ~PythonRequest() {
-    py::gil_scoped_release release;
-    request_.reset();  // before its memory
+    if (!request_ || request_->finished()) return;
+    py::gil_scoped_release release;  // its end may take a while
+    request_.reset();                // before its memory
   }
 
   bool test() {
@@ -106,24 +132,8 @@ class PythonRequest {
     return request_->test();
   }
 
-  // In slices, so that Ctrl-C is noticed.
   std::size_t wait(std::optional<double> timeout_s, bool until_delivered) {
-    using Clock = std::chrono::steady_clock;
-    const auto deadline = Clock::now() + to_milliseconds(timeout_s.value_or(timeout_s_));
-    constexpr std::chrono::milliseconds slice(200);
-    while (true) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-      try {
-        py::gil_scoped_release release;
-        const std::size_t bytes = request_->wait(std::clamp(left, {}, slice));
-        if (until_delivered && request_->delivered_at_ns() > 0)
-          sleep_until_ns(request_->delivered_at_ns());
-        return bytes;
-      } catch (const dicomm::TimeoutError&) {
-        if (left <= slice) throw;
-      }
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    }
+    return finish(*request_, timeout_s.value_or(timeout_s_), until_delivered);
   }
 
   int peer() const { return request_->peer(); }
@@ -135,30 +145,47 @@ class PythonRequest {
   double timeout_s_;
 };
 
-dicomm::Transport transport_named(const std::string& name) {
-  if (name == "auto") return dicomm::Transport::automatic;
-  if (name == "shm") return dicomm::Transport::shm;
-  if (name == "tcp") return dicomm::Transport::tcp;
-  throw dicomm::Error("transport '" + name + "': expected auto, shm or tcp");
+// Those that a script leaves open are closed while Python still runs: their threads use its store.
+std::vector<std::weak_ptr<Communicator>> left_open;
+
+void close_left_open() {
+  for (const auto& weak : std::exchange(left_open, {}))
+    if (const auto communicator = weak.lock()) {
+      py::gil_scoped_release release;
+      communicator->close();
+    }
+}
+
+void remember(const std::shared_ptr<Communicator>& communicator) {
+  std::erase_if(left_open, [](const auto& weak) { return weak.expired(); });
+  left_open.push_back(communicator);
 }
 
 std::shared_ptr<Communicator> create(int rank, int world_size, py::object store,
                                      const std::string& secret, const std::string& transport,
                                      double timeout_s, const std::string& name,
                                      const std::string& rank_label,
-                                     const std::string& listen_address) {
+                                     const std::string& listen_address, const std::string& chip,
+                                     const std::string& nics, const dicomm::VerbsOptions& verbs) {
   dicomm::Options options;
   options.rank = rank;
   options.world_size = world_size;
   options.secret = secret;
   options.name = name;
   options.rank_label = rank_label;
-  options.transport = transport_named(transport);
+  options.transport = dicomm::transport_named(transport);
   options.listen_address = listen_address;
+  options.chip = chip;
+  options.nics = nics;
+  options.verbs = verbs;
   options.timeout = to_milliseconds(timeout_s);
   auto python_store = std::make_shared<PythonStore>(std::move(store));
-  py::gil_scoped_release release;
-  auto communicator = Communicator::create(std::move(python_store), options);
+  std::shared_ptr<Communicator> communicator;
+  {
+    py::gil_scoped_release release;
+    communicator = Communicator::create(std::move(python_store), options);
+  }
+  remember(communicator);
   // The last reference may be dropped with the interpreter's lock held, which the store needs.
   return {communicator.get(), [communicator](Communicator*) mutable {
             py::gil_scoped_release unlocked;
@@ -166,25 +193,57 @@ std::shared_ptr<Communicator> create(int rank, int world_size, py::object store,
           }};
 }
 
+using Number = std::optional<int>;
+
+std::shared_ptr<Communicator> create_with_keywords(
+    int rank, int world_size, py::object store, const std::string& secret,
+    const std::string& transport, double timeout_s, const std::string& name,
+    const std::string& rank_label, const std::string& listen_address, const std::string& chip,
+    const std::string& nics, Number gid_index, Number mtu_bytes, Number traffic_class,
+    Number hop_limit, Number qp_timeout, Number retry_count, Number rnr_retry,
+    const std::string& connect) {
+  return create(rank, world_size, std::move(store), secret, transport, timeout_s, name, rank_label,
+                listen_address, chip, nics,
+                {gid_index, mtu_bytes, traffic_class, hop_limit, qp_timeout, retry_count, rnr_retry,
+                 connect});
+}
+
+py::dict describe_link(const Communicator& self, int peer) {
+  const dicomm::LinkDescription link = self.describe_link(peer);
+  py::list rails;
+  for (const dicomm::RailDescription& rail : link.rails) {
+    py::dict words;
+    words["device"] = rail.device;
+    words["gid"] = rail.gid;
+    words["peer_gid"] = rail.peer_gid;
+    words["mtu_bytes"] = rail.mtu_bytes;
+    words["up"] = rail.up;
+    rails.append(words);
+  }
+  py::dict result;
+  result["transport"] = link.transport;
+  result["rails"] = rails;
+  return result;
+}
+
 PythonRequest isend(Communicator& self, const py::object& buffer, int peer, std::uint64_t tag,
                     std::int64_t ready_at_ns) {
-  Memory data = memory(buffer, false);
-  py::gil_scoped_release release;
-  auto request = self.isend(data.data, data.bytes, peer, tag, ready_at_ns);
-  return {std::move(request), std::move(data), seconds(self.timeout())};
+  Memory memory(buffer, false);
+  auto request = self.isend(memory.data(), memory.bytes(), peer, tag, ready_at_ns);
+  return {std::move(request), std::move(memory), seconds(self.timeout())};
 }
 
 PythonRequest irecv(Communicator& self, const py::object& buffer, int peer, std::uint64_t tag) {
-  Memory data = memory(buffer, true);
-  py::gil_scoped_release release;
-  auto request = self.irecv(data.data, data.bytes, peer, tag);
-  return {std::move(request), std::move(data), seconds(self.timeout())};
+  Memory memory(buffer, true);
+  auto request = self.irecv(memory.data(), memory.bytes(), peer, tag);
+  return {std::move(request), std::move(memory), seconds(self.timeout())};
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_dicomm, m) {
   m.doc() = "libdicomm: tagged messages between the ranks of one job.";
+  py::module_::import("atexit").attr("register")(py::cpp_function(close_left_open));
   m.attr("ANY_SOURCE") = Communicator::any_source;
 
   const auto error = py::register_exception<dicomm::Error>(m, "Error", PyExc_RuntimeError);
@@ -194,6 +253,8 @@ PYBIND11_MODULE(_dicomm, m) {
   py::register_exception<dicomm::TimeoutError>(m, "TimeoutError", also("TimeoutError"));
   py::register_exception<dicomm::PeerError>(m, "PeerError", also("ConnectionError"));
   py::register_exception<dicomm::AbortedError>(m, "AbortedError", error);
+
+  bind_topology(m);
 
   py::class_<PythonRequest>(m, "Request",
                             "One send or receive in flight. Keeps its buffer alive; dropping it "
@@ -208,11 +269,18 @@ PYBIND11_MODULE(_dicomm, m) {
                              "CLOCK_MONOTONIC ns of the emulated delivery; 0 if not paced.");
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Communicator")
-      .def(py::init(&create), py::arg("rank"), py::arg("world_size"), py::arg("store"),
-           py::kw_only(), py::arg("secret"), py::arg("transport") = "auto",
+      .def(py::init(&create_with_keywords), py::arg("rank"), py::arg("world_size"),
+           py::arg("store"), py::kw_only(), py::arg("secret"), py::arg("transport") = "auto",
            py::arg("timeout_s") = 300.0, py::arg("name") = "default", py::arg("rank_label") = "",
-           py::arg("listen_address") = "",
-           "store: set(key, bytes) and get(key, timeout_s) -> bytes, shared by all ranks.")
+           py::arg("listen_address") = "", py::arg("chip") = "", py::arg("nics") = "",
+           py::arg("gid_index") = py::none(), py::arg("mtu_bytes") = py::none(),
+           py::arg("traffic_class") = py::none(), py::arg("hop_limit") = py::none(),
+           py::arg("qp_timeout") = py::none(), py::arg("retry_count") = py::none(),
+           py::arg("rnr_retry") = py::none(), py::arg("connect") = "",
+           "store: set(key, bytes) and get(key, timeout_s) -> bytes, shared by all ranks.\n"
+           "transport: auto, shm, tcp or verbs. chip: the PCI address of this rank's chip, for the "
+           "choice of its NICs; nics: device[:port],... instead of that choice. What else is said "
+           "of verbs is chosen where it is not given (or set by DICOMM_GID_INDEX, ...).")
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("world_size", &Communicator::world_size)
       .def("isend", &isend, py::arg("buffer"), py::arg("peer"), py::arg("tag") = 0,
@@ -241,6 +309,20 @@ PYBIND11_MODULE(_dicomm, m) {
           },
           py::arg("peer"), py::arg("latency_s"), py::arg("bytes_per_s"),
           "Paces messages to a peer; bytes_per_s = 0: not paced.")
+      .def("describe_link", &describe_link, py::arg("peer"),
+           "{'transport': 'shm', 'tcp', 'verbs' or '' while not connected, 'rails': [{'device', "
+           "'gid', 'peer_gid', 'mtu_bytes', 'up'}]}")
+      .def(
+          "declare_memory",
+          [](Communicator& self, std::uint64_t address, std::uint64_t bytes, int dmabuf_fd,
+             std::uint64_t dmabuf_offset) {
+            self.declare_memory({address, bytes, dmabuf_fd, dmabuf_offset});
+          },
+          py::arg("address"), py::arg("bytes"), py::arg("dmabuf_fd") = -1,
+          py::arg("dmabuf_offset") = 0, py::call_guard<py::gil_scoped_release>(),
+          "Memory that keeps its pages until forget_memory(): RDMA registers it once.")
+      .def("forget_memory", &Communicator::forget_memory, py::arg("address"), py::arg("bytes"),
+           py::call_guard<py::gil_scoped_release>())
       .def("bytes_sent", &Communicator::bytes_sent, py::arg("peer"))
       .def("abort", &Communicator::abort, py::arg("reason"),
            py::call_guard<py::gil_scoped_release>())

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 
 namespace dicomm {
 
@@ -9,6 +11,19 @@ using Clock = std::chrono::steady_clock;
 
 inline std::int64_t now_ns() {
   return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+}
+
+// However long the patience, a moment that the clock can express.
+inline Clock::time_point deadline_after(std::chrono::milliseconds patience) {
+  constexpr std::chrono::hours for_ever{24 * 1000};
+  return Clock::now() + std::min<std::chrono::milliseconds>(patience, for_ever);
+}
+
+// Some milliseconds late, and several times cheaper.
+inline std::int64_t rough_now_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
 }  // namespace dicomm

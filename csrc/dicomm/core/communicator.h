@@ -16,6 +16,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace dicomm {
 
@@ -51,7 +52,30 @@ struct LinkPace {
   double bytes_per_s = 0;  // 0: not paced
 };
 
-enum class Transport { automatic, shm, tcp };  // automatic: shm within a host, else tcp
+// automatic: shm within a host, else verbs where both sides have RDMA devices, else tcp.
+enum class Transport { automatic, shm, tcp, verbs };
+// Throws Error unless the name is auto, shm, tcp or verbs.
+Transport transport_named(const std::string& name);
+
+// What is not set comes from the environment (DICOMM_GID_INDEX, ...), else is chosen.
+struct VerbsOptions {
+  std::optional<int> gid_index;      // of the port's table
+  std::optional<int> mtu_bytes;      // 256 ... 4096
+  std::optional<int> traffic_class;  // 0 ... 255
+  std::optional<int> hop_limit;      // 1 ... 255
+  std::optional<int> timeout;        // 0 ... 31: 4.096 us * 2^timeout
+  std::optional<int> retry_count;    // 0 ... 7
+  std::optional<int> rnr_retry;      // 0 ... 7
+  std::string connect;               // auto, cm or bootstrap
+};
+
+// Memory that keeps its pages until forget_memory(): a segment of a chip's allocator, say.
+struct MemoryRegion {
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+  int dmabuf_fd = -1;  // where the chip's driver exports one, `address` being at dmabuf_offset
+  std::uint64_t dmabuf_offset = 0;
+};
 
 struct Options {
   int rank = 0;
@@ -60,8 +84,24 @@ struct Options {
   std::string name = "default";  // separates several communicators on one Store
   std::string rank_label;        // shown to peers in errors, e.g. "rank 3 (chip B)"; optional
   Transport transport = Transport::automatic;
+  std::string chip;  // PCI address of this rank's, for the choice of its NICs; optional
+  std::string nics;  // device[:port],... instead of that choice
+  VerbsOptions verbs;
   std::string listen_address;  // empty: the address this host's name resolves to, else loopback
+  std::string node;            // this rank's, for collectives over several; empty: the host
   std::chrono::milliseconds timeout{300'000};  // default deadline of a wait
+};
+
+// How a peer is reached.
+struct RailDescription {
+  std::string device;  // "mlx5_0:1"
+  std::string gid, peer_gid;
+  int mtu_bytes = 0;
+  bool up = true;
+};
+struct LinkDescription {
+  std::string transport;               // "" while not connected
+  std::vector<RailDescription> rails;  // verbs
 };
 
 // One send or receive in flight. Destroying an unfinished Request cancels its claim on the
@@ -69,6 +109,7 @@ struct Options {
 class Request {
  public:
   virtual ~Request() = default;
+  virtual bool finished() const = 0;  // for free
   virtual bool test() = 0;  // makes progress; true when finished; throws what wait() would throw
   // Returns the number of bytes received (or sent). Spins briefly, then sleeps.
   virtual std::size_t wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt) = 0;
@@ -96,12 +137,26 @@ class Communicator {
   static constexpr int any_source = -1;
   virtual std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer,
                                          std::uint64_t tag) = 0;
+  // isend() or irecv() and wait() in one, which is quicker. recv() returns the message's length.
+  using Timeout = std::optional<std::chrono::milliseconds>;
+  virtual void send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
+                    Timeout timeout = std::nullopt) = 0;
+  virtual std::size_t recv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
+                           Timeout timeout = std::nullopt) = 0;
 
   virtual void set_link(int peer, const LinkPace& pace) = 0;
   virtual LinkPace link(int peer) const = 0;
 
   // Counted payload bytes sent to a peer so far, for tests and reports.
   virtual std::uint64_t bytes_sent(int peer) const = 0;
+
+  // What was chosen for a peer, once it is connected.
+  virtual LinkDescription describe_link(int peer) const = 0;
+
+  // RDMA registers declared memory once; other memory for each long message. Forget it before it
+  // is freed or mapped anew.
+  virtual void declare_memory(const MemoryRegion& region) = 0;
+  virtual void forget_memory(std::uint64_t address, std::uint64_t bytes) = 0;
 
   // Fails every pending and future request here with AbortedError, and at every connected peer
   // with PeerError carrying `reason`, so that all ranks can name the first cause.

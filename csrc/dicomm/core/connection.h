@@ -20,7 +20,7 @@ class Connection {
   Connection(PeerIdentity peer, std::unique_ptr<Stream> stream, Ledger& ledger, Matcher& matcher);
 
   const PeerIdentity& peer() const { return peer_; }
-  Stream& stream() { return *stream_; }
+  Stream& stream() const { return *stream_; }
 
   // Queues; flush() writes.
   void send_message(RequestState& request);
@@ -75,11 +75,14 @@ class Connection {
   };
 
   void queue(FrameHeader header, const std::string& payload = {});
+  void enqueue(Outgoing frame);
+  void start_writing(Outgoing frame);
   bool next_frame();
   void frame_written();
   static void own_payload(Outgoing& frame, const void* payload, std::size_t bytes);
   void own_current_payload();
 
+  bool read_header(bool& progressed);
   void begin_frame();
   bool read_payload();
   void end_frame();
@@ -112,6 +115,7 @@ class Connection {
   // In.
   FrameHeader header_;
   std::size_t header_got_ = 0;
+  bool header_read_ = false;
   std::byte* sink_ = nullptr;  // null: discard
   std::size_t payload_left_ = 0;
   RequestState* sink_request_ = nullptr;

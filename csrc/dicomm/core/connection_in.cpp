@@ -22,19 +22,31 @@ constexpr std::size_t kDiscardBytes = 64 << 10;
 bool Connection::receive() {
   bool progressed = false;
   for (int frames = 0; frames < kFramesPerTurn && !has_left_; ++frames) {
-    while (header_got_ < sizeof header_) {
-      const std::size_t got = stream_->read(reinterpret_cast<std::byte*>(&header_) + header_got_,
-                                            sizeof header_ - header_got_);
-      if (got == 0) return progressed;
-      progressed = true;
-      header_got_ += got;
-      if (header_got_ == sizeof header_) begin_frame();
-    }
+    if (!header_read_ && !read_header(progressed)) return progressed;
     if (!read_payload()) return true;
     end_frame();
-    header_got_ = 0;
+    header_read_ = false;
   }
   return progressed;
+}
+
+bool Connection::read_header(bool& progressed) {
+  // The length of a header is known once its short part is there.
+  std::size_t wanted =
+      header_got_ < FrameHeader::kShortBytes ? FrameHeader::kShortBytes : header_.header_bytes();
+  while (header_got_ < wanted) {
+    const std::size_t got =
+        stream_->read(reinterpret_cast<std::byte*>(&header_) + header_got_, wanted - header_got_);
+    if (got == 0) return false;
+    progressed = true;
+    header_got_ += got;
+    if (header_got_ == FrameHeader::kShortBytes) wanted = header_.header_bytes();
+  }
+  if (!header_.is_long) header_.address = 0, header_.delivered_at_ns = 0;
+  header_got_ = 0;
+  header_read_ = true;
+  begin_frame();
+  return true;
 }
 
 bool Connection::read_payload() {

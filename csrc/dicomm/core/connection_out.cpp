@@ -25,7 +25,14 @@ void Connection::queue(FrameHeader header, const std::string& payload) {
     frame.header.bytes = payload.size();
     own_payload(frame, payload.data(), payload.size());
   }
-  frames_.push_back(std::move(frame));
+  enqueue(std::move(frame));
+}
+
+void Connection::enqueue(Outgoing frame) {
+  if (has_output())
+    frames_.push_back(std::move(frame));
+  else
+    start_writing(std::move(frame));
 }
 
 void Connection::send_message(RequestState& request) {
@@ -34,6 +41,7 @@ void Connection::send_message(RequestState& request) {
   frame.header.bytes = request.bytes;
   frame.header.id = request.id = next_id_++;
   frame.header.delivered_at_ns = request.delivered_at;
+  frame.header.is_long = request.delivered_at != 0;
   const std::size_t cost = request.bytes + kMessageOverheadBytes;
   if (request.bytes <= stream_->eager_bytes() && eager_outstanding_ + cost <= kCreditBytes) {
     eager_outstanding_ += cost;
@@ -43,12 +51,13 @@ void Connection::send_message(RequestState& request) {
     frame.request = &request;
   } else {
     frame.header.kind = FrameKind::offer;
+    frame.header.is_long = 1;
     frame.header.address = reinterpret_cast<std::uint64_t>(request.data);
     const MemoryKeys keys = stream_->expose(request.data, request.bytes);
     own_payload(frame, &keys, sizeof keys);
     offers_.emplace(request.id, &request);
   }
-  frames_.push_back(std::move(frame));
+  enqueue(std::move(frame));
 }
 
 void Connection::send_abort(const std::string& reason) {
@@ -59,39 +68,44 @@ void Connection::send_leave() { queue({.kind = FrameKind::leave}); }
 
 bool Connection::next_frame() {
   if (!frames_.empty()) {
-    current_ = std::move(frames_.front());
+    start_writing(std::move(frames_.front()));
     frames_.pop_front();
-  } else if (!streaming_.empty()) {
-    RequestState& request = *streaming_.front();
-    current_ = {};
-    current_.payload = request.data + request.moved;
-    current_.payload_bytes = std::min(kChunkBytes, request.bytes - request.moved);
-    current_.request = &request;
-    current_.header.kind = FrameKind::data;
-    current_.header.id = request.id;
-    current_.header.bytes = current_.payload_bytes;
-  } else {
-    return false;
+    return true;
   }
+  if (streaming_.empty()) return false;
+  RequestState& request = *streaming_.front();
+  Outgoing frame;
+  frame.payload = request.data + request.moved;
+  frame.payload_bytes = std::min(kChunkBytes, request.bytes - request.moved);
+  frame.request = &request;
+  frame.header.kind = FrameKind::data;
+  frame.header.id = request.id;
+  frame.header.bytes = frame.payload_bytes;
+  start_writing(std::move(frame));
+  return true;
+}
+
+void Connection::start_writing(Outgoing frame) {
+  current_ = std::move(frame);
   current_.header.credit = consumed_;
   consumed_ = 0;
   written_ = 0;
-  return writing_ = true;
+  writing_ = true;
 }
 
 bool Connection::flush() {
   while (writing_ || next_frame()) {
-    const std::size_t header_left = sizeof(FrameHeader) - std::min(written_, sizeof(FrameHeader));
-    const std::size_t payload_at = written_ - (sizeof(FrameHeader) - header_left);
+    const std::size_t header_bytes = current_.header.header_bytes();
+    const std::size_t header_at = std::min(written_, header_bytes);
+    const std::size_t payload_at = written_ - header_at;
     const iovec parts[2] = {
-        {reinterpret_cast<std::byte*>(&current_.header) + sizeof(FrameHeader) - header_left,
-         header_left},
+        {reinterpret_cast<std::byte*>(&current_.header) + header_at, header_bytes - header_at},
         {const_cast<std::byte*>(current_.payload) + payload_at,
          current_.payload_bytes - payload_at}};
     const std::size_t sent = stream_->write(parts, 2);
     if (sent == 0) return false;
     written_ += sent;
-    if (written_ == sizeof(FrameHeader) + current_.payload_bytes) frame_written();
+    if (written_ == header_bytes + current_.payload_bytes) frame_written();
   }
   return true;
 }
@@ -131,8 +145,9 @@ bool Connection::release(RequestState& request) {
   }
   if (writing_ && current_.request == &request) own_current_payload();
   const auto never_sent = std::erase_if(frames_, [&](const Outgoing& frame) {
-    return frame.request == &request ||
-           (frame.header.kind == FrameKind::offer && frame.header.id == request.id);
+    const bool eager = frame.request == &request;
+    if (eager) eager_outstanding_ -= frame.payload_bytes + kMessageOverheadBytes;
+    return eager || (frame.header.kind == FrameKind::offer && frame.header.id == request.id);
   });
   if (std::erase(streaming_, &request) > 0) {
     queue({.kind = FrameKind::cancel, .id = request.id});

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/communicator.h"
+#include "transport/verbs/gids.h"
 
 namespace dicomm {
 
@@ -13,6 +15,7 @@ struct Contact {
   std::string local_name;   // of the listening local (abstract unix) socket
   std::string tcp_address;  // numeric
   int tcp_port = 0;
+  std::vector<verbs::PublishedRail> rails;  // empty: no RDMA
 
   std::string encode() const;
   // Throws Error: the Store may hold anything.
@@ -21,7 +24,7 @@ struct Contact {
 
 std::string contact_key(const std::string& communicator_name, int rank);
 
-// shm or tcp; throws Error where one side asks for shm and they do not share a host.
+// shm, verbs or tcp; throws Error where what a side asks for cannot be had.
 Transport choose_transport(const Contact& mine, const Contact& theirs, int their_rank);
 
 }  // namespace dicomm

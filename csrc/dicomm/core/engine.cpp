@@ -14,6 +14,11 @@ namespace dicomm {
 
 namespace {
 
+// Tags with the top bit set are the collectives'; their numbers would tell nobody anything.
+std::string describe_tag(std::uint64_t tag) {
+  return tag >> 63 ? ", of a collective" : text(", tag ", tag);
+}
+
 // How long close() tries to hand over what was already counted as sent.
 constexpr std::chrono::seconds kLinger{2};
 // How long a destroyed send waits for its receiver to let go of the buffer.
@@ -21,9 +26,18 @@ constexpr std::chrono::seconds kCancelPatience{5};
 
 }  // namespace
 
+namespace {
+
+Options with_environment(Options options) {
+  options.transport = verbs::transport(options);
+  return options;
+}
+
+}  // namespace
+
 Engine::Engine(std::shared_ptr<Store> store, const Options& options)
     : store_(std::move(store)),
-      options_(options),
+      options_(with_environment(options)),
       me_{options.rank,       options.world_size, options.name,
           options.rank_label, host_name(),        options.secret},
       cores_(usable_cores()),
@@ -49,9 +63,9 @@ std::string Engine::describe(int peer) const {
 
 std::string Engine::describe(const RequestState& request) const {
   return request.is_send ? text("send of ", request.bytes, " bytes to ",
-                                describe(request.peer_number), ", tag ", request.tag)
+                                describe(request.peer_number), describe_tag(request.tag))
                          : text("recv of up to ", request.bytes, " bytes from ",
-                                describe(request.peer_number), ", tag ", request.tag);
+                                describe(request.peer_number), describe_tag(request.tag));
 }
 
 std::int64_t Engine::pace(Peer& peer, std::size_t bytes, std::int64_t ready_at_ns) {
@@ -62,50 +76,88 @@ std::int64_t Engine::pace(Peer& peer, std::size_t bytes, std::int64_t ready_at_n
   return peer.link_free_at_ns + std::llround(peer.pace.latency_s * 1e9);
 }
 
-std::shared_ptr<Request> Engine::send(const void* data, std::size_t bytes, int peer,
-                                      std::uint64_t tag, std::int64_t ready_at_ns) {
-  Peer& to = checked_peer(peer, "send");
+Engine::Lock Engine::lock() {
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock) {
+    ++wanting_lock_;
+    lock.lock();
+    --wanting_lock_;
+  }
+  return lock;
+}
+
+std::shared_ptr<Request> Engine::isend(const void* data, std::size_t bytes, int peer,
+                                       std::uint64_t tag, std::int64_t ready_at_ns) {
+  checked_peer(peer, "send");
   auto request = std::make_shared<RequestState>(shared_from_this(), true, const_cast<void*>(data),
                                                 bytes, peer, tag);
-  Lock lock(mutex_);
-  touched_at_ns_ = request->posted_at_ns;
-  ledger_.add(*request);
-  if (refuse(*request)) return request;
-  to.bytes_sent += bytes;
-  request->delivered_at = pace(to, bytes, ready_at_ns);
-  if (Connection* connection = to.live()) {
-    connection->send_message(*request);
-    settle(*connection);
-  } else {
-    to.backlog.push_back(request.get());
-    need_connection(peer);
-  }
+  start_send(*request, ready_at_ns);
   return request;
 }
 
-std::shared_ptr<Request> Engine::receive(void* data, std::size_t capacity, int peer,
-                                         std::uint64_t tag) {
+void Engine::send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
+                  Communicator::Timeout timeout) {
+  checked_peer(peer, "send");
+  RequestState request(unowned(), true, const_cast<void*>(data), bytes, peer, tag);
+  start_send(request, 0);
+  request.wait(timeout);
+}
+
+std::shared_ptr<Request> Engine::irecv(void* data, std::size_t capacity, int peer,
+                                       std::uint64_t tag) {
   if (peer != Communicator::any_source) checked_peer(peer, "recv");
   auto request =
       std::make_shared<RequestState>(shared_from_this(), false, data, capacity, peer, tag);
-  Lock lock(mutex_);
-  touched_at_ns_ = request->posted_at_ns;
-  ledger_.add(*request);
+  start_receive(*request);
+  return request;
+}
+
+std::size_t Engine::recv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
+                         Communicator::Timeout timeout) {
+  if (peer != Communicator::any_source) checked_peer(peer, "recv");
+  RequestState request(unowned(), false, data, capacity, peer, tag);
+  start_receive(request);
+  return request.wait(timeout);
+}
+
+void Engine::start_send(RequestState& request, std::int64_t ready_at_ns) {
+  Peer& to = peers_[request.peer_number];
+  const Lock held = lock();
+  touched_ = true;
+  ledger_.add(request);
+  if (refuse(request)) return;
+  to.bytes_sent += request.bytes;
+  request.delivered_at = pace(to, request.bytes, ready_at_ns);
+  if (Connection* connection = to.live()) {
+    connection->send_message(request);
+    settle(*connection);
+    if (!request.done) request.posted_at_ns = rough_now_ns();
+  } else {
+    request.posted_at_ns = rough_now_ns();
+    to.backlog.push_back(&request);
+    need_connection(request.peer_number);
+  }
+}
+
+void Engine::start_receive(RequestState& request) {
+  const Lock held = lock();
+  touched_ = true;
+  ledger_.add(request);
   if (!failure_)  // what a peer sent before it left still counts
-    if (const auto arrival = matcher_.match(*request)) {
+    if (const auto arrival = matcher_.match(request)) {
       Connection& connection = *peers_[arrival->peer].connection;
-      connection.receive_arrival(*request, arrival);
+      connection.receive_arrival(request, arrival);
       if (!connection.ended()) {
         settle(connection);
         if (connection.has_pulls()) kick();
       }
-      return request;
+      return;
     }
-  if (refuse(*request)) return request;
-  matcher_.post(*request);
+  if (refuse(request)) return;
+  request.posted_at_ns = rough_now_ns();
+  matcher_.post(request);
   // Connected even while nothing is to be sent, so that the peer's death is noticed.
-  if (peer != Communicator::any_source) need_connection(peer);
-  return request;
+  if (request.peer_number != Communicator::any_source) need_connection(request.peer_number);
 }
 
 // Whether the request can never succeed; fails it.
@@ -124,10 +176,8 @@ bool Engine::refuse(RequestState& request) {
 }
 
 void Engine::fail_request(RequestState& request, Outcome outcome, const std::string& reason) {
-  ledger_.fail(
-      request, outcome,
-      text(describe(request), ", failed after ",
-           seconds(std::chrono::nanoseconds(now_ns() - request.posted_at_ns)), ": ", reason));
+  ledger_.fail(request, outcome,
+               text(describe(request), ", failed after ", seconds(request.age()), ": ", reason));
 }
 
 void Engine::fail_all(Outcome outcome, const std::string& reason,
@@ -164,8 +214,10 @@ void Engine::peer_left(int rank) {
   });
 }
 
-void Engine::stream_ended(int rank, const std::string& reason) {
-  const std::string died = text(describe(rank), " died (", reason, " without a goodbye)");
+void Engine::stream_ended(int rank, const StreamEnd& end) {
+  const std::string died =
+      end.peer_died ? text(describe(rank), " died (", end.reason, " without a goodbye)")
+                    : text(describe(rank), " was lost (", end.reason, ")");
   peers_[rank].connection->end();
   std::erase(live_, rank);
   peers_[rank].gone = died;
@@ -190,6 +242,23 @@ std::uint64_t Engine::bytes_sent(int peer) {
   Peer& to = checked_peer(peer, "bytes_sent");
   Lock lock(mutex_);
   return to.bytes_sent;
+}
+
+LinkDescription Engine::describe_link(int peer) {
+  Peer& to = checked_peer(peer, "describe_link");
+  Lock lock(mutex_);
+  Connection* connection = to.live();
+  return connection ? connection->stream().describe() : LinkDescription{};
+}
+
+void Engine::declare_memory(const MemoryRegion& region) {
+  Lock lock(mutex_);
+  if (rails_) rails_->memory->declare(region);
+}
+
+void Engine::forget_memory(std::uint64_t address, std::uint64_t bytes) {
+  Lock lock(mutex_);
+  if (rails_) rails_->memory->forget(address, bytes);
 }
 
 std::string Engine::failure() {
@@ -225,7 +294,8 @@ void Engine::cancel(RequestState& request) {
     const Time deadline = Clock::now() + kCancelPatience;
     block(lock, request, deadline);
     if (!request.done)
-      stream_ended(request.peer_number, "it did not let go of a cancelled message and was cut off");
+      stream_ended(request.peer_number,
+                   {"it did not let go of a cancelled message and was cut off"});
   } else if (connection) {
     settle(*connection);
   }
@@ -237,19 +307,23 @@ void Engine::close() {
     Lock lock(mutex_);
     if (closed_) return;
     closed_ = closing_ = true;
+    for (const int rank : std::vector<int>(live_)) {
+      peers_[rank].connection->release_all();  // before the buffers go
+      peers_[rank].connection->send_leave();
+    }
+    matcher_.clear();
+    for (Peer& peer : peers_) peer.backlog.clear();
     ledger_.for_each([&](RequestState& request) {
       fail_request(request, Outcome::aborted, "this communicator was closed");
     });
-    matcher_.clear();
-    for (Peer& peer : peers_) peer.backlog.clear();
-    for (const int rank : std::vector<int>(live_)) {
-      peers_[rank].connection->release_all();
-      peers_[rank].connection->send_leave();
-    }
     linger(lock);
     stop_ = true;
     progress_wanted_.notify_all();
     kick();
+    // A caller that leads finds its request done, and leaves.
+    ++ledger_.sleepers;
+    ledger_.changed.wait(lock, [this] { return !leading_; });
+    --ledger_.sleepers;
   }
   if (progress_thread_.joinable()) progress_thread_.join();
   for (std::thread& dialler : diallers_) dialler.join();
@@ -278,7 +352,7 @@ void Engine::linger(Lock& lock) {
       if (connection.ended()) continue;
       if (connection.has_output()) {
         waiting = true;
-      } else if (!connection.stream().cheap_to_poll()) {
+      } else if (!connection.stream().outlives_writer()) {
         waiting = true;
         if (std::find(finished.begin(), finished.end(), rank) == finished.end()) {
           connection.stream().finish_writing();

@@ -26,6 +26,7 @@
 #include "core/request.h"
 #include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
+#include "transport/verbs/device.h"
 
 namespace dicomm {
 
@@ -38,12 +39,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int rank() const { return me_.rank; }
   int world_size() const { return me_.world_size; }
   std::chrono::milliseconds timeout() const { return options_.timeout; }
-  std::shared_ptr<Request> send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
-                                std::int64_t ready_at_ns);
-  std::shared_ptr<Request> receive(void* data, std::size_t capacity, int peer, std::uint64_t tag);
+  std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
+                                 std::int64_t ready_at_ns);
+  std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer, std::uint64_t tag);
+  void send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
+            Communicator::Timeout timeout);
+  std::size_t recv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
+                   Communicator::Timeout timeout);
   void set_link(int peer, const LinkPace& pace);
   LinkPace link(int peer);
   std::uint64_t bytes_sent(int peer);
+  LinkDescription describe_link(int peer);
+  void declare_memory(const MemoryRegion& region);
+  void forget_memory(std::uint64_t address, std::uint64_t bytes);
   std::string failure();
   void abort(const std::string& reason);
   void relay(const std::string& cause);
@@ -51,7 +59,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // For requests.
   void wait(RequestState& request, std::optional<std::chrono::milliseconds> timeout);
-  void poll(int peer);
+  void poll(const RequestState& request);
   void cancel(RequestState& request);
 
  private:
@@ -82,7 +90,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   enum Event { wake_event, tcp_guest, local_guest, guest_event, peer_event };
 
   // engine.cpp
+  void open_rails();
+  Lock lock();
+  std::shared_ptr<Engine> unowned() { return {std::shared_ptr<void>(), this}; }
   Peer& checked_peer(int peer, const char* operation);
+  void start_send(RequestState& request, std::int64_t ready_at_ns);
+  void start_receive(RequestState& request);
   std::string describe(int peer) const;
   std::string describe(const RequestState& request) const;
   std::int64_t pace(Peer& peer, std::size_t bytes, std::int64_t ready_at_ns);
@@ -91,7 +104,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The first failure ends the communicator: tells the peers, then fails every request.
   void fail_all(Outcome outcome, const std::string& reason, const std::string& told_to_peers);
   void peer_left(int peer);
-  void stream_ended(int peer, const std::string& reason);
+  void stream_ended(int peer, const StreamEnd& end);
   void linger(Lock& lock);
 
   // progress.cpp; all under the mutex
@@ -106,13 +119,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void kick();
   void block(Lock& lock, RequestState& request, Time deadline);
   void progress_loop();
+  bool turns(RequestState& request);
   std::chrono::nanoseconds spin_time() const;
+  void give_way(const RequestState& request);
+  bool costly_to_poll(int peer) const;
+  bool crowded() const;
   void watch(int fd, Event event, int which);
   void watch_peer(Connection& connection, bool writable);
 
   // meeting.cpp
   void need_connection(int peer);
   void dial(int peer);
+  Dialled call(const Contact& contact, Transport transport, int peer, const Patience& patience,
+               const TransportCard& card, Fd& socket);
   void await_crossed_call(int peer, const Fd& socket);
   void unreachable(int peer, const std::string& reason);
   std::optional<Contact> find_contact(int peer);
@@ -129,9 +148,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Contact contact_;
   TcpListener tcp_listener_;
   LocalListener local_listener_;
+  std::shared_ptr<verbs::Rails> rails_;  // null: no verbs
   const int cores_;
 
   std::mutex mutex_;
+  std::atomic<int> wanting_lock_{0};  // threads that a spinning one keeps waiting
   Ledger ledger_;
   Matcher matcher_;
   std::vector<Peer> peers_;
@@ -148,8 +169,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool leading_ = false;   // someone moves bytes in lead()
   bool sleeping_ = false;  // and is asleep in it
   bool stop_ = false;
-  bool parked_ = false;             // the engine's thread waits until no caller leads
-  std::int64_t touched_at_ns_ = 0;  // the last call from outside
+  bool parked_ = false;        // the engine's thread waits until no caller leads
+  int shared_core_turns_ = 0;  // how often in a row a waiting thread met its peer on its core
+  bool touched_ = false;       // a call came from outside since the engine's thread looked
   std::condition_variable progress_wanted_;
   std::thread progress_thread_;
   std::vector<std::thread> diallers_;

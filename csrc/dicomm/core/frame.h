@@ -12,7 +12,7 @@
 
 namespace dicomm {
 
-enum class FrameKind : std::uint32_t {
+enum class FrameKind : std::uint8_t {
   eager = 1,  // tag, bytes, id, delivered_at_ns; payload
   offer,      // tag, bytes (of the message), id, address, delivered_at_ns; payload: MemoryKeys
   accept,     // id
@@ -25,16 +25,21 @@ enum class FrameKind : std::uint32_t {
 };
 
 struct FrameHeader {
-  std::uint32_t magic = kMagic;  // a stream out of step is noticed at once
+  std::uint16_t magic = kMagic;  // a stream out of step is noticed at once
   FrameKind kind{};
+  std::uint8_t is_long = 0;  // the last two fields follow
+  std::uint32_t credit = 0;  // eager bytes the writer of this frame consumed since its last one
   std::uint64_t tag = 0;
   std::uint64_t bytes = 0;
   std::uint64_t id = 0;
   std::uint64_t address = 0;
   std::int64_t delivered_at_ns = 0;
-  std::uint64_t credit = 0;  // eager bytes the writer of this frame consumed since its last one
 
-  static constexpr std::uint32_t kMagic = 0x4d434944;
+  static constexpr std::uint16_t kMagic = 0x4344;
+  static constexpr std::size_t kShortBytes = 32;
+
+  // What of it travels.
+  std::size_t header_bytes() const { return is_long ? sizeof(FrameHeader) : kShortBytes; }
 
   std::uint64_t payload_bytes() const {
     if (kind == FrameKind::offer) return sizeof(MemoryKeys);
@@ -42,7 +47,8 @@ struct FrameHeader {
                                                                                            : 0;
   }
 };
-static_assert(sizeof(FrameHeader) == 56);
+static_assert(sizeof(FrameHeader) == 48 &&
+              offsetof(FrameHeader, address) == FrameHeader::kShortBytes);
 
 // An eager message costs its receiver this much besides its payload.
 constexpr std::size_t kMessageOverheadBytes = 64;

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <string_view>
 
-#include "core/communicator.h"
 #include "core/text.h"
 
 namespace dicomm {
@@ -16,7 +15,7 @@ namespace dicomm {
 namespace {
 
 constexpr char kMagic[8] = {'d', 'i', 'c', 'o', 'm', 'm', 'h', 's'};
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 
 template <class T>
 std::string_view bytes_of(const T& value) {
@@ -51,6 +50,10 @@ Digest proof(const Identity& me, std::string_view role, const Hello& dialler, co
   std::string message(role);
   message.append(bytes_of(dialler)).append(bytes_of(acceptor)).append(extra);
   return hmac_sha256(me.secret, message);
+}
+
+std::string verdict_words(const VerdictMessage& message) {
+  return std::string(bytes_of(message.verdict)).append(bytes_of(message.card));
 }
 
 // Blocking halves, for the dialler.
@@ -93,13 +96,15 @@ Fd receive_all(const Fd& socket, T& value, const Patience& patience) {
     message.msg_iov = &part;
     message.msg_iovlen = 1;
     message.msg_control = control;
-    message.msg_controllen = sizeof control;
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // one descriptor: more would leak
     const ssize_t received = ::recvmsg(socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (received > 0) {
       if (Fd fd = descriptor_in(message)) descriptor = std::move(fd);
       got += received;
     } else if (received < 0 && (errno == EAGAIN || errno == EINTR)) {
       wait_for(socket, POLLIN, patience);
+    } else if (std::is_same_v<T, Hello> && got == 0) {
+      throw TurnedAway("it hung up without a word");
     } else {
       throw Error(
           "it hung up during the handshake: the secrets differ, or it is leaving, or another "
@@ -130,8 +135,8 @@ std::string PeerIdentity::describe() const {
   return who;
 }
 
-Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank,
-                       const Patience& patience) {
+Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const Patience& patience,
+                       const TransportCard& card) {
   const Hello mine = make_hello(me, to_rank);
   send_all(socket, bytes_of(mine), patience);
   Hello theirs{};
@@ -141,15 +146,16 @@ Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank,
   if (theirs.version != kVersion)
     throw Error(
         text("it speaks version ", theirs.version, " of the handshake, this rank ", kVersion));
-  send_all(socket, bytes_of(proof(me, "dialler", mine, theirs)), patience);
+  const ProofMessage proven{card, proof(me, "dialler", mine, theirs, bytes_of(card))};
+  send_all(socket, bytes_of(proven), patience);
   VerdictMessage message{};
   Fd segment = receive_all(socket, message, patience);
-  if (!equal(message.proof, proof(me, "acceptor", mine, theirs, bytes_of(message.verdict))))
+  if (!equal(message.proof, proof(me, "acceptor", mine, theirs, verdict_words(message))))
     throw Error("it does not know this job's secret");
   if (message.verdict != Verdict::welcome && message.verdict != Verdict::crossed)
     throw Error(meaning(message.verdict));
   if (theirs.rank != to_rank) throw Error(meaning(Verdict::wrong_rank));
-  return {message.verdict, identity(theirs), std::move(segment)};
+  return {message.verdict, identity(theirs), message.card, std::move(segment)};
 }
 
 Guest::Guest(Fd socket, bool local)
@@ -182,7 +188,7 @@ Guest::State Guest::advance(const Identity& me) {
     if (::send(socket_.get(), &mine_, sizeof mine_, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof mine_)
       return refuse("did not take the answer to its hello");
   }
-  if (!equal(proof_, proof(me, "dialler", theirs_, mine_)))
+  if (!equal(proof_.proof, proof(me, "dialler", theirs_, mine_, bytes_of(proof_.card))))
     return refuse("does not know this job's secret");
   peer_ = identity(theirs_);
   if (theirs_.name != mine_.name || theirs_.world_size != me.world_size)
@@ -193,8 +199,10 @@ Guest::State Guest::advance(const Identity& me) {
   return State::proven;
 }
 
-bool Guest::answer(const Identity& me, Verdict verdict, const Fd& segment) {
-  VerdictMessage reply{verdict, proof(me, "acceptor", theirs_, mine_, bytes_of(verdict))};
+bool Guest::answer(const Identity& me, Verdict verdict, const Fd& segment,
+                   const TransportCard& card) {
+  VerdictMessage reply{verdict, card, {}};
+  reply.proof = proof(me, "acceptor", theirs_, mine_, verdict_words(reply));
   iovec part{&reply, sizeof reply};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};

@@ -2,19 +2,23 @@
 //
 //   dialler -> acceptor   hello       who I am and whom I want, a nonce
 //   acceptor -> dialler   hello       the same, its own nonce
-//   dialler -> acceptor   proof       HMAC(secret, "dialler", both hellos)
-//   acceptor -> dialler   verdict     code, HMAC(secret, "acceptor", both hellos, code);
-//                                     with shared memory, the segment travels along
+//   dialler -> acceptor   proof       its card, HMAC(secret, "dialler", both hellos, card)
+//   acceptor -> dialler   verdict     code, its card, HMAC(secret, "acceptor", both hellos, code,
+//                                     card); with shared memory, the segment travels along
+//
+// A card is what the transport has to tell the other side: verbs' queue pairs, else zeros.
 //
 // Every message has a fixed size and the exchange a deadline of its own, so a stranger can neither
 // make us allocate nor wait; it learns a nonce and nothing else.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 
+#include "core/communicator.h"
 #include "core/fd.h"
 #include "core/patience.h"
 #include "core/sha256.h"
@@ -60,8 +64,16 @@ enum class Verdict : std::uint32_t {
   duplicate,    // your rank is connected already
 };
 
+using TransportCard = std::array<std::uint8_t, 528>;
+
+struct ProofMessage {
+  TransportCard card;
+  Digest proof;
+};
+
 struct VerdictMessage {
   Verdict verdict;
+  TransportCard card;
   Digest proof;
 };
 
@@ -70,10 +82,17 @@ constexpr std::chrono::seconds kHandshakePatience{10};
 struct Dialled {
   Verdict verdict;  // welcome or crossed
   PeerIdentity peer;
+  TransportCard card;
   Fd segment;  // where one came along
 };
+// The listener hung up without a word: it may have too many callers just now.
+class TurnedAway : public Error {
+ public:
+  using Error::Error;
+};
 // Throws Error saying what went wrong.
-Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const Patience& patience);
+Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const Patience& patience,
+                       const TransportCard& card = {});
 
 // The acceptor's side, which never blocks.
 class Guest {
@@ -84,12 +103,14 @@ class Guest {
   // Reads what is there; `refused` and refusal() once it is no rank of ours.
   State advance(const Identity& me);
   // Tells a proven guest the verdict, with the segment if there is one. False: it is gone.
-  bool answer(const Identity& me, Verdict verdict, const Fd& segment);
+  bool answer(const Identity& me, Verdict verdict, const Fd& segment,
+              const TransportCard& card = {});
 
   int fd() const { return socket_.get(); }
   Fd release() { return std::move(socket_); }
   bool local() const { return local_; }
   const PeerIdentity& peer() const { return peer_; }
+  const TransportCard& card() const { return proof_.card; }
   // What to answer, as far as the guest's own words tell.
   Verdict verdict() const { return verdict_; }
   const std::string& refusal() const { return refusal_; }
@@ -103,7 +124,7 @@ class Guest {
   std::chrono::steady_clock::time_point deadline_;
   std::size_t got_ = 0;
   Hello theirs_{}, mine_{};
-  Digest proof_{};
+  ProofMessage proof_{};
   bool greeted_ = false;
   PeerIdentity peer_;
   Verdict verdict_ = Verdict::welcome;

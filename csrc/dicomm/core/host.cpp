@@ -36,7 +36,9 @@ std::string host_name() {
 
 int usable_cores() {
   cpu_set_t cores;
-  return ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  const int ours = ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  // A rank bound to one core has peers that are bound to others.
+  return ours > 1 ? ours : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 }  // namespace dicomm

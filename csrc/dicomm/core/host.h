@@ -9,6 +9,7 @@ namespace dicomm {
 // work between them: same boot of one kernel, same namespaces, same user.
 std::string host_id();
 std::string host_name();
+// Those that the ranks of this host may use together.
 int usable_cores();
 
 }  // namespace dicomm

@@ -5,48 +5,47 @@
 namespace dicomm {
 
 RequestState* Matcher::match(int peer, std::uint64_t tag) {
-  const auto queues = tags_.find(tag);
-  if (queues == tags_.end()) return nullptr;
-  auto& posted = queues->second.posted;
-  const auto found = std::find_if(posted.begin(), posted.end(), [&](const RequestState* receive) {
-    return receive->peer_number == peer || receive->peer_number == Communicator::any_source;
-  });
-  if (found == posted.end()) return nullptr;
-  RequestState* receive = *found;
-  posted.erase(found);
-  if (queues->second.empty()) tags_.erase(queues);
-  receive->peer_number = peer;
-  return receive;
+  auto& posted = bucket(tag).posted;
+  for (RequestState* receive = posted.first(); receive; receive = posted.after(*receive)) {
+    if (receive->tag != tag) continue;
+    if (receive->peer_number != peer && receive->peer_number != Communicator::any_source) continue;
+    posted.erase(*receive);
+    receive->peer_number = peer;
+    return receive;
+  }
+  return nullptr;
 }
 
 std::shared_ptr<Arrival> Matcher::match(const RequestState& receive) {
-  const auto queues = tags_.find(receive.tag);
-  if (queues == tags_.end()) return nullptr;
-  auto& arrived = queues->second.arrived;
+  auto& arrived = bucket(receive.tag).arrived;
   const int peer = receive.peer_number;
   const auto found = std::find_if(arrived.begin(), arrived.end(), [&](const auto& arrival) {
-    return arrival->peer == peer || peer == Communicator::any_source;
+    return arrival->tag == receive.tag &&
+           (arrival->peer == peer || peer == Communicator::any_source);
   });
   if (found == arrived.end()) return nullptr;
   auto arrival = std::move(*found);
   arrived.erase(found);
-  if (queues->second.empty()) tags_.erase(queues);
   return arrival;
 }
 
-void Matcher::post(RequestState& receive) { tags_[receive.tag].posted.push_back(&receive); }
-
 void Matcher::keep(std::shared_ptr<Arrival> arrival) {
-  auto& arrived = tags_[arrival->tag].arrived;
+  auto& arrived = bucket(arrival->tag).arrived;
   arrived.push_back(std::move(arrival));
 }
 
+void Matcher::clear() {
+  for (Bucket& bucket : buckets_) {
+    while (RequestState* receive = bucket.posted.first()) bucket.posted.erase(*receive);
+    bucket.arrived.clear();
+  }
+}
+
 bool Matcher::remove(RequestState& receive) {
-  const auto queues = tags_.find(receive.tag);
-  if (queues == tags_.end()) return false;
-  const bool found = queues->second.posted.remove(&receive) > 0;
-  if (queues->second.empty()) tags_.erase(queues);
-  return found;
+  auto& posted = bucket(receive.tag).posted;
+  if (!posted.contains(receive)) return false;
+  posted.erase(receive);
+  return true;
 }
 
 bool Matcher::remove_offer(int peer, std::uint64_t id) {
@@ -64,11 +63,8 @@ void Matcher::remove_incomplete(int peer) {
 template <class F>
 bool Matcher::remove_arrivals(F&& unwanted) {
   bool found = false;
-  for (auto at = tags_.begin(); at != tags_.end();) {
-    auto& arrived = at->second.arrived;
-    found |= arrived.remove_if([&](const auto& arrival) { return unwanted(*arrival); }) > 0;
-    at = at->second.empty() ? tags_.erase(at) : std::next(at);
-  }
+  for (Bucket& bucket : buckets_)
+    found |= bucket.arrived.remove_if([&](const auto& arrival) { return unwanted(*arrival); }) > 0;
   return found;
 }
 

@@ -1,9 +1,9 @@
 // Which receive gets which message: by tag and peer, in the order of posting and of arrival.
 #pragma once
 
+#include <array>
 #include <list>
 #include <memory>
-#include <unordered_map>
 
 #include "core/request.h"
 #include "core/stream.h"
@@ -32,25 +32,30 @@ class Matcher {
   // Takes out the first arrival for a receive; null if none.
   std::shared_ptr<Arrival> match(const RequestState& receive);
 
-  void post(RequestState& receive);
+  void post(RequestState& receive) { bucket(receive.tag).posted.push_back(receive); }
   void keep(std::shared_ptr<Arrival> arrival);
 
   bool remove(RequestState& receive);
   // Forgets an offer that its sender took back, or what a peer that is gone cannot complete.
   bool remove_offer(int peer, std::uint64_t id);
   void remove_incomplete(int peer);
-  void clear() { tags_.clear(); }
+  void clear();
 
  private:
-  struct Queues {
-    std::list<RequestState*> posted;
+  // Tags share buckets; each keeps its order. Neither posting nor matching allocates.
+  struct Bucket {
+    RequestList<&RequestState::in_matcher> posted;
     std::list<std::shared_ptr<Arrival>> arrived;
-    bool empty() const { return posted.empty() && arrived.empty(); }
   };
+  static constexpr int kBucketBits = 8;
+
+  Bucket& bucket(std::uint64_t tag) {
+    return buckets_[tag * 0x9e3779b97f4a7c15 >> (64 - kBucketBits)];
+  }
   template <class F>
   bool remove_arrivals(F&& unwanted);
 
-  std::unordered_map<std::uint64_t, Queues> tags_;
+  std::array<Bucket, 1 << kBucketBits> buckets_;
 };
 
 }  // namespace dicomm

@@ -5,9 +5,13 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <bit>
+#include <cstdio>
+
 #include "core/clock.h"
 #include "core/engine.h"
 #include "core/text.h"
+#include "transport/verbs/endpoint.h"
 
 namespace dicomm {
 
@@ -16,8 +20,31 @@ namespace {
 constexpr std::chrono::seconds kDialPatience{30};
 constexpr std::chrono::milliseconds kStoreTurn{200};  // so that close() is noticed
 constexpr std::size_t kMaxGuests = 256;
+// A crowd at the peer's door may cost a call; it is made again, each time after twice the pause.
+constexpr int kCalls = 10;
+constexpr std::chrono::milliseconds kFirstPause{5};
+
+static_assert(sizeof(TransportCard) == sizeof(verbs::Card));
+
+TransportCard to_card(const verbs::Card& card) { return std::bit_cast<TransportCard>(card); }
+verbs::Card from_card(const TransportCard& card) { return std::bit_cast<verbs::Card>(card); }
 
 }  // namespace
+
+// RDMA devices are optional unless they are asked for.
+void Engine::open_rails() {
+  const Transport transport = options_.transport;
+  if (transport == Transport::tcp || transport == Transport::shm) return;
+  const verbs::Settings settings = verbs::settings(options_);
+  if (transport == Transport::automatic && !verbs::devices_exist()) return;
+  try {
+    rails_ = verbs::open_rails(settings, options_.chip);
+  } catch (const Error& error) {
+    if (transport == Transport::verbs)
+      throw Error(text("transport verbs was asked for: ", error.what()));
+    std::fprintf(stderr, "dicomm: RDMA is not used: %s\n", error.what());
+  }
+}
 
 void Engine::need_connection(int rank) {
   Peer& peer = peers_[rank];
@@ -32,19 +59,41 @@ void Engine::dial(int rank) {
     const auto contact = find_contact(rank);
     if (!contact) return;
     const Patience patience{Clock::now() + kDialPatience, closing_};
-    const bool local = choose_transport(contact_, *contact, rank) == Transport::shm;
-    Fd socket = local ? local_connect(contact->local_name)
-                      : tcp_connect(contact->tcp_address, contact->tcp_port, patience);
-    Dialled dialled = dial_handshake(socket, me_, rank, patience);
+    const Transport transport = choose_transport(contact_, *contact, rank);
+    std::optional<verbs::Endpoint> endpoint;
+    if (transport == Transport::verbs) endpoint.emplace(rails_, contact->rails);
+    Fd socket;
+    Dialled dialled = call(*contact, transport, rank, patience,
+                           endpoint ? to_card(endpoint->card()) : TransportCard{}, socket);
     if (dialled.verdict == Verdict::crossed) return await_crossed_call(rank, socket);
-    auto stream = local ? shm_stream(std::move(socket), std::move(dialled.segment), false)
-                        : tcp_stream(std::move(socket));
+    if (endpoint) endpoint->connect(from_card(dialled.card));
+    auto stream = endpoint ? endpoint->stream(std::move(socket), true)
+                  : transport == Transport::shm
+                      ? shm_stream(std::move(socket), std::move(dialled.segment), false)
+                      : tcp_stream(std::move(socket));
     Lock lock(mutex_);
     if (closing_ || peers_[rank].connection) return;
     connected(rank,
               std::make_unique<Connection>(dialled.peer, std::move(stream), ledger_, matcher_));
   } catch (const std::exception& error) {
     unreachable(rank, error.what());
+  }
+}
+
+Dialled Engine::call(const Contact& contact, Transport transport, int rank,
+                     const Patience& patience, const TransportCard& card, Fd& socket) {
+  auto pause = kFirstPause;
+  for (int calls = 1;; ++calls) {
+    socket = transport == Transport::shm
+                 ? local_connect(contact.local_name)
+                 : tcp_connect(contact.tcp_address, contact.tcp_port, patience);
+    try {
+      return dial_handshake(socket, me_, rank, patience, card);
+    } catch (const TurnedAway&) {
+      if (calls == kCalls || closing_) throw;
+    }
+    std::this_thread::sleep_for(pause);
+    pause *= 2;
   }
 }
 
@@ -64,7 +113,7 @@ void Engine::unreachable(int rank, const std::string& reason) {
 
 // Nothing: closing, or connected from the other side meanwhile, or never published in time.
 std::optional<Contact> Engine::find_contact(int rank) {
-  const Time deadline = Clock::now() + options_.timeout;
+  const Time deadline = deadline_after(options_.timeout);
   while (Clock::now() < deadline) {
     try {
       return Contact::decode(store_->get(contact_key(options_.name, rank), kStoreTurn), rank);
@@ -138,16 +187,28 @@ void Engine::judge(Guest& guest) {
       verdict = Verdict::crossed;
   }
   try {
-    Fd segment = verdict == Verdict::welcome && guest.local() ? make_segment() : Fd();
-    if (!guest.answer(me_, verdict, segment)) return;
+    const bool welcome = verdict == Verdict::welcome;
+    Fd segment = welcome && guest.local() ? make_segment() : Fd();
+    // Ready to receive before the dialler is.
+    std::optional<verbs::Endpoint> endpoint;
+    const verbs::Card theirs = from_card(guest.card());
+    if (welcome && !guest.local() && theirs.version != 0) {
+      if (!rails_) throw Error("a caller asked for verbs, which this rank has not");
+      endpoint.emplace(rails_, verbs::published(theirs));
+      endpoint->connect(theirs);
+    }
+    if (!guest.answer(me_, verdict, segment,
+                      endpoint ? to_card(endpoint->card()) : TransportCard{}))
+      return;
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, guest.fd(), nullptr);
     if (verdict == Verdict::crossed) peers_[rank].crossed = guest.release();
     if (verdict != Verdict::welcome) return;
     const PeerIdentity peer = guest.peer();
     const bool local = guest.local();
     Fd socket = guest.release();
-    auto stream = local ? shm_stream(std::move(socket), std::move(segment), true)
-                        : tcp_stream(std::move(socket));
+    auto stream = endpoint ? endpoint->stream(std::move(socket), false)
+                  : local  ? shm_stream(std::move(socket), std::move(segment), true)
+                           : tcp_stream(std::move(socket));
     connected(rank, std::make_unique<Connection>(peer, std::move(stream), ledger_, matcher_));
   } catch (const Error& error) {
     last_refusal_ = error.what();

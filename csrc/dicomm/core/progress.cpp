@@ -4,6 +4,7 @@
 // happens, and moves bytes for everybody. Where no caller waits the engine's thread leads. While
 // calls come in quick succession that thread keeps out of their way and looks in once a
 // millisecond, because waking it for every message would cost more than the message.
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
@@ -21,12 +22,20 @@ namespace {
 constexpr std::chrono::milliseconds kNap{1};
 constexpr std::chrono::microseconds kSpin{50};
 constexpr std::chrono::microseconds kCrowdedSpin{2};
-constexpr int kTurnsBetweenClocks = 8;
+constexpr std::chrono::milliseconds kYieldingSpin{1};
+constexpr int kPatienceWithSharing = 100;  // looks, a few hundred microseconds
+constexpr int kTurnsBetweenClocks = 32;
 
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
+// The scheduler leaves two threads that keep waking each other on one core; it moves this one at
+// once where the core is forbidden to it for a moment.
+void leave_core(int core) {
+  cpu_set_t allowed, others;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  others = allowed;
+  CPU_CLR(core, &others);
+  if (CPU_COUNT(&others) == 0) return;
+  ::sched_setaffinity(0, sizeof others, &others);
+  ::sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
 }  // namespace
@@ -37,8 +46,10 @@ void Engine::start() {
     local_listener_ = local_listen();
     watch(tcp_listener_.fd.get(), tcp_guest, 0);
     watch(local_listener_.fd.get(), local_guest, 0);
-    contact_ = {options_.transport, host_id(), local_listener_.name, tcp_listener_.address,
-                tcp_listener_.port};
+    open_rails();
+    contact_ = {options_.transport,    host_id(),          local_listener_.name,
+                tcp_listener_.address, tcp_listener_.port, {}};
+    if (rails_) contact_.rails = rails_->published();
     store_->set(contact_key(options_.name, me_.rank), contact_.encode());
   }
   watch(wake_.get(), wake_event, 0);
@@ -98,7 +109,7 @@ void Engine::conclude(Connection& connection, const StreamEnd* end) {
   if (connection.has_left())
     peer_left(rank);
   else if (end)
-    stream_ended(rank, end->reason);
+    stream_ended(rank, *end);
 }
 
 // One look at a connection: reads, copies, writes, and draws the conclusions.
@@ -125,11 +136,17 @@ void Engine::turn_all(int awaited_peer) {
   }
 }
 
-void Engine::poll(int peer) {
+bool Engine::costly_to_poll(int peer) const {
+  if (peer == Communicator::any_source) return false;
+  const Connection* connection = peers_[peer].live();
+  return connection && !connection->stream().cheap_to_poll();
+}
+
+void Engine::poll(const RequestState& request) {
   Lock lock(mutex_, std::try_to_lock);
   if (!lock) return;
-  touched_at_ns_ = now_ns();
-  turn_all(peer);
+  touched_ = true;
+  turn_all(request.peer_number);
   leave_rest_to_leader();
 }
 
@@ -204,44 +221,73 @@ void Engine::kick() {
   (void)!::write(wake_.get(), &one, sizeof one);
 }
 
+bool Engine::crowded() const { return same_host_peers_ + 1 > cores_; }
+
 // Spinning helps only while the peer has a core of its own.
 std::chrono::nanoseconds Engine::spin_time() const {
-  return same_host_peers_ + 1 > cores_ || cores_ == 1 ? kCrowdedSpin : kSpin;
+  if (cores_ == 1) return kYieldingSpin;
+  return crowded() ? kCrowdedSpin : kSpin;
+}
+
+// Looks out for the request's end for less than a microsecond, or until another thread wants in.
+bool Engine::turns(RequestState& request) {
+  const Lock held(mutex_, std::try_to_lock);
+  const int most = held && costly_to_poll(request.peer_number) ? 2 : kTurnsBetweenClocks;
+  for (int i = 0; held && wanting_lock_ == 0 && i < most; ++i) {
+    turn_all(request.peer_number);
+    if (request.done) {
+      touched_ = true;
+      leave_rest_to_leader();
+      return true;
+    }
+    if (cores_ == 1) ::sched_yield();  // nothing happens until another process gets it
+  }
+  return request.done.load(std::memory_order_acquire);
+}
+
+// Where the awaited peer, or whoever else answers, can only run on this core, it should.
+void Engine::give_way(const RequestState& request) {
+  if (wanting_lock_ > 0) return static_cast<void>(::sched_yield());
+  const int core = ::sched_getcpu();
+  bool shared = false, part = false;
+  if (Lock held(mutex_, std::try_to_lock); held) {
+    const int awaited_peer = request.peer_number;
+    bool certain = true;
+    for (const int rank : live_)
+      if (rank == awaited_peer || awaited_peer == Communicator::any_source) {
+        Stream& stream = peers_[rank].connection->stream();
+        shared |= stream.peer_shares_core(core);
+        certain &= stream.cheap_to_poll();
+      }
+    shared_core_turns_ = shared && certain ? shared_core_turns_ + 1 : 0;
+    part = shared_core_turns_ >= kPatienceWithSharing && me_.rank < awaited_peer && !crowded();
+    if (part) shared_core_turns_ = 0;
+  }
+  if (part) leave_core(core);
+  if (shared) ::sched_yield();
 }
 
 void Engine::wait(RequestState& request, std::optional<std::chrono::milliseconds> timeout) {
-  const auto start = Clock::now();
-  const Time deadline = start + timeout.value_or(options_.timeout);
-  const Time spin_until = std::min(start + spin_time(), deadline);
-  for (int turns = 0;; ++turns) {
-    if (Lock lock(mutex_, std::try_to_lock); lock) {
-      turn_all(request.peer_number);
-      if (request.done.load(std::memory_order_acquire)) {
-        touched_at_ns_ = now_ns();
-        leave_rest_to_leader();
-        return;
-      }
-    } else if (request.done.load(std::memory_order_acquire)) {
-      return;
-    }
-    pause_cpu();
-    if (turns % kTurnsBetweenClocks == 0 && Clock::now() >= spin_until) break;
-  }
-  Lock lock(mutex_);
-  block(lock, request, deadline);
+  if (turns(request)) return;
+  const Time deadline = deadline_after(timeout.value_or(options_.timeout));
+  const Time spin_until = std::min(Clock::now() + spin_time(), deadline);
+  do {
+    give_way(request);
+    if (turns(request)) return;
+  } while (Clock::now() < spin_until);
+  Lock held = lock();
+  block(held, request, deadline);
   if (request.done) return;
   std::string hint;
   if (request.peer_number != Communicator::any_source && !peers_[request.peer_number].live())
     hint = text("; rank ", request.peer_number, " is not connected yet");
   if (!last_refusal_.empty()) hint += text("; a connection was refused: ", last_refusal_);
-  throw TimeoutError(text(describe(request), ": not done after ",
-                          seconds(std::chrono::nanoseconds(now_ns() - request.posted_at_ns)),
-                          hint));
+  throw TimeoutError(text(describe(request), ": not done after ", seconds(request.age()), hint));
 }
 
 void Engine::block(Lock& lock, RequestState& request, Time deadline) {
   while (!request.done && Clock::now() < deadline) {
-    touched_at_ns_ = now_ns();
+    touched_ = true;
     if (!leading_) {
       lead(lock, deadline, &request);
     } else {
@@ -257,7 +303,7 @@ void Engine::block(Lock& lock, RequestState& request, Time deadline) {
 void Engine::progress_loop() {
   Lock lock(mutex_);
   while (!stop_) {
-    const bool busy = std::chrono::nanoseconds(now_ns() - touched_at_ns_) < kNap;
+    const bool busy = std::exchange(touched_, false);
     if (busy) {
       progress_wanted_.wait_for(lock, kNap);
       if (!leading_ && !stop_) lead(lock, Clock::now());

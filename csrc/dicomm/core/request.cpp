@@ -12,22 +12,25 @@ RequestState::RequestState(std::shared_ptr<Engine> engine, bool is_send, void* d
       data(static_cast<std::byte*>(data)),
       bytes(bytes),
       peer_number(peer),
-      tag(tag),
-      posted_at_ns(now_ns()) {}
+      tag(tag) {}
 
 RequestState::~RequestState() {
-  if (!done.load(std::memory_order_acquire)) engine->cancel(*this);
+  if (!finished()) engine->cancel(*this);
+}
+
+std::chrono::nanoseconds RequestState::age() const {
+  return std::chrono::nanoseconds(posted_at_ns == 0 ? 0 : now_ns() - posted_at_ns);
 }
 
 bool RequestState::test() {
-  if (!done.load(std::memory_order_acquire)) engine->poll(peer_number);
-  if (!done.load(std::memory_order_acquire)) return false;
+  if (!finished()) engine->poll(*this);
+  if (!finished()) return false;
   wait(std::nullopt);
   return true;
 }
 
 std::size_t RequestState::wait(std::optional<std::chrono::milliseconds> timeout) {
-  if (!done.load(std::memory_order_acquire)) engine->wait(*this, timeout);
+  if (!finished()) engine->wait(*this, timeout);
   switch (outcome) {
     case Outcome::error:
       throw Error(failure);
@@ -41,11 +44,7 @@ std::size_t RequestState::wait(std::optional<std::chrono::milliseconds> timeout)
   return moved;
 }
 
-void Ledger::add(RequestState& request) {
-  request.next = first_;
-  if (first_) first_->previous = &request;
-  first_ = &request;
-}
+void Ledger::add(RequestState& request) { unfinished_.push_back(request); }
 
 void Ledger::finish(RequestState& request, std::size_t bytes) {
   request.moved = bytes;
@@ -60,9 +59,7 @@ void Ledger::fail(RequestState& request, Outcome outcome, std::string failure) {
 
 // `done` comes last: its owner may destroy the request from then on.
 void Ledger::close(RequestState& request) {
-  if (request.previous) request.previous->next = request.next;
-  if (request.next) request.next->previous = request.previous;
-  if (first_ == &request) first_ = request.next;
+  unfinished_.erase(request);
   if (sleepers > 0) changed.notify_all();
   if (awaited_by_leader == &request) wake_leader();
   request.done.store(true, std::memory_order_release);

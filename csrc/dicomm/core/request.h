@@ -14,8 +14,51 @@
 namespace dicomm {
 
 class Engine;
+class RequestState;
 
 enum class Outcome { success, error, peer_error, aborted };
+
+// Where a request stands in a RequestList.
+struct RequestLink {
+  RequestState* previous = nullptr;
+  RequestState* next = nullptr;
+};
+
+// Requests in order, without an allocation for each: they carry the links.
+template <RequestLink RequestState::* link>
+class RequestList {
+ public:
+  RequestState* first() const { return first_; }
+  static RequestState* after(const RequestState& request) { return (request.*link).next; }
+  bool contains(const RequestState& request) const {
+    return (request.*link).previous || first_ == &request;
+  }
+
+  void push_back(RequestState& request) {
+    request.*link = {last_, nullptr};
+    (last_ ? (last_->*link).next : first_) = &request;
+    last_ = &request;
+  }
+  void erase(RequestState& request) {
+    const RequestLink at = request.*link;
+    (at.previous ? (at.previous->*link).next : first_) = at.next;
+    (at.next ? (at.next->*link).previous : last_) = at.previous;
+    request.*link = {};
+  }
+  // Visits every request; `visit` may erase the one it is given.
+  template <class F>
+  void for_each(F&& visit) const {
+    for (RequestState* at = first_; at;) {
+      RequestState* next = after(*at);
+      visit(*at);
+      at = next;
+    }
+  }
+
+ private:
+  RequestState* first_ = nullptr;
+  RequestState* last_ = nullptr;
+};
 
 class RequestState final : public Request {
  public:
@@ -23,6 +66,7 @@ class RequestState final : public Request {
                int peer, std::uint64_t tag);
   ~RequestState() override;
 
+  bool finished() const override { return done.load(std::memory_order_acquire); }
   bool test() override;
   std::size_t wait(std::optional<std::chrono::milliseconds> timeout) override;
   int peer() const override { return peer_number; }
@@ -35,15 +79,15 @@ class RequestState final : public Request {
   const std::size_t bytes;  // to send, or room to receive
   int peer_number;          // any_source until a message matched
   const std::uint64_t tag;
-  const std::int64_t posted_at_ns;
+  std::int64_t posted_at_ns = 0;  // 0: it did not have to wait yet
   std::int64_t delivered_at = 0;
   std::uint64_t id = 0;   // an offered message's
   std::size_t moved = 0;  // bytes so far; when done, the result
   Outcome outcome = Outcome::success;
   std::string failure;
   std::atomic<bool> done{false};
-  RequestState* previous = nullptr;  // in the ledger
-  RequestState* next = nullptr;
+  std::chrono::nanoseconds age() const;
+  RequestLink in_ledger, in_matcher;
 };
 
 // All unfinished requests, and those who sleep until one of them changes.
@@ -56,11 +100,7 @@ class Ledger {
   // Visits every unfinished request; `visit` may finish the one it is given.
   template <class F>
   void for_each(F&& visit) {
-    for (RequestState* at = first_; at;) {
-      RequestState* next = at->next;
-      visit(*at);
-      at = next;
-    }
+    unfinished_.for_each(visit);
   }
 
   std::condition_variable changed;
@@ -72,7 +112,7 @@ class Ledger {
  private:
   void close(RequestState& request);
 
-  RequestState* first_ = nullptr;
+  RequestList<&RequestState::in_ledger> unfinished_;
 };
 
 }  // namespace dicomm

@@ -8,11 +8,14 @@
 #include <cstdint>
 #include <string>
 
+#include "core/communicator.h"
+
 namespace dicomm {
 
 // The stream is over: the peer closed it, or it broke.
 struct StreamEnd {
   std::string reason;
+  bool peer_died = true;  // else only the way to it did
 };
 
 // What a peer needs, besides its address, to read memory of this side: RDMA's key for each rail.
@@ -70,6 +73,13 @@ class Stream {
   // Asks the peer to wake this side; false: there is something to do already.
   virtual bool prepare_sleep(bool /*want_to_write*/) { return true; }
   virtual void woke() {}
+
+  // Whether what was written reaches the peer even if this process ends at once.
+  virtual bool outlives_writer() const { return false; }
+  virtual LinkDescription describe() const = 0;
+  // A thread of this side spins on that core, and tells the peer. Whether the peer's own was there
+  // last: then spinning only keeps it from answering.
+  virtual bool peer_shares_core(int /*core*/) { return false; }
 
   // Tells the peer that nothing more is written.
   virtual void finish_writing() = 0;

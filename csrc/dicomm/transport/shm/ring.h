@@ -1,42 +1,48 @@
-// One direction of a shared segment: a ring of bytes with one writer and one reader.
+// One direction of a shared segment: pieces of a byte stream, with one writer and one reader.
+//
+// A piece has a slot, one cache line, that says where its bytes are: in the slot itself, so that a
+// short message is one line that travels from core to core; else in the ring of bytes, where a long
+// message streams past while both copy. The reader watches the next slot for its turn to appear.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 namespace dicomm {
 
-struct Ring {
-  static constexpr std::size_t kBytes = 256 << 10;  // a power of two
+struct Slot {
+  static constexpr std::size_t kInlineBytes = 56;
 
-  alignas(64) std::atomic<std::uint64_t> written;
-  std::atomic<std::uint32_t> reader_asleep;
-  alignas(64) std::atomic<std::uint64_t> consumed;
-  std::atomic<std::uint32_t> writer_asleep;
-  // How the reader finds out whether it may read the writer's memory.
-  alignas(64) std::atomic<std::uint64_t> probe_address;
-  std::atomic<std::uint64_t> probe_value;
-  std::atomic<std::uint32_t> withdrawn;  // the writer's memory is no longer to be read
+  // The turn in the upper half: how often, at this piece, the slots will have been gone through.
+  std::atomic<std::uint64_t> turn_and_bytes;
+  std::byte data[kInlineBytes];
+};
+static_assert(sizeof(Slot) == 64);
+
+struct Ring {
+  static constexpr std::size_t kSlots = 256;
+  // Small enough to stay in the cache of a core, so that the two copies cost little more than one.
+  static constexpr std::size_t kBytes = 256 << 10;
+  static constexpr std::size_t kPieceBytes = 16 << 10;  // the reader starts once it has the first
+  static constexpr std::size_t kAlignment = 64;         // of pieces in data
+
+  // The reader's.
+  alignas(64) std::atomic<std::uint64_t> consumed_slots;
+  std::atomic<std::uint64_t> consumed_bytes;
+  alignas(64) std::atomic<std::uint32_t> reader_asleep;
+  std::atomic<std::int32_t> reader_core;  // where it last spun
+  // The writer's.
+  alignas(64) std::atomic<std::uint32_t> writer_asleep;
+
+  alignas(64) Slot slots[kSlots];
   alignas(64) std::byte data[kBytes];
 
-  // The counters are the peer's to write too: never trust a difference beyond the ring.
-  static std::size_t bounded(std::uint64_t difference) {
-    return std::min<std::uint64_t>(difference, kBytes);
+  static std::uint32_t turn(std::uint64_t piece) {
+    return static_cast<std::uint32_t>(piece / kSlots + 1);
   }
-
-  void put(std::uint64_t at, const void* source, std::size_t bytes) {
-    const std::size_t first = std::min(bytes, kBytes - at % kBytes);
-    std::memcpy(data + at % kBytes, source, first);
-    std::memcpy(data, static_cast<const std::byte*>(source) + first, bytes - first);
-  }
-
-  void take(std::uint64_t at, void* target, std::size_t bytes) const {
-    const std::size_t first = std::min(bytes, kBytes - at % kBytes);
-    std::memcpy(target, data + at % kBytes, first);
-    std::memcpy(static_cast<std::byte*>(target) + first, data, bytes - first);
+  static std::size_t aligned(std::size_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
 };
 

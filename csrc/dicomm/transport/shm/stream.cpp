@@ -1,13 +1,11 @@
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <new>
+#include <cstring>
 
 #include "core/communicator.h"
 #include "core/text.h"
@@ -18,9 +16,28 @@ namespace dicomm {
 
 namespace {
 
-// One pull's piece: short messages and aborts get in between.
-constexpr std::size_t kPullBytes = 1 << 20;
 constexpr std::size_t kSegmentBytes = 2 * sizeof(Ring);  // the owner writes the first
+
+// Consecutive bytes of several parts.
+class Gather {
+ public:
+  explicit Gather(const iovec* parts) : part_(parts) {}
+
+  void copy(std::byte* target, std::size_t bytes) {
+    while (bytes > 0) {
+      const std::size_t here = std::min(bytes, part_->iov_len - at_);
+      std::memcpy(target, static_cast<const std::byte*>(part_->iov_base) + at_, here);
+      target += here;
+      bytes -= here;
+      at_ += here;
+      if (at_ == part_->iov_len) ++part_, at_ = 0;
+    }
+  }
+
+ private:
+  const iovec* part_;
+  std::size_t at_ = 0;
+};
 
 class ShmStream final : public Stream {
  public:
@@ -28,91 +45,44 @@ class ShmStream final : public Stream {
       : socket_(std::move(socket)),
         rings_(rings),
         out_(rings[owner ? 0 : 1]),
-        in_(rings[owner ? 1 : 0]) {
-    ucred peer{};
-    socklen_t length = sizeof peer;
-    if (::getsockopt(socket_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0)
-      peer_pid_ = peer.pid;
-    (void)!::getrandom(&probe_, sizeof probe_, 0);
-    out_.probe_value.store(probe_);
-    out_.probe_address.store(reinterpret_cast<std::uint64_t>(&probe_));
-  }
+        in_(rings[owner ? 1 : 0]) {}
   ~ShmStream() override { ::munmap(rings_, kSegmentBytes); }
 
   std::size_t write(const iovec* parts, int count) override {
     if (ended_) throw StreamEnd{"its connection closed"};
-    std::size_t room = Ring::kBytes - Ring::bounded(written_ - consumed_seen_);
     std::size_t wanted = 0;
     for (int i = 0; i < count; ++i) wanted += parts[i].iov_len;
-    if (room < wanted) {
-      consumed_seen_ = out_.consumed.load(std::memory_order_acquire);
-      room = Ring::kBytes - Ring::bounded(written_ - consumed_seen_);
-    }
+    Gather source(parts);
     std::size_t sent = 0;
-    for (int i = 0; i < count && room > 0; ++i) {
-      const std::size_t bytes = std::min(parts[i].iov_len, room);
-      if (bytes == 0) continue;
-      out_.put(written_ + sent, parts[i].iov_base, bytes);
+    while (sent < wanted) {
+      const std::size_t bytes = write_piece(source, wanted - sent);
+      if (bytes == 0) break;
       sent += bytes;
-      room -= bytes;
     }
-    if (sent == 0) return 0;
-    written_ += sent;
-    out_.written.store(written_, std::memory_order_release);
-    ring_bell(out_.reader_asleep);
+    if (sent > 0) ring_bell(out_.reader_asleep);
     return sent;
   }
 
   std::size_t read(void* data, std::size_t bytes) override {
-    if (read_ == written_seen_) written_seen_ = in_.written.load(std::memory_order_acquire);
-    const std::size_t taken = std::min(Ring::bounded(written_seen_ - read_), bytes);
-    if (taken == 0) {
+    if (piece_left_ == 0 && !next_piece()) {
       // Everything written before the end counts: look again once the end is known.
-      if (bytes > 0 && ended_ && in_.written.load(std::memory_order_acquire) == read_)
-        throw StreamEnd{"its connection closed"};
+      if (bytes > 0 && ended_ && !next_piece()) throw StreamEnd{"its connection closed"};
       return 0;
     }
-    in_.take(read_, data, taken);
-    read_ += taken;
-    in_.consumed.store(read_, std::memory_order_release);
-    ring_bell(in_.writer_asleep);
+    const std::size_t taken = std::min(piece_left_, bytes);
+    std::memcpy(data, piece_, taken);
+    piece_ += taken;
+    piece_left_ -= taken;
+    if (piece_left_ == 0) piece_read();
     return taken;
   }
 
-  // With the peer's memory at hand, one copy beats two from here on.
-  std::size_t eager_bytes() const override { return 8 << 10; }
-
-  bool can_pull(const Pull&) override {
-    if (!pull_probed_) {
-      pull_probed_ = true;
-      std::uint64_t value = 0;
-      const std::uint64_t address = in_.probe_address.load();
-      iovec local{&value, sizeof value};
-      iovec remote{reinterpret_cast<void*>(address), sizeof value};
-      can_pull_ = address != 0 && peer_pid_ > 0 &&
-                  ::process_vm_readv(peer_pid_, &local, 1, &remote, 1, 0) == sizeof value &&
-                  value == in_.probe_value.load();
-    }
-    return can_pull_;
-  }
-
-  bool pull(Pull& pull) override {
-    const std::size_t bytes = std::min<std::uint64_t>(kPullBytes, pull.bytes - pull.moved);
-    iovec local{pull.data + pull.moved, bytes};
-    iovec remote{reinterpret_cast<void*>(pull.address + pull.moved), bytes};
-    const ssize_t got = ::process_vm_readv(peer_pid_, &local, 1, &remote, 1, 0);
-    if (got <= 0) throw StreamEnd{"its memory cannot be read: " + system_error(errno)};
-    pull.moved += got;
-    pollfd life{socket_.get(), POLLRDHUP, 0};
-    if (::poll(&life, 1, 0) != 0)  // its process id may have been reused
-      throw StreamEnd{"its connection closed"};
-    return in_.withdrawn.load(std::memory_order_acquire) == 0;
-  }
-
-  void withdraw() override { out_.withdrawn.store(1, std::memory_order_seq_cst); }
+  std::size_t eager_bytes() const override { return 64 << 10; }
 
   int fd() const override { return socket_.get(); }
   bool cheap_to_poll() const override { return true; }
+  bool outlives_writer() const override { return true; }
+  LinkDescription describe() const override { return {"shm", {}}; }
 
   void on_event() override {
     char bells[64];
@@ -123,12 +93,12 @@ class ShmStream final : public Stream {
   }
 
   bool prepare_sleep(bool want_to_write) override {
+    publish_consumed();
     in_.reader_asleep.store(1, std::memory_order_relaxed);
     out_.writer_asleep.store(want_to_write, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (in_.written.load(std::memory_order_acquire) != read_) return false;
-    return !want_to_write ||
-           written_ - out_.consumed.load(std::memory_order_acquire) >= Ring::kBytes;
+    if (piece_left_ > 0 || piece_waits()) return false;
+    return !want_to_write || room(Slot::kInlineBytes + 1) == 0;
   }
 
   void woke() override {
@@ -136,9 +106,89 @@ class ShmStream final : public Stream {
     out_.writer_asleep.store(0, std::memory_order_relaxed);
   }
 
+  bool peer_shares_core(int core) override {
+    if (core != told_core_) in_.reader_core.store(told_core_ = core, std::memory_order_relaxed);
+    return out_.reader_core.load(std::memory_order_relaxed) == core;
+  }
+
   void finish_writing() override { ::shutdown(socket_.get(), SHUT_WR); }
 
  private:
+  // How much of the next piece there is a place for.
+  std::size_t room(std::size_t wanted) {
+    for (const bool fresh : {false, true}) {
+      if (fresh) {
+        consumed_slots_seen_ = out_.consumed_slots.load(std::memory_order_acquire);
+        consumed_bytes_seen_ = out_.consumed_bytes.load(std::memory_order_acquire);
+      }
+      // The counters are the peer's to write: any difference must do no harm here.
+      if (written_slots_ - consumed_slots_seen_ >= Ring::kSlots) continue;
+      if (wanted <= Slot::kInlineBytes) return wanted;
+      const std::uint64_t used = written_bytes_ - consumed_bytes_seen_;
+      if (used >= Ring::kBytes) continue;
+      return std::min({wanted, Ring::kPieceBytes, Ring::kBytes - used,
+                       Ring::kBytes - written_bytes_ % Ring::kBytes});
+    }
+    return 0;
+  }
+
+  std::size_t write_piece(Gather& source, std::size_t wanted) {
+    const std::size_t bytes = room(wanted);
+    if (bytes == 0) return 0;
+    Slot& slot = out_.slots[written_slots_ % Ring::kSlots];
+    if (bytes <= Slot::kInlineBytes) {
+      source.copy(slot.data, bytes);
+    } else {
+      source.copy(out_.data + written_bytes_ % Ring::kBytes, bytes);
+      written_bytes_ += Ring::aligned(bytes);
+    }
+    slot.turn_and_bytes.store(std::uint64_t{Ring::turn(written_slots_)} << 32 | bytes,
+                              std::memory_order_release);
+    ++written_slots_;
+    return bytes;
+  }
+
+  bool piece_waits() const {
+    const Slot& slot = in_.slots[read_slots_ % Ring::kSlots];
+    return slot.turn_and_bytes.load(std::memory_order_acquire) >> 32 == Ring::turn(read_slots_);
+  }
+
+  bool next_piece() {
+    const Slot& slot = in_.slots[read_slots_ % Ring::kSlots];
+    const std::uint64_t word = slot.turn_and_bytes.load(std::memory_order_acquire);
+    if (word >> 32 != Ring::turn(read_slots_)) return false;
+    const std::size_t bytes = word & 0xffffffff;
+    piece_left_ = bytes;
+    if (bytes <= Slot::kInlineBytes) {
+      piece_ = slot.data;
+      return bytes > 0;
+    }
+    const std::size_t at = read_bytes_ % Ring::kBytes;
+    if (bytes > Ring::kPieceBytes || bytes > Ring::kBytes - at)
+      throw StreamEnd{"it wrote nonsense into shared memory"};
+    piece_ = in_.data + at;
+    read_bytes_ += Ring::aligned(bytes);
+    return true;
+  }
+
+  // The writer is told now and then only: each time costs both a cache line on its way.
+  void piece_read() {
+    ++read_slots_;
+    if (read_slots_ - told_slots_ >= Ring::kSlots / 4 ||
+        read_bytes_ - told_bytes_ >= Ring::kBytes / 16)
+      publish_consumed();
+  }
+
+  void publish_consumed() {
+    if (told_slots_ == read_slots_) return;
+    // Of a piece that is still being read, nothing is free yet.
+    told_slots_ = read_slots_;
+    told_bytes_ = read_bytes_;
+    in_.consumed_bytes.store(told_bytes_, std::memory_order_release);
+    in_.consumed_slots.store(told_slots_, std::memory_order_release);
+    ring_bell(in_.writer_asleep);
+  }
+
   // Pairs with the fence in prepare_sleep(): either the sleeper sees our bytes, or we see it sleep.
   void ring_bell(std::atomic<std::uint32_t>& asleep) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -149,14 +199,18 @@ class ShmStream final : public Stream {
   }
 
   Fd socket_;
+  int told_core_ = -1;
   Ring* rings_;
   Ring& out_;
   Ring& in_;
-  std::uint64_t written_ = 0, consumed_seen_ = 0, read_ = 0, written_seen_ = 0;
   bool ended_ = false;
-  int peer_pid_ = -1;
-  std::uint64_t probe_ = 0;
-  bool pull_probed_ = false, can_pull_ = false;
+
+  std::uint64_t written_slots_ = 0, written_bytes_ = 0;
+  std::uint64_t consumed_slots_seen_ = 0, consumed_bytes_seen_ = 0;
+
+  const std::byte* piece_ = nullptr;
+  std::size_t piece_left_ = 0;
+  std::uint64_t read_slots_ = 0, read_bytes_ = 0, told_slots_ = 0, told_bytes_ = 0;
 };
 
 }  // namespace

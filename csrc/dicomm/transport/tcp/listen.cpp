@@ -1,5 +1,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
 
@@ -50,15 +52,45 @@ TcpListener named(Fd fd) {
   return {std::move(fd), host, std::atoi(port)};
 }
 
+bool is_loopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
+  return address.sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
+// The IPv4 addresses of this host's network interfaces, where other machines may reach it.
+std::vector<std::string> interface_addresses() {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return {};
+  std::vector<std::string> found;
+  for (const ifaddrs* at = first; at; at = at->ifa_next) {
+    char host[NI_MAXHOST];
+    if (at->ifa_addr && at->ifa_addr->sa_family == AF_INET && (at->ifa_flags & IFF_UP) &&
+        !is_loopback(*at->ifa_addr) &&
+        ::getnameinfo(at->ifa_addr, sizeof(sockaddr_in), host, sizeof host, nullptr, 0,
+                      NI_NUMERICHOST) == 0)
+      found.push_back(host);
+  }
+  ::freeifaddrs(first);
+  return found;
+}
+
 }  // namespace
 
 TcpListener tcp_listen(const std::string& host) {
   int error = 0;
-  for (const std::string& candidate : host.empty()
-                                          ? std::vector<std::string>{host_name(), "127.0.0.1"}
-                                          : std::vector<std::string>{host}) {
+  std::vector<std::string> candidates{host};
+  if (host.empty()) {
+    candidates = interface_addresses();
+    candidates.insert(candidates.begin(), host_name());
+    candidates.push_back("127.0.0.1");
+  }
+  for (const std::string& candidate : candidates) {
     const Addresses addresses = resolve(candidate, 0, 0);
     for (const addrinfo* at = addresses.get(); at; at = at->ai_next) {
+      // Many hosts call themselves 127.0.1.1, where no other machine reaches them.
+      if (host.empty() && is_loopback(*at->ai_addr) && candidate != candidates.back()) continue;
       const int fd = listen_on(*at);
       if (fd < 0) {
         error = errno;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "core/text.h"
@@ -37,6 +38,7 @@ class TcpStream final : public Stream {
   std::size_t read(void* data, std::size_t bytes) override {
     if (bytes == 0) return 0;
     if (first_ == last_) {
+      if (std::exchange(drained_, false)) return 0;
       if (bytes >= kReadAheadBytes) return receive(data, bytes);
       first_ = 0;
       last_ = receive(ahead_.data(), ahead_.size());
@@ -48,15 +50,21 @@ class TcpStream final : public Stream {
   }
 
   std::size_t eager_bytes() const override { return 256 << 10; }
+  LinkDescription describe() const override { return {"tcp", {}}; }
   int fd() const override { return socket_.get(); }
   bool watch_writable() const override { return true; }
+  // It may; asking the kernel for bytes costs more than giving way.
+  bool peer_shares_core(int) override { return true; }
   bool prepare_sleep(bool) override { return first_ == last_; }
   void finish_writing() override { ::shutdown(socket_.get(), SHUT_WR); }
 
  private:
   std::size_t receive(void* data, std::size_t bytes) {
     const ssize_t got = ::recv(socket_.get(), data, bytes, MSG_DONTWAIT);
-    if (got > 0) return got;
+    if (got > 0) {
+      drained_ = static_cast<std::size_t>(got) < bytes;
+      return got;
+    }
     if (got == 0) throw StreamEnd{"its connection closed"};
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
     throw StreamEnd{system_error(errno)};
@@ -65,6 +73,7 @@ class TcpStream final : public Stream {
   Fd socket_;
   std::vector<char> ahead_;
   std::size_t first_ = 0, last_ = 0;
+  bool drained_ = false;  // the last call took all there was: the next may be saved
 };
 
 }  // namespace

@@ -16,7 +16,8 @@ struct TcpListener {
   int port = 0;
 };
 
-// host: empty for the address this host's name resolves to, else loopback. Throws Error.
+// host: empty for the address this host's name resolves to, or of a network interface where that
+// is the loopback's; where there is none, loopback. Throws Error.
 TcpListener tcp_listen(const std::string& host);
 // Throws Error.
 Fd tcp_connect(const std::string& address, int port, const Patience& patience);

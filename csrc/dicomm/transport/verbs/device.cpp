@@ -1,0 +1,129 @@
+#include "transport/verbs/device.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/text.h"
+#include "topology/topology.h"
+#include "transport/verbs/wire.h"
+
+namespace dicomm::verbs {
+
+Device::Device(std::shared_ptr<const ibv::Library> library, ibv::Device* device)
+    : library_(std::move(library)), name_(library_->get_device_name(device)) {
+  context_ = library_->open_device(device);
+  if (!context_) throw Error(text("cannot open ", name_, ": ", system_error(errno)));
+  pd_ = library_->alloc_pd(context_);
+  if (!pd_ || library_->query_device(context_, &attributes_) != 0) {
+    const int error = errno;
+    if (pd_) library_->dealloc_pd(pd_);
+    library_->close_device(context_);
+    throw Error(text("cannot use ", name_, ": ", system_error(error)));
+  }
+}
+
+Device::~Device() {
+  library_->dealloc_pd(pd_);
+  library_->close_device(context_);
+}
+
+std::optional<Registered> Device::enter(const Region& region) {
+  constexpr int access = ibv::kLocalWrite | ibv::kRemoteWrite | ibv::kRemoteRead;
+  ibv::MemoryRegion* entered = nullptr;
+  if (region.dmabuf_fd >= 0 && library_->reg_dmabuf_mr)
+    entered = library_->reg_dmabuf_mr(pd_, region.dmabuf_offset, region.bytes, region.address,
+                                      region.dmabuf_fd, access);
+  // Where dmabuf is not to be had, the kernel may know the chip as peer memory.
+  if (!entered)
+    entered = library_->reg_mr(pd_, reinterpret_cast<void*>(region.address), region.bytes, access);
+  if (!entered) return std::nullopt;
+  return Registered{entered, entered->lkey, entered->rkey};
+}
+
+void Device::leave(void* handle) { library_->dereg_mr(static_cast<ibv::MemoryRegion*>(handle)); }
+
+std::string Rail::describe() const { return text(device->name(), ":", port); }
+
+std::vector<PublishedRail> Rails::published() const {
+  std::vector<PublishedRail> result;
+  for (const Rail& rail : rails) result.push_back({rail.attributes.link_layer, rail.gids});
+  return result;
+}
+
+namespace {
+
+std::vector<Nic> chosen_nics(const Settings& settings, const std::string& chip) {
+  const Topology topology = discover();
+  return settings.nics.empty() ? nics_for(topology, chip, kMaxRails)
+                               : nics_named(topology, settings.nics);
+}
+
+class DeviceList {
+ public:
+  explicit DeviceList(const ibv::Library& library)
+      : library_(library), devices_(library.get_device_list(&count_)) {}
+  ~DeviceList() {
+    if (devices_) library_.free_device_list(devices_);
+  }
+
+  ibv::Device* named(const std::string& name) const {
+    for (int i = 0; i < count_; ++i)
+      if (name == library_.get_device_name(devices_[i])) return devices_[i];
+    return nullptr;
+  }
+
+ private:
+  const ibv::Library& library_;
+  int count_ = 0;
+  ibv::Device** devices_;
+};
+
+std::size_t opened(Rails& rails, const std::shared_ptr<const ibv::Library>& library,
+                   const DeviceList& list, const std::string& name) {
+  for (std::size_t i = 0; i < rails.devices.size(); ++i)
+    if (rails.devices[i]->name() == name) return i;
+  ibv::Device* device = list.named(name);
+  if (!device) throw Error(text("libibverbs does not see ", name, ": is its provider installed?"));
+  rails.devices.push_back(std::make_shared<Device>(library, device));
+  return rails.devices.size() - 1;
+}
+
+}  // namespace
+
+bool devices_exist() {
+  std::error_code missing;
+  return !std::filesystem::is_empty("/sys/class/infiniband", missing) && !missing;
+}
+
+std::shared_ptr<Rails> open_rails(const Settings& settings, const std::string& chip) {
+  const auto library = ibv::Library::load(settings.ibverbs_library);
+  const DeviceList list(*library);
+  auto rails = std::make_shared<Rails>();
+  rails->settings = settings;
+  for (const Nic& nic : chosen_nics(settings, chip)) {
+    if (rails->rails.size() == kMaxRails) break;
+    Rail rail;
+    rail.device_index = opened(*rails, library, list, nic.device);
+    rail.device = rails->devices[rail.device_index];
+    rail.port = nic.port;
+    if (library->query_port(rail.device->context(), nic.port, &rail.attributes) != 0)
+      throw Error(text("cannot query ", rail.describe(), ": ", system_error(errno)));
+    if (rail.attributes.state != ibv::PortState::active) continue;
+    rail.gids = read_gids("/sys", nic.device, nic.port);
+    if (settings.gid_index)
+      std::erase_if(rail.gids,
+                    [&](const GidEntry& entry) { return entry.index != *settings.gid_index; });
+    if (rail.attributes.link_layer == ibv::kEthernet && rail.gids.empty())
+      throw Error(text(rail.describe(), " has no GID",
+                       settings.gid_index ? text(" of index ", *settings.gid_index) : ""));
+    rails->rails.push_back(std::move(rail));
+  }
+  if (rails->rails.empty()) throw Error("no RDMA device here has an active port");
+  std::vector<Registrar*> registrars;
+  for (const auto& device : rails->devices) registrars.push_back(device.get());
+  rails->memory = std::make_unique<MemoryCache>(std::move(registrars));
+  return rails;
+}
+
+}  // namespace dicomm::verbs

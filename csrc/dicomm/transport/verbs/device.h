@@ -1,0 +1,66 @@
+// The RDMA devices of this process, and the rails a communicator has on them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/verbs/gids.h"
+#include "transport/verbs/library.h"
+#include "transport/verbs/memory.h"
+#include "transport/verbs/settings.h"
+
+namespace dicomm::verbs {
+
+class Device final : public Registrar {
+ public:
+  Device(std::shared_ptr<const ibv::Library> library, ibv::Device* device);  // throws Error
+  ~Device() override;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  std::optional<Registered> enter(const Region& region) override;
+  void leave(void* handle) override;
+
+  const ibv::Library& library() const { return *library_; }
+  const std::string& name() const { return name_; }
+  ibv::Context* context() const { return context_; }
+  ibv::Pd* pd() const { return pd_; }
+  const ibv::DeviceAttributes& attributes() const { return attributes_; }
+
+ private:
+  std::shared_ptr<const ibv::Library> library_;
+  std::string name_;
+  ibv::Context* context_ = nullptr;
+  ibv::Pd* pd_ = nullptr;
+  ibv::DeviceAttributes attributes_{};
+};
+
+// One port that carries a share of the messages.
+struct Rail {
+  std::shared_ptr<Device> device;
+  std::size_t device_index = 0;  // in Rails::devices
+  int port = 1;
+  ibv::PortAttributes attributes{};
+  std::vector<GidEntry> gids;
+
+  std::string describe() const;  // "mlx5_0:1"
+};
+
+struct Rails {
+  Settings settings;
+  std::vector<std::shared_ptr<Device>> devices;
+  std::vector<Rail> rails;
+  std::unique_ptr<MemoryCache> memory;
+
+  std::vector<PublishedRail> published() const;
+};
+
+// Whether the kernel knows any RDMA device.
+bool devices_exist();
+
+// Opens the devices of the settings' rails, else those nearest to the chip (a PCI address, or
+// empty). Throws Error where there is no library or no usable device.
+std::shared_ptr<Rails> open_rails(const Settings& settings, const std::string& chip);
+
+}  // namespace dicomm::verbs

@@ -1,0 +1,94 @@
+// Which memory the NICs may touch, and the cache of those registrations.
+//
+// Registering costs tens of microseconds and more, so memory that keeps its pages until it is
+// forgotten (declared: a chip's allocator segment, our own buffers) is registered once, whole.
+// Other memory may change its pages at any time behind our back; it is registered for one
+// transfer.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/communicator.h"
+
+namespace dicomm::verbs {
+
+using Region = MemoryRegion;
+
+struct Registered {
+  void* handle = nullptr;
+  std::uint32_t lkey = 0;
+  std::uint32_t rkey = 0;
+};
+
+// What a device does.
+class Registrar {
+ public:
+  virtual ~Registrar() = default;
+  virtual std::optional<Registered> enter(const Region& region) = 0;  // nothing: it cannot
+  virtual void leave(void* handle) = 0;
+};
+
+// A stretch of memory registered with every device; not for longer than it lives.
+class Registration {
+ public:
+  // Null where not one device can.
+  static std::shared_ptr<Registration> make(const Region& region,
+                                            const std::vector<Registrar*>& devices);
+  ~Registration();
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+
+  // By device; nothing where that one cannot reach the memory.
+  const std::optional<Registered>& on(std::size_t device) const { return registered_[device]; }
+  bool covers(std::uint64_t address, std::uint64_t bytes) const {
+    return address >= address_ && bytes <= bytes_ && address - address_ <= bytes_ - bytes;
+  }
+  bool overlaps(std::uint64_t address, std::uint64_t bytes) const {
+    return address < address_ + bytes_ && address_ < address + bytes;
+  }
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  Registration(const Region& region, const std::vector<Registrar*>& devices)
+      : address_(region.address), bytes_(region.bytes), devices_(devices) {}
+
+  std::uint64_t address_, bytes_;
+  std::vector<Registrar*> devices_;
+  std::vector<std::optional<Registered>> registered_;
+};
+
+// Not thread-safe: the communicator's mutex guards it.
+class MemoryCache {
+ public:
+  static constexpr std::size_t kMaxEntries = 1024;
+
+  explicit MemoryCache(std::vector<Registrar*> devices, std::size_t max_entries = kMaxEntries)
+      : devices_(std::move(devices)), max_entries_(max_entries) {}
+
+  // A region must not overlap another; throws Error.
+  void declare(const Region& region);
+  // What is declared inside is no longer, and its registrations end with the transfers that use
+  // them.
+  void forget(std::uint64_t address, std::uint64_t bytes);
+  // Null where the memory cannot be registered.
+  std::shared_ptr<Registration> acquire(const void* data, std::uint64_t bytes);
+
+  std::size_t cached() const { return cached_.size(); }
+
+ private:
+  const Region* declared_around(std::uint64_t address, std::uint64_t bytes) const;
+  std::shared_ptr<Registration> find(std::uint64_t address, std::uint64_t bytes);
+  void keep(const std::shared_ptr<Registration>& registration);
+
+  std::vector<Registrar*> devices_;
+  std::size_t max_entries_;
+  std::map<std::uint64_t, Region> declared_;         // by address
+  std::list<std::shared_ptr<Registration>> cached_;  // the last used first
+};
+
+}  // namespace dicomm::verbs

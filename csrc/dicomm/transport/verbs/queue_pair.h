@@ -1,0 +1,67 @@
+// One reliable connection on one rail: its queue pair, and the queue where its work ends.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "transport/verbs/device.h"
+#include "transport/verbs/wire.h"
+
+namespace dicomm::verbs {
+
+struct QueueDepths {
+  std::uint32_t sends;
+  std::uint32_t receives;
+};
+
+class QueuePair {
+ public:
+  // Ready for post_receive(). Throws Error.
+  QueuePair(const Rail& rail, const Settings& settings, const QueueDepths& depths);
+  ~QueuePair();
+  QueuePair(const QueuePair&) = delete;
+  QueuePair& operator=(const QueuePair&) = delete;
+
+  // What the peer must know. `gid` is the one it is to send to.
+  RailCard card(const GidEntry* gid) const;
+  // To the peer's queue pair. Throws Error.
+  void connect(const RailCard& theirs, const GidEntry* gid);
+  // Nothing new begins; what is under way ends soon, flushed: poll() tells. (Destroying would
+  // do, too, but may take a driver long where the cable is gone.)
+  void close();
+  bool closed() const { return closed_; }
+  void destroy();  // the surer way, which may take long
+
+  void post(ibv::SendRequest* first);     // throws StreamEnd
+  void post(ibv::ReceiveRequest* first);  // throws StreamEnd
+  int poll(ibv::Completion* completions, int count) { return ibv::poll(cq_, count, completions); }
+
+  // The descriptor turns readable at the first completion after arm().
+  int fd() const { return channel_->fd; }
+  void arm();
+  void collect_events();
+
+  std::uint32_t inline_bytes() const { return inline_bytes_; }
+  std::uint32_t reads_out() const { return reads_out_; }  // READs at a time; after connect()
+  int mtu_bytes() const { return 128 << mtu_; }
+  const Rail& rail() const { return rail_; }
+
+ private:
+  void modify(ibv::QpAttributes& attributes, int mask, const char* step);
+  void reset();
+
+  const Rail& rail_;
+  const Settings& settings_;
+  const ibv::Library& library_;
+  ibv::Channel* channel_ = nullptr;
+  ibv::Cq* cq_ = nullptr;
+  ibv::Qp* qp_ = nullptr;
+  std::uint32_t psn_ = 0;
+  std::uint32_t inline_bytes_ = 0;
+  std::uint32_t reads_out_ = 0;
+  int mtu_ = 1;
+  bool armed_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace dicomm::verbs

@@ -1,0 +1,182 @@
+// Long messages: the receiver reads them from the sender's memory, chunk by chunk, over all rails.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "transport/verbs/stream.h"
+
+namespace dicomm::verbs {
+
+namespace {
+
+constexpr std::uint64_t kMaxChunkBytes = 1 << 20;
+constexpr std::uint64_t kMinChunkBytes = 64 << 10;
+constexpr std::chrono::seconds kFlushPatience{1};
+constexpr std::uint64_t kReadWork = std::uint64_t{2} << 56;
+
+// Enough pieces that every rail is busy to the end.
+std::uint64_t chunk_bytes(std::uint64_t message, std::size_t rails) {
+  const std::uint64_t share = message / (2 * rails);
+  const std::uint64_t rounded = (share + kMinChunkBytes - 1) / kMinChunkBytes * kMinChunkBytes;
+  return std::clamp(rounded, kMinChunkBytes, kMaxChunkBytes);
+}
+
+}  // namespace
+
+MemoryKeys VerbsStream::expose(const void* data, std::size_t bytes) {
+  MemoryKeys keys{};
+  auto registration = bytes > 0 ? rails_->memory->acquire(data, bytes) : nullptr;
+  if (!registration) return keys;
+  for (std::size_t i = 0; i < links_.size(); ++i)
+    if (links_[i])
+      if (const auto& there = registration->on(links_[i]->device_index)) keys[i] = there->rkey;
+  exposed_.emplace(data, std::move(registration));
+  return keys;
+}
+
+void VerbsStream::conceal(const void* data, std::size_t) {
+  if (const auto found = exposed_.find(data); found != exposed_.end()) exposed_.erase(found);
+}
+
+bool VerbsStream::reaches(const Pull& pull, const Registration& into, std::size_t rail) const {
+  const auto& link = links_[rail];
+  return link && link->up() && pull.keys[rail] != 0 && into.on(link->device_index).has_value();
+}
+
+// Also makes ready for it: memory that no device can write to cannot be pulled into.
+bool VerbsStream::can_pull(const Pull& pull) {
+  if (on_socket_ || readings_.contains(pull.id)) return false;
+  if (std::all_of(pull.keys.begin(), pull.keys.end(), [](auto key) { return key == 0; }))
+    return false;
+  auto into = rails_->memory->acquire(pull.data, pull.bytes);
+  if (!into) return false;
+  std::size_t rails = 0;
+  std::uint64_t largest = kMaxChunkBytes;
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    if (!reaches(pull, *into, i)) continue;
+    ++rails;
+    largest = std::min<std::uint64_t>(largest, links_[i]->pair.rail().attributes.max_msg_bytes);
+  }
+  if (rails == 0 || largest == 0) return false;
+  Reading& reading = readings_[pull.id];
+  reading.pull = pull;
+  reading.into = std::move(into);
+  const std::uint64_t step = std::min(largest, chunk_bytes(pull.bytes, rails));
+  for (std::uint64_t at = 0; at < pull.bytes; at += step)
+    reading.to_do.push_back({at, static_cast<std::uint32_t>(std::min(step, pull.bytes - at))});
+  return true;
+}
+
+bool VerbsStream::pull(Pull& pull) {
+  if (!end_ && !on_socket_) progress();
+  if (end_) throw *end_;
+  if (on_socket_) return false;
+  const auto found = readings_.find(pull.id);
+  if (found == readings_.end()) throw StreamEnd{"it withdrew a message's memory"};
+  Reading& reading = found->second;
+  for (int rail; !reading.to_do.empty() && (rail = rail_for(reading)) != kNone;)
+    start_read(pull.id, reading, rail);
+  if (!reading.to_do.empty() || reading.under_way > 0) return true;
+  pull.moved = pull.bytes;
+  readings_.erase(found);
+  return true;
+}
+
+// The least busy rail that can take one more read of it.
+int VerbsStream::rail_for(const Reading& reading) const {
+  int best = kNone;
+  bool any = false;
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    if (!reaches(reading.pull, *reading.into, i)) continue;
+    any = true;
+    if (!links_[i]->heard || !links_[i]->has_read_room()) continue;
+    if (best == kNone || links_[i]->reads < links_[best]->reads) best = static_cast<int>(i);
+  }
+  if (!any) throw StreamEnd{"no remaining rail reaches a message's memory; " + failures_};
+  return best;
+}
+
+void VerbsStream::start_read(std::uint64_t id, Reading& reading, int rail) {
+  Link& link = *links_[rail];
+  const Chunk chunk = reading.to_do.front();
+  ibv::Piece piece{reinterpret_cast<std::uint64_t>(reading.pull.data) + chunk.offset, chunk.bytes,
+                   reading.into->on(link.device_index)->lkey};
+  ibv::SendRequest request{};
+  request.id = kReadWork | next_read_;
+  request.pieces = &piece;
+  request.piece_count = 1;
+  request.opcode = ibv::SendOpcode::rdma_read;
+  request.flags = ibv::kSignaled;
+  request.remote_address = reading.pull.address + chunk.offset;
+  request.rkey = reading.pull.keys[rail];
+  link.pair.post(&request);
+  reading.to_do.pop_front();
+  ++reading.under_way;
+  ++link.reads;
+  reads_.emplace(next_read_++, Read{id, chunk, rail});
+}
+
+void VerbsStream::read_done(std::uint64_t number) {
+  const auto found = reads_.find(number);
+  if (found == reads_.end()) return;
+  --links_[found->second.rail]->reads;
+  --readings_.at(found->second.id).under_way;
+  reads_.erase(found);
+}
+
+// Of a closed rail: until then they may still write. The device flushes them at once; one that
+// does not has its queue pair destroyed.
+void VerbsStream::await_reads(int rail) {
+  Link& link = *links_[rail];
+  const auto deadline = std::chrono::steady_clock::now() + kFlushPatience;
+  while (link.reads > 0 && std::chrono::steady_clock::now() < deadline) {
+    ibv::Completion completion;
+    if (link.pair.poll(&completion, 1) != 1)
+      std::this_thread::yield();
+    else if (completion.id >> 56 == kReadWork >> 56)
+      --link.reads;
+  }
+  if (link.reads > 0) link.pair.destroy();
+}
+
+// A failed rail's reads are to do again.
+void VerbsStream::reissue_reads(int rail) {
+  for (auto at = reads_.begin(); at != reads_.end();) {
+    if (at->second.rail != rail) {
+      ++at;
+      continue;
+    }
+    Reading& reading = readings_.at(at->second.id);
+    --reading.under_way;
+    if (!reading.given_up) reading.to_do.push_front(at->second.chunk);
+    at = reads_.erase(at);
+  }
+  links_[rail]->reads = 0;
+}
+
+bool VerbsStream::pulls_in_background() const {
+  if (on_socket_ || end_) return false;
+  for (const auto& [id, reading] : readings_) {
+    if (reading.to_do.empty()) {
+      if (reading.under_way == 0) return false;
+      continue;
+    }
+    for (std::size_t i = 0; i < links_.size(); ++i)
+      if (reaches(reading.pull, *reading.into, i) && links_[i]->heard && links_[i]->has_read_room())
+        return false;
+  }
+  return true;
+}
+
+bool VerbsStream::abandon(Pull& pull) {
+  const auto found = readings_.find(pull.id);
+  if (found == readings_.end()) return true;
+  found->second.given_up = true;
+  found->second.to_do.clear();
+  progress();
+  if (found->second.under_way > 0 && !end_ && !on_socket_) return false;
+  readings_.erase(pull.id);
+  return true;
+}
+
+}  // namespace dicomm::verbs

@@ -1,0 +1,368 @@
+#include "transport/verbs/stream.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/text.h"
+
+namespace dicomm::verbs {
+
+namespace {
+
+// What a completion's id says it is of, in the high bits.
+enum Work : std::uint64_t { receive_work = 0, send_work, read_work };
+constexpr int kWorkShift = 56;
+
+constexpr int kSlotsAtOnce = 16;
+
+void watch(const Fd& epoll, int fd, int which) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = static_cast<std::uint64_t>(which);
+  ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event);
+}
+
+constexpr int kSocketEvent = kMaxRails;
+
+std::string meaning(const ibv::Library& library, int status) {
+  std::string words = library.wc_status_str(status);
+  if (status == ibv::kRnrRetryExceeded) words += ": the peer's receive buffers ran out";
+  return words;
+}
+
+}  // namespace
+
+VerbsStream::VerbsStream(std::shared_ptr<Rails> rails, Links links, Fd socket, const Card& theirs,
+                         bool dialler)
+    : rails_(std::move(rails)),
+      links_(std::move(links)),
+      socket_(std::move(socket)),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      window_(std::min(kSlots, theirs.slots)),
+      slot_bytes_(std::min(kSlotBytes, theirs.slot_bytes)),
+      send_memory_(kSlots * kSlotBytes + kSpareSlots * sizeof(SlotHeader), *rails_) {
+  watch(epoll_, socket_.get(), kSocketEvent);
+  for (std::size_t i = 0; i < links_.size(); ++i)
+    if (links_[i]) watch(epoll_, links_[i]->pair.fd(), static_cast<int>(i));
+  if (!dialler) return;
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    if (!links_[i]) continue;
+    links_[i]->heard = true;
+    send_empty(static_cast<int>(i));
+  }
+}
+
+// The queue pairs go before the memory.
+VerbsStream::~VerbsStream() { links_.clear(); }
+
+SlotHeader VerbsStream::header(std::uint32_t sequence) {
+  SlotHeader header{};
+  header.sequence = sequence;
+  header.consumed = consumed_told_ = consumed_;
+  header.consumed_rail = static_cast<std::uint8_t>(rail_in_);
+  if (links_[rail_in_]) header.consumed_here = links_[rail_in_]->consumed;
+  for (std::size_t i = 0; i < links_.size(); ++i)
+    if (links_[i] && links_[i]->up()) header.rails_up |= 1 << i;
+  header.magic = kSlotMagic;
+  return header;
+}
+
+// The first rail that works; it stays until it fails.
+void VerbsStream::choose_rail() {
+  for (std::size_t i = 0; rail_ == kNone && i < links_.size(); ++i)
+    if (links_[i] && links_[i]->up() && links_[i]->heard) rail_ = static_cast<int>(i);
+}
+
+bool VerbsStream::can_write() const {
+  if (next_ - consumed_by_peer_ > window_) return false;
+  if (on_socket_) return true;
+  if (rail_ == kNone) return false;
+  const Link& link = *links_[rail_];
+  return link.sent - link.sent_consumed < window_ && link.has_send_room();
+}
+
+std::size_t VerbsStream::write(const iovec* parts, int count) {
+  if (end_) throw *end_;
+  if (peer_gone_) throw StreamEnd{"its connection closed"};
+  std::size_t written = 0, part = 0, offset = 0;
+  const std::size_t part_count = static_cast<std::size_t>(count);
+  if (!can_write()) progress();
+  std::uint32_t first = next_;
+  while (part < part_count) {
+    if (!can_write() || next_ - first == kSlotsAtOnce) break;
+    std::byte* slot = sent_slot(next_);
+    std::size_t filled = sizeof(SlotHeader);
+    while (part < part_count && filled < slot_bytes_) {
+      const std::size_t bytes = std::min(parts[part].iov_len - offset, slot_bytes_ - filled);
+      if (bytes > 0)
+        std::memcpy(slot + filled, static_cast<const std::byte*>(parts[part].iov_base) + offset,
+                    bytes);
+      filled += bytes;
+      offset += bytes;
+      if (offset == parts[part].iov_len) ++part, offset = 0;
+    }
+    if (filled == sizeof(SlotHeader)) break;
+    written += filled - sizeof(SlotHeader);
+    slot_lengths_[next_ % kSlots] = static_cast<std::uint32_t>(filled);
+    ++next_;
+    // Counted here, so that can_write() sees it.
+    if (!on_socket_) ++links_[rail_]->sent, ++links_[rail_]->sends_posted;
+  }
+  if (next_ != first) post_slots(first, next_ - first);
+  return written;
+}
+
+// Slots [first, first + count), filled and counted already; one doorbell for all.
+void VerbsStream::post_slots(std::uint32_t first, std::uint32_t count) {
+  ibv::SendRequest requests[kSlots];
+  ibv::Piece pieces[kSlots];
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t sequence = first + i;
+    std::byte* slot = sent_slot(sequence);
+    const std::uint32_t bytes = slot_lengths_[sequence % kSlots];
+    const SlotHeader words = header(sequence);
+    std::memcpy(slot, &words, sizeof words);
+    if (on_socket_) {
+      send_on_socket(SocketMessage::slot, slot, bytes);
+      continue;
+    }
+    Link& link = *links_[rail_];
+    pieces[i] = {reinterpret_cast<std::uint64_t>(slot), bytes,
+                 send_memory_.lkey(link.device_index)};
+    requests[i] = {};
+    requests[i].pieces = &pieces[i];
+    requests[i].piece_count = 1;
+    requests[i].opcode = ibv::SendOpcode::send;
+    requests[i].next = i + 1 < count ? &requests[i + 1] : nullptr;
+    requests[i].id =
+        send_work << kWorkShift | static_cast<std::uint32_t>(link.sends_posted - count + i + 1);
+    if (bytes <= link.pair.inline_bytes()) requests[i].flags |= ibv::kInline;
+    if (++link.unsignaled == kSignalEvery) {
+      requests[i].flags |= ibv::kSignaled;
+      link.unsignaled = 0;
+    }
+  }
+  if (!on_socket_) links_[rail_]->pair.post(requests);
+}
+
+void VerbsStream::send_empty(int rail, bool signaled) {
+  const SlotHeader words = header(0);
+  if (on_socket_) return send_on_socket(SocketMessage::slot, &words, sizeof words);
+  Link& link = *links_[rail];
+  if (!link.has_send_room()) {
+    announce_ = true;
+    return;
+  }
+  std::byte* place = send_memory_.data() + kSlots * kSlotBytes +
+                     std::size_t{empties_++ % kSpareSlots} * sizeof(SlotHeader);
+  std::memcpy(place, &words, sizeof words);
+  ibv::Piece piece{reinterpret_cast<std::uint64_t>(place), sizeof words,
+                   send_memory_.lkey(link.device_index)};
+  ibv::SendRequest request{};
+  request.pieces = &piece;
+  request.piece_count = 1;
+  request.opcode = ibv::SendOpcode::send;
+  request.id = send_work << kWorkShift | ++link.sends_posted;
+  if (sizeof words <= link.pair.inline_bytes()) request.flags |= ibv::kInline;
+  if (signaled || ++link.unsignaled >= kSignalEvery) {
+    request.flags |= ibv::kSignaled;
+    link.unsignaled = 0;
+  }
+  link.pair.post(&request);
+}
+
+// Collects what ended on every rail, and does what follows from it.
+void VerbsStream::progress() {
+  if (end_) return;
+  try {
+    for (std::size_t i = 0; i < links_.size(); ++i)
+      if (links_[i] && links_[i]->up()) poll_rail(static_cast<int>(i));
+    for (std::size_t i = 0; i < links_.size(); ++i)
+      if (links_[i] && links_[i]->up() && !(rails_up_there_ >> i & 1))
+        fail(static_cast<int>(i), "its other end failed");
+    if (rail_ == kNone && !on_socket_) choose_rail();
+    if (consumed_ - consumed_told_ >= window_ / 2) announce_ = true;
+    if (announce_ && (rail_ != kNone || on_socket_)) {
+      announce_ = false;
+      send_empty(rail_);
+    }
+    if (finishing_ && !shut_) finish();
+    if (!socket_out_.empty()) flush_socket();
+  } catch (const StreamEnd& end) {
+    end_ = end;
+  }
+}
+
+void VerbsStream::poll_rail(int rail) {
+  ibv::Completion completions[16];
+  int count;
+  do {
+    count = links_[rail]->pair.poll(completions, 16);
+    for (int i = 0; i < count; ++i) {
+      if (completions[i].status != ibv::kSuccess)
+        return failed(rail, std::span(completions + i, completions + count));
+      completed(rail, completions[i]);
+    }
+  } while (count == 16);
+}
+
+// One of them tells why; the others were flushed, or count no more.
+void VerbsStream::failed(int rail, std::span<const ibv::Completion> completions) {
+  Link& link = *links_[rail];
+  for (const ibv::Completion& completion : completions)
+    if (completion.id >> kWorkShift == read_work) --link.reads;
+  const auto cause =
+      std::find_if(completions.begin(), completions.end(), [](const ibv::Completion& completion) {
+        return completion.status != ibv::kSuccess && completion.status != ibv::kFlushed;
+      });
+  fail(rail, cause != completions.end()
+                 ? meaning(rails_->devices[link.device_index]->library(), cause->status)
+                 : "its device gave up the connection (is the port down?)");
+}
+
+void VerbsStream::completed(int rail, const ibv::Completion& completion) {
+  Link& link = *links_[rail];
+  const std::uint64_t id = completion.id & ((std::uint64_t{1} << kWorkShift) - 1);
+  switch (completion.id >> kWorkShift) {
+    case receive_work:
+      return arrive(rail, static_cast<std::uint32_t>(id),
+                    link.received(static_cast<std::uint32_t>(id)), completion.bytes);
+    case send_work:
+      link.sends_completed = static_cast<std::uint32_t>(id);
+      return;
+    default:
+      return read_done(id);
+  }
+}
+
+void VerbsStream::arrive(int rail, std::uint32_t buffer, const std::byte* slot, std::size_t bytes,
+                         std::unique_ptr<std::byte[]> owned) {
+  SlotHeader header;
+  if (bytes < sizeof header) throw StreamEnd{"it sent a malformed slot (too short)"};
+  std::memcpy(&header, slot, sizeof header);
+  if (header.magic != kSlotMagic) throw StreamEnd{"it sent a malformed slot (out of step)"};
+  heard(rail, header);
+  Arrived arrived{rail, buffer, slot + sizeof header, bytes - sizeof header, std::move(owned)};
+  Link* link = rail == kNone ? nullptr : links_[rail].get();
+  if (arrived.bytes == 0) {
+    if (link) link->give_back(buffer);
+    return;
+  }
+  if (link) rail_in_ = rail;
+  if (header.sequence == expected_) {
+    ++expected_;
+    arrived_.push_back(std::move(arrived));
+    return;
+  }
+  if (static_cast<std::int32_t>(header.sequence - expected_) > 0)
+    throw StreamEnd{"it sent a malformed slot (one before is missing)"};
+  announce_ = true;  // a double, after a rail failed
+  if (link) {
+    ++link->consumed;
+    link->give_back(buffer);
+  }
+}
+
+// What a slot says besides its bytes.
+void VerbsStream::heard(int rail, const SlotHeader& header) {
+  if (rail != kNone) links_[rail]->heard = true;
+  // Of two rails the later news may be polled first.
+  const auto more = static_cast<std::int32_t>(header.consumed - consumed_by_peer_);
+  if (more > 0 && static_cast<std::uint32_t>(more) >= next_ - consumed_by_peer_)
+    throw StreamEnd{"it sent a malformed slot (it has read more than was sent)"};
+  if (more > 0) consumed_by_peer_ = header.consumed;
+  if (header.consumed_rail < links_.size() && links_[header.consumed_rail]) {
+    Link& link = *links_[header.consumed_rail];
+    if (header.consumed_here - link.sent_consumed <= link.sent - link.sent_consumed)
+      link.sent_consumed = header.consumed_here;
+  }
+  if (rail == kNone) return;
+  rails_up_there_ &= header.rails_up;
+}
+
+std::size_t VerbsStream::read(void* data, std::size_t bytes) {
+  if (bytes == 0) return 0;
+  if (arrived_.empty()) progress();
+  if (arrived_.empty()) {
+    if (end_) throw *end_;
+    if (peer_gone_) throw StreamEnd{"its connection closed"};
+    return 0;
+  }
+  Arrived& slot = arrived_.front();
+  const std::size_t taken = std::min(bytes, slot.bytes);
+  std::memcpy(data, slot.data, taken);
+  slot.data += taken;
+  slot.bytes -= taken;
+  if (slot.bytes == 0) {
+    consumed(slot);
+    arrived_.pop_front();
+  }
+  return taken;
+}
+
+void VerbsStream::consumed(Arrived& slot) {
+  ++consumed_;
+  if (slot.rail == kNone) return;
+  Link& link = *links_[slot.rail];
+  ++link.consumed;
+  link.give_back(slot.buffer);
+}
+
+void VerbsStream::on_event() {
+  epoll_event events[kMaxRails + 1];
+  const int count = ::epoll_wait(epoll_.get(), events, kMaxRails + 1, 0);
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t which = events[i].data.u64;
+    if (which < links_.size())
+      links_[which]->pair.collect_events();
+    else
+      read_socket();
+  }
+}
+
+bool VerbsStream::prepare_sleep(bool want_to_write) {
+  if (!arrived_.empty()) return false;
+  for (const auto& link : links_)
+    if (link && link->up()) link->pair.arm();
+  progress();
+  return arrived_.empty() && !end_ && !peer_gone_ && socket_out_.empty() &&
+         !(want_to_write && can_write());
+}
+
+LinkDescription VerbsStream::describe() const {
+  LinkDescription description{"verbs", {}};
+  for (const auto& link : links_)
+    if (link)
+      description.rails.push_back(
+          {link->pair.rail().describe(), link->gid ? verbs::describe(link->gid->gid) : "",
+           link->gid ? verbs::describe(link->peer.gid) : "", link->pair.mtu_bytes(), link->up()});
+  return description;
+}
+
+void VerbsStream::finish_writing() {
+  finishing_ = true;
+  progress();
+}
+
+// The socket's end must not overtake what was written: all of it is in the peer's hands once the
+// last send has ended.
+void VerbsStream::finish() {
+  if (!on_socket_ && rail_ != kNone) {
+    if (!last_sent_) {
+      if (!links_[rail_]->has_send_room()) return;
+      last_sent_ = true;
+      send_empty(rail_, true);
+    }
+    if (links_[rail_]->sends_completed != links_[rail_]->sends_posted) return;
+  }
+  flush_socket();
+  if (!socket_out_.empty()) return;
+  shut_ = true;
+  ::shutdown(socket_.get(), SHUT_WR);
+}
+
+}  // namespace dicomm::verbs
