@@ -6,35 +6,69 @@ Importing this module registers the backend, for host tensors and for the Privat
     torch.distributed.init_process_group("dicomm")
 
 Environment: ``DICOMM_STRATEGY`` (device-direct or cpu-mediated, the two point-to-point strategies
-of the H2 paper), ``DICOMM_RANK_LABEL`` (shown next to the rank in every error, e.g. "chip B") and
-``DICOMM_SECRET`` (the job's; without it the first rank of each group draws one and shares it
-through torch.distributed's store, which the job trusts anyway).
+of the H2 paper; may differ between ranks), ``DICOMM_TRANSPORT`` (auto, shm, tcp or verbs) and what
+else can be set about verbs (``DICOMM_NICS``, ``DICOMM_GID_INDEX`` ...), ``DICOMM_LISTEN_ADDRESS``
+(where other machines reach this one), ``DICOMM_RANK_LABEL`` (shown next to the rank in every error,
+e.g. "chip B") and ``DICOMM_SECRET`` (the job's; without it the first rank of each group draws one
+and shares it through torch.distributed's store, which the job trusts anyway).
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from dicomm import _c10d
+from dicomm import _c10d, mixed
 
 STRATEGIES = ("device-direct", "cpu-mediated")
+TRANSPORTS = ("auto", "shm", "tcp", "verbs")
 
 
 @dataclass(frozen=True)
 class Options:
-    """``pg_options`` of ``init_process_group`` and ``new_group``.
+    """``pg_options`` of ``init_process_group`` and ``new_group``; None: the environment's choice.
 
-    strategy: "device-direct" (the transport reads and writes chip memory) or "cpu-mediated"
-    (staged through host memory); None: ``DICOMM_STRATEGY``, else device-direct.
+    strategy: "device-direct" (the transport reads and writes chip memory; the default) or
+        "cpu-mediated" (staged through host memory).
+    transport: "auto" (shared memory within a host, else RDMA where both sides have it, else TCP;
+        the default), "shm", "tcp" or "verbs".
+    chip: the PCI address of this rank's chip, to choose the nearest NICs for.
+    nics: ``device[:port],...`` instead of that choice.
+    listen_address: the address at which other machines reach this one; by default what this
+        host's name resolves to.
+    node: the name of this rank's node, for collectives over several; by default the host.
+    vendor: the name of this chip's vendor. Set on every rank or on none: then collectives run on
+        each vendor's own backend inside the vendor and on dicomm between vendors (dicomm.mixed).
+    native: the name of that backend, such as "nccl", "hccl" or, for host tensors, "gloo".
     """
 
     strategy: str | None = None
+    transport: str | None = None
+    chip: str | None = None
+    nics: str | None = None
+    listen_address: str | None = None
+    node: str | None = None
+    vendor: str | None = None
+    native: str | None = None
+    is_native: bool = field(default=False, repr=False)  # inside a vendor: nothing more to compose
+
+    def chosen(self, name: str, choices: tuple[str, ...] = ()) -> str:
+        """This option, else the environment's, else the first of the choices."""
+        variable = f"DICOMM_{name.upper()}"
+        value = getattr(self, name) or os.environ.get(variable) or (choices[0] if choices else "")
+        if choices and value not in choices:
+            raise ValueError(
+                f"dicomm {name} is {value!r}, expected one of {', '.join(choices)} "
+                f"({variable} or pg_options)"
+            )
+        return value
 
 
 def register_backend() -> None:
@@ -58,6 +92,16 @@ def set_device_clock(device_type: str, ready_at_ns: int, wait_until_ns: int) -> 
     """
     _c10d.set_device_clock(device_type, ready_at_ns, wait_until_ns)
     register_backend()
+
+
+def device_memory_functions() -> tuple[int, int]:
+    """For a chip's allocator: the addresses of two C functions that it calls.
+
+    ``void taken(int32_t device, uint64_t address, uint64_t bytes)`` for each block of chip memory
+    that it holds, ``returned`` (the same arguments) before the chip gets one back. Network cards
+    then register that memory once, and not for every message.
+    """
+    return _c10d.device_memory_functions()
 
 
 def set_links(group: dist.ProcessGroup | None, links: Mapping[int, tuple[float, float]]) -> None:
@@ -87,6 +131,26 @@ def bytes_sent(group: dist.ProcessGroup | None = None) -> dict[int, int]:
     return {peer: backend.bytes_sent(_group_rank(group, peer)) for peer in _peers(group)}
 
 
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """A barrier whose error names the ranks that did not come in time.
+
+    ``torch.distributed.monitored_barrier`` is the same, but takes no backend other than Gloo.
+
+    Args:
+        timeout: None for the group's.
+        wait_all_ranks: name every missing rank, not just the first.
+
+    Raises:
+        torch.distributed.DistBackendError: on every rank; the group is aborted.
+    """
+    backend = _backend(group)
+    backend.monitored_barrier(timeout or timedelta(milliseconds=-1), wait_all_ranks)
+
+
 def _create(base: dist.distributed_c10d._DistributedBackendOptions, options: object) -> object:
     """Called by torch.distributed on every member of a new group."""
     if options is not None and not isinstance(options, Options):
@@ -94,35 +158,74 @@ def _create(base: dist.distributed_c10d._DistributedBackendOptions, options: obj
             f"pg_options of a dicomm process group: {type(options).__name__} given, "
             "dicomm.distributed.Options expected"
         )
-    strategy = options.strategy if options else None
-    strategy = strategy or os.environ.get("DICOMM_STRATEGY") or STRATEGIES[0]
-    if strategy not in STRATEGIES:
-        raise ValueError(
-            f"dicomm strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)} "
-            "(DICOMM_STRATEGY or pg_options)"
-        )
+    options = options or Options()
+    strategy = options.chosen("strategy", STRATEGIES)
+    transport = options.chosen("transport", TRANSPORTS)
+    store = _fresh(base.store, base.group_size)
     global_ranks = base.global_ranks_in_group
     global_rank = global_ranks[base.group_rank] if global_ranks else base.group_rank
     label = os.environ.get("DICOMM_RANK_LABEL")
+    vendor = options.chosen("vendor")
+    vendors = mixed.Vendors([], None)
+    if vendor and not options.is_native:
+        vendors = mixed.meet(
+            base,
+            store,
+            lambda key, what: _get(store, key, base.timeout, what),
+            vendor,
+            options.chosen("native"),
+            replace(options, is_native=True) if options.chosen("native") == "dicomm" else None,
+        )
     return _c10d.Backend(
-        store=base.store,
+        store=store,
         rank=base.group_rank,
         world_size=base.group_size,
         timeout=base.timeout,
         name=base.group_id,
         rank_label=f"rank {global_rank} ({label})" if label else f"rank {global_rank}",
-        secret=_secret(base.store, base.group_rank, base.group_size),
+        secret=_secret(store, base.group_rank, base.group_size, base.timeout),
         strategy=strategy,
+        transport=transport,
+        listen_address=options.chosen("listen_address"),
+        chip=options.chosen("chip"),
+        nics=options.chosen("nics"),
+        node=options.chosen("node"),
+        vendor_of=vendors.vendor_of,
+        native=vendors.native,
     )
 
 
-def _secret(store: dist.Store, rank: int, world_size: int) -> str:
+def _fresh(store: dist.Store, world_size: int) -> dist.Store:
+    """A part of the store where no earlier group of this name left anything.
+
+    A process group made anew on the same store has its predecessor's name: it is told apart by
+    how many members came before.
+    """
+    generation = (store.add("dicomm/members", 1) - 1) // world_size
+    return dist.PrefixStore(f"dicomm/{generation}", store)
+
+
+def _secret(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> str:
     given = os.environ.get("DICOMM_SECRET")
     if given or world_size == 1:
         return given or ""
     if rank == 0:
-        store.set("dicomm/secret", secrets.token_hex(32))
-    return store.get("dicomm/secret").decode()
+        store.set("secret", secrets.token_hex(32))
+    return _get(store, "secret", timeout, "the secret of its rank 0").decode()
+
+
+def _get(store: dist.Store, key: str, timeout: timedelta, what: str) -> bytes:
+    """Polls: a blocking get would lock the store's one connection, and with it other threads."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    pause_s = 0.0002
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise dist.DistStoreError(
+                f"dicomm: the new process group lacks {what} after {timeout.total_seconds():.0f} s"
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+    return store.get(key)
 
 
 def _backend(group: dist.ProcessGroup | None) -> _c10d.Backend:

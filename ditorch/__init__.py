@@ -55,6 +55,7 @@ __all__ = [
     "peer_handle",
     "reset_fallback_counts",
     "vendor",
+    "watch_memory",
 ]
 
 device: torch.device
@@ -160,6 +161,20 @@ def device_clock() -> tuple[str, int, int] | None:
         return None
     clock = _ditorch.device_clock()
     return None if clock is None else (device.type, *clock)
+
+
+def watch_memory(taken: int, returned: int) -> None:
+    """Tells a transport which memory the chip's allocator holds, so that it may register it once.
+
+    Args:
+        taken: address of a C function `void f(int32_t device, uint64_t address, uint64_t bytes)`,
+            called for every block that is held now, and for each that is taken later.
+        returned: address of another, called before the chip gets a block back.
+
+    Does nothing where the allocator is another's: an adopted vendor's, or the host's.
+    """
+    if _is_made_here():
+        _ditorch.watch_memory(taken, returned)
 
 
 def end_step() -> None:

@@ -76,6 +76,7 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
 
     if ditorch.device.type == "cpu":
         return Device(ditorch.device, "dicomm", HostClock())
+    ditorch.watch_memory(*dicomm.distributed.device_memory_functions())
     clock = ditorch.device_clock()
     if clock is None:
         return Chip(ditorch.device, "dicomm", EventClock(ditorch.device))

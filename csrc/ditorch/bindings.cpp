@@ -11,6 +11,7 @@
 #include "runtime/device.h"
 #include "runtime/device_clock.h"
 #include "runtime/generator.h"
+#include "runtime/memory_watch.h"
 #include "runtime/missing_dtypes.h"
 #include "runtime/stream.h"
 #include "runtime/unified_name.h"
@@ -106,6 +107,10 @@ PYBIND11_MODULE(_ditorch, m) {
   m.def("pacing", &pacing);
   m.def("pacing_reset", &pacing_reset);
   m.def("device_clock", &device_clock);
+  m.def("watch_memory", [](std::uintptr_t taken, std::uintptr_t returned) {
+    watch_memory(reinterpret_cast<MemoryFunction>(taken),
+                 reinterpret_cast<MemoryFunction>(returned));
+  });
 }
 
 }  // namespace ditorch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import time
 from typing import Any
@@ -193,3 +194,37 @@ def late_sender(rank: int) -> float:
 def test_clocks_travel_over_links_that_are_not_paced() -> None:
     computed_at, received_at = run_processes(2, late_sender)
     assert received_at >= computed_at
+
+
+def large_messages(rank: int) -> None:
+    """Chip memory that goes through the host in chunks, whichever side needs that."""
+    import dicomm.distributed
+
+    device, peer = start_chip(rank)[0], 1 - rank
+    first, second = ((torch.arange(5 * 2**20 + 3) * 7 + step).to(torch.uint8) for step in (0, 1))
+    for strategies in itertools.product(STRATEGIES, repeat=2):
+        options = dicomm.distributed.Options(strategy=strategies[rank])
+        group = dist.new_group(pg_options=options)
+        sent = [first.to(device), second.to(device)]
+        got = [torch.zeros_like(tensor) for tensor in sent]
+        works = [dist.isend(tensor, peer, group=group) for tensor in sent]
+        works += [dist.irecv(tensor, peer, group=group) for tensor in got]  # two of one tag
+        for work in works:
+            work.wait()
+        assert torch.equal(got[0].cpu(), first) and torch.equal(got[1].cpu(), second)
+        if rank == 0:
+            dist.send(sent[0][:-3].view(1024, -1).t(), 1, group=group)  # not contiguous
+            dist.isend(sent[1], 1, group=group)  # a work nobody keeps
+        else:
+            target = torch.zeros(1024, 5 * 1024, dtype=torch.uint8, device=device).t()
+            dist.recv(target, 0, group=group)
+            assert torch.equal(target.cpu(), first[:-3].view(1024, -1).t())
+            got[0].zero_()
+            assert dist.recv(got[0], group=group) == 0  # from whoever sends
+            assert torch.equal(got[0].cpu(), second)
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+
+
+def test_large_chip_tensors_between_both_strategies() -> None:
+    run_processes(2, large_messages)

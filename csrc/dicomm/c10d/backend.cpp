@@ -3,6 +3,7 @@
 #include <pybind11/gil.h>
 #include <pybind11/pybind11.h>
 
+#include "errors.h"
 #include "store.h"
 
 namespace dicomm {
@@ -22,9 +23,15 @@ auto guarded(Membership& membership, const char* operation, F&& function) {
   }
 }
 
-std::shared_ptr<Membership> join(c10::intrusive_ptr<c10d::Store> store, const Options& options) {
+std::string strategy_key(const std::string& name, int rank) {
+  return "dicomm/" + name + "/strategy/" + std::to_string(rank);
+}
+
+std::shared_ptr<Membership> join(const std::shared_ptr<Store>& store, const Options& options,
+                                 Strategy strategy) {
   try {
-    return Membership::create(std::make_shared<TorchStore>(std::move(store)), options);
+    store->set(strategy_key(options.name, options.rank), name_of(strategy));
+    return Membership::create(store, options);
   } catch (const Error& error) {
     C10_THROW_ERROR(DistBackendError,
                     "dicomm process group '" + options.name + "': " + error.what());
@@ -36,8 +43,11 @@ std::shared_ptr<Membership> join(c10::intrusive_ptr<c10d::Store> store, const Op
 Backend::Backend(c10::intrusive_ptr<c10d::Store> store, const dicomm::Options& options,
                  Strategy strategy)
     : c10d::Backend(options.rank, options.world_size),
-      membership_(join(std::move(store), options)),
-      strategy_(strategy) {}
+      store_(std::make_shared<TorchStore>(std::move(store))),
+      strategy_(strategy),
+      strategies_(options.world_size) {
+  membership_ = join(store_, options, strategy);
+}
 
 // The last owner may hold the interpreter's lock, which jobs that drop tensors need.
 Backend::~Backend() {
@@ -51,6 +61,13 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) { membership_->set_t
 void Backend::abort() { membership_->abort("its process group was aborted"); }
 
 void Backend::shutdown() { membership_->shutdown(); }
+
+c10d::ErrorType Backend::getError() {
+  if (membership_->error() == c10d::ErrorType::SUCCESS &&
+      !membership_->communicator().failure().empty())
+    return c10d::ErrorType::REMOTE_ERROR;  // heard of before an operation met it
+  return membership_->error();
+}
 
 void Backend::set_link(int peer, double latency_s, double bytes_per_s) {
   guarded(*membership_, "set_link",
@@ -90,35 +107,44 @@ Backend::WorkPtr Backend::track(WorkPtr work) {
   return work;
 }
 
-Backend::WorkPtr Backend::send(Tensors& tensors, int peer, int tag) {
-  const Staged buffer = stage(only_tensor(tensors, "send"), Access::read);
-  carry_clocks(buffer.device());
-  const std::int64_t ready_at_ns = Timeline(buffer.device()).ready_at_ns();
-  auto request = guarded(*membership_, "send", [&] {
-    return membership_->communicator().isend(buffer.data(), buffer.bytes(), peer, message_tag(tag),
-                                             ready_at_ns);
-  });
-  return track(c10::make_intrusive<MessageWork>(membership_, c10d::OpType::SEND, buffer,
-                                                std::move(request)));
+// Asked for only where both sides must cut a message alike.
+Strategy Backend::strategy_of(int peer) {
+  if (peer < 0 || peer >= size_ || peer == rank_) return strategy_;  // refused further on
+  auto& known = strategies_.at(peer);
+  if (!known)
+    known = parse_strategy(
+        store_->get(strategy_key(membership_->name(), peer), membership_->timeout()));
+  return *known;
 }
 
-Backend::WorkPtr Backend::receive(Tensors& tensors, int peer, int tag, c10d::OpType type) {
-  const Staged buffer = stage(only_tensor(tensors, "recv"), Access::write);
-  carry_clocks(buffer.device());
-  const Timeline timeline(buffer.device());
-  if (!timeline.is_emulated()) timeline.ready_at_ns();  // earlier work may still use the buffer
-  auto request = guarded(*membership_, "recv", [&] {
-    return membership_->communicator().irecv(buffer.data(), buffer.bytes(), peer, message_tag(tag));
+Backend::WorkPtr Backend::message(c10d::OpType type, const char* title, const at::Tensor& tensor,
+                                  int peer, int tag) {
+  const Access access = type == c10d::OpType::SEND ? Access::read : Access::write;
+  return guarded(*membership_, title, [&]() -> WorkPtr {
+    const bool large = MessageWork::in_chunks(tensor, Strategy::cpu_mediated, strategy_);
+    const bool chunked = large && peer != Communicator::any_source &&
+                         MessageWork::in_chunks(tensor, strategy_, strategy_of(peer));
+    Staged buffer =
+        chunked ? Staged::in_pieces(tensor, strategy_, access) : Staged(tensor, strategy_, access);
+    carry_clocks(buffer.device());
+    auto work = c10::make_intrusive<MessageWork>(membership_, type, title, std::move(buffer), peer,
+                                                 message_tag(tag), chunked);
+    work->start();
+    return track(std::move(work));
   });
-  return track(c10::make_intrusive<MessageWork>(membership_, type, buffer, std::move(request)));
+}
+
+Backend::WorkPtr Backend::send(Tensors& tensors, int peer, int tag) {
+  return message(c10d::OpType::SEND, "dicomm:send", only_tensor(tensors, "send"), peer, tag);
 }
 
 Backend::WorkPtr Backend::recv(Tensors& tensors, int peer, int tag) {
-  return receive(tensors, peer, tag, c10d::OpType::RECV);
+  return message(c10d::OpType::RECV, "dicomm:recv", only_tensor(tensors, "recv"), peer, tag);
 }
 
 Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
-  return receive(tensors, Communicator::any_source, tag, c10d::OpType::RECVANYSOURCE);
+  return message(c10d::OpType::RECVANYSOURCE, "dicomm:recvAnySource", only_tensor(tensors, "recv"),
+                 Communicator::any_source, tag);
 }
 
 void Backend::startCoalescing() {

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "message.h"
 #include "work.h"
 
 namespace dicomm {
@@ -24,6 +25,7 @@ class Backend : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   void abort() override;
   void shutdown() override;
+  c10d::ErrorType getError() override;
   // How many collectives were called: TORCH_DISTRIBUTED_DEBUG=DETAIL compares it between ranks.
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return collectives_called_; }
@@ -69,22 +71,32 @@ class Backend : public c10d::Backend {
                         std::vector<std::int64_t>& input_splits,
                         const c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  // Rank 0 names the ranks that did not come; all of them with wait_all_ranks, else the first.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
- private:
-  Staged stage(const at::Tensor& tensor, Access access) const;
-  std::vector<Staged> stage(const Tensors& tensors, Access access) const;
-  WorkPtr receive(Tensors& tensors, int peer, int tag, c10d::OpType type);
-  // results: what the work's future holds; outputs: those that may need copying back.
-  template <class CallOptions>
-  WorkPtr launch(c10d::OpType type, const char* title, const CallOptions& options, Tensors results,
-                 std::vector<Staged> outputs, CollectiveWork::Operation operation);
+ protected:
   WorkPtr track(WorkPtr work);
   void carry_clocks(c10::Device device);
 
   std::shared_ptr<Membership> membership_;
-  Strategy strategy_;
-  bool carries_clocks_ = false;
   std::uint64_t collectives_called_ = 0;
+
+ private:
+  Staged stage(const at::Tensor& tensor, Access access) const;
+  std::vector<Staged> stage(const Tensors& tensors, Access access) const;
+  WorkPtr message(c10d::OpType type, const char* title, const at::Tensor& tensor, int peer,
+                  int tag);
+  Strategy strategy_of(int peer);
+  // inputs: shown in profiles; results: what the work's future holds; outputs: those that may need
+  // copying back.
+  template <class CallOptions>
+  WorkPtr launch(c10d::OpType type, const char* title, const CallOptions& options, Tensors inputs,
+                 Tensors results, std::vector<Staged> outputs, CollectiveWork::Operation operation);
+
+  std::shared_ptr<Store> store_;
+  Strategy strategy_;
+  std::vector<std::optional<Strategy>> strategies_;  // the peers', as far as they are known
+  bool carries_clocks_ = false;
   std::optional<std::vector<WorkPtr>> coalescing_;
 };
 

@@ -1,10 +1,13 @@
 // The collectives of the backend: torch's arguments checked and staged, libdicomm's called.
 #include "collective/collectives.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "backend.h"
 #include "collective/chunks.h"
+#include "collective/coalesced.h"
+#include "elements.h"
 
 namespace dicomm {
 
@@ -32,51 +35,37 @@ void check_same_type(const Tensors& tensors, const at::Tensor& like, const char*
         tensor.scalar_type(), " on ", tensor.device());
 }
 
+// Of tensors that go together; their types may differ.
+void check_same_device(const Tensors& tensors, const char* operation) {
+  TORCH_CHECK_VALUE(!tensors.empty(), "dicomm ", operation, ": no tensors");
+  for (const at::Tensor& tensor : tensors)
+    TORCH_CHECK_VALUE(tensor.device() == tensors.front().device(), "dicomm ", operation,
+                      ": every tensor must be on ", tensors.front().device(), ", got one on ",
+                      tensor.device());
+}
+
 void check_times(const at::Tensor& whole, const at::Tensor& part, int size, const char* operation) {
   check_same_type({whole}, part, operation);
   TORCH_CHECK_VALUE(whole.numel() == part.numel() * size, "dicomm ", operation, ": ", whole.numel(),
                     " elements are not ", size, " times ", part.numel());
 }
 
-DataType data_type(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return DataType::float32;
-    case at::kDouble:
-      return DataType::float64;
-    case at::kHalf:
-      return DataType::float16;
-    case at::kBFloat16:
-      return DataType::bfloat16;
-    case at::kChar:
-      return DataType::int8;
-    case at::kShort:
-      return DataType::int16;
-    case at::kInt:
-      return DataType::int32;
-    case at::kLong:
-      return DataType::int64;
-    case at::kByte:
-      return DataType::uint8;
-    case at::kBool:
-      return DataType::boolean;
-    default:
-      TORCH_CHECK_TYPE(false, "dicomm: no reductions over ", tensor.scalar_type());
-  }
+std::vector<Reduction> reductions_of(const Tensors& tensors, const c10d::ReduceOp& op) {
+  std::vector<Reduction> result;
+  for (const at::Tensor& tensor : tensors) result.push_back(reduction_of(tensor, op));
+  return result;
 }
 
-ReduceOp reduce_op(const c10d::ReduceOp& op, const at::Tensor& tensor) {
-  constexpr ReduceOp known[] = {ReduceOp::sum, ReduceOp::avg,  ReduceOp::product, ReduceOp::min,
-                                ReduceOp::max, ReduceOp::band, ReduceOp::bor,     ReduceOp::bxor};
-  static_assert(c10d::ReduceOp::BXOR == 7);
-  TORCH_CHECK_VALUE(op.op_ <= c10d::ReduceOp::BXOR, "dicomm: this reduction is not supported; ",
-                    "SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR are");
-  try {
-    check_reduction(data_type(tensor), known[op.op_]);
-  } catch (const Error& error) {
-    TORCH_CHECK_VALUE(false, "dicomm: ", error.what());
+// Which tensors are reduced alike, and so can go together.
+std::vector<std::vector<std::size_t>> alike(const std::vector<Reduction>& reductions) {
+  std::vector<std::vector<std::size_t>> groups;
+  for (std::size_t i = 0; i < reductions.size(); ++i) {
+    const auto found = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
+      return reductions[group.front()] == reductions[i];
+    });
+    found == groups.end() ? groups.push_back({i}) : found->push_back(i);
   }
-  return known[op.op_];
+  return groups;
 }
 
 std::vector<Block> blocks(const std::vector<Staged>& tensors) {
@@ -125,7 +114,7 @@ std::int64_t rows_of(const at::Tensor& tensor) { return tensor.dim() == 0 ? 1 : 
 
 template <class CallOptions>
 Backend::WorkPtr Backend::launch(OpType type, const char* title, const CallOptions& options,
-                                 Tensors results, std::vector<Staged> outputs,
+                                 Tensors inputs, Tensors results, std::vector<Staged> outputs,
                                  CollectiveWork::Operation operation) {
   const c10::Device device = results.empty() ? c10::Device(c10::kCPU) : results.front().device();
   const bool staged_on_host = strategy_ == Strategy::cpu_mediated && !device.is_cpu();
@@ -134,17 +123,18 @@ Backend::WorkPtr Backend::launch(OpType type, const char* title, const CallOptio
   std::erase_if(outputs, [](const Staged& output) { return !output.must_copy_back(); });
   const auto timeout =
       options.timeout == c10d::kUnsetTimeout ? membership_->timeout() : options.timeout;
-  return track(CollectiveWork::enqueue(membership_,
-                                       {type, title, device, staged_on_host, std::move(results),
-                                        std::move(outputs), std::move(operation), timeout},
-                                       options.asyncOp));
+  return track(CollectiveWork::enqueue(
+      membership_,
+      {type, title, device, staged_on_host, std::move(inputs), std::move(results),
+       std::move(outputs), std::move(operation), timeout},
+      options.asyncOp));
 }
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only_tensor(tensors, "broadcast");
   const int root = static_cast<int>(options.rootRank);
   const Staged buffer = stage(tensor, rank_ == root ? Access::read : Access::write);
-  return launch(OpType::BROADCAST, "dicomm:broadcast", options, tensors, {buffer},
+  return launch(OpType::BROADCAST, "dicomm:broadcast", options, tensors, tensors, {buffer},
                 [=](Group& group, const Call& call) {
                   return dicomm::broadcast(group, buffer.data(), buffer.bytes(), root, call);
                 });
@@ -159,66 +149,74 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& options) {
-  TORCH_CHECK_VALUE(!tensors.empty(), "dicomm all_reduce: no tensors");
-  check_same_type(tensors, tensors.front(), "all_reduce");
+  check_same_device(tensors, "all_reduce");
   const auto buffers = stage(tensors, Access::read_write);
-  const DataType type = data_type(tensors.front());
-  const ReduceOp op = reduce_op(options.reduceOp, tensors.front());
+  const auto reductions = reductions_of(tensors, options.reduceOp);
   const OpType name = tensors.size() == 1 ? OpType::ALLREDUCE : OpType::ALLREDUCE_COALESCED;
-  return launch(
-      name, "dicomm:all_reduce", options, tensors, buffers, [=](Group& group, const Call& call) {
-        std::int64_t done_at_ns = 0;
-        for (const Staged& buffer : buffers)
-          done_at_ns = std::max(
-              done_at_ns, dicomm::allreduce(group, buffer.data(), buffer.count(), type, op, call));
-        return done_at_ns;
-      });
+  return launch(name, "dicomm:all_reduce", options, tensors, tensors, buffers,
+                [=](Group& group, const Call& call) {
+                  std::int64_t done_at_ns = 0;
+                  for (const auto& together : alike(reductions)) {
+                    const auto& [type, op, numbers] = reductions[together.front()];
+                    std::vector<Vector> vectors;
+                    for (const std::size_t i : together)
+                      vectors.push_back({buffers[i].data(), buffers[i].count() * numbers});
+                    done_at_ns = std::max(
+                        done_at_ns, dicomm::allreduce_coalesced(group, vectors, type, op, call));
+                  }
+                  return done_at_ns;
+                });
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only_tensor(tensors, "reduce");
   const int root = static_cast<int>(options.rootRank);
   const Staged buffer = stage(tensor, rank_ == root ? Access::read_write : Access::read);
-  const DataType type = data_type(tensor);
-  const ReduceOp op = reduce_op(options.reduceOp, tensor);
-  return launch(OpType::REDUCE, "dicomm:reduce", options, tensors, {buffer},
+  const Reduction how = reduction_of(tensor, options.reduceOp);
+  return launch(OpType::REDUCE, "dicomm:reduce", options, tensors, tensors, {buffer},
                 [=](Group& group, const Call& call) {
-                  return dicomm::reduce(group, buffer.data(), buffer.data(), buffer.count(), type,
-                                        op, root, call);
+                  return dicomm::reduce(group, buffer.data(), buffer.data(),
+                                        buffer.count() * how.numbers_per_element, how.type, how.op,
+                                        root, call);
                 });
 }
 
 Backend::WorkPtr Backend::allgather(std::vector<Tensors>& output_lists, Tensors& inputs,
                                     const c10d::AllgatherOptions& options) {
-  only_list(output_lists, "all_gather");
+  const Tensors& outputs = only_list(output_lists, "all_gather");
   only_tensor(inputs, "all_gather");
-  return allgather_coalesced(output_lists, inputs, options);
+  check_one_a_rank(outputs, size_, "all_gather");
+  std::vector<Tensors> by_rank;
+  for (const at::Tensor& output : outputs) by_rank.push_back({output});
+  return allgather_coalesced(by_rank, inputs, options);
 }
 
+// output_lists[rank][i] comes from that rank's inputs[i].
 Backend::WorkPtr Backend::allgather_coalesced(std::vector<Tensors>& output_lists, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
-  TORCH_CHECK_VALUE(!inputs.empty() && output_lists.size() == inputs.size(),
-                    "dicomm all_gather: one list of outputs for every input expected");
+  check_same_device(inputs, "all_gather");
+  TORCH_CHECK_VALUE(output_lists.size() == static_cast<std::size_t>(size_),
+                    "dicomm all_gather: ", output_lists.size(), " lists of outputs for a group of ",
+                    size_, " ranks");
   const auto sources = stage(inputs, Access::read);
-  std::vector<std::vector<Staged>> targets;
+  std::vector<std::vector<Staged>> targets(inputs.size());
   Tensors results;
   std::vector<Staged> outputs;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    check_one_a_rank(output_lists[i], size_, "all_gather");
-    check_same_type(output_lists[i], inputs[i], "all_gather");
-    targets.push_back(stage(output_lists[i], Access::write));
-    results.insert(results.end(), output_lists[i].begin(), output_lists[i].end());
-    outputs.insert(outputs.end(), targets[i].begin(), targets[i].end());
+  for (const Tensors& list : output_lists) {
+    TORCH_CHECK_VALUE(list.size() == inputs.size(), "dicomm all_gather: ", list.size(),
+                      " outputs of a rank for ", inputs.size(), " inputs");
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      check_same_type({list[i]}, inputs[i], "all_gather");
+      targets[i].push_back(stage(list[i], Access::write));
+      outputs.push_back(targets[i].back());
+      results.push_back(list[i]);
+    }
   }
-  return launch(OpType::ALLGATHER, "dicomm:all_gather", options, results, outputs,
+  return launch(OpType::ALLGATHER, "dicomm:all_gather", options, inputs, results, outputs,
                 [=](Group& group, const Call& call) {
-                  std::int64_t done_at_ns = 0;
-                  for (std::size_t i = 0; i < sources.size(); ++i) {
-                    const ConstBlock source{sources[i].data(), sources[i].bytes()};
-                    done_at_ns = std::max(
-                        done_at_ns, dicomm::allgather(group, source, blocks(targets[i]), call));
-                  }
-                  return done_at_ns;
+                  std::vector<std::vector<Block>> parts;
+                  for (const auto& target : targets) parts.push_back(blocks(target));
+                  return dicomm::allgather_coalesced(group, const_blocks(sources), parts, call);
                 });
 }
 
@@ -236,16 +234,12 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
     check_times(outputs[i], inputs[i], size_, "all_gather_into_tensor");
   const auto sources = stage(inputs, Access::read);
   const auto targets = stage(outputs, Access::write);
-  return launch(OpType::_ALLGATHER_BASE, "dicomm:all_gather_into_tensor", options, outputs, targets,
-                [=](Group& group, const Call& call) {
-                  std::int64_t done_at_ns = 0;
-                  for (std::size_t i = 0; i < sources.size(); ++i) {
-                    const ConstBlock source{sources[i].data(), sources[i].bytes()};
-                    const auto parts = equal_parts(targets[i], group.size());
-                    done_at_ns =
-                        std::max(done_at_ns, dicomm::allgather(group, source, parts, call));
-                  }
-                  return done_at_ns;
+  return launch(OpType::_ALLGATHER_BASE, "dicomm:all_gather_into_tensor", options, inputs, outputs,
+                targets, [=](Group& group, const Call& call) {
+                  std::vector<std::vector<Block>> parts;
+                  for (const Staged& target : targets)
+                    parts.push_back(equal_parts(target, group.size()));
+                  return dicomm::allgather_coalesced(group, const_blocks(sources), parts, call);
                 });
 }
 
@@ -257,12 +251,12 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   check_same_type(inputs, output, "reduce_scatter");
   const auto sources = stage(inputs, Access::read);
   const Staged target = stage(output, Access::write);
-  const DataType type = data_type(output);
-  const ReduceOp op = reduce_op(options.reduceOp, output);
-  return launch(OpType::REDUCE_SCATTER, "dicomm:reduce_scatter", options, outputs, {target},
+  const Reduction how = reduction_of(output, options.reduceOp);
+  return launch(OpType::REDUCE_SCATTER, "dicomm:reduce_scatter", options, inputs, outputs, {target},
                 [=](Group& group, const Call& call) {
                   return dicomm::reduce_scatter(group, const_blocks(sources),
-                                                {target.data(), target.bytes()}, type, op, call);
+                                                {target.data(), target.bytes()}, how.type, how.op,
+                                                call);
                 });
 }
 
@@ -278,19 +272,23 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
                     "dicomm reduce_scatter_tensor: one output for every input expected");
   for (std::size_t i = 0; i < inputs.size(); ++i)
     check_times(inputs[i], outputs[i], size_, "reduce_scatter_tensor");
-  check_same_type(outputs, outputs.front(), "reduce_scatter_tensor");
+  check_same_device(outputs, "reduce_scatter_tensor");
   const auto sources = stage(inputs, Access::read);
   const auto targets = stage(outputs, Access::write);
-  const DataType type = data_type(outputs.front());
-  const ReduceOp op = reduce_op(options.reduceOp, outputs.front());
-  return launch(OpType::_REDUCE_SCATTER_BASE, "dicomm:reduce_scatter_tensor", options, outputs,
-                targets, [=](Group& group, const Call& call) {
+  const auto reductions = reductions_of(outputs, options.reduceOp);
+  return launch(OpType::_REDUCE_SCATTER_BASE, "dicomm:reduce_scatter_tensor", options, inputs,
+                outputs, targets, [=](Group& group, const Call& call) {
                   std::int64_t done_at_ns = 0;
-                  for (std::size_t i = 0; i < sources.size(); ++i) {
-                    const Block target{targets[i].data(), targets[i].bytes()};
-                    const auto parts = read_only(equal_parts(sources[i], group.size()));
-                    done_at_ns = std::max(
-                        done_at_ns, dicomm::reduce_scatter(group, parts, target, type, op, call));
+                  for (const auto& together : alike(reductions)) {
+                    const auto& [type, op, numbers] = reductions[together.front()];
+                    std::vector<std::vector<ConstBlock>> from;
+                    std::vector<Block> to;
+                    for (const std::size_t i : together) {
+                      from.push_back(read_only(equal_parts(sources[i], group.size())));
+                      to.push_back({targets[i].data(), targets[i].bytes()});
+                    }
+                    done_at_ns = std::max(done_at_ns, dicomm::reduce_scatter_coalesced(
+                                                          group, from, to, type, op, call));
                   }
                   return done_at_ns;
                 });
@@ -306,7 +304,7 @@ Backend::WorkPtr Backend::gather(std::vector<Tensors>& output_lists, Tensors& in
   const Staged source = stage(input, Access::read);
   std::vector<Staged> targets;
   if (rank_ == root) targets = stage(results, Access::write);
-  return launch(OpType::GATHER, "dicomm:gather", options, results, targets,
+  return launch(OpType::GATHER, "dicomm:gather", options, inputs, results, targets,
                 [=](Group& group, const Call& call) {
                   return dicomm::gather(group, {source.data(), source.bytes()}, blocks(targets),
                                         root, call);
@@ -325,7 +323,7 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& input_
     sources = stage(inputs, Access::read);
   }
   const Staged target = stage(output, Access::write);
-  return launch(OpType::SCATTER, "dicomm:scatter", options, outputs, {target},
+  return launch(OpType::SCATTER, "dicomm:scatter", options, outputs, outputs, {target},
                 [=](Group& group, const Call& call) {
                   return dicomm::scatter(group, const_blocks(sources),
                                          {target.data(), target.bytes()}, root, call);
@@ -340,7 +338,7 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
   check_same_type(outputs, outputs.front(), "all_to_all");
   const auto sources = stage(inputs, Access::read);
   const auto targets = stage(outputs, Access::write);
-  return launch(OpType::ALLTOALL, "dicomm:all_to_all", options, outputs, targets,
+  return launch(OpType::ALLTOALL, "dicomm:all_to_all", options, inputs, outputs, targets,
                 [=](Group& group, const Call& call) {
                   return dicomm::alltoall(group, const_blocks(sources), blocks(targets), call);
                 });
@@ -356,15 +354,20 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
   const Staged target = stage(output, Access::write);
   const auto from = read_only(rows(source, rows_of(input), size_, input_splits, name));
   const auto to = rows(target, rows_of(output), size_, output_splits, name);
-  return launch(OpType::ALLTOALL_BASE, "dicomm:all_to_all_single", options, {output}, {target},
-                [=](Group& group, const Call& call) {
-                  (void)source, (void)target;  // keep the memory that the blocks point into
+  const bool even = input_splits.empty() && output_splits.empty();
+  TORCH_CHECK_VALUE(!even || input.numel() == output.numel(), "dicomm ", name, ": ", input.numel(),
+                    " elements to send and ", output.numel(), " to receive, without split sizes");
+  return launch(OpType::ALLTOALL_BASE, "dicomm:all_to_all_single", options, {input}, {output},
+                {target}, [=](Group& group, const Call& call) {
+                  if (even)
+                    return dicomm::alltoall_even(group, source.data(), target.data(),
+                                                 from.front().bytes, call);
                   return dicomm::alltoall(group, from, to, call);
                 });
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
-  return launch(OpType::BARRIER, "dicomm:barrier", options, {}, {},
+  return launch(OpType::BARRIER, "dicomm:barrier", options, {}, {}, {},
                 [](Group& group, const Call& call) { return dicomm::barrier(group, call); });
 }
 

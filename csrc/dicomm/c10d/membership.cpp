@@ -4,6 +4,8 @@
 #include <mutex>
 #include <vector>
 
+#include "device_memory.h"
+
 namespace dicomm {
 
 namespace {
@@ -42,12 +44,13 @@ std::shared_ptr<Membership> Membership::create(std::shared_ptr<Store> store,
   std::lock_guard lock(registry_mutex);
   std::erase_if(registry(), [](const auto& other) { return other.expired(); });
   registry().push_back(membership->communicator_);
+  share_device_memory(membership->communicator_);
   return membership;
 }
 
 Membership::Membership(std::shared_ptr<Communicator> communicator, const Options& options)
     : communicator_(std::move(communicator)),
-      group_(communicator_),
+      group_(communicator_, {}, 0, options.node),
       name_(options.name),
       timeout_(options.timeout) {}
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,13 @@ class Membership {
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
+  // What went wrong first, as torch.distributed asks for it.
+  c10d::ErrorType error() const { return error_; }
+  void set_error(c10d::ErrorType error) {
+    auto none = c10d::ErrorType::SUCCESS;
+    error_.compare_exchange_strong(none, error);
+  }
+
   void abort(const std::string& reason) { communicator_->abort(reason); }
   // A job whose ranks disagree is over: aborts every group of this process for the same reason,
   // so that ranks that share no group with the cause can name it too.
@@ -47,6 +55,7 @@ class Membership {
   Group group_;
   std::string name_;
   std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<c10d::ErrorType> error_ = c10d::ErrorType::SUCCESS;
   OrderedQueue collectives_;
   std::mutex kept_mutex_;
   std::vector<std::pair<std::shared_ptr<void>, std::shared_ptr<Request>>> kept_;

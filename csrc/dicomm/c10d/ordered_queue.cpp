@@ -26,20 +26,27 @@ void OrderedQueue::run_until(std::uint64_t number) {
   }
 }
 
+void OrderedQueue::run_all() {
+  std::uint64_t last;
+  {
+    std::lock_guard lock(mutex_);
+    last = submitted_;
+  }
+  run_until(last);
+}
+
 bool OrderedQueue::wait_for(std::uint64_t number, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, timeout, [&] { return finished_ >= number; });
 }
 
 void OrderedQueue::stop() {
-  std::uint64_t last;
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
-    last = submitted_;
     changed_.notify_all();
   }
-  run_until(last);
+  run_all();
   if (worker_.joinable()) worker_.join();
 }
 

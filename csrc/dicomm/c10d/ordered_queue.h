@@ -27,6 +27,8 @@ class OrderedQueue {
   void hand_over();
   // Returns when job `number` has run, here or on the worker.
   void run_until(std::uint64_t number);
+  // The same for everything submitted so far.
+  void run_all();
   // Waits for another thread to run it; false after `timeout`.
   bool wait_for(std::uint64_t number, std::chrono::milliseconds timeout);
   // Runs what is left and ends the worker. Idempotent.

@@ -5,50 +5,69 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "host_memory.h"
+
 namespace dicomm {
 
 namespace {
 
 // Asks the kernel, which answers instead of crashing.
-bool host_can_read(void* address) {
+bool host_can_read(const void* address) {
   char byte;
   const iovec local{&byte, 1};
-  const iovec remote{address, 1};
+  const iovec remote{const_cast<void*>(address), 1};
   return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
 }
 
 void check_reachable(const at::Tensor& tensor) {
   if (tensor.is_cpu() || tensor.numel() == 0) return;
-  TORCH_CHECK(host_can_read(tensor.data_ptr()), "dicomm: the device-direct strategy needs memory ",
-              "that the host can touch, which ", tensor.device(),
+  TORCH_CHECK(host_can_read(tensor.const_data_ptr()), "dicomm: the device-direct strategy needs ",
+              "memory that the host can touch, which ", tensor.device(),
               " does not give; set DICOMM_STRATEGY=cpu-mediated");
 }
 
-at::Tensor contiguous_copy(const at::Tensor& tensor, c10::Device device, Access access) {
-  at::Tensor copy = at::empty(tensor.sizes(), tensor.options().device(device).requires_grad(false));
-  if (access != Access::write) copy.copy_(tensor);
-  return copy;
+// Some of a contiguous tensor's bytes, as a tensor.
+at::Tensor piece(const at::Tensor& tensor, std::size_t begin, std::size_t length) {
+  return tensor.view({-1}).view(at::kByte).narrow(0, static_cast<std::int64_t>(begin),
+                                                  static_cast<std::int64_t>(length));
 }
 
 }  // namespace
 
 Strategy parse_strategy(const std::string& name) {
-  if (name == "device-direct") return Strategy::device_direct;
-  TORCH_CHECK_VALUE(name == "cpu-mediated", "dicomm: strategy is '", name,
+  for (const Strategy strategy : {Strategy::device_direct, Strategy::cpu_mediated})
+    if (name == name_of(strategy)) return strategy;
+  TORCH_CHECK_VALUE(false, "dicomm: strategy is '", name,
                     "', expected 'device-direct' or 'cpu-mediated'");
-  return Strategy::cpu_mediated;
+}
+
+const char* name_of(Strategy strategy) {
+  return strategy == Strategy::device_direct ? "device-direct" : "cpu-mediated";
 }
 
 Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access)
-    : tensor_(tensor), must_copy_back_(false) {
+    : Staged(tensor, strategy, access, Later{}) {
+  if (!is_copy() || access == Access::write) return;
+  const at::NoGradGuard no_grad;
+  bytes_.copy_(tensor_);
+}
+
+Staged Staged::in_pieces(const at::Tensor& tensor, Strategy strategy, Access access) {
+  const at::NoGradGuard no_grad;
+  return {access == Access::read ? tensor.contiguous() : tensor, strategy, access, Later{}};
+}
+
+Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later)
+    : tensor_(tensor) {
   TORCH_CHECK(tensor.layout() == c10::kStrided, "dicomm: dense tensors expected, got layout ",
               tensor.layout());
-  const at::NoGradGuard no_grad;
-  const c10::Device device = strategy == Strategy::cpu_mediated ? c10::kCPU : tensor.device();
-  if (tensor_.device() == device && tensor_.is_contiguous()) {
+  const bool on_host = strategy == Strategy::cpu_mediated && !tensor.is_cpu();
+  if (!on_host && tensor.is_contiguous()) {
     bytes_ = tensor_;
   } else {
-    bytes_ = contiguous_copy(tensor_, device, access);
+    const at::NoGradGuard no_grad;
+    bytes_ = on_host ? host_tensor_like(tensor)
+                     : at::empty(tensor.sizes(), tensor.options().requires_grad(false));
     must_copy_back_ = access != Access::read;
   }
   check_reachable(bytes_);
@@ -58,6 +77,21 @@ void Staged::copy_back() const {
   if (!must_copy_back_) return;
   const at::NoGradGuard no_grad;
   tensor_.copy_(bytes_);
+}
+
+void Staged::copy_back(std::size_t begin, std::size_t length) const {
+  if (!must_copy_back_) return;
+  const at::NoGradGuard no_grad;
+  if (tensor_.is_contiguous())
+    piece(tensor_, begin, length).copy_(piece(bytes_, begin, length));
+  else if (begin + length == bytes())
+    tensor_.copy_(bytes_);
+}
+
+void Staged::copy_in(std::size_t begin, std::size_t length) const {
+  if (!is_copy()) return;
+  const at::NoGradGuard no_grad;
+  piece(bytes_, begin, length).copy_(piece(tensor_, begin, length));
 }
 
 }  // namespace dicomm

@@ -12,26 +12,39 @@ namespace dicomm {
 enum class Strategy { device_direct, cpu_mediated };
 
 Strategy parse_strategy(const std::string& name);
+const char* name_of(Strategy strategy);
 
 enum class Access { read, write, read_write };
 
-// A tensor in place, or a contiguous copy of it.
+// A tensor in place, or a contiguous copy of it, in host memory where CPU-mediated.
 class Staged {
  public:
+  // Copies what the access reads.
   Staged(const at::Tensor& tensor, Strategy strategy, Access access);
+  // The same without the copy: copy_in() brings the bytes over piece by piece.
+  static Staged in_pieces(const at::Tensor& tensor, Strategy strategy, Access access);
 
   void* data() const { return bytes_.data_ptr(); }
   std::size_t bytes() const { return bytes_.nbytes(); }
   std::size_t count() const { return static_cast<std::size_t>(bytes_.numel()); }
   c10::Device device() const { return bytes_.device(); }  // where the transport finds it
+  const at::Tensor& tensor() const { return tensor_; }
 
   bool must_copy_back() const { return must_copy_back_; }
-  void copy_back() const;  // on the current stream
+  // On the current stream: everything, or one piece. A piece of a tensor that is not contiguous
+  // waits for the last.
+  void copy_back() const;
+  void copy_back(std::size_t begin, std::size_t length) const;
+  void copy_in(std::size_t begin, std::size_t length) const;
 
  private:
+  struct Later {};
+  Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later);
+  bool is_copy() const { return !bytes_.is_same(tensor_); }
+
   at::Tensor tensor_;
   at::Tensor bytes_;
-  bool must_copy_back_;
+  bool must_copy_back_ = false;
 };
 
 }  // namespace dicomm

@@ -1,17 +1,16 @@
 #include "work.h"
 
+#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <mutex>
 #include <unordered_map>
 
+#include "errors.h"
+
 namespace dicomm {
 
-namespace {
-
-// Where a collective's results become visible: a stream of its own, so that a chip's compute
-// streams wait only when a work is waited for.
 c10::Stream communication_stream(c10::Device device) {
   static std::mutex mutex;
   static std::unordered_map<c10::Device, c10::Stream> streams;
@@ -23,90 +22,8 @@ c10::Stream communication_stream(c10::Device device) {
   return found->second;
 }
 
-}  // namespace
-
-std::exception_ptr translate(const std::exception& error, Membership& membership,
-                             const std::string& operation) {
-  std::string text = error.what();
-  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error))
-    text = torch_error->what_without_backtrace();
-  if (dynamic_cast<const PeerError*>(&error)) {
-    const std::string cause = membership.communicator().failure();
-    cause.empty() ? Membership::abort_all(text) : Membership::relay_to_all(cause);
-  }
-  try {
-    C10_THROW_ERROR(DistBackendError,
-                    operation + " (process group '" + membership.name() + "'): " + text);
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
-MessageWork::MessageWork(std::shared_ptr<Membership> membership, c10d::OpType type, Staged buffer,
-                         std::shared_ptr<Request> request)
-    : Work(-1, type),
-      membership_(std::move(membership)),
-      buffer_(std::move(buffer)),
-      timeline_(buffer_.device()),
-      request_(std::move(request)) {}
-
-// A send is under way whether or not its work is kept; a dropped receive is cancelled.
-MessageWork::~MessageWork() {
-  if (is_send() && !completed_)
-    membership_->keep(std::move(request_), std::make_shared<Staged>(std::move(buffer_)));
-}
-
-bool MessageWork::isCompleted() {
-  std::lock_guard lock(mutex_);
-  if (completed_) return true;
-  try {
-    if (!request_->test() || !Timeline::has_come(request_->delivered_at_ns())) return false;
-    complete();
-  } catch (const std::exception& error) {
-    fail(error);
-  }
-  return true;
-}
-
-bool MessageWork::wait(std::chrono::milliseconds timeout) {
-  std::lock_guard lock(mutex_);
-  if (!completed_) {
-    try {
-      request_->wait(timeout == kNoTimeout ? membership_->timeout() : timeout);
-      complete();
-    } catch (const TimeoutError& error) {  // still in flight: may be waited for again
-      std::rethrow_exception(translate(error, *membership_, is_send() ? "send" : "recv"));
-    } catch (const std::exception& error) {
-      fail(error);
-    }
-  }
-  if (exception_) std::rethrow_exception(exception_);
-  return true;
-}
-
-// The bytes are in place; now the clocks.
-void MessageWork::complete() {
-  // A host may reuse what it sent at once. A chip may not: its link reads chip memory until then.
-  if (!is_send() || timeline_.is_emulated()) timeline_.wait_until_ns(request_->delivered_at_ns());
-  if (!is_send()) {
-    const std::size_t received = request_->wait();
-    if (received != buffer_.bytes())
-      throw Error("received " + std::to_string(received) + " bytes into a tensor of " +
-                  std::to_string(buffer_.bytes()) + " bytes");
-    buffer_.copy_back();
-  }
-  completed_ = true;
-}
-
-void MessageWork::fail(const std::exception& error) {
-  exception_ = translate(error, *membership_, is_send() ? "send" : "recv");
-  completed_ = true;
-}
-
-void MessageWork::abort() { membership_->abort("a message was aborted by its rank"); }
-
 CollectiveWork::CollectiveWork(const std::shared_ptr<Membership>& membership, Parts parts)
-    : Work(-1, parts.type, parts.title, parts.results),
+    : Work(-1, parts.type, at::hasCallbacks() ? parts.title : nullptr, parts.inputs),
       membership_(membership),
       parts_(std::move(parts)),
       device_timeline_(parts_.device),
@@ -127,17 +44,18 @@ c10::intrusive_ptr<CollectiveWork> CollectiveWork::enqueue(
 }
 
 void CollectiveWork::run(Membership& membership) {
-  std::exception_ptr failure;
   try {
-    deliver(parts_.operation(membership.group(), call_));
+    const std::int64_t done_at_ns = parts_.operation(membership.group(), call_);
+    parts_.operation = nullptr;  // lets go of the inputs
+    deliver(done_at_ns);
   } catch (const std::exception& error) {
-    failure = translate(error, membership, parts_.title);
+    const auto failure = translate(error, membership, parts_.title);
     // Ranks may now disagree on what was done: nothing can follow.
     Membership::abort_all(std::string(parts_.title) + ": " + error.what());
+    parts_.operation = nullptr;
+    finish(failure);
+    future_->setErrorIfNeeded(failure);
   }
-  parts_.operation = nullptr;  // lets go of the inputs
-  finish(failure);
-  if (failure) future_->setErrorIfNeeded(failure);
 }
 
 // The bytes are in place; the results become visible at done_at_ns.
@@ -150,6 +68,7 @@ void CollectiveWork::deliver(std::int64_t done_at_ns) {
     for (const Staged& output : parts_.outputs) output.copy_back();
     done_at_ns_ = device_timeline_.ready_at_ns();
   }
+  finish();  // before the future: its callbacks may ask the work
   future_->markCompleted(c10::IValue(parts_.results));
 }
 
@@ -162,13 +81,15 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
     } else {
       membership->collectives().hand_over();
       if (!membership->collectives().wait_for(number_, timeout))
-        std::rethrow_exception(
-            translate(TimeoutError("not done after " + std::to_string(timeout.count()) + " ms"),
-                      *membership, parts_.title));
+        std::rethrow_exception(translate(
+            TimeoutError("the wait: not done after " + std::to_string(timeout.count()) + " ms"),
+            *membership, parts_.title));
     }
   }
   if (const auto failure = exception()) std::rethrow_exception(failure);
   device_timeline_.wait_until_ns(done_at_ns_);
+  if (!parts_.device.is_cpu() && !device_timeline_.is_emulated())
+    future_->wait();  // done; makes this stream wait for the communication stream
   return true;
 }
 
@@ -204,6 +125,29 @@ bool BatchWork::wait(std::chrono::milliseconds timeout) {
 
 void BatchWork::abort() {
   for (const auto& work : works_) work->abort();
+}
+
+std::vector<at::Tensor> BatchWork::result() {
+  std::vector<at::Tensor> results;
+  for (const auto& work : works_) {
+    const auto result = work->result();
+    results.insert(results.end(), result.begin(), result.end());
+  }
+  return results;
+}
+
+// Its value is result(), like a single collective's.
+c10::intrusive_ptr<c10::ivalue::Future> BatchWork::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+      c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+  for (const auto& work : works_) futures.push_back(work->getFuture());
+  const auto tensors = result();
+  return c10::collectAll(futures)->then(
+      [tensors](c10::ivalue::Future& all) {
+        all.value();  // throws what went wrong
+        return c10::IValue(tensors);
+      },
+      c10::ListType::create(c10::TensorType::get()));
 }
 
 }  // namespace dicomm

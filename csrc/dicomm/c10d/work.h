@@ -1,7 +1,8 @@
-// Operations in flight, as torch.distributed sees them.
+// Collectives and batches in flight, as torch.distributed sees them.
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/Stream.h>
 
 #include <functional>
 #include <memory>
@@ -15,35 +16,9 @@
 
 namespace dicomm {
 
-// Turns a dicomm error into the c10 error that Python sees as DistBackendError, with the group,
-// the operation and dicomm's text; if a peer failed, tells all other groups first.
-std::exception_ptr translate(const std::exception& error, Membership& membership,
-                             const std::string& operation);
-
-// One send or receive. The transport runs by itself; waiting happens on the caller's thread.
-class MessageWork : public c10d::Work {
- public:
-  MessageWork(std::shared_ptr<Membership> membership, c10d::OpType type, Staged buffer,
-              std::shared_ptr<Request> request);
-  ~MessageWork() override;
-
-  bool isCompleted() override;
-  bool wait(std::chrono::milliseconds timeout) override;
-  void synchronize() override { wait(kNoTimeout); }
-  void abort() override;
-  int sourceRank() const override { return request_->peer(); }
-  std::vector<at::Tensor> result() override { return {}; }
-
- private:
-  bool is_send() const { return opType_ == c10d::OpType::SEND; }
-  void complete();
-  void fail(const std::exception& error);
-
-  std::shared_ptr<Membership> membership_;
-  Staged buffer_;
-  Timeline timeline_;
-  std::shared_ptr<Request> request_;
-};
+// Where a collective's results become visible: a stream of its own, so that a chip's compute
+// streams wait only when a work is waited for.
+c10::Stream communication_stream(c10::Device device);
 
 // One collective: a job of the group's queue.
 class CollectiveWork : public c10d::Work {
@@ -55,6 +30,7 @@ class CollectiveWork : public c10d::Work {
     const char* title;   // in profiles and errors, e.g. "dicomm:all_reduce"
     c10::Device device;  // the tensors'
     bool staged_on_host;
+    std::vector<at::Tensor> inputs;  // for profiles
     std::vector<at::Tensor> results;
     std::vector<Staged> outputs;
     Operation operation;
@@ -69,7 +45,9 @@ class CollectiveWork : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
+  void blockCurrentStream() override { wait(kNoTimeout); }
   void abort() override;
+  std::uint64_t getSequencenumber() const override { return number_; }
   std::vector<at::Tensor> result() override { return parts_.results; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
@@ -98,7 +76,11 @@ class BatchWork : public c10d::Work {
   std::exception_ptr exception() const override;
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
+  void blockCurrentStream() override { wait(kNoTimeout); }
   void abort() override;
+  std::vector<at::Tensor> result() override;
+  // Of collectives only: messages have none.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;

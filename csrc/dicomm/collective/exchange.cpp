@@ -3,54 +3,69 @@
 #include <algorithm>
 #include <string>
 
+#include "core/clock.h"
+
 namespace dicomm {
 
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-std::int64_t now_ns() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
-
-}  // namespace
-
 Exchange::Exchange(Group& group, const Call& call)
-    : group_(group), tag_(call.tag), deadline_(Clock::now() + call.timeout) {}
+    : group_(group),
+      tag_(call.tag),
+      deadline_(Clock::now() + call.timeout),
+      rank_(group.rank()),
+      size_(group.size()),
+      port_(own_port_) {}
+
+Exchange::Exchange(Exchange& whole, const std::vector<int>& members)
+    : group_(whole.group_),
+      tag_(whole.tag_),
+      deadline_(whole.deadline_),
+      rank_(static_cast<int>(std::find(members.begin(), members.end(), whole.rank_) -
+                             members.begin())),
+      size_(static_cast<int>(members.size())),
+      members_(members),
+      port_(whole.port_) {
+  if (!whole.members_.empty())
+    for (int& member : members_) member = whole.members_[member];
+}
+
+int Exchange::communicator_rank(int peer) const {
+  return group_.communicator_rank(members_.empty() ? peer : members_[peer]);
+}
 
 Exchange::Incoming Exchange::receive(void* data, std::size_t bytes, int peer) {
   if (bytes == 0) return {};
-  const int from = group_.communicator_rank(peer);
-  return {group_.communicator().irecv(data, bytes, from, tag_), bytes, peer};
+  return {group_.communicator().irecv(data, bytes, communicator_rank(peer), tag_), bytes, peer};
 }
 
 void Exchange::send(const void* data, std::size_t bytes, int peer, std::int64_t ready_at_ns) {
   if (bytes == 0) return;
-  const int to = group_.communicator_rank(peer);
+  const int to = communicator_rank(peer);
   const LinkPace pace = group_.communicator().link(to);
   if (pace.bytes_per_s > 0) {
     const std::int64_t ready = ready_at_ns > 0 ? ready_at_ns : now_ns();
-    ready_at_ns = std::max(ready, port_free_at_ns_);
-    port_free_at_ns_ = ready_at_ns + static_cast<std::int64_t>(bytes / pace.bytes_per_s * 1e9);
+    ready_at_ns = std::max(ready, port_.free_at_ns);
+    port_.free_at_ns = ready_at_ns + static_cast<std::int64_t>(bytes / pace.bytes_per_s * 1e9);
   }
-  sends_.push_back(group_.communicator().isend(data, bytes, to, tag_, ready_at_ns));
+  port_.sends.push_back(group_.communicator().isend(data, bytes, to, tag_, ready_at_ns));
 }
 
 Exchange::Incoming Exchange::receive_signal(int peer) {
-  const int from = group_.communicator_rank(peer);
-  return {group_.communicator().irecv(nullptr, 0, from, tag_), 0, peer};
+  return {group_.communicator().irecv(nullptr, 0, communicator_rank(peer), tag_), 0, peer};
 }
 
 void Exchange::send_signal(int peer, std::int64_t ready_at_ns) {
-  const int to = group_.communicator_rank(peer);
-  sends_.push_back(group_.communicator().isend(nullptr, 0, to, tag_, ready_at_ns));
+  port_.sends.push_back(
+      group_.communicator().isend(nullptr, 0, communicator_rank(peer), tag_, ready_at_ns));
 }
 
 std::int64_t Exchange::wait(const Incoming& incoming) {
   if (!incoming.request) return 0;
   const std::size_t bytes = incoming.request->wait(time_left());
   if (bytes != incoming.bytes)
-    throw Error("group rank " + std::to_string(incoming.peer) + " sent " + std::to_string(bytes) +
-                " bytes where " + std::to_string(incoming.bytes) +
-                " were expected: the ranks disagree on the sizes of this collective");
+    throw Error(
+        "group rank " + std::to_string(members_.empty() ? incoming.peer : members_[incoming.peer]) +
+        " sent " + std::to_string(bytes) + " bytes where " + std::to_string(incoming.bytes) +
+        " were expected: the ranks disagree on the sizes of this collective");
   return incoming.request->delivered_at_ns();
 }
 
@@ -62,9 +77,9 @@ std::int64_t Exchange::wait(std::span<const Incoming> incoming) {
 }
 
 std::int64_t Exchange::finish() {
-  for (const auto& request : sends_) request->wait(time_left());
-  sends_.clear();
-  return port_free_at_ns_;
+  for (const auto& request : port_.sends) request->wait(time_left());
+  port_.sends.clear();
+  return port_.free_at_ns;
 }
 
 std::chrono::milliseconds Exchange::time_left() const {

@@ -20,11 +20,16 @@ class Exchange {
   };
 
   Exchange(Group& group, const Call& call);
+  // A part of the same collective among some of `whole`'s ranks, numbered as listed there. Holds
+  // the caller, and must not outlive `whole`.
+  Exchange(Exchange& whole, const std::vector<int>& members);
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
 
-  int rank() const { return group_.rank(); }
-  int size() const { return group_.size(); }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
 
-  // Peers are group ranks; both sides know the length of every message.
+  // Peers are this exchange's ranks; both sides know the length of every message.
   Incoming receive(void* data, std::size_t bytes, int peer);
   // The data must stay until finish(). A rank has one port: on paced links its messages leave
   // one after the other, so that fanning out is not free.
@@ -36,17 +41,26 @@ class Exchange {
   // Waits for the bytes; returns when the last was delivered on the emulated clock (0: unpaced).
   std::int64_t wait(const Incoming& incoming);
   std::int64_t wait(std::span<const Incoming> incoming);
-  // Waits until every buffer sent is free; returns when the last message left the port.
+  // Waits until every buffer sent is free, those of the whole collective; returns when the last
+  // message left the port.
   std::int64_t finish();
 
  private:
+  struct Port {
+    std::int64_t free_at_ns = 0;
+    std::vector<std::shared_ptr<Request>> sends;
+  };
+  int communicator_rank(int peer) const;
   std::chrono::milliseconds time_left() const;
 
   Group& group_;
   std::uint64_t tag_;
   std::chrono::steady_clock::time_point deadline_;
-  std::int64_t port_free_at_ns_ = 0;
-  std::vector<std::shared_ptr<Request>> sends_;
+  int rank_;
+  int size_;
+  std::vector<int> members_;  // group ranks; empty: all of the group
+  Port own_port_;
+  Port& port_;
 };
 
 }  // namespace dicomm

@@ -1,20 +1,34 @@
 #include "collective/group.h"
 
 #include <algorithm>
+#include <cstring>
+#include <map>
 #include <numeric>
-#include <string>
+
+#include "collective/bruck.h"
+#include "collective/chunks.h"
+#include "collective/exchange.h"
+#include "core/host.h"
+#include "core/sha256.h"
 
 namespace dicomm {
 
 namespace {
+
 constexpr std::uint64_t kCollectiveTag = 1ULL << 63;
 constexpr int kGroupIdShift = 47;  // 16 bits of group, 47 bits of operation
+constexpr std::uint64_t kOperationMask = (1ULL << kGroupIdShift) - 1;
+constexpr std::uint64_t kNodesOperation = kOperationMask;  // never reached by counting
+constexpr int kFewestWithLevels = 3;                       // two ranks have one link anyway
+
 }  // namespace
 
-Group::Group(std::shared_ptr<Communicator> communicator, std::vector<int> ranks, std::uint16_t id)
+Group::Group(std::shared_ptr<Communicator> communicator, std::vector<int> ranks, std::uint16_t id,
+             std::string node)
     : communicator_(std::move(communicator)),
       ranks_(std::move(ranks)),
-      first_tag_(kCollectiveTag | (static_cast<std::uint64_t>(id) << kGroupIdShift)) {
+      first_tag_(kCollectiveTag | (static_cast<std::uint64_t>(id) << kGroupIdShift)),
+      node_(node.empty() ? host_id() : std::move(node)) {
   const int world_size = communicator_->world_size();
   if (ranks_.empty()) {
     ranks_.resize(world_size);
@@ -33,9 +47,34 @@ Group::Group(std::shared_ptr<Communicator> communicator, std::vector<int> ranks,
                 ", is not a member");
 }
 
-std::uint64_t Group::next_tag() {
-  constexpr std::uint64_t operation_mask = (1ULL << kGroupIdShift) - 1;
-  return first_tag_ | (issued_.fetch_add(1) & operation_mask);
+std::uint64_t Group::next_tag() { return first_tag_ | (issued_.fetch_add(1) & kOperationMask); }
+
+const Nodes& Group::nodes(const Call& call) {
+  std::lock_guard lock(nodes_mutex_);
+  if (!nodes_) nodes_ = exchange_nodes(call);
+  return *nodes_;
+}
+
+Nodes Group::exchange_nodes(const Call& call) {
+  std::vector<std::uint64_t> names(size(), 0);
+  if (size() >= kFewestWithLevels) {
+    const Digest digest = sha256(node_);
+    std::memcpy(&names[rank_], digest.data(), sizeof names[0]);
+    Exchange exchange(*this, {first_tag_ | kNodesOperation, 0, call.timeout});
+    bruck_allgather(exchange, chunks(names.data(), names.size(), sizeof names[0], size()), 0);
+    exchange.finish();
+  }
+  Nodes nodes;
+  std::map<std::uint64_t, int> numbers;
+  for (int rank = 0; rank < size(); ++rank) {
+    const int node = numbers.emplace(names[rank], nodes.count()).first->second;
+    if (node == nodes.count()) nodes.members.emplace_back();
+    nodes.members[node].push_back(rank);
+    nodes.node_of.push_back(node);
+  }
+  for (const auto& members : nodes.members)
+    nodes.even &= members.size() == nodes.members.front().size();
+  return nodes;
 }
 
 }  // namespace dicomm

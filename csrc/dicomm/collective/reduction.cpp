@@ -195,9 +195,15 @@ void check_reduction(DataType type, ReduceOp op) {
 
 void reduce(std::span<const void* const> sources, void* out, std::size_t count, DataType type,
             ReduceOp op) {
+  const int divisor = op == ReduceOp::avg ? static_cast<int>(sources.size()) : 1;
+  check_reduction(type, op);
+  reduce_divided(sources, out, count, type, op, divisor);
+}
+
+void reduce_divided(std::span<const void* const> sources, void* out, std::size_t count,
+                    DataType type, ReduceOp op, int divisor) {
   check_reduction(type, op);
   if (type == DataType::boolean) op = logical(op);
-  const int divisor = op == ReduceOp::avg ? static_cast<int>(sources.size()) : 1;
   with_type(type, [&](auto element) {
     using T = decltype(element);
     with_op(op, [&](auto combine) {

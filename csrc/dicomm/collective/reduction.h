@@ -35,6 +35,9 @@ void check_reduction(DataType type, ReduceOp op);
 // equal bits on every rank. `out` may be one of the sources. avg divides by sources.size().
 void reduce(std::span<const void* const> sources, void* out, std::size_t count, DataType type,
             ReduceOp op);
+// The same, with floats divided by `divisor` before they are rounded; op is not avg.
+void reduce_divided(std::span<const void* const> sources, void* out, std::size_t count,
+                    DataType type, ReduceOp op, int divisor);
 
 // Partial results: widen `type` to accumulator(type); narrow back, dividing by `divisor`.
 void widen(const void* in, void* out, std::size_t count, DataType type);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/copy.h"
+#include "runtime/memory_watch.h"
 #include "runtime/stream.h"
 #include "runtime/vendor.h"
 
@@ -177,6 +178,7 @@ class ChipAllocator final : public c10::DeviceAllocator {
     block->capacity = bytes;
     block->device = device;
     block->stream = current_stream(device).id();
+    memory_taken(device, block->pointer, bytes);
     auto& stats = of(device).stats;
     stats.num_device_alloc += 1;
     aggregate(stats.segment).increase(1);
@@ -215,6 +217,7 @@ class ChipAllocator final : public c10::DeviceAllocator {
   void release_cache(Memory& memory) {
     for (auto& [stream, pool] : memory.cached) {
       for (auto& [capacity, block] : pool) {
+        memory_returned(block->pointer);
         vendor().runtime->memory_free(block->device, block->pointer);
         memory.stats.num_device_free += 1;
         aggregate(memory.stats.segment).decrease(1);

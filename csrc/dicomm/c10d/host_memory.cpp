@@ -1,0 +1,78 @@
+#include "host_memory.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <deque>
+#include <mutex>
+
+namespace dicomm {
+
+namespace {
+
+struct Block {
+  c10::DeviceType device;
+  std::size_t bytes;
+  c10::DataPtr memory;
+};
+
+// Memory that no tensor uses now, the oldest first.
+class IdleBlocks {
+ public:
+  Block take(c10::DeviceType device, std::size_t bytes) {
+    std::lock_guard lock(mutex_);
+    for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) {
+      if (block->device != device || block->bytes < bytes || block->bytes / 2 > bytes) continue;
+      Block taken = std::move(*block);
+      blocks_.erase(std::next(block).base());
+      bytes_ -= taken.bytes;
+      return taken;
+    }
+    return {device, bytes, c10::DataPtr()};
+  }
+
+  void give(Block block) {
+    std::lock_guard lock(mutex_);
+    bytes_ += block.bytes;
+    blocks_.push_back(std::move(block));
+    while (bytes_ > kMostBytes) {
+      bytes_ -= blocks_.front().bytes;
+      blocks_.pop_front();
+    }
+  }
+
+ private:
+  static constexpr std::size_t kMostBytes = 512 << 20;
+  std::mutex mutex_;
+  std::deque<Block> blocks_;
+  std::size_t bytes_ = 0;
+};
+
+IdleBlocks& idle_blocks() {
+  static auto* blocks = new IdleBlocks();  // never destroyed: tensors may outlive every static
+  return *blocks;
+}
+
+c10::DataPtr allocate(c10::DeviceType device, std::size_t bytes) {
+  c10::Allocator* allocator = nullptr;
+  try {
+    allocator = at::getHostAllocator(device);
+  } catch (const c10::Error&) {  // a device without pinned memory
+  }
+  return (allocator ? allocator : c10::GetCPUAllocator())->allocate(bytes);
+}
+
+}  // namespace
+
+at::Tensor host_tensor_like(const at::Tensor& tensor) {
+  Block block = idle_blocks().take(tensor.device().type(), tensor.nbytes());
+  if (!block.memory) block.memory = allocate(block.device, block.bytes);
+  void* data = block.memory.get();
+  const auto shared = std::make_shared<Block>(std::move(block));
+  return at::from_blob(
+      data, tensor.sizes(), [shared](void*) { idle_blocks().give(std::move(*shared)); },
+      at::TensorOptions().dtype(tensor.scalar_type()));
+}
+
+}  // namespace dicomm

@@ -1,0 +1,142 @@
+#include "message.h"
+
+#include <ATen/record_function.h>
+
+#include "errors.h"
+
+namespace dicomm {
+
+namespace {
+
+std::optional<std::vector<at::Tensor>> shown_in_profiles(const Staged& buffer) {
+  if (!at::hasCallbacks()) return std::nullopt;
+  return {{buffer.tensor()}};
+}
+
+}  // namespace
+
+bool MessageWork::in_chunks(const at::Tensor& tensor, Strategy mine, Strategy peers) {
+  return !tensor.is_cpu() && tensor.nbytes() > 2 * kChunkBytes &&
+         (mine == Strategy::cpu_mediated || peers == Strategy::cpu_mediated);
+}
+
+MessageWork::MessageWork(std::shared_ptr<Membership> membership, c10d::OpType type,
+                         const char* title, Staged buffer, int peer, std::uint64_t tag,
+                         bool chunked)
+    : Work(-1, type, at::hasCallbacks() ? title : nullptr, shown_in_profiles(buffer)),
+      membership_(std::move(membership)),
+      buffer_(std::move(buffer)),
+      timeline_(buffer_.device()),
+      peer_(peer),
+      tag_(tag),
+      chunks_(chunked ? (buffer_.bytes() + kChunkBytes - 1) / kChunkBytes : 1) {}
+
+// A send is under way whether or not its work is kept; a dropped receive is cancelled.
+MessageWork::~MessageWork() {
+  if (!is_send() || completed_) return;
+  const auto memory = std::make_shared<Staged>(std::move(buffer_));
+  for (std::size_t chunk = arrived_; chunk < requests_.size(); ++chunk)
+    membership_->keep(std::move(requests_[chunk]), memory);
+}
+
+std::size_t MessageWork::length(std::size_t chunk) const {
+  if (chunks_ == 1) return buffer_.bytes();
+  return std::min(kChunkBytes, buffer_.bytes() - begin(chunk));
+}
+
+void MessageWork::post(std::size_t chunk, int peer, std::int64_t ready_at_ns) {
+  std::byte* data = static_cast<std::byte*>(buffer_.data()) + begin(chunk);
+  Communicator& communicator = membership_->communicator();
+  requests_.push_back(is_send() ? communicator.isend(data, length(chunk), peer, tag_, ready_at_ns)
+                                : communicator.irecv(data, length(chunk), peer, tag_));
+}
+
+void MessageWork::start() {
+  // Earlier work of the device may still use the buffer.
+  const std::int64_t ready_at_ns =
+      is_send() || !timeline_.is_emulated() ? timeline_.ready_at_ns() : 0;
+  for (std::size_t chunk = 0; chunk < chunks_; ++chunk) {
+    if (is_send() && chunks_ > 1) buffer_.copy_in(begin(chunk), length(chunk));
+    post(chunk, peer_, ready_at_ns);
+  }
+}
+
+bool MessageWork::isCompleted() {
+  std::lock_guard lock(mutex_);
+  if (completed_) return true;
+  try {
+    while (arrived_ < chunks_) {
+      Request& request = *requests_[arrived_];
+      if (!request.test() || !Timeline::has_come(request.delivered_at_ns())) return false;
+      arrived(arrived_);
+    }
+    complete();
+  } catch (const std::exception& error) {
+    complete(translate(error, *membership_, operation()));
+  }
+  return true;
+}
+
+bool MessageWork::wait(std::chrono::milliseconds timeout) {
+  std::lock_guard lock(mutex_);
+  if (!completed_) {
+    if (timeout == kNoTimeout) timeout = membership_->timeout();
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      while (arrived_ < chunks_) {
+        const auto waited = arrived_ == 0 ? std::chrono::steady_clock::duration(0)
+                                          : std::chrono::steady_clock::now() - start;
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(timeout - waited);
+        requests_[arrived_]->wait(std::max(left, std::chrono::milliseconds(0)));
+        arrived(arrived_);
+      }
+      complete();
+    } catch (const TimeoutError& error) {  // still in flight: may be waited for again
+      std::rethrow_exception(translate(error, *membership_, operation()));
+    } catch (const std::exception& error) {
+      complete(translate(error, *membership_, operation()));
+    }
+  }
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+// A chunk's bytes are in place; now the clocks.
+void MessageWork::arrived(std::size_t chunk) {
+  Request& request = *requests_[chunk];
+  // A host may reuse what it sent at once. A chip may not: its link reads chip memory until then.
+  if (!is_send() || timeline_.is_emulated()) timeline_.wait_until_ns(request.delivered_at_ns());
+  if (!is_send()) {
+    const std::size_t received = request.wait();
+    if (received != length(chunk)) post_rest_from_any_source(received);
+    buffer_.copy_back(begin(chunk), length(chunk));
+  }
+  ++arrived_;
+}
+
+// Whether a sender nobody named cuts its message is known once the first chunk is here.
+void MessageWork::post_rest_from_any_source(std::size_t received) {
+  const bool chunk_of_more = peer_ == Communicator::any_source && chunks_ == 1 &&
+                             received == kChunkBytes && !buffer_.tensor().device().is_cpu() &&
+                             buffer_.bytes() > 2 * kChunkBytes;
+  if (!chunk_of_more)
+    throw Error("received " + std::to_string(received) + " bytes into a tensor of " +
+                std::to_string(length(arrived_)) + " bytes");
+  chunks_ = (buffer_.bytes() + kChunkBytes - 1) / kChunkBytes;
+  for (std::size_t chunk = 1; chunk < chunks_; ++chunk) post(chunk, requests_[0]->peer(), 0);
+}
+
+void MessageWork::complete(std::exception_ptr failure) {
+  exception_ = std::move(failure);
+  completed_ = true;
+  if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> MessageWork::getFuture() {
+  TORCH_CHECK(false, "dicomm: a ", operation(), " has no future, only collectives have; wait() for",
+              " its work");
+}
+
+void MessageWork::abort() { membership_->abort("a message was aborted by its rank"); }
+
+}  // namespace dicomm

@@ -1,0 +1,61 @@
+// Sends and receives in flight, as torch.distributed sees them.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "membership.h"
+#include "staging.h"
+#include "timeline.h"
+
+namespace dicomm {
+
+// One send or receive. The transport runs by itself; waiting happens on the caller's thread.
+//
+// A large chip tensor goes in chunks where a side is CPU-mediated: while one is on the wire, the
+// next is copied from the chip and the one before to the chip. Each chunk is a message of the same
+// tag; both sides cut alike (see in_chunks).
+class MessageWork : public c10d::Work {
+ public:
+  static constexpr std::size_t kChunkBytes = 1 << 20;
+  static bool in_chunks(const at::Tensor& tensor, Strategy mine, Strategy peers);
+
+  // chunked: the buffer was staged in pieces.
+  MessageWork(std::shared_ptr<Membership> membership, c10d::OpType type, const char* title,
+              Staged buffer, int peer, std::uint64_t tag, bool chunked);
+  ~MessageWork() override;
+  // Hands the message to the transport. Throws dicomm's errors.
+  void start();
+
+  bool isCompleted() override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  void blockCurrentStream() override { wait(kNoTimeout); }
+  void abort() override;
+  int sourceRank() const override { return requests_.front()->peer(); }
+  std::vector<at::Tensor> result() override { return {}; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  bool is_send() const { return opType_ == c10d::OpType::SEND; }
+  const char* operation() const { return is_send() ? "send" : "recv"; }
+  std::size_t begin(std::size_t chunk) const { return chunk * kChunkBytes; }
+  std::size_t length(std::size_t chunk) const;
+  void post(std::size_t chunk, int peer, std::int64_t ready_at_ns);
+  void arrived(std::size_t chunk);
+  void post_rest_from_any_source(std::size_t received);
+  void complete(std::exception_ptr failure = nullptr);
+
+  std::shared_ptr<Membership> membership_;
+  Staged buffer_;
+  Timeline timeline_;
+  int peer_;
+  std::uint64_t tag_;
+  std::size_t chunks_;
+  std::size_t arrived_ = 0;  // chunks that are done
+  c10::SmallVector<std::shared_ptr<Request>, 1> requests_;
+};
+
+}  // namespace dicomm

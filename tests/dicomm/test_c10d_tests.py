@@ -1,0 +1,41 @@
+"""tools/c10d-tests: a few of PyTorch's own tests every day; all of them by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+TESTS = (
+    "test_all_reduce_sum", "test_all_gather_coalesced_simple", "test_all_to_all_group",
+    "test_barrier_timeout_full_group", "test_send_recv_any_source", "test_isend_autograd_profiler",
+    "test_broadcast_cuda",
+)  # fmt: skip
+
+
+def run_tool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TOOLS.parent), str(TOOLS)])
+    return subprocess.run(
+        [sys.executable, "-m", "c10d_tests", *arguments],
+        env=os.environ | {"PYTHONPATH": path.lstrip(os.pathsep)},
+        cwd=folder, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+
+
+def test_a_slice_of_pytorchs_own_tests(tmp_path: Path) -> None:
+    done = run_tool(tmp_path, *TESTS, "--json")
+    outcomes = {test["name"]: test["outcome"] for test in json.loads(done.stdout)["tests"]}
+    assert outcomes.pop("test_broadcast_cuda") == "not applicable"
+    assert outcomes == dict.fromkeys(outcomes, "passed"), done.stdout
+    assert len(outcomes) == len(TESTS) - 1
+    assert done.returncode == 0
+
+
+def test_an_impossible_slice_is_refused(tmp_path: Path) -> None:
+    done = run_tool(tmp_path, "--slice", "3/2")
+    assert (done.returncode, done.stderr) == (
+        2, "--slice 3/2: expected K/N with 1 <= K <= N, such as 1/4\n",
+    )  # fmt: skip
