@@ -1,0 +1,42 @@
+// RDMA devices that exist only in this process, behind the same table of functions as libibverbs:
+// what a device was asked can be looked at, and it can be made to fail. For one thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/verbs/device.h"
+
+namespace dicomm::testing {
+
+struct FakeNic {
+  explicit FakeNic(std::string name);
+
+  std::string name;
+  ibv::DeviceAttributes attributes{};
+  ibv::PortAttributes port{};
+  // Registering succeeds where it must; reaching the memory may still fail.
+  std::function<bool(std::uint64_t address)> registers = [](std::uint64_t) { return true; };
+  std::function<bool(std::uint64_t address)> reaches = [](std::uint64_t) { return true; };
+
+  int registrations = 0;                     // that are live
+  std::vector<ibv::QpAttributes> connected;  // what queue pairs were told, each state change
+  std::vector<std::uint32_t> reads;          // lengths of the RDMA READs it did
+};
+
+std::shared_ptr<const ibv::Library> fake_library();
+
+// Puts bytes into the next receive buffer of a queue pair, as a peer's SEND does. False: it has
+// none.
+bool deliver(std::uint32_t qp_number, const void* bytes, std::uint32_t count);
+
+// A RoCE v2 address.
+verbs::GidEntry ipv4_gid(int index, int a, int b, int c, int d, int prefix_bits = 24);
+
+// One rail a NIC, with 10.RAIL.0.HOST as its only address.
+std::shared_ptr<verbs::Rails> fake_rails(const std::vector<FakeNic*>& nics, int host,
+                                         const verbs::Settings& settings = {});
+
+}  // namespace dicomm::testing

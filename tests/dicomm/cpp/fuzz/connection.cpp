@@ -1,0 +1,231 @@
+// A Connection whose peer says anything at any moment, while messages are sent, received and
+// cancelled here. The sanitizers see to the memory; the end sees to it that all requests end.
+#include "core/connection.h"
+
+#include <fuzzer/FuzzedDataProvider.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace dicomm;
+
+void expect(bool holds) {
+  if (!holds) std::abort();
+}
+
+class FuzzedStream final : public Stream {
+ public:
+  explicit FuzzedStream(FuzzedDataProvider& input)
+      : input_(input), pulls_(input.ConsumeBool()), background_(input.ConsumeBool()) {}
+
+  std::size_t write(const iovec* parts, int count) override {
+    std::size_t room = input_.ConsumeIntegralInRange<std::size_t>(0, 3 << 20), sent = 0;
+    for (int i = 0; i < count; ++i) {
+      const std::size_t bytes = std::min(room, parts[i].iov_len);
+      written_.resize(std::max(written_.size(), bytes));
+      if (bytes > 0) std::memcpy(written_.data(), parts[i].iov_base, bytes);
+      room -= bytes;
+      sent += bytes;
+    }
+    return sent;
+  }
+
+  std::size_t read(void* data, std::size_t bytes) override {
+    if (heard_ == said_.size() && over_) throw StreamEnd{"over"};
+    const std::size_t got = std::min(bytes, said_.size() - heard_);
+    std::memcpy(data, said_.data() + heard_, got);
+    heard_ += got;
+    return got;
+  }
+
+  std::size_t eager_bytes() const override { return 1000; }
+  bool can_pull(const Pull&) override { return pulls_; }
+  bool pulls_in_background() const override { return background_; }
+  std::size_t concurrent_pulls() const override { return background_ ? 4 : 1; }
+  bool pull(Pull& pull) override {
+    const auto bytes = std::min<std::uint64_t>(pull.bytes - pull.moved,
+                                               input_.ConsumeIntegralInRange<int>(0, 100'000));
+    std::memset(pull.data + pull.moved, 1, bytes);
+    pull.moved += bytes;
+    return input_.ConsumeIntegralInRange<int>(0, 20) != 7;
+  }
+  bool abandon(Pull&) override { return !background_ || input_.ConsumeBool(); }
+  int fd() const override { return -1; }
+  void finish_writing() override {}
+
+  void say(const void* words, std::size_t bytes) {
+    said_.append(static_cast<const char*>(words), bytes);
+  }
+  void end() { over_ = true; }
+
+ private:
+  FuzzedDataProvider& input_;
+  const bool pulls_, background_;
+  bool over_ = false;
+  std::string said_;
+  std::size_t heard_ = 0;
+  std::vector<std::byte> written_;
+};
+
+class Session {
+ public:
+  explicit Session(FuzzedDataProvider& input)
+      : input_(input),
+        stream_(new FuzzedStream(input)),
+        connection_({1, 7, "", "h"}, std::unique_ptr<Stream>(stream_), ledger_, matcher_) {}
+
+  ~Session() {
+    if (!connection_.ended()) connection_.end();
+    for (const auto& call : calls_) finish(call->request);
+  }
+
+  void run() {
+    try {
+      while (input_.remaining_bytes() > 0 && !connection_.has_left()) act();
+    } catch (const StreamEnd&) {
+    }
+  }
+
+ private:
+  struct Call {
+    Call(bool is_send, std::size_t bytes, int peer, std::uint64_t tag)
+        : buffer(new std::byte[bytes]), request(nullptr, is_send, buffer.get(), bytes, peer, tag) {}
+
+    const std::unique_ptr<std::byte[]> buffer;
+    RequestState request;
+  };
+
+  void act() {
+    switch (input_.ConsumeIntegralInRange<int>(0, 11)) {
+      case 0:
+        return post();
+      case 1:
+        return send();
+      case 2:
+      case 3:
+      case 4:
+        return hear_frame();
+      case 5: {
+        const auto words = input_.ConsumeRandomLengthString(200);
+        return stream_->say(words.data(), words.size());
+      }
+      case 6:
+      case 7:
+        connection_.receive();
+        return;
+      case 8:
+        connection_.pull();
+        return;
+      case 9:
+        connection_.flush();
+        return;
+      case 10:
+        return cancel();
+      case 11:
+        return rarely();
+    }
+  }
+
+  void rarely() {
+    switch (input_.ConsumeIntegralInRange<int>(0, 9)) {
+      case 0:
+        return stream_->end();
+      case 1:
+        return connection_.send_abort("because");
+      case 2:
+        return connection_.send_leave();
+      case 3:  // as in Engine::fail_all()
+        connection_.release_all();
+        matcher_.clear();
+        for (const auto& call : calls_)
+          if (!call->request.done) ledger_.fail(call->request, Outcome::aborted, "gone");
+        return forget_finished();
+      default:
+        return;
+    }
+  }
+
+  std::size_t length() {
+    constexpr std::size_t lengths[] = {0, 1, 16, 999, 1000, 1001, 5000};
+    const bool long_one = input_.ConsumeIntegralInRange<int>(0, 60) == 7;  // they cost time
+    return long_one ? kChunkBytes + 5 : input_.PickValueInArray(lengths);
+  }
+
+  RequestState& add(bool is_send, int peer) {
+    const std::size_t bytes = length();
+    const int tag = input_.ConsumeIntegralInRange<int>(0, 3);
+    calls_.push_back(std::make_unique<Call>(is_send, bytes, peer, tag));
+    ledger_.add(calls_.back()->request);
+    return calls_.back()->request;
+  }
+
+  void post() {
+    RequestState& request = add(false, input_.ConsumeBool() ? 1 : Communicator::any_source);
+    if (const auto arrival = matcher_.match(request))
+      connection_.receive_arrival(request, arrival);
+    else
+      matcher_.post(request);
+  }
+
+  void send() { connection_.send_message(add(true, 1)); }
+
+  void hear_frame() {
+    FrameHeader header;
+    header.kind = static_cast<FrameKind>(input_.ConsumeIntegralInRange<int>(0, 10));
+    header.tag = input_.ConsumeIntegralInRange<int>(0, 3);
+    header.bytes = input_.ConsumeBool() ? length() : input_.ConsumeIntegral<std::uint64_t>();
+    header.id = input_.ConsumeIntegralInRange<int>(0, 6);
+    header.credit = input_.ConsumeBool() ? 0 : input_.ConsumeIntegral<std::uint64_t>();
+    header.is_long = input_.ConsumeIntegralInRange<int>(0, 2);
+    stream_->say(&header, header.header_bytes());
+    const std::size_t payload = std::min<std::uint64_t>(header.payload_bytes(), 2 << 20);
+    const std::string words(input_.ConsumeBool() ? payload : payload / 2, 'p');
+    stream_->say(words.data(), words.size());
+  }
+
+  // As in Engine::cancel(), which waits where the buffer is still in use.
+  void cancel() {
+    forget_finished();
+    if (calls_.empty()) return;
+    const auto index = input_.ConsumeIntegralInRange<std::size_t>(0, calls_.size() - 1);
+    RequestState& request = calls_[index]->request;
+    if (!request.is_send) matcher_.remove(request);
+    if (request.peer_number == 1 && !connection_.release(request)) return;
+    if (!request.done) ledger_.finish(request, 0);
+    calls_.erase(calls_.begin() + index);
+  }
+
+  void forget_finished() {
+    std::erase_if(calls_, [](const auto& call) {
+      if (!call->request.done) return false;
+      expect(call->request.moved <= call->request.bytes);
+      return true;
+    });
+  }
+
+  void finish(RequestState& request) {
+    if (request.done) return;
+    matcher_.remove(request);
+    ledger_.fail(request, Outcome::peer_error, "over");
+  }
+
+  FuzzedDataProvider& input_;
+  Ledger ledger_;
+  Matcher matcher_;
+  std::vector<std::unique_ptr<Call>> calls_;
+  FuzzedStream* stream_;
+  Connection connection_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
+  FuzzedDataProvider input(data, bytes);
+  Session(input).run();
+  return 0;
+}

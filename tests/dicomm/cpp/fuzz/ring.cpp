@@ -1,0 +1,109 @@
+// Shared memory whose other side writes anything into it: counters, flags, bytes.
+#include "transport/shm/ring.h"
+
+#include <fuzzer/FuzzedDataProvider.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "core/communicator.h"
+#include "transport/shm/shm.h"
+
+namespace {
+
+using namespace dicomm;
+
+// One segment for all inputs; its counters start at zero for each.
+struct Segment {
+  Fd fd = make_segment();
+  std::size_t bytes = 0;
+  std::byte* memory = nullptr;
+
+  Segment() {
+    struct stat status{};
+    ::fstat(fd.get(), &status);
+    bytes = status.st_size;
+    memory = static_cast<std::byte*>(
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
+    if (memory == MAP_FAILED) std::abort();
+  }
+
+  void reset() {
+    for (std::size_t ring = 0; ring + sizeof(Ring) <= bytes; ring += sizeof(Ring))
+      std::memset(memory + ring, 0, offsetof(Ring, data));
+  }
+};
+
+void write_anything(FuzzedDataProvider& input, Segment& segment) {
+  // Mostly where the counters are.
+  const std::size_t ring = input.ConsumeBool() ? sizeof(Ring) : 0;
+  const std::size_t reach = input.ConsumeBool() ? offsetof(Ring, data) : sizeof(Ring);
+  const std::size_t at = ring + input.ConsumeIntegralInRange<std::size_t>(0, reach / 8 - 1) * 8;
+  std::uint64_t value = input.ConsumeIntegral<std::uint64_t>();
+  if (input.ConsumeBool()) {  // close to what is there
+    std::memcpy(&value, segment.memory + at, 8);
+    value += input.ConsumeIntegral<std::int8_t>();
+  }
+  std::memcpy(segment.memory + at, &value, 8);
+}
+
+void use(FuzzedDataProvider& input, Segment& segment, Stream& stream, const Fd& peer) {
+  static std::byte scratch[300'000];
+  switch (input.ConsumeIntegralInRange<int>(0, 8)) {
+    case 0:
+    case 1:
+    case 2:
+      return write_anything(input, segment);
+    case 3: {
+      const auto wanted = input.ConsumeIntegralInRange<std::size_t>(0, sizeof scratch);
+      if (stream.read(scratch, wanted) > wanted) std::abort();
+      return;
+    }
+    case 4: {
+      const iovec parts[2] = {{scratch, input.ConsumeIntegralInRange<std::size_t>(0, 100)},
+                              {scratch, input.ConsumeIntegralInRange<std::size_t>(0, 280'000)}};
+      if (stream.write(parts, 2) > parts[0].iov_len + parts[1].iov_len) std::abort();
+      return;
+    }
+    case 5:
+      stream.prepare_sleep(input.ConsumeBool());
+      return stream.woke();
+    case 6: {
+      Pull pull{1,
+                scratch,
+                input.ConsumeIntegral<std::uint64_t>(),
+                input.ConsumeIntegralInRange<std::uint64_t>(1, sizeof scratch),
+                {}};
+      if (stream.can_pull(pull)) stream.pull(pull);
+      if (pull.moved > pull.bytes) std::abort();
+      return;
+    }
+    case 7:
+      (void)!::send(peer.get(), "bell", 1 + input.ConsumeIntegralInRange<int>(0, 3),
+                    MSG_DONTWAIT | MSG_NOSIGNAL);
+      return stream.on_event();
+    case 8:
+      return stream.withdraw();
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
+  static Segment segment;
+  FuzzedDataProvider input(data, bytes);
+  segment.reset();
+  int both[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) != 0) std::abort();
+  const Fd peer(both[1]);
+  const auto stream = shm_stream(Fd(both[0]), Fd(::dup(segment.fd.get())), input.ConsumeBool());
+  try {
+    while (input.remaining_bytes() > 0) use(input, segment, *stream, peer);
+  } catch (const StreamEnd&) {
+  }
+  return 0;
+}

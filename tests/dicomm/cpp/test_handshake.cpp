@@ -1,0 +1,125 @@
+// Proving to each other who one is.
+#include <dirent.h>
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <filesystem>
+#include <future>
+
+#include "core/communicator.h"
+#include "core/contact.h"
+#include "core/handshake.h"
+#include "support.h"
+
+using namespace dicomm;
+using namespace dicomm::testing;
+
+namespace {
+
+Identity identity(int rank, const std::string& secret = "s", int world_size = 3) {
+  return {rank, world_size, "name", "", "host", secret};
+}
+
+struct Sockets {
+  Fd acceptor, dialler;
+
+  Sockets() {
+    int both[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) == 0);
+    acceptor = Fd(both[0]);
+    dialler = Fd(both[1]);
+  }
+};
+
+// What a dialler ends with: "welcome", "crossed", or the error.
+std::string dial(const Fd& socket, const Identity& me, int to_rank) {
+  const std::atomic<bool> never{false};
+  const Patience patience{std::chrono::steady_clock::now() + std::chrono::seconds(10), never};
+  try {
+    const Dialled dialled = dial_handshake(socket, me, to_rank, patience);
+    return dialled.verdict == Verdict::welcome ? "welcome" : "crossed";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+// A guest talked to until it is proven or refused; answered with its own verdict, or `instead`.
+std::string meet(const Identity& acceptor, const Identity& dialler, int to_rank,
+                 std::optional<Verdict> instead = std::nullopt) {
+  Sockets sockets;
+  auto told = std::async(std::launch::async, [&, socket = std::move(sockets.dialler)] {
+    return dial(socket, dialler, to_rank);
+  });
+  {
+    Guest guest(std::move(sockets.acceptor), true);
+    auto state = Guest::State::talking;
+    while (state == Guest::State::talking) state = guest.advance(acceptor);
+    if (state == Guest::State::proven)
+      CHECK(guest.answer(acceptor, instead.value_or(guest.verdict()), Fd()));
+  }
+  return told.get();
+}
+
+}  // namespace
+
+TEST_CASE("ranks of one job welcome each other; others are told, or hung up on") {
+  CHECK(meet(identity(0), identity(1), 0) == "welcome");
+  CHECK(meet(identity(0), identity(1), 0, Verdict::crossed) == "crossed");
+  CHECK(contains(meet(identity(0), identity(1, "t"), 0), "secrets differ"));
+  CHECK(contains(meet(identity(0), identity(1), 2), "another rank"));
+  CHECK(contains(meet(identity(0), identity(0), 0), "another rank"));
+  CHECK(contains(meet(identity(0), identity(7, "s", 8), 0), "another world size"));
+  CHECK(contains(meet(identity(0), identity(1), 0, Verdict::duplicate), "two processes"));
+}
+
+TEST_CASE("a listener gets no descriptors into a dialler") {
+  const auto descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  Sockets sockets;
+  Hello hello{};
+  std::memcpy(hello.magic, "dicommhs", 8);
+  iovec part{&hello, sizeof hello};
+  alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(8 * sizeof(int));
+  int fds[8];
+  for (int& fd : fds) fd = sockets.acceptor.get();
+  std::memcpy(CMSG_DATA(rights), fds, sizeof fds);
+  const auto before = descriptors();
+  REQUIRE(::sendmsg(sockets.acceptor.get(), &message, 0) == sizeof hello);
+  ::shutdown(sockets.acceptor.get(), SHUT_WR);
+  CHECK_FALSE(dial(sockets.dialler, identity(1), 0).empty());
+  CHECK(descriptors() == before);
+}
+
+TEST_CASE("contacts are read back as written; anything else is named") {
+  Contact contact;
+  contact.transport = Transport::tcp;
+  contact.host_id = "h";
+  contact.local_name = "l";
+  contact.tcp_address = "::1";
+  contact.tcp_port = 65535;
+  const Contact again = Contact::decode(contact.encode(), 1);
+  CHECK(again.encode() == contact.encode());
+  CHECK(again.tcp_port == 65535);
+  for (const std::string& wrong :
+       {std::string(), std::string("\xff\0nonsense", 10), contact.encode().substr(3),
+        std::string("dicomm-contact-1 9 a b c 1"), std::string("dicomm-contact-1 1 a b c 0"),
+        std::string("dicomm-contact-1 1 a b c 65536"), std::string("dicomm-contact-1 1 a b")}) {
+    try {
+      Contact::decode(wrong, 4);
+      FAIL_CHECK("accepted: " << wrong);
+    } catch (const Error& error) {
+      CHECK(contains(error.what(), "rank 4"));
+    }
+  }
+}

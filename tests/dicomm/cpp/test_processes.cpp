@@ -1,0 +1,90 @@
+// Ranks that are processes: memory that is not shared by accident, and a death.
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <iostream>
+
+#include "core/text.h"
+#include "file_store.h"
+#include "transports.h"
+
+using namespace dicomm;
+using namespace dicomm::testing;
+
+namespace {
+
+// Forks before there are threads; the body's failures end the child with 1.
+class Processes {
+ public:
+  Processes(int count, Transport transport, const RankBody& body) {
+    for (int rank = 0; rank < count; ++rank) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        int code = 0;
+        try {
+          body(Communicator::create(std::make_shared<FileStore>(folder_.path()),
+                                    options(rank, count, transport)));
+        } catch (const std::exception& error) {
+          std::cerr << "rank " << rank << ": " << error.what() << std::endl;
+          code = 1;
+        }
+        std::quick_exit(code);
+      }
+      children_.push_back(child);
+    }
+  }
+
+  pid_t pid(int rank) const { return children_[rank]; }
+
+  // Its exit code; -1 where a signal ended it.
+  int exit_code(int rank) const {
+    int status = 0;
+    ::waitpid(children_[rank], &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+ private:
+  TemporaryFolder folder_;
+  std::vector<pid_t> children_;
+};
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw Error(what);
+}
+
+}  // namespace
+
+TRANSPORT_TEST_CASE("processes exchange messages of every way to send") {
+  const Processes job(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
+    const int peer = 1 - ranks->rank();
+    for (const std::size_t bytes : {0, 8, 9000, 300'000, 5 << 20}) {
+      const auto sent = payload(bytes, bytes + ranks->rank());
+      Bytes got(bytes);
+      const auto send = ranks->isend(sent.data(), bytes, peer, bytes);
+      require(ranks->irecv(got.data(), bytes, peer, bytes)->wait() == bytes, "another length");
+      send->wait();
+      require(!difference(got.data(), bytes, bytes + peer), "other contents");
+    }
+  });
+  CHECK(job.exit_code(0) == 0);
+  CHECK(job.exit_code(1) == 0);
+}
+
+TRANSPORT_TEST_CASE("a killed peer is an error that names it, not a wait") {
+  const Processes job(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
+    Bytes data(3 << 20);
+    if (ranks->rank() == 0) {
+      for (int i = 0; i < 20; ++i) ranks->isend(data.data(), data.size(), 1, 0)->wait();
+      ::kill(::getpid(), SIGKILL);
+    }
+    try {
+      while (true) ranks->irecv(data.data(), data.size(), 0, 0)->wait();
+    } catch (const PeerError& error) {
+      require(std::string(error.what()).find("rank 0") != std::string::npos, error.what());
+      require(std::string(error.what()).find("died") != std::string::npos, error.what());
+    }
+  });
+  CHECK(job.exit_code(0) == -1);
+  CHECK(job.exit_code(1) == 0);
+}

@@ -1,0 +1,225 @@
+// What can be told about verbs without a NIC: how queue pairs are connected, which address is
+// chosen, which memory is registered, how long messages are read. Real devices: tests/verbs.
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+
+#include "fake_verbs.h"
+#include "support.h"
+#include "transport/verbs/endpoint.h"
+
+using namespace dicomm;
+using namespace dicomm::testing;
+
+namespace {
+
+// Two sides of one connection, in one process.
+struct Wire {
+  Wire(std::shared_ptr<verbs::Rails> left_rails, std::shared_ptr<verbs::Rails> right_rails) {
+    verbs::Endpoint dialler(left_rails, right_rails->published());
+    verbs::Endpoint acceptor(right_rails, left_rails->published());
+    acceptor.connect(dialler.card());
+    dialler.connect(acceptor.card());
+    int both[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) == 0);
+    right = acceptor.stream(Fd(both[0]), false);
+    left = dialler.stream(Fd(both[1]), true);
+  }
+
+  std::unique_ptr<Stream> left, right;
+};
+
+verbs::Settings settings_from(const char* variable, const char* value) {
+  ::setenv(variable, value, 1);
+  struct Unset {
+    const char* variable;
+    ~Unset() { ::unsetenv(variable); }
+  } unset{variable};
+  return verbs::settings(Options{});
+}
+
+std::string refusal_of(const char* variable, const char* value) {
+  try {
+    settings_from(variable, value);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// The right side's memory read into the left side's; what the pull threw, or "".
+std::string pull_over(Wire& wire, const Bytes& from, Bytes& into) {
+  const MemoryKeys keys = wire.right->expose(from.data(), from.size());
+  Pull pull{1, into.data(), reinterpret_cast<std::uint64_t>(from.data()), from.size(), keys};
+  std::string thrown;
+  try {
+    if (!wire.left->can_pull(pull)) return "cannot pull";
+    for (int turns = 0; !pull.done(); ++turns) {
+      REQUIRE(turns < 100'000);
+      wire.left->pull(pull);
+    }
+  } catch (const StreamEnd& end) {
+    thrown = end.reason;
+  }
+  wire.right->conceal(from.data(), from.size());
+  return thrown;
+}
+
+}  // namespace
+
+TEST_CASE("a queue pair's packets survive routers, and its timer fits its field") {
+  FakeNic left("left"), right("right");
+  const auto left_rails = fake_rails({&left}, 1), right_rails = fake_rails({&right}, 2);
+  const Wire wire(left_rails, right_rails);
+  const auto told = [&](ibv::QpState state) {
+    for (const auto& attributes : left.connected)
+      if (attributes.state == state) return attributes;
+    FAIL("never went there");
+    return ibv::QpAttributes{};
+  };
+  const auto route = told(ibv::QpState::rtr).address.route;
+  CHECK(route.hop_limit > 1);
+  CHECK(route.destination == ipv4_gid(0, 10, 0, 0, 2).gid);
+  CHECK(route.gid_index == 3);
+  const auto sending = told(ibv::QpState::rts);
+  CHECK(sending.timeout > 0);  // 0: never notices a loss
+  CHECK(sending.timeout < 32);
+  CHECK(sending.retry_count < 8);
+  CHECK(sending.rnr_retry < 7);  // 7: for ever
+}
+
+TEST_CASE("settings that a field cannot hold are refused, those it can are used") {
+  CHECK(contains(refusal_of("DICOMM_QP_TIMEOUT", "32"), "expected 0 to 31"));
+  CHECK(contains(refusal_of("DICOMM_RETRY_COUNT", "8"), "expected 0 to 7"));
+  CHECK(contains(refusal_of("DICOMM_HOP_LIMIT", "0"), "expected 1 to 255"));
+  CHECK(contains(refusal_of("DICOMM_HOP_LIMIT", "many"), "whole number"));
+  CHECK(contains(refusal_of("DICOMM_MTU_BYTES", "1500"), "1024"));
+  CHECK(settings_from("DICOMM_QP_TIMEOUT", "31").timeout == 31);
+  FakeNic left("left"), right("right");
+  verbs::Settings asked;
+  asked.hop_limit = 7;
+  asked.traffic_class = 106;
+  asked.timeout = 31;
+  asked.mtu_bytes = 1024;
+  const Wire wire(fake_rails({&left}, 1, asked), fake_rails({&right}, 2));
+  CHECK(left.connected[1].address.route.hop_limit == 7);
+  CHECK(left.connected[1].address.route.traffic_class == 106);
+  CHECK(left.connected[2].timeout == 31);
+  CHECK(left.connected[1].path_mtu == 3);
+  CHECK(right.connected[1].path_mtu == 3);  // both sides alike
+}
+
+TEST_CASE("on a port with many GIDs the one that reaches the peer is chosen") {
+  const auto v1 = [](verbs::GidEntry entry) {
+    entry.roce_v2 = false;
+    return entry;
+  };
+  verbs::GidEntry link_local;
+  link_local.gid = {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 1};
+  link_local.roce_v2 = true;
+  link_local.index = 1;
+  const std::vector<verbs::GidEntry> mine{v1(link_local),
+                                          link_local,
+                                          v1(ipv4_gid(2, 192, 168, 7, 1)),
+                                          ipv4_gid(3, 192, 168, 7, 1),
+                                          v1(ipv4_gid(4, 10, 1, 0, 1)),
+                                          ipv4_gid(5, 10, 1, 0, 1)};
+  const auto chosen = [&](std::vector<verbs::GidEntry> theirs) {
+    const auto* entry = verbs::choose_gid(mine, theirs);
+    return entry ? entry->index : -1;
+  };
+  const auto near = ipv4_gid(9, 10, 1, 0, 2), far = ipv4_gid(9, 172, 16, 0, 2);
+  CHECK(chosen({link_local, v1(near), near}) == 5);  // in one subnet
+  CHECK(chosen({link_local, ipv4_gid(9, 192, 168, 7, 2)}) == 3);
+  CHECK(chosen({v1(near)}) == 4);                     // version 1 speaks to version 1
+  CHECK((chosen({far}) == 3 || chosen({far}) == 5));  // through a router: any IPv4
+  CHECK(chosen({link_local}) == 1);
+  verbs::GidEntry global = link_local;
+  global.gid[0] = 0x20;
+  CHECK(chosen({global}) == -1);
+}
+
+TEST_CASE("memory that is used again for something else is registered again") {
+  FakeNic nic("nic");
+  const auto rails = fake_rails({&nic}, 1);
+  verbs::MemoryCache& cache = *rails->memory;
+  Bytes segment(1 << 20);
+  const auto address = reinterpret_cast<std::uint64_t>(segment.data());
+  cache.declare({address, segment.size()});
+  const auto key = [&](std::size_t offset) {
+    return cache.acquire(segment.data() + offset, 100)->on(0)->rkey;
+  };
+  const auto first = key(5);
+  CHECK(key(500'000) == first);  // once for all of it
+  CHECK(nic.registrations == 1);
+  {
+    const auto in_use = cache.acquire(segment.data(), 10);
+    cache.forget(address, segment.size());
+    CHECK(nic.registrations == 1);  // not under the feet of a transfer
+  }
+  CHECK(nic.registrations == 0);
+  cache.declare({address, segment.size()});  // the allocator gives out the same address again
+  CHECK(key(5) != first);
+  cache.forget(address + 4096, 1);  // part of it was unmapped
+  CHECK(nic.registrations == 0);
+  CHECK(cache.acquire(segment.data(), 10)->on(0).has_value());  // for one transfer
+  CHECK(nic.registrations == 0);
+}
+
+TEST_CASE("messages longer than a device takes at once go in parts") {
+  for (const std::uint32_t most : {4096u, 70'000u, 1u << 30}) {
+    FakeNic left("left"), right("right");
+    left.port.max_msg_bytes = most;
+    Wire wire(fake_rails({&left}, 1), fake_rails({&right}, 2));
+    const Bytes from = payload((3 << 20) + 17, most);
+    Bytes into(from.size());
+    CHECK(pull_over(wire, from, into) == "");
+    CHECK(into == from);
+    CHECK(left.reads.size() > 1);
+    for (const std::uint32_t bytes : left.reads) CHECK(bytes <= most);
+  }
+}
+
+TEST_CASE("two rails share a long message, and one finishes it where the other fails") {
+  for (const bool fails : {false, true}) {
+    FakeNic left0("left0"), left1("left1"), right0("right0"), right1("right1");
+    int reads = 0;
+    if (fails) left1.reaches = [&](std::uint64_t) { return ++reads < 3; };
+    Wire wire(fake_rails({&left0, &left1}, 1), fake_rails({&right0, &right1}, 2));
+    const Bytes from = payload(20 << 20, 4);
+    Bytes into(from.size());
+    CHECK(pull_over(wire, from, into) == "");
+    CHECK(into == from);
+    CHECK(left0.reads.size() > 3);
+    CHECK(left1.reads.size() >= 3);
+  }
+}
+
+TEST_CASE("memory that a device cannot register is not offered to it") {
+  FakeNic left("left"), right("right");
+  Wire wire(fake_rails({&left}, 1), fake_rails({&right}, 2));
+  right.registers = [](std::uint64_t) { return false; };
+  const Bytes from = payload(1 << 20, 4);
+  Bytes into(from.size());
+  CHECK(pull_over(wire, from, into) == "cannot pull");  // then it is streamed
+}
+
+TEST_CASE("bytes written on one side are read on the other, in order") {
+  FakeNic left("left"), right("right");
+  Wire wire(fake_rails({&left}, 1), fake_rails({&right}, 2));
+  const Bytes from = payload(3 << 20, 5);
+  for (const auto& [writer, reader] : {std::pair(wire.left.get(), wire.right.get()),
+                                       std::pair(wire.right.get(), wire.left.get())}) {
+    Bytes into(from.size());
+    std::size_t written = 0, read = 0;
+    for (int turns = 0; read < from.size(); ++turns) {
+      REQUIRE(turns < 1'000'000);
+      const iovec part{const_cast<std::byte*>(from.data()) + written,
+                       std::min<std::size_t>(from.size() - written, 50'000)};
+      if (part.iov_len > 0) written += writer->write(&part, 1);
+      read += reader->read(into.data() + read, into.size() - read);
+      std::byte none;
+      CHECK(writer->read(&none, 1) == 0);  // hears what was consumed
+    }
+    CHECK(into == from);
+  }
+}

@@ -1,0 +1,51 @@
+"""These tests move data over RDMA devices: they run in the RDMA machine only (tools/test-verbs)."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path += [str(TESTS / "dicomm"), str(TESTS / "heteropp")]  # their helpers start our ranks, too
+
+import jobs  # noqa: E402
+import ranks  # noqa: E402
+
+jobs.DEADLINE_S = ranks.DEADLINE_S = 240  # the guest has one processor, of a host that may be busy
+
+INFINIBAND = Path("/sys/class/infiniband")
+DEVICES = ("rxe0", "rxe1", "rxe2", "rxe3")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rdma_machine():
+    """A missing machine is a failure: these tests have no second way to pass."""
+    absent = [device for device in DEVICES if not (INFINIBAND / device).exists()]
+    if absent:
+        pytest.fail(
+            f"there is no RDMA device {', '.join(absent)} here; run `bash tools/test-verbs`, or "
+            "`tools/rdma-machine --guest .venv/bin/python -m pytest tests/verbs`",
+            pytrace=False,
+        )
+
+
+@pytest.fixture
+def unplug():
+    """unplug("eth0") takes that cable away; afterwards it is plugged in again."""
+    unplugged = []
+
+    def down(interface):
+        subprocess.run(["ip", "link", "set", interface, "down"], check=True)
+        unplugged.append(interface)
+
+    yield down
+    for interface in unplugged:
+        subprocess.run(["ip", "link", "set", interface, "up"], check=True)
+    deadline = time.monotonic() + 30
+    while any(
+        "ACTIVE" not in (INFINIBAND / device / "ports/1/state").read_text() for device in DEVICES
+    ):
+        assert time.monotonic() < deadline, "a port stays down"
+        time.sleep(0.01)
