@@ -10,8 +10,7 @@ from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 TESTS = (
-    "test_all_reduce_sum", "test_all_gather_coalesced_simple", "test_all_to_all_group",
-    "test_barrier_timeout_full_group", "test_send_recv_any_source", "test_isend_autograd_profiler",
+    "test_all_reduce_sum", "test_all_gather_coalesced_simple", "test_send_recv_any_source",
     "test_broadcast_cuda",
 )  # fmt: skip
 

@@ -32,7 +32,7 @@ from ditorch.conform.suite import run_conformance
 run_conformance(
     output=Path(sys.argv[1]),
     only={{"operators"}},
-    operators=sorted({{*operator_names()[::20], *{WITH_CHIP_KERNELS}}}),
+    operators=sorted({{*operator_names()[::35], *{WITH_CHIP_KERNELS}}}),
     dtypes=["float32", "bfloat16", "int64"],
     samples_per_dtype=2,
     workers=1,
@@ -43,7 +43,7 @@ run_conformance(
 
 @pytest.fixture(scope="module")
 def subset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Conformance, list[str]]:
-    """Every twentieth operator; killed when some are done, then resumed. Also its first journal."""
+    """One operator in 35; killed when some are done, then resumed. Also its first journal."""
     output = tmp_path_factory.mktemp("conform") / "result.json"
     journal = output.with_suffix(".partial.jsonl")
     command = [sys.executable, "-c", SUBSET, str(output)]
@@ -63,7 +63,7 @@ def subset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Conformance, list[
 
 def test_an_emulated_chip_conforms(subset: tuple[Conformance, list[str]]) -> None:
     found = subset[0]
-    assert len(found.operators) >= 40
+    assert len(found.operators) >= 25
     assert len(found.covered) >= 0.95 * len(found.operators)
     assert found.pass_rate >= 0.99, list(found.problems("failed"))
     assert found.tally.supported == sum(sum(o.computed_by.values()) for o in found.operators)
