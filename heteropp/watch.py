@@ -144,4 +144,6 @@ class Watch:
 def _machine() -> str:
     """Tells machines, and containers with their own process numbers, apart."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    with contextlib.suppress(FileNotFoundError):  # a kernel without such containers
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return boot

@@ -66,7 +66,7 @@ struct VerbsOptions {
   std::optional<int> timeout;        // 0 ... 31: 4.096 us * 2^timeout
   std::optional<int> retry_count;    // 0 ... 7
   std::optional<int> rnr_retry;      // 0 ... 7
-  std::string connect;               // auto, cm or bootstrap
+  std::string connect;               // auto or bootstrap
 };
 
 // Memory that keeps its pages until forget_memory(): a segment of a chip's allocator, say.

@@ -215,9 +215,9 @@ void Engine::peer_left(int rank) {
 }
 
 void Engine::stream_ended(int rank, const StreamEnd& end) {
-  const std::string died =
-      end.peer_died ? text(describe(rank), " died (", end.reason, " without a goodbye)")
-                    : text(describe(rank), " was lost (", end.reason, ")");
+  const std::string died = end.peer_died
+                               ? text(describe(rank), " died (", end.reason, " without a goodbye)")
+                               : text(describe(rank), " was lost (", end.reason, ")");
   peers_[rank].connection->end();
   std::erase(live_, rank);
   peers_[rank].gone = died;

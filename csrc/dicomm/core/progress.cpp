@@ -20,6 +20,7 @@ namespace dicomm {
 namespace {
 
 constexpr std::chrono::milliseconds kNap{1};
+constexpr std::chrono::milliseconds kLongNap{10};  // where it takes the only core
 constexpr std::chrono::microseconds kSpin{50};
 constexpr std::chrono::microseconds kCrowdedSpin{2};
 constexpr std::chrono::milliseconds kYieldingSpin{1};
@@ -305,7 +306,7 @@ void Engine::progress_loop() {
   while (!stop_) {
     const bool busy = std::exchange(touched_, false);
     if (busy) {
-      progress_wanted_.wait_for(lock, kNap);
+      progress_wanted_.wait_for(lock, cores_ == 1 ? kLongNap : kNap);
       if (!leading_ && !stop_) lead(lock, Clock::now());
     } else if (leading_) {
       parked_ = true;

@@ -48,9 +48,12 @@ std::optional<int> mtu(std::optional<int> option) {
 
 Connect connect_named(const std::string& name) {
   if (name.empty() || name == "auto") return Connect::automatic;
-  if (name == "cm") return Connect::cm;
+  if (name == "cm")
+    throw Error(
+        "connect 'cm': this version connects queue pairs over the bootstrap only (connect "
+        "'bootstrap'); devices that need rdma_cm, iWARP's, are not usable yet");
   if (name == "bootstrap") return Connect::bootstrap;
-  throw Error(text("connect '", name, "': expected auto, cm or bootstrap"));
+  throw Error(text("connect '", name, "': expected auto or bootstrap"));
 }
 
 }  // namespace
