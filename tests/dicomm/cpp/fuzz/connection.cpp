@@ -56,6 +56,7 @@ class FuzzedStream final : public Stream {
   }
   bool abandon(Pull&) override { return !background_ || input_.ConsumeBool(); }
   int fd() const override { return -1; }
+  LinkDescription describe() const override { return {}; }
   void finish_writing() override {}
 
   void say(const void* words, std::size_t bytes) {
