@@ -14,8 +14,10 @@ namespace {
 const std::map<std::string, Mode> kModes{{"latency", Mode::latency},
                                          {"bandwidth", Mode::bandwidth},
                                          {"bidirectional", Mode::bidirectional}};
-const std::map<std::string, Transport> kTransports{
-    {"auto", Transport::automatic}, {"shm", Transport::shm}, {"tcp", Transport::tcp}};
+const std::map<std::string, Transport> kTransports{{"auto", Transport::automatic},
+                                                   {"shm", Transport::shm},
+                                                   {"tcp", Transport::tcp},
+                                                   {"verbs", Transport::verbs}};
 
 // "8", "4K", "64M".
 std::size_t size(const std::string& option, const std::string& word) {
@@ -56,8 +58,9 @@ std::vector<std::size_t> sizes(const std::string& option, const std::string& wor
 
 std::string usage() {
   return "usage: DICOMM_SECRET=... dicomm-perf MODE --store FOLDER --rank R [--world N]\n"
-         "         [--transport auto|shm|tcp] [--sizes 8,4K,64M] [--seconds S] [--iterations N]\n"
-         "         [--window N] [--offset BYTES] [--listen ADDRESS] [--timeout SECONDS]\n"
+         "         [--transport auto|shm|tcp|verbs] [--sizes 8,4K,64M] [--seconds S]\n"
+         "         [--iterations N] [--window N] [--offset BYTES] [--listen ADDRESS]\n"
+         "         [--timeout SECONDS]\n"
          "MODE: latency, bandwidth or bidirectional. Ranks 2k and 2k+1 are a pair; the even ones\n"
          "print one JSON line a size. Start one process a rank.\n";
 }

@@ -36,7 +36,8 @@ class Connection {
   bool pull();
   bool has_output() const { return writing_ || !frames_.empty() || !streaming_.empty(); }
   // Whether pull() must be called for them to go on.
-  bool has_pulls() const { return !pulls_.empty() && !stream_->pulls_in_background(); }
+  bool has_pulls() const { return pulling() && !stream_->pulls_in_background(); }
+  bool pulling() const { return !pulls_.empty(); }
 
   // Lets go of a request's buffer. False: it is still being read or written, finish() will tell.
   bool release(RequestState& request);

@@ -182,7 +182,7 @@ RequestState* Connection::offer_ended(std::uint64_t id) {
   if (offer == offers_.end()) return nullptr;
   RequestState* request = offer->second;
   offers_.erase(offer);
-  stream_->conceal(request->data, request->bytes);
+  stream_->conceal(id);
   return request;
 }
 

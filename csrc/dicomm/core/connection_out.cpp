@@ -53,7 +53,7 @@ void Connection::send_message(RequestState& request) {
     frame.header.kind = FrameKind::offer;
     frame.header.is_long = 1;
     frame.header.address = reinterpret_cast<std::uint64_t>(request.data);
-    const MemoryKeys keys = stream_->expose(request.data, request.bytes);
+    const MemoryKeys keys = stream_->expose(request.id, request.data, request.bytes);
     own_payload(frame, &keys, sizeof keys);
     offers_.emplace(request.id, &request);
   }
@@ -174,7 +174,7 @@ void Connection::end() {
 void Connection::release_all() {
   if (stream_) {
     stream_->withdraw();
-    for (const auto& [id, request] : offers_) stream_->conceal(request->data, request->bytes);
+    for (const auto& [id, request] : offers_) stream_->conceal(id);
   }
   if (writing_ && current_.request) own_current_payload();
   std::erase_if(frames_, [](const Outgoing& frame) {

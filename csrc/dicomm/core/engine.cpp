@@ -91,7 +91,9 @@ std::shared_ptr<Request> Engine::isend(const void* data, std::size_t bytes, int 
   checked_peer(peer, "send");
   auto request = std::make_shared<RequestState>(shared_from_this(), true, const_cast<void*>(data),
                                                 bytes, peer, tag);
+  const Lock held = lock();
   start_send(*request, ready_at_ns);
+  if (!request->done) request->posted_at_ns = rough_now_ns();
   return request;
 }
 
@@ -99,7 +101,10 @@ void Engine::send(const void* data, std::size_t bytes, int peer, std::uint64_t t
                   Communicator::Timeout timeout) {
   checked_peer(peer, "send");
   RequestState request(unowned(), true, const_cast<void*>(data), bytes, peer, tag);
-  start_send(request, 0);
+  {
+    const Lock held = lock();
+    start_send(request, 0);
+  }
   request.wait(timeout);
 }
 
@@ -108,7 +113,9 @@ std::shared_ptr<Request> Engine::irecv(void* data, std::size_t capacity, int pee
   if (peer != Communicator::any_source) checked_peer(peer, "recv");
   auto request =
       std::make_shared<RequestState>(shared_from_this(), false, data, capacity, peer, tag);
+  const Lock held = lock();
   start_receive(*request);
+  if (!request->done) request->posted_at_ns = rough_now_ns();
   return request;
 }
 
@@ -116,13 +123,16 @@ std::size_t Engine::recv(void* data, std::size_t capacity, int peer, std::uint64
                          Communicator::Timeout timeout) {
   if (peer != Communicator::any_source) checked_peer(peer, "recv");
   RequestState request(unowned(), false, data, capacity, peer, tag);
-  start_receive(request);
+  {
+    const Lock held = lock();
+    start_receive(request);
+    look_out(request);
+  }
   return request.wait(timeout);
 }
 
 void Engine::start_send(RequestState& request, std::int64_t ready_at_ns) {
   Peer& to = peers_[request.peer_number];
-  const Lock held = lock();
   touched_ = true;
   ledger_.add(request);
   if (refuse(request)) return;
@@ -131,16 +141,13 @@ void Engine::start_send(RequestState& request, std::int64_t ready_at_ns) {
   if (Connection* connection = to.live()) {
     connection->send_message(request);
     settle(*connection);
-    if (!request.done) request.posted_at_ns = rough_now_ns();
   } else {
-    request.posted_at_ns = rough_now_ns();
     to.backlog.push_back(&request);
     need_connection(request.peer_number);
   }
 }
 
 void Engine::start_receive(RequestState& request) {
-  const Lock held = lock();
   touched_ = true;
   ledger_.add(request);
   if (!failure_)  // what a peer sent before it left still counts
@@ -154,7 +161,6 @@ void Engine::start_receive(RequestState& request) {
       return;
     }
   if (refuse(request)) return;
-  request.posted_at_ns = rough_now_ns();
   matcher_.post(request);
   // Connected even while nothing is to be sent, so that the peer's death is noticed.
   if (request.peer_number != Communicator::any_source) need_connection(request.peer_number);

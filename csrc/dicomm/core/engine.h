@@ -94,7 +94,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Lock lock();
   std::shared_ptr<Engine> unowned() { return {std::shared_ptr<void>(), this}; }
   Peer& checked_peer(int peer, const char* operation);
-  void start_send(RequestState& request, std::int64_t ready_at_ns);
+  void start_send(RequestState& request, std::int64_t ready_at_ns);  // both under the mutex
   void start_receive(RequestState& request);
   std::string describe(int peer) const;
   std::string describe(const RequestState& request) const;
@@ -107,7 +107,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void stream_ended(int peer, const StreamEnd& end);
   void linger(Lock& lock);
 
-  // progress.cpp; all under the mutex
+  // progress.cpp; under the mutex
   void settle(Connection& connection);
   void conclude(Connection& connection, const StreamEnd* end);
   void turn(Connection& connection);
@@ -119,13 +119,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void kick();
   void block(Lock& lock, RequestState& request, Time deadline);
   void progress_loop();
-  bool turns(RequestState& request);
-  std::chrono::nanoseconds spin_time() const;
-  void give_way(const RequestState& request);
+  void look_out(RequestState& request);
   bool costly_to_poll(int peer) const;
   bool crowded() const;
   void watch(int fd, Event event, int which);
   void watch_peer(Connection& connection, bool writable);
+  // progress.cpp; not under it
+  bool turns(RequestState& request);
+  void give_way(const RequestState& request);
+  std::chrono::nanoseconds spin_time() const;
 
   // meeting.cpp
   void need_connection(int peer);

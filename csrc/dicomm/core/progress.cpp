@@ -26,6 +26,9 @@ constexpr std::chrono::microseconds kCrowdedSpin{2};
 constexpr std::chrono::milliseconds kYieldingSpin{1};
 constexpr int kPatienceWithSharing = 100;  // looks, a few hundred microseconds
 constexpr int kTurnsBetweenClocks = 32;
+constexpr int kFewTurns = 2;  // where each costs much, or keeps the peer from its core
+constexpr int kLooksBeforeClock = 4;
+constexpr timespec kShortSleep{0, 20'000};
 
 // The scheduler leaves two threads that keep waking each other on one core; it moves this one at
 // once where the core is forbidden to it for a moment.
@@ -38,6 +41,12 @@ void leave_core(int core) {
   ::sched_setaffinity(0, sizeof others, &others);
   ::sched_setaffinity(0, sizeof allowed, &allowed);
 }
+
+// Lets the kernel's threads have the only core for a moment: those of a device's driver, say, which
+// move the bytes. A yield would also give away the rest of this thread's time slice, and the
+// scheduler would favour the others for as long; so, however, it often switches to the peer as soon
+// as the driver is done.
+void nap() { ::nanosleep(&kShortSleep, nullptr); }
 
 }  // namespace
 
@@ -226,57 +235,66 @@ bool Engine::crowded() const { return same_host_peers_ + 1 > cores_; }
 
 // Spinning helps only while the peer has a core of its own.
 std::chrono::nanoseconds Engine::spin_time() const {
-  if (cores_ == 1) return kYieldingSpin;
-  return crowded() ? kCrowdedSpin : kSpin;
+  if (!crowded()) return kSpin;
+  return cores_ == 1 ? kYieldingSpin : kCrowdedSpin;
 }
 
 // Looks out for the request's end for less than a microsecond, or until another thread wants in.
-bool Engine::turns(RequestState& request) {
-  const Lock held(mutex_, std::try_to_lock);
-  const int most = held && costly_to_poll(request.peer_number) ? 2 : kTurnsBetweenClocks;
-  for (int i = 0; held && wanting_lock_ == 0 && i < most; ++i) {
+void Engine::look_out(RequestState& request) {
+  const bool few = cores_ == 1 || costly_to_poll(request.peer_number);
+  const int most = few ? kFewTurns : kTurnsBetweenClocks;
+  for (int i = 0; !request.done && wanting_lock_ == 0 && i < most; ++i)
     turn_all(request.peer_number);
-    if (request.done) {
-      touched_ = true;
-      leave_rest_to_leader();
-      return true;
-    }
-    if (cores_ == 1) ::sched_yield();  // nothing happens until another process gets it
-  }
-  return request.done.load(std::memory_order_acquire);
+  touched_ = true;
+  if (request.done) leave_rest_to_leader();
+}
+
+bool Engine::turns(RequestState& request) {
+  if (const Lock held(mutex_, std::try_to_lock); held) look_out(request);
+  return request.finished();
 }
 
 // Where the awaited peer, or whoever else answers, can only run on this core, it should.
 void Engine::give_way(const RequestState& request) {
   if (wanting_lock_ > 0) return static_cast<void>(::sched_yield());
   const int core = ::sched_getcpu();
-  bool shared = false, part = false;
+  bool shared = false, cheap = true, part = false;
+  bool busy = request.is_send;  // a long message, or many
   if (Lock held(mutex_, std::try_to_lock); held) {
     const int awaited_peer = request.peer_number;
-    bool certain = true;
     for (const int rank : live_)
       if (rank == awaited_peer || awaited_peer == Communicator::any_source) {
-        Stream& stream = peers_[rank].connection->stream();
+        const Connection& connection = *peers_[rank].connection;
+        Stream& stream = connection.stream();
+        busy |= connection.pulling();
         shared |= stream.peer_shares_core(core);
-        certain &= stream.cheap_to_poll();
+        cheap &= stream.cheap_to_poll();
       }
-    shared_core_turns_ = shared && certain ? shared_core_turns_ + 1 : 0;
+    shared_core_turns_ = shared && cheap ? shared_core_turns_ + 1 : 0;
     part = shared_core_turns_ >= kPatienceWithSharing && me_.rank < awaited_peer && !crowded();
     if (part) shared_core_turns_ = 0;
   }
   if (part) leave_core(core);
-  if (shared) ::sched_yield();
+  if (cores_ == 1 && crowded() && cheap && !shared && !busy)
+    nap();
+  else if (shared || cores_ == 1)
+    ::sched_yield();
 }
 
 void Engine::wait(RequestState& request, std::optional<std::chrono::milliseconds> timeout) {
-  if (turns(request)) return;
+  // Most are done before it pays to ask a clock: that can be a system call.
+  for (int i = 0; i < kLooksBeforeClock; ++i) {
+    if (turns(request)) return;
+    give_way(request);
+  }
   const Time deadline = deadline_after(timeout.value_or(options_.timeout));
   const Time spin_until = std::min(Clock::now() + spin_time(), deadline);
   do {
-    give_way(request);
     if (turns(request)) return;
+    give_way(request);
   } while (Clock::now() < spin_until);
   Lock held = lock();
+  if (request.posted_at_ns == 0) request.posted_at_ns = now_ns();
   block(held, request, deadline);
   if (request.done) return;
   std::string hint;

@@ -48,9 +48,11 @@ class Stream {
   virtual bool can_pull(const Pull& /*pull*/) { return false; }
   // How many pulls it can have going at once.
   virtual std::size_t concurrent_pulls() const { return 1; }
-  // The sender's side: the peer may read the buffer from here on, until conceal().
-  virtual MemoryKeys expose(const void* /*data*/, std::size_t /*bytes*/) { return {}; }
-  virtual void conceal(const void* /*data*/, std::size_t /*bytes*/) {}
+  // The sender's side: the peer may read the offer's buffer from here on, until conceal().
+  virtual MemoryKeys expose(std::uint64_t /*id*/, const void* /*data*/, std::size_t /*bytes*/) {
+    return {};
+  }
+  virtual void conceal(std::uint64_t /*id*/) {}
   // The receiver's side: goes on with a pull, without blocking: copies a piece, or starts reads
   // and counts those that ended. False: the peer has withdrawn the memory, and what was copied may
   // be anything. Throws StreamEnd when the peer died.

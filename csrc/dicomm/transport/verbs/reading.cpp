@@ -23,19 +23,15 @@ std::uint64_t chunk_bytes(std::uint64_t message, std::size_t rails) {
 
 }  // namespace
 
-MemoryKeys VerbsStream::expose(const void* data, std::size_t bytes) {
+MemoryKeys VerbsStream::expose(std::uint64_t id, const void* data, std::size_t bytes) {
   MemoryKeys keys{};
   auto registration = bytes > 0 ? rails_->memory->acquire(data, bytes) : nullptr;
   if (!registration) return keys;
   for (std::size_t i = 0; i < links_.size(); ++i)
     if (links_[i])
       if (const auto& there = registration->on(links_[i]->device_index)) keys[i] = there->rkey;
-  exposed_.emplace(data, std::move(registration));
+  exposed_.emplace(id, std::move(registration));
   return keys;
-}
-
-void VerbsStream::conceal(const void* data, std::size_t) {
-  if (const auto found = exposed_.find(data); found != exposed_.end()) exposed_.erase(found);
 }
 
 bool VerbsStream::reaches(const Pull& pull, const Registration& into, std::size_t rail) const {

@@ -31,8 +31,8 @@ class VerbsStream final : public Stream {
 
   bool can_pull(const Pull& pull) override;
   std::size_t concurrent_pulls() const override { return kMaxPulls; }
-  MemoryKeys expose(const void* data, std::size_t bytes) override;
-  void conceal(const void* data, std::size_t bytes) override;
+  MemoryKeys expose(std::uint64_t id, const void* data, std::size_t bytes) override;
+  void conceal(std::uint64_t id) override { exposed_.erase(id); }
   bool pull(Pull& pull) override;
   bool pulls_in_background() const override;
   bool abandon(Pull& pull) override;
@@ -135,7 +135,7 @@ class VerbsStream final : public Stream {
   int rail_in_ = 0;
 
   // Memory.
-  std::multimap<const void*, std::shared_ptr<Registration>> exposed_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Registration>> exposed_;  // by offer
   std::map<std::uint64_t, Reading> readings_;  // the oldest offer first
   std::unordered_map<std::uint64_t, Read> reads_;
   std::uint64_t next_read_ = 0;
