@@ -218,6 +218,7 @@ py::dict describe_link(const Communicator& self, int peer) {
     words["peer_gid"] = rail.peer_gid;
     words["mtu_bytes"] = rail.mtu_bytes;
     words["up"] = rail.up;
+    words["connect"] = rail.connect;
     rails.append(words);
   }
   py::dict result;
@@ -311,7 +312,7 @@ PYBIND11_MODULE(_dicomm, m) {
           "Paces messages to a peer; bytes_per_s = 0: not paced.")
       .def("describe_link", &describe_link, py::arg("peer"),
            "{'transport': 'shm', 'tcp', 'verbs' or '' while not connected, 'rails': [{'device', "
-           "'gid', 'peer_gid', 'mtu_bytes', 'up'}]}")
+           "'gid', 'peer_gid', 'mtu_bytes', 'up', 'connect'}]}")
       .def(
           "declare_memory",
           [](Communicator& self, std::uint64_t address, std::uint64_t bytes, int dmabuf_fd,

@@ -207,8 +207,11 @@ def device(
         Path | None, typer.Option(help="The hosts' TCP/IP, a file like dicomm/bench/tcp.toml.")
     ] = None,
     slow_motion: Annotated[
-        float, typer.Option(help="How much slower the chips' time passes, 1 to 10000.")
-    ] = 50.0,
+        float,
+        typer.Option(
+            help="How much slower the chips' time passes, 1 to 10000; over 1 MiB a tenth of that."
+        ),
+    ] = 400.0,
     repeats: Repeats = 3,
     as_json: AsJson = False,
     plot: Plot = None,

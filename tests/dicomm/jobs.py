@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -11,6 +10,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import forkserver
 
 import dicomm
 
@@ -34,8 +35,7 @@ class Job:
     """function(rank, folder, *args) in one process a rank; leaving the block kills what is left."""
 
     def __init__(self, world_size: int, function: Callable[..., Any], folder: Path, *args: Any):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["dicomm", "numpy"])
+        context = forkserver.context()
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(world_size):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import forkserver
 import torch.distributed as dist
 
 DEADLINE_S = 90
@@ -57,8 +57,7 @@ class Processes:
     ) -> None:
         # The store outlives any rank, so that a test may kill any of them.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed"])
+        context = forkserver.context()
         self._queue = context.Queue()
         self.processes = [
             context.Process(

@@ -1,9 +1,10 @@
-// Compiles only where transport/verbs/abi.h agrees with the real <infiniband/verbs.h>.
+// Compiles only where transport/verbs/abi.h and cm_abi.h agree with the real headers.
 #include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
 
 #include <cstddef>
 
-#include "transport/verbs/abi.h"
+#include "transport/verbs/cm_abi.h"
 
 namespace ours = dicomm::ibv;
 
@@ -131,3 +132,49 @@ SAME_VALUE(kMinRnrTimer, IBV_QP_MIN_RNR_TIMER);
 SAME_VALUE(kSendPsn, IBV_QP_SQ_PSN);
 SAME_VALUE(kMaxReadsIn, IBV_QP_MAX_DEST_RD_ATOMIC);
 SAME_VALUE(kDestinationQp, IBV_QP_DEST_QPN);
+
+#undef SAME
+#undef SAME_VALUE
+#define SAME(our_type, our_member, their_type, their_member)                                \
+  static_assert(offsetof(cm::our_type, our_member) == offsetof(their_type, their_member) && \
+                sizeof(cm::our_type::our_member) == sizeof(their_type::their_member))
+#define SAME_VALUE(our_value, their_value) \
+  static_assert(static_cast<long>(cm::our_value) == static_cast<long>(their_value))
+
+namespace cm = dicomm::cm;
+
+SAME(Channel, fd, rdma_event_channel, fd);
+SAME(Id, verbs, rdma_cm_id, verbs);
+SAME(Id, channel, rdma_cm_id, channel);
+SAME(Id, route, rdma_cm_id, route);
+SAME(Id, route.source, rdma_cm_id, route.addr.src_storage);
+SAME(Id, route.destination, rdma_cm_id, route.addr.dst_storage);
+SAME(Id, port, rdma_cm_id, port_num);
+
+SAME(Parameters, private_data, rdma_conn_param, private_data);
+SAME(Parameters, private_bytes, rdma_conn_param, private_data_len);
+SAME(Parameters, reads_in, rdma_conn_param, responder_resources);
+SAME(Parameters, reads_out, rdma_conn_param, initiator_depth);
+SAME(Parameters, flow_control, rdma_conn_param, flow_control);
+SAME(Parameters, retry_count, rdma_conn_param, retry_count);
+SAME(Parameters, rnr_retry, rdma_conn_param, rnr_retry_count);
+SAME(Parameters, srq, rdma_conn_param, srq);
+SAME(Parameters, qp_number, rdma_conn_param, qp_num);
+static_assert(sizeof(cm::Parameters) == sizeof(rdma_conn_param));
+
+SAME(Event, id, rdma_cm_event, id);
+SAME(Event, listener, rdma_cm_event, listen_id);
+SAME(Event, type, rdma_cm_event, event);
+SAME(Event, status, rdma_cm_event, status);
+SAME(Event, parameters, rdma_cm_event, param.conn);
+
+SAME_VALUE(PortSpace::tcp, RDMA_PS_TCP);
+SAME_VALUE(EventType::address_resolved, RDMA_CM_EVENT_ADDR_RESOLVED);
+SAME_VALUE(EventType::route_resolved, RDMA_CM_EVENT_ROUTE_RESOLVED);
+SAME_VALUE(EventType::connect_request, RDMA_CM_EVENT_CONNECT_REQUEST);
+SAME_VALUE(EventType::connect_response, RDMA_CM_EVENT_CONNECT_RESPONSE);
+SAME_VALUE(EventType::rejected, RDMA_CM_EVENT_REJECTED);
+SAME_VALUE(EventType::established, RDMA_CM_EVENT_ESTABLISHED);
+SAME_VALUE(EventType::disconnected, RDMA_CM_EVENT_DISCONNECTED);
+SAME_VALUE(kIdLevel, RDMA_OPTION_ID);
+SAME_VALUE(kTypeOfService, RDMA_OPTION_ID_TOS);

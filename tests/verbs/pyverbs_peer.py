@@ -9,6 +9,7 @@ It is rank 0 of 2 on device rxe0, calls rank 1 (of two crossing calls the lower 
 prints what it saw as one line of JSON.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import hmac
@@ -45,7 +46,7 @@ DEVICE, PORT, GID_INDEX = "rxe0", 1, 1
 DEADLINE_S = 60.0
 
 HELLO = struct.Struct("<8sIiiiii32s32s64s64s")
-RAIL = struct.Struct("<16sIIHBBBBBB32s")
+RAIL = struct.Struct("<16sIIHBBBBBBH16s14x")
 CARD = struct.Struct("<IIII512s")
 SLOT = struct.Struct("<IIIBBH")
 FRAME, FRAME_MORE = struct.Struct("<HBBIQQQ"), struct.Struct("<Qq")
@@ -90,7 +91,9 @@ class Memory:
 class Peer:
     """The connection: slots, the bytes in them, the frames in those."""
 
-    def __init__(self, folder, secret, receives=SLOTS + SPARE_SLOTS):
+    def __init__(self, folder, secret, receives=SLOTS + SPARE_SLOTS, use_cm=None):
+        """use_cm: called with the address, port and nonce that rank 1 tells."""
+        self._by_cm = use_cm is not None
         self._context = Context(name=DEVICE)
         self._pd = PD(self._context)
         self._cq = CQ(self._context, 1024)
@@ -110,6 +113,10 @@ class Peer:
         for buffer in range(receives):
             self._post_receive(buffer)
         theirs = self._shake_hands(folder, secret.encode())
+        if use_cm:
+            use_cm(*self._cm_words(theirs))
+            self._socket.sendall(b"\0")  # no rail is connected by it
+            self._receive(1)
         self._connect(theirs)
         self._post_slot(0, b"")  # the acceptor may use the rail
 
@@ -152,12 +159,13 @@ class Peer:
         sysfs = Path(f"/sys/class/infiniband/{DEVICE}/ports/{PORT}/gids/{GID_INDEX}")
         gid = bytes.fromhex(sysfs.read_text().strip().replace(":", ""))
         ethernet, roce_v2, mtu, reads = 2, 1, IBV_MTU_1024, 4
+        bootstrap, automatic = 0, 1
         self._psn = 0x123456
         rail = RAIL.pack(
-            gid, self._qp.qp_num, self._psn, 0, ethernet, roce_v2, mtu, reads, PORT, 0,
-            DEVICE.encode(),
+            gid, self._qp.qp_num, self._psn, 0, ethernet, roce_v2, mtu, reads, PORT,
+            automatic if self._by_cm else bootstrap, 0, b"",
         )  # fmt: skip
-        return CARD.pack(1, 1, SLOTS, SLOT_BYTES, rail)
+        return CARD.pack(2, 1, SLOTS, SLOT_BYTES, rail)
 
     # --- the queue pair ---
 
@@ -166,9 +174,13 @@ class Peer:
         attributes.qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE
         self._qp.to_init(attributes)
 
+    def _cm_words(self, card):
+        gid, *_, port, nonce = RAIL.unpack(CARD.unpack(card)[-1][: RAIL.size])
+        return socket.inet_ntoa(gid[12:]), port, nonce
+
     def _connect(self, card):
         version, rails, self._window, self._slot_bytes, rail = CARD.unpack(card)
-        expect(version == 1 and rails >= 1, card)
+        expect(version == 2 and rails >= 1, card)
         gid, number, psn, *_ = RAIL.unpack(rail[: RAIL.size])
         route = GlobalRoute(
             dgid=GID(":".join(gid.hex()[i : i + 4] for i in range(0, 32, 4))),
@@ -181,7 +193,7 @@ class Peer:
         attributes.dest_qp_num, attributes.rq_psn, attributes.sq_psn = number, psn, self._psn
         attributes.max_dest_rd_atomic = attributes.max_rd_atomic = 4
         attributes.min_rnr_timer, attributes.timeout = 12, 14
-        attributes.retry_cnt, attributes.rnr_retry = 7, 6
+        attributes.retry_cnt, attributes.rnr_retry = 6, 6  # 7 is for ever
         attributes.ah_attr = AHAttr(gr=route, is_global=1, port_num=PORT)
         self._qp.to_rts(attributes)
 
@@ -289,8 +301,38 @@ class Peer:
         """Answers until rank 1 has left."""
         self.receive(LEAVE)
         self.send(LEAVE)
-        self._until(lambda: self._completed == self._sent, "the last completion")
+        with contextlib.suppress(Unexpected):  # it may be gone before it acknowledges
+            self._until(lambda: self._completed == self._sent, "the last completion")
         self._socket.shutdown(socket.SHUT_WR)
+
+
+# --- rdma_cm ---
+
+
+class Parameters(ctypes.Structure):
+    _fields_ = (
+        ("private_data", ctypes.c_char_p),
+        *((name, ctypes.c_uint8) for name in ("private_bytes", "reads_in", "reads_out", "flow")),
+        *((name, ctypes.c_uint8) for name in ("retry_count", "rnr_retry", "srq")),
+        ("qp_number", ctypes.c_uint32),
+    )
+
+
+def call_by_cm(address, port, private_data):
+    """Whether the listener there accepts a call with these bytes."""
+    cm = ctypes.CDLL("librdmacm.so.1", use_errno=True)
+    sockaddr_in, tcp, patience_ms, refused = "=HH4s8x", 0x0106, 5000, 111
+    here = struct.pack(sockaddr_in, socket.AF_INET, 0, socket.inet_aton("10.1.0.1"))
+    there = struct.pack(sockaddr_in, socket.AF_INET, socket.htons(port), socket.inet_aton(address))
+    id = ctypes.c_void_p()
+    expect(cm.rdma_create_id(None, ctypes.byref(id), None, tcp) == 0, "rdma_create_id")
+    expect(cm.rdma_resolve_addr(id, here, there, patience_ms) == 0, "rdma_resolve_addr")
+    expect(cm.rdma_resolve_route(id, patience_ms) == 0, "rdma_resolve_route")
+    told = Parameters(private_data, len(private_data), 1, 1, 0, 7, 7, 0, 77)
+    accepted = cm.rdma_connect(id, ctypes.byref(told)) == 0
+    expect(accepted or ctypes.get_errno() == refused, f"rdma_connect: {ctypes.get_errno()}")
+    cm.rdma_destroy_id(id)
+    return accepted
 
 
 # --- scenarios ---------------------------------------------------------------------------------
@@ -332,6 +374,24 @@ def no_buffers(folder, secret):
     return {}
 
 
+def strangers(folder, secret):
+    """While it is connected with rank 1, others call by rdma_cm who do not know the nonce."""
+    accepted = []
+
+    def call(address, port, nonce):
+        for number in range(20):
+            wrong = bytearray(nonce)
+            wrong[number % 16] ^= 1 << number % 8
+            for words in (bytes(wrong), b"", os.urandom(56)):
+                accepted.append(call_by_cm(address, port, words))
+        accepted.append(call_by_cm(address, port, nonce))
+
+    peer = Peer(folder, secret, use_cm=call)
+    peer.send(EAGER, tag=7, length=5000, id=1, payload=pattern(5000, 7))
+    peer.linger()
+    return accepted
+
+
 def flood(folder, secret):
     """Sends far more slots at once than the window allows."""
     peer = Peer(folder, secret)
@@ -353,9 +413,11 @@ def wrong_key(folder, secret):
     return {}
 
 
+SCENARIOS = (exchange, strangers, no_buffers, flood, wrong_key)
+
 if __name__ == "__main__":
     scenario, store_folder, job_secret = sys.argv[1:]
-    scenarios = {each.__name__: each for each in (exchange, no_buffers, flood, wrong_key)}
+    scenarios = {each.__name__: each for each in SCENARIOS}
     try:
         print(json.dumps(scenarios[scenario](store_folder, job_secret)), flush=True)
     except Unexpected as problem:

@@ -97,3 +97,26 @@ def four_ranks(rank, folder):
 
 def test_four_ranks_each_with_each(tmp_path):
     assert jobs.run(4, four_ranks, tmp_path) == [[True] * 3] * 4
+
+
+def declared(rank, folder):
+    """Messages from and to declared memory; how many packets declaring it took by itself."""
+    segment = np.zeros(3 << 20, np.uint8)
+    with connect(folder, rank, 2) as communicator:
+        before = packets_sent(f"rxe{rank}")
+        communicator.declare_memory(segment.ctypes.data, segment.nbytes)
+        probed = packets_sent(f"rxe{rank}") - before
+        assert not segment.any()
+        if rank == 0:
+            segment[:] = pattern(segment.size, 9)
+            communicator.send(segment[7:], 1)
+        else:
+            communicator.recv(segment[7:], 0)
+        assert np.array_equal(segment[7:], pattern(segment.size, 9)[7:])
+        communicator.forget_memory(segment.ctypes.data, segment.nbytes)
+    return probed
+
+
+def test_declared_memory_is_probed_by_the_device_itself(tmp_path, capfd):
+    assert min(jobs.run(2, declared, tmp_path)) > 0
+    assert "cannot reach" not in capfd.readouterr().err

@@ -65,6 +65,16 @@ def test_short_and_long_messages_both_ways(tmp_path):
     assert np.array_equal(reads, pattern(2_000_003, 8))
 
 
+def test_who_calls_by_rdma_cm_without_the_nonce_is_refused_and_delays_nobody(tmp_path):
+    buffer = np.zeros(5000, np.uint8)
+    with Peer("strangers", tmp_path) as peer:
+        with connect(tmp_path, 1, 2, timeout_s=60) as communicator:
+            communicator.recv(buffer, 0, tag=7)
+        accepted = peer.seen()
+    assert accepted == [False] * 60 + [True]
+    assert np.array_equal(buffer, pattern(5000, 7))
+
+
 def test_a_flood_of_the_receive_buffers_loses_nothing(tmp_path):
     with Peer("flood", tmp_path) as peer:
         with connect(tmp_path, 1, 2, timeout_s=60) as communicator:

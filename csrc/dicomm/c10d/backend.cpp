@@ -79,8 +79,14 @@ std::uint64_t Backend::bytes_sent(int peer) const {
                  [&] { return membership_->communicator().bytes_sent(peer); });
 }
 
+// Chip memory that the RDMA devices turned out not to reach is copied to the host's first. How long
+// messages are cut stays as the peers were told.
+Strategy Backend::staging() const {
+  return membership_->communicator().reaches_declared_memory() ? strategy_ : Strategy::cpu_mediated;
+}
+
 Staged Backend::stage(const at::Tensor& tensor, Access access) const {
-  return Staged(tensor, strategy_, access);
+  return Staged(tensor, staging(), access);
 }
 
 std::vector<Staged> Backend::stage(const Tensors& tensors, Access access) const {
@@ -124,8 +130,7 @@ Backend::WorkPtr Backend::message(c10d::OpType type, const char* title, const at
     const bool large = MessageWork::in_chunks(tensor, Strategy::cpu_mediated, strategy_);
     const bool chunked = large && peer != Communicator::any_source &&
                          MessageWork::in_chunks(tensor, strategy_, strategy_of(peer));
-    Staged buffer =
-        chunked ? Staged::in_pieces(tensor, strategy_, access) : Staged(tensor, strategy_, access);
+    Staged buffer = chunked ? Staged::in_pieces(tensor, staging(), access) : stage(tensor, access);
     carry_clocks(buffer.device());
     auto work = c10::make_intrusive<MessageWork>(membership_, type, title, std::move(buffer), peer,
                                                  message_tag(tag), chunked);

@@ -82,6 +82,7 @@ class Backend : public c10d::Backend {
   std::uint64_t collectives_called_ = 0;
 
  private:
+  Strategy staging() const;
   Staged stage(const at::Tensor& tensor, Access access) const;
   std::vector<Staged> stage(const Tensors& tensors, Access access) const;
   WorkPtr message(c10d::OpType type, const char* title, const at::Tensor& tensor, int peer,

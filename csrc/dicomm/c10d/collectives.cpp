@@ -117,7 +117,7 @@ Backend::WorkPtr Backend::launch(OpType type, const char* title, const CallOptio
                                  Tensors inputs, Tensors results, std::vector<Staged> outputs,
                                  CollectiveWork::Operation operation) {
   const c10::Device device = results.empty() ? c10::Device(c10::kCPU) : results.front().device();
-  const bool staged_on_host = strategy_ == Strategy::cpu_mediated && !device.is_cpu();
+  const bool staged_on_host = staging() == Strategy::cpu_mediated && !device.is_cpu();
   if (!staged_on_host) carry_clocks(device);
   ++collectives_called_;
   std::erase_if(outputs, [](const Staged& output) { return !output.must_copy_back(); });

@@ -40,6 +40,7 @@ class EngineCommunicator final : public Communicator {
   void forget_memory(std::uint64_t address, std::uint64_t bytes) override {
     engine_->forget_memory(address, bytes);
   }
+  bool reaches_declared_memory() const override { return engine_->reaches_declared_memory(); }
   void abort(const std::string& reason) override { engine_->abort(reason); }
   void relay(const std::string& cause) override { engine_->relay(cause); }
   std::string failure() const override { return engine_->failure(); }

@@ -66,7 +66,7 @@ struct VerbsOptions {
   std::optional<int> timeout;        // 0 ... 31: 4.096 us * 2^timeout
   std::optional<int> retry_count;    // 0 ... 7
   std::optional<int> rnr_retry;      // 0 ... 7
-  std::string connect;               // auto or bootstrap
+  std::string connect;               // auto, cm or bootstrap
 };
 
 // Memory that keeps its pages until forget_memory(): a segment of a chip's allocator, say.
@@ -98,6 +98,7 @@ struct RailDescription {
   std::string gid, peer_gid;
   int mtu_bytes = 0;
   bool up = true;
+  std::string connect;  // what connected it: cm or bootstrap
 };
 struct LinkDescription {
   std::string transport;               // "" while not connected
@@ -157,6 +158,9 @@ class Communicator {
   // is freed or mapped anew.
   virtual void declare_memory(const MemoryRegion& region) = 0;
   virtual void forget_memory(std::uint64_t address, std::uint64_t bytes) = 0;
+  // False once there was declared memory that the RDMA devices registered and none could reach:
+  // it is better copied to the host's before it is sent.
+  virtual bool reaches_declared_memory() const = 0;
 
   // Fails every pending and future request here with AbortedError, and at every connected peer
   // with PeerError carrying `reason`, so that all ranks can name the first cause.

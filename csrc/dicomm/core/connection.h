@@ -76,8 +76,9 @@ class Connection {
   };
 
   void queue(FrameHeader header, const std::string& payload = {});
-  void enqueue(Outgoing frame);
-  void start_writing(Outgoing frame);
+  Outgoing& new_frame();
+  void enqueue(Outgoing& frame);
+  void start_writing();
   bool next_frame();
   void frame_written();
   static void own_payload(Outgoing& frame, const void* payload, std::size_t bytes);

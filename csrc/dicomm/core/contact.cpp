@@ -9,7 +9,7 @@ namespace dicomm {
 
 namespace {
 
-constexpr const char* kFormat = "dicomm-contact-2";
+constexpr const char* kFormat = "dicomm-contact-3";
 
 }  // namespace
 

@@ -26,7 +26,7 @@
 #include "core/request.h"
 #include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
-#include "transport/verbs/device.h"
+#include "transport/verbs/endpoint.h"
 
 namespace dicomm {
 
@@ -52,6 +52,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   LinkDescription describe_link(int peer);
   void declare_memory(const MemoryRegion& region);
   void forget_memory(std::uint64_t address, std::uint64_t bytes);
+  bool reaches_declared_memory() const { return !rails_ || rails_->memory->reaches_declared(); }
   std::string failure();
   void abort(const std::string& reason);
   void relay(const std::string& cause);
@@ -141,6 +142,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void accept_guests(const Fd& listener, bool local);
   void advance_guest(int fd);
   void judge(Guest& guest);
+  void answer_calls(const PeerIdentity& peer, verbs::Endpoint endpoint, Fd caller);
   void dismiss_late_guests();
   std::optional<Time> first_guest_deadline() const;
 

@@ -67,6 +67,7 @@ void Engine::dial(int rank) {
                            endpoint ? to_card(endpoint->card()) : TransportCard{}, socket);
     if (dialled.verdict == Verdict::crossed) return await_crossed_call(rank, socket);
     if (endpoint) endpoint->connect(from_card(dialled.card));
+    if (endpoint && !endpoint->finished()) endpoint->call(socket, patience);
     auto stream = endpoint ? endpoint->stream(std::move(socket), true)
                   : transport == Transport::shm
                       ? shm_stream(std::move(socket), std::move(dialled.segment), false)
@@ -195,6 +196,7 @@ void Engine::judge(Guest& guest) {
     if (welcome && !guest.local() && theirs.version != 0) {
       if (!rails_) throw Error("a caller asked for verbs, which this rank has not");
       endpoint.emplace(rails_, verbs::published(theirs));
+      endpoint->listen();
       endpoint->connect(theirs);
     }
     if (!guest.answer(me_, verdict, segment,
@@ -206,6 +208,8 @@ void Engine::judge(Guest& guest) {
     const PeerIdentity peer = guest.peer();
     const bool local = guest.local();
     Fd socket = guest.release();
+    if (endpoint && !endpoint->finished())
+      return answer_calls(peer, std::move(*endpoint), std::move(socket));
     auto stream = endpoint ? endpoint->stream(std::move(socket), false)
                   : local  ? shm_stream(std::move(socket), std::move(segment), true)
                            : tcp_stream(std::move(socket));
@@ -213,6 +217,31 @@ void Engine::judge(Guest& guest) {
   } catch (const Error& error) {
     last_refusal_ = error.what();
   }
+}
+
+// On a thread of its own, as dialling: the guest is a rank, but it may be slow.
+void Engine::answer_calls(const PeerIdentity& peer, verbs::Endpoint made, Fd caller) {
+  const bool nobody_dialled = !std::exchange(peers_[peer.rank].dialling, true);
+  auto endpoint = std::make_shared<verbs::Endpoint>(std::move(made));
+  auto socket = std::make_shared<Fd>(std::move(caller));
+  diallers_.emplace_back([this, peer, endpoint, socket, nobody_dialled] {
+    std::string failure;
+    try {
+      endpoint->answer(*socket, Patience{Clock::now() + kHandshakePatience, closing_});
+      // Once the caller goes on, it hangs up on a crossing call of ours.
+      Lock lock(mutex_);
+      if (closing_ || peers_[peer.rank].connection) return;
+      return connected(
+          peer.rank, std::make_unique<Connection>(peer, endpoint->stream(std::move(*socket), false),
+                                                  ledger_, matcher_));
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    Lock lock(mutex_);
+    last_refusal_ = failure;
+
+    if (nobody_dialled) peers_[peer.rank].dialling = false;  // the next request tries
+  });
 }
 
 void Engine::dismiss_late_guests() {

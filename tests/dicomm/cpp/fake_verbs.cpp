@@ -86,7 +86,10 @@ int do_read(Pair& into, const ibv::SendRequest& request) {
       !reachable(request.rkey, request.remote_address, piece.bytes) ||
       !reachable(piece.lkey, piece.address, piece.bytes))
     return kRemoteAccessError;
-  std::memcpy(pointer(piece.address), pointer(request.remote_address), piece.bytes);
+  if (regions[request.rkey]->nic->garbles(request.remote_address))
+    std::memset(pointer(piece.address), 0xff, piece.bytes);
+  else
+    std::memcpy(pointer(piece.address), pointer(request.remote_address), piece.bytes);
   return ibv::kSuccess;
 }
 
@@ -307,11 +310,9 @@ std::shared_ptr<verbs::Rails> fake_rails(const std::vector<FakeNic*>& nics, int 
                                          const verbs::Settings& settings) {
   auto rails = std::make_shared<verbs::Rails>();
   rails->settings = settings;
-  std::vector<verbs::Registrar*> registrars;
   for (std::size_t i = 0; i < nics.size(); ++i) {
     rails->devices.push_back(
         std::make_shared<verbs::Device>(fake_library(), reinterpret_cast<ibv::Device*>(nics[i])));
-    registrars.push_back(rails->devices.back().get());
     verbs::Rail rail;
     rail.device = rails->devices.back();
     rail.device_index = i;
@@ -319,7 +320,7 @@ std::shared_ptr<verbs::Rails> fake_rails(const std::vector<FakeNic*>& nics, int 
     rail.gids = {ipv4_gid(3, 10, static_cast<int>(i), 0, host)};
     rails->rails.push_back(std::move(rail));
   }
-  rails->memory = std::make_unique<verbs::MemoryCache>(std::move(registrars));
+  rails->make_memory();
   return rails;
 }
 

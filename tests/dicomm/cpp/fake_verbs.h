@@ -20,6 +20,8 @@ struct FakeNic {
   // Registering succeeds where it must; reaching the memory may still fail.
   std::function<bool(std::uint64_t address)> registers = [](std::uint64_t) { return true; };
   std::function<bool(std::uint64_t address)> reaches = [](std::uint64_t) { return true; };
+  // Or it may seem to work, and return what is not there.
+  std::function<bool(std::uint64_t address)> garbles = [](std::uint64_t) { return false; };
 
   int registrations = 0;                     // that are live
   std::vector<ibv::QpAttributes> connected;  // what queue pairs were told, each state change

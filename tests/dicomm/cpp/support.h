@@ -2,8 +2,11 @@
 // threads.
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -142,6 +145,28 @@ inline void run_ranks(int world_size, Transport transport, const RankBody& body)
     body(communicators[rank]);
   });
   run_threads(world_size, [&](int rank) { communicators[rank]->close(); });
+}
+
+inline int count(const std::string& text, const std::string& words) {
+  int found = 0;
+  for (auto at = text.find(words); at != text.npos; at = text.find(words, at + 1)) ++found;
+  return found;
+}
+
+// What an action says there.
+inline std::string words_on_stderr(const std::function<void()>& action) {
+  std::FILE* file = std::tmpfile();
+  if (!file) throw Error("no temporary file");
+  const int before = ::dup(STDERR_FILENO);
+  ::dup2(::fileno(file), STDERR_FILENO);
+  action();
+  ::dup2(before, STDERR_FILENO);
+  ::close(before);
+  std::string words(10'000, ' ');
+  std::rewind(file);
+  words.resize(std::fread(words.data(), 1, words.size(), file));
+  std::fclose(file);
+  return words;
 }
 
 }  // namespace dicomm::testing

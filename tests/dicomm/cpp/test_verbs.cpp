@@ -1,8 +1,9 @@
-// What can be told about verbs without a NIC: how queue pairs are connected,
-// which address is chosen, which memory is registered, how long messages are
-// read. Real devices: tests/verbs.
+// What can be told about verbs without a NIC: how queue pairs are connected, which address is
+// chosen, which memory is registered, how long messages are read. Real devices: tests/verbs.
 #include <doctest/doctest.h>
 #include <sys/socket.h>
+
+#include <span>
 
 #include "fake_verbs.h"
 #include "support.h"
@@ -47,9 +48,9 @@ std::string refusal_of(const char* variable, const char* value) {
   return "";
 }
 
-// The right side's memory read into the left side's; what the pull threw, or
-// "".
-std::string pull_with(Wire& wire, const MemoryKeys& keys, const Bytes& from, Bytes& into) {
+// The right side's memory read into the left side's; what the pull threw, or "".
+std::string pull_with(Wire& wire, const MemoryKeys& keys, std::span<const std::byte> from,
+                      Bytes& into) {
   Pull pull{1, into.data(), reinterpret_cast<std::uint64_t>(from.data()), from.size(), keys};
   try {
     if (!wire.left->can_pull(pull)) return "cannot pull";
@@ -63,7 +64,7 @@ std::string pull_with(Wire& wire, const MemoryKeys& keys, const Bytes& from, Byt
   return "";
 }
 
-std::string pull_over(Wire& wire, const Bytes& from, Bytes& into) {
+std::string pull_over(Wire& wire, std::span<const std::byte> from, Bytes& into) {
   const MemoryKeys keys = wire.right->expose(1, from.data(), from.size());
   const std::string thrown = pull_with(wire, keys, from, into);
   wire.right->conceal(1);
@@ -203,9 +204,7 @@ TEST_CASE("a buffer sent twice stays readable until both messages are through") 
   }
 }
 
-TEST_CASE(
-    "two rails share a long message, and one finishes it where the other "
-    "fails") {
+TEST_CASE("two rails share a long message, and one finishes it where the other fails") {
   for (const bool fails : {false, true}) {
     FakeNic left0("left0"), left1("left1"), right0("right0"), right1("right1");
     int reads = 0;
@@ -227,6 +226,61 @@ TEST_CASE("memory that a device cannot register is not offered to it") {
   const Bytes from = payload(1 << 20, 4);
   Bytes into(from.size());
   CHECK(pull_over(wire, from, into) == "cannot pull");  // then it is streamed
+}
+
+TEST_CASE("declared memory that a NIC registers but does not reach goes through the host's") {
+  for (const bool garbled : {false, true}) {
+    FakeNic left("left"), right(garbled ? "garbling" : "failing");
+    const Bytes chip = payload(1 << 20, 4);
+    const auto in_chip = [&](std::uint64_t address) {
+      const auto first = reinterpret_cast<std::uint64_t>(chip.data());
+      return address >= first && address < first + chip.size();
+    };
+    if (garbled)
+      right.garbles = in_chip;
+    else
+      right.reaches = [&](std::uint64_t address) { return !in_chip(address); };
+    const auto left_rails = fake_rails({&left}, 1), right_rails = fake_rails({&right}, 2);
+    Wire wire(left_rails, right_rails);
+    const int own = right.registrations;
+    const auto address = reinterpret_cast<std::uint64_t>(chip.data());
+    const std::string told = words_on_stderr([&] {
+      right_rails->memory->declare({address, chip.size() / 2});
+      right_rails->memory->declare({address + chip.size() / 2, chip.size() / 2});
+      Bytes into(chip.size() / 2);
+      const Bytes before = chip;
+      CHECK(pull_over(wire, std::span(chip).first(chip.size() / 2), into) == "cannot pull");
+      CHECK(pull_over(wire, std::span(chip).last(chip.size() / 2), into) == "cannot pull");
+      CHECK(chip == before);
+    });
+    CHECK(!right_rails->memory->reaches_declared());
+    CHECK(count(told, "cannot reach it") == 1);
+    CHECK(contains(told, right.name));
+    // The host's own memory still goes the short way.
+    const Bytes host = payload(1 << 20, 5);
+    Bytes into(host.size());
+    CHECK(pull_over(wire, host, into) == "");
+    CHECK(into == host);
+    right_rails->memory->forget(address, chip.size());
+    CHECK(right.registrations == own);
+  }
+}
+
+TEST_CASE("declared memory is read where one of two NICs reaches it, and left as it was") {
+  FakeNic left0("left0"), left1("left1"), right0("right0"), right1("unreaching");
+  const Bytes chip = payload(4 << 20, 4);
+  const auto address = reinterpret_cast<std::uint64_t>(chip.data());
+  right1.reaches = [&](std::uint64_t at) { return at < address || at >= address + chip.size(); };
+  const auto right_rails = fake_rails({&right0, &right1}, 2);
+  Wire wire(fake_rails({&left0, &left1}, 1), right_rails);
+  const Bytes before = chip;
+  words_on_stderr([&] { right_rails->memory->declare({address, chip.size()}); });
+  CHECK(right_rails->memory->reaches_declared());
+  CHECK(chip == before);
+  Bytes into(chip.size());
+  CHECK(pull_over(wire, chip, into) == "");
+  CHECK(into == chip);
+  CHECK(left1.reads.empty());
 }
 
 TEST_CASE("bytes written on one side are read on the other, in order") {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "core/text.h"
 #include "topology/topology.h"
+#include "transport/verbs/probe.h"
 #include "transport/verbs/wire.h"
 
 namespace dicomm::verbs {
@@ -43,12 +45,50 @@ std::optional<Registered> Device::enter(const Region& region) {
 
 void Device::leave(void* handle) { library_->dereg_mr(static_cast<ibv::MemoryRegion*>(handle)); }
 
+namespace {
+
+bool can_use_cm(const Rail& rail) {
+  return std::any_of(rail.gids.begin(), rail.gids.end(), is_ip_address);
+}
+
+// Optional unless it is asked for.
+std::shared_ptr<const cm::Library> load_cm(const Settings& settings) {
+  if (settings.connect == Connect::bootstrap) return nullptr;
+  try {
+    return cm::Library::load(settings.rdmacm_library);
+  } catch (const Error& error) {
+    if (settings.connect == Connect::cm)
+      throw Error(text("connect 'cm' was asked for: ", error.what()));
+    if (settings.rdmacm_library != Settings().rdmacm_library)
+      std::fprintf(stderr, "dicomm: rdma_cm is not used: %s\n", error.what());
+    return nullptr;
+  }
+}
+
+}  // namespace
+
 std::string Rail::describe() const { return text(device->name(), ":", port); }
 
 std::vector<PublishedRail> Rails::published() const {
   std::vector<PublishedRail> result;
-  for (const Rail& rail : rails) result.push_back({rail.attributes.link_layer, rail.gids});
+  for (const Rail& rail : rails)
+    result.push_back({rail.attributes.link_layer, rail.gids,
+                      cm && can_use_cm(rail) ? settings.connect : Connect::bootstrap});
   return result;
+}
+
+void Rails::make_memory() {
+  std::vector<Registrar*> registrars;
+  for (const auto& device : devices) registrars.push_back(device.get());
+  memory = std::make_unique<MemoryCache>(
+      std::move(registrars),
+      [this](std::size_t device, const Region& region, const Registered& registered) {
+        return reaches(*this, device, region, registered);
+      });
+}
+
+Connect Rails::connect(const GidEntry* gid) const {
+  return cm && gid && is_ip_address(*gid) ? settings.connect : Connect::bootstrap;
 }
 
 namespace {
@@ -120,9 +160,12 @@ std::shared_ptr<Rails> open_rails(const Settings& settings, const std::string& c
     rails->rails.push_back(std::move(rail));
   }
   if (rails->rails.empty()) throw Error("no RDMA device here has an active port");
-  std::vector<Registrar*> registrars;
-  for (const auto& device : rails->devices) registrars.push_back(device.get());
-  rails->memory = std::make_unique<MemoryCache>(std::move(registrars));
+  rails->cm = load_cm(settings);
+  for (const Rail& rail : rails->rails)
+    if (settings.connect == Connect::cm && !can_use_cm(rail))
+      throw Error(text("connect 'cm' was asked for, but ", rail.describe(),
+                       " has no RoCE v2 GID with an IP address"));
+  rails->make_memory();
   return rails;
 }
 

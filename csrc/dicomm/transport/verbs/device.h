@@ -1,10 +1,12 @@
 // The RDMA devices of this process, and the rails a communicator has on them.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "transport/verbs/cm_library.h"
 #include "transport/verbs/gids.h"
 #include "transport/verbs/library.h"
 #include "transport/verbs/memory.h"
@@ -53,7 +55,14 @@ struct Rails {
   std::vector<Rail> rails;
   std::unique_ptr<MemoryCache> memory;
 
+  std::shared_ptr<const cm::Library> cm;  // null: rdma_cm is not to be used
+  std::atomic<unsigned> cm_failed{0};     // a bit each rail, where it was tried in vain
+
+  // `memory`, once the devices and rails are there.
+  void make_memory();
   std::vector<PublishedRail> published() const;
+  // How to connect queue pairs from that address of a rail (null: InfiniBand, by LID).
+  Connect connect(const GidEntry* gid) const;
 };
 
 // Whether the kernel knows any RDMA device.

@@ -30,6 +30,21 @@ bool reachable(const std::vector<PublishedRail>& mine, const std::vector<Publish
   return false;
 }
 
+namespace {
+
+// How a rail of both sides is connected. Throws Error where one will not do what the other must.
+Connect agreed(Connect mine, Connect theirs, const Link& link) {
+  if (mine == Connect::cm && theirs == Connect::bootstrap)
+    throw Error(text("connect 'cm' was asked for, but the peer of rail ", link.describe(),
+                     " has no rdma_cm, or is told not to use it"));
+  if (mine == Connect::bootstrap && theirs == Connect::cm)
+    throw Error(text("the peer asks for connect 'cm', but rail ", link.describe(),
+                     " has no rdma_cm, or is told not to use it"));
+  return std::min(mine, theirs) == Connect::bootstrap ? Connect::bootstrap : std::max(mine, theirs);
+}
+
+}  // namespace
+
 Endpoint::Endpoint(std::shared_ptr<Rails> rails, const std::vector<PublishedRail>& theirs)
     : rails_(std::move(rails)) {
   card_.version = kCardVersion;
@@ -44,6 +59,11 @@ Endpoint::Endpoint(std::shared_ptr<Rails> rails, const std::vector<PublishedRail
     links_.push_back(found.exists ? std::make_unique<Link>(*rails_, i, found.gid) : nullptr);
     if (!found.exists) continue;
     card_.rail[i] = links_[i]->card();
+    Connect mine = rails_->connect(found.gid);
+    // Tried in vain before: that is not waited for again.
+    if (rails_->cm_failed >> i & 1 && theirs[i].connect != Connect::cm && mine != Connect::cm)
+      mine = Connect::bootstrap;
+    card_.rail[i].connect = agreed(mine, theirs[i].connect, *links_[i]);
     any = true;
   }
   if (!any)
@@ -64,14 +84,21 @@ void Endpoint::connect(const Card& theirs) {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     if (theirs.rail[i].qp_number == 0) links_[i].reset();
     if (!links_[i]) continue;
-    links_[i]->connect(theirs.rail[i]);
     any = true;
+    if (cm_ && cm_->has(i)) continue;
+    if (card_.rail[i].connect == Connect::bootstrap || theirs.rail[i].cm_port == 0) {
+      links_[i]->connect(theirs.rail[i]);
+      continue;
+    }
+    if (!cm_) cm_ = std::make_unique<CmMeeting>(rails_->cm);
+    cm_->call(i, *links_[i], theirs.rail[i]);
   }
   if (!any) throw Error("no RDMA rail connects this rank with its peer");
   theirs_ = theirs;
 }
 
 std::unique_ptr<Stream> Endpoint::stream(Fd socket, bool dialler) {
+  dismiss(socket);
   return std::make_unique<VerbsStream>(std::move(rails_), std::move(links_), std::move(socket),
                                        theirs_, dialler);
 }
@@ -82,8 +109,10 @@ std::vector<PublishedRail> published(const Card& card) {
   if (card.rails > kMaxRails) throw Error("the peer's card has too many rails");
   for (std::uint32_t i = 0; i < card.rails; ++i) {
     const RailCard& rail = card.rail[i];
-    PublishedRail published{rail.qp_number ? rail.link_layer : std::uint8_t{ibv::kUnspecified}, {}};
+    PublishedRail published;
+    if (rail.qp_number != 0) published.link_layer = rail.link_layer;
     published.gids.push_back({rail.gid, rail.roce_v2 != 0});
+    if (rail.connect <= Connect::cm) published.connect = rail.connect;
     rails.push_back(std::move(published));
   }
   return rails;

@@ -21,6 +21,7 @@ namespace {
 constexpr std::size_t kMaxRails = 8;
 constexpr std::size_t kMaxGids = 16;
 constexpr int kGidTableRows = 256;
+constexpr const char *kCm = "cm", *kCmOnly = "cm-only";
 
 std::string first_line(const std::filesystem::path& file) {
   std::string line;
@@ -103,6 +104,8 @@ bool is_ipv4(const ibv::Gid& gid) {
 
 bool is_link_local(const ibv::Gid& gid) { return gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80; }
 
+bool is_ip_address(const GidEntry& entry) { return entry.roce_v2 && !is_link_local(entry.gid); }
+
 std::string describe(const ibv::Gid& gid) {
   char words[INET6_ADDRSTRLEN] = "";
   if (is_ipv4(gid))
@@ -148,6 +151,8 @@ std::string encode(const std::vector<PublishedRail>& rails) {
   word << rails.size();
   for (const PublishedRail& rail : rails) {
     word << ';' << static_cast<int>(rail.link_layer);
+    if (rail.connect == Connect::automatic) word << ',' << kCm;
+    if (rail.connect == Connect::cm) word << ',' << kCmOnly;
     for (const GidEntry& entry : rail.gids) {
       char words[INET6_ADDRSTRLEN] = "";
       ::inet_ntop(AF_INET6, entry.gid.data(), words, sizeof words);
@@ -170,7 +175,12 @@ std::vector<PublishedRail> decode_rails(const std::string& word) {
     std::getline(fields, field, ',');
     rail.link_layer = field == "1" ? ibv::kInfiniband : ibv::kEthernet;
     while (std::getline(fields, field, ',') && rail.gids.size() <= kMaxGids)
-      rail.gids.push_back(decode_gid(field));
+      if (field == kCm)
+        rail.connect = Connect::automatic;
+      else if (field == kCmOnly)
+        rail.connect = Connect::cm;
+      else
+        rail.gids.push_back(decode_gid(field));
     rails.push_back(std::move(rail));
   }
   if (rails.size() > kMaxRails || std::to_string(rails.size()) != count)

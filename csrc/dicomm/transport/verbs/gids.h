@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/verbs/abi.h"
+#include "transport/verbs/settings.h"
 
 namespace dicomm::verbs {
 
@@ -26,10 +27,13 @@ struct GidEntry {
 struct PublishedRail {
   std::uint8_t link_layer = ibv::kUnspecified;
   std::vector<GidEntry> gids;  // gid and roce_v2 only
+  Connect connect = Connect::bootstrap;
 };
 
 bool is_ipv4(const ibv::Gid& gid);        // ::ffff:a.b.c.d
 bool is_link_local(const ibv::Gid& gid);  // fe80::
+// Whether rdma_cm can be told of it: RoCE v2, at an address with a meaning beyond the link.
+bool is_ip_address(const GidEntry& entry);
 std::string describe(const ibv::Gid& gid);
 
 // The entry of `mine` that reaches the peer best, null if none can. In this order: RoCE v2 with
@@ -40,7 +44,7 @@ const GidEntry* choose_gid(const std::vector<GidEntry>& mine, const std::vector<
 std::vector<GidEntry> read_gids(const std::filesystem::path& sys_root, const std::string& device,
                                 int port);
 
-// "2;E,v2:00..ff/v1:..." in words without spaces; decode throws Error.
+// "1;2,cm,v2:::ffff:10.1.0.1,...": the count, then each rail; no spaces. decode throws Error.
 std::string encode(const std::vector<PublishedRail>& rails);
 std::vector<PublishedRail> decode_rails(const std::string& word);
 

@@ -57,7 +57,14 @@ Link::Link(const Rails& rails, std::size_t rail, const GidEntry* gid)
 
 void Link::connect(const RailCard& theirs) {
   peer = theirs;
-  pair.connect(theirs, gid);
+  pair.connect(theirs, pair.route(theirs, gid));
+}
+
+void Link::connect(const RailCard& theirs, const ibv::QpAttributes& route,
+                   std::shared_ptr<cm::Id> id) {
+  peer = theirs;
+  cm_id = std::move(id);
+  pair.connect(theirs, route);
 }
 
 void Link::give_back(std::uint32_t buffer) {

@@ -7,6 +7,10 @@
 
 #include "transport/verbs/queue_pair.h"
 
+namespace dicomm::cm {
+struct Id;
+}
+
 namespace dicomm::verbs {
 
 constexpr std::uint32_t kSlots = 64;        // a power of two: of numbers that wrap, modulo
@@ -39,7 +43,9 @@ class Link {
   Link(const Rails& rails, std::size_t rail, const GidEntry* gid);  // throws Error
 
   RailCard card() const { return pair.card(gid); }
-  void connect(const RailCard& theirs);  // throws Error
+  // As the cards tell, or by rdma_cm's route. Both throw Error.
+  void connect(const RailCard& theirs);
+  void connect(const RailCard& theirs, const ibv::QpAttributes& route, std::shared_ptr<cm::Id> id);
 
   bool up() const { return !pair.closed(); }
   bool has_send_room() const { return sends_posted - sends_completed < kSendDepth; }
@@ -56,7 +62,8 @@ class Link {
   const GidEntry* const gid;
   const std::size_t device_index;
   RailCard peer{};
-  bool heard = false;  // the peer is ready to receive here
+  std::shared_ptr<cm::Id> cm_id;  // where rdma_cm connected it
+  bool heard = false;             // the peer is ready to receive here
 
   // Numbered slots: how many went out here, how many of those the peer has read, and how many of
   // the peer's came in here and were read.

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/text.h"
 
@@ -46,6 +47,20 @@ Registration::~Registration() {
     if (registered_[i]) devices_[i]->leave(registered_[i]->handle);
 }
 
+bool Registration::keep_reachable(const Region& region, const Probe& probe) {
+  bool any = false;
+  for (std::size_t i = 0; i < registered_.size(); ++i) {
+    if (!registered_[i]) continue;
+    if (probe(i, region, *registered_[i])) {
+      any = true;
+      continue;
+    }
+    devices_[i]->leave(registered_[i]->handle);
+    registered_[i].reset();
+  }
+  return any;
+}
+
 void MemoryCache::declare(const Region& region) {
   if (region.bytes == 0 || region.address + region.bytes < region.address)
     throw Error(text("declare_memory: ", region.bytes, " bytes at ", region.address,
@@ -58,6 +73,8 @@ void MemoryCache::declare(const Region& region) {
   if (overlaps_next || overlaps_previous)
     throw Error("declare_memory: part of it is declared already; forget_memory() comes first");
   declared_.emplace(region.address, region);
+  if (!std::exchange(declared_before_, true))
+    acquire(reinterpret_cast<const void*>(region.address), region.bytes);
 }
 
 void MemoryCache::forget(std::uint64_t address, std::uint64_t bytes) {
@@ -72,11 +89,15 @@ std::shared_ptr<Registration> MemoryCache::acquire(const void* data, std::uint64
   if (auto found = find(address, bytes)) return found;
   const Region* around = declared_around(address, bytes);
   if (!around) return Registration::make({address, bytes}, devices_);
-  auto registration = Registration::make(*around, devices_);
-  // A region may be more than a device takes at once.
-  if (!registration)
-    registration = Registration::make(pages_around(*around, address, bytes), devices_);
-  if (registration) keep(registration);
+  Region region = *around;
+  auto registration = Registration::make(region, devices_);
+  if (!registration) {  // it may be more than a device takes at once
+    region = pages_around(*around, address, bytes);
+    registration = Registration::make(region, devices_);
+  }
+  if (!registration) return nullptr;
+  if (!registration->keep_reachable(region, probe_)) reaches_declared_ = false;
+  keep(registration);
   return registration;
 }
 
@@ -98,7 +119,7 @@ std::shared_ptr<Registration> MemoryCache::find(std::uint64_t address, std::uint
 
 // Full: the one that is unused for longest goes.
 void MemoryCache::keep(const std::shared_ptr<Registration>& registration) {
-  if (cached_.size() >= max_entries_) {
+  if (cached_.size() >= kMaxEntries) {
     const auto unused = std::find_if(cached_.rbegin(), cached_.rend(),
                                      [](const auto& entry) { return entry.use_count() == 1; });
     if (unused == cached_.rend()) return;

@@ -6,7 +6,9 @@
 // transfer.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -33,6 +35,9 @@ class Registrar {
   virtual void leave(void* handle) = 0;
 };
 
+// Whether a device really reaches memory that it registered: of a chip's it may not.
+using Probe = std::function<bool(std::size_t device, const Region&, const Registered&)>;
+
 // A stretch of memory registered with every device; not for longer than it lives.
 class Registration {
  public:
@@ -52,6 +57,8 @@ class Registration {
     return address < address_ + bytes_ && address_ < address + bytes;
   }
   std::uint64_t bytes() const { return bytes_; }
+  // Ends the registration with devices that do not reach it. False: none does.
+  bool keep_reachable(const Region& region, const Probe& probe);
 
  private:
   Registration(const Region& region, const std::vector<Registrar*>& devices)
@@ -65,18 +72,20 @@ class Registration {
 // Not thread-safe: the communicator's mutex guards it.
 class MemoryCache {
  public:
-  static constexpr std::size_t kMaxEntries = 1024;
+  // The probe is asked about declared memory.
+  MemoryCache(std::vector<Registrar*> devices, Probe probe)
+      : devices_(std::move(devices)), probe_(std::move(probe)) {}
 
-  explicit MemoryCache(std::vector<Registrar*> devices, std::size_t max_entries = kMaxEntries)
-      : devices_(std::move(devices)), max_entries_(max_entries) {}
-
-  // A region must not overlap another; throws Error.
+  // A region must not overlap another; throws Error. The first is registered and probed at once,
+  // so that reaches_declared() tells early.
   void declare(const Region& region);
   // What is declared inside is no longer, and its registrations end with the transfers that use
   // them.
   void forget(std::uint64_t address, std::uint64_t bytes);
-  // Null where the memory cannot be registered.
+  // Null where the memory cannot be registered. On no device where none reaches it.
   std::shared_ptr<Registration> acquire(const void* data, std::uint64_t bytes);
+  // Whether some device reached all declared memory so far. From any thread.
+  bool reaches_declared() const { return reaches_declared_; }
 
   std::size_t cached() const { return cached_.size(); }
 
@@ -85,8 +94,12 @@ class MemoryCache {
   std::shared_ptr<Registration> find(std::uint64_t address, std::uint64_t bytes);
   void keep(const std::shared_ptr<Registration>& registration);
 
+  static constexpr std::size_t kMaxEntries = 1024;
+
   std::vector<Registrar*> devices_;
-  std::size_t max_entries_;
+  Probe probe_;
+  bool declared_before_ = false;
+  std::atomic<bool> reaches_declared_{true};
   std::map<std::uint64_t, Region> declared_;         // by address
   std::list<std::shared_ptr<Registration>> cached_;  // the last used first
 };

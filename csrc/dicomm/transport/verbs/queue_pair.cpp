@@ -17,6 +17,7 @@ namespace {
 constexpr std::uint32_t kInlineBytes = 256;
 constexpr std::uint8_t kRnrTimer = 18;  // 5.12 ms: how long a sender waits for a receive buffer
 constexpr int kMaxReads = 16;
+constexpr std::uint8_t kHopLimit = 64;  // 1 would not survive a router
 
 }  // namespace
 
@@ -105,24 +106,15 @@ RailCard QueuePair::card(const GidEntry* gid) const {
   card.reads_in = static_cast<std::uint8_t>(
       std::clamp(rail_.device->attributes().max_qp_rd_atom, 0, kMaxReads));
   card.port = static_cast<std::uint8_t>(rail_.port);
-  rail_.device->name().copy(card.device, sizeof card.device - 1);
   return card;
 }
 
-void QueuePair::connect(const RailCard& theirs, const GidEntry* gid) {
-  if (theirs.mtu < 1 || theirs.mtu > 5)
-    throw Error(text("the peer's rail has an impossible MTU (code ", int{theirs.mtu}, ")"));
-  mtu_ = std::min<int>(mtu_, theirs.mtu);
-  reads_out_ = static_cast<std::uint32_t>(
-      std::clamp(rail_.device->attributes().max_qp_init_rd_atom, 0, int{theirs.reads_in}));
+ibv::QpAttributes QueuePair::route(const RailCard& theirs, const GidEntry* gid) const {
   ibv::QpAttributes attributes{};
-  attributes.state = ibv::QpState::rtr;
   attributes.path_mtu = mtu_;
   attributes.destination_qp = theirs.qp_number;
   attributes.receive_psn = theirs.psn & 0xffffff;
-  attributes.max_reads_in = static_cast<std::uint8_t>(
-      std::clamp(rail_.device->attributes().max_qp_rd_atom, 0, kMaxReads));
-  attributes.min_rnr_timer = kRnrTimer;
+  attributes.send_psn = psn_;
   ibv::Address& address = attributes.address;
   address.port = static_cast<std::uint8_t>(rail_.port);
   address.lid = theirs.lid;
@@ -130,9 +122,27 @@ void QueuePair::connect(const RailCard& theirs, const GidEntry* gid) {
     address.is_global = 1;
     address.route.destination = theirs.gid;
     address.route.gid_index = static_cast<std::uint8_t>(gid->index);
-    address.route.hop_limit = static_cast<std::uint8_t>(settings_.hop_limit);
-    address.route.traffic_class = static_cast<std::uint8_t>(settings_.traffic_class);
+    address.route.hop_limit = kHopLimit;
   }
+  return attributes;
+}
+
+void QueuePair::connect(const RailCard& theirs, const ibv::QpAttributes& route) {
+  if (theirs.mtu < 1 || theirs.mtu > 5)
+    throw Error(text("the peer's rail has an impossible MTU (code ", int{theirs.mtu}, ")"));
+  mtu_ = std::min({mtu_, int{theirs.mtu}, route.path_mtu});
+  reads_out_ = static_cast<std::uint32_t>(
+      std::clamp(rail_.device->attributes().max_qp_init_rd_atom, 0, int{theirs.reads_in}));
+  ibv::QpAttributes attributes = route;
+  attributes.state = ibv::QpState::rtr;
+  attributes.path_mtu = mtu_;
+  attributes.max_reads_in = static_cast<std::uint8_t>(
+      std::clamp(rail_.device->attributes().max_qp_rd_atom, 0, kMaxReads));
+  attributes.min_rnr_timer = kRnrTimer;
+  ibv::GlobalRoute& global = attributes.address.route;
+  global.hop_limit = static_cast<std::uint8_t>(settings_.hop_limit.value_or(global.hop_limit));
+  global.traffic_class =
+      static_cast<std::uint8_t>(settings_.traffic_class.value_or(global.traffic_class));
   modify(attributes,
          ibv::kState | ibv::kAddressVector | ibv::kPathMtu | ibv::kDestinationQp |
              ibv::kReceivePsn | ibv::kMaxReadsIn | ibv::kMinRnrTimer,
@@ -141,7 +151,6 @@ void QueuePair::connect(const RailCard& theirs, const GidEntry* gid) {
   attributes.timeout = static_cast<std::uint8_t>(settings_.timeout);
   attributes.retry_count = static_cast<std::uint8_t>(settings_.retry_count);
   attributes.rnr_retry = static_cast<std::uint8_t>(settings_.rnr_retry);
-  attributes.send_psn = psn_;
   attributes.max_reads_out = static_cast<std::uint8_t>(reads_out_);
   modify(attributes,
          ibv::kState | ibv::kTimeout | ibv::kRetryCount | ibv::kRnrRetry | ibv::kSendPsn |

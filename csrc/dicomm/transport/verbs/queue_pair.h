@@ -24,8 +24,10 @@ class QueuePair {
 
   // What the peer must know. `gid` is the one it is to send to.
   RailCard card(const GidEntry* gid) const;
+  // The way to the peer's queue pair as the cards tell it: addresses, numbers and MTU.
+  ibv::QpAttributes route(const RailCard& theirs, const GidEntry* gid) const;
   // To the peer's queue pair. Throws Error.
-  void connect(const RailCard& theirs, const GidEntry* gid);
+  void connect(const RailCard& theirs, const ibv::QpAttributes& route);
   // Nothing new begins; what is under way ends soon, flushed: poll() tells. (Destroying would
   // do, too, but may take a driver long where the cable is gone.)
   void close();
@@ -44,7 +46,9 @@ class QueuePair {
   std::uint32_t inline_bytes() const { return inline_bytes_; }
   std::uint32_t reads_out() const { return reads_out_; }  // READs at a time; after connect()
   int mtu_bytes() const { return 128 << mtu_; }
+  std::uint32_t number() const { return qp_->number; }
   const Rail& rail() const { return rail_; }
+  const Settings& settings() const { return settings_; }
 
  private:
   void modify(ibv::QpAttributes& attributes, int mask, const char* step);

@@ -48,12 +48,9 @@ std::optional<int> mtu(std::optional<int> option) {
 
 Connect connect_named(const std::string& name) {
   if (name.empty() || name == "auto") return Connect::automatic;
-  if (name == "cm")
-    throw Error(
-        "connect 'cm': this version connects queue pairs over the bootstrap only (connect "
-        "'bootstrap'); devices that need rdma_cm, iWARP's, are not usable yet");
+  if (name == "cm") return Connect::cm;
   if (name == "bootstrap") return Connect::bootstrap;
-  throw Error(text("connect '", name, "': expected auto or bootstrap"));
+  throw Error(text("connect '", name, "': expected auto, cm or bootstrap"));
 }
 
 }  // namespace
@@ -65,9 +62,9 @@ Settings settings(const Options& options) {
   result.gid_index = within(given.gid_index, "gid_index", "DICOMM_GID_INDEX", 0, 255);
   result.mtu_bytes = mtu(given.mtu_bytes);
   const auto set = [](int& value, std::optional<int> wanted) { value = wanted.value_or(value); };
-  set(result.traffic_class,
-      within(given.traffic_class, "traffic_class", "DICOMM_TRAFFIC_CLASS", 0, 255));
-  set(result.hop_limit, within(given.hop_limit, "hop_limit", "DICOMM_HOP_LIMIT", 1, 255));
+  result.traffic_class =
+      within(given.traffic_class, "traffic_class", "DICOMM_TRAFFIC_CLASS", 0, 255);
+  result.hop_limit = within(given.hop_limit, "hop_limit", "DICOMM_HOP_LIMIT", 1, 255);
   set(result.timeout, within(given.timeout, "timeout", "DICOMM_QP_TIMEOUT", 0, 31));
   set(result.retry_count, within(given.retry_count, "retry_count", "DICOMM_RETRY_COUNT", 0, 7));
   set(result.rnr_retry, within(given.rnr_retry, "rnr_retry", "DICOMM_RNR_RETRY", 0, 7));

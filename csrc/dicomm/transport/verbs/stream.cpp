@@ -339,7 +339,8 @@ LinkDescription VerbsStream::describe() const {
     if (link)
       description.rails.push_back(
           {link->pair.rail().describe(), link->gid ? verbs::describe(link->gid->gid) : "",
-           link->gid ? verbs::describe(link->peer.gid) : "", link->pair.mtu_bytes(), link->up()});
+           link->gid ? verbs::describe(link->peer.gid) : "", link->pair.mtu_bytes(), link->up(),
+           link->cm_id ? "cm" : "bootstrap"});
   return description;
 }
 

@@ -6,6 +6,12 @@
 // dialler, once it can send, sends an empty slot on every rail; the acceptor uses a rail only
 // after it received something there.
 //
+// rdma_cm. Where both sides' rails have it, the acceptor's card names a port (port space TCP, the
+// rail's address), which the dialler calls with the card's nonce as private data. Where one such
+// port was named, the dialler then sends one byte over the socket, a bit for each rail that rdma_cm
+// connected; the acceptor connects the others by the cards and, once it is ready to receive, sends
+// one byte back.
+//
 // Stream. The bytes travel in slots: one SEND each, of a SlotHeader and up to slot_bytes -
 // sizeof(SlotHeader) bytes. A slot with bytes has a sequence number (from 1) and is kept by its
 // sender until the peer counts it as consumed; at most Card::slots are out at a time, in all and
@@ -25,15 +31,19 @@
 // and why a side gave up, where no rail is left.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "transport/verbs/abi.h"
+#include "transport/verbs/settings.h"
 
 namespace dicomm::verbs {
 
 constexpr int kMaxRails = 8;
-constexpr std::uint32_t kCardVersion = 1;
+constexpr std::uint32_t kCardVersion = 2;
 constexpr std::uint32_t kSpareSlots = 16;
+
+using CmNonce = std::array<std::uint8_t, 16>;
 
 struct RailCard {
   ibv::Gid gid;
@@ -45,8 +55,10 @@ struct RailCard {
   std::uint8_t mtu;       // 1: 256 ... 5: 4096 bytes
   std::uint8_t reads_in;  // RDMA READs the port answers at a time
   std::uint8_t port;
-  std::uint8_t reserved[1];
-  char device[32];
+  Connect connect;
+  std::uint16_t cm_port;  // 0: call nobody there
+  CmNonce cm_nonce;
+  std::uint8_t reserved[14];
 };
 static_assert(sizeof(RailCard) == 64);
 
