@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +31,20 @@ def environment(chip: str | Path | None, **extra: str) -> dict[str, str]:
 def run_python(
     code: str, chip: str | Path | None, **extra: str
 ) -> subprocess.CompletedProcess[str]:
+    """Torch is imported already; `run_new_python` tells what importing it does."""
+    return forks.run(["-c", code], environment(chip, **extra), timeout_s=DEADLINE_S)
+
+
+def run_each(
+    code: str, environments: list[dict[str, str]], **common: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """Runs `code` once with each environment."""
+    return [run_python(code, None, **common, **extra) for extra in environments]
+
+
+def run_new_python(
+    code: str, chip: str | Path | None, **extra: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
         env=environment(chip, **extra),
@@ -41,11 +56,10 @@ def run_python(
 
 def run_checks(chip: str | Path | None, *files: str, **extra: str) -> None:
     """Runs checks/<files> on the chip; fails with the child's report if one of them does."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-         "-o", "python_files=check_*.py", *(str(CHECKS / file) for file in files)],
-        env=environment(chip, **extra), cwd=ROOT, capture_output=True, text=True,
-        timeout=DEADLINE_S,
+    done = forks.run(
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "python_files=check_*.py",
+         *(str(CHECKS / file) for file in files)],
+        environment(chip, **extra), ROOT, timeout_s=DEADLINE_S,
     )  # fmt: skip
     if done.returncode != 0:
         pytest.fail(f"on chip {chip}:\n{done.stdout[-6000:]}{done.stderr[-2000:]}", pytrace=False)

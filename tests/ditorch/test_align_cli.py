@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 from on_chip import environment
 from sample_findings import FAULTY, FIRST_BAD, GOOD, sample_conformance, write_sample
@@ -46,10 +47,9 @@ def align(*arguments: object) -> Result:
 
 
 def align_outside(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ditorch_align", *map(str, arguments)],
-        env=environment(None), capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    return forks.run(
+        ["-m", "ditorch_align", *map(str, arguments)], environment(None), timeout_s=240
+    )
 
 
 def is_one_sentence(result: Result) -> bool:
@@ -103,10 +103,12 @@ def test_a_report_needs_no_chip_and_opens_no_tool(tmp_path: Path) -> None:
     found = write_findings(Findings(tool="overflow", chip="x", summary="no overflow"), tmp_path)
     before = found.read_bytes()
     (tmp_path / "ditorch.toml").write_text('[precision.overflow]\noutput = "."\n')
-    done = subprocess.run(
-        [sys.executable, "-m", "ditorch_align", "report", "."], cwd=tmp_path,
-        env=environment("no-such-chip"), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = forks.run(
+        ["-m", "ditorch_align", "report", "."],
+        environment("no-such-chip"),
+        tmp_path,
+        timeout_s=60,
+    )
     assert done.returncode == 0, done.stderr
     assert found.read_bytes() == before and (tmp_path / "report.html").is_file()
 

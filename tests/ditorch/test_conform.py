@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 from on_chip import environment, run_python
 
@@ -46,17 +44,18 @@ def subset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Conformance, list[
     """One operator in 35; killed when some are done, then resumed. Also its first journal."""
     output = tmp_path_factory.mktemp("conform") / "result.json"
     journal = output.with_suffix(".partial.jsonl")
-    command = [sys.executable, "-c", SUBSET, str(output)]
-    first = subprocess.Popen(command, env=environment("b"))
+    command = ["-c", SUBSET, str(output)]
+    first = forks.start(command, environment("b"))
     end_s = time.monotonic() + 120
     while not journal.is_file() or len(journal.read_text().splitlines()) < 12:
         assert first.poll() is None and time.monotonic() < end_s
         time.sleep(0.02)
-    first.send_signal(signal.SIGKILL)
+    first.kill()
     first.wait()
     assert not output.exists()
     before = journal.read_text().splitlines(keepends=True)
-    subprocess.run(command, env=environment("b"), check=True, timeout=240)
+    again = forks.run(command, environment("b"), timeout_s=240)
+    assert again.returncode == 0, again.stderr
     assert not journal.exists()
     return read_conformance(output), [line for line in before[1:] if line.endswith("\n")]
 
@@ -103,11 +102,11 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OperatorResul
     )
     variables = environment("b")
     variables["PYTHONPATH"] += f":{HERE}"
-    done = subprocess.run(
-        [sys.executable, "-m", "ditorch.conform", "--only", "operators", "--operators", operators,
+    done = forks.run(
+        ["-m", "ditorch.conform", "--only", "operators", "--operators", operators,
          "--dtypes", "float32", "--samples", "1", "--workers", "2", "--deadline", "12",
          "--import", "planted_kernels", "--output", str(output)],
-        env=variables, capture_output=True, text=True, timeout=240,
+        variables, timeout_s=240,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     return {operator.name: operator for operator in read_conformance(output).operators}

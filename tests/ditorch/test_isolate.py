@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import forks
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from on_chip import ROOT, environment
+from on_chip import DEADLINE_S, ROOT, environment
 
 from ditorch.precision.isolation.isolate import isolate, smallest_set
 from ditorch.precision.isolation.runs import RunError, Runs
@@ -124,22 +121,18 @@ def test_a_killed_isolation_goes_on_and_its_runs_are_limited(tmp_path: Path) -> 
         "    bar=0.001, max_runs=int(sys.argv[-1]),\n"
         "    progress=lambda text: print(text, flush=True))\n"
     )
-    command = [sys.executable, "-c", code, str(PLANTED), "in-place", str(EXAMPLE), *SMALL,
+    command = ["-c", code, str(PLANTED), "in-place", str(EXAMPLE), *SMALL,
                "--steps", "3", str(tmp_path)]  # fmt: skip
-    first = subprocess.Popen(
-        [*command, "100"], env=environment(None), stdout=subprocess.PIPE, text=True
-    )
-    assert first.stdout
-    for line in first.stdout:
+    first = forks.start([*command, "100"], environment(None))
+    for line in first.lines():
         if line.startswith("run 5"):
-            os.kill(first.pid, signal.SIGKILL)
-    first.wait()
+            first.kill()
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("isolate-trials/*/done.json")}
     assert len(kept) == 4
     for path in kept:
         assert "exit_code" in json.loads(path.read_text())
 
-    again = subprocess.run([*command, "6"], env=environment(None), capture_output=True, text=True)
+    again = forks.run([*command, "6"], environment(None), timeout_s=DEADLINE_S)
     assert again.returncode == 0, again.stderr
     assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
     assert len(list(tmp_path.glob("isolate-trials/*/done.json"))) == 6

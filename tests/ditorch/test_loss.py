@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import forks
 import pytest
 from on_chip import ROOT, environment
 
@@ -85,23 +83,16 @@ def test_the_loss_is_what_backward_starts_from_averaged_over_micro_batches(
 
 def test_a_killed_script_leaves_its_losses(script: Path, tmp_path: Path) -> None:
     precision = f"loss = {{output = {json.dumps(str(tmp_path))}}}"
-    process = subprocess.Popen(
-        [sys.executable, str(script), "100000"],
-        env=environment("b-mini", DITORCH_PRECISION=precision),
-        stdout=subprocess.PIPE,
-        text=True,
+    process = forks.start(
+        [str(script), "100000"], environment("b-mini", DITORCH_PRECISION=precision)
     )
-    assert process.stdout
-    for _ in range(100):  # steps
-        assert process.stdout.readline()
     file = tmp_path / "loss-rank0.json"
     deadline_s = time.monotonic() + 60
-    while not file.exists():
-        assert process.stdout.readline()
+    for step, _ in enumerate(process.lines()):
         assert time.monotonic() < deadline_s
-    os.kill(process.pid, signal.SIGKILL)
-    process.stdout.close()
-    process.wait()
+        if step >= 100 and file.exists():
+            process.kill()
+    assert process.wait() == -signal.SIGKILL
     losses = read_losses(tmp_path)
     assert losses == [step + 1.0 for step in range(len(losses))]
     assert losses

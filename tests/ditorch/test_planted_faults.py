@@ -6,12 +6,11 @@ line; from loss curves alone, `isolate` names those that move the loss.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import forks
 import pytest
 from on_chip import ROOT, environment
 
@@ -141,15 +140,15 @@ def test_isolate_names_operator_and_layer_from_losses_alone(name: str, tmp_path:
 
 def test_an_overflow_on_one_rank_is_told_from_what_it_spoils_elsewhere(tmp_path: Path) -> None:
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(PLANTED), "overflow", str(DATA_PARALLEL), str(tmp_path / "store")],
-            env=environment(
+        forks.start(
+            [str(PLANTED), "overflow", str(DATA_PARALLEL), str(tmp_path / "store")],
+            environment(
                 CHIP,
                 RANK=str(rank),
                 WORLD_SIZE="2",
                 DITORCH_PRECISION=f"overflow = {{output = '{tmp_path}'}}",
             ),
-            cwd=ROOT,
+            ROOT,
         )
         for rank in range(2)
     ]

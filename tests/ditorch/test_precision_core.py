@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+import forks
 from on_chip import DEADLINE_S, environment, run_checks, run_python
 
 SCRIPT = """
@@ -19,14 +19,7 @@ import ditorch
 
 def run_script(folder: Path, **extra: str) -> subprocess.CompletedProcess[str]:
     (folder / "script.py").write_text(SCRIPT)
-    return subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=folder,
-        env=environment("b-mini", **extra),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    return forks.run(["script.py"], environment("b-mini", **extra), folder, timeout_s=DEADLINE_S)
 
 
 def test_core() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 from on_chip import DEADLINE_S, environment, run_checks
 
 
@@ -16,17 +15,11 @@ def test_tools() -> None:
 def test_overflows_between_ranks(tmp_path: Path) -> None:
     script = Path(__file__).with_name("precision_ranks.py")
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path)],
-            env=environment(None, RANK=str(rank)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        forks.start([str(script), str(tmp_path)], environment(None, RANK=str(rank)))
         for rank in range(2)
     ]
     try:
-        outputs = [rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks]
+        outputs = ["".join(rank.communicate(DEADLINE_S)) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

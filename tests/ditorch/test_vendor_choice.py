@@ -6,8 +6,7 @@ import ctypes.util
 from collections.abc import Callable
 from pathlib import Path
 
-from on_chip import ROOT, run_python
-from warm import run_each
+from on_chip import ROOT, run_each, run_python
 
 EMUCHIP = ROOT / "ditorch" / "lib" / "libemuchip.so"
 B_MINI = ROOT / "ditorch" / "chips" / "b-mini.toml"
@@ -36,7 +35,7 @@ def failures(*environments: dict[str, str]) -> list[str]:
     return said
 
 
-def test_the_vendor_is_found(tmp_path: Path) -> None:
+def test_the_vendor_is_found() -> None:
     expected = [
         ({"DITORCH_CHIP": str(B_MINI)}, "emuchip emuchip:0 B-MINI"),
         ({"EMUCHIP_CHIP": str(B_MINI)}, "emuchip emuchip:0 B-MINI"),
@@ -46,7 +45,7 @@ def test_the_vendor_is_found(tmp_path: Path) -> None:
         ),
         ({"DITORCH_VENDOR": "cpu", "DITORCH_CHIP": "b-mini"}, "cpu cpu "),
     ]
-    results = run_each(WHO, [environment for environment, _ in expected], tmp_path)
+    results = run_each(WHO, [environment for environment, _ in expected])
     for (environment, who), done in zip(expected, results, strict=True):
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(who), environment

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from on_chip import DEADLINE_S, ROOT, environment, run_python
-from warm import run_each
+import forks
+from on_chip import DEADLINE_S, ROOT, environment, run_each, run_python
 
 FAKES = Path(__file__).parent / "fake_plugins"
 FAKE_PATH = f"{ROOT}:{FAKES}"
@@ -28,13 +28,10 @@ def run_with_plugins(code: str, **extra: str) -> subprocess.CompletedProcess[str
 
 
 def show(*options: str, chip: str | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ditorch", *options],
-        env=environment(chip, **extra), capture_output=True, text=True, timeout=DEADLINE_S,
-    )  # fmt: skip
+    return forks.run(["-m", "ditorch", *options], environment(chip, **extra), timeout_s=DEADLINE_S)
 
 
-def test_a_plugins_device_is_adopted_under_its_own_name(tmp_path: Path) -> None:
+def test_a_plugins_device_is_adopted_under_its_own_name() -> None:
     code = (
         "import torch, ditorch\n"
         "x = torch.randn(4, 4, device='device')\n"
@@ -47,7 +44,7 @@ def test_a_plugins_device_is_adopted_under_its_own_name(tmp_path: Path) -> None:
     )
     makers = {"npu": "Huawei", "mlu": "Cambricon", "musa": "Moore Threads"}
     environments = [{"DITORCH_VENDOR": vendor, **PLUGINS} for vendor in makers]
-    results = run_each(code, environments, tmp_path, PYTHONPATH=FAKE_PATH)
+    results = run_each(code, environments, PYTHONPATH=FAKE_PATH)
     for (vendor, maker), done in zip(makers.items(), results, strict=True):
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == [

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
-from on_chip import DEADLINE_S, environment
-from warm import run_each
+import forks
+from on_chip import DEADLINE_S, environment, run_each
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -15,7 +14,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 CHIPS = ["a-mini", "b-mini", "c-mini", "d-mini", "c", None]
 
 
-def test_three_kinds_of_script_run_on_every_chip(tmp_path: Path) -> None:
+def test_three_kinds_of_script_run_on_every_chip() -> None:
     code = (
         "import runpy, ditorch\n"
         f"run = lambda name: runpy.run_path({str(SCRIPTS)!r} + '/' + name, run_name='__main__')\n"
@@ -25,7 +24,7 @@ def test_three_kinds_of_script_run_on_every_chip(tmp_path: Path) -> None:
         "run('hard_coded_cuda.py')\n"
     )
     environments = [{"DITORCH_CHIP": chip} if chip else {} for chip in CHIPS]
-    for chip, done in zip(CHIPS, run_each(code, environments, tmp_path), strict=True):
+    for chip, done in zip(CHIPS, run_each(code, environments), strict=True):
         assert done.returncode == 0, f"on {chip}: {done.stderr}"
         honest = "emuchip" if chip else "cpu"
         assert done.stdout.splitlines() == [
@@ -36,12 +35,8 @@ def test_three_kinds_of_script_run_on_every_chip(tmp_path: Path) -> None:
 
 
 def run_command(*arguments: str, chip: str | None, **extra: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "ditorch", *arguments],
-        env=environment(chip, **extra),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
+    return forks.run(
+        ["-m", "ditorch", *arguments], environment(chip, **extra), timeout_s=DEADLINE_S
     )
 
 

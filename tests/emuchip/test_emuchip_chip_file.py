@@ -98,7 +98,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_lists_the_known_ones() -> None:
-    with pytest.raises(ChipFileError, match=r"'e'.*a, a-mini, b"):
+    with pytest.raises(ChipFileError, match=r"'e'.*a, a-mini, .*b, b-mini"):
         load_chip("e")
 
 
@@ -137,7 +137,7 @@ def test_the_papers_chips_are_all_there() -> None:
         "c": (32, 16, 0, 0.5),
         "d": (32, 8, 1.5, 2),
     }
-    assert chip_names() == sorted([*table_5, *(f"{name}-mini" for name in table_5)])
+    assert {*table_5, *(f"{name}-mini" for name in table_5)} <= set(chip_names())
     for name, (memory_gib, chips_per_node, low, high) in table_5.items():
         chip, twin = load_chip(name), load_chip(f"{name}-mini")
         assert chip.memory.capacity_bytes == memory_gib << 30

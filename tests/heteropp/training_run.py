@@ -8,10 +8,10 @@ import random
 import signal
 import string
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import forks
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -172,21 +172,14 @@ def refusal(folder: Path, *arguments: str) -> str:
     return result.stderr
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str) -> forks.Forked:
     """Starts heteropp-train on what lies in a folder; the arguments go last."""
     environment = {key: value for key, value in os.environ.items() if key != "RANK"}
     environment["XDG_CACHE_HOME"] = str(folder / "cache")
-    return subprocess.Popen(
-        [sys.executable, "-m", "heteropp.cli.train", *command(folder, *arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=environment,
-    )
+    return forks.start(["-m", "heteropp.cli.train", *command(folder, *arguments)], environment)
 
 
-def wait(process: subprocess.Popen[str], deadline_s: float) -> tuple[int, str, str]:
+def wait(process: forks.Forked | subprocess.Popen[str], deadline_s: float) -> tuple[int, str, str]:
     try:
         stdout, stderr = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:

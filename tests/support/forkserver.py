@@ -1,0 +1,20 @@
+"""One server for all tests whose ranks are forked: whichever comes first starts it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.context import ForkServerContext
+
+IMPORTED = [
+    "numpy",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "dicomm.distributed",
+]
+
+
+def context() -> ForkServerContext:
+    """Its processes begin with what takes seconds to import."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(IMPORTED)
+    return found
