@@ -273,6 +273,9 @@ def _open_configured_tools() -> None:
         raise ImportError(str(error)) from None
 
 
+if "ditorch.chips" in sys.modules:  # read before the chip was opened, as planners do
+    from ditorch import chips  # noqa: F401
+
 if not is_the_command():  # which starts by itself, so that it can show what fails
     start()
     _open_configured_tools()

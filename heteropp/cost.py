@@ -1,4 +1,4 @@
-"""The cost of a stage: seconds and bytes, from chip files and the traced stage module.
+"""The time of a stage: seconds, from chip files and the traced stage module.
 
 A stage of n layers costs what one of 1 layer costs, plus n - 1 times the difference between 2
 layers and 1; both are traced, once for each (first, last, tensor-parallel degree, sequences).
@@ -6,187 +6,206 @@ layers and 1; both are traced, once for each (first, last, tensor-parallel degre
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ditorch.chips import ChipSpec
+from heteropp.chips import ChipSpec
 from heteropp.cluster import Link
+from heteropp.communication import all_gather_s, all_reduce_s
+from heteropp.memory import Memory, StageShape, kept_bytes, stage_memory
 from heteropp.model import Model
-from heteropp.stage_trace import StageTrace, trace_stage
-from heteropp.trace import Trace
-from heteropp.transport import SENDS_UNDER_WAY
+from heteropp.profile import ChipProfile
+from heteropp.traces import Piece, StageTrace, StageTraces, trace_stages
 
-SCALARS_BYTES = 4096  # the loss, norms, and the rounding of allocations
+__all__ = [
+    "Memory",
+    "StageShape",
+    "Time",
+    "all_gather_s",
+    "all_reduce_s",
+    "ends_s",
+    "formula_s",
+    "stage_memory",
+    "stage_time",
+]
 
-
-@dataclass(frozen=True, kw_only=True)
-class StageShape:
-    """What the cost of a stage depends on, beside the chip."""
-
-    layers: int
-    first: bool
-    last: bool
-    tp: int
-    dp: int
-    sequences: int  # of a micro-batch, in one replica
-    zero_stage: int
-    recompute: bool
+MEASURED = ("forward_s", "recompute_s", "backward_input_s", "backward_weight_s", "norm_s")
+Terms = tuple[float, ...]  # seconds, of a stage of one layer or of two
 
 
 @dataclass(frozen=True, kw_only=True)
 class Time:
-    """Seconds of one rank: the first three for one micro-batch, the others for a step."""
+    """Seconds of one rank: the first ones for one micro-batch, the others for a step.
+
+    What is said to be part of another is counted there already.
+    """
 
     forward_s: float
-    recompute_s: float
+    forward_collective_s: float  # part of forward_s: tensor-parallel
+    recompute_s: float  # a forward again, its collectives included
     backward_s: float
+    backward_collective_s: float  # part of backward_s: tensor-parallel
+    backward_input_s: float  # part of backward_s: what the stage before waits for
+    backward_weight_s: float  # part of backward_s: its rest
+    store_s: float  # to the host, what the forward keeps; computing hides it, if it can
+    fetch_s: float  # back from there, for the backward
     reduce_s: float  # gradients over the replicas
+    reduce_exposed_s: float  # part of reduce_s: what the backward of later ministages cannot hide
     norm_s: float  # of its gradients, before the ranks exchange their norms
     update_s: float  # clip, AdamW, gather the parameters
+    gather_s: float  # part of update_s: the parameters over the replicas
+    load_s: float  # parameters between host and chip, what nothing hides
 
     @property
     def micro_batch_s(self) -> float:
-        """T_comp of section 4.3.2."""
-        return self.forward_s + self.recompute_s + self.backward_s
+        """T_comp of section 4.3.2; the way to the host goes on beside, and counts if longer."""
+        return max(self.forward_s, self.store_s) + max(
+            self.recompute_s + self.backward_s, self.fetch_s
+        )
 
     @property
     def step_s(self) -> float:
-        """T_update of section 4.3.2: what of the update no backward covers, which is all of it."""
-        return self.reduce_s + self.norm_s + self.update_s
+        """T_update of section 4.3.2: what of the update no backward covers."""
+        return self.reduce_exposed_s + self.norm_s + self.update_s + self.load_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Peak bytes of one rank, by what they are for."""
-
-    parameters: int
-    gradients: int
-    optimizer: int  # AdamW's two averages, and the master copy of a bfloat16 model
-    constants: int  # causal mask, rotary angles, and a few scalars
-    tokens: int  # of the whole step
-    kept: int  # by the forwards of the micro-batches in flight, but for the one at work
-    working: int  # the most that the micro-batch at work, or the update, holds
-    boundary: int  # pieces received ahead, and tensors under way
-
-    @property
-    def total(self) -> int:
-        return sum(getattr(self, field.name) for field in fields(self))
+def formula_s(times: Sequence[Time], micro_batches: int, alpha: float) -> float:
+    """The time of a step by section 4.3.2, from those of its stages."""
+    bubble_s = sum(time.micro_batch_s for time in times)
+    return max(
+        micro_batches * time.micro_batch_s + time.step_s + alpha * (bubble_s - time.micro_batch_s)
+        for time in times
+    )
 
 
-def all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """dicomm's: everything to everyone when short, else a reduce-scatter and an all-gather."""
-    if size_bytes > (64 << 10 if ranks == 2 else 16 << 10):
-        return 2 * all_gather_s(size_bytes, ranks, link)
-    if ranks <= 8:
-        return all_gather_s(size_bytes * ranks, ranks, link)
-    return math.ceil(math.log2(ranks)) * link.seconds(size_bytes)  # recursive doubling
+def stage_time(
+    model: Model,
+    shape: StageShape,
+    chip: ChipSpec,
+    inside: Link,
+    across: Link,
+    profile: ChipProfile | None = None,
+) -> Time:
+    """Predicted seconds. `inside` links a tensor-parallel group, `across` links the replicas.
 
-
-def all_gather_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Of `size_bytes` in all: each rank sends its piece to every other, one after another.
-
-    A reduce-scatter costs the same.
+    profile: what was measured of the chip, in place of what the chip file says of computing.
+    Raises ProfileError where it does not know the stage.
     """
-    return 0.0 if ranks == 1 else link.seconds(size_bytes * (ranks - 1) / ranks)
-
-
-def stage_time(model: Model, shape: StageShape, chip: ChipSpec, inside: Link, across: Link) -> Time:
-    """Predicted seconds. `inside` links a tensor-parallel group, `across` links the replicas."""
+    traces = trace_stages(model, shape.first, shape.last, shape.tp, shape.sequences)
+    shards = shape.dp if shape.zero_stage else 1
     one, two = (
-        _short_stage_time(model, replace(shape, layers=layers), chip, inside, across)
-        for layers in (1, 2)
+        computing + collectives + step
+        for computing, collectives, step in zip(
+            _computing(traces, model.dtype, chip),
+            _collectives(traces, shape.tp, inside),
+            _step(traces, model.dtype, shape.dp, shards, chip, across),
+            strict=True,
+        )
     )
     more = shape.layers - 1
+    forward, own, other, forward_tp, own_tp, other_tp, reduce, norm, adamw, gather, flat_bytes = (
+        a + more * (b - a) for a, b in zip(one, two, strict=True)
+    )
+    recompute = forward
+    if profile is not None:
+        kind = (shape.first, shape.last, shape.tp, shape.sequences)
+        forward, recompute, own, other, norm = (
+            profile.seconds(term, shape.layers, kind) for term in MEASURED
+        )
+        norm, adamw = norm / shards, profile.update_s(shape.layers, kind, shards)
+    forward_s, backward_s = forward + forward_tp, own + own_tp + other + other_tp
+    host = chip.links.host_bytes_per_s
+    store_s = kept_bytes(model, shape, profile) / host if shape.offload else 0.0
+    # a ministage's reduction begins when its last backward ends; the last ministage's is exposed
+    hidden = (shape.ministages - 1) / shape.ministages
+    return Time(
+        forward_s=forward_s,
+        forward_collective_s=forward_tp,
+        recompute_s=recompute + forward_tp if shape.recompute else 0.0,
+        backward_s=backward_s,
+        backward_collective_s=own_tp + other_tp,
+        backward_input_s=own + own_tp,
+        backward_weight_s=other + other_tp,
+        store_s=store_s,
+        fetch_s=store_s,
+        reduce_s=reduce,
+        reduce_exposed_s=max(reduce / shape.ministages, reduce - hidden * backward_s),
+        norm_s=norm,
+        update_s=adamw + gather,
+        gather_s=gather,
+        # the first ministage comes before anything runs, and the last one leaves when all is done
+        load_s=2 * flat_bytes / shape.ministages / host if shape.offload else 0.0,
+    )
 
-    def linear(name: str) -> float:
-        return getattr(one, name) + more * (getattr(two, name) - getattr(one, name))
 
-    return Time(**{field.name: linear(field.name) for field in fields(Time)})
+def ends_s(
+    model: Model, shape: StageShape, chip: ChipSpec, inside: Link, across: Link
+) -> tuple[float, float]:
+    """What the embedding and the head (with the loss) add to a stage's micro_batch_s."""
+
+    def micro_batch_s(first: bool, last: bool) -> float:
+        kind = replace(shape, first=first, last=last)
+        return stage_time(model, kind, chip, inside, across).micro_batch_s
+
+    return (
+        micro_batch_s(shape.first, False) - micro_batch_s(False, False),
+        micro_batch_s(False, shape.last) - micro_batch_s(False, False),
+    )
 
 
 @lru_cache(maxsize=65536)
-def _short_stage_time(
-    model: Model, shape: StageShape, chip: ChipSpec, inside: Link, across: Link
-) -> Time:
-    trace = trace_stage(model, shape.layers, shape.first, shape.last, shape.tp, shape.sequences)
-    forward_s = _trace_s(trace.forward, model, shape.tp, chip, inside)
-    shards = shape.dp if shape.zero_stage == 1 else 1
-    combine = all_gather_s if shape.zero_stage == 1 else all_reduce_s
-    return Time(
-        forward_s=forward_s,
-        recompute_s=forward_s if shape.recompute else 0.0,
-        backward_s=_trace_s(trace.backward, model, shape.tp, chip, inside),
-        reduce_s=combine(trace.gradient_bytes, shape.dp, across),
-        norm_s=_update_s(trace.norm, model, chip, shards),
-        update_s=_update_s(trace.update, model, chip, shards)
-        + all_gather_s(trace.flat_bytes, shards, across),
-    )
+def _computing(traces: StageTraces, dtype: str, chip: ChipSpec) -> tuple[Terms, Terms]:
+    """Of a micro-batch: forward, and both parts of the backward."""
+
+    def terms(t: StageTrace) -> Terms:
+        pieces = (t.forward, t.backward_input, t.backward_weight)
+        return tuple(_operators_s(piece, dtype, chip) for piece in pieces)
+
+    return terms(traces.one), terms(traces.two)
 
 
-def stage_memory(model: Model, shape: StageShape, in_flight: int, micro_batches: int) -> Memory:
-    """Predicted peak bytes of a rank that holds `in_flight` of the step's micro-batches at once."""
+@lru_cache(maxsize=65536)
+def _collectives(traces: StageTraces, tp: int, inside: Link) -> tuple[Terms, Terms]:
+    """Of a micro-batch, tensor-parallel: forward, and both parts of the backward."""
 
-    def linear(of: Callable[[StageTrace], float]) -> int:
-        return round(_linear(model, shape, of))
+    def terms(t: StageTrace) -> Terms:
+        return tuple(
+            sum(number * all_reduce_s(size, tp, inside) for number, size in piece.all_reduce_bytes)
+            for piece in (t.forward, t.backward_input, t.backward_weight)
+        )
 
-    one = trace_stage(model, 1, shape.first, shape.last, shape.tp, shape.sequences)
-    kept = linear(lambda t: t.input_bytes if shape.recompute else t.kept_bytes)
-    shards = shape.dp if shape.zero_stage == 1 else 1
-    gradients = linear(lambda t: t.gradient_bytes)
-    mixed = model.dtype == "bfloat16"
-    rows = shape.sequences * model.sequence_length
-    token_tables = int(shape.first) + int(shape.last)
-    output_bytes = 0 if shape.last else one.output_bytes
-    kept *= in_flight - 1
-    working = linear(lambda t: max(t.forward_peak_bytes, t.backward_peak_bytes))
-    updating = linear(lambda t: t.update_peak_bytes) // shards  # when nothing else is held
-    return Memory(
-        parameters=linear(lambda t: t.flat_bytes),
-        gradients=gradients + (gradients // shards if shards > 1 else 0),
-        optimizer=(3 if mixed else 2) * gradients // shards,
-        constants=one.constant_bytes + SCALARS_BYTES,
-        tokens=token_tables * micro_batches * rows * 8,
-        kept=kept,
-        working=max(working, updating - kept),
-        # the pieces that come next, and what may still be leaving
-        boundary=(one.input_bytes + output_bytes) // shape.tp
-        + SENDS_UNDER_WAY * (one.input_bytes + output_bytes),
-    )
+    return terms(traces.one), terms(traces.two)
 
 
-def _linear(model: Model, shape: StageShape, of: Callable[[StageTrace], float]) -> float:
-    one, two = (
-        of(trace_stage(model, layers, shape.first, shape.last, shape.tp, shape.sequences))
-        for layers in (1, 2)
-    )
-    return one + (shape.layers - 1) * (two - one)
+@lru_cache(maxsize=65536)
+def _step(
+    traces: StageTraces, dtype: str, dp: int, shards: int, chip: ChipSpec, across: Link
+) -> tuple[Terms, Terms]:
+    """Of a step: reduction, norms, AdamW, gathering the parameters; and the parameters' bytes."""
+    wide = "float32" if dtype == "bfloat16" else dtype
+    reduce = all_gather_s if shards > 1 else all_reduce_s
+
+    def terms(t: StageTrace) -> Terms:
+        return (
+            reduce(t.gradient_bytes, dp, across),
+            _operators_s(t.norm, wide, chip, shards),
+            _operators_s(t.update, wide, chip, shards),
+            all_gather_s(t.flat_bytes, shards, across),
+            t.flat_bytes,
+        )
+
+    return terms(traces.one), terms(traces.two)
 
 
-def _trace_s(trace: Trace, model: Model, tp: int, chip: ChipSpec, inside: Link) -> float:
-    return _operators_s(trace, model.dtype, chip, 1) + sum(
-        all_reduce_s(size, tp, inside) for size in trace.all_reduce_bytes
-    )
-
-
-def _update_s(trace: Trace, model: Model, chip: ChipSpec, shards: int) -> float:
-    dtype = "float32" if model.dtype == "bfloat16" else model.dtype
-    return _operators_s(trace, dtype, chip, shards)
-
-
-@lru_cache(maxsize=4096)
-def _roofline_s(
-    flops: float, moved_bytes: float, product: bool, dtype: str, chip: ChipSpec
-) -> float:
-    peak = chip.peak_flops(dtype) * (chip.compute.efficiency if product else 1.0)
-    return chip.compute.launch_s + max(
-        flops / peak, moved_bytes / chip.memory.bandwidth_bytes_per_s
-    )
-
-
-def _operators_s(trace: Trace, dtype: str, chip: ChipSpec, shards: int) -> float:
-    return sum(
-        _roofline_s(op.flops / shards, op.bytes / shards, op.product, dtype, chip)
-        for op in trace.operators
-    )
+def _operators_s(piece: Piece, dtype: str, chip: ChipSpec, shards: int = 1) -> float:
+    """By the rule that paces emulated chips; `shards` ranks share the operators' work."""
+    launch_s, peak = chip.compute.launch_s, chip.peak_flops(dtype) * shards
+    bandwidth = chip.memory.bandwidth_bytes_per_s * shards
+    product_peak = peak * chip.compute.efficiency
+    total_s = 0.0
+    for number, product, flops, size_bytes in piece.operators:
+        computing_s = flops / (product_peak if product else peak)
+        moving_s = size_bytes / bandwidth
+        total_s += number * (launch_s + (computing_s if computing_s > moving_s else moving_s))
+    return total_s

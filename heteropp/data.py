@@ -16,16 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from heteropp.files import cache_folder
+
 VOCABULARY = 256  # token 0 never occurs in text and stands between files
 
 
 class DataError(ValueError):
     """Data that cannot be trained on; the message is one sentence."""
-
-
-def cache_folder() -> Path:
-    """Where token files are kept: the platform's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hyperhetero"
 
 
 class Tokens:

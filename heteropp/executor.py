@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from heteropp.action import Action, Kind
 from heteropp.collective import all_gather
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.llama import StageModule, model_parameters
 from heteropp.metrics import Clock, Mark
 from heteropp.optimizer import clip
 from heteropp.plan import Plan
-from heteropp.schedule import Action, Kind, one_f_one_b
+from heteropp.schedule import actions
 from heteropp.transport import Groups, Inbox, Outbox, Place
 from heteropp.zero import FlatParameters
 
@@ -56,7 +57,7 @@ class Executor:
         self.place, self.groups, self.module, self.clock = place, groups, module, clock
         self.hyperparameters = hyperparameters
         self.micro_batches = pipeline.micro_batches
-        self.actions = one_f_one_b(pipeline, place.stage_index)
+        self.actions = actions(plan.schedule, pipeline, place.stage_index)
         self.flat = FlatParameters(module, groups.data_parallel, plan.zero_stage, hyperparameters)
         self.device, self.dtype = self.flat.values.device, self.flat.values.dtype
         self.tokens_per_step = plan.global_batch * model.sequence_length

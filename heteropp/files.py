@@ -38,6 +38,11 @@ def read_json(path: Path, type_: type[T]) -> T:
     return _validated(path, data, type_)
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept: the platform's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hyperhetero"
+
+
 def make_folder(path: Path) -> None:
     """Makes a folder, and those above it, unless it is there. Raises FileError."""
     try:

@@ -21,7 +21,11 @@ from heteropp.watch import CAUSE_FILE
 
 
 def launch(
-    entrypoint: Callable[..., None], *arguments: object, labels: tuple[str, ...], logs: Path
+    entrypoint: Callable[..., None],
+    *arguments: object,
+    labels: tuple[str, ...],
+    logs: Path,
+    what: str = "training",
 ) -> int:
     """Calls entrypoint(*arguments) in one process per label; gives the exit code.
 
@@ -60,12 +64,10 @@ def launch(
     try:
         elastic_launch(config, entrypoint)(*arguments)
     except ChildFailedError as error:
-        print(
-            f"training stopped: {_cause(error, labels, logs)}; logs are in {logs}", file=sys.stderr
-        )
+        print(f"{what} stopped: {_cause(error, labels, logs)}; logs are in {logs}", file=sys.stderr)
         return 1
     except SignalException as error:
-        print(f"training stopped: {error.sigval.name} received", file=sys.stderr)
+        print(f"{what} stopped: {error.sigval.name} received", file=sys.stderr)
         return 128 + error.sigval
     return 0
 

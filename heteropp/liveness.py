@@ -1,4 +1,4 @@
-"""How many bytes of meta tensors are alive, and their peak, while a piece of a step runs."""
+"""Which meta tensors are alive while a piece of a step runs: a log of births and deaths."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-GRANULARITY_BYTES = 512  # device allocators round up to this
-
 
 class Liveness(TorchDispatchMode):
-    """Counts storages born while it is active, until they die, active or not."""
+    """Logs storages born while it is active, and their deaths, whether it is active then or not."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.live_bytes = 0
-        self.peak_bytes = 0
+        self.sizes_bytes: list[int] = []  # by storage, in order of birth
+        self.events: list[int] = []  # a storage's index when it is born, its complement at its end
         self._known: set[int] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would import torch's compiler to do so, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -27,9 +29,6 @@ class Liveness(TorchDispatchMode):
             if isinstance(leaf, Tensor) and leaf.device.type == "meta":
                 self._add(leaf)
         return result
-
-    def restart_peak(self) -> None:
-        self.peak_bytes = self.live_bytes
 
     def ignore(self, tensor: Tensor) -> None:
         """For tensors that are charged elsewhere: parameters, gradients, constants."""
@@ -41,11 +40,11 @@ class Liveness(TorchDispatchMode):
         if key in self._known:
             return
         self._known.add(key)
-        size = -(-storage.nbytes() // GRANULARITY_BYTES) * GRANULARITY_BYTES
-        self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        weakref.finalize(storage, self._remove, key, size)
+        index = len(self.sizes_bytes)
+        self.sizes_bytes.append(storage.nbytes())
+        self.events.append(index)
+        weakref.finalize(storage, self._remove, key, index).atexit = False
 
-    def _remove(self, key: int, size: int) -> None:
+    def _remove(self, key: int, index: int) -> None:
         self._known.discard(key)
-        self.live_bytes -= size
+        self.events.append(~index)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heteropp.boxes import Box, split
+from heteropp.boxes import Box
 from heteropp.model import Model
+from heteropp.parameters import Parameter, model_parameters
 from heteropp.tp import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -26,48 +26,6 @@ from heteropp.tp import (
     copy_to_group,
     cross_entropy_sum,
 )
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of the whole model."""
-
-    name: str
-    shape: tuple[int, ...]
-    split_dimension: int | None  # which tensor parallelism cuts; None: every rank holds a copy
-
-    def box(self, tp: int, index: int) -> Box:
-        """The slice that one rank of a tensor-parallel group holds."""
-        whole = Box(tuple((0, size) for size in self.shape))
-        if self.split_dimension is None:
-            return whole
-        return split(whole, self.split_dimension, tp, index)
-
-
-def model_parameters(model: Model, layers: tuple[int, int] | None = None) -> list[Parameter]:
-    """The parameters of layers [first, last), or of the whole model, in global order."""
-    first, last = layers or (0, model.layers)
-    hidden, kv = model.hidden, model.kv_heads * model.head_size
-    result = []
-    if first == 0:
-        result.append(Parameter("embedding.weight", (model.vocab, hidden), 0))
-    for layer in range(first, last):
-        for name, shape, dimension in (
-            ("attention_norm", (hidden,), None),
-            ("attention.query", (hidden, hidden), 0),
-            ("attention.key", (kv, hidden), 0),
-            ("attention.value", (kv, hidden), 0),
-            ("attention.output", (hidden, hidden), 1),
-            ("mlp_norm", (hidden,), None),
-            ("mlp.gate", (model.intermediate, hidden), 0),
-            ("mlp.up", (model.intermediate, hidden), 0),
-            ("mlp.down", (hidden, model.intermediate), 1),
-        ):
-            result.append(Parameter(f"layers.{layer}.{name}.weight", shape, dimension))
-    if last == model.layers:
-        result.append(Parameter("norm.weight", (hidden,), None))
-        result.append(Parameter("head.weight", (model.vocab, hidden), 0))
-    return result
 
 
 def initial_value(model: Model, parameter: Parameter, seed: int) -> Tensor:
@@ -101,6 +59,7 @@ class Attention(nn.Module):
         self.kv_heads = model.kv_heads // group.size
         self.head_size = model.head_size
         self.length = model.sequence_length
+        self.fused = model.attention == "fused"
         kv = model.kv_heads * model.head_size
         self.query = ColumnParallelLinear(model.hidden, model.hidden, group, **kind)
         self.key = ColumnParallelLinear(model.hidden, kv, group, **kind)
@@ -111,6 +70,12 @@ class Attention(nn.Module):
         query = tables.rotate(self.query(x).view(-1, self.length, self.heads, self.head_size))
         key = tables.rotate(self.key(x).view(-1, self.length, self.kv_heads, self.head_size))
         value = self.value(x).view(-1, self.length, self.kv_heads, self.head_size)
+        if self.fused:
+            query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=True
+            )
+            return self.output(mixed.transpose(1, 2).reshape(x.shape[0], -1))
         pairs = query.shape[0] * self.kv_heads  # (sequence, kv head) pairs
         # the query heads that share a kv head stand below each other in one matrix
         query = query.transpose(1, 2).reshape(pairs, -1, self.head_size)

@@ -10,6 +10,8 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from heteropp.files import FileError, read_toml
+from heteropp.hugging_face import read_config
+from heteropp.presets import model_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class Model:
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    # fused: one kernel, which keeps no weights between pairs of tokens (FlashAttention)
+    attention: Literal["explicit", "fused"] = "explicit"
 
     @property
     def head_size(self) -> int:
@@ -60,9 +64,10 @@ def validate(model: Model) -> None:
         raise ModelError("rope_theta must be positive and finite, and norm_eps between 0 and 1")
 
 
-def read_model(path: Path) -> Model:
-    """Reads and validates a model file. Raises FileError."""
-    model = read_toml(path, Model)
+def read_model(path: str | Path) -> Model:
+    """Reads a model file, a Hugging Face config.json, or a preset by name. Raises FileError."""
+    path = model_path(path)
+    model = Model(**read_config(path)) if path.suffix == ".json" else read_toml(path, Model)
     try:
         validate(model)
     except ModelError as error:

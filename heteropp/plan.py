@@ -18,6 +18,11 @@ from heteropp.model import validate as validate_model
 
 PLAN_VERSION = 1
 
+Schedule = Literal["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v"]
+ZeroStage = Literal[0, 1, 2]
+# those that let a stage hold several ministages
+INTERLEAVING: tuple[Schedule, ...] = ("gpipe", "interleaved-1f1b", "zb-v")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
@@ -31,12 +36,18 @@ class Replica:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Contiguous layers [first, last) held by one or more replicas."""
+    """Contiguous layers [first, last) held by one or more replicas.
+
+    With several ministages `layers` says how many layers the stage holds, and `ministage_layers`
+    which.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     layers: tuple[int, int]
     recompute: bool
     replicas: tuple[Replica, ...]
+    ministages: int = 1  # parts of its layers that the schedule runs apart (Zorse, section 4.1.1)
+    offload: bool = False  # what no ministage at work needs waits in host memory (Zorse, 4.1.3)
 
     @property
     def dp(self) -> int:
@@ -62,11 +73,13 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What the planner expects of the plan, under its own cost model."""
+    """What is expected of the plan: simulated, and under its planner's own cost model."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    step_s: float
-    lower_bound_s: float
+    planner: str
+    step_s: float  # simulated
+    cost_s: float  # under the planner's cost model
+    lower_bound_s: float  # no plan of the planner's space costs less
     tokens_per_chip_per_s: float
     memory_bytes: tuple[int, ...]  # peak, by rank
     capacity_bytes: tuple[int, ...]  # by rank
@@ -78,9 +91,10 @@ class Plan:
     model: Model
     global_batch: int  # sequences per step
     micro_batch: int  # sequences
-    schedule: Literal["1f1b"]
-    zero_stage: Literal[0, 1]
+    schedule: Schedule
+    zero_stage: ZeroStage
     pipelines: tuple[Pipeline, ...]
+    profile: str | None = None  # name and digest of the profile that the plan was made from
     prediction: Prediction | None = None
     version: int = field(default=PLAN_VERSION)
 
@@ -98,6 +112,30 @@ class Plan:
         raise ValueError(
             f"rank {rank} is not in the plan, which has ranks 0 to {self.world_size - 1}"
         )
+
+
+def ministage_layers(pipeline: Pipeline, schedule: Schedule) -> list[list[tuple[int, int]]]:
+    """The layers [first, last) of every ministage, by stage, then in the stage's own order.
+
+    The model runs through the stages once a ministage: always from the first stage to the last,
+    or, where the schedule is a V, back again every second time. A stage's ministages are as equal
+    as they can be, longer ones first.
+    """
+    held: list[list[tuple[int, int]]] = [[] for _ in pipeline.stages]
+    first = 0
+    for turn in range(max(stage.ministages for stage in pipeline.stages)):
+        order = list(range(len(pipeline.stages)))
+        if schedule == "zb-v" and turn % 2:
+            order.reverse()
+        for s in order:
+            stage = pipeline.stages[s]
+            if turn >= stage.ministages:
+                continue
+            size, rest = divmod(stage.layer_count, stage.ministages)
+            last = first + size + (turn < rest)
+            held[s].append((first, last))
+            first = last
+    return held
 
 
 class PlanError(ValueError):
@@ -133,6 +171,11 @@ def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:
         raise PlanError(f"{where}.micro_batches is {pipeline.micro_batches}; expected at least 1")
     if not pipeline.stages:
         raise PlanError(f"{where}.stages is empty; expected at least one")
+    held = {stage.ministages for stage in pipeline.stages}
+    if plan.schedule == "zb-v" and held != {2}:
+        raise PlanError(f"{where}: schedule zb-v runs two ministages on every stage")
+    if plan.schedule == "interleaved-1f1b" and len(held) > 1:
+        raise PlanError(f"{where}: schedule interleaved-1f1b runs as many ministages on each stage")
     expected_first = 0
     for s, stage in enumerate(pipeline.stages):
         here = f"{where}.stages[{s}]"
@@ -144,10 +187,23 @@ def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:
                 f"{here}.layers [{first}, {last}) is empty; expected at least one layer"
             )
         expected_first = last
+        _validate_ministages(plan, stage, here)
         _validate_stage(plan, stage, here)
     if expected_first != plan.model.layers:
         raise PlanError(
             f"{where} holds layers up to {expected_first}; the model has {plan.model.layers}"
+        )
+
+
+def _validate_ministages(plan: Plan, stage: Stage, where: str) -> None:
+    if not 1 <= stage.ministages <= stage.layer_count:
+        raise PlanError(
+            f"{where}.ministages is {stage.ministages}; expected 1 to its "
+            f"{stage.layer_count} layers"
+        )
+    if stage.ministages > 1 and plan.schedule not in INTERLEAVING:
+        raise PlanError(
+            f"{where}.ministages is {stage.ministages}; schedule {plan.schedule} runs one a stage"
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from heteropp.cluster import Cluster, Link
 from heteropp.cost import Memory, StageShape, Time, stage_memory, stage_time
-from heteropp.plan import Plan, PlanError
+from heteropp.plan import Pipeline, Plan, PlanError, ministage_layers
+from heteropp.profile import chip_profile
 from heteropp.schedule import in_flight
 
 
@@ -31,29 +32,36 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
     result = []
     for rank in range(plan.world_size):
         shape = stage_shape(plan, rank)
-        inside, across = group_links(plan, cluster, rank)
-        result.append(stage_time(plan.model, shape, cluster.chip(rank), inside, across))
+        links = group_links(plan, cluster, rank)
+        profile = chip_profile(cluster, cluster.node(rank).chip_name)
+        result.append(stage_time(plan.model, shape, cluster.chip(rank), *links, profile))
     return result
 
 
-def rank_memory(plan: Plan) -> list[Memory]:
-    """Predicted peak bytes, by rank."""
-    result = []
-    for rank in range(plan.world_size):
-        p, s, _, _ = plan.place(rank)
-        pipeline = plan.pipelines[p]
-        held = in_flight(pipeline, s)
-        result.append(
-            stage_memory(plan.model, stage_shape(plan, rank), held, pipeline.micro_batches)
-        )
-    return result
+def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
+    """Predicted peak bytes, by rank; the cluster may be a measured one."""
+    memory: dict[int, Memory] = {}
+    for pipeline in plan.pipelines:
+        for s, stage in enumerate(pipeline.stages):
+            held = in_flight(plan.schedule, pipeline, s)
+            alike: dict[tuple[int, str], Memory] = {}
+            for replica in stage.replicas:
+                key = replica.batch_share, replica.chip
+                if key not in alike:
+                    shape = _shape(plan, pipeline, s, replica.batch_share)
+                    profile = chip_profile(cluster, replica.chip)
+                    alike[key] = stage_memory(
+                        plan.model, shape, held, pipeline.micro_batches, profile
+                    )
+                memory.update(dict.fromkeys(replica.ranks, alike[key]))
+    return [memory[rank] for rank in range(plan.world_size)]
 
 
 def check_memory(plan: Plan, cluster: Cluster) -> None:
     """Raises PlanError naming the stage that overruns its chips most, the need and the capacity."""
     worst = max(
         (memory.total - cluster.chip(rank).memory.capacity_bytes, -rank)
-        for rank, memory in enumerate(rank_memory(plan))
+        for rank, memory in enumerate(rank_memory(plan, cluster))
     )
     if worst[0] <= 0:
         return
@@ -81,17 +89,25 @@ def human_bytes(size: float) -> str:
 
 def stage_shape(plan: Plan, rank: int) -> StageShape:
     p, s, r, _ = plan.place(rank)
-    stages = plan.pipelines[p].stages
-    stage = stages[s]
+    share = plan.pipelines[p].stages[s].replicas[r].batch_share
+    return _shape(plan, plan.pipelines[p], s, share)
+
+
+def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape:
+    stage = pipeline.stages[s]
+    held = ministage_layers(pipeline, plan.schedule)[s]  # where a V ends, so does the model
     return StageShape(
         layers=stage.layer_count,
-        first=s == 0,
-        last=s == len(stages) - 1,
+        first=any(first == 0 for first, _ in held),
+        last=any(last == plan.model.layers for _, last in held),
         tp=stage.tp,
         dp=stage.dp,
-        sequences=stage.replicas[r].batch_share,
+        sequences=sequences,
         zero_stage=plan.zero_stage,
         recompute=stage.recompute,
+        ministages=stage.ministages,
+        in_turn=plan.schedule == "gpipe",
+        offload=stage.offload,
     )
 
 

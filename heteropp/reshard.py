@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from heteropp.boxes import Box, split
 from heteropp.plan import Stage
 
+SENDS_UNDER_WAY = 2  # boundary tensors on their way to one neighbour, at most
+
 
 @dataclass(frozen=True)
 class Message:

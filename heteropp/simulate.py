@@ -1,8 +1,8 @@
 """Runs a plan's actions on predicted times, event by event, without chips.
 
-Every rank works through the actions that the executor would run (schedule.py). A message departs
-when its data is ready and the link from its sender to its receiver is free, and is delivered
-after latency + bytes / bandwidth; sends do not hold the sender, receives are posted ahead.
+Every replica works through the actions that the executor would run (schedule.py). What a message,
+a pipe and a reduction do is said in simulator/. Sends do not hold the sender, receives are posted
+ahead.
 
 The step is one of many alike: the ranks come out of the exchange of norms of the step before at
 one moment, and each begins when its own update has ended. So the time from a rank's begin to its
@@ -11,17 +11,24 @@ end is the same for all ranks, and is the time of a step.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import add, mul
 
+from heteropp.action import Action, Kind
 from heteropp.cluster import Cluster
-from heteropp.cost import Time, all_gather_s
-from heteropp.llama import model_parameters
-from heteropp.plan import Plan, Stage
-from heteropp.planned import rank_times, slowest_link
-from heteropp.reshard import Message, messages, piece_box
-from heteropp.schedule import Action, Kind, one_f_one_b
+from heteropp.plan import Plan
+from heteropp.planned import human_bytes
+from heteropp.simulator.engine import Noise, StuckError, Timing
+from heteropp.simulator.memory_curve import MemoryCurve, memory_curve
+from heteropp.simulator.program import Program, compile_plan
+from heteropp.simulator.reductions import UnmatchedError, settle
+from heteropp.simulator.symmetry import play_folded
 from heteropp.timeline import Span
+
+COMPUTATION = frozenset({Kind.F, Kind.R, Kind.B, Kind.I, Kind.W})
+GATHERS = frozenset({Kind.GATHER_ACTIVATION, Kind.GATHER_GRADIENT})
 
 
 class DeadlockError(RuntimeError):
@@ -29,155 +36,246 @@ class DeadlockError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Share:
+    """How a step's time divides, as shares of 1; of a replica, or of a stage on average."""
+
+    work: float  # computing, the tensor-parallel collectives inside it, and the update
+    communication: float  # gathers, messages under way, reductions, the exchange of norms
+    bubble: float  # waiting for others to compute
+
+
+@dataclass(frozen=True)
 class Simulation:
+    plan: Plan
+    cluster: Cluster
     step_s: float
-    spans: list[Span]
-    busy_s: tuple[float, ...]  # by rank: computing, and reducing within its stage
+    program: Program
+    timing: Timing
 
+    @property
+    def tokens_per_s(self) -> float:
+        return self.plan.global_batch * self.plan.model.sequence_length / self.step_s
 
-def simulate(plan: Plan, cluster: Cluster) -> Simulation:
-    """Raises DeadlockError when the action tables cannot finish."""
-    times = rank_times(plan, cluster)
-    run = _Run(plan, cluster, times)
-    begin_s = run.clock[0]
-    run.go()
-    spans = sorted(run.spans, key=lambda s: (s.rank, s.start_s, s.end_s))
-    busy_s = []
-    for rank, time in enumerate(times):
-        micro_batches = plan.pipelines[plan.place(rank)[0]].micro_batches
-        busy_s.append(micro_batches * time.micro_batch_s + time.step_s)
-    return Simulation(run.clock[0] - begin_s, spans, tuple(busy_s))
+    @property
+    def tokens_per_chip_per_s(self) -> float:
+        """TGS of section 6.2."""
+        return self.tokens_per_s / self.plan.world_size
 
+    @cached_property
+    def spans(self) -> list[Span]:
+        """Every action of every rank, by rank and time."""
+        seats = sorted((rank, a) for a, s in enumerate(self.program.seats) for rank in s.ranks)
+        result: list[Span] = []
+        for rank, a in seats:
+            result += [replace(span, rank=rank) for span in self.spans_of(a)]
+        return result
 
-class _Run:
-    def __init__(self, plan: Plan, cluster: Cluster, times: list[Time]) -> None:
-        self.plan, self.cluster, self.times = plan, cluster, times
-        first = min(time.update_s for time in times)
-        self.clock = [time.update_s - first for time in times]
-        self.next = [0] * plan.world_size
-        self.spans: list[Span] = []
-        self.link_free: dict[tuple[int, int], float] = defaultdict(float)
-        # when the pieces that a rank receives for an action arrive
-        self.arrivals: dict[tuple[int, Kind, int | None], list[float]] = defaultdict(list)
-        self.groups: dict[tuple[int, Kind], tuple[tuple[int, ...], float]] = {}
-        # when each rank of a group reached a collective
-        self.joined: dict[tuple, dict[int, float]] = defaultdict(dict)
-        self.everyone = tuple(range(plan.world_size))
-        self.norms_s = _norms_s(plan, cluster)
-        self.places = [plan.place(rank) for rank in range(plan.world_size)]
-        self.actions: list[list[Action]] = []
-        self.outgoing: dict[tuple[int, Kind], list[Message]] = defaultdict(list)
-        self.incoming: dict[tuple[int, Kind], int] = defaultdict(int)
-        for rank in range(plan.world_size):
-            pipeline = plan.pipelines[self.places[rank][0]]
-            self.actions.append(one_f_one_b(pipeline, self.places[rank][1]))
-        for pipeline in plan.pipelines:
-            for before, after in zip(pipeline.stages, pipeline.stages[1:], strict=False):
-                self._boundary(before, after, Kind.SEND_ACTIVATION, Kind.RECV_ACTIVATION)
-                self._boundary(after, before, Kind.SEND_GRADIENT, Kind.RECV_GRADIENT)
+    def spans_of(self, a: int) -> list[Span]:
+        """Every action of a replica, by time, as of its first rank."""
+        rank = self.program.seats[a].ranks[0]
+        spans = [Span(rank, x.kind, x.micro_batch, *when) for x, *when in self._rows(a)]
+        return sorted(spans, key=lambda span: (span.start_s, span.end_s))
 
-    def _boundary(self, sender: Stage, receiver: Stage, send: Kind, receive: Kind) -> None:
-        for message in messages(sender, receiver, self.plan.model.sequence_length):
-            self.outgoing[message.source, send].append(message)
-            self.incoming[message.destination, receive] += 1
+    @cached_property
+    def shares(self) -> list[Share]:
+        """By replica, as program.seats lists them."""
+        return [self._share(a) for a in range(len(self.program.seats))]
 
-    def go(self) -> None:
-        waiting = set(range(self.plan.world_size))
-        while waiting:
-            moved = False
-            for rank in sorted(waiting):
-                while self.next[rank] < len(self.actions[rank]) and self._advance(rank):
-                    moved = True
-                if self.next[rank] == len(self.actions[rank]):
-                    waiting.discard(rank)
-            if waiting and not moved:
-                stuck = ", ".join(
-                    f"rank {rank} at {_name(self.actions[rank][self.next[rank]])}"
-                    for rank in sorted(waiting)
-                )
-                raise DeadlockError(f"the schedule cannot go on: {stuck}")
-
-    def _advance(self, rank: int) -> bool:
-        """Runs a rank's next action if it can run now."""
-        action = self.actions[rank][self.next[rank]]
-        end = self._end(rank, action)
-        if end is None:
-            return False
-        self.spans.append(Span(rank, action.kind, action.micro_batch, self.clock[rank], end))
-        self.clock[rank] = end
-        self.next[rank] += 1
-        return True
-
-    def _end(self, rank: int, action: Action) -> float | None:
-        now, times, kind = self.clock[rank], self.times[rank], action.kind
-        if kind in (Kind.RECV_ACTIVATION, Kind.RECV_GRADIENT):
-            arrivals = self.arrivals[rank, kind, action.micro_batch]
-            if len(arrivals) < self.incoming[rank, kind]:
-                return None
-            return max(now, *arrivals)
-        if kind in (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT):
-            self._send(rank, action, now)
-            return now
-        if kind == Kind.F:
-            return now + times.forward_s
-        if kind == Kind.R:
-            return now + times.recompute_s
-        if kind == Kind.B:
-            return now + times.backward_s
-        return self._collective(rank, action, now)
-
-    def _send(self, rank: int, action: Action, now: float) -> None:
-        receive = {
-            Kind.SEND_ACTIVATION: Kind.RECV_ACTIVATION,
-            Kind.SEND_GRADIENT: Kind.RECV_GRADIENT,
-        }[action.kind]
-        for message in self.outgoing[rank, action.kind]:
-            link = self.cluster.link(rank, message.destination)
-            size = message.box.shape[0] * self.plan.model.hidden * self.plan.model.dtype_bytes
-            departure = max(now, self.link_free[rank, message.destination])
-            self.link_free[rank, message.destination] = departure + size / link.bytes_per_s
-            self.arrivals[message.destination, receive, action.micro_batch].append(
-                departure + link.seconds(size)
+    @cached_property
+    def stage_shares(self) -> dict[tuple[int, int], Share]:
+        """By (pipeline, stage)."""
+        found: dict[tuple[int, int], list[Share]] = {}
+        for seat, share in zip(self.program.seats, self.shares, strict=True):
+            found.setdefault((seat.pipeline, seat.stage), []).append(share)
+        return {
+            place: Share(
+                sum(s.work for s in shares) / len(shares),
+                sum(s.communication for s in shares) / len(shares),
+                sum(s.bubble for s in shares) / len(shares),
             )
+            for place, shares in found.items()
+        }
 
-    def _collective(self, rank: int, action: Action, now: float) -> float | None:
-        """Gathers, the reduction and the update: everyone of the group starts with the last."""
-        times = self.times[rank]
-        before_s = times.norm_s if action.kind == Kind.STEP else 0.0
-        after_s = times.update_s if action.kind == Kind.STEP else 0.0
-        if (rank, action.kind) not in self.groups:
-            self.groups[rank, action.kind] = self._group(rank, action)
-        group, exchange_s = self.groups[rank, action.kind]
-        joined = self.joined[action, group]
-        joined[rank] = now + before_s
-        if len(joined) < len(group):
-            return None
-        return max(joined.values()) + exchange_s + after_s
+    @property
+    def bubble(self) -> float:
+        """The bubble of the mean chip."""
+        sizes = [len(seat.ranks) for seat in self.program.seats]
+        return sum(map(mul, sizes, (s.bubble for s in self.shares))) / sum(sizes)
 
-    def _group(self, rank: int, action: Action) -> tuple[tuple[int, ...], float]:
-        """Who takes part in a collective, and how long it takes them."""
-        pipeline, stage_index, replica, tp_index = self.places[rank]
-        stage = self.plan.pipelines[pipeline].stages[stage_index]
-        if action.kind == Kind.REDUCE:
-            return tuple(r.ranks[tp_index] for r in stage.replicas), self.times[rank].reduce_s
-        if action.kind == Kind.STEP:  # the gradient's norm is the whole job's
-            return self.everyone, self.norms_s
-        ranks = stage.replicas[replica].ranks
-        length = self.plan.model.sequence_length
-        rows = piece_box(stage, replica, tp_index, length).shape[0] * len(ranks)
-        size = rows * self.plan.model.hidden * self.plan.model.dtype_bytes
-        return ranks, all_gather_s(size, len(ranks), slowest_link(self.cluster, rank, ranks))
+    def memory_of(self, a: int) -> MemoryCurve:
+        """Bytes over time of a rank of a replica."""
+        if a not in self._curves:
+            rank = self.program.seats[a].ranks[0]
+            self._curves[a] = memory_curve(self.plan, self.cluster, rank, self._rows(a))
+        return self._curves[a]
+
+    @cached_property
+    def memory_bytes(self) -> list[int]:
+        """Peaks, by rank."""
+        peaks = {
+            rank: self.memory_of(b).peak_bytes
+            for a, b in enumerate(self._alike)
+            for rank in self.program.seats[a].ranks
+        }
+        return [peaks[rank] for rank in range(self.plan.world_size)]
+
+    def overruns(self) -> list[str]:
+        """A sentence for each stage, or kind of chip in it, that at some time needs too much."""
+        result = []
+        for a in sorted(set(self._alike)):
+            seat = self.program.seats[a]
+            capacity = self.cluster.chip(seat.ranks[0]).memory.capacity_bytes
+            over = self.memory_of(a).first_over(capacity)
+            if over is None:
+                continue
+            when_s, need, action = over
+            result.append(
+                f"stage {seat.stage} of pipeline {seat.pipeline} needs {human_bytes(need)} on rank "
+                f"{seat.ranks[0]} at {describe(action)}, {when_s:.4g} s into the step; the chip "
+                f"has {human_bytes(capacity)}"
+            )
+        return result
+
+    @cached_property
+    def _alike(self) -> list[int]:
+        """By replica: the first that holds as much, whatever the time."""
+        first: dict[tuple[int, int, str, int], int] = {}
+        result = []
+        for a, seat in enumerate(self.program.seats):
+            replica = self.plan.pipelines[seat.pipeline].stages[seat.stage].replicas[seat.replica]
+            key = (seat.pipeline, seat.stage, replica.chip, replica.batch_share)
+            result.append(first.setdefault(key, a))
+        return result
+
+    @cached_property
+    def _curves(self) -> dict[int, MemoryCurve]:
+        return {}
+
+    def _rows(self, a: int) -> Iterator[tuple[Action, float, float]]:
+        """A replica's actions, when each began, and when it ended."""
+        table, timing = self.program.tables[a], self.timing
+        return zip(table, timing.starts[a], timing.ends[a], strict=True)
+
+    def _share(self, a: int) -> Share:
+        program = self.program
+        work_s, gather_s, exposed_s = program.norm_s[a] + program.update_s[a], 0.0, 0.0
+        clock_s = program.actors[a].begin_s
+        for action, start_s, end_s in self._rows(a):
+            if action.kind in COMPUTATION:
+                work_s += end_s - start_s
+            elif action.kind in GATHERS:
+                gather_s += end_s - start_s
+            elif action.kind == Kind.STEP:
+                exposed_s = start_s - clock_s
+            if action.kind != Kind.REDUCE:
+                clock_s = end_s
+        reduce_s = sum(program.groups[g].seconds for taken in program.reductions[a] for g in taken)
+        communication_s = (
+            gather_s + self.timing.message_s[a] + min(exposed_s, reduce_s) + self.program.exchange_s
+        )
+        work, communication = work_s / self.step_s, communication_s / self.step_s
+        return Share(work, communication, max(0.0, 1 - work - communication))
 
 
-def _norms_s(plan: Plan, cluster: Cluster) -> float:
-    """Every rank gives every other the norm of each parameter of the model, and the loss."""
-    row_bytes = max(4, plan.model.dtype_bytes) * (len(model_parameters(plan.model)) + 1)
-    everyone = tuple(range(plan.world_size))
-    link = slowest_link(cluster, 0, everyone)
-    return all_gather_s(row_bytes * plan.world_size, plan.world_size, link)
+def simulate(
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    emulated: bool = False,
+    slack: int | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+    slowdown: Mapping[int, float] | None = None,
+    overlap: bool = True,
+) -> Simulation:
+    """One step. Raises DeadlockError when the action tables cannot finish.
+
+    emulated: messages as emulated chips pace them, every pair of ranks apart, at Cluster.link();
+    otherwise they share the pipes of Cluster.route(). slack: how many tensors may wait in a send
+    for their receive before the sender waits too (0: nothing is buffered); None: any number.
+    noise: sigma of the log-normal factor on the seconds of each piece of work. slowdown: by rank,
+    a factor on all its work. overlap: without it a send holds its rank until the messages have
+    arrived, and a recompute waits for its gradient (Table 9, "w/o fine-grained overlap").
+    """
+    program = compile_plan(plan, cluster, emulated, slowdown or {}, overlap)
+    try:
+        timing = play_folded(
+            program.actors, slack, Noise(noise, seed) if noise else None, hold=not overlap
+        )
+    except StuckError as error:
+        raise DeadlockError(_deadlock(program, error)) from None
+    begin_s = _reduce(program, timing)
+    met_s = max(map(add, begin_s, program.norm_s)) + program.exchange_s
+    for a, starts in enumerate(timing.starts):
+        starts.append(begin_s[a])
+        timing.ends[a].append(met_s + program.update_s[a])
+    # an actor began as long after the first as its update is longer than the shortest
+    return Simulation(plan, cluster, met_s + min(program.update_s), program, timing)
 
 
-def _name(action: Action) -> str:
+def _reduce(program: Program, timing: Timing) -> list[float]:
+    """Fills in when reductions end; gives when each actor's step begins."""
+    marks = [
+        [i for i, action in enumerate(table) if action.kind == Kind.REDUCE]
+        for table in program.tables
+    ]
+    wanted = [
+        [
+            (group, timing.starts[a][i])
+            for i in marks[a]
+            for group in program.reductions[a][table[i].ministage]
+        ]
+        for a, table in enumerate(program.tables)
+    ]
+    try:
+        ends = settle(program.groups, wanted)
+    except UnmatchedError as error:
+        names = [
+            ", ".join(f"rank {program.seats[a].ranks[0]}" for a in actors[:3])
+            for actors in (error.members, error.missing)
+        ]
+        raise DeadlockError(
+            f"the schedule cannot go on: {names[0]} at reduce waits for {names[1]}"
+        ) from None
+    begin_s = []
+    for a, table in enumerate(program.tables):
+        left = iter(ends[a])
+        begin_s.append(timing.ends[a][-1])
+        for i in marks[a]:
+            for _ in program.reductions[a][table[i].ministage]:
+                timing.ends[a][i] = next(left)
+                begin_s[a] = max(begin_s[a], timing.ends[a][i])
+    return begin_s
+
+
+def hetero_speedup_ratio(together: Simulation, alone: Sequence[Simulation]) -> float:
+    """HeteroSpeedupRatio of section 6.2: tokens per second together, to the sum of each alone."""
+    return together.tokens_per_s / sum(simulation.tokens_per_s for simulation in alone)
+
+
+def describe(action: Action) -> str:
     if action.micro_batch is None:
         return str(action.kind)
-    return f"{action.kind} of micro-batch {action.micro_batch}"
+    ministage = f", ministage {action.ministage}" if action.ministage else ""
+    return f"{action.kind} of micro-batch {action.micro_batch}{ministage}"
+
+
+def _deadlock(program: Program, error: StuckError) -> str:
+    """Names the ring of replicas that wait for each other, or all that wait."""
+    stuck = {s.actor: s for s in error.stuck}
+    seen: list[int] = []
+    a = next(iter(stuck))
+    while a in stuck and a not in seen:
+        seen.append(a)
+        a = next((b for b in stuck[a].waits_for if b in stuck), -1)
+    ring = seen[seen.index(a) :] if a in seen else seen
+
+    def rank(b: int) -> str:
+        return f"rank {program.seats[b].ranks[0]}"
+
+    parts = []
+    for b in ring:
+        others = stuck[b].waits_for
+        whom = " for " + ", ".join(map(rank, others[:3])) if others else ", and no one sends it"
+        parts.append(f"{rank(b)} at {describe(program.tables[b][stuck[b].op])} waits{whom}")
+    return f"the schedule cannot go on: {'; '.join(parts)}"

@@ -1,9 +1,11 @@
-"""One small stage, traced: operators and bytes of its forward, backward and update."""
+"""One small stage, run on the meta device: operators and tensors of forward, backward and update.
+
+Needs torch; what comes of it is kept by traces.py, which does not.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,85 +20,87 @@ from heteropp.zero import FlatParameters
 
 
 @dataclass(frozen=True)
-class StageTrace:
-    """Bytes are of one rank and one micro-batch, rounded as device allocators round."""
+class Recording:
+    """What one stage did, with one number of sequences in its micro-batch."""
 
-    forward: Trace
-    backward: Trace
-    norm: Trace  # of every parameter's gradient
-    update: Trace  # clipping and AdamW over the whole buffer, and zeroing the gradients
-    flat_bytes: int  # of the flat parameter buffer
-    gradient_bytes: int  # of the flat gradient buffer
-    constant_bytes: int
-    input_bytes: int  # activations; tokens are held by the step, not by the micro-batch
-    output_bytes: int  # activations; the loss of the last stage
-    kept_bytes: int  # alive after a forward, its input included
-    forward_peak_bytes: int  # most alive during a forward, beyond what stood before it
-    backward_peak_bytes: int  # the same during a backward, what its forward kept included
-    update_peak_bytes: int  # the same during the update
+    pieces: dict[str, Trace]  # forward, backward, input gradients (of the backward), norm, update
+    sizes_bytes: dict[str, int]
+    tensors_bytes: list[int]  # in order of birth; parameters, gradients and constants left out
+    events: list[int]  # a tensor's index at its birth, the complement at its death
+    spans: dict[str, tuple[int, int]]  # the events of forward, backward and update
 
 
-@lru_cache(maxsize=256)
-def trace_stage(
+def record_stage(
     model: Model, layers: int, first: bool, last: bool, tp: int, sequences: int
-) -> StageTrace:
-    """Traces a stage of a few layers that embeds if `first` and ends in the loss if `last`."""
-    # a model of which the stage is the first, last, both or neither part
-    start = 0 if first else 1
-    model = replace(model, layers=layers + (not first) + (not last))
+) -> Recording:
+    """Runs a stage of a few layers that embeds if `first` and ends in the loss if `last`."""
+    model, span = model_around(model, layers, first, last)
     group = CountingGroup(tp)
     dtype = getattr(torch, model.dtype)
-    module = StageModule(model, (start, start + layers), group, "meta", dtype)
+    with torch.device("meta"):  # the module's tables too, which it makes on the host
+        module = StageModule(model, span, group, "meta", dtype)
     flat = FlatParameters(module, None, 0, Hyperparameters())
     rows = sequences * model.sequence_length
     tokens = torch.empty(rows, dtype=torch.int64, device="meta")
+    entered: list[Tensor] = []  # the activations that the first layer is given
+    if first:
+        module.embedding.register_forward_hook(lambda _, args, output: entered.append(output))
 
     live = Liveness()
     averages = (flat.optimizer.average, flat.optimizer.average_square)
-    held = (flat.values, flat.gradients, flat.master, *averages, *module.buffers(), tokens)
-    for tensor in held:
+    for tensor in (flat.values, flat.gradients, flat.master, *averages, *module.buffers(), tokens):
         live.ignore(tensor)
-    forward, backward = Trace(), Trace()
+    pieces = {name: Trace() for name in ("forward", "backward", "input", "norm", "update")}
+    spans = {}
     with live:
         x = tokens
         if not first:
             x = torch.empty(rows, model.hidden, dtype=dtype, device="meta", requires_grad=True)
-        group.trace = forward
-        live.restart_peak()
-        output = count(forward, lambda: module(x, tokens) / rows if last else module(x))
-        kept_bytes, forward_peak_bytes = live.live_bytes, live.peak_bytes
-        group.trace = backward
-        gradient = None if last else torch.empty_like(output)
-        live.restart_peak()
-        count(backward, lambda: torch.autograd.backward(output, gradient), gradient)
-        backward_peak_bytes = live.peak_bytes
-        if flat.mixed:  # elsewhere than on meta, autograd holds two of a layer's gradients at once
-            backward_peak_bytes += max(_bytes(p) for p in module.layers.parameters())
-    norm, update = Trace(), Trace()
-    count(norm, lambda: flat.norms(0))
-    with live:
-        before_bytes = live.live_bytes
-        live.restart_peak()
-        count(update, lambda: _update(flat))
-    return StageTrace(
-        forward=forward,
-        backward=backward,
-        norm=norm,
-        update=update,
-        flat_bytes=_bytes(flat.values),
-        gradient_bytes=_bytes(flat.gradients),
-        constant_bytes=sum(_bytes(buffer) for buffer in module.buffers()),
-        input_bytes=0 if first else _bytes(x),
-        output_bytes=_bytes(output),
-        kept_bytes=kept_bytes,
-        forward_peak_bytes=forward_peak_bytes,
-        backward_peak_bytes=backward_peak_bytes,
-        update_peak_bytes=live.peak_bytes - before_bytes,
+            entered.append(x)
+        group.trace = pieces["forward"]
+        output = count(group.trace, lambda: module(x, tokens) / rows if last else module(x))
+        spans["forward"] = (0, len(live.events))
+    gradient = None if last else torch.empty_like(output)
+    # the part of the backward that the stage before waits for, on a graph that stays
+    group.trace = pieces["input"]
+    count(
+        group.trace,
+        lambda: torch.autograd.grad(output, entered, gradient, retain_graph=True),
+        gradient,
     )
+    with live:
+        gradient = None if last else torch.empty_like(output)
+        group.trace = pieces["backward"]
+        count(group.trace, lambda: torch.autograd.backward(output, gradient), gradient)
+        spans["backward"] = (spans["forward"][1], len(live.events))
+    count(pieces["norm"], lambda: flat.norms(0))
+    with live:
+        begin = len(live.events)
+        count(pieces["update"], lambda: update(flat))
+        spans["update"] = (begin, len(live.events))
+    sizes_bytes = {
+        "flat": _bytes(flat.values),
+        "gradient": _bytes(flat.gradients),
+        "constant": sum(_bytes(buffer) for buffer in module.buffers()),
+        "input": 0 if first else _bytes(x),
+        "output": _bytes(output),
+        # elsewhere than on meta, autograd holds two of a layer's gradients at once
+        "second_gradient": max(map(_bytes, module.layers.parameters())) if flat.mixed else 0,
+    }
+    return Recording(pieces, sizes_bytes, live.sizes_bytes, live.events, spans)
 
 
-def _update(flat: FlatParameters) -> None:
-    clip(flat.shard_gradient, torch.empty((), device="meta"), 1.0)
+def model_around(
+    model: Model, layers: int, first: bool, last: bool
+) -> tuple[Model, tuple[int, int]]:
+    """A model of which the layers are the first, last, both or neither part; and which they are."""
+    start = 0 if first else 1
+    return replace(model, layers=layers + (not first) + (not last)), (start, start + layers)
+
+
+def update(flat: FlatParameters) -> None:
+    """All of an update that needs no other rank."""
+    clip(flat.shard_gradient, torch.empty((), device=flat.gradients.device), 1.0)
     flat.optimizer.update(flat.shard_gradient, 1e-3)
     flat.zero_gradients()
 

@@ -6,17 +6,30 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from heteropp.files import FileError, make_folder, write_text
 
 COLOURS = {
     "F": "#4c8ed9",
-    "B": "#5aa469",
     "R": "#e8a33d",
+    "B": "#5aa469",
+    "I": "#2f7d4f",
+    "W": "#98cf8f",
     "reduce": "#b06fc4",
     "step": "#d65f5f",
 }
+MEANINGS = {
+    "F": "forward",
+    "R": "recompute",
+    "B": "backward",
+    "I": "backward: input",
+    "W": "backward: weights",
+    "step": "step (norm, clip, update)",
+}
 WAITING = "#d9d9d9"  # for messages and gathers
+MOST_BARS = 4000  # beyond, a picture shows how much of each moment is what
+MOST_NAMES = 40  # of rows
 
 
 @dataclass(frozen=True)
@@ -30,15 +43,33 @@ class Span:
     end_s: float
 
 
-def write_chrome_trace(path: Path, timelines: Mapping[str, Sequence[Span]]) -> None:
-    """One process a timeline ("predicted", "measured"), one thread a rank, one time axis."""
+Row = tuple[str, Sequence[Span]]  # what it is called
+
+
+def write_chrome_trace(
+    path: Path,
+    timelines: Mapping[str, Sequence[Span]],
+    labels: Mapping[int, str] | None = None,
+    memory: Mapping[int, Sequence[tuple[float, int]]] | None = None,
+) -> None:
+    """One process a timeline ("predicted", "measured"), one thread a rank, one time axis.
+
+    labels: other names of ranks. memory: by rank, (seconds, bytes held from then on), as counters
+    beside the first timeline. Raises FileError.
+    """
     events: list[dict] = []
     for process, (name, spans) in enumerate(timelines.items()):
         events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
         for rank in sorted({span.rank for span in spans}):
-            label = {"name": f"rank {rank}"}
+            label = {"name": (labels or {}).get(rank, f"rank {rank}")}
             events.append(
                 {"ph": "M", "name": "thread_name", "pid": process, "tid": rank, "args": label}
+            )
+        aside = _aside(spans)
+        for rank in sorted({span.rank for span in aside}):
+            label = {"name": f"reductions of {(labels or {}).get(rank, f'rank {rank}')}"}
+            events.append(
+                {"ph": "M", "name": "thread_name", "pid": process, "tid": ~rank, "args": label}
             )
         for span in spans:
             numbered = "" if span.micro_batch is None else f" {span.micro_batch}"
@@ -48,12 +79,33 @@ def write_chrome_trace(path: Path, timelines: Mapping[str, Sequence[Span]]) -> N
                     "name": span.name + numbered,
                     "cat": span.name,
                     "pid": process,
-                    "tid": span.rank,
+                    "tid": ~span.rank if span in aside else span.rank,
                     "ts": round(span.start_s * 1e6, 3),
                     "dur": round((span.end_s - span.start_s) * 1e6, 3),
                 }
             )
+    for rank, curve in (memory or {}).items():
+        for time_s, size in curve:
+            counter = {"ph": "C", "name": f"memory of rank {rank}", "pid": 0}
+            events.append({**counter, "ts": round(time_s * 1e6, 3), "args": {"bytes": size}})
     write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def _aside(spans: Sequence[Span]) -> set[Span]:
+    """Reductions that go on beside the work of their rank; a thread's spans may not overlap."""
+    work: dict[int, list[Span]] = {}
+    for span in spans:
+        if span.name != "reduce":
+            work.setdefault(span.rank, []).append(span)
+    return {
+        span
+        for span in spans
+        if span.name == "reduce"
+        and any(
+            max(span.start_s, other.start_s) < min(span.end_s, other.end_s)
+            for other in work.get(span.rank, ())
+        )
+    }
 
 
 def draw_timeline(
@@ -63,64 +115,122 @@ def draw_timeline(
 
     Raises FileError.
     """
+    rows: list[Row] = []
+    for rank, label in enumerate(labels):
+        for name, spans in timelines.items():
+            own = [span for span in spans if span.rank == rank]
+            rows.append((f"{label} {name}" if len(timelines) > 1 else label, own))
+    pyplot = drawing()
+    figure, axes = pyplot.subplots(figsize=(14, height_of(len(rows))))
+    draw_rows(axes, rows, len(timelines))
+    save(figure, path)
+
+
+def drawing() -> Any:
+    """matplotlib's pyplot, without a screen."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+
+    return pyplot
+
+
+def height_of(rows: int) -> float:
+    """Inches."""
+    return 1.6 + min(0.42 * rows, 10)
+
+
+def save(figure: Any, path: Path) -> None:
+    make_folder(path.parent)
+    try:
+        figure.savefig(path, dpi=110, format="png", bbox_inches="tight")
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}") from None
+    drawing().close(figure)
+
+
+def draw_rows(axes: Any, rows: Sequence[Row], together: int = 1) -> None:
+    """Every action as a bar, or, of very many, how much of each moment is what.
+
+    Every `together` rows stand close to one another.
+    """
     from matplotlib.patches import Patch
 
-    rows = len(labels) * len(timelines)
-    figure, axes = pyplot.subplots(figsize=(14, 1.6 + 0.42 * rows))
-    names, ticks = [], []
-    for rank, label in enumerate(labels):
-        for order, (name, spans) in enumerate(timelines.items()):
-            row = rank * (len(timelines) + 0.4) + order
-            names.append(f"{label} {name}" if len(timelines) > 1 else label)
-            ticks.append(row)
-            for span in spans:
-                if span.rank == rank:
-                    _draw_span(axes, row, span)
-    axes.set_yticks(ticks, names, fontsize=8)
-    axes.invert_yaxis()
+    spans = [span for _, own in rows for span in own]
+    end_s = max(span.end_s for span in spans)
+    if len(spans) <= MOST_BARS:
+        places = [i // together * (together + 0.4) + i % together for i in range(len(rows))]
+        for place, (_, own) in zip(places, rows, strict=True):
+            _draw_bars(axes, place, own, end_s)
+        axes.invert_yaxis()
+    else:
+        places = [float(i) for i in range(len(rows))]
+        extent = (0, end_s, len(rows) - 0.5, -0.5)
+        picture = shades([own for _, own in rows], end_s)
+        axes.imshow(picture, extent=extent, aspect="auto", interpolation="nearest")
+    name_rows(axes, places, [name for name, _ in rows])
     axes.set_xlabel("seconds from the start of the step")
-    axes.set_xlim(0, max(span.end_s for spans in timelines.values() for span in spans))
-    meanings = {
-        "F": "forward",
-        "B": "backward",
-        "R": "recompute",
-        "step": "step (norm, clip, update)",
-    }
+    axes.set_xlim(0, end_s)
+    shown = {span.name for span in spans}
     patches = [
-        Patch(color=colour, label=meanings.get(name, name)) for name, colour in COLOURS.items()
+        Patch(color=colour, label=MEANINGS.get(name, name))
+        for name, colour in COLOURS.items()
+        if name in shown
     ]
     patches.append(Patch(color=WAITING, label="send, receive, gather"))
     axes.legend(handles=patches, ncols=len(patches), loc="lower left", bbox_to_anchor=(0, 1))
-    figure.tight_layout()
-    make_folder(path.parent)
-    try:
-        figure.savefig(path, dpi=110, format="png")
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror}") from None
-    pyplot.close(figure)
 
 
-def _draw_span(axes, row: float, span: Span) -> None:
-    width = span.end_s - span.start_s
-    work = span.name in COLOURS
-    axes.broken_barh(
-        [(span.start_s, width)],
-        (row - 0.4, 0.8),
-        color=COLOURS.get(span.name, WAITING),
-        edgecolor="white",
-        linewidth=0.4,
-    )
-    if work and span.micro_batch is not None:
-        axes.text(
-            span.start_s + width / 2,
-            row,
-            str(span.micro_batch),
-            ha="center",
-            va="center",
-            fontsize=6,
-            clip_on=True,
+def name_rows(
+    axes: Any, places: Sequence[float], names: Sequence[str], most: int = MOST_NAMES
+) -> None:
+    """At most so many of the names."""
+    every = -(-len(names) // most)
+    axes.set_yticks(places[::every], names[::every], fontsize=8)
+
+
+def shades(rows: Sequence[Sequence[Span]], end_s: float, columns: int = 1600) -> Any:
+    """An image [rows, columns, 3] whose pixels mix the colours of what goes on; white is idle."""
+    import numpy
+    from matplotlib.colors import to_rgb
+
+    image = numpy.ones((len(rows), columns, 3))
+    for row, spans in enumerate(rows):
+        by_name: dict[str, list[Span]] = {}
+        for span in spans:
+            by_name.setdefault(span.name, []).append(span)
+        for name, same in by_name.items():
+            # the share of each pixel that the spans fill: differences of how much came before
+            edges = numpy.array(sorted((s.start_s, s.end_s) for s in same)) / end_s * columns
+            filled = numpy.zeros(edges.shape)
+            filled[:, 1] = numpy.cumsum(edges[:, 1] - edges[:, 0])
+            filled[1:, 0] = filled[:-1, 1]
+            reach = numpy.interp(numpy.arange(columns + 1), edges.ravel(), filled.ravel())
+            share = numpy.clip(numpy.diff(reach), 0, 1)[:, None]
+            colour = numpy.array(to_rgb(COLOURS.get(name, WAITING)))
+            image[row] -= share * (1 - colour)
+    return numpy.clip(image, 0, 1)
+
+
+def _draw_bars(axes: Any, row: float, spans: Sequence[Span], end_s: float) -> None:
+    for span in sorted(spans, key=lambda span: span.name != "reduce"):  # work is drawn over it
+        width = span.end_s - span.start_s
+        colour = COLOURS.get(span.name, WAITING)
+        axes.broken_barh(
+            [(span.start_s, width)],
+            (row - 0.4, 0.8),
+            color=colour,
+            edgecolor="white",
+            linewidth=0.4,
         )
+        if span.name in COLOURS and span.micro_batch is not None and width > end_s / 150:
+            axes.text(
+                span.start_s + width / 2,
+                row,
+                str(span.micro_batch),
+                ha="center",
+                va="center",
+                fontsize=6,
+                clip_on=True,
+            )

@@ -26,9 +26,13 @@ FILLS = {"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_l
 @dataclass(frozen=True)
 class Operator:
     name: str
-    flops: float
-    bytes: float
     product: bool
+    counts: tuple[int, ...]  # a product's flops, or its tensors' numbers of elements
+    bytes: int
+
+    @property
+    def flops(self) -> int:
+        return max(self.counts, default=0)
 
 
 @dataclass
@@ -59,6 +63,10 @@ class _Counter(TorchDispatchMode):
     def __init__(self, trace: Trace, upstream: Tensor | None) -> None:
         super().__init__()
         self.trace, self.upstream = trace, upstream
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would import torch's compiler to do so, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.add.Tensor and self._accumulates(args):
@@ -97,8 +105,8 @@ def _charge(name: str, args: Any, kwargs: Any, result: Any) -> Operator:
     if name in PRODUCTS:
         left = args[1] if name in ("addmm", "baddbmm") else args[0]
         right = args[2] if name in ("addmm", "baddbmm") else args[1]
-        return Operator(name, 2 * left.numel() * right.shape[-1], moved, product=True)
-    return Operator(name, max((t.numel() for t in tensors), default=0), moved, product=False)
+        return Operator(name, True, (2 * left.numel() * right.shape[-1],), moved)
+    return Operator(name, False, tuple(tensor.numel() for tensor in tensors), moved)
 
 
 class _FusedNorm(torch.autograd.Function):
@@ -124,12 +132,44 @@ class _FusedNorm(torch.autograd.Function):
         return *results, None
 
 
+class _FusedAttention(torch.autograd.Function):
+    """Attention as one kernel: 2 products forward, 5 backward, where its weights come anew."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, traces: list[Trace]) -> Tensor:
+        out = torch.empty_like(query)
+        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.traces = traces
+        name, tensors = "_scaled_dot_product_attention", (query, key, value)
+        traces[-1].operators.append(_charge_attention(name, 2, key, (*tensors, out, sums)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        saved = ctx.saved_tensors
+        results = tuple(torch.empty_like(each) for each in saved[:3])
+        name, tensors = "_scaled_dot_product_attention_backward", (gradient, *saved, *results)
+        ctx.traces[-1].operators.append(_charge_attention(name, 5, saved[1], tensors))
+        return *results, None
+
+
+def _charge_attention(
+    name: str, products: int, key: Tensor, tensors: tuple[Tensor, ...]
+) -> Operator:
+    """`tensors` begins with one of the query's shape, [.., tokens, head size]."""
+    flops = 2 * products * tensors[0].numel() * key.shape[-2]
+    return Operator(name, True, (flops,), sum(t.numel() * t.element_size() for t in tensors))
+
+
 class _ChipKernels(TorchFunctionMode):
-    """On meta tensors PyTorch takes RMSNorm apart; a chip does not."""
+    """On meta tensors PyTorch takes RMSNorm and attention apart; a chip does not."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.rms_norm:
             return _FusedNorm.apply(args[0], kwargs["weight"], _active)
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _FusedAttention.apply(*args, _active)
         return func(*args, **(kwargs or {}))
 
 

@@ -311,7 +311,7 @@ def _predicted(run: Run) -> list[Span]:
     from heteropp.cluster import read_cluster
     from heteropp.simulate import simulate
 
-    return simulate(run.plan, read_cluster(run.cluster)).spans
+    return simulate(run.plan, read_cluster(run.cluster), emulated=True).spans
 
 
 def _one_line(error: Exception) -> str:

@@ -14,10 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from heteropp.plan import Plan, Stage
-from heteropp.reshard import messages, piece_box, replica_box
+from heteropp.reshard import SENDS_UNDER_WAY, messages, piece_box, replica_box
 from heteropp.tp import ProcessGroup, SoloGroup, TensorParallelGroup
-
-SENDS_UNDER_WAY = 2  # boundary tensors on their way to one neighbour
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import typer
 from heteropp.files import FileError
 from heteropp.hyperparameters import HyperparameterError
 from heteropp.plan import PlanError
+from heteropp.profile import ProfileError
 
 
 class InputError(ValueError):
@@ -25,6 +26,6 @@ def one_sentence() -> Iterator[None]:
     """Turns an error about the input into its sentence on standard error."""
     try:
         yield
-    except (FileError, HyperparameterError, InputError, PlanError) as error:
+    except (FileError, HyperparameterError, InputError, PlanError, ProfileError) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from None

@@ -3,47 +3,84 @@
 from __future__ import annotations
 
 import json as json_
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from heteropp.cli.errors import InputError, one_sentence
+from heteropp.cli.show import (
+    as_dict,
+    outline,
+    output_console,
+    say,
+    seconds,
+    show_all,
+    show_plan,
+    show_prediction,
+    show_terms,
+)
 from heteropp.cluster import Cluster, read_cluster
 from heteropp.model import read_model
-from heteropp.plan import Plan, write_plan
+from heteropp.plan import Schedule, ZeroStage, write_plan
+from heteropp.profile import measured_cluster, read_profile
+from heteropp.search.planner import PLANNERS, DoesNotFitError, Request, SearchError
 
 if TYPE_CHECKING:
-    from heteropp.search.exact import Candidate, Result
+    from heteropp.search.judge import Verdict
+
+REMEDIES = 2  # named for a request without a plan
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 EXAMPLES = """\b
 Examples:
-  heteropp-search --cluster cluster.toml --model model.toml --global-batch 16
-  heteropp-search --cluster cluster.toml --model model.toml \\
-    --global-batch 16 --output plan.json --explain
+  heteropp-search --cluster quickstart --model quickstart --global-batch 16
+  heteropp-search --cluster cluster.toml --model config.json \\
+    --global-batch 512 --output plan.json --explain
+  heteropp-search --cluster h2-exp-a --model h2-100b --global-batch 512 --planner all
+  heteropp-search --cluster cluster.toml --model model.toml --global-batch 64 \\
+    --what-if "-1 b" --what-if "+2 a"
 """
 
 
 @app.command(help=__doc__, epilog=EXAMPLES)
 def search(
-    cluster: Annotated[Path, typer.Option(help="The cluster file (TOML).")],
-    model: Annotated[Path, typer.Option(help="The model file (TOML).")],
+    cluster: Annotated[str, typer.Option(help="The cluster file (TOML), or a preset's name.")],
+    model: Annotated[
+        str,
+        typer.Option(help="The model file (TOML, or a Hugging Face config.json), or a preset."),
+    ],
     global_batch: Annotated[
         int, typer.Option(min=1, max=65536, help="Sequences per optimizer step.")
     ],
+    planner: Annotated[
+        str, typer.Option(help=f"{', '.join(PLANNERS)}, or all: each under one simulator.")
+    ] = "exact",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the plan.")
     ] = None,
     micro_batch_per_replica: Annotated[
         int, typer.Option(min=1, help="Sequences of a micro-batch in each replica.")
     ] = 1,
+    schedule: Annotated[str, typer.Option(help=", ".join(get_args(Schedule)))] = "1f1b",
+    zero_stage: Annotated[int, typer.Option(min=0, max=2, help="ZeRO stage.")] = 1,
+    uneven_layers: Annotated[
+        bool, typer.Option(help="Let stages of one chip type hold unlike numbers of layers.")
+    ] = False,
+    stage_degrees: Annotated[
+        bool, typer.Option(help="Let stages of one chip type have unlike tp and dp.")
+    ] = False,
+    profile: Annotated[
+        Path | None, typer.Option(help="What heteropp-profile measured, in place of chip files.")
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(help='Plan also with nodes added or lost: "+2 a", "-1 b, +1 a".'),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every term of the prediction.")
     ] = False,
@@ -52,150 +89,123 @@ def search(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    console = Console(highlight=False)
+    console = output_console()
     with one_sentence():
-        machines, shape = read_cluster(cluster), read_model(model)
-        began_s = time.perf_counter()
-        with Console(stderr=True).status("searching"):
-            # torch, which the cost model traces with, is a second's import
-            from heteropp.search.exact import DoesNotFitError, SearchError, search
-
-            try:
-                result = search(machines, shape, global_batch, micro_batch_per_replica)
-            except DoesNotFitError as error:
-                if not force:
-                    raise InputError(str(error)) from None
-                _write_forced(error.plan, machines, output, str(error))
-                return
-            except SearchError as error:
-                raise InputError(str(error)) from None
-        search_s = time.perf_counter() - began_s
+        if schedule not in get_args(Schedule):
+            raise InputError(
+                f"--schedule is {schedule}; expected one of {', '.join(get_args(Schedule))}"
+            )
+        request = Request(
+            cluster=_cluster(cluster, profile),
+            model=read_model(model),
+            global_batch=global_batch,
+            sequences=micro_batch_per_replica,
+            zero_stage=cast(ZeroStage, zero_stage),
+            schedule=cast(Schedule, schedule),
+            uneven_layers=uneven_layers,
+            stage_degrees=stage_degrees,
+        )
+        verdicts = _ask(planner, request)
+        best = verdicts[0]
+        if not best.judged:
+            _refuse(best, request, output, force, json)
+            return
+        others = [(text, *_elsewhere(text, best.planner, request)) for text in what_if or []]
         if output:
-            write_plan(result.best.plan, output)
+            write_plan(best.best.plan, output)
     if json:
-        print(json_.dumps(_as_dict(result, search_s), indent=2))
+        result = as_dict(best)
+        if len(verdicts) > 1:
+            result["planners"] = [as_dict(verdict) for verdict in verdicts]
+        if what_if:
+            result["what_if"] = [{"change": text, **as_dict(v)} for text, _, v in others]
+        print(json_.dumps(result, indent=2))
         return
-    show_plan(console, result.best.plan, machines)
-    _show_result(console, result, search_s)
+    if len(verdicts) > 1:
+        show_all(console, verdicts, request.cluster)
+    show_plan(console, best.best.plan, request.cluster)
+    show_prediction(console, best)
+    for text, machines, verdict in others:
+        _show_elsewhere(console, text, machines, verdict, best)
     if explain:
-        _explain(console, result.best.plan, machines)
+        show_terms(console, best.best.plan, request.cluster)
     if output:
-        console.print(f"written to {output}", soft_wrap=True)
+        say(console, f"written to {output}")
 
 
-def _write_forced(plan: Plan, cluster: Cluster, output: Path | None, why: str) -> None:
+def _cluster(path: str, profile: Path | None) -> Cluster:
+    cluster = read_cluster(path)
+    return measured_cluster(cluster, read_profile(profile)) if profile else cluster
+
+
+def _ask(name: str, request: Request) -> list[Verdict]:
+    """The planner's verdict, or all planners', the best first."""
+    if name not in (*PLANNERS, "all"):
+        raise InputError(f"--planner is {name}; expected one of {', '.join(PLANNERS)}, or all")
+    from heteropp.search.judge import ask, ask_all
+
+    with Console(stderr=True).status("searching"):
+        return ask_all(PLANNERS, request) if name == "all" else [ask(name, request)]
+
+
+def _refuse(
+    verdict: Verdict, request: Request, output: Path | None, force: bool, json: bool
+) -> None:
+    """Says why there is no plan; with --force, writes the nearest one all the same."""
+    error = verdict.error
+    assert error is not None
+    if not force or not isinstance(error, DoesNotFitError):
+        raise InputError(f"{error}{_remedies(verdict.planner, request)}")
     if output is None:
         raise InputError("--force writes a plan that does not fit; say where with --output")
-    from heteropp.search.exact import predict
-    from heteropp.simulate import simulate
+    from heteropp.search.judge import judge_nearest
 
-    step_s = simulate(plan, cluster).step_s
-    write_plan(replace(plan, prediction=predict(plan, cluster, step_s, 0.0)), output)
-    Console(stderr=True, highlight=False).print(
-        f"{why}; written to {output} all the same", soft_wrap=True
+    nearest = judge_nearest(verdict.planner, error, request.cluster)
+    write_plan(nearest.plan, output)
+    if json:
+        forced = replace(verdict, judged=[nearest])
+        print(json_.dumps({**as_dict(forced), "output": str(output)}, indent=2))
+        return
+    say(Console(stderr=True, highlight=False), f"{error}; written to {output} all the same")
+
+
+def _remedies(name: str, request: Request) -> str:
+    """What would make the request possible, the least change first."""
+    from heteropp.search.nearest import remedies
+
+    with Console(stderr=True).status("looking for the nearest request that has a plan"):
+        found = list(islice(remedies(request, name), REMEDIES))
+    if not found:
+        return "; no single change that is known makes it possible"
+    return "; possible: " + ", or ".join(f"{each.what} ({each.option})" for each in found)
+
+
+def _elsewhere(text: str, name: str, request: Request) -> tuple[Cluster, Verdict]:
+    """The same request on a changed cluster."""
+    from heteropp.search.judge import ask
+    from heteropp.search.what_if import changed, parse
+
+    try:
+        cluster = changed(request.cluster, parse(text))
+    except SearchError as error:
+        raise InputError(str(error)) from None
+    with Console(stderr=True).status(f"searching with {text}"):
+        return cluster, ask(name, replace(request, cluster=cluster))
+
+
+def _show_elsewhere(
+    console: Console, text: str, cluster: Cluster, verdict: Verdict, before: Verdict
+) -> None:
+    if not verdict.judged:
+        say(console, f"with {text}: {verdict.error}")
+        return
+    now, then = verdict.best.simulation, before.best.simulation
+    say(
+        console,
+        f"with {text} ({cluster.world_size} chips): {seconds(now.step_s)} "
+        f"({now.step_s / then.step_s - 1:+.1%}), {now.tokens_per_s:,.0f} tokens per second "
+        f"({now.tokens_per_s / then.tokens_per_s - 1:+.1%}): {outline(verdict.best.plan)}",
     )
-
-
-def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
-    """A table of the plan's stages; R is recompute, time one micro-batch's."""
-    from heteropp.planned import human_bytes, rank_memory, rank_times
-
-    times, memory = rank_times(plan, cluster), rank_memory(plan)
-    table = Table(
-        title=f"model {plan.model.name} on cluster {cluster.name}", box=None, padding=(0, 2, 0, 0)
-    )
-    for heading in ("stage", "vendor", "chip", "ranks", "layers", "dp", "tp", "R"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("memory", "time"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for pipeline in plan.pipelines:
-        for s, stage in enumerate(pipeline.stages):
-            ranks = [rank for replica in stage.replicas for rank in replica.ranks]
-            chip = cluster.chip(ranks[0])
-            need = max(memory[rank].total for rank in ranks)
-            table.add_row(
-                str(s),
-                chip.vendor,
-                stage.replicas[0].chip,
-                _ranges(ranks),
-                str(stage.layer_count),
-                str(stage.dp),
-                str(stage.tp),
-                "yes" if stage.recompute else "no",
-                f"{human_bytes(need)} ({need / chip.memory.capacity_bytes:.0%})",
-                f"{times[ranks[0]].micro_batch_s * 1e3:.1f} ms",
-            )
-    console.print(table)
-
-
-def _show_result(console: Console, result: Result, search_s: float) -> None:
-    plan = result.best.plan
-    assert plan.prediction is not None
-    pipeline = plan.pipelines[0]
-    console.print(
-        f"{pipeline.micro_batches} micro-batches of {plan.micro_batch} sequences; predicted step "
-        f"{result.best.step_s * 1e3:.1f} ms, "
-        f"{plan.prediction.tokens_per_chip_per_s:,.0f} tokens per chip and second",
-        soft_wrap=True,
-    )
-    console.print(
-        f"lower bound {result.lower_bound_s * 1e3:.1f} ms (no plan's busiest stage is busy less); "
-        f"formula of section 4.3.2: {result.best.formula_s * 1e3:.1f} ms; "
-        f"searched in {search_s:.2f} s",
-        soft_wrap=True,
-    )
-    for candidate in result.runners_up[:3]:
-        console.print(
-            f"runner-up: {candidate.step_s * 1e3:.1f} ms, {_outline(candidate)}", soft_wrap=True
-        )
-
-
-def _outline(candidate: Candidate) -> str:
-    return ", ".join(
-        f"{stage.replicas[0].chip} {stage.layer_count} layers dp {stage.dp} tp {stage.tp}"
-        + (" recompute" if stage.recompute else "")
-        for stage in candidate.plan.pipelines[0].stages
-    )
-
-
-def _explain(console: Console, plan: Plan, cluster: Cluster) -> None:
-    """Every term of the time and memory of each stage's first rank."""
-    from heteropp.planned import human_bytes, rank_memory, rank_times
-
-    times, memory = rank_times(plan, cluster), rank_memory(plan)
-    firsts = [stage.replicas[0].ranks[0] for p in plan.pipelines for stage in p.stages]
-    table = Table(title="what the prediction is made of", box=box.SIMPLE_HEAD)
-    table.add_column("term")
-    for rank in firsts:
-        table.add_column(f"rank {rank}", justify="right")
-    for name in asdict(times[0]):
-        cells = (f"{getattr(times[rank], name) * 1e3:.2f} ms" for rank in firsts)
-        table.add_row(name.removesuffix("_s").replace("_", " "), *cells)
-    for name in asdict(memory[0]):
-        table.add_row(
-            f"{name} memory", *(human_bytes(getattr(memory[rank], name)) for rank in firsts)
-        )
-    console.print(table)
-
-
-def _as_dict(result: Result, search_s: float) -> dict:
-    return {
-        "plan": asdict(result.best.plan),
-        "step_s": result.best.step_s,
-        "formula_s": result.best.formula_s,
-        "lower_bound_s": result.lower_bound_s,
-        "gap": result.best.step_s / result.lower_bound_s - 1,
-        "considered": result.considered,
-        "search_s": search_s,
-        "runners_up": [
-            {"step_s": c.step_s, "formula_s": c.formula_s, "plan": asdict(c.plan)}
-            for c in result.runners_up
-        ],
-    }
-
-
-def _ranges(ranks: list[int]) -> str:
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
 def main() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_
+import random
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +13,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from heteropp.cli.errors import one_sentence
+from heteropp.cli.errors import InputError, one_sentence
 from heteropp.cluster import read_cluster
 from heteropp.plan import read_plan
-from heteropp.timeline import draw_timeline, write_chrome_trace
+from heteropp.planned import check_cluster, human_bytes
+from heteropp.simulate import DeadlockError, Simulation
+from heteropp.simulate import simulate as run
+from heteropp.simulator.picture import draw_simulation, label, shown
+from heteropp.timeline import write_chrome_trace
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -22,7 +28,10 @@ EXAMPLES = """\b
 Examples:
   heteropp-simulate --plan plan.json --cluster cluster.toml
   heteropp-simulate --plan plan.json --cluster cluster.toml --picture plan.png
+  heteropp-simulate --plan plan.json --cluster cluster.toml --straggler 3:1.5 --noise 0.05 --seed 7
+  heteropp-simulate --plan plan.json --cluster cluster.toml --slack 1
 """
+STUCK = 1
 
 
 @app.command(help=__doc__, epilog=EXAMPLES)
@@ -30,40 +39,126 @@ def simulate(
     plan: Annotated[Path, typer.Option(help="What heteropp-search wrote.")],
     cluster: Annotated[Path, typer.Option(help="The cluster file of the plan.")],
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace here.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the timeline here (PNG).")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw timeline, shares and memory here (PNG).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    noise: Annotated[
+        float, typer.Option(min=0, max=2, help="Sigma of a random factor on each piece of work.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of --noise and of --straggler any:FACTOR.")] = 0,
+    straggler: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RANK:FACTOR", help="A rank whose work takes FACTOR times as long; repeatable."
+        ),
+    ] = None,
+    slack: Annotated[
+        int | None,
+        typer.Option(min=0, help="Sends that may wait for their receive; 0: nothing is buffered."),
+    ] = None,
+    emulated: Annotated[
+        bool, typer.Option("--emulated", help="Messages as emulated chips pace them.")
+    ] = False,
 ) -> None:
     with one_sentence():
         content, machines = read_plan(plan), read_cluster(cluster)
-        # torch, which the cost model traces with, is a second's import
-        from heteropp.planned import check_cluster, rank_memory
-        from heteropp.simulate import simulate as run
-
         check_cluster(content, machines)
-        result = run(content, machines)
-        memory = [term.total for term in rank_memory(content)]
-        labels = [f"rank {r} ({machines.node(r).chip_name})" for r in range(content.world_size)]
+        slowdown = _slowdown(straggler or [], content.world_size, seed)
+        try:
+            result = run(
+                content,
+                machines,
+                emulated=emulated,
+                slack=slack,
+                noise=noise,
+                seed=seed,
+                slowdown=slowdown,
+            )
+        except DeadlockError as error:
+            print(error, file=sys.stderr)
+            raise typer.Exit(STUCK) from None
         if trace:
-            write_chrome_trace(trace, {"predicted": result.spans})
+            _write_trace(trace, result)
         if picture:
-            draw_timeline(picture, {"predicted": result.spans}, labels)
-    idle = [1 - result.busy_s[rank] / result.step_s for rank in range(content.world_size)]
+            draw_simulation(picture, result)
     if json:
-        print(
-            json_.dumps({"step_s": result.step_s, "idle": idle, "memory_bytes": memory}, indent=2)
-        )
-        return
-    table = Table(title=f"one step: {result.step_s * 1e3:.1f} ms", box=box.SIMPLE_HEAD)
-    for heading in ("rank", "busy", "idle", "memory"):
-        table.add_column(heading, justify="left" if heading == "rank" else "right")
-    for rank, label in enumerate(labels):
+        print(json_.dumps(_as_json(result), indent=2))
+    else:
+        _show(result)
+
+
+def _slowdown(stragglers: list[str], world_size: int, seed: int) -> dict[int, float]:
+    generator = random.Random(seed)
+    result = {}
+    for text in stragglers:
+        name, _, factor_text = text.partition(":")
+        try:
+            rank = generator.randrange(world_size) if name == "any" else int(name)
+            factor = float(factor_text)
+        except ValueError:
+            raise InputError(f"--straggler {text}: expected RANK:FACTOR, such as 3:1.5") from None
+        if not 0 <= rank < world_size:
+            raise InputError(f"--straggler {text}: the plan has ranks 0 to {world_size - 1}")
+        if not 0 < factor <= 1000:
+            raise InputError(f"--straggler {text}: expected a factor above 0, at most 1000")
+        result[rank] = factor
+    return result
+
+
+def _write_trace(path: Path, result: Simulation) -> None:
+    rows = shown(result)
+    first = {a: result.program.seats[a].ranks[0] for a in rows}
+    write_chrome_trace(
+        path,
+        {"predicted": [span for a in rows for span in result.spans_of(a)]},
+        {first[a]: label(result, a) for a in rows},
+        {first[a]: result.memory_of(a).points() for a in rows},
+    )
+
+
+def _as_json(result: Simulation) -> dict:
+    return {
+        "step_s": result.step_s,
+        "tokens_per_chip_per_s": result.tokens_per_chip_per_s,
+        "bubble": result.bubble,
+        "stages": [
+            {
+                "pipeline": pipeline,
+                "stage": stage,
+                "work": share.work,
+                "communication": share.communication,
+                "bubble": share.bubble,
+            }
+            for (pipeline, stage), share in sorted(result.stage_shares.items())
+        ],
+        "memory_bytes": result.memory_bytes,
+        "overruns": result.overruns(),
+    }
+
+
+def _show(result: Simulation) -> None:
+    console = Console(highlight=False)
+    table = Table(
+        title=f"one step: {result.step_s * 1e3:.1f} ms, "
+        f"{result.tokens_per_chip_per_s:.4g} tokens per chip and second, "
+        f"bubble {result.bubble:.1%}",
+        box=box.SIMPLE_HEAD,
+    )
+    for heading in ("", "work", "communication", "bubble", "memory", "of"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for a in shown(result):
+        share, seat = result.shares[a], result.program.seats[a]
+        capacity = result.cluster.chip(seat.ranks[0]).memory.capacity_bytes
         table.add_row(
-            label,
-            f"{result.busy_s[rank] * 1e3:.1f} ms",
-            f"{idle[rank]:.1%}",
-            f"{memory[rank] / 2**20:.1f} MiB",
+            label(result, a),
+            *(f"{part:.1%}" for part in (share.work, share.communication, share.bubble)),
+            human_bytes(result.memory_of(a).peak_bytes),
+            human_bytes(capacity),
         )
-    Console(highlight=False).print(table)
+    console.print(table)
+    for sentence in result.overruns():
+        console.print(sentence, soft_wrap=True)
 
 
 def main() -> None:

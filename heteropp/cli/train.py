@@ -78,6 +78,8 @@ def train(
         content = read_plan(plan)
         if launched:
             _choose_chip(content, cluster, int(os.environ["RANK"]))
+            if device == "chip":
+                import ditorch  # noqa: F401  (autograd counts devices once, at the first backward)
         elif device == "chip":
             leave_tools_to_ranks()
         machines = _cluster(content, cluster, device, force)
@@ -119,6 +121,17 @@ def check_runs(plan: Plan, path: Path) -> None:
     """Raises InputError for a plan that this release cannot run."""
     if len(plan.pipelines) != 1:
         raise InputError(f"{path} has {len(plan.pipelines)} pipelines; this release trains one")
+    if plan.schedule != "1f1b":
+        raise InputError(f"{path} has schedule {plan.schedule}; this release trains 1f1b")
+    if plan.zero_stage > 1:
+        raise InputError(f"{path} has ZeRO stage {plan.zero_stage}; this release trains 0 and 1")
+    for s, stage in enumerate(plan.pipelines[0].stages):
+        if stage.offload:
+            raise InputError(f"{path}: stages[{s}] is offloaded, which this release does not train")
+    if plan.model.attention != "explicit":
+        raise InputError(
+            f"{path}: the model's attention is {plan.model.attention}; this release trains explicit"
+        )
     if plan.model.vocab < VOCABULARY:
         raise InputError(
             f"{path}: the model's vocab is {plan.model.vocab}; bytes need {VOCABULARY}"
@@ -147,7 +160,7 @@ def _cluster(plan: Plan, path: Path | None, device: str, force: bool) -> Cluster
 
 
 def _choose_chip(plan: Plan, cluster: Path | None, rank: int) -> None:
-    """Names this rank's chip to ditorch, which the cluster file's reader imports."""
+    """Names this rank's chip to ditorch, which opens it as it is imported."""
     if "DITORCH_VENDOR" in os.environ or rank >= plan.world_size:
         return
     chip = _chip(plan, rank)

@@ -11,6 +11,7 @@ from pathlib import Path
 from clusters import tiny_model, write_cluster, write_model
 
 from heteropp.plan import read_plan
+from heteropp.search.planner import PLANNERS
 
 PRESETS = Path(__file__).parents[2] / "heteropp" / "presets"
 
@@ -26,9 +27,9 @@ def command(name: str, *arguments, **environment: str) -> subprocess.CompletedPr
 
 
 def test_the_quickstart_plan_mixes_vendors_layers_and_degrees(tmp_path: Path) -> None:
-    cluster = PRESETS / "quickstart-cluster.toml"
+    cluster = PRESETS / "clusters" / "quickstart.toml"
     found = command(
-        *("search", "--cluster", cluster, "--model", PRESETS / "quickstart-model.toml"),
+        *("search", "--cluster", cluster, "--model", PRESETS / "models" / "quickstart.toml"),
         *("--global-batch", 16, "--micro-batch-per-replica", 2, "-o", tmp_path / "plan.json"),
     )
     assert found.returncode == 0, found.stderr
@@ -36,7 +37,7 @@ def test_the_quickstart_plan_mixes_vendors_layers_and_degrees(tmp_path: Path) ->
     assert len({stage.replicas[0].chip for stage in stages}) >= 3
     assert len({stage.layer_count for stage in stages}) > 1
     assert len({(stage.tp, stage.dp) for stage in stages}) > 1
-    for text in ("lower bound", "predicted step", "runner-up"):
+    for text in ("lower bound", "gap 0.00%", "predicted step", "runner-up"):
         assert text in found.stdout
 
     simulated = command(
@@ -48,7 +49,8 @@ def test_the_quickstart_plan_mixes_vendors_layers_and_degrees(tmp_path: Path) ->
     assert prediction is not None
     assert json.loads(simulated.stdout)["step_s"] == prediction.step_s
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert {event["tid"] for event in events if event["ph"] == "X"} == set(range(6))
+    leaders = {replica.ranks[0] for stage in stages for replica in stage.replicas}
+    assert {event["tid"] for event in events if event["ph"] == "X"} == leaders
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -95,3 +97,40 @@ def test_json_and_help(tmp_path: Path) -> None:
     assert result["step_s"] >= result["lower_bound_s"] > 0
     assert "Examples:" in command("search", "--help").stdout
     assert "Examples:" in command("simulate", "--help").stdout
+
+
+def test_nodes_added_and_lost(tmp_path: Path) -> None:
+    """What a change of the cluster would do, without writing another cluster file."""
+    cluster = write_cluster(tmp_path / "cluster.toml", ("a-mini", 2), ("b-mini", 1))
+    fewer = write_cluster(tmp_path / "fewer.toml", ("a-mini", 2))
+    model = write_model(tmp_path / "model.toml", tiny_model(4))
+    arguments = ("--model", model, "--global-batch", 4, "--json")
+    found = command(
+        *("search", "--cluster", cluster, *arguments),
+        *("--what-if", "-1 b-mini", "--what-if", "+1 a-mini"),
+    )
+    lost, added = json.loads(found.stdout)["what_if"]
+    alone = json.loads(command("search", "--cluster", fewer, *arguments).stdout)
+    assert (lost["change"], added["change"]) == ("-1 b-mini", "+1 a-mini")
+    assert lost["step_s"] == alone["step_s"]
+    ranks = [r for s in added["plan"]["pipelines"][0]["stages"] for r in s["replicas"]]
+    assert sum(len(replica["ranks"]) for replica in ranks) == 5
+
+
+def test_all_planners_under_one_simulator(tmp_path: Path) -> None:
+    cluster = write_cluster(tmp_path / "cluster.toml", ("a-mini", 2), ("b-mini", 2))
+    model = write_model(tmp_path / "model.toml", tiny_model(4))
+    arguments = ("--cluster", cluster, "--model", model, "--global-batch", 8)
+    found = command("search", *arguments, "--planner", "all", "--json", "-o", tmp_path / "p.json")
+    assert found.returncode == 0, found.stderr
+    result = json.loads(found.stdout)
+    verdicts = {verdict["planner"]: verdict for verdict in result["planners"]}
+    assert set(verdicts) == set(PLANNERS)
+    steps = [verdict["step_s"] for verdict in result["planners"] if "step_s" in verdict]
+    assert steps == sorted(steps) and len(steps) >= 5
+    assert result["step_s"] == steps[0]
+    plan = read_plan(tmp_path / "p.json")
+    assert plan.prediction is not None and plan.prediction.planner == result["planner"]
+    simulated = command("simulate", "--plan", tmp_path / "p.json", "--cluster", cluster, "--json")
+    assert json.loads(simulated.stdout)["step_s"] == steps[0]
+    assert "under one simulator" in command("search", *arguments, "--planner", "all").stdout

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from clusters import write_cluster
 
-from heteropp.cluster import read_cluster
+from heteropp.cluster import Link, read_cluster
+from heteropp.files import FileError
 from heteropp.model import read_model
-
-PRESETS = Path(__file__).parents[2] / "heteropp" / "presets"
 
 
 def test_ranks_do_not_depend_on_the_order_of_the_file(tmp_path) -> None:
@@ -62,14 +59,166 @@ def test_a_chip_file_beside_the_cluster_file(tmp_path) -> None:
 )
 def test_the_papers_clusters(experiment: str, chips: dict[str, int]) -> None:
     """Table 7."""
-    cluster = read_cluster(PRESETS / f"h2-exp-{experiment}.toml")
+    cluster = read_cluster(f"h2-exp-{experiment}")
     assert {name: len(cluster.ranks_of(name)) for name in cluster.chip_names()} == chips
 
 
 def test_the_papers_model() -> None:
     """Table 4: about 100 billion parameters."""
-    model = read_model(PRESETS / "h2-model.toml")
+    model = read_model("h2-100b")
     attention = 2 * model.hidden**2 + 2 * model.hidden * model.kv_heads * model.head_size
     layer = attention + 3 * model.hidden * model.intermediate
     total = model.layers * layer + 2 * model.vocab * model.hidden
     assert 95e9 < total < 110e9
+
+
+REGIONS = """
+name = "three regions"
+[[nodes]]
+chip = "a-mini"
+chips = 4
+nics = 2
+region = "east"
+[[nodes]]
+chip = "b-mini"
+chips = 2
+region = "west"
+switch = "leaf"
+nic_bytes_per_s = 3e7
+nic_latency_s = 2e-3
+[[nodes]]
+chip = "c-mini"
+chips = 1
+region = "north"
+[[links]]
+between = ["west", "east"]
+latency_s = 0.1
+bytes_per_s = 1e6
+[[links]]
+between = ["north", "west"]
+latency_s = 0.02
+bytes_per_s = 4e7
+[[links]]
+between = ["east", "north"]
+latency_s = 0.03
+bytes_per_s = 2e6
+[[links]]
+between = ["leaf", "west"]
+latency_s = 0.001
+bytes_per_s = 5e6
+"""
+
+
+def test_a_route_takes_the_quickest_links_and_shares_nics_by_affinity(tmp_path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(REGIONS)
+    cluster = read_cluster(path)
+    assert [node.region for node in cluster.nodes] == ["east", "west", "north"]
+    route = cluster.route(3, 4)  # 0.02 + 0.03 through north is quicker than 0.1
+    assert route.latency_s == pytest.approx(2e-3 + 0.03 + 0.02 + 0.001)
+    assert [(pipe.name, pipe.bytes_per_s) for pipe in route.pipes] == [
+        ("node 0 NIC 1 out", 1e8),
+        ("link east to north", 2e6),
+        ("link north to west", 4e7),
+        ("link west to leaf", 5e6),
+        ("node 1 NIC 0 in", 3e7),
+    ]
+    assert cluster.link(3, 4) == Link(route.latency_s, 2e6)
+    assert [cluster.route(rank, 6).pipes[0].name[-9:] for rank in range(4)] == [
+        "NIC 0 out",
+        "NIC 0 out",
+        "NIC 1 out",
+        "NIC 1 out",
+    ]
+    assert [pipe.name for pipe in cluster.route(0, 1).pipes] == ["rank 0 out", "rank 1 in"]
+
+
+def test_a_switch_that_no_link_names_is_its_regions(tmp_path) -> None:
+    path = tmp_path / "cluster.toml"
+    node = '[[nodes]]\nchip = "a-mini"\nchips = 1\nswitch = "{}"\n'
+    path.write_text('name = "x"\n' + node.format("one") + node.format("two"))
+    cluster = read_cluster(path)
+    assert [pipe.name for pipe in cluster.route(0, 1).pipes] == [
+        "node 0 NIC 0 out",
+        "node 1 NIC 0 in",
+    ]
+
+
+def link(one: str, other: str, size: str = "1e9") -> str:
+    return f'[[links]]\nbetween = ["{one}", "{other}"]\nlatency_s = 0.1\nbytes_per_s = {size}\n'
+
+
+NODES = 'name = "x"\n' + "".join(
+    f'[[nodes]]\nchip = "a-mini"\nregion = "{region}"\nswitch = "{switch}"\n'
+    for region, switch in [("east", "leaf"), ("west", "spine")]
+)
+JOINED = link("east", "west")
+BAD_FABRICS = {
+    "no links at all": (NODES, "nothing links 'leaf' and 'spine'"),
+    "a third region left out": (
+        NODES + JOINED + '[[nodes]]\nchip = "b-mini"\nregion = "north"\n',
+        "nothing links",
+    ),
+    "some nodes have no region": (NODES + JOINED + '[[nodes]]\nchip = "b-mini"\n', "no region"),
+    "unknown region": (NODES + link("east", "south"), "is called 'south'"),
+    "links of a simple cluster": (
+        'name = "x"\n[[nodes]]\nchip = "a-mini"\n' + link("a", "b"),
+        "the nodes name none",
+    ),
+    "two links for one pair": (NODES + JOINED + link("west", "east"), "links[0] already joins"),
+    "a link to itself": (NODES + link("east", "east"), "names 'east' twice"),
+    "a switch in two regions": (NODES.replace("spine", "leaf") + JOINED, "is in two regions"),
+    "a switch called as a region": (NODES.replace("leaf", "west") + JOINED, "both a region and a"),
+    "a link of three": (NODES + JOINED.replace('"west"]', '"west", "leaf"]'), "links[0].between"),
+    "no bandwidth": (NODES + link("east", "west", "0"), "links[0].bytes_per_s"),
+    "endless bandwidth": (NODES + link("east", "west", "inf"), "links[0].bytes_per_s"),
+    "no NICs": (NODES + JOINED + "nics = 0", "links[0].nics: unknown key"),
+    "no NIC": (NODES.replace("switch", "nics = 0\nswitch", 1) + JOINED, "nodes[0].nics"),
+    "negative latency": (NODES + JOINED.replace("0.1", "-0.1"), "links[0].latency_s"),
+    "empty region": (NODES.replace("east", "", 1) + JOINED, "nodes[0].region"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FABRICS)
+def test_a_fabric_that_cannot_be_is_one_sentence(tmp_path, kind: str) -> None:
+    text, expected = BAD_FABRICS[kind]
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    with pytest.raises(FileError) as error:
+        read_cluster(path)
+    assert expected in str(error.value) and str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_hundred_thousand_chips_are_looked_up_by_rank(tmp_path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        'name = "x"\n'
+        + '[[nodes]]\nchip = "a"\ncount = 3125\nregion = "east"\n'
+        + '[[nodes]]\nchip = "b"\ncount = 6250\nregion = "west"\n'
+        + link("west", "east")
+    )
+    cluster = read_cluster(path)
+    assert cluster.world_size == 100_000
+    assert cluster.node(49_999).chip_name == "a" and cluster.node(50_000).chip_name == "b"
+    assert cluster.node(99_999).ranks == range(99_992, 100_000)
+    assert [pipe.name for pipe in cluster.route(50_001, 17).pipes] == [
+        "node 3125 NIC 1 out",
+        "link west to east",
+        "node 1 NIC 0 in",
+    ]
+    for rank in (-1, 100_000):
+        with pytest.raises(ValueError, match=f"rank {rank} is not in cluster x"):
+            cluster.node(rank)
+
+
+def test_an_efficiency_measured_on_the_cluster_replaces_the_chip_files(tmp_path) -> None:
+    path = tmp_path / "cluster.toml"
+    node = '[[nodes]]\nchip = "a-mini"\nchips = {}\nefficiency = {}\n'
+    path.write_text('name = "x"\n' + node.format(2, 0.25) + node.format(1, 0.25))
+    cluster = read_cluster(path)
+    assert [cluster.chip(rank).compute.efficiency for rank in range(3)] == [0.25] * 3
+    for other in ("0.5", "0.0", "1.5"):
+        path.write_text('name = "x"\n' + node.format(2, 0.25) + node.format(1, other))
+        with pytest.raises(FileError, match=r"nodes\[1\]\.efficiency"):
+            read_cluster(path)

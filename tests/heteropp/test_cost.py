@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
@@ -14,7 +14,16 @@ from clusters import tiny_model
 
 from ditorch.chips import load_chip
 from heteropp.cluster import Link
-from heteropp.cost import StageShape, all_gather_s, all_reduce_s, stage_memory, stage_time
+from heteropp.cost import (
+    StageShape,
+    Time,
+    all_gather_s,
+    all_reduce_s,
+    ends_s,
+    formula_s,
+    stage_memory,
+    stage_time,
+)
 from heteropp.trace import Trace, count
 
 LINK = Link(latency_s=1e-3, bytes_per_s=1e6)
@@ -100,21 +109,9 @@ def test_memory_of_parameters_gradients_and_optimizer() -> None:
     expected = parameter_bytes(model, 3)
     assert memory.parameters == memory.gradients == expected
     assert memory.optimizer == 2 * expected
-    assert memory.total == sum(
-        getattr(memory, name)
-        for name in (
-            [
-                "parameters",
-                "gradients",
-                "optimizer",
-                "constants",
-                "tokens",
-                "kept",
-                "working",
-                "boundary",
-            ]
-        )
-    )
+    parts = asdict(memory)
+    assert memory.recomputed == parts.pop("recomputed") == 0
+    assert memory.total == sum(parts.values())
 
 
 def test_zero_1_cuts_the_optimizer_over_the_replicas() -> None:
@@ -122,7 +119,7 @@ def test_zero_1_cuts_the_optimizer_over_the_replicas() -> None:
     whole = stage_memory(model, shape(dp=4, zero_stage=0), 1, 4)
     cut = stage_memory(model, shape(dp=4), 1, 4)
     assert cut.optimizer == whole.optimizer // 4
-    assert cut.gradients == whole.gradients + whole.gradients // 4  # the reduced shard
+    assert cut.gradients == whole.gradients  # the reduced shard comes with the update
 
 
 def test_micro_batches_in_flight_are_charged() -> None:
@@ -134,8 +131,145 @@ def test_micro_batches_in_flight_are_charged() -> None:
     assert recomputed.kept == 2 * activation < three.kept
 
 
+def test_ministages_in_turn_hold_the_gradients_of_two() -> None:
+    """Zorse, section 4.1.2: one ministage at work, and one being reduced; ZeRO-2 cuts the rest."""
+    model = tiny_model(8)
+    turn = dict(layers=6, ministages=3, in_turn=True, dp=4, zero_stage=2)
+    memory = stage_memory(model, shape(**turn), 4.0, 4)
+    assert memory.gradients == parameter_bytes(model, 4) + parameter_bytes(model, 6) // 4
+    assert memory.parameters == parameter_bytes(model, 6)
+    assert memory.optimizer == 2 * parameter_bytes(model, 6) // 4
+    one_by_one = stage_memory(model, shape(**{**turn, "in_turn": False}), 4.0, 4)
+    assert one_by_one.gradients == parameter_bytes(model, 6) + parameter_bytes(model, 6) // 4
+
+
+def test_offloading_keeps_two_ministages_and_two_micro_batches() -> None:
+    """Zorse, sections 4.1.1 and 4.1.3: what is at work, and what comes next."""
+    model, chip = tiny_model(8), load_chip("a-mini")
+    activation = model.sequence_length * model.hidden * 4
+    turn = dict(layers=6, ministages=3, in_turn=True, dp=4, zero_stage=2, recompute=True)
+    kept, offloaded = (
+        stage_memory(model, shape(**turn, offload=offload), 4.0, 4) for offload in (False, True)
+    )
+    assert kept.kept == (4 * 3 - 1) * activation
+    assert offloaded.kept == activation
+    assert offloaded.parameters == parameter_bytes(model, 4)
+    # the ministage at work has two layers, as a stage of two layers with nothing else in flight
+    two = stage_memory(model, shape(layers=2, recompute=True), 1, 4)
+    assert offloaded.working == two.working and offloaded.recomputed == two.recomputed > 0
+
+    time = stage_time(model, shape(**turn, offload=True), chip, LINK, LINK)
+    host = chip.links.host_bytes_per_s
+    assert time.store_s == time.fetch_s == pytest.approx(3 * activation / host)
+    assert time.load_s == pytest.approx(2 * parameter_bytes(model, 6) / 3 / host)
+    slow = replace(chip, links=replace(chip.links, host_bytes_per_s=1.0))
+    time = stage_time(model, shape(**turn, offload=True), slow, LINK, LINK)
+    assert time.micro_batch_s == pytest.approx(2 * 3 * activation)  # nothing hides it
+
+
+def test_offloading_carries_all_that_a_forward_keeps() -> None:
+    model, chip = tiny_model(8), load_chip("a-mini")
+    for recompute in (False, True):
+        one, two = (stage_memory(model, shape(recompute=recompute), n, 4) for n in (1, 2))
+        time = stage_time(model, shape(recompute=recompute, offload=True), chip, LINK, LINK)
+        carried = time.store_s * chip.links.host_bytes_per_s
+        assert carried == pytest.approx(two.kept - one.kept) and carried > 0
+
+
+def test_both_halves_of_a_backward() -> None:
+    """A layer's input gradient has a product for each of its own forward's, its weights the rest.
+
+    On a chip that only products keep busy: 7 weights, and 2 products of activations with two
+    gradients each.
+    """
+    model, chip = tiny_model(8), load_chip("a-mini")
+    products = replace(
+        chip,
+        compute=replace(chip.compute, launch_s=0.0, efficiency=1e-12),
+        memory=replace(chip.memory, bandwidth_bytes_per_s=1e30),
+    )
+    time = stage_time(model, shape(layers=1), products, LINK, LINK)
+    rows, h, i, length = 16, model.hidden, model.intermediate, model.sequence_length
+    weights = 2 * rows * (4 * h * h + 3 * h * i)
+    attention = 2 * 2 * rows * length * h
+    flops_s = chip.compute.float32_flops * 1e-12
+    assert time.forward_s * flops_s == pytest.approx(weights + attention, rel=1e-6)
+    assert time.backward_input_s * flops_s == pytest.approx(weights + 2 * attention, rel=1e-6)
+    assert time.backward_weight_s * flops_s == pytest.approx(weights, rel=1e-6)
+    assert time.backward_s == pytest.approx(time.backward_input_s + time.backward_weight_s)
+
+
+def test_reductions_of_earlier_ministages_hide_behind_later_backwards() -> None:
+    model, chip = tiny_model(8), load_chip("a-mini")
+    kind = dict(layers=4, dp=2, zero_stage=1)
+    for bytes_per_s in (1e3, 1e6, 1e9):
+        across = Link(latency_s=0.0, bytes_per_s=bytes_per_s)
+        one, four = (
+            stage_time(model, shape(**kind, ministages=m), chip, LINK, across) for m in (1, 4)
+        )
+        assert one.reduce_s == pytest.approx(parameter_bytes(model, 4) / 2 / bytes_per_s)
+        assert one.reduce_exposed_s == one.reduce_s
+        # a queue: each reduction begins when its backward has ended and the one before has
+        reduced_s = computed_s = 0.0
+        for _ in range(4):
+            computed_s += four.backward_s / 4
+            reduced_s = max(reduced_s, computed_s) + four.reduce_s / 4
+        assert four.reduce_exposed_s == pytest.approx(reduced_s - computed_s)
+        assert four.step_s == pytest.approx(four.reduce_exposed_s + four.norm_s + four.update_s)
+
+
+def test_collective_parts_are_the_links_share() -> None:
+    model, chip = tiny_model(8), load_chip("a-mini")
+    none = Link(latency_s=0.0, bytes_per_s=1e30)
+    with_, without = (
+        stage_time(model, shape(tp=2, dp=2), chip, link, link) for link in (LINK, none)
+    )
+    for part in ("forward", "backward"):
+        whole, free = (getattr(time, f"{part}_s") for time in (with_, without))
+        assert getattr(with_, f"{part}_collective_s") == pytest.approx(whole - free)
+    assert with_.gather_s == pytest.approx(with_.update_s - without.update_s)
+
+
+def test_the_ends_of_a_model_add_up() -> None:
+    """The head's three products are of 2 x rows x hidden x vocabulary each."""
+    model, chip = tiny_model(8), load_chip("a-mini")
+    links = LINK, LINK
+    middle, both = (
+        stage_time(model, shape(first=end, last=end), chip, *links) for end in (False, True)
+    )
+    embedding_s, head_s = ends_s(model, shape(first=True, last=True), chip, *links)
+    assert middle.micro_batch_s + embedding_s + head_s == pytest.approx(both.micro_batch_s)
+    assert ends_s(model, shape(), chip, *links) == (0.0, 0.0)
+    products = replace(
+        chip,
+        compute=replace(chip.compute, launch_s=0.0, efficiency=1e-12),
+        memory=replace(chip.memory, bandwidth_bytes_per_s=1e30),
+    )
+    _, head_s = ends_s(model, shape(last=True), products, *links)
+    flops = 3 * 2 * model.sequence_length * model.hidden * model.vocab
+    assert head_s * chip.compute.float32_flops * 1e-12 == pytest.approx(flops, rel=1e-6)
+
+
+def test_the_formula_of_a_step() -> None:
+    """Section 4.3.2, summed by hand: T is 2, 3, 2.5 s; U 1, 0.5, 4 s."""
+
+    def time(forward_s: float, backward_s: float, update_s: float) -> Time:
+        none = dict.fromkeys((field.name for field in fields(Time)), 0.0)
+        given = dict(forward_s=forward_s, backward_s=backward_s, update_s=update_s)
+        return Time(**{**none, **given})
+
+    times = [time(0.5, 1.5, 1.0), time(1.0, 2.0, 0.5), time(1.0, 1.5, 4.0)]
+    assert formula_s(times, 8, 1.0) == pytest.approx(max(16 + 1 + 5.5, 24.5 + 4.5, 20 + 4 + 5))
+    assert formula_s(times, 8, 0.0) == pytest.approx(24.5)
+
+
 ON_CHIP = """
-import json, sys, torch, ditorch
+import json, sys
+from heteropp.chips import load_chip  # a chip file may be read before the chip is opened
+assert "torch" not in sys.modules
+chip = load_chip("c-mini")
+import torch, ditorch, ditorch.chips
+assert ditorch.chips.load_chip("c-mini") == chip and type(chip) is ditorch.chips.ChipSpec
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.llama import StageModule
 from heteropp.model import Model
@@ -143,9 +277,8 @@ from heteropp.optimizer import clip
 from heteropp.trace import CountingGroup
 from heteropp.zero import FlatParameters
 
-model = Model(name="x", layers=3, hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256,
-              sequence_length=64, dtype=sys.argv[1])
-dtype = getattr(torch, model.dtype)
+SHAPE = dict(layers=3, hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256,
+             sequence_length=64)
 
 def account(run):
     torch.accelerator.synchronize()
@@ -155,7 +288,8 @@ def account(run):
     torch.accelerator.synchronize()
     return result, ditorch.pacing().busy_s
 
-def report(layers, tp):
+def report(model, layers, tp):
+    dtype = getattr(torch, model.dtype)
     first, last = layers[0] == 0, layers[1] == 3
     # a group that communicates nothing
     module = StageModule(model, layers, CountingGroup(tp), "device", dtype)
@@ -182,19 +316,19 @@ def report(layers, tp):
     _, update_s = account(update)
     working = max(working, torch.accelerator.max_memory_allocated() - before)
     shape = dict(layers=layers[1] - layers[0], first=first, last=last, tp=tp)
-    print(json.dumps([shape, forward_s, backward_s, norm_s, update_s, working]))
+    print(json.dumps([model.dtype, shape, forward_s, backward_s, norm_s, update_s, working]))
 
-for layers in ((0, 1), (1, 2), (1, 3)):
-    for tp in (1, 2):
-        report(layers, tp)
+for dtype in sys.argv[1:]:
+    for layers in ((0, 1), (1, 2), (1, 3)):
+        for tp in (1, 2):
+            report(Model(name="x", dtype=dtype, **SHAPE), layers, tp)
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_a_stage_costs_what_the_emulated_chip_charges(dtype: str) -> None:
+def test_a_stage_costs_what_the_emulated_chip_charges() -> None:
     """The chip's own account of time and memory, against the trace on meta tensors."""
     printed = subprocess.run(
-        [sys.executable, "-c", ON_CHIP, dtype],
+        [sys.executable, "-c", ON_CHIP, "float32", "float64", "bfloat16"],
         env={**os.environ, "DITORCH_CHIP": "c-mini"},
         capture_output=True,
         text=True,
@@ -202,15 +336,14 @@ def test_a_stage_costs_what_the_emulated_chip_charges(dtype: str) -> None:
         timeout=120,
     ).stdout
     shape_ = dict(hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64)
-    model = tiny_model(3, **shape_, dtype=dtype)
     chip, none = load_chip("c-mini"), Link(latency_s=0.0, bytes_per_s=1e18)
-    assert len(printed.splitlines()) == 6
+    assert len(printed.splitlines()) == 3 * 6
     for line in printed.splitlines():
-        what, forward_s, backward_s, norm_s, update_s, working = json.loads(line)
-        stage = shape(**what, sequences=2)
+        dtype, what, forward_s, backward_s, norm_s, update_s, working = json.loads(line)
+        model, stage = tiny_model(3, **shape_, dtype=dtype), shape(**what, sequences=2)
         time = stage_time(model, stage, chip, none, none)
-        assert time.forward_s == pytest.approx(forward_s, rel=1e-4), what
-        assert time.backward_s == pytest.approx(backward_s, rel=1e-4), what
-        assert time.norm_s == pytest.approx(norm_s, rel=1e-2), what  # a launch, to stack them
-        assert time.update_s == pytest.approx(update_s, rel=1e-4), what
-        assert working <= stage_memory(model, stage, 1, 4).working <= 1.1 * working, what
+        assert time.forward_s == pytest.approx(forward_s, rel=1e-4), line
+        assert time.backward_s == pytest.approx(backward_s, rel=1e-4), line
+        assert time.norm_s == pytest.approx(norm_s, rel=1e-2), line  # a launch, to stack them
+        assert time.update_s == pytest.approx(update_s, rel=1e-4), line
+        assert working <= stage_memory(model, stage, 1, 4).working <= 1.1 * working, line

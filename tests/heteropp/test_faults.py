@@ -85,8 +85,8 @@ def test_every_rank_names_a_killed_one(running: Training, victim: int) -> None:
 
 def test_ranks_end_with_their_launcher(running: Training) -> None:
     os.kill(running.process.pid, signal.SIGKILL)
-    _, _, stderr = running.wait(30)
     wait_until_nothing_is_left(running)
+    _, _, stderr = running.wait(30)
     # the others' errors went through the launcher, which is gone, but are in the logs
     assert "rank 0 (chip NEUTRAL) stopped " in stderr
     assert ": the launcher died" in stderr

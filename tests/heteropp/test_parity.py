@@ -82,9 +82,8 @@ def figure_8(model: Model) -> Plan:
     return make_plan(model, (4, 3, 2), (4, 2, 2), (2, 4, 2), (True, False, False))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_figure_8(tmp_path: Path, dtype: str) -> None:
-    check_close(tmp_path, figure_8(tiny_model(layers=9, kv_heads=4, dtype=dtype)))
+def test_figure_8(tmp_path: Path) -> None:
+    check_close(tmp_path, figure_8(tiny_model(layers=9, kv_heads=4, dtype="float64")))
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1])

@@ -2,170 +2,184 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import replace
 
 import pytest
-from clusters import cluster_of, random_chip, tiny_model
+from brute_force import BruteForce, invented_trace, random_request
+from clusters import cluster_of, tiny_model
 
 from ditorch.chips import load_chip
+from heteropp import traces
 from heteropp.cluster import Cluster
-from heteropp.model import Model
-from heteropp.plan import Pipeline, Plan, Replica, Stage, validate
-from heteropp.planned import rank_memory, rank_times
-from heteropp.search.exact import DoesNotFitError, SearchError, search
-from heteropp.simulate import simulate
+from heteropp.plan import Pipeline, Plan, Stage, validate
+from heteropp.planned import check_memory, rank_memory
+from heteropp.schedule import in_flight as most_held
+from heteropp.search.costs import in_flight
+from heteropp.search.exact import search
+from heteropp.search.planner import DoesNotFitError, Request, SearchError
 
 
-def every_plan(cluster: Cluster, model: Model, global_batch: int):
-    """All plans of HeteroAuto's space, written down the slow way."""
-    names = cluster.chip_names()
-    for dp in range(1, global_batch + 1):
-        if global_batch % dp:
+@pytest.fixture
+def invented_traces(monkeypatch) -> None:
+    monkeypatch.setattr(traces, "trace_stage", invented_trace)
+
+
+def request(cluster: Cluster, layers: int, batch: int, **changes) -> Request:
+    return Request(cluster=cluster, model=tiny_model(layers), global_batch=batch, **changes)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equals_brute_force(invented_traces: None, seed: int) -> None:
+    """Ten small instances a seed, every option; tools/planner-exactness runs any number."""
+    generator = random.Random(f"exact {seed}")
+    for _ in range(10):
+        small = random_request(generator)
+        brute = BruteForce(small)
+        best = brute.best()
+        if best is None:
+            with pytest.raises(DoesNotFitError if brute.plans else SearchError):
+                search(small)
             continue
-        per_type = []
-        for name in names:
-            ranks = cluster.ranks_of(name)
-            limit = cluster.chip(ranks[0]).tp_limit
-            per_type.append(
-                [
-                    (tp, len(ranks) // (tp * dp), layers, recompute)
-                    for tp in (1, 2, 4)
-                    if tp <= limit and len(ranks) % (tp * dp) == 0
-                    for layers in range(1, model.layers + 1)
-                    for recompute in (False, True)
-                ]
-            )
-        for choice in itertools.product(*per_type):
-            if sum(pp * layers for _, pp, layers, _ in choice) == model.layers:
-                yield plan_of(cluster, model, global_batch, dp, choice)
+        result = search(small)
+        assert result.best.cost_s == pytest.approx(best, rel=1e-9)
+        assert brute.plan_cost_s(result.best.plan) == pytest.approx(best, rel=1e-9)
+        assert result.gap == 0
+        validate(result.best.plan)
+        check_memory(result.best.plan, small.cluster)
 
 
-def plan_of(cluster: Cluster, model: Model, global_batch: int, dp: int, choice) -> Plan:
-    stages, first = [], 0
-    for name, (tp, pp, layers, recompute) in zip(cluster.chip_names(), choice, strict=True):
-        ranks = iter(cluster.ranks_of(name))
-        for _ in range(pp):
-            replicas = tuple(
-                Replica(ranks=tuple(itertools.islice(ranks, tp)), chip=name, batch_share=1)
-                for _ in range(dp)
-            )
-            stages.append(
-                Stage(layers=(first, first + layers), recompute=recompute, replicas=replicas)
-            )
-            first += layers
-    pipeline = Pipeline(micro_batches=global_batch // dp, stages=tuple(stages))
-    return Plan(
-        model=model,
-        global_batch=global_batch,
-        micro_batch=dp,
-        schedule="1f1b",
-        zero_stage=1,
-        pipelines=(pipeline,),
-    )
-
-
-def formula_s(plan: Plan, cluster: Cluster) -> float:
-    """Section 4.3.2, with alpha = 1."""
-    pipeline = plan.pipelines[0]
-    times = rank_times(plan, cluster)
-    stages = [times[stage.replicas[0].ranks[0]] for stage in pipeline.stages]
-    comp = [time.forward_s + time.recompute_s + time.backward_s for time in stages]
-    return max(
-        pipeline.micro_batches * own + time.reduce_s + time.norm_s + time.update_s + sum(comp) - own
-        for own, time in zip(comp, stages, strict=True)
-    )
-
-
-def fits(plan: Plan, cluster: Cluster) -> bool:
-    return all(
-        memory.total <= cluster.chip(rank).memory.capacity_bytes
-        for rank, memory in enumerate(rank_memory(plan))
-    )
-
-
-def random_cluster(generator: random.Random) -> Cluster:
-    nodes = []
-    for index in range(generator.choice([1, 2, 2, 3])):
-        chip = random_chip(generator)
-        nodes.append((f"chip-{index}", chip, generator.choice([1, 2, 4])))
-    return cluster_of(*nodes)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_equals_brute_force(seed: int) -> None:
-    """Ten random instances a seed, about half of them short of memory."""
-    generator = random.Random(seed)
+def test_runners_up_are_the_best_of_unlike_degrees(invented_traces: None) -> None:
+    generator = random.Random("runners-up")
     compared = 0
-    while compared < 10:
-        cluster = random_cluster(generator)
-        model = tiny_model(generator.randint(2, 5))
-        batch = generator.choice([2, 4])
-        plans = list(every_plan(cluster, model, batch))
-        fitting = [formula_s(plan, cluster) for plan in plans if fits(plan, cluster)]
-        compared += 1
-        if not plans:
-            with pytest.raises(SearchError):
-                search(cluster, model, batch)
-        elif not fitting:
-            with pytest.raises(DoesNotFitError):
-                search(cluster, model, batch)
-        else:
-            result = search(cluster, model, batch)
-            best = min(c.formula_s for c in (result.best, *result.runners_up))
-            assert best == pytest.approx(min(fitting), rel=1e-9)
-
-
-def test_the_answer_fits_is_valid_and_above_its_bound() -> None:
-    generator = random.Random(7)
-    answered = 0
-    while answered < 15:
-        cluster, model = random_cluster(generator), tiny_model(generator.randint(2, 6))
-        try:
-            result = search(cluster, model, 4)
-        except SearchError:
+    while compared < 4:
+        small = random_request(generator)
+        if small.stage_degrees:
             continue
-        answered += 1
-        plan = result.best.plan
-        validate(plan)
-        assert fits(plan, cluster)
-        assert plan.prediction is not None
-        assert plan.prediction.step_s == simulate(plan, cluster).step_s
-        assert plan.prediction.step_s >= plan.prediction.lower_bound_s
-        assert plan.prediction.memory_bytes == tuple(m.total for m in rank_memory(plan))
+        brute = BruteForce(small)
+        best: dict[tuple, float] = {}
+        for replicas, stages in brute.every_plan():
+            cost = brute.cost_s(replicas, stages)
+            degrees = (replicas, *dict.fromkeys((s.type_index, s.tp) for s in stages))
+            if cost is not None:
+                best[degrees] = min(cost, best.get(degrees, cost))
+        if len(best) < 3:
+            continue
+        result = search(small)
+        found = [result.best.cost_s, *(c.cost_s for c in result.runners_up)]
+        assert found == pytest.approx(sorted(best.values())[:4], rel=1e-9)
+        compared += 1
 
 
 def test_more_memory_comes_first() -> None:
     """Observation #4."""
     small, large = load_chip("d-mini"), load_chip("a-mini")
     cluster = cluster_of(("small", small, 1), ("large", large, 1))
-    plan = search(cluster, tiny_model(4), 4).best.plan
+    plan = search(request(cluster, 4, 4)).best.plan
     assert [stage.replicas[0].chip for stage in plan.pipelines[0].stages] == ["large", "small"]
 
 
 def test_recompute_is_chosen_only_where_memory_forces_it() -> None:
     chip = replace(load_chip("a-mini"), tp_limit=1)  # tensor parallelism would save as much
     model = tiny_model(4, sequence_length=64)  # activations weigh more than parameters
-    plenty = cluster_of(("x", chip, 2))
-    assert not any(s.recompute for s in search(plenty, model, 8).best.plan.pipelines[0].stages)
-    best = None
-    for capacity in range(100_000, 2_000_000, 20_000):  # the least memory that any plan fits in
+
+    def stages(capacity: int) -> tuple[Stage, ...]:
         memory = replace(chip.memory, capacity_bytes=capacity)
+        cluster = cluster_of(("x", replace(chip, memory=memory), 2))
+        wanted = Request(cluster=cluster, model=model, global_batch=8)
+        return search(wanted).best.plan.pipelines[0].stages
+
+    assert not any(stage.recompute for stage in stages(100_000_000))
+    for capacity in range(100_000, 2_000_000, 20_000):  # the least that any plan fits in
         try:
-            best = search(cluster_of(("x", replace(chip, memory=memory), 2)), model, 8).best.plan
-            break
+            assert any(stage.recompute for stage in stages(capacity))
+            return
         except DoesNotFitError:
             continue
-    assert best is not None
-    assert any(stage.recompute for stage in best.pipelines[0].stages)
+    raise AssertionError
 
 
-def test_what_does_not_fit_is_refused_with_stage_need_and_capacity() -> None:
+def test_wider_spaces_cost_no_more(invented_traces: None) -> None:
+    a, b = load_chip("a-mini"), load_chip("b-mini")
+    cluster = cluster_of(("a", a, 4), ("b", b, 2))
+    costs = {
+        (uneven, degrees): search(
+            request(cluster, 6, 8, uneven_layers=uneven, stage_degrees=degrees)
+        ).best.cost_s
+        for uneven in (False, True)
+        for degrees in (False, True)
+    }
+    assert costs[True, True] <= min(costs[True, False], costs[False, True])
+    assert max(costs[True, False], costs[False, True]) <= costs[False, False]
+    assert costs[True, True] < costs[False, False]
+
+
+def test_what_does_not_fit_is_refused_with_stage_need_and_capacity(invented_traces: None) -> None:
     chip = load_chip("c-mini")
     tight = replace(chip, memory=replace(chip.memory, capacity_bytes=10_000))
+    cluster = cluster_of(("tight", tight, 2))
     with pytest.raises(DoesNotFitError) as error:
-        search(cluster_of(("tight", tight, 2)), tiny_model(4), 4)
+        search(request(cluster, 4, 4))
     sentence = str(error.value)
     assert "stage " in sentence and "needs " in sentence and "which has 9.8 KiB" in sentence
-    assert not fits(error.value.plan, cluster_of(("tight", tight, 2)))
+    over = max(memory.total for memory in rank_memory(error.value.plan)) - 10_000
+    assert over == pytest.approx(least_overrun(request(cluster, 4, 4)), abs=10_000 / 100)
+
+
+def least_overrun(wanted: Request) -> int:
+    """By brute force: the least that any plan needs beyond its chips' memory."""
+    brute = BruteForce(wanted)
+    low, high = 0, 10_000_000
+    while high - low > 1:
+        more = (low + high) // 2
+        nodes = tuple(
+            replace(node, chip=with_more(node.chip, more)) for node in wanted.cluster.nodes
+        )
+        brute = BruteForce(replace(wanted, cluster=replace(wanted.cluster, nodes=nodes)))
+        low, high = (low, more) if brute.best() is not None else (more, high)
+    return high
+
+
+def with_more(chip, more: int):
+    return replace(
+        chip, memory=replace(chip.memory, capacity_bytes=chip.memory.capacity_bytes + more)
+    )
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_what_stages_hold_is_what_the_schedules_say(schedule) -> None:
+    stage = Stage(layers=(0, 1), recompute=False, replicas=())
+    for stages in range(1, 8):
+        for count in (1, 2, 5, 20):
+            pipeline = Pipeline(micro_batches=count, stages=(stage,) * stages)
+            held = [most_held(schedule, pipeline, s) for s in range(stages)]
+            assert held == [
+                in_flight(schedule, count, stages, stages - 1 - s) for s in range(stages)
+            ]
+
+
+def test_what_no_degrees_can_use_is_refused() -> None:
+    cluster = cluster_of(("a", load_chip("a-mini"), 3), ("b", load_chip("b-mini"), 2))
+    with pytest.raises(SearchError, match="3 of chip a, 2 of chip b"):
+        search(request(cluster, 3, 8))
+    with pytest.raises(SearchError, match="multiple"):
+        search(request(cluster, 4, 7, sequences=2))
+    with pytest.raises(SearchError, match="zb-v"):
+        search(request(cluster, 8, 8, schedule="zb-v"))
+
+
+def plans_of(result) -> list[Plan]:
+    return [candidate.plan for candidate in (result.best, *result.runners_up)]
+
+
+def test_equal_requests_give_equal_plans(invented_traces: None) -> None:
+    generator = random.Random(3)
+    compared = 0
+    while compared < 5:
+        small = random_request(generator)
+        try:
+            plans = plans_of(search(small))
+        except SearchError:
+            continue
+        assert plans == plans_of(search(small))
+        compared += 1

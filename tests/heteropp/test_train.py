@@ -16,7 +16,7 @@ import training_run
 from training_run import Training, make_plan, tiny_model, wait, write_cluster, write_text
 
 from heteropp.plan import Pipeline, Plan, Prediction, write_plan
-from heteropp.schedule import one_f_one_b
+from heteropp.schedule import actions as table_of
 
 PLAN = make_plan(tiny_model(), (3, 1), (2, 1), (1, 1), (True, False))
 
@@ -26,6 +26,8 @@ def with_prediction(plan: Plan) -> Plan:
     return replace(
         plan,
         prediction=Prediction(
+            planner="exact",
+            cost_s=1.0,
             step_s=0.5,
             lower_bound_s=0.4,
             tokens_per_chip_per_s=100.0,
@@ -74,7 +76,7 @@ def check_trace(plan: Plan, path: Path) -> None:
         predicted, measured = (
             [e for e in events if e["pid"] == process and e["tid"] == rank] for process in (0, 1)
         )
-        actions = one_f_one_b(plan.pipelines[0], plan.place(rank)[1])
+        actions = table_of(plan.schedule, plan.pipelines[0], plan.place(rank)[1])
         expected = sorted(str(action.kind) for action in actions)
         assert sorted(e["cat"] for e in predicted) == expected
         assert sorted(e["cat"] for e in measured) == expected
@@ -154,6 +156,18 @@ def test_bad_plans_are_refused(tmp_path: Path) -> None:
     )
     two = replace(PLAN, pipelines=(half, replace(half, stages=moved)))
     assert "has 2 pipelines; this release trains one" in refusal(tmp_path, two)
+    assert "has schedule gpipe; this release trains 1f1b" in refusal(
+        tmp_path, replace(PLAN, schedule="gpipe")
+    )
+    assert "has ZeRO stage 2; this release trains 0 and 1" in refusal(
+        tmp_path, replace(PLAN, zero_stage=2)
+    )
+    first, second = PLAN.pipelines[0].stages
+    stages = (first, replace(second, offload=True))
+    offloaded = replace(PLAN, pipelines=(replace(PLAN.pipelines[0], stages=stages),))
+    assert "stages[1] is offloaded, which this release does not train" in refusal(
+        tmp_path, offloaded
+    )
 
 
 def test_a_plan_that_does_not_fit_is_refused(tmp_path: Path) -> None:

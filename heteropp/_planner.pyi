@@ -1,0 +1,126 @@
+from collections.abc import Mapping, Sequence
+
+Line = tuple[float, float]
+Plane = tuple[float, float, float, float]
+
+class Cost:
+    def __init__(
+        self,
+        *,
+        time_s: Sequence[Line],
+        update_s: Sequence[Line],
+        memory: Sequence[Plane],
+        measured_s: Sequence[tuple[float, float]],
+    ) -> None: ...
+
+class Choice:
+    def __init__(
+        self,
+        *,
+        chips: int,
+        align: int,
+        costs: Sequence[Sequence[Cost]],
+        places: Sequence[int],
+    ) -> None: ...
+
+class Lane:
+    def __init__(self, *, choices: Sequence[int], alike: bool) -> None: ...
+
+class ChipType:
+    def __init__(
+        self,
+        *,
+        chips: int,
+        capacity_bytes: float,
+        choices: Sequence[Choice],
+        lanes: Sequence[Lane],
+    ) -> None: ...
+
+class Problem:
+    def __init__(
+        self,
+        *,
+        layers: int,
+        micro_batches: float,
+        alpha: float,
+        in_flight: Sequence[float],
+        stages: int,
+        types: Sequence[ChipType],
+    ) -> None: ...
+
+class Solution:
+    @property
+    def cost_s(self) -> float: ...
+    @property
+    def lower_bound_s(self) -> float: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def stages(self) -> list[tuple[int, int, int]]: ...
+
+def solve(problem: Problem, cutoff_s: float, width: int) -> Solution: ...
+
+class MetisProfile:
+    def __init__(
+        self,
+        *,
+        seconds: Sequence[float],
+        between_s: float,
+        held_bytes: Sequence[float],
+        divided_bytes: Sequence[float],
+        capacity_bytes: float,
+    ) -> None: ...
+
+class MetisChipType:
+    def __init__(
+        self,
+        *,
+        intra_bytes_per_s: float,
+        inter_bytes_per_s: float,
+        update_s: float,
+        profiles: Mapping[tuple[int, int], MetisProfile],
+    ) -> None: ...
+
+class MetisProblem:
+    def __init__(
+        self,
+        *,
+        layers: int,
+        global_batch: int,
+        largest_batch: int,
+        types: Sequence[MetisChipType],
+        nodes: Sequence[tuple[int, int]],
+        orders: Sequence[Sequence[int]],
+        micro_batches: Sequence[int],
+        degrees: Sequence[int],
+        parameter_bytes: Sequence[float],
+        activation_bytes: float,
+        batch_s: float,
+        pooled: bool,
+        busy_s: float,
+    ) -> None: ...
+
+class MetisSolution:
+    @property
+    def cost_s(self) -> float: ...
+    @property
+    def lower_bound_s(self) -> float: ...
+    @property
+    def order(self) -> int: ...
+    @property
+    def micro_batches(self) -> int: ...
+    @property
+    def stages(self) -> list[tuple[int, int, int]]: ...
+    @property
+    def steps(self) -> int: ...
+
+def solve_metis(problem: MetisProblem, most_steps: int) -> MetisSolution: ...
+def divide(
+    power: Sequence[float],
+    memory: Sequence[float],
+    everything: Sequence[int],
+    groups: int,
+    micro_batches: int,
+    least_power: float,
+    least_memory: float,
+) -> tuple[list[list[int]] | None, int]: ...

@@ -1,0 +1,29 @@
+"""What a rank does in a step: the words of the tables that the simulator and the executor run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    RECV_ACTIVATION = "recv_activation"  # wait for the pieces from the ministage before
+    GATHER_ACTIVATION = "gather_activation"  # all-gather them over the tensor-parallel group
+    F = "F"  # forward
+    SEND_ACTIVATION = "send_activation"  # start sending to the ministage after
+    R = "R"  # recompute the forward, with what the backward needs kept
+    RECV_GRADIENT = "recv_gradient"
+    GATHER_GRADIENT = "gather_gradient"
+    B = "B"  # backward, both halves at once
+    I = "I"  # noqa: E741  # its first half: the gradient of the input
+    SEND_GRADIENT = "send_gradient"
+    W = "W"  # its second half: the gradients of the weights
+    REDUCE = "reduce"  # sum gradients with all others that hold the same layers
+    STEP = "step"  # clip, update, and gather the parameters
+
+
+@dataclass(frozen=True)
+class Action:
+    kind: Kind
+    micro_batch: int | None = None  # None for REDUCE and STEP
+    ministage: int = 0  # which of the stage's, in the stage's own order

@@ -1,0 +1,119 @@
+"""heteropp-calibrate: finds a chip's compute efficiency from the throughput of one measured run.
+
+The run had a whole cluster of one chip type, with stages alike, under 1F1B. The efficiency is the
+share of the chip's peak at which the same run, simulated, has the measured throughput.
+"""
+
+from __future__ import annotations
+
+import json as json_
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from heteropp.cli.errors import InputError, one_sentence
+from heteropp.cluster import read_cluster
+from heteropp.model import read_model
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+EXAMPLES = """\b
+Examples (the first is H2's Table 6, chip A):
+  heteropp-calibrate --cluster h2-256-a --model h2-100b --global-batch 512 \\
+    --pp 16 --dp 4 --tp 4 --tokens-per-chip-per-s 136.9
+  heteropp-calibrate --cluster cluster.toml --model model.toml --global-batch 64 \\
+    --pp 2 --dp 4 --tp 1 --recompute --tokens-per-chip-per-s 900 --output my-chip.toml
+"""
+
+
+@app.command(help=__doc__, epilog=EXAMPLES)
+def calibrate(
+    cluster: Annotated[Path, typer.Option(help="A cluster of one chip type: a file or preset.")],
+    model: Annotated[Path, typer.Option(help="A model file, config.json or preset.")],
+    global_batch: Annotated[int, typer.Option(min=1, max=1 << 20, help="Sequences per step.")],
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")],
+    dp: Annotated[int, typer.Option(min=1, help="Data-parallel degree.")],
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")],
+    tokens_per_chip_per_s: Annotated[float, typer.Option(help="The measurement.")],
+    recompute: Annotated[bool, typer.Option("--recompute", help="Activations came anew.")] = False,
+    offload: Annotated[bool, typer.Option("--offload", help="Stages used host memory.")] = False,
+    zero_stage: Annotated[int, typer.Option(min=0, max=2, help="How ZeRO cut the states.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the chip file with this efficiency here."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    with one_sentence():
+        if not 0 < tokens_per_chip_per_s < float("inf"):
+            raise InputError(
+                f"--tokens-per-chip-per-s is {tokens_per_chip_per_s}; expected more than 0"
+            )
+        machines, shape = read_cluster(cluster), read_model(model)
+        from heteropp import calibrate as library
+
+        run = library.Run(
+            cluster=machines,
+            model=shape,
+            global_batch=global_batch,
+            pp=pp,
+            dp=dp,
+            tp=tp,
+            recompute=recompute,
+            offload=offload,
+            zero_stage=zero_stage,
+            tokens_per_chip_per_s=tokens_per_chip_per_s,
+        )
+        try:
+            found = library.calibrate(run)
+        except library.CalibrationError as error:
+            raise InputError(str(error)) from None
+        chip_file = machines.nodes[0].chip.path
+        if output:
+            library.write_efficiency(chip_file, found.efficiency, output)
+    if json:
+        print(json_.dumps({**asdict(found), "assumed": _assumptions(run)}, indent=2))
+        return
+    from heteropp.planned import human_bytes
+
+    print(f"chip {found.chip} reaches {found.efficiency:.3f} of its peak in matrix products")
+    print(
+        f"predicted with it: {found.tokens_per_chip_per_s:.2f} tokens per chip and second "
+        f"(measured: {tokens_per_chip_per_s:g})"
+    )
+    fits = "fits" if found.memory_bytes <= found.capacity_bytes else "DOES NOT FIT"
+    print(
+        f"memory: {human_bytes(found.memory_bytes)} of {human_bytes(found.capacity_bytes)}, {fits}"
+    )
+    print("assumed:")
+    for line in _assumptions(run):
+        print(f"  {line}")
+    if output:
+        print(f"{output} is {chip_file.name} with this efficiency")
+
+
+def _assumptions(run) -> list[str]:
+    chip = run.cluster.nodes[0].chip
+    compute, links = chip.compute, chip.links
+    return [
+        f"stages alike: pp {run.pp}, dp {run.dp}, tp {run.tp}, {run.model.layers // run.pp} layers "
+        "each, and the embedding and the head beside the layers of the first and the last",
+        f"1F1B, one sequence a replica in each micro-batch, ZeRO stage {run.zero_stage}"
+        + (", recompute" if run.recompute else "")
+        + (", offload" if run.offload else ""),
+        f"{run.model.attention} attention, {run.model.dtype}",
+        f"peak {chip.peak_flops(run.model.dtype):.4g} FLOP/s, memory "
+        f"{chip.memory.bandwidth_bytes_per_s:.4g} bytes/s, {compute.launch_s:.2g} s a launch",
+        f"inside a node {links.intra_node_bytes_per_s:.4g} bytes/s; {links.nics_per_node} NICs of "
+        f"{links.nic_bytes_per_s:.4g} bytes/s; host {links.host_bytes_per_s:.4g} bytes/s",
+    ]
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""How a plan and a planner's answer look on a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from heteropp.cluster import Cluster
+from heteropp.plan import Plan, Stage
+
+if TYPE_CHECKING:
+    from heteropp.search.judge import Judged, Verdict
+
+SHOWN_STAGES = 40  # of each table
+FILE_COLUMNS = 160  # what is no terminal has no width of its own
+
+
+def output_console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=FILE_COLUMNS)
+
+
+def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
+    """A table of the plan's stages; R is recompute, time one micro-batch's."""
+    from heteropp.planned import human_bytes, rank_memory, rank_times
+
+    times, memory = rank_times(plan, cluster), rank_memory(plan, cluster)
+    several = len(plan.pipelines) > 1
+    table = Table(
+        title=f"model {plan.model.name} on cluster {cluster.name}", box=None, padding=(0, 2, 0, 0)
+    )
+    headings = ["stage", "vendor", "chip", "ranks", "layers", "dp", "tp", "R"]
+    for heading in ["pipeline", *headings] if several else headings:
+        table.add_column(heading, no_wrap=True)
+    for heading in ("memory", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    rows = [
+        (p, s, stage) for p, pipeline in enumerate(plan.pipelines)
+        for s, stage in enumerate(pipeline.stages)
+    ]  # fmt: skip
+    for p, s, stage in rows[:SHOWN_STAGES]:
+        ranks = [rank for replica in stage.replicas for rank in replica.ranks]
+        fullest = max(ranks, key=lambda r: memory[r].total / cluster.chip(r).memory.capacity_bytes)
+        need, capacity = memory[fullest].total, cluster.chip(fullest).memory.capacity_bytes
+        cells = [
+            str(s),
+            _together(cluster.chip(r.ranks[0]).vendor for r in stage.replicas),
+            _together(r.chip for r in stage.replicas),
+            ranges(ranks),
+            _layers(stage),
+            str(stage.dp),
+            str(stage.tp),
+            "yes" if stage.recompute else "no",
+            f"{human_bytes(need)} ({need / capacity:.0%})",
+            f"{max(times[rank].micro_batch_s for rank in ranks) * 1e3:.1f} ms",
+        ]
+        table.add_row(*([str(p), *cells] if several else cells))
+    console.print(table)
+    if len(rows) > SHOWN_STAGES:
+        console.print(f"... and {len(rows) - SHOWN_STAGES} stages more; --json lists all")
+
+
+def show_prediction(console: Console, verdict: Verdict) -> None:
+    """The step as simulated and as the planner costs it, what bounds it, and its runners-up."""
+    best, result = verdict.best, verdict.result
+    assert result is not None
+    plan, simulation = best.plan, best.simulation
+    shares = Counter(pipeline.micro_batches for pipeline in plan.pipelines)
+    micro_batches = " + ".join(f"{k} x {m}" if k > 1 else str(m) for m, k in shares.items())
+    say(
+        console,
+        f"{micro_batches} micro-batches of {plan.micro_batch} sequences; predicted step "
+        f"{seconds(simulation.step_s)}, {simulation.tokens_per_chip_per_s:,.0f} tokens per chip "
+        "and second",
+    )
+    stages = simulation.stage_shares
+    (bubble_place, bubble) = max(stages.items(), key=lambda item: item[1].bubble)
+    (sending_place, sending) = max(stages.items(), key=lambda item: item[1].communication)
+    work = sum(share.work for share in stages.values()) / len(stages)
+    say(
+        console,
+        f"of the step, stages work {work:.0%} on average; the most bubble is {bubble.bubble:.0%} "
+        f"(stage {_place(bubble_place, plan)}), the most communication "
+        f"{sending.communication:.0%} (stage {_place(sending_place, plan)})",
+    )
+    say(console, f"{_proof(verdict)}; searched in {verdict.search_s:.2f} s, {result.steps:,} steps")
+    for judged in verdict.judged[1:]:
+        say(console, f"runner-up: {outline(judged.plan)}: {why_slower(judged, best)}")
+    for note in result.notes:
+        say(console, f"left out: {note}")
+
+
+def show_all(console: Console, verdicts: list[Verdict], cluster: Cluster) -> None:
+    """Every planner's best plan, judged by one simulator."""
+    table = Table(
+        title=f"all planners on cluster {cluster.name}, under one simulator", box=box.SIMPLE_HEAD
+    )
+    table.add_column("planner", no_wrap=True)
+    for heading in ("step", "tokens/chip/s", "own cost", "search"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("plan")
+    for verdict in verdicts:
+        if not verdict.judged:
+            table.add_row(verdict.planner, "none", "", "", f"{verdict.search_s:.2f} s",
+                          str(verdict.error))  # fmt: skip
+            continue
+        best = verdict.best
+        table.add_row(
+            verdict.planner,
+            seconds(best.simulation.step_s),
+            f"{best.simulation.tokens_per_chip_per_s:,.0f}",
+            seconds(best.cost_s),
+            f"{verdict.search_s:.2f} s",
+            outline(best.plan),
+        )
+    console.print(table)
+
+
+def show_terms(console: Console, plan: Plan, cluster: Cluster) -> None:
+    """Every term of the time and memory of each stage's first rank."""
+    from heteropp.planned import human_bytes, rank_memory, rank_times
+
+    times, memory = rank_times(plan, cluster), rank_memory(plan, cluster)
+    firsts = [stage.replicas[0].ranks[0] for p in plan.pipelines for stage in p.stages]
+    table = Table(title="what the prediction is made of", box=box.SIMPLE_HEAD)
+    table.add_column("term")
+    for rank in firsts[:SHOWN_STAGES]:
+        table.add_column(f"rank {rank}", justify="right")
+    for field in fields(times[0]):
+        cells = (f"{getattr(times[r], field.name) * 1e3:.2f} ms" for r in firsts[:SHOWN_STAGES])
+        table.add_row(_words(field.name.removesuffix("_s")), *cells)
+    for field in fields(memory[0]):
+        cells = (human_bytes(getattr(memory[r], field.name)) for r in firsts[:SHOWN_STAGES])
+        table.add_row(f"{_words(field.name)} memory", *cells)
+    console.print(table)
+
+
+def as_dict(verdict: Verdict) -> dict:
+    """For --json."""
+    found: dict = {"planner": verdict.planner}
+    if verdict.error is not None:
+        found["error"] = str(verdict.error)
+    if not verdict.judged:
+        return found
+    result, best = verdict.result, verdict.best
+    found |= {
+        "plan": asdict(best.plan),
+        "step_s": best.simulation.step_s,
+        "tokens_per_chip_per_s": best.simulation.tokens_per_chip_per_s,
+        "search_s": verdict.search_s,
+        "stages": [
+            {"pipeline": p, "stage": s, **asdict(share)}
+            for (p, s), share in sorted(best.simulation.stage_shares.items())
+        ],
+    }
+    if result is None:  # the nearest plan, which does not fit
+        return found
+    return found | {
+        "cost_s": best.cost_s,
+        "lower_bound_s": result.lower_bound_s,
+        "gap": result.gap,
+        "steps": result.steps,
+        "runners_up": [
+            {
+                "step_s": judged.simulation.step_s,
+                "cost_s": judged.cost_s,
+                "why": why_slower(judged, best),
+                "plan": asdict(judged.plan),
+            }
+            for judged in verdict.judged[1:]
+        ],
+        "left_out": result.notes,
+    }
+
+
+def outline(plan: Plan) -> str:
+    """A plan in a line; stages that are alike together."""
+    pipelines = []
+    for pipeline in plan.pipelines:
+        alike: list[tuple[str, int]] = []
+        for stage in pipeline.stages:
+            words = (
+                f"{_together(r.chip for r in stage.replicas)} {_layers(stage)} layers "
+                f"dp {stage.dp} tp {stage.tp}" + (" recompute" if stage.recompute else "")
+            )
+            if alike and alike[-1][0] == words:
+                alike[-1] = (words, alike[-1][1] + 1)
+            else:
+                alike.append((words, 1))
+        pipelines.append(", ".join(f"{n} x {w}" if n > 1 else w for w, n in alike))
+    distinct = list(dict.fromkeys(pipelines))
+    return " | ".join(
+        f"{pipelines.count(p)} pipelines of {p}" if pipelines.count(p) > 1 else p for p in distinct
+    )
+
+
+def why_slower(judged: Judged, best: Judged) -> str:
+    """What makes a runner-up lose."""
+    more = judged.simulation.step_s / best.simulation.step_s - 1
+    if judged.cost_s == best.cost_s and abs(more) < 1e-9:
+        return "as fast"
+    busiest, busiest_best = _busiest_s(judged), _busiest_s(best)
+    figure = f"{seconds(judged.simulation.step_s)} ({more:+.1%})"
+    if busiest > busiest_best * 1.001:
+        return f"{figure}, its busiest stage works {seconds(busiest)}, not {seconds(busiest_best)}"
+    if more >= 0:
+        return f"{figure}, more of it waiting: its pipeline is longer or less even"
+    return f"{figure} simulated, but it costs {judged.cost_s / best.cost_s - 1:+.1%} more"
+
+
+def say(console: Console, sentence: str) -> None:
+    console.print(sentence, soft_wrap=True, markup=False)
+
+
+def seconds(value: float) -> str:
+    return f"{value:,.2f} s" if value >= 10 else f"{value * 1e3:,.1f} ms"
+
+
+def ranges(ranks: list[int]) -> str:
+    """Ranks as "0-3, 8"."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and parts[-1][1] == rank - 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def _proof(verdict: Verdict) -> str:
+    result = verdict.result
+    assert result is not None
+    best = result.best
+    if verdict.planner != "exact":
+        return f"{verdict.planner}'s own cost {seconds(best.cost_s)}"
+    bound = f"lower bound {seconds(result.lower_bound_s)}, gap {result.gap:.2%}"
+    return f"cost by the formula of section 4.3.2 {seconds(best.cost_s)}, {bound}"
+
+
+def _busiest_s(judged: Judged) -> float:
+    work = max(share.work for share in judged.simulation.stage_shares.values())
+    return work * judged.simulation.step_s
+
+
+def _layers(stage: Stage) -> str:
+    count = str(stage.layer_count)
+    return f"{count} in {stage.ministages}" if stage.ministages > 1 else count
+
+
+def _place(place: tuple[int, int], plan: Plan) -> str:
+    pipeline, stage = place
+    return f"{stage} of pipeline {pipeline}" if len(plan.pipelines) > 1 else str(stage)
+
+
+def _together(names: Iterable[str]) -> str:
+    return " + ".join(dict.fromkeys(names))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

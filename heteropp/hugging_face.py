@@ -1,0 +1,106 @@
+"""A Hugging Face config.json as a model file: the Llama family's, as far as our model goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict
+
+from heteropp.files import FileError, read_json
+
+FAMILY = ("llama", "mistral")
+# what our model has no form of, with the value under which a config does without it
+_MUST_BE: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "tie_word_embeddings": (False,),
+    "rope_scaling": (None,),
+    "sliding_window": (None,),
+    "quantization_config": (None,),
+}
+# float16 weights are trained in bfloat16, of the same size
+_DTYPES = {
+    "float32": "float32",
+    "float64": "float64",
+    "bfloat16": "bfloat16",
+    "float16": "bfloat16",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Config:
+    __pydantic_config__ = ConfigDict(extra="ignore", strict=True)
+    model_type: str
+    num_hidden_layers: int | None = None
+    hidden_size: int | None = None
+    num_attention_heads: int | None = None
+    intermediate_size: int | None = None
+    vocab_size: int | None = None
+    max_position_embeddings: int | None = None
+    num_key_value_heads: int | None = None  # absent: as many as attention heads
+    head_dim: int | None = None
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    torch_dtype: str | None = None
+    dtype: str | None = None  # newer for torch_dtype
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    rope_scaling: Any = None
+    sliding_window: Any = None
+    quantization_config: Any = None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The fields of a model file that say what a config.json says. Raises FileError."""
+    config = read_json(path, _Config)
+    if config.model_type not in FAMILY:
+        raise FileError(
+            f"{path}: model_type is {config.model_type!r}; expected one of {', '.join(FAMILY)} "
+            "(plan another family as a Llama-shaped model of its size, as preset "
+            "autohet-gpt3-6.7b does)"
+        )
+    for key, values in _MUST_BE.items():
+        if getattr(config, key) not in values:
+            raise FileError(
+                f"{path}: {key} is {getattr(config, key)!r}; expected {values[0]!r}, the only form "
+                "our model has"
+            )
+    sizes = {
+        "layers": "num_hidden_layers",
+        "hidden": "hidden_size",
+        "heads": "num_attention_heads",
+        "intermediate": "intermediate_size",
+        "vocab": "vocab_size",
+        "sequence_length": "max_position_embeddings",
+    }
+    for key in sizes.values():
+        if getattr(config, key) is None:
+            raise FileError(f"{path}: {key}: missing")
+    fields = {name: getattr(config, key) for name, key in sizes.items()}
+    _check_heads(path, config)
+    dtype = config.dtype or config.torch_dtype or "float32"
+    if dtype not in _DTYPES:
+        raise FileError(f"{path}: dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
+    return {
+        **fields,
+        "name": path.absolute().parent.name or config.model_type,
+        "kv_heads": config.num_key_value_heads or config.num_attention_heads,
+        "rope_theta": config.rope_theta,
+        "norm_eps": config.rms_norm_eps,
+        "dtype": _DTYPES[dtype],
+    }
+
+
+def _check_heads(path: Path, config: _Config) -> None:
+    heads, hidden, size = config.num_attention_heads, config.hidden_size, config.head_dim
+    assert heads is not None and hidden is not None
+    if size is not None and size * heads != hidden:
+        raise FileError(
+            f"{path}: head_dim is {size}; expected hidden_size / num_attention_heads, "
+            f"{hidden} / {heads}"
+        )

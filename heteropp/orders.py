@@ -1,0 +1,136 @@
+"""In which order a stage computes, for each schedule: F and B, or F, I and W.
+
+A function gives the (kind, micro-batch, ministage) of one stage of `stages`. Backwards of a
+ministage go through the micro-batches in ascending order, so that gradients are summed in the
+order of a plain training loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+from heteropp.action import Kind
+
+Work = tuple[Kind, int, int]  # kind, micro-batch, ministage
+Order = Callable[[int, int, int, int], Iterable[Work]]  # stages, stage, micro-batches, ministages
+
+
+def one_f_one_b(stages: int, stage: int, micro_batches: int, _: int = 1) -> list[Work]:
+    """Stage s of P runs P - s - 1 forwards ahead, then alternates."""
+    ahead = min(stages - 1 - stage, micro_batches)
+    forwards = [(Kind.F, i, 0) for i in range(micro_batches)]
+    backwards = [(Kind.B, i, 0) for i in range(micro_batches)]
+    return _alternate(forwards, backwards, ahead)
+
+
+def gpipe(_stages: int, _stage: int, micro_batches: int, ministages: int) -> list[Work]:
+    """All micro-batches through a ministage, then the next; backward reversed (Zorse, 4.1.1)."""
+    return [
+        *((Kind.F, i, k) for k in range(ministages) for i in range(micro_batches)),
+        *((Kind.B, i, k) for k in reversed(range(ministages)) for i in range(micro_batches)),
+    ]
+
+
+def interleaved(stages: int, stage: int, micro_batches: int, ministages: int) -> list[Work]:
+    """Megatron's order: groups of P micro-batches go through ministage after ministage.
+
+    Micro-batches that do not fill the last group are run as if they did.
+    """
+    if ministages == 1:
+        return one_f_one_b(stages, stage, micro_batches)
+    filled = -(-micro_batches // stages) * stages
+    turns = [
+        (group + i, k)
+        for group in range(0, filled, stages)
+        for k in range(ministages)
+        for i in range(stages)
+    ]
+    forwards = [(Kind.F, i, k) for i, k in turns]
+    backwards = [(Kind.B, i, ministages - 1 - k) for i, k in turns]
+    ahead = min(2 * (stages - 1 - stage) + (ministages - 1) * stages, len(turns))
+    return _only(micro_batches, _alternate(forwards, backwards, ahead))
+
+
+def zb_h1(stages: int, stage: int, micro_batches: int, _: int = 1) -> list[Work]:
+    """1F1B whose stage s puts each W off by s backwards; what is left of them fills the end.
+
+    So no stage holds more micro-batches than the first of 1F1B does (Zero Bubble, section 3.1).
+    """
+    order: list[Work] = []
+    for kind, i, _k in one_f_one_b(stages, stage, micro_batches):
+        if kind == Kind.F:
+            order.append((kind, i, 0))
+            continue
+        order.append((Kind.I, i, 0))
+        if i >= stage:
+            order.append((Kind.W, i - stage, 0))
+    first = max(micro_batches - stage, 0)
+    return order + [(Kind.W, i, 0) for i in range(first, micro_batches)]
+
+
+def zb_v(stages: int, stage: int, micro_batches: int, _: int = 2) -> list[Work]:
+    """Two ministages in a V, from the first stage down to the last and back up.
+
+    A stage holds as much as the first of 1F1B does, and no one idles between its first and last
+    action where F, I and W take equally long (Pipeline Parallelism with Controllable Memory).
+    Fewer than 2 P micro-batches are run as if they were as many.
+    """
+    count = max(micro_batches, 2 * stages)
+    order: list[Work] = []
+    done = {(kind, k): 0 for kind in (Kind.F, Kind.I, Kind.W) for k in (0, 1)}
+
+    def run(*works: tuple[Kind, int]) -> None:
+        for kind, k in works:
+            if done[kind, k] < count:
+                order.append((kind, done[kind, k], k))
+                done[kind, k] += 1
+
+    down, up = 0, 1
+    for _ in range(2 * (stages - stage) - 1):
+        run((Kind.F, down))
+    for _ in range(stage):
+        run((Kind.F, up), (Kind.F, down))
+    for _ in range(stages - stage):
+        run((Kind.F, up), (Kind.I, up), (Kind.W, up))
+    while done[Kind.F, up] < count:
+        run((Kind.F, down), (Kind.I, down), (Kind.W, down))
+        run((Kind.F, up), (Kind.I, up), (Kind.W, up))
+    for _ in range(stage):
+        run((Kind.I, down), (Kind.I, up))
+    for _ in range(stages - stage):
+        run((Kind.I, down), (Kind.W, down))
+    for _ in range(stages):
+        run((Kind.W, up))
+    for _ in range(stages):
+        run((Kind.W, down))
+    return _only(micro_batches, order)
+
+
+ORDERS: dict[str, Order] = {
+    "1f1b": one_f_one_b,
+    "gpipe": gpipe,
+    "interleaved-1f1b": interleaved,
+    "zb-h1": zb_h1,
+    "zb-v": zb_v,
+}
+
+
+@lru_cache(maxsize=4096)
+def order(
+    schedule: str, stages: int, stage: int, micro_batches: int, ministages: int
+) -> tuple[Work, ...]:
+    return tuple(ORDERS[schedule](stages, stage, micro_batches, ministages))
+
+
+def _alternate(forwards: list[Work], backwards: list[Work], ahead: int) -> list[Work]:
+    """`ahead` forwards, then one forward and one backward in turn, then the rest."""
+    order = forwards[:ahead]
+    for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+        order += [forward, backward]
+    return order + backwards[len(forwards) - ahead :]
+
+
+def _only(micro_batches: int, order: list[Work]) -> list[Work]:
+    """What is left of an order when it has fewer micro-batches: no one waits for the others."""
+    return [work for work in order if work[1] < micro_batches]

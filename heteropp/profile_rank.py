@@ -1,0 +1,232 @@
+"""Measures stages on this process's chip, as it is told on standard input.
+
+The first line is the chip and the model, every other one a block; each is answered by one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from heteropp.device import Device, open_device
+from heteropp.hyperparameters import Hyperparameters
+from heteropp.llama import StageModule
+from heteropp.model import Model
+from heteropp.profile import Block, Measured
+from heteropp.stage_trace import model_around, update
+from heteropp.trace import CountingGroup
+from heteropp.zero import FlatParameters
+
+REPEATS = 5  # of what a real chip is timed at, after one that warms it up
+SETTLING_S = 5
+
+
+class Stage:
+    """A block on the device, with a group that communicates nothing."""
+
+    def __init__(self, model: Model, block: Block, device: Device) -> None:
+        self.block, self.device = block, device
+        model, span = model_around(model, block.layers, block.first, block.last)
+        dtype = getattr(torch, model.dtype)
+        group = CountingGroup(block.tp)
+        self.module = StageModule(model, span, group, device.device, dtype)
+        for parameter in self.module.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+        self.entered: list[Tensor] = []  # the activations that the first layer is given
+        if block.first:
+            self.module.embedding.register_forward_hook(
+                lambda _, args, output: self.entered.append(output)
+            )
+        self.flat = FlatParameters(self.module, None, 0, Hyperparameters())
+        self.rows = block.sequences * model.sequence_length
+        self.tokens = torch.zeros(self.rows, dtype=torch.int64, device=device.device)
+        self.shape, self.dtype = (self.rows, model.hidden), dtype
+
+    def input(self) -> Tensor:
+        if self.block.first:
+            return self.tokens
+        x = torch.ones(self.shape, device=self.device.device, dtype=self.dtype).requires_grad_()
+        self.entered.append(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.block.last:
+            return self.module(x, self.tokens) / self.rows
+        return self.module(x)
+
+    def gradient(self) -> Tensor | None:
+        if self.block.last:
+            return None
+        return torch.ones(self.shape, device=self.device.device, dtype=self.dtype)
+
+
+def measure(model: Model, block: Block, device: Device) -> Measured:
+    _settle(device, 0)
+    stage = Stage(model, block, device)
+    flat = stage.flat
+    memory = _memory(stage)
+
+    def forward() -> Callable[[], object]:
+        x = stage.input()
+        return lambda: stage.forward(x)
+
+    def forward_that_keeps_nothing() -> Callable[[], object]:
+        x = stage.input()
+
+        def run() -> None:
+            with torch.no_grad():
+                stage.forward(x)
+
+        return run
+
+    def input_gradient() -> Callable[[], object]:
+        stage.entered.clear()
+        output, gradient = stage.forward(stage.input()), stage.gradient()
+        return lambda: torch.autograd.grad(output, stage.entered, gradient)
+
+    def backward() -> Callable[[], object]:
+        output, gradient = stage.forward(stage.input()), stage.gradient()
+        return lambda: torch.autograd.backward(output, gradient)
+
+    forward_s = _seconds(device, forward)
+    recompute_s = _seconds(device, forward_that_keeps_nothing)
+    backward_input_s = _seconds(device, input_gradient)
+    backward_s = _seconds(device, backward)
+    stage.entered.clear()
+    return Measured(
+        block=block,
+        forward_s=forward_s,
+        recompute_s=recompute_s,
+        backward_input_s=backward_input_s,
+        backward_weight_s=max(0.0, backward_s - backward_input_s),
+        norm_s=_seconds(device, lambda: lambda: flat.norms(0)),
+        update_s=_seconds(device, lambda: lambda: update(flat)),
+        **memory,
+    )
+
+
+def _seconds(device: Device, prepare: Callable[[], Callable[[], object]]) -> float:
+    """What the device needs for what `prepare` prepares: on an emulated chip, its own account."""
+    import ditorch
+
+    def once() -> float:
+        run = prepare()
+        _synchronize(device)
+        if ditorch.is_emulated():
+            ditorch.pacing_reset()
+            run()
+            _synchronize(device)
+            account = ditorch.pacing()
+            assert account is not None
+            return account.busy_s
+        begin = device.clock.mark()
+        run()
+        end = device.clock.mark()
+        _synchronize(device)
+        return device.clock.seconds(end) - device.clock.seconds(begin)
+
+    if ditorch.is_emulated():
+        return once()
+    once()
+    return statistics.median(once() for _ in range(REPEATS))
+
+
+def _synchronize(device: Device) -> None:
+    if device.device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def _memory(stage: Stage) -> dict[str, int | None]:
+    """Bytes beyond the parameters, gradients, averages and constants."""
+    if stage.device.device.type == "cpu":
+        names = ("kept_bytes", "kept_recompute_bytes", "working_bytes", "update_bytes")
+        return dict.fromkeys(names)
+
+    held = _allocated(stage.device)
+    torch.accelerator.reset_peak_memory_stats()
+    x = stage.input()
+    with torch.no_grad():
+        output = stage.forward(x)
+    del output
+    stage.entered.clear()
+    kept_recompute = _allocated(stage.device) - held
+    output = stage.forward(x)
+    stage.entered.clear()
+    kept = _allocated(stage.device) - held
+    gradient = stage.gradient()
+    torch.autograd.backward(output, gradient)
+    working = _most(stage.device) - held
+    del x, output, gradient
+    _settle(stage.device, held)
+    torch.accelerator.reset_peak_memory_stats()
+    update(stage.flat)
+    return {
+        "kept_bytes": kept,
+        "kept_recompute_bytes": kept_recompute,
+        "working_bytes": working,
+        "update_bytes": _most(stage.device) - held,
+    }
+
+
+def _allocated(device: Device) -> int:
+    _synchronize(device)
+    return torch.accelerator.memory_allocated()
+
+
+def _most(device: Device) -> int:
+    _synchronize(device)
+    return torch.accelerator.max_memory_allocated()
+
+
+def _settle(device: Device, held_bytes: int) -> None:
+    """Waits for autograd's own thread to let go of what it worked on, so that no more is held."""
+    if device.device.type == "cpu":
+        return
+    deadline_s = time.monotonic() + SETTLING_S
+    while _allocated(device) > held_bytes and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+
+
+def main() -> None:
+    """Answers on the standard output that it was given, which nothing else then writes to."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+
+    def answer(kind: str, content: Any) -> None:
+        answers.write(json.dumps({kind: content}) + "\n")
+
+    try:
+        start = json.loads(sys.stdin.readline())
+        model = TypeAdapter(Model).validate_json(json.dumps(start["model"]))
+        device = open_device("chip", start["chip"], start["chip_type"])
+    except Exception as error:
+        answer("failed", f"{type(error).__name__}: {_one_line(error)}")
+        return
+    answer("ready", str(device.device))
+    for line in sys.stdin:
+        try:
+            block = TypeAdapter(Block).validate_json(line)
+            answer("measured", asdict(measure(model, block, device)))
+        except torch.OutOfMemoryError as error:
+            answer("out_of_memory", _one_line(error))
+        except Exception as error:
+            answer("failed", f"{type(error).__name__}: {_one_line(error)}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What stages cost, as functions of their layers: lines for time, planes for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from heteropp.cost import Memory, StageShape, Time, stage_memory, stage_time
+from heteropp.profile import chip_profile
+from heteropp.schedule import bubble_coefficient
+from heteropp.search.space import Degrees, Links, Share, Space, StageChoice
+
+MANY = 2.0**20  # micro-batches in flight, beside which the update does not count
+ROUNDING_BYTES = 16  # of memory told for other numbers of layers
+
+Line = tuple[float, float]  # fixed, and per layer
+Plane = tuple[float, float, float, float]  # and the same for each micro-batch in flight but one
+
+
+class StageCost(NamedTuple):
+    """The largest line or plane counts."""
+
+    time_s: list[Line]  # T of section 4.3.2, of a micro-batch
+    update_s: list[Line]  # U of section 4.3.2, of a step
+    memory: list[Plane]  # bytes
+    measured_s: tuple[tuple[float, float], ...] = ()  # T and U by layers, where no line tells
+
+    def seconds(self, layers: int) -> tuple[float, float]:
+        """T and U of section 4.3.2."""
+        if self.measured_s:
+            return self.measured_s[layers - 1]
+        return _largest(self.time_s, layers), _largest(self.update_s, layers)
+
+    def bytes(self, layers: int, in_flight: float) -> float:
+        return ROUNDING_BYTES + max(
+            fixed + layers * each + (in_flight - 1) * (kept + layers * kept_each)
+            for fixed, each, kept, kept_each in self.memory
+        )
+
+
+class Costs:
+    """What stages of a space cost, each worked out once."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self._made: dict[tuple, tuple[StageCost, StageCost]] = {}
+
+    def of(
+        self,
+        type_index: int,
+        degrees: Degrees,
+        share: Share,
+        links: tuple[Links, ...],
+        *,
+        recompute: bool,
+        first: bool,
+        last: bool,
+    ) -> StageCost:
+        key = (type_index, degrees, share, links, first, last)
+        if key not in self._made:
+            self._made[key] = _stage_costs(self.space, *key)
+        return self._made[key][recompute]
+
+
+def evaluate(costs: Costs, share: Share, stages: Sequence[StageChoice]) -> tuple[float, float]:
+    """Section 4.3.2 for the stages of a plan, and the most bytes that a stage lacks, or 0."""
+    schedule, count = costs.space.request.schedule, share.micro_batches
+    alpha = bubble_coefficient(schedule)
+    most_s = sum_s = lacking_bytes = 0.0
+    begins = [0] * len(costs.space.types)  # the next stage's first chip, by chip type
+    for index, stage in enumerate(stages):
+        chips = costs.space.types[stage.type_index]
+        links = chips.links(begins[stage.type_index], stage.degrees)
+        begins[stage.type_index] += stage.degrees.chips
+        after = len(stages) - 1 - index
+        cost = costs.of(
+            *(stage.type_index, stage.degrees, share, links),
+            recompute=stage.recompute,
+            first=index == 0,
+            last=after == 0,
+        )
+        time_s, update_s = cost.seconds(stage.layers)
+        most_s = max(most_s, (count - alpha) * time_s + update_s)
+        sum_s += time_s
+        need = cost.bytes(stage.layers, in_flight(schedule, count, len(stages), after))
+        lacking_bytes = max(lacking_bytes, need - chips.chip.memory.capacity_bytes)
+    return most_s + alpha * sum_s, lacking_bytes
+
+
+def in_flight(schedule: str, micro_batches: int, stages: int, after: int) -> int:
+    """The most micro-batches that a stage with so many after it holds (heteropp.schedule)."""
+    if schedule == "1f1b":
+        return min(after + 1, micro_batches)
+    if schedule == "zb-h1":
+        return min(stages, micro_batches)
+    return micro_batches
+
+
+def _largest(lines: list[Line], layers: int) -> float:
+    return max(fixed + layers * each for fixed, each in lines)
+
+
+def _stage_costs(
+    space: Space,
+    type_index: int,
+    degrees: Degrees,
+    share: Share,
+    links: tuple[Links, ...],
+    first: bool,
+    last: bool,
+) -> tuple[StageCost, StageCost]:
+    """Without and with recompute; of the slowest rank, where ranks meet unlike links."""
+    chips = space.types[type_index]
+    profile = chip_profile(space.request.cluster, chips.name)
+    shape = StageShape(
+        layers=1,
+        first=first,
+        last=last,
+        tp=degrees.tp,
+        dp=degrees.dp,
+        sequences=share.replicas * share.sequences // degrees.dp,
+        zero_stage=space.request.zero_stage,
+        recompute=True,
+        in_turn=space.request.schedule == "gpipe",
+    )
+
+    def times(layers: int) -> list[Time]:
+        long = replace(shape, layers=layers)
+        return [stage_time(space.model, long, chips.chip, *met, profile) for met in links]
+
+    def bytes_(layers: int, in_flight: float, recompute: bool = True) -> Memory:
+        long = replace(shape, layers=layers, recompute=recompute)
+        return stage_memory(space.model, long, in_flight, share.micro_batches, profile)
+
+    one, two = times(1), times(2)
+    all_s = _lines([t.micro_batch_s for t in one], [t.micro_batch_s for t in two])
+    plain_s = _lines([_plain_s(t) for t in one], [_plain_s(t) for t in two])
+    update_s = _lines([t.step_s for t in one], [t.step_s for t in two])
+    alone = _alone_planes(space.model.layers, bytes_)
+    costs = [
+        StageCost(time_s, update_s, [_working_plane(bytes_, again), *alone])
+        for time_s, again in ((plain_s, False), (all_s, True))
+    ]
+    if profile is not None:  # measured times are sums of blocks of layers
+        found = [times(layers) for layers in range(1, space.model.layers + 1)]
+        steps = [max(t.step_s for t in each) for each in found]
+        plain = [max(_plain_s(t) for t in each) for each in found]
+        whole = [max(t.micro_batch_s for t in each) for each in found]
+        costs = [
+            cost._replace(measured_s=tuple(zip(measured, steps, strict=True)))
+            for cost, measured in zip(costs, (plain, whole), strict=True)
+        ]
+    return costs[0], costs[1]
+
+
+def _plain_s(time: Time) -> float:
+    return replace(time, recompute_s=0.0).micro_batch_s
+
+
+def _working_plane(bytes_: Callable[[int, float, bool], Memory], recompute: bool) -> Plane:
+    """Memory with the micro-batch at work, beside what the others in flight keep."""
+    one, two = (bytes_(layers, MANY + 1, recompute) for layers in (1, 2))
+    working = _line(1, one.total - one.kept, two.total - two.kept)
+    return (*working, *_line(1, one.kept / MANY, two.kept / MANY))
+
+
+def _alone_planes(layers: int, bytes_: Callable[[int, float], Memory]) -> list[Plane]:
+    """Memory with one micro-batch in flight, which may be that of the update.
+
+    So it is the larger of two lines over the layers, and those through its first and its last
+    two points tell it. With one in flight, recompute changes nothing.
+    """
+    ends = sorted({1, max(1, layers - 1)})
+    lines = {_line(at, bytes_(at, 1).total, bytes_(at + 1, 1).total) for at in ends}
+    return [(*line, 0.0, 0.0) for line in sorted(lines)]
+
+
+def _lines(ones: list[float], twos: list[float]) -> list[Line]:
+    """From the values with one layer and with two."""
+    return sorted({_line(1, one, two) for one, two in zip(ones, twos, strict=True)})
+
+
+def _line(at: int, value: float, next_value: float) -> Line:
+    """From the values at two numbers of layers."""
+    return value - at * (next_value - value), float(next_value - value)

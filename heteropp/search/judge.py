@@ -1,0 +1,106 @@
+"""Runs planners on one request and judges their plans under one simulator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from heteropp.cluster import Cluster
+from heteropp.plan import Plan, Prediction, validate
+from heteropp.planned import check_cluster, rank_memory
+from heteropp.profile import cited_profile
+from heteropp.search.planner import (
+    Candidate,
+    DoesNotFitError,
+    Request,
+    Result,
+    SearchError,
+    planner,
+)
+from heteropp.simulate import Simulation, simulate
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A plan as simulated; it carries its prediction."""
+
+    plan: Plan
+    cost_s: float  # its planner's own
+    simulation: Simulation
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one planner came to: its plans, its own choice first, or why it has none."""
+
+    planner: str
+    result: Result | None
+    judged: list[Judged]
+    search_s: float
+    error: SearchError | None = None
+
+    @property
+    def best(self) -> Judged:
+        return self.judged[0]
+
+
+def ask(name: str, request: Request, simulated: int = 4) -> Verdict:
+    """One planner's answer; `simulated` of its plans at most, its runners-up included.
+
+    What it cannot plan is in the verdict, not raised.
+    """
+    began_s = time.perf_counter()
+    try:
+        result = planner(name)(request)
+    except SearchError as error:
+        return Verdict(name, None, [], time.perf_counter() - began_s, error)
+    search_s = time.perf_counter() - began_s
+    candidates = [result.best, *result.runners_up][:simulated]
+    judged = [judge(candidate, result, request.cluster) for candidate in candidates]
+    return Verdict(name, result, judged, search_s)
+
+
+def ask_all(names: Iterable[str], request: Request) -> list[Verdict]:
+    """Every planner's answer, the best simulated first, those without a plan last."""
+    verdicts = [ask(name, request, simulated=1) for name in names]
+    return sorted(
+        verdicts,
+        key=lambda v: (not v.judged, v.best.simulation.step_s if v.judged else 0.0, v.planner),
+    )
+
+
+def judge(candidate: Candidate, result: Result, cluster: Cluster) -> Judged:
+    """Validates and simulates a plan."""
+    validate(candidate.plan)
+    check_cluster(candidate.plan, cluster)
+    simulation = simulate(candidate.plan, cluster)
+    prediction = _prediction(candidate, result.planner, result.lower_bound_s, simulation)
+    profile = cited_profile(cluster)
+    plan = replace(candidate.plan, profile=profile, prediction=prediction)
+    return Judged(plan, candidate.cost_s, simulation)
+
+
+def judge_nearest(name: str, error: DoesNotFitError, cluster: Cluster) -> Judged:
+    """The plan that overruns memory least, with its prediction."""
+    simulation = simulate(error.plan, cluster)
+    candidate = Candidate(error.plan, simulation.step_s)
+    prediction = _prediction(candidate, name, 0.0, simulation)
+    return Judged(replace(error.plan, prediction=prediction), candidate.cost_s, simulation)
+
+
+def _prediction(
+    candidate: Candidate, name: str, lower_bound_s: float, simulation: Simulation
+) -> Prediction:
+    plan, cluster = candidate.plan, simulation.cluster
+    return Prediction(
+        planner=name,
+        step_s=simulation.step_s,
+        cost_s=candidate.cost_s,
+        lower_bound_s=lower_bound_s,
+        tokens_per_chip_per_s=simulation.tokens_per_chip_per_s,
+        memory_bytes=tuple(memory.total for memory in rank_memory(plan, cluster)),
+        capacity_bytes=tuple(
+            cluster.chip(rank).memory.capacity_bytes for rank in range(plan.world_size)
+        ),
+    )

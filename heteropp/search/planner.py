@@ -1,0 +1,70 @@
+"""What every planner takes and gives, and the planners by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+
+from heteropp.cluster import Cluster
+from heteropp.model import Model
+from heteropp.plan import Plan, Schedule, ZeroStage
+
+PLANNERS = ("exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to plan for."""
+
+    cluster: Cluster
+    model: Model
+    global_batch: int  # sequences a step
+    sequences: int = 1  # of a micro-batch in each replica, for planners that do not choose it
+    zero_stage: ZeroStage = 1
+    schedule: Schedule = "1f1b"
+    uneven_layers: bool = False  # the stages of one chip type may hold unlike numbers of layers
+    stage_degrees: bool = False  # and have unlike tensor- and data-parallel degrees
+
+
+@dataclass(frozen=True)
+class Candidate:
+    plan: Plan
+    cost_s: float  # of a step, under the planner's own cost model
+
+
+@dataclass(frozen=True)
+class Result:
+    planner: str
+    best: Candidate
+    runners_up: list[Candidate]  # best first
+    lower_bound_s: float  # no plan of the planner's space costs less
+    steps: int  # what the planner looked at, in the unit its paper counts
+    notes: list[str] = field(default_factory=list)  # options left out, and why: a sentence each
+
+    @property
+    def gap(self) -> float:
+        """How far the best plan's cost may be from the optimum, as a share of the bound."""
+        return self.best.cost_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
+
+
+class SearchError(ValueError):
+    """No plan can be given; the message is one sentence."""
+
+
+class DoesNotFitError(SearchError):
+    """Every plan overruns some chip's memory; `plan` is the one that does so least."""
+
+    def __init__(self, message: str, plan: Plan) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+
+def planner(name: str) -> Callable[[Request], Result]:
+    """The planner of that name; one file each beside this one. Raises SearchError."""
+    if name not in PLANNERS:
+        raise SearchError(f"there is no planner {name!r}; expected one of {', '.join(PLANNERS)}")
+    search: Callable[[Request], Result] = import_module(
+        f"heteropp.search.{name.replace('-', '_')}"
+    ).search
+    return search

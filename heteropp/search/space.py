@@ -1,0 +1,280 @@
+"""HeteroAuto's search space (section 4.3.1): chip types, degrees, and what their stages cost.
+
+A type's stages take its ranks in order. What a stage costs depends on its place only through the
+links that its ranks meet, and most of its places are alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from heteropp.chips import ChipSpec
+from heteropp.cluster import Cluster, Link, Node
+from heteropp.model import Model
+from heteropp.plan import Pipeline, Plan, Replica, Stage
+from heteropp.search.planner import Request, SearchError
+
+SUBGROUP = 128  # chips
+ALONE = Link(0.0, math.inf)  # of a rank that has no peers
+Links = tuple[Link, Link]  # inside the tensor-parallel group, and across the replicas
+
+
+@dataclass(frozen=True, order=True)
+class Degrees:
+    """How the chips of a stage work together."""
+
+    tp: int
+    dp: int
+
+    @property
+    def chips(self) -> int:
+        return self.tp * self.dp
+
+
+@dataclass(frozen=True)
+class Group:
+    """Chips of one type, in rank order, that have degrees of their own."""
+
+    type_index: int
+    start: int  # its first chip, of those of its type
+    chips: int
+
+
+@dataclass(frozen=True)
+class StageChoice:
+    """A stage of a plan to be: which chip type, and all but its ranks."""
+
+    type_index: int
+    degrees: Degrees
+    recompute: bool
+    layers: int
+
+
+class ChipType:
+    """All chips of one type, in rank order."""
+
+    def __init__(self, cluster: Cluster, name: str, model: Model) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.nodes = [node for node in cluster.nodes if node.chip_name == name]
+        self.ranks = range(self.nodes[0].ranks.start, self.nodes[-1].ranks.stop)
+        self.chip: ChipSpec = self.nodes[0].chip
+        self.tp_degrees = self._tp_degrees(model)
+        self._links: dict[tuple[int, Degrees], tuple[Links, ...]] = {}
+
+    @property
+    def chips(self) -> int:
+        return len(self.ranks)
+
+    def _tp_degrees(self, model: Model) -> list[int]:
+        """Powers of two up to TP_MAX that divide the nodes and the model."""
+        sizes = [len(node.ranks) for node in self.nodes]
+        sizes += [model.kv_heads, model.intermediate, model.vocab, model.sequence_length]
+        powers = itertools.takewhile(lambda tp: tp <= self.chip.tp_limit, (2**i for i in range(20)))
+        return [tp for tp in powers if math.gcd(*sizes) % tp == 0]
+
+    @cached_property
+    def _kinds(self) -> list[int]:
+        """Which nodes are alike in all that links depend on, by node."""
+        seen: dict[tuple, int] = {}
+        return [
+            seen.setdefault((node.chip.links, len(node.ranks), node.place), len(seen))
+            for node in self.nodes
+        ]
+
+    @cached_property
+    def _alike(self) -> bool:
+        return max(self._kinds) == 0
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Of the nodes, in chips of this type."""
+        return [node.ranks.start - self.ranks.start for node in self.nodes]
+
+    def stage_links(self, group: Group, degrees: Degrees, align: int) -> list[tuple[Links, ...]]:
+        """The links of a stage that starts at each multiple of `align` in a group.
+
+        They come round again after those in the list.
+        """
+        stop = group.chips - degrees.chips + 1
+        if self._alike:
+            stop = min(stop, math.lcm(len(self.nodes[0].ranks), align))
+        return [self.links(group.start + at, degrees) for at in range(0, stop, align)]
+
+    def links(self, start: int, degrees: Degrees) -> tuple[Links, ...]:
+        """The unlike pairs of links that the ranks of a stage meet, from its first chip on."""
+        if self._alike:  # so it is the same wherever it starts in a node
+            start %= len(self.nodes[0].ranks)
+        key = (start, degrees)
+        if key not in self._links:
+            self._links[key] = self._find_links(start, degrees)
+        return self._links[key]
+
+    def _find_links(self, start: int, degrees: Degrees) -> tuple[Links, ...]:
+        stop = start + degrees.chips
+        first = bisect_right(self._starts, start) - 1
+        last = bisect_left(self._starts, stop) - 1
+        nodes: Sequence[int] = range(first, last + 1)
+        if self._alike and len(nodes) > 4:  # those between meet the same
+            nodes = [first, first + 1, first + 2, last]
+        replicas = {}
+        for node in nodes:
+            begin, size = self._starts[node], len(self.nodes[node].ranks)
+            replicas[node] = (min(stop, begin + size) - max(start, begin)) // degrees.tp
+        found = (self._links_of(node, replicas, degrees) for node in nodes)
+        return tuple(dict.fromkeys(found))
+
+    def _links_of(self, node: int, replicas: dict[int, int], degrees: Degrees) -> Links:
+        """What a rank of one node meets; of several slowest links, the first in rank order."""
+        own = self.nodes[node]
+        inside = self._intra(own) if degrees.tp > 1 else ALONE
+        across = {}
+        for other in replicas:
+            kind = (self._kinds[other], other == node)
+            if other == node and replicas[node] > 1:
+                across[kind] = self._intra(own)
+            elif other != node and kind not in across:
+                across[kind] = self.cluster.link(own.ranks.start, self.nodes[other].ranks.start)
+        return inside, min(across.values(), key=lambda link: link.bytes_per_s, default=ALONE)
+
+    def _intra(self, node: Node) -> Link:
+        return self.cluster.link(node.ranks.start, node.ranks.start + 1)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One way to cut the global batch: a micro-batch of `replicas` x `sequences` sequences."""
+
+    replicas: int  # most that a stage may have
+    sequences: int  # least that a replica takes of a micro-batch
+    micro_batches: int
+
+
+class Space:
+    """What a request may choose from."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.model = request.model
+        names = request.cluster.chip_names()
+        self.types = [ChipType(request.cluster, name, request.model) for name in names]
+
+    @cached_property
+    def groupings(self) -> list[list[Group]]:
+        """The chip types whole; and, where some are large, cut into groups of SUBGROUP chips.
+
+        Those are the two stages of section 4.3.3. Where every stage is free, nothing is cut.
+        """
+        whole = [Group(index, 0, chips.chips) for index, chips in enumerate(self.types)]
+        cut = [
+            Group(group.type_index, start, min(SUBGROUP, group.chips - start))
+            for group in whole
+            for start in range(0, group.chips, SUBGROUP)
+        ]
+        free = self.request.uneven_layers and self.request.stage_degrees
+        if free or not len(whole) < len(cut) <= self.model.layers:
+            return [whole]
+        return [whole, cut]
+
+    @cached_property
+    def shares(self) -> list[Share]:
+        """Every data-parallel degree (every size of a micro-batch) with which all chips are used.
+
+        At least one, or SearchError.
+        """
+        request = self.request
+        if request.global_batch % request.sequences:
+            raise SearchError(
+                f"global batch {request.global_batch} is not a multiple of the "
+                f"{request.sequences} sequences of a micro-batch in each replica"
+            )
+        slots = request.global_batch // request.sequences
+        counts = [chips.chips for chips in self.types]
+        most = min(slots, max(counts) if request.stage_degrees else min(counts))
+        shares = [
+            Share(replicas, request.sequences, slots // replicas)
+            for replicas in range(1, most + 1)
+            if slots % replicas == 0
+        ]
+        found = [share for share in shares if any(self.uses_all(g, share) for g in self.groupings)]
+        if not found:
+            raise self.no_degrees()
+        return found
+
+    def degrees(self, group: Group, share: Share) -> list[Degrees]:
+        """What a stage of a group may have, by chips, then tp."""
+        dps = [share.replicas]
+        if self.request.stage_degrees:
+            dps = [dp for dp in range(1, share.replicas + 1) if share.replicas % dp == 0]
+        tps = self.types[group.type_index].tp_degrees
+        found = (Degrees(tp, dp) for tp in tps for dp in dps)
+        return sorted((d for d in found if self._may_use(group, d)), key=lambda d: (d.chips, d.tp))
+
+    def _may_use(self, group: Group, degrees: Degrees) -> bool:
+        if self.request.stage_degrees:
+            return degrees.chips <= group.chips
+        stages, rest = divmod(group.chips, degrees.chips)
+        return rest == 0 and 1 <= stages <= self.model.layers
+
+    def uses_all(self, groups: list[Group], share: Share) -> bool:
+        """Whether some degrees use all chips in at most as many stages as there are layers."""
+        degrees = [self.degrees(group, share) for group in groups]
+        if not all(degrees):
+            return False
+        if self.request.stage_degrees:
+            return True  # the search itself finds out
+        least = sum(
+            group.chips // max(d.chips for d in own)
+            for group, own in zip(groups, degrees, strict=True)
+        )
+        return least <= self.model.layers
+
+    def no_degrees(self) -> SearchError:
+        slots = self.request.global_batch // self.request.sequences
+        counts = ", ".join(f"{chips.chips} of chip {chips.name}" for chips in self.types)
+        layers = (
+            "each stage holds at least one"
+            if self.request.uneven_layers
+            else "a type's stages hold the same number"
+        )
+        return SearchError(
+            f"no degrees use all chips ({counts}): each count must be stages x tp x dp, dp must "
+            f"divide {slots}, and {layers} of the {self.model.layers} layers"
+        )
+
+    def plan(self, share: Share, stages: Sequence[StageChoice]) -> Plan:
+        """The plan of those stages, first to last, on all ranks in order."""
+        micro_batch = share.replicas * share.sequences
+        made = list(self._stages(micro_batch, stages))
+        return Plan(
+            model=self.model,
+            global_batch=self.request.global_batch,
+            micro_batch=micro_batch,
+            schedule=self.request.schedule,
+            zero_stage=self.request.zero_stage,
+            pipelines=(Pipeline(micro_batches=share.micro_batches, stages=tuple(made)),),
+        )
+
+    def _stages(self, micro_batch: int, stages: Iterable[StageChoice]) -> Iterator[Stage]:
+        rank = layer = 0
+        for stage in stages:
+            tp, dp = stage.degrees.tp, stage.degrees.dp
+            firsts = range(rank, rank + tp * dp, tp)
+            yield Stage(
+                layers=(layer, layer + stage.layers),
+                recompute=stage.recompute,
+                replicas=tuple(
+                    Replica(
+                        ranks=tuple(range(first, first + tp)),
+                        chip=self.types[stage.type_index].name,
+                        batch_share=micro_batch // dp,
+                    )
+                    for first in firsts
+                ),
+            )
+            rank, layer = rank + tp * dp, layer + stage.layers

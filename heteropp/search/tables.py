@@ -1,0 +1,155 @@
+"""A part of the search space as problems of the native search (csrc/planner)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from heteropp import _planner
+from heteropp.cluster import Cluster
+from heteropp.plan import Plan
+from heteropp.planned import overrun, rank_memory
+from heteropp.schedule import bubble_coefficient
+from heteropp.search.costs import ROUNDING_BYTES, Costs, in_flight
+from heteropp.search.planner import DoesNotFitError, Request, SearchError
+from heteropp.search.space import Degrees, Group, Links, Share, Space, StageChoice
+
+SCHEDULES = ("1f1b", "gpipe", "zb-h1")  # those of one ministage a stage
+
+Allowed = tuple[frozenset[int], ...]  # tensor-parallel degrees, by group
+
+
+class Tables:
+    """One way to cut the batch and to group the chips."""
+
+    def __init__(self, space: Space, costs: Costs, share: Share, groups: list[Group]) -> None:
+        self.space, self.costs, self.share, self.groups = space, costs, share, groups
+        self.request = space.request
+        self.more_bytes = 0.0  # that every chip is thought to have
+        self._made: dict[tuple, _planner.Cost] = {}
+        self.keys = [self._keys(group) for group in groups]
+        self.choices = [
+            [self._choice(index, *key) for key in keys] for index, keys in enumerate(self.keys)
+        ]
+
+    @property
+    def everything(self) -> Allowed:
+        return tuple(frozenset(degrees.tp for degrees, _ in keys) for keys in self.keys)
+
+    def problems(self, allowed: Allowed) -> Iterator[_planner.Problem]:
+        """One; or one for each number of stages where what a stage holds depends on it."""
+        types = [self._chip_type(index, tp) for index, tp in enumerate(allowed)]
+        schedule, count = self.request.schedule, self.share.micro_batches
+        layers = self.space.model.layers
+        most = min(layers, sum(group.chips for group in self.groups))
+        for stages in range(len(types), most + 1) if schedule == "zb-h1" else [0]:
+            yield _planner.Problem(
+                layers=layers,
+                micro_batches=count,
+                alpha=bubble_coefficient(schedule),
+                in_flight=[in_flight(schedule, count, stages, after) for after in range(most)],
+                stages=stages,
+                types=types,
+            )
+
+    def stages(self, solution: _planner.Solution) -> tuple[StageChoice, ...]:
+        return tuple(
+            StageChoice(self.groups[index].type_index, *self.keys[index][choice], layers)
+            for index, choice, layers in solution.stages
+        )
+
+    def degrees(self, solution: _planner.Solution) -> tuple[int, ...]:
+        """The tensor-parallel degree of each group, of its first stage."""
+        tp: dict[int, int] = {}
+        for index, choice, _ in solution.stages:
+            tp.setdefault(index, self.keys[index][choice][0].tp)
+        return tuple(tp[index] for index in range(len(self.groups)))
+
+    def _keys(self, group: Group) -> list[tuple[Degrees, bool]]:
+        return [
+            (degrees, recompute)
+            for degrees in self.space.degrees(group, self.share)
+            for recompute in (False, True)
+        ]
+
+    def _choice(self, index: int, degrees: Degrees, recompute: bool) -> _planner.Choice:
+        group = self.groups[index]
+        align = degrees.tp if self.request.stage_degrees else degrees.chips
+        links = self.space.types[group.type_index].stage_links(group, degrees, align)
+        unlike = list(dict.fromkeys(links))
+        costs = [
+            [
+                self._cost(index, degrees, recompute, met, first, last)
+                for first, last in itertools.product((False, True), repeat=2)
+            ]
+            for met in unlike
+        ]
+        places = [unlike.index(met) for met in links]
+        return _planner.Choice(chips=degrees.chips, align=align, costs=costs, places=places)
+
+    def _cost(
+        self,
+        index: int,
+        degrees: Degrees,
+        recompute: bool,
+        links: tuple[Links, ...],
+        first: bool,
+        last: bool,
+    ) -> _planner.Cost:
+        """first, last: whether the stage is, if its group can hold such a one."""
+        ends = (first and index == 0, last and index == len(self.groups) - 1)
+        type_index = self.groups[index].type_index
+        key = (type_index, degrees, recompute, links, ends)
+        if key not in self._made:
+            cost = self.costs.of(
+                *(type_index, degrees, self.share, links),
+                recompute=recompute,
+                first=ends[0],
+                last=ends[1],
+            )
+            self._made[key] = _planner.Cost(**cost._asdict())
+        return self._made[key]
+
+    def _chip_type(self, index: int, tp: frozenset[int]) -> _planner.ChipType:
+        group = self.groups[index]
+        capacity = self.space.types[group.type_index].chip.memory.capacity_bytes
+        return _planner.ChipType(
+            chips=group.chips,
+            capacity_bytes=capacity - ROUNDING_BYTES + self.more_bytes,
+            choices=self.choices[index],
+            lanes=self._lanes(index, tp),
+        )
+
+    def _lanes(self, index: int, allowed: frozenset[int]) -> list[_planner.Lane]:
+        """Sets of choices that the stages of a group may mix."""
+        together: dict[object, list[int]] = {}
+        for choice, (degrees, recompute) in enumerate(self.keys[index]):
+            if degrees.tp in allowed:
+                lane = (
+                    None if self.request.stage_degrees else degrees,
+                    None if self.request.uneven_layers else recompute,
+                )
+                together.setdefault(lane, []).append(choice)
+        alike = not self.request.uneven_layers
+        return [_planner.Lane(choices=choices, alike=alike) for choices in together.values()]
+
+
+def check_schedule(planner: str, request: Request) -> None:
+    """Raises SearchError for a schedule that planners of one ministage a stage do not know."""
+    if request.schedule not in SCHEDULES:
+        raise SearchError(
+            f"planner {planner} plans {', '.join(SCHEDULES)}; the schedule is {request.schedule}"
+        )
+
+
+def does_not_fit(plan: Plan, cluster: Cluster) -> DoesNotFitError:
+    """The error with the plan that comes nearest, and where it overruns memory most."""
+    memory = rank_memory(plan, cluster)
+    over = [
+        (memory[rank].total - cluster.chip(rank).memory.capacity_bytes, -rank)
+        for rank in range(plan.world_size)
+    ]
+    rank = -max(over)[1]
+    capacity = cluster.chip(rank).memory.capacity_bytes
+    sentence = overrun(plan, rank, memory[rank].total, capacity)
+    return DoesNotFitError(f"no plan fits: in the nearest, {sentence}", plan)

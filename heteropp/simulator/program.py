@@ -1,0 +1,303 @@
+"""A plan on a cluster as actors for the engine: seconds, messages and who reduces with whom.
+
+An actor is one tensor-parallel replica, whose ranks work in step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+
+from heteropp.action import Action, Kind
+from heteropp.cluster import Cluster
+from heteropp.cost import Time, all_gather_s, all_reduce_s, stage_time
+from heteropp.parameters import model_parameters
+from heteropp.plan import Plan, Stage, ministage_layers
+from heteropp.planned import group_links, slowest_link, stage_shape
+from heteropp.profile import chip_profile
+from heteropp.reshard import messages, piece_box
+from heteropp.schedule import actions, path
+from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Delivery, Op
+from heteropp.simulator.reductions import Group
+
+WORKS = (
+    Kind.F,
+    Kind.R,
+    Kind.B,
+    Kind.I,
+    Kind.W,
+    Kind.GATHER_ACTIVATION,
+    Kind.GATHER_GRADIENT,
+)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where an actor stands in the plan."""
+
+    pipeline: int
+    stage: int
+    replica: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    seats: list[Seat]  # by actor
+    tables: list[list[Action]]  # by actor; one op each, but for the step at the end
+    actors: list[Actor]
+    groups: list[Group]
+    reductions: list[list[list[int]]]  # by actor and ministage: its groups, in order
+    norm_s: list[float]  # by actor: of its step, before all meet
+    exchange_s: float
+    update_s: list[float]  # by actor: after
+
+
+def compile_plan(
+    plan: Plan, cluster: Cluster, emulated: bool, slowdown: Mapping[int, float], overlap: bool
+) -> Program:
+    """`emulated`: every pair of ranks has a link of its own, as emulated chips do.
+
+    `slowdown` by rank: factors of the seconds of its work.
+    """
+    return _Compiler(plan, cluster, emulated, slowdown).program(overlap)
+
+
+class _Compiler:
+    def __init__(
+        self, plan: Plan, cluster: Cluster, emulated: bool, slowdown: Mapping[int, float]
+    ) -> None:
+        self.plan, self.cluster, self.emulated = plan, cluster, emulated
+        self.seats = [
+            Seat(p, s, r, replica.ranks)
+            for p, pipeline in enumerate(plan.pipelines)
+            for s, stage in enumerate(pipeline.stages)
+            for r, replica in enumerate(stage.replicas)
+        ]
+        self.actor_of = {rank: a for a, seat in enumerate(self.seats) for rank in seat.ranks}
+        self.layers = [ministage_layers(pipeline, plan.schedule) for pipeline in plan.pipelines]
+        self.times = [self._times(seat) for seat in self.seats]
+        self.slowdown = [max(slowdown.get(r, 1.0) for r in seat.ranks) for seat in self.seats]
+        self.pipes: dict[object, int] = {}
+        self.outboxes: list[list[list[Delivery]]] = []
+        self.inboxes: list[list[list[int]]] = []
+        for seat in self.seats:
+            slots = range(2 * self._stage(seat).ministages)
+            self.outboxes.append([[] for _ in slots])
+            self.inboxes.append([[] for _ in slots])
+
+    def program(self, overlap: bool) -> Program:
+        for p in range(len(self.plan.pipelines)):
+            self._connect(p)
+        groups, reductions = self._reductions()
+        tables: dict[tuple[int, int], list[Action]] = {}
+        ops: dict[tuple[int, int], list[Op]] = {}
+        for p, pipeline in enumerate(self.plan.pipelines):
+            for s, stage in enumerate(pipeline.stages):
+                tables[p, s] = actions(self.plan.schedule, pipeline, s, overlap)
+                ops[p, s] = _ops(tables[p, s], stage.ministages)
+        pairs = list(zip(self.slowdown, self.times, strict=True))
+        norm_s = [slow * sum(time.norm_s for time in times) for slow, times in pairs]
+        # beside its update, a stage that offloads waits for its first ministage's parameters
+        update_s = [
+            slow * sum(time.update_s for time in times) + times[0].load_s for slow, times in pairs
+        ]
+        actors = [
+            Actor(
+                ops=ops[seat.pipeline, seat.stage],
+                seconds=self._seconds(a),
+                outboxes=self.outboxes[a],
+                inboxes=self.inboxes[a],
+                begin_s=update_s[a] - min(update_s),
+            )
+            for a, seat in enumerate(self.seats)
+        ]
+        return Program(
+            seats=self.seats,
+            tables=[tables[seat.pipeline, seat.stage] for seat in self.seats],
+            actors=actors,
+            groups=groups,
+            reductions=reductions,
+            norm_s=norm_s,
+            exchange_s=_exchange_s(self.plan, self.cluster),
+            update_s=update_s,
+        )
+
+    def _stage(self, seat: Seat) -> Stage:
+        return self.plan.pipelines[seat.pipeline].stages[seat.stage]
+
+    # seconds
+
+    def _times(self, seat: Seat) -> list[Time]:
+        """By ministage; of the slowest rank, where ranks differ."""
+        links = {group_links(self.plan, self.cluster, rank) for rank in seat.ranks}
+        chip = self.cluster.chip(seat.ranks[0])
+        profile = chip_profile(self.cluster, self.cluster.node(seat.ranks[0]).chip_name)
+        result = []
+        for first, last in self.layers[seat.pipeline][seat.stage]:
+            shape = replace(
+                stage_shape(self.plan, seat.ranks[0]),
+                layers=last - first,
+                first=first == 0,
+                last=last == self.plan.model.layers,
+                ministages=1,
+            )
+            result.append(
+                _slowest([stage_time(self.plan.model, shape, chip, *x, profile) for x in links])
+            )
+        return result
+
+    def _seconds(self, a: int) -> list[float]:
+        """By slot: every kind of WORKS for each ministage."""
+        gather_s = self._gather_s(self.seats[a])
+        seconds = []
+        for time in self.times[a]:
+            # the way to the host and back goes on beside the work, and counts where it is longer
+            late_s = time.fetch_s - time.recompute_s
+            of = {
+                Kind.F: max(time.forward_s, time.store_s),
+                Kind.R: time.recompute_s,
+                Kind.B: max(time.backward_s, late_s),
+                Kind.I: max(time.backward_input_s, late_s),
+                Kind.W: time.backward_weight_s,
+            }
+            seconds += [of[kind] * self.slowdown[a] if kind in of else gather_s for kind in WORKS]
+        return seconds
+
+    def _gather_s(self, seat: Seat) -> float:
+        """Of a boundary tensor over the tensor-parallel group."""
+        stage = self._stage(seat)
+        box = piece_box(stage, seat.replica, 0, self.plan.model.sequence_length)
+        size = box.shape[0] * stage.tp * self._row_bytes
+        return max(
+            all_gather_s(size, stage.tp, slowest_link(self.cluster, rank, seat.ranks))
+            for rank in seat.ranks
+        )
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.plan.model.hidden * self.plan.model.dtype_bytes
+
+    # messages
+
+    def _connect(self, p: int) -> None:
+        """Activations go along the pipeline's path, gradients back."""
+        pipeline = self.plan.pipelines[p]
+        for (s, k), (t, j) in pairwise(path(self.plan.schedule, pipeline)):
+            if s == t:
+                continue
+            one, other = pipeline.stages[s], pipeline.stages[t]
+            self._boundary(one, other, k, j)
+            self._boundary(other, one, other.ministages + j, one.ministages + k)
+
+    def _boundary(self, sender: Stage, receiver: Stage, outbox: int, inbox: int) -> None:
+        for message in messages(sender, receiver, self.plan.model.sequence_length):
+            source, destination = (
+                self.actor_of[rank] for rank in (message.source, message.destination)
+            )
+            latency_s, pipes = self._way(
+                message.source, message.destination, message.box.shape[0] * self._row_bytes
+            )
+            self.outboxes[source][outbox].append(Delivery(destination, inbox, latency_s, pipes))
+            self.inboxes[destination][inbox].append(source)
+
+    def _way(
+        self, source: int, destination: int, size_bytes: int
+    ) -> tuple[float, tuple[tuple[int, float], ...]]:
+        if self.emulated:
+            link = self.cluster.link(source, destination)
+            return link.latency_s, (
+                (self._pipe((source, destination)), size_bytes / link.bytes_per_s),
+            )
+        route = self.cluster.route(source, destination)
+        return route.latency_s, tuple(
+            (self._pipe(pipe.name), size_bytes / pipe.bytes_per_s) for pipe in route.pipes
+        )
+
+    def _pipe(self, name: object) -> int:
+        return self.pipes.setdefault(name, len(self.pipes))
+
+    # gradients
+
+    def _reductions(self) -> tuple[list[Group], list[list[list[int]]]]:
+        """The groups, and for each actor and ministage those it takes part in, in order.
+
+        First the replicas of the stage; then, with several pipelines, all that hold a common
+        slice of layers, last layers first.
+        """
+        groups: list[Group] = []
+        taken: list[list[list[int]]] = [[[] for _ in times] for times in self.times]
+        members: dict[tuple[int, int], list[int]] = {}
+        for a, seat in enumerate(self.seats):
+            members.setdefault((seat.pipeline, seat.stage), []).append(a)
+
+        def add(parts: list[tuple[int, int, int]], seconds: float) -> None:
+            everyone = [(a, k) for p, s, k in parts for a in members[p, s]]
+            for a, k in everyone:
+                taken[a][k].append(len(groups))
+            groups.append(Group(tuple(a for a, _ in everyone), seconds))
+
+        for p, stages in enumerate(self.layers):
+            for s, parts in enumerate(stages):
+                for k, _ in enumerate(parts):
+                    add([(p, s, k)], max(self.times[a][k].reduce_s for a in members[p, s]))
+        if len(self.layers) > 1:
+            for first, last in reversed(self._common_slices()):
+                holders = self._holders(first)
+                add(holders, self._sum_s(holders, first, last))
+        return groups, taken
+
+    def _common_slices(self) -> list[tuple[int, int]]:
+        """The finest slices of layers that every pipeline cuts no further."""
+        cuts = {cut for stages in self.layers for parts in stages for part in parts for cut in part}
+        return list(pairwise(sorted(cuts)))
+
+    def _holders(self, layer: int) -> list[tuple[int, int, int]]:
+        """(pipeline, stage, ministage) of a layer, in each pipeline."""
+        return [
+            (p, s, k)
+            for p, stages in enumerate(self.layers)
+            for s, parts in enumerate(stages)
+            for k, (first, last) in enumerate(parts)
+            if first <= layer < last
+        ]
+
+    def _sum_s(self, parts: list[tuple[int, int, int]], first: int, last: int) -> float:
+        """Each sums the largest share of a slice's gradients that any of them holds."""
+        plan = self.plan
+        stages = [plan.pipelines[p].stages[s] for p, s, _ in parts]
+        width = max(4, plan.model.dtype_bytes)
+        size = width * sum(math.prod(p.shape) for p in model_parameters(plan.model, (first, last)))
+        shards = min(stage.tp * (stage.dp if plan.zero_stage else 1) for stage in stages)
+        ranks = tuple(stage.replicas[0].ranks[0] for stage in stages)
+        links = [slowest_link(self.cluster, rank, ranks) for rank in ranks]
+        slowest = min(links, key=lambda link: link.bytes_per_s)
+        return all_reduce_s(size / shards, len(stages), slowest)
+
+
+def _ops(table: list[Action], ministages: int) -> list[Op]:
+    """One op an action but the last, the step, with the slots that _Compiler fills."""
+    slots: dict[tuple[Kind, int], tuple[int, int]] = {}
+    for k in range(ministages):
+        for i, kind in enumerate(WORKS):
+            slots[kind, k] = WORK, k * len(WORKS) + i
+        slots[Kind.SEND_ACTIVATION, k] = SEND, k
+        slots[Kind.RECV_ACTIVATION, k] = RECV, k
+        slots[Kind.SEND_GRADIENT, k] = SEND, ministages + k
+        slots[Kind.RECV_GRADIENT, k] = RECV, ministages + k
+        slots[Kind.REDUCE, k] = MARK, k
+    return [(*slots[x.kind, x.ministage], x.micro_batch or 0) for x in table[:-1]]
+
+
+def _slowest(times: list[Time]) -> Time:
+    return Time(**{f.name: max(getattr(time, f.name) for time in times) for f in fields(Time)})
+
+
+def _exchange_s(plan: Plan, cluster: Cluster) -> float:
+    """Every rank gives every other the norm of each parameter of the model, and the loss."""
+    row_bytes = max(4, plan.model.dtype_bytes) * (len(model_parameters(plan.model)) + 1)
+    everyone = tuple(range(plan.world_size))
+    link = slowest_link(cluster, 0, everyone)
+    return all_gather_s(row_bytes * plan.world_size, plan.world_size, link)

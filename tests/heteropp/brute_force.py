@@ -1,0 +1,285 @@
+"""The independent truth for the exact planner: every plan of its space, one after another.
+
+Shares no code with heteropp/search. Plans are written down stage by stage, each stage is costed
+with heteropp.cost on its own ranks, and section 4.3.2's formula is applied to the whole.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from clusters import random_chip, tiny_model
+
+from heteropp import traces
+from heteropp.cluster import Cluster, Node
+from heteropp.cost import StageShape, stage_memory, stage_time
+from heteropp.fabric import Fabric, LinkEntry
+from heteropp.model import Model
+from heteropp.plan import Pipeline, Plan, Stage
+from heteropp.planned import slowest_link
+from heteropp.schedule import in_flight
+from heteropp.search import space
+from heteropp.search.planner import Request
+
+ALPHA = {"1f1b": 1.0, "gpipe": 1.0, "zb-h1": 1 / 3}
+
+
+@dataclass(frozen=True)
+class One:
+    """A stage, written down."""
+
+    type_index: int
+    start: int  # its first rank
+    tp: int
+    dp: int
+    layers: int
+    recompute: bool
+
+
+class BruteForce:
+    def __init__(self, request: Request) -> None:
+        self.request, self.cluster, self.model = request, request.cluster, request.model
+        self.names = self.cluster.chip_names()
+        self.cut = False  # whether chip types are cut into groups of space.SUBGROUP chips
+        self.evaluated: dict = {}
+        self.plans = self.overruns = 0  # how many plans there are, and how many do not fit
+
+    def best(self) -> float | None:
+        """The least cost of a plan that fits; None where none does. `plans` counts all."""
+        costs = []
+        counts = [len(self.cluster.ranks_of(name)) for name in self.names]
+        groups = sum(-(-count // space.SUBGROUP) for count in counts)
+        for self.cut in (False, True):
+            if not self.cut or len(counts) < groups <= self.model.layers:
+                costs += [self.cost_s(*each) for each in self.every_plan()]
+        self.plans, self.overruns = len(costs), costs.count(None)
+        return min((cost for cost in costs if cost is not None), default=None)
+
+    def every_plan(self) -> Iterator[tuple[int, tuple[One, ...]]]:
+        """Replicas' slots in a micro-batch, and stages."""
+        request = self.request
+        slots = request.global_batch // request.sequences
+        if request.global_batch % request.sequences:
+            return
+        counts = [len(self.cluster.ranks_of(name)) for name in self.names]
+        most = max(counts) if request.stage_degrees else min(counts)
+        for replicas in range(1, min(slots, most) + 1):
+            if slots % replicas == 0:
+                for stages in self.chains(replicas, 0, 0, self.model.layers):
+                    yield replicas, stages
+
+    def chains(
+        self, replicas: int, type_index: int, used: int, layers: int, own: tuple[One, ...] = ()
+    ) -> Iterator[tuple[One, ...]]:
+        """Every chain of stages from a chip of a type on; `own` are the type's stages so far."""
+        if type_index == len(self.names):
+            if layers == 0:
+                yield ()
+            return
+        ranks = self.cluster.ranks_of(self.names[type_index])
+        if used == len(ranks):
+            yield from self.chains(replicas, type_index + 1, 0, layers)
+            return
+        for stage in self.stages(replicas, type_index, used, layers):
+            if self.agree((*own, stage)):
+                more = used + stage.tp * stage.dp
+                for rest in self.chains(
+                    replicas, type_index, more, layers - stage.layers, (*own, stage)
+                ):
+                    yield (stage, *rest)
+
+    def stages(self, replicas: int, type_index: int, used: int, layers: int) -> Iterator[One]:
+        ranks = self.cluster.ranks_of(self.names[type_index])
+        limit = self.cluster.chip(ranks[0]).tp_limit
+        nodes = {len(self.cluster.node(rank).ranks) for rank in ranks}
+        for tp in (1, 2, 4, 8):
+            if tp > limit or any(size % tp for size in nodes) or self.model.kv_heads % tp:
+                continue
+            if used % tp:  # its tensor-parallel groups would straddle nodes
+                continue
+            for dp in range(1, replicas + 1):
+                if dp != replicas and not (self.request.stage_degrees and replicas % dp == 0):
+                    continue
+                if used + tp * dp > len(ranks):
+                    continue
+                for held in range(1, layers + 1):
+                    for recompute in (False, True):
+                        yield One(type_index, ranks[used], tp, dp, held, recompute)
+
+    def agree(self, own: tuple[One, ...]) -> bool:
+        """Whether the stages of one type are as alike as the request wants them."""
+        if not self.cut:
+            return self.alike(own)
+        groups: dict[int, list[One]] = {}
+        for stage in own:
+            start = stage.start - own[0].start
+            if start // space.SUBGROUP != (start + stage.tp * stage.dp - 1) // space.SUBGROUP:
+                return False
+            groups.setdefault(start // space.SUBGROUP, []).append(stage)
+        return all(self.alike(tuple(group)) for group in groups.values())
+
+    def alike(self, own: tuple[One, ...]) -> bool:
+        if not self.request.stage_degrees and len({(s.tp, s.dp) for s in own}) > 1:
+            return False
+        return self.request.uneven_layers or len({(s.layers, s.recompute) for s in own}) == 1
+
+    def cost_s(self, replicas: int, stages: tuple[One, ...]) -> float | None:
+        """Section 4.3.2 for a plan; None where it does not fit."""
+        count = self.request.global_batch // self.request.sequences // replicas
+        parts = []
+        for index, stage in enumerate(stages):
+            place = (index, len(stages))
+            key = (replicas, stage, place)
+            if key not in self.evaluated:
+                self.evaluated[key] = self.evaluate(replicas, count, stage, *place)
+            parts.append(self.evaluated[key])
+        if not all(fits for _, _, fits in parts):
+            return None
+        alpha = ALPHA[self.request.schedule]
+        everyone = sum(busy for busy, _, _ in parts)
+        return max(count * own + update + alpha * (everyone - own) for own, update, _ in parts)
+
+    def evaluate(
+        self, replicas: int, count: int, stage: One, index: int, stages: int
+    ) -> tuple[float, float, bool]:
+        """T, U, and whether the stage fits."""
+        sequences = replicas * self.request.sequences // stage.dp
+        shape = StageShape(
+            layers=stage.layers,
+            first=index == 0,
+            last=index == stages - 1,
+            tp=stage.tp,
+            dp=stage.dp,
+            sequences=sequences,
+            zero_stage=self.request.zero_stage,
+            recompute=stage.recompute,
+        )
+        chip = self.cluster.chip(stage.start)
+        ranks = list(range(stage.start, stage.start + stage.tp * stage.dp))
+        groups = [ranks[i : i + stage.tp] for i in range(0, len(ranks), stage.tp)]
+        busy_s = update_s = 0.0
+        for group in groups:
+            for j, rank in enumerate(group):
+                across = tuple(other[j] for other in groups)
+                inside_link = slowest_link(self.cluster, rank, tuple(group))
+                across_link = slowest_link(self.cluster, rank, across)
+                time = stage_time(self.model, shape, chip, inside_link, across_link)
+                busy_s = max(busy_s, time.micro_batch_s)
+                update_s = max(update_s, time.step_s)
+        held = in_flight(self.request.schedule, self.pipeline(count, stages), index)
+        need = stage_memory(self.model, shape, held, count).total
+        return busy_s, update_s, need <= chip.memory.capacity_bytes
+
+    def pipeline(self, count: int, stages: int) -> Pipeline:
+        alike = Stage(layers=(0, 1), recompute=False, replicas=())
+        return Pipeline(micro_batches=count, stages=(alike,) * stages)
+
+    def plan_cost_s(self, plan: Plan) -> float | None:
+        """The cost of a plan that a planner made, read off the plan."""
+        stages = tuple(
+            One(
+                self.names.index(stage.replicas[0].chip),
+                stage.replicas[0].ranks[0],
+                len(stage.replicas[0].ranks),
+                len(stage.replicas),
+                stage.layers[1] - stage.layers[0],
+                stage.recompute,
+            )
+            for stage in plan.pipelines[0].stages
+        )
+        return self.cost_s(plan.micro_batch // self.request.sequences, stages)
+
+
+def invented_trace(
+    model: Model, layers: int, first: bool, last: bool, tp: int, sequences: int
+) -> traces.StageTrace:
+    """What heteropp.traces.trace_stage would give for a model of no particular sense.
+
+    Tracing thousands of shapes for real takes a minute; planners must be right whatever it says.
+    """
+    generator = random.Random(f"{model.name} {tp} {first} {last}")
+
+    def size(fixed: float, per_layer: float, grows: bool = True) -> int:
+        """Drawn around those for one rank without tensor parallelism."""
+        fixed, per_layer = (x * generator.uniform(0.5, 1.5) for x in (fixed, per_layer))
+        share = 0.2 + 0.8 / tp
+        return int(
+            (fixed * (first + last) + per_layer * layers) * share * (sequences if grows else 1)
+        )
+
+    def piece(weight: float, grows: bool = True) -> traces.Piece:
+        product = (layers, True, size(0, weight * 2e6 / layers, grows), 1000)
+        other = (3 * layers, False, 100, size(0, weight * 5e4 / layers, grows))
+        ends = (first + last, True, size(weight * 2e6, 0, grows), 1000)
+        reduces = ((layers, 2000 * sequences),) if tp > 1 and grows else ()
+        return traces.Piece((product, other, ends), reduces)
+
+    held = size(4000, 10_000, grows=False)
+    peak = size(8000, 9_000)
+    return traces.StageTrace(
+        forward=piece(1.0),
+        backward_input=piece(1.0),
+        backward_weight=piece(1.0),
+        norm=piece(0.1, grows=False),
+        update=piece(0.3, grows=False),
+        flat_bytes=held,
+        gradient_bytes=held,
+        constant_bytes=512,
+        input_bytes=0 if first else 1024 * sequences,
+        output_bytes=4 if last else 1024 * sequences,
+        kept_bytes=size(2000, 8_000),
+        forward_peak_bytes=peak,
+        backward_peak_bytes=peak + 1000,
+        update_peak_bytes=size(8000, 20_000, grows=False),
+    )
+
+
+def random_request(generator: random.Random) -> Request:
+    """A small instance: 1-3 chip types, 2-16 chips, memory that bites about half the time."""
+    uneven, degrees = generator.choice([False, True]), generator.choice([False, False, True])
+    most = 6 if degrees else 10 if uneven else 16  # chips; wide spaces grow fast
+    layers = generator.randint(2, 5 if degrees and uneven else 6 if uneven or degrees else 8)
+    return Request(
+        cluster=random_cluster(generator, most),
+        model=replace(tiny_model(layers), name=f"invented {generator.random()}"),
+        global_batch=generator.choice([2, 4, 8]),
+        sequences=generator.choice([1, 1, 2]),
+        zero_stage=generator.choice([0, 1, 2]),
+        schedule=generator.choice(["1f1b", "1f1b", "1f1b", "gpipe", "zb-h1"]),
+        uneven_layers=uneven,
+        stage_degrees=degrees,
+    )
+
+
+def random_cluster(generator: random.Random, most: int) -> Cluster:
+    """Several nodes a type, not always of one size, sometimes in two regions."""
+    regions = generator.choice([[""], [""], ["east", "west"]])
+    entries = []
+    total = 0
+    for index in range(generator.choice([1, 2, 2, 3])):
+        chip = random_chip(generator)
+        room = generator.choice([100_000, 150_000, 250_000, 400_000, 10_000_000, 10_000_000])
+        chip = replace(
+            chip,
+            memory=replace(chip.memory, capacity_bytes=room),
+            links=replace(chip.links, nic_bytes_per_s=10 ** generator.uniform(5, 8)),
+        )
+        for _ in range(generator.choice([1, 1, 2, 3])):
+            size = generator.choice([1, 2, 4])
+            if total + size <= most or not entries:
+                entries.append((f"chip-{index}", chip, size, generator.choice(regions)))
+                total += size
+    entries.sort(key=lambda e: (-e[1].memory.capacity_bytes, e[0], e[3], -e[2]))
+    nodes, first = [], 0
+    for name, chip, size, region in entries:
+        nodes.append(Node(name, chip, range(first, first + size), region))
+        first += size
+    used = sorted({region for *_, region in entries})
+    links = ()
+    if len(used) == 2:
+        rate = 10 ** generator.uniform(5, 8)
+        links = (LinkEntry(between=("east", "west"), latency_s=1e-3, bytes_per_s=rate),)
+    fabric = Fabric.of([(region, "") for region in used], links)
+    return Cluster("made up", tuple(nodes), fabric)

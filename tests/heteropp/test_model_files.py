@@ -1,0 +1,97 @@
+"""A Hugging Face config.json given where a model file is expected."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from heteropp.files import FileError
+from heteropp.model import Model, read_model
+
+# as Llama 2 70B's config.json says it
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "hidden_act": "silu",
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "max_position_embeddings": 4096,
+    "model_type": "llama",
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "vocab_size": 32000,
+}
+
+
+def write(folder, changes: dict):
+    path = folder / "config.json"
+    content = {**LLAMA, **changes}
+    path.write_text(json.dumps({k: v for k, v in content.items() if v != "absent"}))
+    return path
+
+
+def test_a_config_of_the_llama_family(tmp_path) -> None:
+    folder = tmp_path / "llama-70b"
+    folder.mkdir()
+    assert read_model(write(folder, {})) == Model(
+        name="llama-70b",
+        layers=80,
+        hidden=8192,
+        heads=64,
+        kv_heads=8,
+        intermediate=28672,
+        vocab=32000,
+        sequence_length=4096,
+        norm_eps=1e-5,
+        dtype="bfloat16",
+    )
+
+
+def test_what_a_config_may_leave_out(tmp_path) -> None:
+    absent = dict.fromkeys(("num_key_value_heads", "torch_dtype", "rms_norm_eps"), "absent")
+    model = read_model(write(tmp_path, {**absent, "rope_theta": 5e5}))
+    assert (model.kv_heads, model.dtype, model.norm_eps) == (64, "float32", 1e-6)
+    assert model.rope_theta == 5e5
+
+
+UNSUPPORTED = {
+    "another family": ({"model_type": "gpt2"}, "model_type is 'gpt2'; expected one of llama"),
+    "no family": ({"model_type": "absent"}, "model_type: missing"),
+    "no layers": ({"num_hidden_layers": "absent"}, "num_hidden_layers: missing"),
+    "layers is text": ({"num_hidden_layers": "80"}, "num_hidden_layers"),
+    "tied embeddings": ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
+    "biases": ({"attention_bias": True}, "attention_bias is True; expected False"),
+    "another activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
+    "scaled rotary angles": ({"rope_scaling": {"factor": 8.0}}, "rope_scaling is"),
+    "a sliding window": ({"sliding_window": 4096}, "sliding_window is 4096"),
+    "heads of their own size": ({"head_dim": 256}, "head_dim is 256"),
+    "no heads": ({"num_attention_heads": 0, "head_dim": 128}, "head_dim is 128"),
+    "an unknown dtype": ({"torch_dtype": "float8"}, "dtype is 'float8'"),
+    "heads that do not divide": ({"num_key_value_heads": 7}, "heads 64 is not a multiple"),
+    "negative layers": ({"num_hidden_layers": -1}, "layers is -1"),
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_an_unsupported_config_is_one_sentence(tmp_path, kind: str) -> None:
+    changes, expected = UNSUPPORTED[kind]
+    path = write(tmp_path, changes)
+    with pytest.raises(FileError) as error:
+        read_model(path)
+    assert expected in str(error.value) and str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_config_that_is_no_object(tmp_path) -> None:
+    path = tmp_path / "config.json"
+    for text in ("[1]", "{", ""):
+        path.write_text(text)
+        with pytest.raises(FileError, match=r"config\.json"):
+            read_model(path)

@@ -1,0 +1,219 @@
+"""heteropp-profile against what chip and cluster files predict, and what is made of a profile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from clusters import cluster_of, tiny_model, write_cluster, write_model
+from typer.testing import CliRunner
+
+from heteropp.chips import load_chip
+from heteropp.cli.profile import app
+from heteropp.cluster import Link, read_cluster
+from heteropp.cost import StageShape, Time, stage_memory, stage_time
+from heteropp.profile import (
+    Block,
+    Measured,
+    MeasuredLink,
+    PairKind,
+    Profile,
+    ProfileError,
+    chip_profile,
+    decompose,
+    measured_cluster,
+    pair_kinds,
+    read_profile,
+    write_profile,
+)
+
+MODEL = dict(hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64)
+NONE = Link(latency_s=0.0, bytes_per_s=1e18)
+
+
+def shape(layers: int, **changes) -> StageShape:
+    base = dict(first=False, last=False, tp=1, dp=1, sequences=1, zero_stage=1, recompute=True)
+    return StageShape(layers=layers, **{**base, **changes})
+
+
+def command(folder: Path, *more: str) -> subprocess.Popen:
+    files = ("--cluster", "cluster.toml", "--model", "model.toml")
+    return subprocess.Popen(
+        [sys.executable, "-m", "heteropp.cli.profile", *files, "--sequences", "2", *more],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def blocks_in(file: Path) -> list[dict]:
+    return json.loads(file.read_text())["blocks"] if file.exists() else []
+
+
+def test_a_killed_profile_goes_on_and_agrees_with_the_prediction(tmp_path: Path) -> None:
+    text = load_chip("b-mini").path.read_text()
+    lines = [
+        "capacity_bytes = 6_000_000" if line.startswith("capacity_bytes") else line
+        for line in text.splitlines()
+    ]
+    (tmp_path / "small.toml").write_text("\n".join(lines))
+    write_cluster(tmp_path / "cluster.toml", ("small.toml", 2))
+    model = tiny_model(9, **MODEL, dtype="bfloat16")
+    write_model(tmp_path / "model.toml", model)
+    file = tmp_path / "profile.json"
+
+    process = command(tmp_path)
+    deadline_s = time.monotonic() + 200
+    while not blocks_in(file) and time.monotonic() < deadline_s:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    begun = json.loads(file.read_text())
+    marked = begun["blocks"][0]
+    marked["norm_s"] = 0.123  # which nothing would measure
+    file.write_text(json.dumps(begun))
+
+    process = command(tmp_path)
+    stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    said = " ".join(stdout.split())
+    profile = read_profile(file)
+    assert profile.citation in said
+    measured = {m.block: m for m in profile.blocks}
+    (kept,) = (m for m in profile.blocks if m.norm_s == 0.123)
+    assert kept.block.layers == marked["block"]["layers"]
+    # 8 layers fit with two ranks, and not on one
+    assert "chip small.toml has no memory for 8 layers with tp 1 and 2 sequences" in said
+    sizes = {(b.tp, b.layers) for b in measured if not b.first and not b.last}
+    assert sizes == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (2, 8)}
+
+    cluster = read_cluster(tmp_path / "cluster.toml")
+    chip = cluster.chip(0)
+    for layers, first, last in ((5, False, False), (3, True, False), (9, True, True)):
+        for tp in (1, 2):
+            stage = shape(layers, first=first, last=last, tp=tp, dp=4, sequences=2)
+            measured_time, traced = (
+                stage_time(model, stage, chip, NONE, NONE, found)
+                for found in (profile.of("small.toml"), None)
+            )
+            for term in ("forward", "recompute", "backward_input", "backward_weight", "update"):
+                ours, theirs = (getattr(time, f"{term}_s") for time in (measured_time, traced))
+                assert ours == pytest.approx(theirs, rel=0.01), (stage, term)
+            for recompute in (True, False):
+                ours, theirs = (
+                    stage_memory(model, replace(stage, recompute=recompute), 3, 4, found).total
+                    for found in (profile.of("small.toml"), None)
+                )
+                assert theirs >= ours == pytest.approx(theirs, rel=0.02), stage
+
+    (link,) = profile.links
+    given = cluster.link(0, 1)
+    assert link.bytes_per_s == pytest.approx(given.bytes_per_s, rel=0.05)
+    assert given.latency_s <= link.latency_s < 100 * given.latency_s  # the host's own time is in it
+
+
+def made_up(forward_s: dict[tuple[int, bool, bool], float]) -> Profile:
+    """Of chip x with tp 1 and 1 sequence; all terms but the forward are constant."""
+    blocks = tuple(
+        Measured(
+            block=Block(chip="x", tp=1, sequences=1, layers=n, first=first, last=last),
+            forward_s=seconds,
+            recompute_s=0.5,
+            backward_input_s=0.0,
+            backward_weight_s=0.0,
+            norm_s=0.0,
+            # 10 launches of 1 ms, and 1 s a layer
+            update_s=0.01 + n + 2.0 * first,
+            kept_bytes=None,
+            kept_recompute_bytes=None,
+            working_bytes=None,
+            update_bytes=None,
+        )
+        for (n, first, last), seconds in forward_s.items()
+    )
+    return Profile(name="made up", model=tiny_model(), blocks=blocks, links=())
+
+
+def test_any_number_of_layers_is_a_sum_of_blocks() -> None:
+    """AutoHet, equation 5: 7 = 4 + 2 + 1; beyond the largest block it counts as often as needed."""
+    assert decompose(7, [1, 2, 4]) == [4, 2, 1]
+    assert decompose(13, [1, 2, 4]) == [4, 4, 4, 1]
+    profile = made_up(
+        {
+            (1, False, False): 1.0,
+            (2, False, False): 1.75,
+            (4, False, False): 3.0,
+            (1, True, False): 1.125,
+            (1, False, True): 1.5,
+        }
+    )
+    model, chip = tiny_model(8), load_chip("a-mini")
+
+    def time(layers: int, **changes) -> Time:
+        return stage_time(model, shape(layers, **changes), chip, NONE, NONE, profile.of("x"))
+
+    assert time(7).forward_s == pytest.approx(3.0 + 1.75 + 1.0)
+    assert time(13, first=True).forward_s == pytest.approx(9.0 + 1.0 + 0.125)
+    assert time(2, first=True, last=True).forward_s == pytest.approx(1.75 + 0.125 + 0.5)
+    assert time(7).recompute_s == pytest.approx(3 * 0.5)
+    assert time(6).update_s == pytest.approx(0.01 + 6)
+    assert time(6, first=True, dp=4).update_s == pytest.approx(0.01 + 8 / 4)
+    with pytest.raises(ProfileError, match="does not have chip y with tp 1 and 1 sequences"):
+        stage_time(model, shape(1), chip, NONE, NONE, profile.of("y"))
+
+
+def test_one_pair_of_ranks_for_each_kind() -> None:
+    one, other = load_chip("a-mini"), load_chip("c-mini")
+    cluster = cluster_of(("a", one, 2), ("a", one, 2), ("c", other, 1), ("c", other, 1))
+    kinds = pair_kinds(cluster)
+    assert {(kind.chips, kind.same_node): ranks for kind, ranks in kinds.items()} == {
+        (("a", "a"), True): (0, 1),
+        (("a", "a"), False): (0, 2),
+        (("a", "c"), False): (0, 4),
+        (("c", "c"), False): (4, 5),
+    }
+    kind = PairKind(chips=("a", "c"), places=("", ""), same_node=False)
+    slow = MeasuredLink(pair=kind, latency_s=1.0, bytes_per_s=2.0)
+    profile = replace(made_up({(1, False, False): 1.0}), links=(slow,))
+    measured = measured_cluster(cluster, profile)
+    assert measured.link(3, 5) == measured.link(5, 3) == Link(1.0, 2.0)
+    assert measured.link(0, 1) == cluster.link(0, 1)
+    assert chip_profile(measured, "x") is profile.of("x")
+    assert chip_profile(cluster, "x") is None
+
+
+def refusal(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def test_bad_requests_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    cluster, model = tmp_path / "cluster.toml", tmp_path / "model.toml"
+    write_cluster(cluster, ("b-mini", 2))
+    write_model(model, tiny_model(4, **MODEL))
+    output = tmp_path / "profile.json"
+    files = ("--cluster", str(cluster), "--model", str(model), "--output", str(output))
+    assert "--chip z" in refusal(*files, "--chip", "z")
+    assert "--tp 3 does not divide" in refusal(*files, "--tp", "3")
+    profile = made_up({(1, False, False): 1.0})
+    write_profile(profile, output)
+    assert "is the profile made up; give another --output" in refusal(*files)
+    write_profile(replace(profile, version=2), output)
+    assert "version is 2; this release reads version 1" in refusal(*files)
+    text = output.read_text()
+    output.write_text(text.replace('"forward_s": 1.0', '"forward_s": -1.0'))
+    assert "blocks[0].forward_s" in refusal(*files)
+    output.write_text(text[:50])
+    assert "is not JSON" in refusal(*files)

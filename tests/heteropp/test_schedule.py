@@ -1,0 +1,199 @@
+"""The action tables: whole, in step with their neighbours, and holding what in_flight says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from heteropp.action import Action, Kind
+from heteropp.plan import Pipeline, Replica, Schedule, Stage, ministage_layers
+from heteropp.schedule import actions, bubble_coefficient, in_flight, path
+
+MINISTAGES: dict[Schedule, list[int]] = {
+    "1f1b": [1],
+    "gpipe": [1, 2, 3],
+    "interleaved-1f1b": [1, 2, 3],
+    "zb-h1": [1],
+    "zb-v": [2],
+}
+CASES = [
+    (schedule, stages, micro_batches, ministages)
+    for schedule, counts in MINISTAGES.items()
+    for ministages in counts
+    for stages in (1, 2, 3, 4, 7)
+    for micro_batches in (1, 2, 3, 5, 8, 13)
+]
+
+
+def pipeline_of(
+    stages: int, micro_batches: int, ministages: list[int], recompute: bool = True, tp: int = 1
+) -> Pipeline:
+    return Pipeline(
+        micro_batches=micro_batches,
+        stages=tuple(
+            Stage(
+                layers=(4 * s, 4 * s + 4),
+                recompute=recompute,
+                ministages=ministages[s],
+                replicas=(
+                    Replica(ranks=tuple(range(tp * s, tp * s + tp)), chip="x", batch_share=1),
+                ),
+            )
+            for s in range(stages)
+        ),
+    )
+
+
+@pytest.mark.parametrize("schedule", MINISTAGES)
+def test_all_work_is_there_once_and_in_order(schedule: Schedule) -> None:
+    for name, stages, micro_batches, ministages in CASES:
+        if name != schedule:
+            continue
+        pipeline = pipeline_of(stages, micro_batches, [ministages] * stages)
+        for stage in range(stages):
+            table = actions(schedule, pipeline, stage)
+            assert table[-1] == Action(Kind.STEP)
+            works = [a for a in table if a.kind in (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)]
+            split = schedule in ("zb-h1", "zb-v")
+            backwards = (Kind.I, Kind.W) if split else (Kind.B,)
+            assert Counter(works) == Counter(
+                Action(kind, i, k)
+                for kind in (Kind.F, Kind.R, *backwards)
+                for i in range(micro_batches)
+                for k in range(ministages)
+            )
+            for k in range(ministages):
+                for kind in (Kind.F, *backwards):  # gradients are summed in a plain loop's order
+                    order = [a.micro_batch for a in works if (a.kind, a.ministage) == (kind, k)]
+                    assert order == list(range(micro_batches))
+                reduced = table.index(Action(Kind.REDUCE, None, k))
+                assert table.index(Action(backwards[-1], micro_batches - 1, k)) < reduced
+            for i in range(micro_batches):
+                for k in range(ministages):
+                    place = {kind: table.index(Action(kind, i, k)) for kind in (Kind.R, *backwards)}
+                    assert list(place.values()) == sorted(place.values())
+                    waits, sends = (
+                        [table.index(a) for a in (Action(kind, i, k),) if a in table]
+                        for kind in (Kind.RECV_GRADIENT, Kind.SEND_GRADIENT)
+                    )
+                    assert all(place[Kind.R] < at for at in waits)  # so that it fills the wait
+                    if split:  # the gradient of the input leaves first
+                        assert all(at < place[Kind.W] for at in sends)
+
+
+@pytest.mark.parametrize("schedule", MINISTAGES)
+def test_no_stage_waits_for_ever(schedule: Schedule) -> None:
+    """Every table runs to its end when each action waits for what it needs, and no more."""
+    for name, stages, micro_batches, ministages in CASES:
+        if name == schedule:
+            run_to_the_end(schedule, pipeline_of(stages, micro_batches, [ministages] * stages))
+
+
+def test_gpipe_runs_unlike_numbers_of_ministages() -> None:
+    pipeline = pipeline_of(3, 4, [1, 4, 2])
+    assert path("gpipe", pipeline) == [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (1, 3)]
+    run_to_the_end("gpipe", pipeline)
+
+
+def run_to_the_end(schedule: Schedule, pipeline: Pipeline) -> None:
+    parts = path(schedule, pipeline)
+    tables = [actions(schedule, pipeline, s) for s in range(len(pipeline.stages))]
+    after = dict(pairwise(parts))
+    before = {part: previous for previous, part in after.items()}
+    done: set[tuple[int, Action]] = set()
+    at = [0] * len(tables)
+    moved = True
+    while moved:
+        moved = False
+        for s, table in enumerate(tables):
+            while at[s] < len(table):
+                action = table[at[s]]
+                part, i = (s, action.ministage), action.micro_batch
+                needs: list[tuple[tuple[int, int] | None, Kind]] = []
+                if action.kind == Kind.RECV_ACTIVATION:
+                    needs = [(before[part], Kind.SEND_ACTIVATION)]
+                elif action.kind == Kind.RECV_GRADIENT:
+                    needs = [(after[part], Kind.SEND_GRADIENT)]
+                elif action.kind == Kind.F and part in before and before[part][0] == s:
+                    needs = [(before[part], Kind.F)]
+                elif action.kind in (Kind.B, Kind.I):
+                    needs = [(part, Kind.F)]
+                    if part in after and after[part][0] == s:
+                        needs.append((after[part], action.kind))
+                if not all((t, Action(kind, i, k)) in done for (t, k), kind in needs):
+                    break
+                done.add((s, action))
+                at[s] += 1
+                moved = True
+    assert at == [len(table) for table in tables]
+    sends, receives = (
+        Counter(a.kind for table in tables for a in table if a.kind in kinds).total()
+        for kinds in (
+            (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT),
+            (Kind.RECV_ACTIVATION, Kind.RECV_GRADIENT),
+        )
+    )
+    assert sends == receives
+
+
+@pytest.mark.parametrize("schedule", MINISTAGES)
+def test_in_flight_is_what_the_table_holds(schedule: Schedule) -> None:
+    for name, stages, micro_batches, ministages in CASES:
+        if name != schedule:
+            continue
+        pipeline = pipeline_of(stages, micro_batches, [ministages] * stages)
+        for stage in range(stages):
+            layers = [b - a for a, b in ministage_layers(pipeline, schedule)[stage]]
+            held = most = 0
+            for action in actions(schedule, pipeline, stage):
+                if action.kind == Kind.F:
+                    held += layers[action.ministage]
+                elif action.kind in (Kind.B, Kind.W):
+                    held -= layers[action.ministage]
+                most = max(most, held)
+            assert held == 0
+            assert in_flight(schedule, pipeline, stage) == most / 4
+            if schedule in ("1f1b", "zb-h1", "zb-v"):  # no more than 1F1B's first stage
+                assert most / 4 <= min(stages, micro_batches) + (schedule == "zb-v") / 2
+
+
+def test_the_orders_that_were_published() -> None:
+    """1F1B and ZB-H1 on 4 stages; Megatron's interleaving on 2 stages of 2 ministages."""
+
+    def works(schedule: Schedule, pipeline: Pipeline, stage: int) -> str:
+        kinds = (Kind.F, Kind.B, Kind.I, Kind.W)
+        return " ".join(
+            f"{a.kind}{a.micro_batch}" + "'" * a.ministage
+            for a in actions(schedule, pipeline, stage)
+            if a.kind in kinds
+        )
+
+    four = pipeline_of(4, 5, [1] * 4)
+    assert works("1f1b", four, 2) == "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4"
+    assert works("zb-h1", four, 0) == "F0 F1 F2 F3 I0 W0 F4 I1 W1 I2 W2 I3 W3 I4 W4"
+    assert works("zb-h1", four, 3) == "F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 W2 W3 W4"
+    two = pipeline_of(2, 4, [2, 2])
+    assert works("interleaved-1f1b", two, 0) == (
+        "F0 F1 F0' F1' F2 B0' F3 B1' F2' B0 F3' B1 B2' B3' B2 B3"
+    )
+    assert works("gpipe", two, 1) == ("F0 F1 F2 F3 F0' F1' F2' F3' B0' B1' B2' B3' B0 B1 B2 B3")
+    assert works("zb-v", pipeline_of(1, 2, [2]), 0) == "F0 F0' I0' W0' F1 I0 W0 F1' I1' W1' I1 W1"
+
+
+def test_the_ends_of_a_v_are_handed_over_within_the_stage() -> None:
+    pipeline = pipeline_of(3, 6, [2] * 3, tp=2)
+    last = Counter(a.kind for a in actions("zb-v", pipeline, 2))
+    assert last[Kind.RECV_ACTIVATION] == last[Kind.SEND_ACTIVATION] == 6
+    assert last[Kind.GATHER_ACTIVATION] == 6
+    first = Counter(a.kind for a in actions("zb-v", pipeline, 0))
+    assert first[Kind.SEND_ACTIVATION] == first[Kind.RECV_ACTIVATION] == 6
+    middle = Counter(a.kind for a in actions("zb-v", pipeline, 1))
+    assert middle[Kind.RECV_ACTIVATION] == middle[Kind.SEND_GRADIENT] == 12
+
+
+def test_bubble_coefficients() -> None:
+    assert bubble_coefficient("1f1b") == 1
+    assert bubble_coefficient("interleaved-1f1b", 4) == bubble_coefficient("gpipe", 4) == 0.25
+    assert bubble_coefficient("zb-v") == 0

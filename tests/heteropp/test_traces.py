@@ -1,0 +1,183 @@
+"""What is kept of traced stages, against direct traces, and in whatever state its file is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from clusters import tiny_model
+
+from heteropp.stage_trace import Recording, record_stage
+from heteropp.traces import Piece, StageTrace, trace_stage
+
+GRANULARITY_BYTES = 512
+
+
+def most_alive(recording: Recording, piece: str) -> tuple[int, int]:
+    """(most bytes alive during a piece, bytes alive at its end), every event replayed."""
+    first, last = recording.spans[piece]
+    alive: dict[int, int] = {}
+    most = 0
+    for position, event in enumerate(recording.events[:last]):
+        if event >= 0:
+            size = recording.tensors_bytes[event]
+            alive[event] = (size + GRANULARITY_BYTES - 1) // GRANULARITY_BYTES * GRANULARITY_BYTES
+        else:
+            del alive[~event]
+        if position >= first - 1:
+            most = max(most, sum(alive.values()))
+    return most, sum(alive.values())
+
+
+def counted(*parts: Piece) -> Counter:
+    """How many operators of each (product, flops, bytes)."""
+    found: Counter = Counter()
+    for part in parts:
+        for number, *operator in part.operators:
+            found[tuple(operator)] += number
+    return found
+
+
+def check(trace: StageTrace, direct: Recording) -> None:
+    pieces = direct.pieces
+    for piece, ours in (
+        ("forward", counted(trace.forward)),
+        ("input", counted(trace.backward_input)),
+        ("backward", counted(trace.backward_input, trace.backward_weight)),
+        ("norm", counted(trace.norm)),
+        ("update", counted(trace.update)),
+    ):
+        assert ours == Counter((o.product, o.flops, o.bytes) for o in pieces[piece].operators)
+    for piece, reduces in (
+        ("forward", trace.forward.all_reduce_bytes),
+        ("input", trace.backward_input.all_reduce_bytes),
+    ):
+        assert {size: n for n, size in reduces} == Counter(pieces[piece].all_reduce_bytes)
+    assert trace.forward_peak_bytes == most_alive(direct, "forward")[0]
+    assert trace.kept_bytes == most_alive(direct, "forward")[1]
+    second = direct.sizes_bytes["second_gradient"]
+    assert trace.backward_peak_bytes - second == most_alive(direct, "backward")[0]
+    before = most_alive(direct, "backward")[1]
+    assert trace.update_peak_bytes == most_alive(direct, "update")[0] - before
+    assert trace.flat_bytes == direct.sizes_bytes["flat"]
+    assert trace.input_bytes == direct.sizes_bytes["input"]
+    assert trace.output_bytes == direct.sizes_bytes["output"]
+
+
+@pytest.mark.parametrize("dtype, attention", [("float32", "explicit"), ("bfloat16", "fused")])
+def test_every_number_of_sequences_is_as_if_traced(dtype: str, attention: str) -> None:
+    """Odd sizes, so that nothing is a multiple of what allocators round to; a vocabulary that is
+    larger than a micro-batch of few sequences."""
+    sizes = dict(kv_heads=2, intermediate=40, vocab=72, sequence_length=12)
+    model = tiny_model(4, **sizes, dtype=dtype, attention=attention)
+    for layers, first, last, tp in ((1, True, False, 2), (2, False, False, 1), (1, False, True, 2)):
+        for sequences in (1, 2, 5, 9):
+            direct = record_stage(model, layers, first, last, tp, sequences)
+            check(trace_stage(model, layers, first, last, tp, sequences), direct)
+
+
+def test_ends_and_layers_add_up() -> None:
+    """A stage is a first part, layers and a last part: what planners extend from."""
+    model = tiny_model(8)
+    for tp in (1, 4):
+        three, four = (record_stage(model, n, True, True, tp, 2) for n in (3, 4))
+        one, two = (trace_stage(model, n, True, True, tp, 2) for n in (1, 2))
+        for name in ("kept_bytes", "forward_peak_bytes", "backward_peak_bytes", "flat_bytes"):
+            found = getattr(one, name) + 2 * (getattr(two, name) - getattr(one, name))
+            direct = {
+                "kept_bytes": most_alive(three, "forward")[1],
+                "forward_peak_bytes": most_alive(three, "forward")[0],
+                "backward_peak_bytes": most_alive(three, "backward")[0],
+                "flat_bytes": three.sizes_bytes["flat"],
+            }[name]
+            assert found == direct, name
+        layer = Counter((o.product, o.flops, o.bytes) for o in four.pieces["backward"].operators)
+        layer -= Counter((o.product, o.flops, o.bytes) for o in three.pieces["backward"].operators)
+        longer, shorter = (counted(t.backward_input, t.backward_weight) for t in (two, one))
+        assert longer - shorter == layer
+
+
+SECOND = """
+import sys
+from heteropp.chips import load_chip
+from heteropp.cluster import Link
+from heteropp.cost import StageShape, stage_memory, stage_time
+from heteropp.model import Model
+
+model = Model(name="x/../y", layers=4, hidden=16, heads=4, kv_heads=4, intermediate=48, vocab=56,
+              sequence_length=20)
+shape = StageShape(layers=3, first=True, last=False, tp=2, dp=2, sequences=1, zero_stage=1,
+                   recompute=False)
+link = Link(1e-5, 1e9)
+print(stage_time(model, shape, load_chip("a-mini"), link, link))
+print(stage_memory(model, shape, 2, 4))
+print("torch" in sys.modules)
+"""
+
+
+def run(script: str, cache: Path) -> list[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout.splitlines()
+
+
+def test_a_second_search_imports_no_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    exec(SECOND, {})
+    first, second = capsys.readouterr().out.splitlines(), run(SECOND, tmp_path)
+    assert first[:2] == second[:2]
+    assert (first[2], second[2]) == ("True", "False")
+    (file,) = (tmp_path / "hyperhetero" / "traces").iterdir()
+    content = json.loads(file.read_text())
+    assert set(content) == {"format", "sha256", "stages"}
+
+
+ENTRY = """
+import sys
+from heteropp import trace_cache
+from heteropp.model import Model
+
+model = Model(name="x", layers=4, hidden=16, heads=4, kv_heads=4, intermediate=32, vocab=32,
+              sequence_length=16)
+made = []
+value = trace_cache.get(model, "k", lambda: made.append(1) or {"n": 7}, lambda entry: entry["n"])
+print(value, len(made))
+"""
+
+
+def test_a_file_that_is_not_what_it_says_is_as_good_as_none(tmp_path: Path) -> None:
+    assert run(ENTRY, tmp_path) == ["7 1"]
+    assert run(ENTRY, tmp_path) == ["7 0"]
+    (file,) = (tmp_path / "hyperhetero" / "traces").iterdir()
+    good = file.read_text()
+    others = tmp_path / "hyperhetero" / "traces" / "not-a-file"
+    for bad in (
+        "",
+        "{}",
+        good[: len(good) // 2],
+        good.replace('"n":7', '"n":8'),
+        good.replace('"format": 1', '"format": 2'),
+        "[1, 2]\n" * 3,
+        "\x00\xff" * 10,
+    ):
+        file.write_text(bad)
+        assert run(ENTRY, tmp_path) == ["7 1"], bad
+        assert file.read_text() == good
+    others.write_text("of another")
+    assert run(ENTRY, tmp_path) == ["7 0"]
+    # a folder that cannot be written to costs time, and nothing else
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file, where the folder would be")
+    assert run(ENTRY, blocked) == ["7 1"]

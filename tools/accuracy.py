@@ -1,0 +1,297 @@
+"""Predicted against measured step time and peak memory, on emulated clusters made up by seed.
+
+Makes clusters of 2 to 8 chips whose speeds, memory and links are random, plans a small model on
+each of them, trains every plan for a few steps with heteropp-train, and holds what the plan says
+against what the run took. The chips are slow, so that the host's work fits inside their time; a
+step whose pacing fidelity is below 95% is not used, and neither is a plan without such steps.
+"""
+
+from __future__ import annotations
+
+import json as json_
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from heteropp.chips import ChipSpec, load_chip
+from heteropp.cluster import Cluster, read_cluster
+from heteropp.files import write_text
+from heteropp.model import Model
+from heteropp.plan import Plan, write_plan
+from heteropp.planned import rank_memory
+from heteropp.search.planner import Request, SearchError, planner
+from heteropp.simulate import simulate
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = Model(
+    name="accuracy",
+    layers=8,
+    hidden=64,
+    heads=4,
+    kv_heads=2,
+    intermediate=192,
+    vocab=256,
+    sequence_length=128,
+)
+GLOBAL_BATCH = 8
+ASKED = ("exact", "heteroauto", "uniform")  # planners
+LEAST_FIDELITY = 0.95
+TRAINING_DEADLINE_S = 600
+# at most, in percent: median and worst, of step time and of peak memory
+BARS = {"step time": (2, 6), "peak memory": (2, 5)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One plan."""
+
+    cluster: str
+    plan: str
+    ranks: int
+    predicted_step_s: float
+    measured_step_s: float  # median of the steps that count
+    pacing_fidelity: float  # of those, the least
+    predicted_memory_bytes: tuple[int, ...]  # by rank
+    measured_memory_bytes: tuple[int, ...]
+
+    @property
+    def step_error(self) -> float:
+        return self.predicted_step_s / self.measured_step_s - 1
+
+    @property
+    def memory_error(self) -> float:
+        """Of the rank where it is largest."""
+        pairs = zip(self.predicted_memory_bytes, self.measured_memory_bytes, strict=True)
+        return max((predicted / measured - 1 for predicted, measured in pairs), key=abs)
+
+
+def main(
+    clusters: Annotated[int, typer.Option(min=1, help="How many to make up.")] = 6,
+    plans: Annotated[int, typer.Option(min=1, help="How many on each.")] = 4,
+    steps: Annotated[int, typer.Option(min=2, help="Of each training; the first is not used.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Of the clusters and the choice of plans.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the data here, and a PNG beside.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    rows: list[Row] = []
+    failed: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
+        for index in range(clusters):
+            generator = random.Random(f"{seed} {index}")
+            cluster = read_cluster(_write_cluster(Path(folder) / str(index), index, generator))
+            for number, plan in enumerate(_plans(cluster, plans, generator)):
+                where = Path(folder) / f"{index}-{number}"
+                try:
+                    row = _run(plan, cluster, Path(folder) / str(index), where, steps)
+                except RuntimeError as error:
+                    failed.append(f"{cluster.name}, {_outline(plan)}: {error}")
+                    print(failed[-1], file=sys.stderr)
+                    continue
+                rows.append(row)
+                print(
+                    f"{row.cluster}  {row.plan}: step {row.measured_step_s:.3f} s "
+                    f"{row.step_error:+.2%}, memory {row.memory_error:+.2%}, "
+                    f"fidelity {row.pacing_fidelity:.1%}",
+                    file=sys.stderr,
+                )
+    result = _result(rows, failed)
+    if output:
+        write_text(output, json_.dumps(result, indent=1) + "\n")
+        _draw(rows, output.with_suffix(".png"))
+    if json:
+        print(json_.dumps(result, indent=1))
+        return
+    for line in result["rows"]:
+        print(f"{line['name']}: {line['ours']:.2f} {line['unit']} (bar {line['bar']})")
+    for sentence in failed:
+        print(f"not used: {sentence}")
+
+
+def _write_cluster(folder: Path, index: int, generator: random.Random) -> Path:
+    """2 to 8 chips of 1 to 4 types, each type with a chip file of its own."""
+    folder.mkdir()
+    text = f'name = "made-up-{index}"\n'
+    left = generator.randint(2, 8)
+    for name in generator.sample(["a-mini", "b-mini", "c-mini", "d-mini"], 4):
+        if left == 0:
+            break
+        size = left if left <= 2 else generator.choice([1, 2, 2, 4])
+        size = min(size, left)
+        left -= size
+        _write_chip(folder / f"{name}-slow.toml", load_chip(name), generator)
+        text += f'[[nodes]]\nchip = "{name}-slow.toml"\nchips = {size}\n'
+    path = folder / "cluster.toml"
+    path.write_text(text)
+    return path
+
+
+def _write_chip(path: Path, twin: ChipSpec, generator: random.Random) -> None:
+    """The twin's file with other figures: slow, so that the host keeps up with eight of them."""
+    changes = {
+        "launch_s": 10 ** generator.uniform(-3.7, -3.4),
+        "float32_flops": 10 ** generator.uniform(8.7, 9.4),
+        "capacity_bytes": round(2**20 * generator.choice([12, 16, 24, 48])),
+        "bandwidth_bytes_per_s": 10 ** generator.uniform(8.3, 9.0),
+        "intra_node_bytes_per_s": 10 ** generator.uniform(6.6, 7.8),
+        "intra_node_latency_s": 10 ** generator.uniform(-4, -3),
+        "nic_bytes_per_s": 10 ** generator.uniform(6.3, 7.6),
+        "nic_latency_s": 10 ** generator.uniform(-4, -2.7),
+    }
+    lines = twin.path.read_text().splitlines()
+    for at, line in enumerate(lines):
+        key = line.split("=")[0].strip()
+        if key in changes:
+            value = changes.pop(key)
+            lines[at] = f"{key} = {value!r}"
+    assert not changes, changes
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _plans(cluster: Cluster, wanted: int, generator: random.Random) -> list[Plan]:
+    """The best plans of unlike requests, and some of their runners-up, that fit."""
+    found: list[Plan] = []
+    for sequences in (1, 2):
+        for zero_stage in (0, 1):
+            request = Request(
+                cluster=cluster,
+                model=MODEL,
+                global_batch=GLOBAL_BATCH,
+                sequences=sequences,
+                zero_stage=zero_stage,
+            )
+            for name in ASKED:
+                try:
+                    result = planner(name)(request)
+                except SearchError:
+                    continue
+                found += [candidate.plan for candidate in (result.best, *result.runners_up)]
+    unlike = list({_outline(plan): plan for plan in found}.values())
+    return generator.sample(unlike, min(wanted, len(unlike)))
+
+
+def _run(plan: Plan, cluster: Cluster, cluster_folder: Path, folder: Path, steps: int) -> Row:
+    """Trains a plan. Raises RuntimeError when it fails, or no step was paced well enough."""
+    folder.mkdir()
+    write_plan(plan, folder / "plan.json")
+    command = [
+        *(sys.executable, "-m", "heteropp.cli.train", "--plan", folder / "plan.json"),
+        *("--cluster", cluster_folder / "cluster.toml", "--steps", steps),
+        *("--output", folder / "run", "--json"),
+    ]
+    try:
+        ended = subprocess.run(
+            [str(word) for word in command],
+            capture_output=True,
+            text=True,
+            timeout=TRAINING_DEADLINE_S,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"no end within {TRAINING_DEADLINE_S} s") from None
+    if ended.returncode:
+        raise RuntimeError(f"exit code {ended.returncode}: {ended.stderr.strip()[-300:]}")
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    metrics = [json_.loads(line) for line in lines][1:]  # the first step warms up
+    paced = [step for step in metrics if step["pacing_fidelity"] >= LEAST_FIDELITY]
+    if not paced:
+        best = max(step["pacing_fidelity"] for step in metrics)
+        raise RuntimeError(f"no step is paced well enough, the best {best:.1%}")
+    peaks = zip(*(step["peak_memory_bytes"] for step in metrics), strict=True)
+    return Row(
+        cluster=cluster.name,
+        plan=_outline(plan),
+        ranks=plan.world_size,
+        predicted_step_s=simulate(plan, cluster).step_s,
+        measured_step_s=statistics.median(step["step_s"] for step in paced),
+        pacing_fidelity=min(step["pacing_fidelity"] for step in paced),
+        predicted_memory_bytes=tuple(memory.total for memory in rank_memory(plan, cluster)),
+        measured_memory_bytes=tuple(max(of_rank) for of_rank in peaks),
+    )
+
+
+def _outline(plan: Plan) -> str:
+    stages = plan.pipelines[0].stages
+    parts = (
+        f"{stage.replicas[0].chip.removesuffix('-slow.toml')} {stage.layer_count} layers "
+        f"dp{stage.dp} tp{stage.tp}{' R' if stage.recompute else ''}"
+        for stage in stages
+    )
+    zero = f"zero {plan.zero_stage}, " if any(stage.dp > 1 for stage in stages) else ""
+    return f"{zero}micro-batch {plan.micro_batch}: " + ", ".join(parts)
+
+
+def _result(rows: list[Row], failed: list[str]) -> dict:
+    lines = []
+    for name, errors in (
+        ("step time", [abs(row.step_error) for row in rows]),
+        ("peak memory", [abs(row.memory_error) for row in rows]),
+    ):
+        for kind, bar in zip(("median", "worst"), BARS[name], strict=True):
+            of = statistics.median if kind == "median" else max
+            lines.append(_line(f"{kind} error of {name}", "%", 100 * of(errors), bar, "lower"))
+    lines.append(_line("plans", "plans", len(rows), 20, "higher"))
+    lines.append(_line("clusters", "clusters", len({row.cluster for row in rows}), 5, "higher"))
+    return {
+        "tool": "accuracy",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "rows": lines,
+        "plans": [
+            {**asdict(row), "step_error": row.step_error, "memory_error": row.memory_error}
+            for row in rows
+        ],
+        "not used": failed,
+    }
+
+
+def _line(name: str, unit: str, ours: float, bar: float, better: str) -> dict:
+    empty = {"peer": None, "peer_name": None, "ratio": None}
+    return {"name": name, "unit": unit, "ours": ours, **empty, "bar": bar, "better": better}
+
+
+def _draw(rows: list[Row], path: Path) -> None:
+    """Predicted over measured, of step time and of every rank's peak memory."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.6))
+    for cluster in sorted({row.cluster for row in rows}):
+        own = [row for row in rows if row.cluster == cluster]
+        label = f"{cluster}, {own[0].ranks} chips"
+        steps = [(row.measured_step_s, row.predicted_step_s) for row in own]
+        left.plot(*zip(*steps, strict=True), "o", alpha=0.7, label=label)
+        peaks = [
+            (measured / 2**20, predicted / 2**20)
+            for row in own
+            for measured, predicted in zip(
+                row.measured_memory_bytes, row.predicted_memory_bytes, strict=True
+            )
+        ]
+        right.plot(*zip(*peaks, strict=True), "o", alpha=0.7, label=label)
+    for axes, what, unit in ((left, "step", "s"), (right, "peak memory", "MiB")):
+        ends = [f(axes.get_xlim()[i], axes.get_ylim()[i]) for i, f in ((0, min), (1, max))]
+        axes.plot(ends, ends, color="grey", linewidth=0.8)
+        axes.set(xlabel=f"measured {what} ({unit})", ylabel=f"predicted {what} ({unit})")
+        axes.grid(alpha=0.3)
+    left.legend(fontsize=7)
+    figure.tight_layout()
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, dpi=120, format="png")
+    pyplot.close(figure)
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,89 @@
+"""The rows that a measuring tool prints: a table, or, with --json, the project's one shape."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Row = dict[str, Any]
+FILE_COLUMNS = 150  # what is no terminal has no width of its own
+
+
+def row(
+    name: str,
+    unit: str,
+    ours: float | None,
+    *,
+    peer: float | None = None,
+    peer_name: str | None = None,
+    bar: float | None = None,
+    better: str = "lower",
+) -> Row:
+    """bar: the figure asked of `ours`, if any."""
+    return {
+        "name": name,
+        "unit": unit,
+        "ours": _rounded(ours),
+        "peer": _rounded(peer),
+        "peer_name": peer_name,
+        "ratio": _rounded(ours / peer if ours is not None and peer else None),
+        "bar": bar,
+        "better": better,
+    }
+
+
+def show(tool: str, rows: list[Row], notes: list[str], as_json: bool) -> None:
+    """Prints the evidence; notes are assumptions and what a reader must know."""
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    if as_json:
+        print(
+            json.dumps({"tool": tool, "machine": machine, "rows": rows, "notes": notes}, indent=2)
+        )
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=FILE_COLUMNS)
+    table = Table(title=tool)
+    table.add_column("what")
+    for heading in ("ours", "peer", "ratio", "asked"):
+        table.add_column(heading, justify="right")
+    table.add_column("peer is")
+    for each in rows:
+        table.add_row(
+            each["name"],
+            _figure(each["ours"], each["unit"]),
+            _figure(each["peer"], each["unit"]),
+            _figure(each["ratio"], "x"),
+            _asked(each),
+            each["peer_name"] or "",
+        )
+    console.print(table)
+    for note in notes:
+        console.print(f"- {note}", soft_wrap=True, markup=False)
+    console.print(f"machine: {machine}")
+
+
+def is_met(each: Row) -> bool:
+    ours, bar = each["ours"], each["bar"]
+    return ours is not None and (ours <= bar if each["better"] == "lower" else ours >= bar)
+
+
+def _asked(each: Row) -> str:
+    if each["bar"] is None:
+        return ""
+    limit = "<=" if each["better"] == "lower" else ">="
+    met = "met" if is_met(each) else "[red]missed[/]"
+    return f"{limit} {each['bar']:g} {met}"
+
+
+def _figure(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:,.4g} {unit}".rstrip()
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")

@@ -1,0 +1,125 @@
+"""The exact planner against brute force on random small instances: the same optimum, or none."""
+
+from __future__ import annotations
+
+import json as json_
+import platform
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from brute_force import BruteForce, invented_trace, random_request
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from heteropp import traces
+from heteropp.search import space
+from heteropp.search.exact import search
+from heteropp.search.planner import DoesNotFitError, Request, SearchError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One instance: None where no plan fits."""
+
+    kind: str
+    ours_s: float | None
+    true_s: float | None
+    own_s: float | None  # brute force's cost of our plan
+    gap: float
+    bites: bool  # memory rules out some plan
+
+    @property
+    def equal(self) -> bool:
+        if self.true_s is None or self.ours_s is None or self.own_s is None:
+            return self.true_s is None and self.ours_s is None
+        return all(abs(s / self.true_s - 1) < 1e-9 for s in (self.ours_s, self.own_s))
+
+
+@app.command()
+def main(
+    instances: Annotated[int, typer.Option(min=1, help="How many that have any plan.")] = 500,
+    seed: Annotated[int, typer.Option(help="Of the random instances.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    traces.trace_stage = invented_trace
+    found = [
+        compared
+        for request in track(
+            list(_requests(instances, seed)), console=Console(stderr=True), description="comparing"
+        )
+        for compared in [_compare(*request)]
+    ]
+    wrong = [compared for compared in found if not compared.equal]
+    kinds = Counter(compared.kind for compared in found)
+    rows = [
+        _row("instances", len(found), 500, "higher"),
+        _row("unlike brute force", len(wrong), 0, "lower"),
+        _row("with a gap", sum(compared.gap > 0 for compared in found), 0, "lower"),
+        _row("with plans that do not fit", sum(c.bites for c in found), None, "higher"),
+        *(_row(kind, count, None, "higher") for kind, count in sorted(kinds.items())),
+    ]
+    if json:
+        print(json_.dumps({"tool": "planner-exactness", "machine": _machine(), "rows": rows}))
+    else:
+        _show(rows)
+    sys.exit(1 if wrong else 0)
+
+
+def _requests(instances: int, seed: int) -> Iterator[tuple[Request, BruteForce, float | None, int]]:
+    """Instances with any plan, their optimum, and the groups of chips that types are cut into."""
+    generator = random.Random(f"planner-exactness {seed}")
+    while instances:
+        subgroup = generator.choice([2, 4, 128])
+        space.SUBGROUP = subgroup
+        request = random_request(generator)
+        brute = BruteForce(request)
+        best_s = brute.best()
+        if brute.plans:
+            instances -= 1
+            yield request, brute, best_s, subgroup
+
+
+def _compare(request: Request, brute: BruteForce, true_s: float | None, subgroup: int) -> Compared:
+    space.SUBGROUP = subgroup
+    options = [request.schedule, f"ZeRO {request.zero_stage}"]
+    options += ["uneven layers"] * request.uneven_layers
+    options += ["stage degrees"] * request.stage_degrees
+    kind = ", ".join(options) + ("" if true_s is not None else ": nothing fits")
+    try:
+        result = search(request)
+    except DoesNotFitError:
+        return Compared(kind, None, true_s, None, 0.0, True)
+    except SearchError as error:
+        return Compared(f"{kind}: {error}", None, true_s, None, 1.0, True)
+    own_s = brute.plan_cost_s(result.best.plan)
+    return Compared(kind, result.best.cost_s, true_s, own_s, result.gap, brute.overruns > 0)
+
+
+def _row(name: str, ours: int, bar: int | None, better: str) -> dict:
+    return {
+        **{"name": name, "unit": "instances", "ours": ours, "peer": None, "peer_name": None},
+        **{"ratio": None, "bar": bar, "better": better},
+    }
+
+
+def _machine() -> str:
+    return f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+
+
+def _show(rows: list[dict]) -> None:
+    table = Table("what", "instances", "asked")
+    for row in rows:
+        table.add_row(row["name"], str(row["ours"]), "" if row["bar"] is None else str(row["bar"]))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    app()
