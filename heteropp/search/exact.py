@@ -69,7 +69,7 @@ class _Exact:
     def run(self) -> Result:
         pool: list[tuple[tuple, _Found]] = []
         bounds = []
-        for part in range(len(self.parts)):
+        for part in self._order():
             found, bound_s = self._solve(part, THOROUGH, self._cutoff_s(pool, RUNNERS_UP))
             bounds.append(bound_s)
             if found:
@@ -87,10 +87,21 @@ class _Exact:
             steps=self.steps,
         )
 
+    def _order(self) -> list[int]:
+        """All parts; where they are large, those that look best come first."""
+        parts = list(range(len(self.parts)))
+        if not self.request.stage_degrees:
+            return parts
+        quick = [self._solve(part, QUICK)[0] for part in parts]
+        return sorted(parts, key=lambda part: found.cost_s if (found := quick[part]) else math.inf)
+
     def _cutoff_s(self, pool: list[tuple[tuple, _Found]], others: int) -> float:
-        """What a plan may cost to come after so many at most; some are found in two parts."""
+        """What a plan may cost to come after so many at most; some are found in two parts.
+
+        Where parts are large, none but the best is waited for.
+        """
         costs = sorted(key[0] for key, _ in pool)
-        least = (others + 1) * len(self.space.groupings)
+        least = 1 if self.request.stage_degrees else (others + 1) * len(self.space.groupings)
         return costs[least - 1] if len(costs) >= least else math.inf
 
     def _plan(self, found: _Found) -> Plan:

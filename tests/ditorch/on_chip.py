@@ -31,7 +31,7 @@ def environment(chip: str | Path | None, **extra: str) -> dict[str, str]:
 def run_python(
     code: str, chip: str | Path | None, **extra: str
 ) -> subprocess.CompletedProcess[str]:
-    """Torch is imported already; `run_new_python` tells what importing it does."""
+    """Torch is imported already, and Python's own end is left out; `run_new_python` has both."""
     return forks.run(["-c", code], environment(chip, **extra), timeout_s=DEADLINE_S)
 
 

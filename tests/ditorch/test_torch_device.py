@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from on_chip import run_checks, run_python
+from on_chip import run_checks, run_new_python, run_python
 
 MINI_CHIPS = ["a-mini", "b-mini", "c-mini", "d-mini"]
 
@@ -26,7 +26,7 @@ def test_operators_write_where_torch_says() -> None:
 
 def test_a_neutral_chip_computes_what_the_cpu_computes(make_chip: Callable[..., Path]) -> None:
     chip = make_chip("a", neutral="true")
-    run_checks(chip, "check_against_cpu.py", "check_training.py", ONE_OPERATOR_IN="2")
+    run_checks(chip, "check_against_cpu.py", "check_training.py", ONE_OPERATOR_IN="3")
 
 
 def test_a_chip_with_its_own_kernels_agrees_with_the_cpu() -> None:
@@ -79,7 +79,7 @@ def test_a_process_that_ends_right_after_backward_ends_as_it_says(ending: str) -
         f"{ending}\n"
     )
     for _ in range(2):  # Python's exit raced with autograd's threads, so once proves little
-        done = run_python(code, "b-mini")
+        done = run_new_python(code, "b-mini")
         expected = {"pass": 0, "raise SystemExit(3)": 3}.get(ending, 1)
         assert done.returncode == expected, done.stderr
         assert "terminate called" not in done.stderr

@@ -117,6 +117,7 @@ void CmMeeting::call(std::size_t number, const Link& link, const RailCard& their
 }
 
 void CmMeeting::resolve_address(Rail& rail) {
+  rail.step = "the peer's address";
   auto from = socket_address(rail.link->gid->gid, 0);
   check(library_->resolve_addr(rail.id.get(), plain(from), plain(rail.to), kResolveMs),
         "resolve the peer's address");
@@ -167,8 +168,10 @@ void CmMeeting::progress(Rail& rail, cm::EventType event, int status) {
         if (here.device->library().get_device_name(id->verbs->device) != here.device->name() ||
             id->port != here.port)
           throw Error("the routing table leads to the peer over another RDMA device");
+        rail.step = "its route";
         return check(library_->resolve_route(id, kResolveMs), "resolve the route");
       case cm::EventType::route_resolved:
+        rail.step = "its peer's answer";
         rail.parameters.private_data = rail.nonce.data();
         rail.parameters.private_bytes = static_cast<std::uint8_t>(rail.nonce.size());
         return check(library_->connect(id, &rail.parameters), "connect");
@@ -212,6 +215,11 @@ bool CmMeeting::calling() const {
 
 const ibv::QpAttributes* CmMeeting::route(std::size_t rail) const {
   return has(rail) && rails_[rail].connectable ? &rails_[rail].route : nullptr;
+}
+
+std::string CmMeeting::failure(std::size_t rail) const {
+  const Rail& found = rails_[rail];
+  return found.failure.empty() ? text("waited in vain for ", found.step) : found.failure;
 }
 
 void CmMeeting::establish(std::size_t rail) {

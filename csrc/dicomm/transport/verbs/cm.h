@@ -33,7 +33,8 @@ class CmMeeting {
   bool calling() const;  // some call has neither been answered nor failed
   // How to connect the queue pair: the call was answered, or accepted. Null: not so.
   const ibv::QpAttributes* route(std::size_t rail) const;
-  const std::string& failure(std::size_t rail) const { return rails_[rail].failure; }
+  // Why not, or what it still waits for.
+  std::string failure(std::size_t rail) const;
   // The dialler's queue pair is connected. Throws Error.
   void establish(std::size_t rail);
   // To be kept for as long as the queue pair.
@@ -46,6 +47,7 @@ class CmMeeting {
     cm::Parameters parameters{};
     std::shared_ptr<cm::Id> listener, id;
     sockaddr_storage to{};  // the dialler's
+    const char* step = "";
     bool connectable = false;
     ibv::QpAttributes route{};
     std::string failure;

@@ -70,7 +70,7 @@ void Endpoint::call(const Fd& socket, const Patience& patience) {
       cm_->establish(i);
       connected |= 1 << i;
     } else {
-      give_up_cm(i, cm_->failure(i).empty() ? "its peer did not answer" : cm_->failure(i));
+      give_up_cm(i, cm_->failure(i));
       links_[i]->connect(theirs_.rail[i]);
     }
   }
