@@ -128,9 +128,8 @@ def dicomm_perf(mode: str, size_bytes: int, seconds: float, folder: Path) -> dic
     secret = secrets.token_hex(16)
     for rank, device in enumerate(DEVICES):
         command = [DICOMM_PERF, mode, "--store", folder, "--rank", rank]
-        command += ["--sizes", size_bytes, "--seconds", seconds]
-        environment = os.environ | {"DICOMM_SECRET": secret, "DICOMM_TRANSPORT": "verbs"}
-        environment["DICOMM_NICS"] = device
+        command += ["--transport", "verbs", "--sizes", size_bytes, "--seconds", seconds]
+        environment = os.environ | {"DICOMM_SECRET": secret, "DICOMM_NICS": device}
         processes.append(
             subprocess.Popen(
                 [str(each) for each in command],
@@ -221,7 +220,8 @@ def show(evidence: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"dicomm over verbs beside perftest ({evidence['machine']})")
+    title = "dicomm over verbs beside perftest"
+    table = Table(title=f"{title}, {evidence['rounds']} rounds ({evidence['machine']})")
     for heading in ("what", "unit", "dicomm", "peer", "", "ratio", "bar"):
         table.add_column(heading, justify="left" if heading in ("what", "unit", "") else "right")
 
@@ -265,7 +265,8 @@ def main(
         print(f"verbs-bench: {failure}", file=sys.stderr)
         raise typer.Exit(1) from None
     machine = f"RDMA machine on {platform.machine()}, {os.cpu_count()} processor, rdma_rxe"
-    evidence = {"tool": "verbs-bench", "machine": machine, "rows": make_rows(samples)}
+    rows = make_rows(samples)
+    evidence = {"tool": "verbs-bench", "machine": machine, "rounds": rounds, "rows": rows}
     print(json.dumps(evidence, indent=1)) if as_json else show(evidence)
 
 

@@ -11,7 +11,8 @@ namespace {
 constexpr double kRounding = 1e-12;  // relative; bounds and costs are summed in unlike orders
 constexpr double kFirstMore = 0.04;  // of the least cost thought possible, the limit is higher
 constexpr double kMore = 1.5;
-constexpr std::size_t kFew = 64;  // chains of one length
+constexpr double kLastMore = 100.0;  // then it is the cutoff
+constexpr std::size_t kFew = 64;     // chains of one length
 
 // Most stages of a pipeline.
 int longest(const Problem& problem) {
@@ -248,7 +249,8 @@ Solution solve(const Problem& problem, double cutoff_s, std::size_t width) {
   // a few chains within a limit that rises find a good pipeline; then all within its cost
   double limit_s = 0.0;
   for (double more = kFirstMore;; more *= kMore) {
-    limit_s = std::min(cutoff_s, least_s * (1 + more)) * (1 + kRounding);
+    limit_s = more < kLastMore ? std::min(cutoff_s, least_s * (1 + more)) : cutoff_s;
+    limit_s *= 1 + kRounding;
     search(limit_s, std::min(width, kFew));
     if (!solution.stages.empty() || !limited || limit_s >= cutoff_s) break;
   }

@@ -216,7 +216,8 @@ def invented_trace(
         reduces = ((layers, 2000 * sequences),) if tp > 1 and grows else ()
         return traces.Piece((product, other, ends), reduces)
 
-    held = size(4000, 10_000, grows=False)
+    # beyond where collectives change their algorithm: their time is then a line over the layers
+    held = 70_000 + size(4000, 10_000, grows=False)
     peak = size(8000, 9_000)
     return traces.StageTrace(
         forward=piece(1.0),
@@ -260,7 +261,7 @@ def random_cluster(generator: random.Random, most: int) -> Cluster:
     total = 0
     for index in range(generator.choice([1, 2, 2, 3])):
         chip = random_chip(generator)
-        room = generator.choice([100_000, 150_000, 250_000, 400_000, 10_000_000, 10_000_000])
+        room = generator.choice([380_000, 430_000, 530_000, 680_000, 10_000_000, 10_000_000])
         chip = replace(
             chip,
             memory=replace(chip.memory, capacity_bytes=room),

@@ -120,7 +120,7 @@ def test_groups_of_128_chips_have_degrees_of_their_own() -> None:
 def test_what_would_make_an_impossible_request_possible() -> None:
     """A step that does not fit: fewer sequences at once, ZeRO, or more nodes."""
     chip = load_chip("a-mini")
-    chip = replace(chip, memory=replace(chip.memory, capacity_bytes=220_000), tp_limit=1)
+    chip = replace(chip, memory=replace(chip.memory, capacity_bytes=490_000), tp_limit=1)
     cluster = cluster_of(("a", chip, 2), ("a", chip, 2))
     request = Request(
         cluster=cluster, model=tiny_model(8), global_batch=16, sequences=4, zero_stage=0

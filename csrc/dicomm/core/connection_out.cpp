@@ -42,7 +42,7 @@ void Connection::send_message(RequestState& request) {
   Outgoing& frame = new_frame();
   frame.header.tag = request.tag;
   frame.header.bytes = request.bytes;
-  frame.header.id = request.id = next_id_++;
+  request.id = next_id_++;
   frame.header.delivered_at_ns = request.delivered_at;
   frame.header.is_long = request.delivered_at != 0;
   const std::size_t cost = request.bytes + kMessageOverheadBytes;
@@ -54,6 +54,7 @@ void Connection::send_message(RequestState& request) {
     frame.request = &request;
   } else {
     frame.header.kind = FrameKind::offer;
+    frame.header.id = request.id;
     frame.header.is_long = 1;
     frame.header.address = reinterpret_cast<std::uint64_t>(request.data);
     const MemoryKeys keys = stream_->expose(request.id, request.data, request.bytes);

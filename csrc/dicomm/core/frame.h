@@ -13,7 +13,7 @@
 namespace dicomm {
 
 enum class FrameKind : std::uint8_t {
-  eager = 1,  // tag, bytes, id, delivered_at_ns; payload
+  eager = 1,  // tag, bytes, delivered_at_ns; payload
   offer,      // tag, bytes (of the message), id, address, delivered_at_ns; payload: MemoryKeys
   accept,     // id
   data,       // id, bytes; payload

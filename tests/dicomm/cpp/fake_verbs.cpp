@@ -74,9 +74,12 @@ int do_send(Pair& from, const ibv::SendRequest& request) {
     const auto* first = pointer(request.pieces[i].address);
     bytes.insert(bytes.end(), first, first + request.pieces[i].bytes);
   }
-  return deliver(from.peer, bytes.data(), static_cast<std::uint32_t>(bytes.size()))
-             ? ibv::kSuccess
-             : ibv::kRnrRetryExceeded;
+  const auto count = static_cast<std::uint32_t>(bytes.size());
+  from.nic->sends.push_back(count);
+  std::optional<std::uint32_t> immediate;
+  if (request.opcode == ibv::SendOpcode::send_imm) immediate = request.immediate;
+  return deliver(from.peer, bytes.data(), count, immediate) ? ibv::kSuccess
+                                                            : ibv::kRnrRetryExceeded;
 }
 
 int do_read(Pair& into, const ibv::SendRequest& request) {
@@ -224,7 +227,8 @@ int destroy_pair(ibv::Qp* qp) {
 
 }  // namespace
 
-bool deliver(std::uint32_t qp_number, const void* bytes, std::uint32_t count) {
+bool deliver(std::uint32_t qp_number, const void* bytes, std::uint32_t count,
+             std::optional<std::uint32_t> immediate) {
   const auto found = pairs.find(qp_number);
   if (found == pairs.end() || found->second->receives.empty()) return false;
   Pair& to = *found->second;
@@ -237,6 +241,8 @@ bool deliver(std::uint32_t qp_number, const void* bytes, std::uint32_t count) {
   received.opcode = ibv::CompletionOpcode::receive;
   received.bytes = count;
   received.qp_number = qp_number;
+  if (immediate) received.flags = ibv::kWithImmediate;
+  received.immediate = immediate.value_or(0);
   to.queue().push(received);
   return true;
 }

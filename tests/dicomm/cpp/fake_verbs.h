@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,13 +27,15 @@ struct FakeNic {
   int registrations = 0;                     // that are live
   std::vector<ibv::QpAttributes> connected;  // what queue pairs were told, each state change
   std::vector<std::uint32_t> reads;          // lengths of the RDMA READs it did
+  std::vector<std::uint32_t> sends;          // and of the SENDs
 };
 
 std::shared_ptr<const ibv::Library> fake_library();
 
 // Puts bytes into the next receive buffer of a queue pair, as a peer's SEND does. False: it has
 // none.
-bool deliver(std::uint32_t qp_number, const void* bytes, std::uint32_t count);
+bool deliver(std::uint32_t qp_number, const void* bytes, std::uint32_t count,
+             std::optional<std::uint32_t> immediate = std::nullopt);
 
 // A RoCE v2 address.
 verbs::GidEntry ipv4_gid(int index, int a, int b, int c, int d, int prefix_bits = 24);

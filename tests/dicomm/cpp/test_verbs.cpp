@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <random>
 #include <span>
 
 #include "fake_verbs.h"
@@ -202,6 +204,59 @@ TEST_CASE("a buffer sent twice stays readable until both messages are through") 
     wire.right->conceal(3 - first);
     CHECK(right.registrations == before);
   }
+}
+
+TEST_CASE("slots that begin like the one before travel without that, and nothing is lost") {
+  FakeNic left("left"), right("right");
+  Wire wire(fake_rails({&left}, 1), fake_rails({&right}, 2));
+  constexpr std::size_t kFront = FrameHeader::kShortBytes;
+  const Bytes fronts[2] = {payload(kFront, 11), payload(kFront, 12)};
+  const Bytes bodies = payload(6000, 13);
+  std::mt19937 random(14);
+  Bytes written[2], read[2];  // by direction
+  Stream* const streams[2] = {wire.left.get(), wire.right.get()};
+  const auto receive = [&](int way) {
+    std::byte piece[500];
+    for (std::size_t got; (got = streams[1 - way]->read(piece, sizeof piece)) > 0;)
+      read[way].insert(read[way].end(), piece, piece + got);
+  };
+  for (int i = 0; i < 5000; ++i) {
+    const int way = random() % 3 == 0;
+    const Bytes& front = fronts[random() % 20 == 0];
+    const std::size_t length = random() % 4 == 0 ? random() % bodies.size() : 4096;
+    const iovec parts[2] = {{const_cast<std::byte*>(front.data()), kFront},
+                            {const_cast<std::byte*>(bodies.data()) + i % 7, length}};
+    if (length + 7 > bodies.size()) continue;
+    const std::size_t sent = streams[way]->write(parts, 2);
+    written[way].insert(written[way].end(), front.begin(), front.begin() + std::min(sent, kFront));
+    if (sent > kFront)
+      written[way].insert(written[way].end(), bodies.begin() + i % 7,
+                          bodies.begin() + i % 7 + (sent - kFront));
+    if (random() % 3 == 0) receive(way);
+  }
+  for (const int way : {0, 1}) {
+    receive(way);
+    CHECK(read[way] == written[way]);
+    const auto& sends = (way == 0 ? left : right).sends;
+    CHECK(std::count(sends.begin(), sends.end(), 4096u) > 100);  // one packet each
+    CHECK(std::count(sends.begin(), sends.end(), 4096u + 48) > 10);
+  }
+}
+
+TEST_CASE("a slot without a front has one before it to repeat, or is refused") {
+  FakeNic left("left"), right("right");
+  const auto left_rails = fake_rails({&left}, 1), right_rails = fake_rails({&right}, 2);
+  verbs::Endpoint theirs(left_rails, right_rails->published());
+  verbs::Endpoint ours(right_rails, left_rails->published());
+  const verbs::Card card = ours.card();
+  ours.connect(theirs.card());
+  int both[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) == 0);
+  const Fd peer(both[0]);
+  const auto stream = ours.stream(Fd(both[1]), false);
+  REQUIRE(deliver(card.rail[0].qp_number, "words", 5, 7));
+  std::byte into[5];
+  CHECK_THROWS_AS(stream->read(into, sizeof into), StreamEnd);
 }
 
 TEST_CASE("two rails share a long message, and one finishes it where the other fails") {

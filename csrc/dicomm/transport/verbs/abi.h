@@ -34,6 +34,7 @@ enum AccessFlags : unsigned { kLocalWrite = 1, kRemoteWrite = 2, kRemoteRead = 4
 enum class SendOpcode : int { rdma_write, rdma_write_imm, send, send_imm, rdma_read };
 enum SendFlags : unsigned { kFence = 1, kSignaled = 2, kSolicited = 4, kInline = 8 };
 
+enum CompletionFlags : unsigned { kWithImmediate = 2 };
 enum CompletionStatus : int { kSuccess = 0, kFlushed = 5, kRnrRetryExceeded = 13 };
 enum class CompletionOpcode : int { send, rdma_write, rdma_read, receive = 128 };
 

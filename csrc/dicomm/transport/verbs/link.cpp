@@ -46,7 +46,7 @@ SlotMemory::~SlotMemory() {
 }
 
 Link::Link(const Rails& rails, std::size_t rail, const GidEntry* gid)
-    : receive_memory_(std::size_t{kReceives} * kSlotBytes, rails),
+    : receive_memory_(std::size_t{kReceives} * (kFrontRoom + kSlotBytes), rails),
       pair(rails.rails[rail], rails.settings, {kSendDepth + kReadsAtOnce, kReceives}),
       gid(gid),
       device_index(rails.rails[rail].device_index) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/verbs/fronts.h"
 #include "transport/verbs/queue_pair.h"
 
 namespace dicomm::cm {
@@ -15,6 +16,7 @@ namespace dicomm::verbs {
 
 constexpr std::uint32_t kSlots = 64;        // a power of two: of numbers that wrap, modulo
 constexpr std::uint32_t kSlotBytes = 8320;  // 8 KiB and the headers
+constexpr std::uint32_t kFrontRoom = 64;    // before each receive buffer, for the front it lacks
 constexpr std::uint32_t kSignalEvery = 16;  // sends: one completion tells of all before it
 constexpr std::uint32_t kReadsAtOnce = 4;
 constexpr std::uint32_t kSendDepth = kSlots + kSpareSlots + kSignalEvery;
@@ -52,7 +54,7 @@ class Link {
   bool has_read_room() const { return reads < std::min(kReadsAtOnce, pair.reads_out()); }
 
   std::byte* received(std::uint32_t buffer) const {
-    return receive_memory_.data() + std::size_t{buffer} * kSlotBytes;
+    return receive_memory_.data() + std::size_t{buffer} * (kFrontRoom + kSlotBytes) + kFrontRoom;
   }
   // A receive buffer was read; the device gets it back, a few at a time.
   void give_back(std::uint32_t buffer);
@@ -64,6 +66,7 @@ class Link {
   RailCard peer{};
   std::shared_ptr<cm::Id> cm_id;  // where rdma_cm connected it
   bool heard = false;             // the peer is ready to receive here
+  Fronts fronts_out, fronts_in;
 
   // Numbered slots: how many went out here, how many of those the peer has read, and how many of
   // the peer's came in here and were read.

@@ -106,6 +106,7 @@ RailCard QueuePair::card(const GidEntry* gid) const {
   card.reads_in = static_cast<std::uint8_t>(
       std::clamp(rail_.device->attributes().max_qp_rd_atom, 0, kMaxReads));
   card.port = static_cast<std::uint8_t>(rail_.port);
+  card.abridges = 1;
   return card;
 }
 

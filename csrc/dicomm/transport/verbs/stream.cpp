@@ -137,10 +137,17 @@ void VerbsStream::post_slots(std::uint32_t first, std::uint32_t count) {
     requests[i].pieces = &pieces[i];
     requests[i].piece_count = 1;
     requests[i].opcode = ibv::SendOpcode::send;
+    if (link.peer.abridges)
+      if (const auto immediate = link.fronts_out.abridge(slot, bytes)) {
+        pieces[i].address += sizeof(Fronts::Front);
+        pieces[i].bytes -= sizeof(Fronts::Front);
+        requests[i].opcode = ibv::SendOpcode::send_imm;
+        requests[i].immediate = *immediate;
+      }
     requests[i].next = i + 1 < count ? &requests[i + 1] : nullptr;
     requests[i].id =
         send_work << kWorkShift | static_cast<std::uint32_t>(link.sends_posted - count + i + 1);
-    if (bytes <= link.pair.inline_bytes()) requests[i].flags |= ibv::kInline;
+    if (pieces[i].bytes <= link.pair.inline_bytes()) requests[i].flags |= ibv::kInline;
     if (++link.unsignaled == kSignalEvery) {
       requests[i].flags |= ibv::kSignaled;
       link.unsignaled = 0;
@@ -228,9 +235,20 @@ void VerbsStream::completed(int rail, const ibv::Completion& completion) {
   Link& link = *links_[rail];
   const std::uint64_t id = completion.id & ((std::uint64_t{1} << kWorkShift) - 1);
   switch (completion.id >> kWorkShift) {
-    case receive_work:
-      return arrive(rail, static_cast<std::uint32_t>(id),
-                    link.received(static_cast<std::uint32_t>(id)), completion.bytes);
+    case receive_work: {
+      const auto buffer = static_cast<std::uint32_t>(id);
+      std::byte* slot = link.received(buffer);
+      std::size_t bytes = completion.bytes;
+      if (completion.flags & ibv::kWithImmediate) {
+        slot -= sizeof(Fronts::Front);
+        bytes += sizeof(Fronts::Front);
+        if (!link.fronts_in.restore(slot, completion.immediate))
+          throw StreamEnd{"it sent a malformed slot (without a front)"};
+      } else {
+        link.fronts_in.remember(slot, bytes);
+      }
+      return arrive(rail, buffer, slot, bytes);
+    }
     case send_work:
       link.sends_completed = static_cast<std::uint32_t>(id);
       return;

@@ -18,6 +18,12 @@
 // on one rail. Each side uses one rail for its slots. Empty slots, which only carry the header's
 // counters, are outside the numbering; the receiver has kSpareSlots more buffers for them.
 //
+// Fronts. Where the 48 bytes that a slot begins with, its header and a short frame's, are those of
+// the numbered slot before it on the rail, but for `sequence` being the next and the two counters
+// being at most 255 more, the slot may travel without them, by a SEND with an immediate: the low
+// bytes of `consumed` and, in bits 8 to 15, of `consumed_here` (RailCard::abridges says whether
+// the receiver understands that). A message of 4 KiB then is one packet.
+//
 // Long messages. The receiver reads them by RDMA READ, in chunks, on any rail, with the keys that
 // came with the offer: MemoryKeys[i] is the rkey on rail i.
 //
@@ -58,7 +64,8 @@ struct RailCard {
   Connect connect;
   std::uint16_t cm_port;  // 0: call nobody there
   CmNonce cm_nonce;
-  std::uint8_t reserved[14];
+  std::uint8_t abridges;  // 1: slots may come without their front
+  std::uint8_t reserved[13];
 };
 static_assert(sizeof(RailCard) == 64);
 

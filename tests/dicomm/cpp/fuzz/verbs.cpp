@@ -94,7 +94,10 @@ class Session {
       words.resize(input_.ConsumeIntegralInRange<std::size_t>(0, words.size()));
     if (!by_socket) {
       const int rail = input_.ConsumeIntegralInRange<int>(0, 1);
-      deliver(card_.rail[rail].qp_number, words.data(), static_cast<std::uint32_t>(words.size()));
+      std::optional<std::uint32_t> immediate;
+      if (input_.ConsumeBool()) immediate = input_.ConsumeIntegral<std::uint16_t>();
+      deliver(card_.rail[rail].qp_number, words.data(), static_cast<std::uint32_t>(words.size()),
+              immediate);
       return;
     }
     verbs::SocketMessage message{verbs::SocketMessage::slot,
