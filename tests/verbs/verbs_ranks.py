@@ -1,6 +1,7 @@
 """Where the ranks of these tests sit: rank r has rails rxe(r % 2) and rxe(2 + r % 2)."""
 
 import os
+import time
 from pathlib import Path
 
 import jobs
@@ -21,5 +22,7 @@ def connect(folder, rank, world_size, rails=ONE_RAIL, **options):
 
 def packets_sent(device):
     """As the device counts them, whatever dicomm says."""
-    counter = Path("/sys/class/infiniband", device, "ports/1/hw_counters/sent_pkts")
-    return int(counter.read_text())
+    counters = Path("/sys/class/infiniband", device, "ports/1/hw_counters")
+    lifespan_ms = int((counters / "lifespan").read_text())  # a reading is repeated for so long
+    time.sleep(2 * lifespan_ms / 1e3)
+    return int((counters / "sent_pkts").read_text())
