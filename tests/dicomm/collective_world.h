@@ -79,6 +79,7 @@ class Counting final : public Communicator {
   void forget_memory(std::uint64_t address, std::uint64_t bytes) override {
     real_->forget_memory(address, bytes);
   }
+  bool reaches_declared_memory() const override { return real_->reaches_declared_memory(); }
   void abort(const std::string& reason) override { real_->abort(reason); }
   void relay(const std::string& cause) override { real_->relay(cause); }
   std::string failure() const override { return real_->failure(); }

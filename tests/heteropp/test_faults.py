@@ -31,10 +31,14 @@ def session(process: int) -> dict[int, str]:
 
 
 def named_shared_memory(process: int) -> list[str]:
-    """The shared memory of a process that has a name, and so would outlive a killed owner."""
+    """The shared memory of a process that has a name, and so would outlive a killed owner.
+
+    But for Python's own semaphores, which its resource tracker removes.
+    """
     maps = Path(f"/proc/{process}/maps").read_text().splitlines()
     shared = [line.split(maxsplit=5)[-1] for line in maps if line.split()[1] == "rw-s"]
-    return [at for at in shared if at.startswith("/") and not at.endswith(" (deleted)")]
+    named = [at for at in shared if at.startswith("/") and not at.endswith(" (deleted)")]
+    return [at for at in named if not at.startswith("/dev/shm/sem.mp-")]
 
 
 def rank_process(training: Training, rank: int) -> int:
