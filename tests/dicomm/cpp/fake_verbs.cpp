@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <mutex>
 
 namespace dicomm::testing {
 
@@ -53,6 +54,7 @@ struct Region {
 std::map<std::uint32_t, Pair*> pairs;
 std::map<std::uint32_t, Region*> regions;  // by key
 std::uint32_t next_number = 1;
+std::recursive_mutex whole;  // both sides of a connection may be made at once
 
 FakeNic* nic_of(ibv::Context* context) { return reinterpret_cast<Context*>(context)->nic; }
 
@@ -97,6 +99,7 @@ int do_read(Pair& into, const ibv::SendRequest& request) {
 }
 
 int post_send(ibv::Qp* qp, ibv::SendRequest* request, ibv::SendRequest**) {
+  const std::lock_guard held(whole);
   Pair& pair = *reinterpret_cast<Pair*>(qp);
   for (; request; request = request->next) {
     const bool read = request->opcode == ibv::SendOpcode::rdma_read;
@@ -113,12 +116,14 @@ int post_send(ibv::Qp* qp, ibv::SendRequest* request, ibv::SendRequest**) {
 }
 
 int post_receive(ibv::Qp* qp, ibv::ReceiveRequest* request, ibv::ReceiveRequest**) {
+  const std::lock_guard held(whole);
   for (; request; request = request->next)
     reinterpret_cast<Pair*>(qp)->receives.emplace_back(request->id, *request->pieces);
   return 0;
 }
 
 int poll_queue(ibv::Cq* cq, int count, ibv::Completion* completions) {
+  const std::lock_guard held(whole);
   auto& waiting = reinterpret_cast<Queue*>(cq)->completions;
   int taken = 0;
   for (; taken < count && !waiting.empty(); waiting.pop_front())
@@ -127,6 +132,7 @@ int poll_queue(ibv::Cq* cq, int count, ibv::Completion* completions) {
 }
 
 int arm_queue(ibv::Cq* cq, int) {
+  const std::lock_guard held(whole);
   reinterpret_cast<Queue*>(cq)->armed = true;
   return 0;
 }
@@ -150,6 +156,7 @@ int close_device(ibv::Context* context) {
 ibv::Pd* alloc_pd(ibv::Context* context) { return reinterpret_cast<ibv::Pd*>(nic_of(context)); }
 
 ibv::MemoryRegion* register_memory(ibv::Pd* pd, void* address, std::size_t bytes, int) {
+  const std::lock_guard held(whole);
   auto* nic = reinterpret_cast<FakeNic*>(pd);
   if (!nic->registers(reinterpret_cast<std::uint64_t>(address))) {
     errno = EFAULT;
@@ -165,6 +172,7 @@ ibv::MemoryRegion* register_memory(ibv::Pd* pd, void* address, std::size_t bytes
 }
 
 int deregister_memory(ibv::MemoryRegion* memory) {
+  const std::lock_guard held(whole);
   auto* region = reinterpret_cast<Region*>(memory);
   --region->nic->registrations;
   regions.erase(memory->rkey);
@@ -179,6 +187,7 @@ ibv::Channel* create_channel(ibv::Context* context) {
 }
 
 int destroy_channel(ibv::Channel* channel) {
+  const std::lock_guard held(whole);
   ::close(channel->fd);
   delete reinterpret_cast<Channel*>(channel);
   return 0;
@@ -190,11 +199,13 @@ ibv::Cq* create_queue(ibv::Context* context, int, void*, ibv::Channel* channel, 
 }
 
 int destroy_queue(ibv::Cq* cq) {
+  const std::lock_guard held(whole);
   delete reinterpret_cast<Queue*>(cq);
   return 0;
 }
 
 int get_event(ibv::Channel* channel, ibv::Cq** cq, void** context) {
+  const std::lock_guard held(whole);
   std::uint64_t count;
   if (::read(channel->fd, &count, sizeof count) != sizeof count) return -1;
   *cq = reinterpret_cast<Channel*>(channel)->rung;
@@ -203,6 +214,7 @@ int get_event(ibv::Channel* channel, ibv::Cq** cq, void** context) {
 }
 
 ibv::Qp* create_pair(ibv::Pd* pd, ibv::QpInit* init) {
+  const std::lock_guard held(whole);
   auto* pair = new Pair;
   pair->nic = reinterpret_cast<FakeNic*>(pd);
   pair->base.context = reinterpret_cast<Queue*>(init->send_cq)->context;
@@ -213,6 +225,7 @@ ibv::Qp* create_pair(ibv::Pd* pd, ibv::QpInit* init) {
 }
 
 int modify_pair(ibv::Qp* qp, ibv::QpAttributes* attributes, int mask) {
+  const std::lock_guard held(whole);
   auto* pair = reinterpret_cast<Pair*>(qp);
   pair->nic->connected.push_back(*attributes);
   if (mask & ibv::kDestinationQp) pair->peer = attributes->destination_qp;
@@ -220,6 +233,7 @@ int modify_pair(ibv::Qp* qp, ibv::QpAttributes* attributes, int mask) {
 }
 
 int destroy_pair(ibv::Qp* qp) {
+  const std::lock_guard held(whole);
   pairs.erase(qp->number);
   delete reinterpret_cast<Pair*>(qp);
   return 0;
@@ -229,6 +243,7 @@ int destroy_pair(ibv::Qp* qp) {
 
 bool deliver(std::uint32_t qp_number, const void* bytes, std::uint32_t count,
              std::optional<std::uint32_t> immediate) {
+  const std::lock_guard held(whole);
   const auto found = pairs.find(qp_number);
   if (found == pairs.end() || found->second->receives.empty()) return false;
   Pair& to = *found->second;
