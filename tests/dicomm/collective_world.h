@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "collective/group.h"
+#include "memory_store.h"
 
 namespace dicomm {
 
@@ -25,26 +26,6 @@ inline void expect(bool holds, const std::string& what) {
   if (holds) return;
   if (++failures < 20) std::printf("%s\n", what.c_str());
 }
-
-class MemoryStore : public Store {
- public:
-  void set(const std::string& key, const std::string& value) override {
-    std::lock_guard lock(mutex_);
-    values_[key] = value;
-    changed_.notify_all();
-  }
-  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; }))
-      throw TimeoutError("no key " + key);
-    return values_[key];
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-};
 
 // Counts what a rank sends.
 class Counting final : public Communicator {

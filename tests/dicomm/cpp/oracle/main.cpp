@@ -133,7 +133,7 @@ bool run_as_processes(const Settings& settings, Arena& arena) {
 }
 
 bool run_as_threads(const Settings& settings, Arena& arena) {
-  const auto store = std::make_shared<testing::MemoryStore>();
+  const auto store = std::make_shared<MemoryStore>();
   std::atomic<bool> good{true};
   testing::run_threads(settings.ranks, [&](int rank) {
     if (!run_rank(settings, arena, store, rank)) good = false;
