@@ -5,36 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-Row = dict[str, Any]
+from dicomm.bench.evidence import Row, is_met, row
+
+__all__ = ["Row", "row", "show"]
+
 FILE_COLUMNS = 150  # what is no terminal has no width of its own
-
-
-def row(
-    name: str,
-    unit: str,
-    ours: float | None,
-    *,
-    peer: float | None = None,
-    peer_name: str | None = None,
-    bar: float | None = None,
-    better: str = "lower",
-) -> Row:
-    """bar: the figure asked of `ours`, if any."""
-    return {
-        "name": name,
-        "unit": unit,
-        "ours": _rounded(ours),
-        "peer": _rounded(peer),
-        "peer_name": peer_name,
-        "ratio": _rounded(ours / peer if ours is not None and peer else None),
-        "bar": bar,
-        "better": better,
-    }
 
 
 def show(tool: str, rows: list[Row], notes: list[str], as_json: bool) -> None:
@@ -68,11 +47,6 @@ def show(tool: str, rows: list[Row], notes: list[str], as_json: bool) -> None:
     console.print(f"machine: {machine}")
 
 
-def is_met(each: Row) -> bool:
-    ours, bar = each["ours"], each["bar"]
-    return ours is not None and (ours <= bar if each["better"] == "lower" else ours >= bar)
-
-
 def _asked(each: Row) -> str:
     if each["bar"] is None:
         return ""
@@ -83,7 +57,3 @@ def _asked(each: Row) -> str:
 
 def _figure(value: float | None, unit: str) -> str:
     return "" if value is None else f"{value:,.4g} {unit}".rstrip()
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
