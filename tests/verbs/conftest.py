@@ -48,6 +48,18 @@ def unplug():
     yield down
     for interface in unplugged:
         subprocess.run(["ip", "link", "set", interface, "up"], check=True)
+    if unplugged:
+        make_devices_again()
+
+
+def make_devices_again():
+    """Once rdma_cm speaks while its cable is pulled, rxe sends no word of its any more."""
+    for device in DEVICES:
+        interface = device.replace("rxe", "eth")
+        subprocess.run(["rdma", "link", "delete", device], check=True)
+        subprocess.run(
+            ["rdma", "link", "add", device, "type", "rxe", "netdev", interface], check=True
+        )
     deadline = time.monotonic() + 30
     while any(
         "ACTIVE" not in (INFINIBAND / device / "ports/1/state").read_text() for device in DEVICES

@@ -71,7 +71,7 @@ def test_who_calls_by_rdma_cm_without_the_nonce_is_refused_and_delays_nobody(tmp
         with connect(tmp_path, 1, 2, timeout_s=60) as communicator:
             communicator.recv(buffer, 0, tag=7)
         accepted = peer.seen()
-    assert accepted == [False] * 3 + [True]
+    assert accepted == [False] * 9 + [True]
     assert np.array_equal(buffer, pattern(5000, 7))
 
 
