@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from heteropp.model import Model
+from heteropp.plan import Schedule
 from heteropp.profile import ChipProfile, Kind
 from heteropp.reshard import SENDS_UNDER_WAY
 from heteropp.traces import StageTrace, trace_stages
@@ -27,7 +28,7 @@ class StageShape:
     zero_stage: int
     recompute: bool
     ministages: int = 1
-    in_turn: bool = False  # a ministage ends all its micro-batches before the next begins (GPipe)
+    schedule: Schedule = "1f1b"
     offload: bool = False
 
 
@@ -83,13 +84,12 @@ def stage_memory(
     def two_ministages(what: Callable[[StageTrace], int]) -> int:
         return of(min(2 * longest, shape.layers), what)
 
-    shards = shape.dp if shape.zero_stage else 1
+    shards = _shards(shape)
     parameters = (two_ministages if shape.offload else stage)(lambda t: t.flat_bytes)
     gradient = stage(lambda t: t.gradient_bytes)
-    in_turn = shape.zero_stage == 2 and shape.in_turn
+    in_turn = shape.zero_stage == 2 and shape.schedule == "gpipe"
     whole_gradient = two_ministages(lambda t: t.gradient_bytes) if in_turn else gradient
-    reduced = gradient // shards if shards > 1 else 0
-    late = reduced if shape.ministages == 1 else 0  # it comes when no micro-batch is at work
+    reduced = gradient // shards if shards > 1 and shape.ministages > 1 else 0
     averages = 3 if model.dtype == "bfloat16" else 2
 
     own = of(longest, lambda t: t.input_bytes if shape.recompute else t.kept_bytes)
@@ -97,26 +97,71 @@ def stage_memory(
     kept = round(whole * in_flight) - own
     if shape.offload:
         kept = min(kept, own)
+    boundary = _boundary_bytes(one, shape, in_flight, micro_batches)
     working = of(longest, lambda t: max(t.forward_peak_bytes, t.backward_peak_bytes))
-    updating = stage(lambda t: t.update_peak_bytes) // shards + late
-    working = max(working, updating - kept)  # the update comes when nothing else is held
+    # the update comes when no micro-batch is held and no piece awaited
+    updating = update_bytes(model, shape, micro_batches, profile)
+    working = max(working, updating - kept - boundary)
     recomputed = of(longest, lambda t: t.kept_bytes - t.input_bytes) if shape.recompute else 0
-    output_bytes = 0 if shape.last else one.output_bytes
     rows = shape.sequences * model.sequence_length
     return Memory(
         parameters=parameters,
-        gradients=whole_gradient + reduced - late,
+        gradients=whole_gradient + reduced,
         optimizer=averages * gradient // shards,
         constants=one.constant_bytes,
         tokens=(int(shape.first) + int(shape.last)) * micro_batches * rows * 8,
         kept=kept,
         working=working,
         recomputed=recomputed,
-        # the pieces that come next, and what may still be leaving
-        boundary=(one.input_bytes + output_bytes) // shape.tp
-        + SENDS_UNDER_WAY * (one.input_bytes + output_bytes),
+        boundary=boundary,
         framework=SCALARS_BYTES,
     )
+
+
+def update_bytes(
+    model: Model, shape: StageShape, micro_batches: int, profile: ChipProfile | None = None
+) -> int:
+    """Most that the update holds, beside what stays: the last boundary tensors are leaving."""
+    one, two = _traces(model, shape, profile)
+    rest = shape.layers - 1
+
+    def of(what: Callable[[StageTrace], int]) -> int:
+        return what(one) + rest * (what(two) - what(one))
+
+    shards = _shards(shape)
+    # with one ministage the reduced gradient comes when no micro-batch is at work
+    late = of(lambda t: t.gradient_bytes) // shards if shards > 1 and shape.ministages == 1 else 0
+    leaving = min(SENDS_UNDER_WAY, micro_batches) * (one.input_bytes + _output_bytes(one, shape))
+    return of(lambda t: t.update_peak_bytes) // shards + late + leaving
+
+
+def _boundary_bytes(
+    one: StageTrace, shape: StageShape, in_flight: float, micro_batches: int
+) -> int:
+    """Pieces awaited and tensors leaving while the most micro-batches are in flight.
+
+    With GPipe and 1F1B that ends with the last forward's first backward, and the gradients leaving
+    then are of the micro-batches not in flight. An activation leaves as a part of what its
+    micro-batch keeps, unless that is recomputed.
+    """
+    in_order = shape.schedule in ("1f1b", "gpipe") and shape.ministages == 1
+    before = max(0, math.ceil(micro_batches - in_flight)) if in_order else micro_batches
+    output_bytes = _output_bytes(one, shape)
+    awaited = output_bytes // shape.tp if micro_batches > 1 else 0
+    if before > SENDS_UNDER_WAY:
+        awaited += one.input_bytes // shape.tp
+    leaving = one.input_bytes * min(SENDS_UNDER_WAY, before)
+    if shape.recompute:
+        leaving += output_bytes * min(SENDS_UNDER_WAY, micro_batches)
+    return awaited + leaving
+
+
+def _output_bytes(trace: StageTrace, shape: StageShape) -> int:
+    return 0 if shape.last else trace.output_bytes
+
+
+def _shards(shape: StageShape) -> int:
+    return shape.dp if shape.zero_stage else 1
 
 
 def kept_bytes(model: Model, shape: StageShape, profile: ChipProfile | None = None) -> int:

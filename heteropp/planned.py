@@ -106,7 +106,7 @@ def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape
         zero_stage=plan.zero_stage,
         recompute=stage.recompute,
         ministages=stage.ministages,
-        in_turn=plan.schedule == "gpipe",
+        schedule=plan.schedule,
         offload=stage.offload,
     )
 

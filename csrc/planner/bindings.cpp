@@ -17,16 +17,22 @@ void bind_metis(py::module_& m);     // metis_bindings.cpp
 namespace {
 
 using Lines = std::vector<std::array<double, 2>>;
-using Planes = std::vector<std::array<double, 4>>;
 
-Cost make_cost(const Lines& time_s, const Lines& update_s, const Planes& memory,
-               const Lines& measured_s) {
+std::vector<Line> make_lines(const Lines& given) {
+  std::vector<Line> lines;
+  for (const auto& [fixed, per_layer] : given) lines.push_back({fixed, per_layer});
+  return lines;
+}
+
+Cost make_cost(const Lines& time_s, const Lines& update_s, const std::array<double, 4>& working,
+               const std::vector<double>& boundary, const Lines& alone, const Lines& measured_s) {
+  if (boundary.empty()) throw std::invalid_argument("no boundary");
   Cost cost;
-  for (const auto& [fixed, per_layer] : time_s) cost.time_s.push_back({fixed, per_layer});
-  for (const auto& [fixed, per_layer] : update_s) cost.update_s.push_back({fixed, per_layer});
-  for (const auto& [fixed, per_layer, kept, kept_per_layer] : memory) {
-    cost.memory.push_back({fixed, per_layer, kept, kept_per_layer});
-  }
+  cost.time_s = make_lines(time_s);
+  cost.update_s = make_lines(update_s);
+  cost.working = {working[0], working[1], working[2], working[3]};
+  cost.boundary = boundary;
+  cost.alone = make_lines(alone);
   cost.measured_s = measured_s;
   return cost;
 }
@@ -59,7 +65,7 @@ PYBIND11_MODULE(_planner, m) {
 
   py::class_<Cost>(m, "Cost", "What a stage costs as a function of its layers.")
       .def(py::init(&make_cost), py::kw_only(), py::arg("time_s"), py::arg("update_s"),
-           py::arg("memory"), py::arg("measured_s"));
+           py::arg("working"), py::arg("boundary"), py::arg("alone"), py::arg("measured_s"));
 
   py::class_<Choice>(m, "Choice", "One way to run a stage on chips of one type.")
       .def(py::init([](int chips, int align, const std::vector<std::array<Cost, kKinds>>& costs,

@@ -40,9 +40,10 @@ Table tabulate(const Problem& problem, const Cost& cost, double capacity_bytes) 
     table.bottleneck_s[at] = (problem.micro_batches - problem.alpha) * time_s + update_s;
   }
   const auto fits = [&](int layers, double in_flight) {
-    return std::all_of(cost.memory.begin(), cost.memory.end(), [&](const Plane& plane) {
-      return bytes(plane, layers, in_flight) <= capacity_bytes;
-    });
+    const auto before = static_cast<std::size_t>(problem.micro_batches - in_flight);
+    const double boundary = cost.boundary[std::min(before, cost.boundary.size() - 1)];
+    return bytes(cost.working, layers, in_flight) + boundary <= capacity_bytes &&
+           largest(cost.alone, layers) <= capacity_bytes;
   };
   int most = problem.layers;
   for (std::size_t after = 0; after < problem.in_flight.size(); ++after) {

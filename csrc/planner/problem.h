@@ -25,11 +25,13 @@ struct Plane {
   double kept_per_layer = 0.0;
 };
 
-// What a stage costs; each is the largest of its lines or planes.
+// What a stage costs; each is the largest of its lines, and memory the larger of working and alone.
 struct Cost {
-  std::vector<Line> time_s;    // T of section 4.3.2, of a micro-batch
-  std::vector<Line> update_s;  // U of section 4.3.2, of a step
-  std::vector<Plane> memory;
+  std::vector<Line> time_s;                       // T of section 4.3.2, of a micro-batch
+  std::vector<Line> update_s;                     // U of section 4.3.2, of a step
+  Plane working;                                  // with a micro-batch at work
+  std::vector<double> boundary;                   // bytes beside, by micro-batches not in flight
+  std::vector<Line> alone;                        // of the update, or of one micro-batch
   std::vector<std::array<double, 2>> measured_s;  // T and U by layers, where no line tells them
 };
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from heteropp.cost import Memory, StageShape, Time, stage_memory, stage_time
 from heteropp.profile import chip_profile
+from heteropp.reshard import SENDS_UNDER_WAY
 from heteropp.schedule import bubble_coefficient
 from heteropp.search.space import Degrees, Links, Share, Space, StageChoice
 
@@ -19,11 +20,13 @@ Plane = tuple[float, float, float, float]  # and the same for each micro-batch i
 
 
 class StageCost(NamedTuple):
-    """The largest line or plane counts."""
+    """The largest of the lines counts, and of the two ways to need memory."""
 
     time_s: list[Line]  # T of section 4.3.2, of a micro-batch
     update_s: list[Line]  # U of section 4.3.2, of a step
-    memory: list[Plane]  # bytes
+    working: Plane  # bytes with a micro-batch at work
+    boundary: list[float]  # bytes beside, by micro-batches not in flight; the last for all more
+    alone: list[Line]  # bytes of the update, or of one micro-batch
     measured_s: tuple[tuple[float, float], ...] = ()  # T and U by layers, where no line tells
 
     def seconds(self, layers: int) -> tuple[float, float]:
@@ -32,11 +35,11 @@ class StageCost(NamedTuple):
             return self.measured_s[layers - 1]
         return _largest(self.time_s, layers), _largest(self.update_s, layers)
 
-    def bytes(self, layers: int, in_flight: float) -> float:
-        return ROUNDING_BYTES + max(
-            fixed + layers * each + (in_flight - 1) * (kept + layers * kept_each)
-            for fixed, each, kept, kept_each in self.memory
-        )
+    def bytes(self, layers: int, in_flight: int, micro_batches: int) -> float:
+        fixed, each, kept, kept_each = self.working
+        working = fixed + layers * each + (in_flight - 1) * (kept + layers * kept_each)
+        working += self.boundary[min(micro_batches - in_flight, len(self.boundary) - 1)]
+        return ROUNDING_BYTES + max(working, _largest(self.alone, layers))
 
 
 class Costs:
@@ -83,7 +86,7 @@ def evaluate(costs: Costs, share: Share, stages: Sequence[StageChoice]) -> tuple
         time_s, update_s = cost.seconds(stage.layers)
         most_s = max(most_s, (count - alpha) * time_s + update_s)
         sum_s += time_s
-        need = cost.bytes(stage.layers, in_flight(schedule, count, len(stages), after))
+        need = cost.bytes(stage.layers, in_flight(schedule, count, len(stages), after), count)
         lacking_bytes = max(lacking_bytes, need - chips.chip.memory.capacity_bytes)
     return most_s + alpha * sum_s, lacking_bytes
 
@@ -122,14 +125,14 @@ def _stage_costs(
         sequences=share.replicas * share.sequences // degrees.dp,
         zero_stage=space.request.zero_stage,
         recompute=True,
-        in_turn=space.request.schedule == "gpipe",
+        schedule=space.request.schedule,
     )
 
     def times(layers: int) -> list[Time]:
         long = replace(shape, layers=layers)
         return [stage_time(space.model, long, chips.chip, *met, profile) for met in links]
 
-    def bytes_(layers: int, in_flight: float, recompute: bool = True) -> Memory:
+    def bytes_(layers: int, in_flight: float, recompute: bool) -> Memory:
         long = replace(shape, layers=layers, recompute=recompute)
         return stage_memory(space.model, long, in_flight, share.micro_batches, profile)
 
@@ -137,9 +140,14 @@ def _stage_costs(
     all_s = _lines([t.micro_batch_s for t in one], [t.micro_batch_s for t in two])
     plain_s = _lines([_plain_s(t) for t in one], [_plain_s(t) for t in two])
     update_s = _lines([t.step_s for t in one], [t.step_s for t in two])
-    alone = _alone_planes(space.model.layers, bytes_)
     costs = [
-        StageCost(time_s, update_s, [_working_plane(bytes_, again), *alone])
+        StageCost(
+            time_s,
+            update_s,
+            _working_plane(bytes_, again),
+            _boundary(share.micro_batches, bytes_, again),
+            _alone_lines(space.model.layers, bytes_, again),
+        )
         for time_s, again in ((plain_s, False), (all_s, True))
     ]
     if profile is not None:  # measured times are sums of blocks of layers
@@ -161,19 +169,29 @@ def _plain_s(time: Time) -> float:
 def _working_plane(bytes_: Callable[[int, float, bool], Memory], recompute: bool) -> Plane:
     """Memory with the micro-batch at work, beside what the others in flight keep."""
     one, two = (bytes_(layers, MANY + 1, recompute) for layers in (1, 2))
-    working = _line(1, one.total - one.kept, two.total - two.kept)
+    working = _line(1, *(found.total - found.kept - found.boundary for found in (one, two)))
     return (*working, *_line(1, one.kept / MANY, two.kept / MANY))
 
 
-def _alone_planes(layers: int, bytes_: Callable[[int, float], Memory]) -> list[Plane]:
+def _boundary(
+    micro_batches: int, bytes_: Callable[[int, float, bool], Memory], recompute: bool
+) -> list[float]:
+    """Memory of boundary tensors, by micro-batches not in flight."""
+    most = min(SENDS_UNDER_WAY + 1, micro_batches - 1)  # with more of them, as many tensors
+    return [float(bytes_(1, micro_batches - n, recompute).boundary) for n in range(most + 1)]
+
+
+def _alone_lines(
+    layers: int, bytes_: Callable[[int, float, bool], Memory], recompute: bool
+) -> list[Line]:
     """Memory with one micro-batch in flight, which may be that of the update.
 
     So it is the larger of two lines over the layers, and those through its first and its last
-    two points tell it. With one in flight, recompute changes nothing.
+    two points tell it.
     """
     ends = sorted({1, max(1, layers - 1)})
-    lines = {_line(at, bytes_(at, 1).total, bytes_(at + 1, 1).total) for at in ends}
-    return [(*line, 0.0, 0.0) for line in sorted(lines)]
+    lines = {_line(at, *(bytes_(at + more, 1, recompute).total for more in (0, 1))) for at in ends}
+    return sorted(lines)
 
 
 def _lines(ones: list[float], twos: list[float]) -> list[Line]:

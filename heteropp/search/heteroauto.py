@@ -107,13 +107,13 @@ class Setting:
             )
         return self.costs[first, last]
 
-    def most_layers(self, first: bool, last: bool, held: float) -> int:
+    def most_layers(self, first: bool, last: bool, held: int) -> int:
         """That fit on a stage with so many micro-batches in flight."""
         key = (first, last, held)
         if key not in self.limits:
             capacity = self.space.types[self.group.type_index].chip.memory.capacity_bytes
-            most = self.space.model.layers
-            while most and self.cost(first, last).bytes(most, held) > capacity:
+            most, count = self.space.model.layers, self.share.micro_batches
+            while most and self.cost(first, last).bytes(most, held, count) > capacity:
                 most -= 1
             self.limits[key] = most
         return self.limits[key]

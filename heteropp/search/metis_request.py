@@ -116,15 +116,21 @@ def _profile(request: Request, node: Node, tp: int, batch: int) -> LayerProfile:
         shape = _shape(tp, 1, batch, layers, first, last)
         return stage_time(model, shape, node.chip, inside, FAR).micro_batch_s
 
-    def memory(dp: int, in_flight: int) -> Figure:
+    def memory(dp: int) -> Figure:
         def of(layers: int, first: bool, last: bool) -> float:
-            return float(_memory(request, tp, dp, batch, layers, first, last, in_flight).total)
+            return float(_memory(request, tp, dp, batch, layers, first, last).total)
+
+        return of
+
+    def in_flight(micro_batches: int) -> Figure:
+        def of(layers: int, first: bool, last: bool) -> float:
+            return float(_memory(request, tp, 2, batch, layers, first, last, micro_batches).kept)
 
         return of
 
     # bytes are a + b / dp with two replicas and more; one alone needs no more than that
-    one, two, half = memory(2, 1), memory(2, 2), memory(4, 1)
-    kept = _difference(model, two, one)
+    one, half = memory(2), memory(4)
+    kept = _difference(model, in_flight(2), in_flight(1))
     divided = [4 * size for size in _difference(model, one, half)]
     held = [
         total - part / 2 - more

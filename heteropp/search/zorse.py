@@ -125,7 +125,7 @@ class _Group:
             recompute=True,
             ministages=ministages,
             offload=True,
-            in_turn=True,
+            schedule="gpipe",
         )
 
     def shares(self, micro_batch: int) -> dict[str, list[int]]:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from heteropp.action import Action, Kind
 from heteropp.cluster import Cluster
-from heteropp.memory import Memory, stage_memory
+from heteropp.memory import Memory, stage_memory, update_bytes
 from heteropp.plan import Plan, ministage_layers
 from heteropp.planned import stage_shape
 from heteropp.profile import chip_profile
+from heteropp.schedule import in_flight
 
 MANY = 1 << 20  # micro-batches in flight: so many that the update has no part in the peak
 WORKING = frozenset({Kind.F, Kind.R, Kind.B, Kind.I, Kind.W})
@@ -57,16 +58,18 @@ def memory_curve(
     shape = stage_shape(plan, rank)
     profile = chip_profile(cluster, pipeline.stages[s].replicas[r].chip)
 
-    def with_in_flight(in_flight: float, offload: bool = False) -> Memory:
-        wanted = replace(shape, offload=offload)
-        return stage_memory(plan.model, wanted, in_flight, pipeline.micro_batches, profile)
+    count = pipeline.micro_batches
 
-    one = with_in_flight(1, shape.offload)
-    constant = one.total - one.working - one.kept
+    def with_in_flight(held: float, offload: bool = False) -> Memory:
+        wanted = replace(shape, offload=offload)
+        return stage_memory(plan.model, wanted, held, count, profile)
+
+    most = with_in_flight(in_flight(plan.schedule, pipeline, s), shape.offload)
+    constant = most.total - most.working - most.kept
     whole = with_in_flight(2).kept - with_in_flight(1).kept  # of a micro-batch, by all layers
     own = whole - with_in_flight(1).kept  # of what is at work, which the working set counts
     working = with_in_flight(MANY).working
-    updating = with_in_flight(own / whole if whole else 1).working
+    updating = update_bytes(plan.model, shape, count, profile) - most.boundary
     sizes = [whole * count / sum(layers) for count in layers]
     held = 0.0
     times, sizes_now, actions = [0.0], [constant], [Action(Kind.F, 0)]
@@ -78,7 +81,7 @@ def memory_curve(
 
     for action, start_s, end_s in rows:
         if action.kind == Kind.STEP:
-            note(start_s, 0, updating, action)
+            note(start_s, 0, max(0, updating), action)
             note(end_s, 0, 0, action)
         if action.kind not in WORKING:
             continue

@@ -13,6 +13,7 @@ import torch
 from clusters import tiny_model
 
 from ditorch.chips import load_chip
+from heteropp.action import Kind
 from heteropp.cluster import Link
 from heteropp.cost import (
     StageShape,
@@ -24,6 +25,8 @@ from heteropp.cost import (
     stage_memory,
     stage_time,
 )
+from heteropp.plan import Pipeline, Replica, Schedule, Stage
+from heteropp.schedule import actions, in_flight
 from heteropp.trace import Trace, count
 
 LINK = Link(latency_s=1e-3, bytes_per_s=1e6)
@@ -131,15 +134,47 @@ def test_micro_batches_in_flight_are_charged() -> None:
     assert recomputed.kept == 2 * activation < three.kept
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 9])
+def test_boundary_tensors_are_those_of_the_inboxes_and_outboxes(
+    schedule: Schedule, recompute: bool, micro_batches: int
+) -> None:
+    """Against a walk through the actions: one piece awaited from each side, two leaving."""
+    model = tiny_model(8)
+    tensor = model.sequence_length * model.hidden * 4
+    alone = Replica(ranks=(0,), chip="a-mini", batch_share=1)
+    alike = Stage(layers=(0, 1), recompute=recompute, replicas=(alone,))
+    pipeline = Pipeline(micro_batches=micro_batches, stages=(alike,) * 4)
+    for index in range(4):
+        first, last = index == 0, index == 3
+        kind = shape(first=first, last=last, recompute=recompute, schedule=schedule)
+        each = stage_memory(model, kind, 2, 4).kept - stage_memory(model, kind, 1, 4).kept
+        most = forwards = backwards = 0
+        for action in actions(schedule, pipeline, index):
+            if action.kind == Kind.F:
+                forwards += 1
+            elif action.kind == Kind.B:
+                held = (forwards - backwards - 1) * each
+                held += tensor * (not first and forwards < micro_batches)  # awaited
+                held += tensor * (not last and backwards + 1 < micro_batches)
+                held += tensor * (not first) * min(2, backwards)  # leaving
+                held += tensor * (not last and recompute) * min(2, forwards)
+                most = max(most, held)
+                backwards += 1
+        memory = stage_memory(model, kind, in_flight(schedule, pipeline, index), micro_batches)
+        assert memory.kept + memory.boundary == most, (index, memory)
+
+
 def test_ministages_in_turn_hold_the_gradients_of_two() -> None:
     """Zorse, section 4.1.2: one ministage at work, and one being reduced; ZeRO-2 cuts the rest."""
     model = tiny_model(8)
-    turn = dict(layers=6, ministages=3, in_turn=True, dp=4, zero_stage=2)
+    turn = dict(layers=6, ministages=3, schedule="gpipe", dp=4, zero_stage=2)
     memory = stage_memory(model, shape(**turn), 4.0, 4)
     assert memory.gradients == parameter_bytes(model, 4) + parameter_bytes(model, 6) // 4
     assert memory.parameters == parameter_bytes(model, 6)
     assert memory.optimizer == 2 * parameter_bytes(model, 6) // 4
-    one_by_one = stage_memory(model, shape(**{**turn, "in_turn": False}), 4.0, 4)
+    one_by_one = stage_memory(model, shape(**{**turn, "schedule": "interleaved-1f1b"}), 4.0, 4)
     assert one_by_one.gradients == parameter_bytes(model, 6) + parameter_bytes(model, 6) // 4
 
 
@@ -147,7 +182,7 @@ def test_offloading_keeps_two_ministages_and_two_micro_batches() -> None:
     """Zorse, sections 4.1.1 and 4.1.3: what is at work, and what comes next."""
     model, chip = tiny_model(8), load_chip("a-mini")
     activation = model.sequence_length * model.hidden * 4
-    turn = dict(layers=6, ministages=3, in_turn=True, dp=4, zero_stage=2, recompute=True)
+    turn = dict(layers=6, ministages=3, schedule="gpipe", dp=4, zero_stage=2, recompute=True)
     kept, offloaded = (
         stage_memory(model, shape(**turn, offload=offload), 4.0, 4) for offload in (False, True)
     )
