@@ -16,7 +16,7 @@ from heteropp.communication import all_gather_s, all_reduce_s
 from heteropp.memory import Memory, StageShape, kept_bytes, stage_memory
 from heteropp.model import Model
 from heteropp.profile import ChipProfile
-from heteropp.traces import Piece, StageTrace, StageTraces, trace_stages
+from heteropp.tracing.traces import Piece, StageTrace, StageTraces, trace_stages
 
 __all__ = [
     "Memory",

@@ -10,7 +10,7 @@ from heteropp.model import Model
 from heteropp.plan import Schedule
 from heteropp.profile import ChipProfile, Kind
 from heteropp.reshard import SENDS_UNDER_WAY
-from heteropp.traces import StageTrace, trace_stages
+from heteropp.tracing.traces import StageTrace, trace_stages
 
 SCALARS_BYTES = 4096  # the loss, norms, and the rounding of allocations
 

@@ -52,7 +52,7 @@ def calibrate(
                 f"--tokens-per-chip-per-s is {tokens_per_chip_per_s}; expected more than 0"
             )
         machines, shape = read_cluster(cluster), read_model(model)
-        from heteropp import calibrate as library
+        from heteropp.profiling import calibrate as library
 
         run = library.Run(
             cluster=machines,

@@ -35,7 +35,7 @@ from heteropp.profile import (
 )
 
 if TYPE_CHECKING:
-    from heteropp.profile_links import LinkRun
+    from heteropp.profiling.links import LinkRun
 
 DEADLINE_S = 600  # for one block
 
@@ -187,7 +187,7 @@ class ChipProcess:
     def __init__(self, chip: str, chip_type: str, model: Model) -> None:
         self.chip_type = chip_type
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "heteropp.profile_rank"],
+            [sys.executable, "-m", "heteropp.profiling.rank"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -241,7 +241,7 @@ class ChipProcess:
 
 
 def _link_run(cluster: Cluster, path: Path, output: Path, everyone: bool) -> LinkRun:
-    from heteropp.profile_links import LinkRun
+    from heteropp.profiling.links import LinkRun
 
     pairs = tuple((kind, *ranks) for kind, ranks in sorted(pair_kinds(cluster).items()))
     ranks = sorted({rank for _, *two in pairs for rank in two})
@@ -255,8 +255,8 @@ def _launch_links(cluster: Cluster, path: Path, output: Path) -> None:
     known = {link.pair for link in read_profile(output).links}
     if known.issuperset(pair_kinds(cluster)):
         return
-    from heteropp.launch import launch
-    from heteropp.profile_links import measure_links
+    from heteropp.profiling.links import measure_links
+    from heteropp.training.launch import launch
 
     run = _link_run(cluster, path, output, everyone=False)
     labels = tuple(
@@ -269,7 +269,7 @@ def _launch_links(cluster: Cluster, path: Path, output: Path) -> None:
 
 def _measure_links_here(cluster: Cluster, model: Model, path: Path, output: Path) -> None:
     """As one of torchrun's ranks."""
-    from heteropp.profile_links import measure_links
+    from heteropp.profiling.links import measure_links
 
     world_size = int(os.environ["WORLD_SIZE"])
     if world_size != cluster.world_size:

@@ -11,10 +11,10 @@ import typer
 
 from heteropp.cli.errors import InputError, one_sentence
 from heteropp.cli.tools import leave_tools_to_ranks
-from heteropp.data import VOCABULARY
 from heteropp.files import make_folder
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan, read_plan
+from heteropp.training.data import VOCABULARY
 
 if TYPE_CHECKING:
     from heteropp.cluster import Cluster
@@ -88,7 +88,7 @@ def train(
         if not launched:
             _check_files(content, output, resume, data, hyperparameters, seed)
 
-    from heteropp.train import RankChip, Run, train_rank  # torch is a second's import
+    from heteropp.training.train import RankChip, Run, train_rank  # torch is a second's import
 
     run = Run(
         plan=content,
@@ -112,7 +112,7 @@ def train(
     if launched:
         train_rank(run, json)
         return
-    from heteropp.launch import launch
+    from heteropp.training.launch import launch
 
     raise typer.Exit(launch(train_rank, run, json, labels=run.labels, logs=run.logs))
 
@@ -179,7 +179,7 @@ def _hyperparameters(
     """What the command line says, over what the checkpoint says, over the defaults."""
     base = Hyperparameters(decay_steps=steps)
     if resume:
-        from heteropp.checkpoint import latest
+        from heteropp.training.checkpoint import latest
 
         found = latest(output / "checkpoints")
         if found is None:
@@ -203,8 +203,8 @@ def _check_files(
 
     Raises InputError or FileError.
     """
-    from heteropp import checkpoint
-    from heteropp.data import DataError, open_tokens
+    from heteropp.training import checkpoint
+    from heteropp.training.data import DataError, open_tokens
 
     found = checkpoint.latest(output / "checkpoints")
     if found and not resume:

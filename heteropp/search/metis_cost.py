@@ -14,7 +14,7 @@ With b micro-batches it takes
        + sum_s A_s / V_s                 activations: one transfer of a replica's to the next stage
        + b G                             data: making a micro-batch's
 
-L, F, U, P and G come from profiles (heteropp.metis_files). The bandwidths W and V are the
+L, F, U, P and G come from profiles (heteropp.search.metis_files). The bandwidths W and V are the
 cluster's: that inside a node where all chips concerned stand on one, else the least between nodes
 of the types concerned. A stage shares a micro-batch out in proportion to its replicas' speed at
 one sequence; what rounding leaves goes to the largest remainders.

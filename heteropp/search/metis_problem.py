@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from heteropp.metis_files import MetisNode, Profiles
+from heteropp.search.metis_files import MetisNode, Profiles
 
 MEMORY_COEFFICIENT = 5.0  # Metis's: a stage needs this many times the profiled memory
 Sums = tuple[float, ...]  # running sums over the layers, from 0

@@ -14,10 +14,10 @@ from functools import partial
 
 from heteropp.cluster import Cluster, Link, Node
 from heteropp.cost import Memory, StageShape, stage_memory, stage_time
-from heteropp.metis_files import LayerProfile, MetisNode, Profiles
 from heteropp.model import Model
 from heteropp.plan import Pipeline, Plan, Replica, Stage
 from heteropp.search.metis_cost import Line, MetisPlan
+from heteropp.search.metis_files import LayerProfile, MetisNode, Profiles
 from heteropp.search.metis_problem import Problem
 from heteropp.search.planner import Request
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from heteropp.cluster import read_cluster
 from heteropp.files import FileError
-from heteropp.metis_files import LayerProfile, MetisNode, Profiles, read_kinds, read_profiles
 from heteropp.model import read_model
 from heteropp.search import metis, metis_exact, metis_oom
+from heteropp.search.metis_files import LayerProfile, MetisNode, Profiles, read_kinds, read_profiles
 from heteropp.search.metis_problem import MEMORY_COEFFICIENT, Problem
 from heteropp.search.metis_request import problem_of
 from heteropp.search.metis_walk import Priority, Walk

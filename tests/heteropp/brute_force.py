@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from clusters import random_chip, tiny_model
 
-from heteropp import traces
 from heteropp.cluster import Cluster, Node
 from heteropp.cost import StageShape, stage_memory, stage_time
 from heteropp.fabric import Fabric, LinkEntry
@@ -22,6 +21,7 @@ from heteropp.planned import slowest_link
 from heteropp.schedule import in_flight
 from heteropp.search import space
 from heteropp.search.planner import Request
+from heteropp.tracing import traces
 
 ALPHA = {"1f1b": 1.0, "gpipe": 1.0, "zb-h1": 1 / 3}
 
@@ -195,7 +195,7 @@ class BruteForce:
 def invented_trace(
     model: Model, layers: int, first: bool, last: bool, tp: int, sequences: int
 ) -> traces.StageTrace:
-    """What heteropp.traces.trace_stage would give for a model of no particular sense.
+    """What heteropp.tracing.traces.trace_stage would give for a model of no particular sense.
 
     Tracing thousands of shapes for real takes a minute; planners must be right whatever it says.
     """

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator
 from random import Random
 
-from heteropp.metis_files import LayerProfile, MetisNode, Profiles
 from heteropp.search.metis_cost import Arrangement, Line, MetisPlan, cost
+from heteropp.search.metis_files import LayerProfile, MetisNode, Profiles
 from heteropp.search.metis_problem import Problem
 
 

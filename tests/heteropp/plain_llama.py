@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heteropp.data import Tokens
-from heteropp.llama import initial_value, model_parameters
 from heteropp.model import Model
+from heteropp.training.data import Tokens
+from heteropp.training.llama import initial_value, model_parameters
 
 
 class Norm(nn.Module):

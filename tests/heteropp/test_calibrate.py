@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 from clusters import tiny_model, write_cluster, write_model
 
-from heteropp.calibrate import CalibrationError, Run, calibrate, uniform_plan, with_efficiency
 from heteropp.chips import load_chip
 from heteropp.cli import calibrate as command
 from heteropp.cluster import read_cluster
+from heteropp.profiling.calibrate import (
+    CalibrationError,
+    Run,
+    calibrate,
+    uniform_plan,
+    with_efficiency,
+)
 from heteropp.simulate import simulate
 
 

@@ -27,7 +27,7 @@ from heteropp.cost import (
 )
 from heteropp.plan import Pipeline, Replica, Schedule, Stage
 from heteropp.schedule import actions, in_flight
-from heteropp.trace import Trace, count
+from heteropp.tracing.operators import Trace, count
 
 LINK = Link(latency_s=1e-3, bytes_per_s=1e6)
 
@@ -306,11 +306,11 @@ chip = load_chip("c-mini")
 import torch, ditorch, ditorch.chips
 assert ditorch.chips.load_chip("c-mini") == chip and type(chip) is ditorch.chips.ChipSpec
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.llama import StageModule
+from heteropp.training.llama import StageModule
 from heteropp.model import Model
-from heteropp.optimizer import clip
-from heteropp.trace import CountingGroup
-from heteropp.zero import FlatParameters
+from heteropp.training.optimizer import clip
+from heteropp.tracing.operators import CountingGroup
+from heteropp.training.zero import FlatParameters
 
 SHAPE = dict(layers=3, hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256,
              sequence_length=64)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heteropp.data import DataError, open_tokens
+from heteropp.training.data import DataError, open_tokens
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_same_text_elsewhere_is_the_same_data(text: Path, tmp_path: Path) ->
 
 def test_processes_that_come_at_once_agree(text: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from heteropp.data import open_tokens;"
+        "import sys; from pathlib import Path; from heteropp.training.data import open_tokens;"
         "print(open_tokens(Path(sys.argv[1]), Path(sys.argv[2])).path)"
     )
     arguments = [sys.executable, "-c", program, str(text), str(tmp_path / "cache")]

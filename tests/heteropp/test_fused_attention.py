@@ -8,9 +8,9 @@ import pytest
 import torch
 from clusters import tiny_model
 
-from heteropp.llama import Attention, Tables
-from heteropp.tp import SoloGroup
-from heteropp.traces import Piece, trace_stage
+from heteropp.tracing.traces import Piece, trace_stage
+from heteropp.training.llama import Attention, Tables
+from heteropp.training.tp import SoloGroup
 
 MODEL = tiny_model(
     4, hidden=256, heads=8, kv_heads=2, intermediate=512, sequence_length=512, dtype="float64"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heteropp.files import FileError
-from heteropp.metis_files import read_nodes, read_profiles
+from heteropp.search.metis_files import read_nodes, read_profiles
 
 LAYERS = 4
 

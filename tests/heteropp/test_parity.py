@@ -9,9 +9,9 @@ import torch
 from plain_llama import train_plainly
 from training_run import Training, checkpoint_parameters, make_plan, tiny_model
 
-from heteropp.data import open_tokens
 from heteropp.model import Model
 from heteropp.plan import Plan
+from heteropp.training.data import open_tokens
 
 STEPS, WARMUP, CLIP = 5, 2, 0.3
 # Adam divides by the gradient's own size: where a gradient nearly cancels, its float32 noise comes

@@ -10,7 +10,6 @@ from brute_force import BruteForce, invented_trace, random_request
 from clusters import cluster_of, tiny_model
 
 from ditorch.chips import load_chip
-from heteropp import traces
 from heteropp.cluster import Cluster
 from heteropp.plan import Pipeline, Plan, Stage, validate
 from heteropp.planned import check_memory, rank_memory
@@ -18,6 +17,7 @@ from heteropp.schedule import in_flight as most_held
 from heteropp.search.costs import in_flight
 from heteropp.search.exact import search
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
+from heteropp.tracing import traces
 
 
 @pytest.fixture

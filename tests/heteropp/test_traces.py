@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from clusters import tiny_model
 
-from heteropp.stage_trace import Recording, record_stage
-from heteropp.traces import Piece, StageTrace, trace_stage
+from heteropp.tracing.stage import Recording, record_stage
+from heteropp.tracing.traces import Piece, StageTrace, trace_stage
 
 GRANULARITY_BYTES = 512
 
@@ -146,7 +146,7 @@ def test_a_second_search_imports_no_torch(
 
 ENTRY = """
 import sys
-from heteropp import trace_cache
+from heteropp.tracing import cache as trace_cache
 from heteropp.model import Model
 
 model = Model(name="x", layers=4, hidden=16, heads=4, kv_heads=4, intermediate=32, vocab=32,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from heteropp.boxes import Box
 from heteropp.model import Model
 from heteropp.parameters import Parameter, model_parameters
-from heteropp.tp import (
+from heteropp.training.tp import (
     ColumnParallelLinear,
     RowParallelLinear,
     TensorParallelGroup,

@@ -26,10 +26,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from heteropp.control import Control
 from heteropp.files import FileError, read_json, write_text
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan
+from heteropp.training.control import Control
 
 MANIFEST_VERSION = 1
 NAME = re.compile(r"step-(\d{6,})")

@@ -18,14 +18,14 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from heteropp.device import Device, open_device
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.llama import StageModule
 from heteropp.model import Model
 from heteropp.profile import Block, Measured
-from heteropp.stage_trace import model_around, update
-from heteropp.trace import CountingGroup
-from heteropp.zero import FlatParameters
+from heteropp.tracing.operators import CountingGroup
+from heteropp.tracing.stage import model_around, update
+from heteropp.training.device import Device, open_device
+from heteropp.training.llama import StageModule
+from heteropp.training.zero import FlatParameters
 
 REPEATS = 5  # of what a real chip is timed at, after one that warms it up
 SETTLING_S = 5

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from heteropp.files import make_folder
-from heteropp.metrics import MetricsFile, StepMetrics, draw_loss
 from heteropp.timeline import Span, draw_timeline, write_chrome_trace
+from heteropp.training.metrics import MetricsFile, StepMetrics, draw_loss
 
 
 @dataclass(frozen=True)

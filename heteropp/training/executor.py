@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from heteropp.action import Action, Kind
-from heteropp.collective import all_gather
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.llama import StageModule, model_parameters
-from heteropp.metrics import Clock, Mark
-from heteropp.optimizer import clip
 from heteropp.plan import Plan
 from heteropp.schedule import actions
-from heteropp.transport import Groups, Inbox, Outbox, Place
-from heteropp.zero import FlatParameters
+from heteropp.training.collective import all_gather
+from heteropp.training.llama import StageModule, model_parameters
+from heteropp.training.metrics import Clock, Mark
+from heteropp.training.optimizer import clip
+from heteropp.training.transport import Groups, Inbox, Outbox, Place
+from heteropp.training.zero import FlatParameters
 
 ACTIVATION_TAG, GRADIENT_TAG = 1, 2
 

@@ -21,9 +21,10 @@ from heteropp.model import Model
 
 T = TypeVar("T")
 FORMAT = 1
-SOURCES = (
-    *("boxes", "liveness", "llama", "optimizer", "parameters", "stage_trace", "tp", "trace"),
-    *("trace_cache", "traces", "zero"),
+SOURCES = (  # of heteropp
+    *("boxes", "parameters"),
+    *("tracing/cache", "tracing/liveness", "tracing/operators", "tracing/stage", "tracing/traces"),
+    *("training/llama", "training/optimizer", "training/tp", "training/zero"),
 )
 # what of a model its stages depend on
 SIZES = (
@@ -65,7 +66,7 @@ def _code() -> bytes:
     torch = find_spec("torch")  # which does not import it
     assert torch is not None and torch.origin is not None
     files = [Path(torch.origin).parent / "version.py"]
-    files += [Path(__file__).parent / f"{source}.py" for source in SOURCES]
+    files += [Path(__file__).parents[1] / f"{source}.py" for source in SOURCES]
     digest = hashlib.sha256()
     for file in files:
         content = file.read_bytes()

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from heteropp.collective import all_gather, reduce_scatter
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.llama import StageModule, model_parameters
-from heteropp.optimizer import AdamW
+from heteropp.training.collective import all_gather, reduce_scatter
+from heteropp.training.llama import StageModule, model_parameters
+from heteropp.training.optimizer import AdamW
 
 ALIGNMENT = 32  # elements; kernels may take another path, with other last bits, when unaligned
 

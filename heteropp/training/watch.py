@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from heteropp.control import Control
 from heteropp.files import FileError, write_text
+from heteropp.training.control import Control
 
 SIGTERM_GRACE_S = 2.0  # the launcher sends SIGTERM as soon as a rank died; the cause follows
 CAUSE_POLL_S = 1.0  # for deaths on other machines

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from heteropp.plan import Plan, Stage
 from heteropp.reshard import SENDS_UNDER_WAY, messages, piece_box, replica_box
-from heteropp.tp import ProcessGroup, SoloGroup, TensorParallelGroup
+from heteropp.training.tp import ProcessGroup, SoloGroup, TensorParallelGroup
 
 
 @dataclass(frozen=True)

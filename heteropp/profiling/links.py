@@ -15,12 +15,12 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn
 from torch.distributed.rendezvous import rendezvous
 
 from heteropp.cluster import Cluster, read_cluster
-from heteropp.control import Control
-from heteropp.device import Device, open_device
 from heteropp.files import FileError, write_text
 from heteropp.profile import MeasuredLink, PairKind, read_profile, write_profile
-from heteropp.transport import connect
-from heteropp.watch import CAUSE_FILE
+from heteropp.training.control import Control
+from heteropp.training.device import Device, open_device
+from heteropp.training.transport import connect
+from heteropp.training.watch import CAUSE_FILE
 
 SMALL_BYTES, LARGEST_BYTES = 8, 64 << 20
 LONG_S = 0.02  # a message that takes so long tells the bandwidth

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.liveness import Liveness
-from heteropp.llama import StageModule
 from heteropp.model import Model
-from heteropp.optimizer import clip
-from heteropp.trace import CountingGroup, Trace, count
-from heteropp.zero import FlatParameters
+from heteropp.tracing.liveness import Liveness
+from heteropp.tracing.operators import CountingGroup, Trace, count
+from heteropp.training.llama import StageModule
+from heteropp.training.optimizer import clip
+from heteropp.training.zero import FlatParameters
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heteropp.collective import all_gather
+from heteropp.training.collective import all_gather
 
 
 class TensorParallelGroup(Protocol):

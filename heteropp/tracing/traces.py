@@ -14,12 +14,12 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from heteropp import trace_cache
 from heteropp.model import Model
+from heteropp.tracing import cache as trace_cache
 
 if TYPE_CHECKING:
-    from heteropp.stage_trace import Recording
-    from heteropp.trace import Trace
+    from heteropp.tracing.operators import Trace
+    from heteropp.tracing.stage import Recording
 
 GRANULARITY_BYTES = 512  # device allocators round up to this
 PIECES = ("forward", "backward_input", "backward_weight", "norm", "update")
@@ -67,7 +67,7 @@ def trace_stage(
     key = f"layers={layers} first={first} last={last} tp={tp} sequences={'2+' if many else '1'}"
 
     def trace() -> Entry:
-        from heteropp.stage_trace import record_stage
+        from heteropp.tracing.stage import record_stage
 
         counts = (2, 3) if many else (1,)
         return outline([record_stage(model, layers, first, last, tp, n) for n in counts])

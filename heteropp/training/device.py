@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from heteropp.metrics import Clock, EmulatedClock, EventClock, HostClock
-from heteropp.transport import Groups
+from heteropp.training.metrics import Clock, EmulatedClock, EventClock, HostClock
+from heteropp.training.transport import Groups
 
 
 @dataclass(frozen=True)

@@ -17,22 +17,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from heteropp import checkpoint
-from heteropp.checkpoint import CheckpointError, Manifest
-from heteropp.control import Control
-from heteropp.data import DataError, open_tokens
-from heteropp.device import Device, open_device, set_links
-from heteropp.executor import Executor, StepResult
 from heteropp.files import FileError, write_text
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.llama import StageModule
-from heteropp.metrics import StepMetrics
 from heteropp.plan import Plan
-from heteropp.report import Reporter, as_json
 from heteropp.reshard import replica_box
 from heteropp.timeline import Span
-from heteropp.transport import Groups, Place, connect
-from heteropp.watch import Watch
+from heteropp.training import checkpoint
+from heteropp.training.checkpoint import CheckpointError, Manifest
+from heteropp.training.control import Control
+from heteropp.training.data import DataError, open_tokens
+from heteropp.training.device import Device, open_device, set_links
+from heteropp.training.executor import Executor, StepResult
+from heteropp.training.llama import StageModule
+from heteropp.training.metrics import StepMetrics
+from heteropp.training.report import Reporter, as_json
+from heteropp.training.transport import Groups, Place, connect
+from heteropp.training.watch import Watch
 
 TRACED_STEPS = 64  # a trace shows the median of the newest
 

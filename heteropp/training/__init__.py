@@ -1,0 +1,1 @@
+"""Running a plan: the ranks, their stage's module, actions, messages, updates and checkpoints."""
