@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Literal
 
 from heteropp.cluster import Cluster, Link
 from heteropp.model import Model
-from heteropp.plan import Stage
+from heteropp.plan import Resharding, Stage
 from heteropp.reshard import messages, replica_box
 
 FEW_RANKS = 8  # up to so many, everyone sends to everyone
-
-Strategy = Literal["all-gather", "broadcast", "direct"]
 
 
 def all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
@@ -58,45 +55,33 @@ def _rounds(ranks: int) -> int:
 
 
 def resharding_s(
-    model: Model, sender: Stage, receiver: Stage, cluster: Cluster, strategy: Strategy
+    model: Model, sender: Stage, receiver: Stage, cluster: Cluster, strategy: Resharding
 ) -> float:
-    """From one micro-batch's tensor being ready at a stage to its being whole at the next.
-
-    "all-gather" (section 5, figure 10): every receiving rank is sent its own share of the rows,
-    and the replica gathers; "broadcast": one rank of each receiving replica is sent all of them,
-    by the first of those that hold them, and passes them on; "direct": every receiving rank is
-    sent all of them.
-    """
+    """From one micro-batch's tensor being ready at a stage to its being whole at the next."""
     row_bytes = model.hidden * model.dtype_bytes
-    length = model.sequence_length
+    sent: dict[tuple[int, int], float] = defaultdict(float)  # by pair of ranks
+    for message in messages(sender, receiver, model.sequence_length, strategy):
+        pair = message.source, message.destination
+        sent[pair] += message.box.shape[0] * row_bytes
     latest_s = 0.0
     for r, replica in enumerate(receiver.replicas):
-        whole_bytes = replica_box(receiver, r, length).shape[0] * row_bytes
-        sent: dict[tuple[int, int], float] = defaultdict(float)  # by pair of ranks
-        inside = _slowest(cluster, replica.ranks)
-        passed_on_s = 0.0
-        if strategy == "all-gather":
-            for message in messages(sender, receiver, length):
-                if message.destination in replica.ranks:
-                    pair = message.source, message.destination
-                    sent[pair] += message.box.shape[0] * row_bytes
-            passed_on_s = all_gather_s(whole_bytes, len(replica.ranks), inside)
-        else:
-            wanted = replica_box(receiver, r, length)
-            destinations = replica.ranks[:1] if strategy == "broadcast" else replica.ranks
-            for s, sending in enumerate(sender.replicas):
-                common = replica_box(sender, s, length).intersect(wanted)
-                for i, destination in enumerate(destinations if common else ()):
-                    assert common is not None
-                    source = sending.ranks[i % len(sending.ranks)]
-                    sent[source, destination] += common.shape[0] * row_bytes
-            if strategy == "broadcast":
-                passed_on_s = broadcast_s(whole_bytes, len(replica.ranks), inside)
+        whole_bytes = replica_box(receiver, r, model.sequence_length).shape[0] * row_bytes
         arrived_s = max(
-            cluster.link(*pair).seconds(size_bytes) for pair, size_bytes in sent.items()
+            cluster.link(*pair).seconds(size_bytes)
+            for pair, size_bytes in sent.items()
+            if pair[1] in replica.ranks
         )
+        inside = _slowest(cluster, replica.ranks)
+        passed_on_s = pass_on_s(whole_bytes, len(replica.ranks), inside, strategy)
         latest_s = max(latest_s, arrived_s + passed_on_s)
     return latest_s
+
+
+def pass_on_s(size_bytes: float, ranks: int, link: Link, strategy: Resharding) -> float:
+    """From a boundary tensor's arrival at a replica to every rank's having all of it."""
+    if strategy == "all-gather":
+        return all_gather_s(size_bytes, ranks, link)
+    return broadcast_s(size_bytes, ranks, link) if strategy == "broadcast" else 0.0
 
 
 def _slowest(cluster: Cluster, ranks: tuple[int, ...]) -> Link:

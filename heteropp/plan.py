@@ -20,6 +20,7 @@ PLAN_VERSION = 1
 
 Schedule = Literal["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v"]
 ZeroStage = Literal[0, 1, 2]
+Resharding = Literal["all-gather", "broadcast", "direct"]  # see heteropp.reshard
 # those that let a stage hold several ministages
 INTERLEAVING: tuple[Schedule, ...] = ("gpipe", "interleaved-1f1b", "zb-v")
 
@@ -94,6 +95,8 @@ class Plan:
     schedule: Schedule
     zero_stage: ZeroStage
     pipelines: tuple[Pipeline, ...]
+    resharding: Resharding = "all-gather"
+    overlap: bool = True  # messages go on beside the work, and a recompute fills a wait (section 5)
     profile: str | None = None  # name and digest of the profile that the plan was made from
     prediction: Prediction | None = None
     version: int = field(default=PLAN_VERSION)

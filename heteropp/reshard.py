@@ -4,6 +4,9 @@ The tensor at a stage boundary is [rows, hidden] for one micro-batch, rows = seq
 sequence length in global order. A replica holds the rows of its batch share; each of its ranks
 holds a copy. Every rank of a receiving replica is sent its own 1/tp of the replica's rows, so
 each byte crosses the boundary once; the replica then gathers.
+
+Two other strategies are there to compare with. "broadcast": the first rank of a replica is sent
+all its rows, and passes them on. "direct": every rank is sent all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from heteropp.boxes import Box, split
-from heteropp.plan import Stage
+from heteropp.plan import Resharding, Stage
 
 SENDS_UNDER_WAY = 2  # boundary tensors on their way to one neighbour, at most
 
@@ -35,22 +38,40 @@ def piece_box(stage: Stage, replica: int, tp_index: int, sequence_length: int) -
     return split(replica_box(stage, replica, sequence_length), 0, stage.tp, tp_index)
 
 
-def messages(sender: Stage, receiver: Stage, sequence_length: int) -> list[Message]:
+def received_box(
+    stage: Stage, replica: int, tp_index: int, sequence_length: int, strategy: Resharding
+) -> Box | None:
+    """The rows that one rank of a receiving replica is sent; None: it waits for the broadcast."""
+    if strategy == "all-gather":
+        return piece_box(stage, replica, tp_index, sequence_length)
+    if strategy == "broadcast" and tp_index > 0:
+        return None
+    return replica_box(stage, replica, sequence_length)
+
+
+def messages(
+    sender: Stage, receiver: Stage, sequence_length: int, strategy: Resharding = "all-gather"
+) -> list[Message]:
     """All messages that carry one micro-batch's boundary tensor from one stage to the next.
 
     The source within a sending replica is chosen so that its ranks take turns by row order:
-    with tp 4 to tp 2, ranks 0 and 2 send; with tp 2 to tp 4, each sends two pieces.
+    with tp 4 to tp 2, ranks 0 and 2 send; with tp 2 to tp 4, each sends two pieces. Where whole
+    rows go to every rank, they take turns by receiver.
     """
     result = []
     for r, replica in enumerate(receiver.replicas):
         for tp_index, destination in enumerate(replica.ranks):
-            piece = piece_box(receiver, r, tp_index, sequence_length)
+            wanted = received_box(receiver, r, tp_index, sequence_length, strategy)
+            if wanted is None:
+                continue
             for s, sending in enumerate(sender.replicas):
                 held = replica_box(sender, s, sequence_length)
-                common = held.intersect(piece)
+                common = held.intersect(wanted)
                 if common is None:
                     continue
-                first, (held_first, held_last) = common.ranges[0][0], held.ranges[0]
-                offset = (first - held_first) * len(sending.ranks) // (held_last - held_first)
-                result.append(Message(sending.ranks[offset], destination, common))
+                turn = tp_index % len(sending.ranks)
+                if strategy == "all-gather":
+                    first, (held_first, held_last) = common.ranges[0][0], held.ranges[0]
+                    turn = (first - held_first) * len(sending.ranks) // (held_last - held_first)
+                result.append(Message(sending.ranks[turn], destination, common))
     return result

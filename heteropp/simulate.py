@@ -186,7 +186,7 @@ def simulate(
     noise: float = 0.0,
     seed: int = 0,
     slowdown: Mapping[int, float] | None = None,
-    overlap: bool = True,
+    message_factor: float = 1.0,
 ) -> Simulation:
     """One step. Raises DeadlockError when the action tables cannot finish.
 
@@ -194,13 +194,15 @@ def simulate(
     otherwise they share the pipes of Cluster.route(). slack: how many tensors may wait in a send
     for their receive before the sender waits too (0: nothing is buffered); None: any number.
     noise: sigma of the log-normal factor on the seconds of each piece of work. slowdown: by rank,
-    a factor on all its work. overlap: without it a send holds its rank until the messages have
-    arrived, and a recompute waits for its gradient (Table 9, "w/o fine-grained overlap").
+    a factor on all its work. message_factor: on the seconds of every message between stages, as
+    of a transport that is so many times slower. Of a plan without overlap a send holds its rank
+    until the messages have arrived, and a recompute waits for its gradient (Table 9, "w/o
+    fine-grained overlap").
     """
-    program = compile_plan(plan, cluster, emulated, slowdown or {}, overlap)
+    program = compile_plan(plan, cluster, emulated, slowdown or {}, message_factor)
     try:
         timing = play_folded(
-            program.actors, slack, Noise(noise, seed) if noise else None, hold=not overlap
+            program.actors, slack, Noise(noise, seed) if noise else None, hold=not plan.overlap
         )
     except StuckError as error:
         raise DeadlockError(_deadlock(program, error)) from None

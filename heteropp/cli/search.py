@@ -107,10 +107,10 @@ def search(
         )
         verdicts = _ask(planner, request)
         best = verdicts[0]
-        if not best.judged:
+        others = [(text, *_elsewhere(text, best.planner, request)) for text in what_if or []]
+        if not best.judged and (output or not any(v.judged for _, _, v in others)):
             _refuse(best, request, output, force, json)
             return
-        others = [(text, *_elsewhere(text, best.planner, request)) for text in what_if or []]
         if output:
             write_plan(best.best.plan, output)
     if json:
@@ -123,11 +123,14 @@ def search(
         return
     if len(verdicts) > 1:
         show_all(console, verdicts, request.cluster)
-    show_plan(console, best.best.plan, request.cluster)
-    show_prediction(console, best)
+    if best.judged:
+        show_plan(console, best.best.plan, request.cluster)
+        show_prediction(console, best)
+    else:
+        say(console, str(best.error))
     for text, machines, verdict in others:
         _show_elsewhere(console, text, machines, verdict, best)
-    if explain:
+    if explain and best.judged:
         show_terms(console, best.best.plan, request.cluster)
     if output:
         say(console, f"written to {output}")
@@ -199,12 +202,16 @@ def _show_elsewhere(
     if not verdict.judged:
         say(console, f"with {text}: {verdict.error}")
         return
-    now, then = verdict.best.simulation, before.best.simulation
+    now = verdict.best.simulation
+    time_change = rate_change = ""
+    if before.judged:
+        then = before.best.simulation
+        time_change = f" ({now.step_s / then.step_s - 1:+.1%})"
+        rate_change = f" ({now.tokens_per_s / then.tokens_per_s - 1:+.1%})"
     say(
         console,
-        f"with {text} ({cluster.world_size} chips): {seconds(now.step_s)} "
-        f"({now.step_s / then.step_s - 1:+.1%}), {now.tokens_per_s:,.0f} tokens per second "
-        f"({now.tokens_per_s / then.tokens_per_s - 1:+.1%}): {outline(verdict.best.plan)}",
+        f"with {text} ({cluster.world_size} chips): {seconds(now.step_s)}{time_change}, "
+        f"{now.tokens_per_s:,.0f} tokens per second{rate_change}: {outline(verdict.best.plan)}",
     )
 
 

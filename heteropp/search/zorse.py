@@ -19,7 +19,6 @@ from heteropp.cost import StageShape, Time, all_gather_s, stage_memory, stage_ti
 from heteropp.plan import Pipeline, Plan, Replica, Stage, ZeroStage
 from heteropp.planned import overrun, rank_memory
 from heteropp.profile import chip_profile
-from heteropp.schedule import in_flight
 from heteropp.search.node_groups import Division, NodeGroups
 from heteropp.search.planner import Candidate, DoesNotFitError, Request, Result, SearchError
 
@@ -131,23 +130,26 @@ class _Group:
     def shares(self, micro_batch: int) -> dict[str, list[int]]:
         """How many sequences of a micro-batch each chip of each type takes, longest last.
 
-        Each further sequence goes to the chip that ends earliest with it.
+        Each further sequence goes to the chip that ends earliest with it, so to all chips of a
+        type before another type has its turn.
         """
         per_sequence = {
             name: self.time(name, chip, 1, (False, False), 1).micro_batch_s
             for name, chip, _ in self.kinds
         }
-        chips = [name for name, _, count in self.kinds for _ in range(count)]
-        shares = [1] * len(chips)
-        for _ in range(micro_batch - len(chips)):
-            earliest = min(
-                range(len(chips)), key=lambda i: ((shares[i] + 1) * per_sequence[chips[i]], i)
-            )
-            shares[earliest] += 1
-        result: dict[str, list[int]] = {}
-        for name, share in zip(chips, shares, strict=True):
-            result.setdefault(name, []).append(share)
-        return result
+        counts = {name: count for name, _, count in self.kinds}
+        levels = dict.fromkeys(counts, 1)  # that all chips of a type have
+        left = micro_batch - len(self.ranks)
+        while True:
+            name = min(levels, key=lambda name: (levels[name] + 1) * per_sequence[name])
+            if left < counts[name]:  # so many of its chips take one more
+                break
+            levels[name] += 1
+            left -= counts[name]
+        return {
+            chip: [levels[chip]] * (counts[chip] - more) + [levels[chip] + 1] * more
+            for chip, more in ((chip, left if chip == name else 0) for chip in counts)
+        }
 
 
 def _inside(node: Node) -> Link:
@@ -285,11 +287,10 @@ class _Division:
 
     def _overrun_bytes(self, stages: Sequence[_Stage], ministages: int) -> int:
         """The most that any chip lacks."""
-        pipeline = _pipeline(stages, self.micro_batches, ministages)
+        held = float(self.micro_batches)  # GPipe holds all
         worst = 0
         for s, stage in enumerate(stages):
             place = (s == 0, s == len(stages) - 1)
-            held = in_flight("gpipe", pipeline, s)
             for name, chip, _ in stage.group.kinds:
                 share = max(stage.shares[name])
                 shape = stage.group.shape(stage.layers, place, share, ministages)

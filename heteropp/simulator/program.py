@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from heteropp.action import Action, Kind
 from heteropp.cluster import Cluster
+from heteropp.communication import pass_on_s
 from heteropp.cost import Time, all_gather_s, all_reduce_s, stage_time
 from heteropp.parameters import model_parameters
 from heteropp.plan import Plan, Stage, ministage_layers
@@ -56,20 +57,31 @@ class Program:
 
 
 def compile_plan(
-    plan: Plan, cluster: Cluster, emulated: bool, slowdown: Mapping[int, float], overlap: bool
+    plan: Plan,
+    cluster: Cluster,
+    emulated: bool,
+    slowdown: Mapping[int, float],
+    message_factor: float = 1.0,
 ) -> Program:
     """`emulated`: every pair of ranks has a link of its own, as emulated chips do.
 
-    `slowdown` by rank: factors of the seconds of its work.
+    `slowdown` by rank: factors of the seconds of its work. `message_factor`: of the seconds of
+    every message between stages.
     """
-    return _Compiler(plan, cluster, emulated, slowdown).program(overlap)
+    return _Compiler(plan, cluster, emulated, slowdown, message_factor).program()
 
 
 class _Compiler:
     def __init__(
-        self, plan: Plan, cluster: Cluster, emulated: bool, slowdown: Mapping[int, float]
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        emulated: bool,
+        slowdown: Mapping[int, float],
+        message_factor: float,
     ) -> None:
         self.plan, self.cluster, self.emulated = plan, cluster, emulated
+        self.message_factor = message_factor
         self.seats = [
             Seat(p, s, r, replica.ranks)
             for p, pipeline in enumerate(plan.pipelines)
@@ -88,7 +100,7 @@ class _Compiler:
             self.outboxes.append([[] for _ in slots])
             self.inboxes.append([[] for _ in slots])
 
-    def program(self, overlap: bool) -> Program:
+    def program(self) -> Program:
         for p in range(len(self.plan.pipelines)):
             self._connect(p)
         groups, reductions = self._reductions()
@@ -96,7 +108,7 @@ class _Compiler:
         ops: dict[tuple[int, int], list[Op]] = {}
         for p, pipeline in enumerate(self.plan.pipelines):
             for s, stage in enumerate(pipeline.stages):
-                tables[p, s] = actions(self.plan.schedule, pipeline, s, overlap)
+                tables[p, s] = actions(self.plan.schedule, pipeline, s, self.plan.overlap)
                 ops[p, s] = _ops(tables[p, s], stage.ministages)
         pairs = list(zip(self.slowdown, self.times, strict=True))
         norm_s = [slow * sum(time.norm_s for time in times) for slow, times in pairs]
@@ -167,12 +179,17 @@ class _Compiler:
         return seconds
 
     def _gather_s(self, seat: Seat) -> float:
-        """Of a boundary tensor over the tensor-parallel group."""
+        """Of a boundary tensor over the tensor-parallel group, once it has arrived."""
         stage = self._stage(seat)
         box = piece_box(stage, seat.replica, 0, self.plan.model.sequence_length)
         size = box.shape[0] * stage.tp * self._row_bytes
         return max(
-            all_gather_s(size, stage.tp, slowest_link(self.cluster, rank, seat.ranks))
+            pass_on_s(
+                size,
+                stage.tp,
+                slowest_link(self.cluster, rank, seat.ranks),
+                self.plan.resharding,
+            )
             for rank in seat.ranks
         )
 
@@ -193,7 +210,8 @@ class _Compiler:
             self._boundary(other, one, other.ministages + j, one.ministages + k)
 
     def _boundary(self, sender: Stage, receiver: Stage, outbox: int, inbox: int) -> None:
-        for message in messages(sender, receiver, self.plan.model.sequence_length):
+        length, strategy = self.plan.model.sequence_length, self.plan.resharding
+        for message in messages(sender, receiver, length, strategy):
             source, destination = (
                 self.actor_of[rank] for rank in (message.source, message.destination)
             )
@@ -204,15 +222,15 @@ class _Compiler:
             self.inboxes[destination][inbox].append(source)
 
     def _way(
-        self, source: int, destination: int, size_bytes: int
+        self, source: int, destination: int, size_bytes: float
     ) -> tuple[float, tuple[tuple[int, float], ...]]:
+        size_bytes *= self.message_factor
         if self.emulated:
             link = self.cluster.link(source, destination)
-            return link.latency_s, (
-                (self._pipe((source, destination)), size_bytes / link.bytes_per_s),
-            )
+            latency_s = link.latency_s * self.message_factor
+            return latency_s, ((self._pipe((source, destination)), size_bytes / link.bytes_per_s),)
         route = self.cluster.route(source, destination)
-        return route.latency_s, tuple(
+        return route.latency_s * self.message_factor, tuple(
             (self._pipe(pipe.name), size_bytes / pipe.bytes_per_s) for pipe in route.pipes
         )
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 from clusters import tiny_model, write_cluster, write_model
 
+import ditorch.chips
 from heteropp.cli import search as search_command
 
-REQUESTS = 200
+MALFORMED = 200
+IMPOSSIBLE = 150
+CHIPS = Path(ditorch.chips.__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +75,7 @@ def test_malformed_requests_are_one_sentence(folder: Path, capsys) -> None:
         "--model": [str(folder), str(folder / "none.json"), "no-such-preset", ""],
     }
     seen = set()
-    for _ in range(REQUESTS):
+    for _ in range(MALFORMED):
         arguments = dict(good)
         kind = generator.choice([*bad_options, "damage"])
         if kind == "damage":
@@ -86,3 +91,57 @@ def test_malformed_requests_are_one_sentence(folder: Path, capsys) -> None:
         assert boxed or len(sentence.strip().splitlines()) == 1, sentence
         seen.add(kind)
     assert seen == {*bad_options, "damage"}
+
+
+def test_impossible_requests_say_what_would_make_them_possible(folder: Path, capsys) -> None:
+    """Random small requests: of each one refused, the first remedy named is accepted."""
+    generator = random.Random(11)
+    remedied: set[str] = set()
+    impossible = 0
+    while impossible < IMPOSSIBLE:
+        arguments = random_request(folder, generator)
+        try:
+            search_command.app(arguments)
+        except SystemExit as ended:
+            code = ended.code
+        printed = capsys.readouterr()
+        if code == 0:
+            continue
+        impossible += 1
+        assert code == 2 and len(printed.err.strip().splitlines()) == 1, (arguments, printed.err)
+        if "no single change" in printed.err:
+            continue
+        named = re.search(r"; possible: .*?\((--[^)]*)\)", printed.err)
+        assert named, (arguments, printed.err)
+        remedied.add(named[1].split()[0])
+        with pytest.raises(SystemExit) as ended_again:
+            search_command.app([*arguments, *shlex.split(named[1])])
+        assert ended_again.value.code == 0, (arguments, printed.err, capsys.readouterr().err)
+        capsys.readouterr()
+    assert len(remedied) >= 5, remedied
+
+
+def random_request(folder: Path, generator: random.Random) -> list[str]:
+    """Too little memory, too many chips for the layers, a batch that divides badly, or none."""
+    chips = generator.sample(["a", "b", "c"], generator.choice([1, 2, 3]))
+    entries = []
+    for chip in chips:
+        text = (CHIPS / f"{chip}-mini.toml").read_text()
+        capacity = int(2 ** generator.uniform(19, 24))
+        text = re.sub(r"(?m)^capacity_bytes.*$", f"capacity_bytes = {capacity}", text)
+        text = re.sub(r"(?m)^tp_limit.*$", f"tp_limit = {generator.choice([1, 2])}", text)
+        (folder / f"{chip}.toml").write_text(text)
+        entries.append((f"{chip}.toml", generator.choice([1, 2, 3, 4])))
+    hidden = generator.choice([32, 64, 128])
+    model = tiny_model(
+        generator.randint(1, 8), hidden=hidden, intermediate=2 * hidden, sequence_length=64
+    )
+    return [
+        *("--cluster", str(write_cluster(folder / "random.toml", *entries))),
+        *("--model", str(write_model(folder / "random-model.toml", model))),
+        *("--global-batch", str(generator.choice([1, 2, 3, 6, 7, 8, 16]))),
+        *("--planner", generator.choice(["exact", "exact", "heteroauto", "uniform", "zorse"])),
+        *("--schedule", generator.choice(["1f1b", "gpipe"])),
+        *("--zero-stage", generator.choice(["0", "1"])),
+        *("--micro-batch-per-replica", str(generator.choice([1, 1, 2, 4]))),
+    ]

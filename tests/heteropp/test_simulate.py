@@ -157,7 +157,7 @@ def test_without_overlap_sends_hold_and_recomputes_wait(monkeypatch) -> None:
     plan = plan_of(2, 2, recompute=True)
     size = plan.model.sequence_length * plan.model.hidden * 4
     slow = chip_with(intra_node_bytes_per_s=size / 10.0, intra_node_latency_s=0.0)  # 10 s
-    simulation = simulate(plan, cluster_of(("x", slow, 2)), overlap=False)
+    simulation = simulate(replace(plan, overlap=False), cluster_of(("x", slow, 2)))
     first = [
         (span.name, span.micro_batch, span.start_s, span.end_s)
         for span in simulation.spans
@@ -176,6 +176,17 @@ def test_without_overlap_sends_hold_and_recomputes_wait(monkeypatch) -> None:
         ("B", 0, 25.0, 26.0),
     ]
     assert simulate(plan, cluster_of(("x", slow, 2))).step_s < simulation.step_s
+
+
+def test_slower_messages_take_so_many_times_as_long(monkeypatch) -> None:
+    monkeypatch.setattr(program, "stage_time", layer_time(forward_s=1.0, backward_s=2.0))
+    plan = plan_of(2, 1)
+    size = plan.model.sequence_length * plan.model.hidden * 4
+    chip = chip_with(intra_node_bytes_per_s=size / 0.25, intra_node_latency_s=0.5)
+    cluster = cluster_of(("x", chip, 2))
+    for factor in (1.0, 4.0):  # there and back
+        simulation = simulate(plan, cluster, message_factor=factor)
+        assert compute_end_s(simulation) == 2 * (1 + 2) + factor * 2 * (0.5 + 0.25)
 
 
 def test_offloading_counts_where_computing_does_not_hide_it(monkeypatch) -> None:
