@@ -105,7 +105,9 @@ def stage_time(
     )
     more = shape.layers - 1
     forward, own, other, forward_tp, own_tp, other_tp, reduce, norm, adamw, gather, flat_bytes = (
-        a + more * (b - a) for a, b in zip(one, two, strict=True)
+        # gradients of two layers may be summed by another algorithm, in less time than those of one
+        a + more * max(0.0, b - a)
+        for a, b in zip(one, two, strict=True)
     )
     recompute = forward
     if profile is not None:

@@ -157,6 +157,10 @@ class ChipProfile:
         launches_s = self._of("update_s", 1, kind) - layer_s
         return launches_s + (layers * layer_s + self._ends("update_s", kind)) / shards
 
+    def knows(self, tp: int, sequences: int) -> bool:
+        """Whether anything was measured with this degree and so many sequences."""
+        return (False, False, tp, sequences) in self.found
+
     def knows_memory(self, kind: Kind) -> bool:
         return self._measured(1, (False, False, *kind[2:])).kept_bytes is not None
 

@@ -69,7 +69,7 @@ def _lower_bound_s(problem: Problem) -> float:
 
 def _overruns(plan: Plan, request: Request) -> str | None:
     """A sentence on the rank that most lacks memory, if one does."""
-    memory = rank_memory(plan)
+    memory = rank_memory(plan, request.cluster)
     capacity = [request.cluster.chip(rank).memory.capacity_bytes for rank in range(len(memory))]
     rank = max(range(len(memory)), key=lambda r: (memory[r].total - capacity[r], -r))
     if memory[rank].total <= capacity[rank]:

@@ -1,8 +1,9 @@
 """Metis's problem for a request: profiles of our own making, and its plans as ours.
 
 A layer's time and memory are those of our cost model; the first layer embeds, the last one has the
-head. A chip's own memory must hold its share, with the micro-batches in flight; the profiles that
-Metis reads do not tell those.
+head. Where the chips were measured they are the profile's, whose degrees and batches are then all
+that is searched. A chip's own memory must hold its share, with the micro-batches in flight; the
+profiles that Metis reads do not tell those.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from heteropp.cluster import Cluster, Link, Node
 from heteropp.cost import Memory, StageShape, stage_memory, stage_time
 from heteropp.model import Model
 from heteropp.plan import Pipeline, Plan, Replica, Stage
+from heteropp.profile import ChipProfile, chip_profile
 from heteropp.search.metis_cost import Line, MetisPlan
 from heteropp.search.metis_files import LayerProfile, MetisNode, Profiles
 from heteropp.search.metis_problem import Problem
@@ -39,14 +41,18 @@ def problem_of(request: Request) -> Problem:
     for name in names:
         node = cluster.node(cluster.ranks_of(name)[0])
         limit = min(node.chip.tp_limit, len(node.ranks))
+        measured = chip_profile(cluster, name)
         by_type[name] = {
-            (tp, batch): _profile(request, node, tp, batch)
+            (tp, batch): _profile(request, node, measured, tp, batch)
             for tp in degrees
             if tp <= limit
             for batch in batches
+            if measured is None or measured.knows(tp, batch)
         }
-        update_s[name] = sum(_layers(model, partial(_update_s, model, node)))
-    parameters = _layers(model, lambda *piece: float(_memory(request, 1, 1, 1, *piece).parameters))
+        update_s[name] = sum(_layers(model, partial(_update_s, model, node, measured)))
+    parameters = _layers(
+        model, lambda *piece: float(_memory(request, None, 1, 1, 1, *piece).parameters)
+    )
     return Problem(
         nodes=tuple(_nodes(cluster)),
         profiles=Profiles(
@@ -107,24 +113,27 @@ def _layers(model: Model, of: Figure) -> tuple[float, ...]:
     return (first, *(inner,) * (model.layers - 2), last)
 
 
-def _profile(request: Request, node: Node, tp: int, batch: int) -> LayerProfile:
+def _profile(
+    request: Request, node: Node, measured: ChipProfile | None, tp: int, batch: int
+) -> LayerProfile:
     model = request.model
     links = node.chip.links
     inside = Link(links.intra_node_latency_s, links.intra_node_bytes_per_s)
 
     def seconds(layers: int, first: bool, last: bool) -> float:
         shape = _shape(tp, 1, batch, layers, first, last)
-        return stage_time(model, shape, node.chip, inside, FAR).micro_batch_s
+        return stage_time(model, shape, node.chip, inside, FAR, measured).micro_batch_s
 
     def memory(dp: int) -> Figure:
         def of(layers: int, first: bool, last: bool) -> float:
-            return float(_memory(request, tp, dp, batch, layers, first, last).total)
+            return float(_memory(request, measured, tp, dp, batch, layers, first, last).total)
 
         return of
 
     def in_flight(micro_batches: int) -> Figure:
         def of(layers: int, first: bool, last: bool) -> float:
-            return float(_memory(request, tp, 2, batch, layers, first, last, micro_batches).kept)
+            kind = tp, 2, batch, layers, first, last
+            return float(_memory(request, measured, *kind, micro_batches).kept)
 
         return of
 
@@ -166,6 +175,7 @@ def _shape(tp: int, dp: int, batch: int, layers: int, first: bool, last: bool) -
 
 def _memory(
     request: Request,
+    measured: ChipProfile | None,
     tp: int,
     dp: int,
     batch: int,
@@ -175,12 +185,14 @@ def _memory(
     in_flight: int = 1,
 ) -> Memory:
     shape = replace(_shape(tp, dp, batch, layers, first, last), zero_stage=request.zero_stage)
-    return stage_memory(request.model, shape, in_flight, request.global_batch // batch)
+    return stage_memory(request.model, shape, in_flight, request.global_batch // batch, measured)
 
 
-def _update_s(model: Model, node: Node, layers: int, first: bool, last: bool) -> float:
+def _update_s(
+    model: Model, node: Node, measured: ChipProfile | None, layers: int, first: bool, last: bool
+) -> float:
     shape = _shape(1, 1, 1, layers, first, last)
-    time = stage_time(model, shape, node.chip, FAR, FAR)
+    time = stage_time(model, shape, node.chip, FAR, FAR, measured)
     return time.norm_s + time.update_s
 
 

@@ -106,6 +106,17 @@ def test_collectives() -> None:
     assert all_gather_s(1e6, 4, LINK) == pytest.approx(1e-3 + 0.75)
 
 
+def test_no_number_of_layers_is_reduced_in_less_time_than_one() -> None:
+    """One layer's gradients go to everyone at once, two layers' by a quicker way."""
+    model, chip = tiny_model(8), load_chip("a-mini")
+    far = Link(latency_s=1e-6, bytes_per_s=1e6)
+    kinds = [shape(layers=layers, dp=8, zero_stage=0) for layers in range(1, 9)]
+    times = [stage_time(model, kind, chip, far, far) for kind in kinds]
+    size = parameter_bytes(model, 1)
+    assert all_reduce_s(2 * size, 8, far) < all_reduce_s(size, 8, far)
+    assert all(time.reduce_s >= times[0].reduce_s > 0 for time in times)
+
+
 def test_memory_of_parameters_gradients_and_optimizer() -> None:
     model = tiny_model(8)
     memory = stage_memory(model, shape(layers=3), in_flight=1, micro_batches=4)

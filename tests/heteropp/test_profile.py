@@ -33,6 +33,8 @@ from heteropp.profile import (
     read_profile,
     write_profile,
 )
+from heteropp.search.judge import ask
+from heteropp.search.planner import PLANNERS, Request
 
 MODEL = dict(hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64)
 NONE = Link(latency_s=0.0, bytes_per_s=1e18)
@@ -170,6 +172,20 @@ def test_any_number_of_layers_is_a_sum_of_blocks() -> None:
     assert time(6, first=True, dp=4).update_s == pytest.approx(0.01 + 8 / 4)
     with pytest.raises(ProfileError, match="does not have chip y with tp 1 and 1 sequences"):
         stage_time(model, shape(1), chip, NONE, NONE, profile.of("y"))
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_every_planner_plans_by_the_profile(planner: str) -> None:
+    """A layer's forward and recompute were measured in seconds, which chip files say take none."""
+    kinds = [(1, False, False), (2, False, False), (1, True, False), (1, False, True)]
+    profile = made_up({(layers, *ends): 10.0 * layers for layers, *ends in kinds})
+    chip = replace(load_chip("b-mini"), tp_limit=1)  # the profile has no other degree
+    cluster = measured_cluster(cluster_of(("x", chip, 2)), profile)
+    request = Request(cluster=cluster, model=tiny_model(4), global_batch=2, sequences=1)
+    verdict = ask(planner, request, 1)
+    assert verdict.error is None
+    assert verdict.best.plan.profile == profile.citation
+    assert verdict.best.cost_s > 2 * 2 * 10  # of two layers, twice
 
 
 def test_one_pair_of_ranks_for_each_kind() -> None:
