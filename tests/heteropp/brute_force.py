@@ -155,6 +155,7 @@ class BruteForce:
             sequences=sequences,
             zero_stage=self.request.zero_stage,
             recompute=stage.recompute,
+            schedule=self.request.schedule,
         )
         chip = self.cluster.chip(stage.start)
         ranks = list(range(stage.start, stage.start + stage.tp * stage.dp))
