@@ -80,13 +80,8 @@ ditorch_status memory_copy(int32_t device, ditorch_stream* stream, void* destina
   const double copy_s = kind == DITORCH_COPY_DEVICE_TO_DEVICE
                             ? 2.0 * static_cast<double>(bytes) / chip.bandwidth_bytes_per_s
                             : static_cast<double>(bytes) / chip.host_bytes_per_s;
-  int64_t end_ns = 0;
-  {
-    const std::lock_guard lock(found->mutex);
-    end_ns = found->submit(found->stream(stream), begin_ns, chip.launch_s + copy_s);
-  }
-  // The host is about to read what it copied, so it may not have it before the chip has sent it.
-  if (kind == DITORCH_COPY_DEVICE_TO_HOST) hold_host_until(*found, end_ns);
+  const std::lock_guard lock(found->mutex);
+  found->submit(found->stream(stream), begin_ns, chip.launch_s + copy_s);
   return DITORCH_OK;
 }
 

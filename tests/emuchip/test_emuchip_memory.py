@@ -94,10 +94,11 @@ def test_copies_move_the_bytes_and_take_the_links_time(
     before_ns = vendor.ready_at_ns()
     assert vendor.runtime.memory_copy(0, None, target, source, len(source), kind) == OK
     returned_ns = time.monotonic_ns()
-    assert target.raw == source
     assert vendor.ready_at_ns() - before_ns == duration_ns
-    if kind == DEVICE_TO_HOST:  # the host is about to read, so it has waited
-        assert returned_ns >= vendor.ready_at_ns()
+    assert returned_ns < vendor.ready_at_ns()  # who reads what came to the host synchronizes
+    assert vendor.runtime.stream_synchronize(0, None) == OK
+    assert time.monotonic_ns() >= vendor.ready_at_ns()
+    assert target.raw == source
 
 
 def test_a_nic_reaches_memory_as_the_hosts(emulate: Any) -> None:

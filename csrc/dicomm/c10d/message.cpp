@@ -107,6 +107,8 @@ void MessageWork::arrived(std::size_t chunk) {
   // A host may reuse what it sent at once. A chip may not: its link reads chip memory until then.
   if (!is_send() || timeline_.is_emulated()) timeline_.wait_until_ns(request.delivered_at_ns());
   if (!is_send()) {
+    // Of bytes staged on the host, the chip's clock learns that its host waited for them.
+    Timeline(buffer_.tensor().device()).wait_until_ns(request.delivered_at_ns());
     const std::size_t received = request.wait();
     if (received != length(chunk)) post_rest_from_any_source(received);
     buffer_.copy_back(begin(chunk), length(chunk));

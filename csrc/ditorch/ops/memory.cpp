@@ -18,6 +18,7 @@
 #include "ops/host_arguments.h"
 #include "runtime/allocator.h"
 #include "runtime/copy.h"
+#include "runtime/pinned.h"
 #include "runtime/stream.h"
 
 namespace ditorch {
@@ -140,8 +141,9 @@ void copy_from_host(const at::Tensor& destination, const at::Tensor& source) {
   if (!direct) copy_within_chip(destination, landing);
 }
 
-// The chip gathers what it sends; the host converts and spreads it.
-void copy_back(const at::Tensor& destination, const at::Tensor& source) {
+// The chip gathers what it sends; the host converts and spreads it. It is not waited for only where
+// the bytes go straight to pinned memory, as torch has it.
+void copy_back(const at::Tensor& destination, const at::Tensor& source, bool non_blocking = false) {
   auto sent = source;
   if (!is_plain(source)) {
     sent = empty(source.sizes(), source.scalar_type(), {}, source.device(), {}, {});
@@ -150,7 +152,7 @@ void copy_back(const at::Tensor& destination, const at::Tensor& source) {
   const bool direct = are_alike(destination, sent);
   const auto landing = direct ? destination : empty_on_host(source.sizes(), source.scalar_type());
   copy_to_host(source.device().index(), landing.mutable_data_ptr(), sent.const_data_ptr(),
-               sent.nbytes());
+               sent.nbytes(), non_blocking && direct && is_pinned(destination.const_data_ptr()));
   if (!direct) destination.copy_(landing);
 }
 
@@ -161,7 +163,7 @@ void copy_between_chips(const at::Tensor& destination, const at::Tensor& source)
   copy_from_host(destination, landing);
 }
 
-at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool /*non_blocking*/) {
+at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source)) return self;
   at::AutoDispatchBelowADInplaceOrView no_autograd;
   const bool to_chip = self.device().type() == kChip;
@@ -179,7 +181,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool /*non_blocking
   } else if (to_chip) {
     copy_from_host(self, source);
   } else {
-    copy_back(self, source);
+    copy_back(self, source, non_blocking);
   }
   return self;
 }

@@ -22,9 +22,11 @@ void copy_to_chip(c10::DeviceIndex device, void* destination, const void* source
   copy(device, destination, source, bytes, DITORCH_COPY_HOST_TO_DEVICE);
 }
 
-void copy_to_host(c10::DeviceIndex device, void* destination, const void* source, size_t bytes) {
+void copy_to_host(c10::DeviceIndex device, void* destination, const void* source, size_t bytes,
+                  bool non_blocking) {
   if (bytes == 0) return;
   copy(device, destination, source, bytes, DITORCH_COPY_DEVICE_TO_HOST);
+  if (non_blocking) return;
   check(vendor().runtime->stream_synchronize(device, current_handle(device)),
         "synchronize a stream");
 }
