@@ -63,6 +63,7 @@ void CollectiveWork::deliver(std::int64_t done_at_ns) {
   std::optional<c10::StreamGuard> guard;
   if (!parts_.device.is_cpu()) guard.emplace(communication_stream(parts_.device));
   transfer_timeline_.wait_until_ns(done_at_ns);
+  if (parts_.staged_on_host) device_timeline_.wait_until_ns(done_at_ns);  // as its host has
   done_at_ns_ = done_at_ns;
   if (!parts_.outputs.empty()) {
     for (const Staged& output : parts_.outputs) output.copy_back();
