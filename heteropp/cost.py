@@ -1,7 +1,7 @@
 """The time of a stage: seconds, from chip files and the traced stage module.
 
 A stage of n layers costs what one of 1 layer costs, plus n - 1 times the difference between 2
-layers and 1; both are traced, once for each (first, last, tensor-parallel degree, sequences).
+layers and 1; both are traced, once for each kind of stage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from heteropp.cluster import Link
 from heteropp.communication import all_gather_s, all_reduce_s
 from heteropp.memory import Memory, StageShape, kept_bytes, stage_memory
 from heteropp.model import Model
-from heteropp.profile import ChipProfile
+from heteropp.profile import ChipProfile, ProfileError
 from heteropp.tracing.traces import Piece, StageTrace, StageTraces, trace_stages
 
 __all__ = [
@@ -92,25 +92,32 @@ def stage_time(
     profile: what was measured of the chip, in place of what the chip file says of computing.
     Raises ProfileError where it does not know the stage.
     """
-    traces = trace_stages(model, shape.first, shape.last, shape.tp, shape.sequences)
+    traces = trace_stages(model, shape.kind)
     shards = shape.dp if shape.zero_stage else 1
     one, two = (
         computing + collectives + step
         for computing, collectives, step in zip(
             _computing(traces, model.dtype, chip),
             _collectives(traces, shape.tp, inside),
-            _step(traces, model.dtype, shape.dp, shards, chip, across),
+            _step(traces, model.wide_dtype, shape.dp, shards, chip, across),
             strict=True,
         )
     )
     more = shape.layers - 1
-    forward, own, other, forward_tp, own_tp, other_tp, reduce, norm, adamw, gather, flat_bytes = (
+    forward, own, other, *collectives, reduce, norm, adamw, gather, flat_bytes = (
         # gradients of two layers may be summed by another algorithm, in less time than those of one
         a + more * max(0.0, b - a)
         for a, b in zip(one, two, strict=True)
     )
+    forward_tp, own_tp, other_tp, parts = collectives
+    reduce += parts
     recompute = forward
     if profile is not None:
+        if shape.sequence_parallel or shape.selective_recompute:
+            raise ProfileError(
+                f"profile {profile.name} measured no stage with sequence parallelism or selective "
+                "recompute; plan without the profile, or without them"
+            )
         kind = (shape.first, shape.last, shape.tp, shape.sequences)
         forward, recompute, own, other, norm = (
             profile.seconds(term, shape.layers, kind) for term in MEASURED
@@ -169,12 +176,16 @@ def _computing(traces: StageTraces, dtype: str, chip: ChipSpec) -> tuple[Terms, 
 
 @lru_cache(maxsize=65536)
 def _collectives(traces: StageTraces, tp: int, inside: Link) -> tuple[Terms, Terms]:
-    """Of a micro-batch, tensor-parallel: forward, and both parts of the backward."""
+    """Tensor-parallel, of a micro-batch: forward, and both parts of the backward; of a step."""
 
     def terms(t: StageTrace) -> Terms:
-        return tuple(
-            sum(number * all_reduce_s(size, tp, inside) for number, size in piece.all_reduce_bytes)
-            for piece in (t.forward, t.backward_input, t.backward_weight)
+        return (
+            *(
+                sum(n * all_reduce_s(size, tp, inside) for n, size in piece.all_reduce_bytes)
+                + sum(n * all_gather_s(size, tp, inside) for n, size in piece.gather_bytes)
+                for piece in (t.forward, t.backward_input, t.backward_weight)
+            ),
+            all_reduce_s(t.parts_bytes, tp, inside) if t.parts_bytes else 0.0,
         )
 
     return terms(traces.one), terms(traces.two)
@@ -182,10 +193,9 @@ def _collectives(traces: StageTraces, tp: int, inside: Link) -> tuple[Terms, Ter
 
 @lru_cache(maxsize=65536)
 def _step(
-    traces: StageTraces, dtype: str, dp: int, shards: int, chip: ChipSpec, across: Link
+    traces: StageTraces, wide: str, dp: int, shards: int, chip: ChipSpec, across: Link
 ) -> tuple[Terms, Terms]:
     """Of a step: reduction, norms, AdamW, gathering the parameters; and the parameters' bytes."""
-    wide = "float32" if dtype == "bfloat16" else dtype
     reduce = all_gather_s if shards > 1 else all_reduce_s
 
     def terms(t: StageTrace) -> Terms:

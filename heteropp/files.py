@@ -69,6 +69,15 @@ def write_text(path: Path, text: str) -> None:
         raise FileError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def flush(path: Path) -> None:
+    """Puts a file, or a folder's list of names, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _replace(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

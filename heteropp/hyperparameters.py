@@ -23,6 +23,11 @@ class Hyperparameters:
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1
+    most_skipped: int = 10  # steps in a row, because of a loss or norm that is not finite
+    spike_factor: float = (
+        10.0  # times the median of loss or norm, from which a step is unusual; 0: none
+    )
+    skip_spikes: bool = False  # or only warn of them
 
     def learning_rate_at(self, step: int) -> float:
         """Linear warm-up, then a cosine down to the minimum; steps count from 0."""
@@ -41,6 +46,12 @@ class Hyperparameters:
             ("decay_steps", self.decay_steps >= 1, "at least 1"),
             ("gradient_clip", 0 <= self.gradient_clip < math.inf, "0 or a positive number"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "0 or a positive number"),
+            ("most_skipped", self.most_skipped >= 1, "at least 1"),
+            (
+                "spike_factor",
+                self.spike_factor == 0 or 1 < self.spike_factor < math.inf,
+                "0 or more than 1",
+            ),
         ):
             if not fits:
                 raise HyperparameterError(f"{name} is {getattr(self, name)}; expected {expected}")

@@ -10,9 +10,11 @@ from heteropp.model import Model
 from heteropp.plan import Schedule
 from heteropp.profile import ChipProfile, Kind
 from heteropp.reshard import SENDS_UNDER_WAY
-from heteropp.tracing.traces import StageTrace, trace_stages
+from heteropp.tracing.kind import StageKind
+from heteropp.tracing.traces import StageTrace, StageTraces, trace_stages
 
-SCALARS_BYTES = 4096  # the loss, norms, and the rounding of allocations
+PUTTING_OFF: tuple[Schedule, ...] = ("zb-h1", "zb-v")  # what a W waits with stays on the chip
+SCALARS_BYTES = 8192  # the loss, norms, and the rounding of allocations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,27 @@ class StageShape:
     ministages: int = 1
     schedule: Schedule = "1f1b"
     offload: bool = False
+    sequence_parallel: bool = False
+    selective_recompute: bool = False
+    copies: int = 1  # places in the plan that hold its layers, and sum their gradients
+    copy: int = 0  # which of them this is
+    awaited: int | None = None  # boundary tensors received ahead; None: one from either side
+
+    @property
+    def kind(self) -> StageKind:
+        return StageKind(
+            self.first,
+            self.last,
+            self.tp,
+            self.sequences,
+            self.sequence_parallel,
+            self.selective_recompute,
+        )
+
+    @property
+    def pieces(self) -> int:
+        """In how many a boundary tensor comes, that the ranks of a replica then gather."""
+        return 1 if self.sequence_parallel else self.tp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +60,10 @@ class Memory:
     """Peak bytes of one rank, by what they are for; they add up but for `recomputed`."""
 
     parameters: int
-    gradients: int  # and, of several ministages with ZeRO, the reduced share
-    optimizer: int  # AdamW's two averages, and the master copy of a bfloat16 model
+    gradients: int  # and, of several ministages, the reduced share with ZeRO and what copies sum
+    optimizer: int  # AdamW's two averages, and a 16-bit model's master copy
     constants: int  # causal mask and rotary angles
-    tokens: int  # of the whole step
+    tokens: int  # of the whole step, and of the next
     kept: int  # by the forwards of the micro-batches in flight, but for the one at work
     working: int  # the most that the micro-batch at work, or the update, holds
     recomputed: int  # part of working: what a forward would have kept
@@ -71,33 +94,28 @@ def stage_memory(
     profile: what was measured of the chip, in place of what is traced of activations. Raises
     ProfileError where it does not know the stage.
     """
-    one, two = _traces(model, shape, profile)
-
-    def of(layers: int, what: Callable[[StageTrace], int]) -> int:
-        return what(one) + (layers - 1) * (what(two) - what(one))
-
-    def stage(what: Callable[[StageTrace], int]) -> int:
-        return of(shape.layers, what)
+    traces = _traces(model, shape, profile)
+    of = traces.of
 
     longest = math.ceil(shape.layers / shape.ministages)  # ministage
 
-    def two_ministages(what: Callable[[StageTrace], int]) -> int:
-        return of(min(2 * longest, shape.layers), what)
+    def ministages(count: int, what: Callable[[StageTrace], int]) -> int:
+        return of(min(count * longest, shape.layers), what)
 
     shards = _shards(shape)
-    parameters = (two_ministages if shape.offload else stage)(lambda t: t.flat_bytes)
-    gradient = stage(lambda t: t.gradient_bytes)
-    in_turn = shape.zero_stage == 2 and shape.schedule == "gpipe"
-    whole_gradient = two_ministages(lambda t: t.gradient_bytes) if in_turn else gradient
-    reduced = gradient // shards if shards > 1 and shape.ministages > 1 else 0
-    averages = 3 if model.dtype == "bfloat16" else 2
+    parameters = ministages(2 if shape.offload else shape.ministages, lambda t: t.flat_bytes)
+    gradient = of(shape.layers, lambda t: t.gradient_bytes)
+    averages = 3 if model.wide_dtype != model.dtype else 2
 
     own = of(longest, lambda t: t.input_bytes if shape.recompute else t.kept_bytes)
     whole = kept_bytes(model, shape, profile)
     kept = round(whole * in_flight) - own
-    if shape.offload:
+    if shape.offload and shape.schedule not in PUTTING_OFF:
         kept = min(kept, own)
-    boundary = _boundary_bytes(one, shape, in_flight, micro_batches)
+    gradients = _gradient_bytes(
+        model, shape, kept, lambda count: ministages(count, lambda t: t.gradient_bytes)
+    )
+    boundary = _boundary_bytes(model, traces.one, shape, in_flight, micro_batches)
     working = of(longest, lambda t: max(t.forward_peak_bytes, t.backward_peak_bytes))
     # the update comes when no micro-batch is held and no piece awaited
     updating = update_bytes(model, shape, micro_batches, profile)
@@ -106,10 +124,10 @@ def stage_memory(
     rows = shape.sequences * model.sequence_length
     return Memory(
         parameters=parameters,
-        gradients=whole_gradient + reduced,
+        gradients=gradients,
         optimizer=averages * gradient // shards,
-        constants=one.constant_bytes,
-        tokens=(int(shape.first) + int(shape.last)) * micro_batches * rows * 8,
+        constants=traces.one.constant_bytes,
+        tokens=2 * (int(shape.first) + int(shape.last)) * micro_batches * rows * 8,
         kept=kept,
         working=working,
         recomputed=recomputed,
@@ -122,37 +140,78 @@ def update_bytes(
     model: Model, shape: StageShape, micro_batches: int, profile: ChipProfile | None = None
 ) -> int:
     """Most that the update holds, beside what stays: the last boundary tensors are leaving."""
-    one, two = _traces(model, shape, profile)
-    rest = shape.layers - 1
-
-    def of(what: Callable[[StageTrace], int]) -> int:
-        return what(one) + rest * (what(two) - what(one))
-
+    traces = _traces(model, shape, profile)
+    of = traces.of
     shards = _shards(shape)
-    # with one ministage the reduced gradient comes when no micro-batch is at work
-    late = of(lambda t: t.gradient_bytes) // shards if shards > 1 and shape.ministages == 1 else 0
-    leaving = min(SENDS_UNDER_WAY, micro_batches) * (one.input_bytes + _output_bytes(one, shape))
-    return of(lambda t: t.update_peak_bytes) // shards + late + leaving
+    longest = math.ceil(shape.layers / shape.ministages)  # they are updated one after another
+    gradient = of(shape.layers, lambda t: t.gradient_bytes)
+    updating, late = of(longest, lambda t: t.update_peak_bytes) // shards, 0
+    if shape.ministages == 1:  # the reduced gradient comes when no micro-batch is at work
+        late = gradient // shards if shards > 1 else 0
+        updating = max(updating, _summed_bytes(model, shape, gradient))
+    if shape.zero_stage == 2 and shards > 1:  # the whole gradients have gone
+        standing = min(2 * longest, shape.layers) if shape.schedule == "gpipe" else shape.layers
+        updating = max(0, updating - of(standing, lambda t: t.gradient_bytes))
+    leaving = traces.one.input_bytes + _output_bytes(traces.one, shape)
+    return updating + late + min(SENDS_UNDER_WAY, micro_batches) * leaving
+
+
+def _gradient_bytes(
+    model: Model, shape: StageShape, kept: int, of_ministages: Callable[[int], int]
+) -> int:
+    """Of gradients, when they and what forwards kept are most: it goes as reduced ones come."""
+    count, shards = shape.ministages, _shards(shape)
+    gradient = of_ministages(count)
+    coming = 0  # by the time that all ministages are reduced
+    if count > 1:
+        coming = (gradient // shards if shards > 1 else 0) + _summed_bytes(model, shape, gradient)
+    if shape.schedule != "gpipe":
+        return gradient + max(0, coming - kept)
+    most = 0
+    for done in range(count + 1):  # one after another
+        standing = of_ministages(min(done, 1) + 1) if shape.zero_stage == 2 else gradient
+        most = max(most, standing + (coming * done + kept * (count - done)) // count)
+    return most - kept
+
+
+def _summed_bytes(model: Model, shape: StageShape, gradient_bytes: int) -> int:
+    """Gradients on their way to and from the other places that hold the same parameters."""
+    # what comes before ours by two and more is summed apart
+    result = (2 * (shape.copies - 1) + (shape.copy > 1)) * gradient_bytes
+    if model.tied_embeddings and (shape.first != shape.last or shape.ministages > 1):
+        width = max(4, model.dtype_bytes)
+        result += 2 * shape.copies * width * model.vocab * model.hidden // shape.tp
+    return result // _shards(shape)
 
 
 def _boundary_bytes(
-    one: StageTrace, shape: StageShape, in_flight: float, micro_batches: int
+    model: Model, one: StageTrace, shape: StageShape, in_flight: float, micro_batches: int
 ) -> int:
     """Pieces awaited and tensors leaving while the most micro-batches are in flight.
 
     With GPipe and 1F1B that ends with the last forward's first backward, and the gradients leaving
     then are of the micro-batches not in flight. An activation leaves as a part of what its
-    micro-batch keeps, unless that is recomputed.
+    micro-batch keeps, unless that is recomputed or on its way to the host.
     """
     in_order = shape.schedule in ("1f1b", "gpipe") and shape.ministages == 1
     before = max(0, math.ceil(micro_batches - in_flight)) if in_order else micro_batches
-    output_bytes = _output_bytes(one, shape)
-    awaited = output_bytes // shape.tp if micro_batches > 1 else 0
-    if before > SENDS_UNDER_WAY:
-        awaited += one.input_bytes // shape.tp
-    leaving = one.input_bytes * min(SENDS_UNDER_WAY, before)
-    if shape.recompute:
+    output_bytes, input_bytes = _output_bytes(one, shape), one.input_bytes
+    if shape.ministages > 1:  # one of which has another before it, and one another after it
+        rows = shape.sequences * model.sequence_length
+        output_bytes = input_bytes = (
+            rows * model.hidden * model.dtype_bytes * shape.pieces // shape.tp
+        )
+    if shape.awaited is not None:
+        awaited = shape.awaited * max(input_bytes, output_bytes) // shape.pieces
+    else:
+        awaited = output_bytes // shape.pieces if micro_batches > 1 else 0
+        if before > SENDS_UNDER_WAY:
+            awaited += input_bytes // shape.pieces
+    leaving = input_bytes * min(SENDS_UNDER_WAY, before)
+    if shape.recompute or shape.offload:
         leaving += output_bytes * min(SENDS_UNDER_WAY, micro_batches)
+    if shape.schedule == "interleaved-1f1b":  # each ministage to neighbours of its own
+        leaving *= shape.ministages
     return awaited + leaving
 
 
@@ -169,22 +228,37 @@ def kept_bytes(model: Model, shape: StageShape, profile: ChipProfile | None = No
 
     The model's first input is tokens, which the step holds.
     """
-    one, two = _traces(model, shape, profile)
+    traces = _traces(model, shape, profile)
     if not shape.recompute:
-        return one.kept_bytes + (shape.layers - 1) * (two.kept_bytes - one.kept_bytes)
-    rows = shape.sequences * model.sequence_length
-    return one.input_bytes + (shape.ministages - 1) * rows * model.hidden * model.dtype_bytes
+        return traces.of(shape.layers, lambda t: t.kept_bytes)
+    rows = shape.sequences * model.sequence_length * shape.pieces // shape.tp
+    inner_bytes = (shape.ministages - 1) * rows * model.hidden * model.dtype_bytes
+    return traces.one.input_bytes + inner_bytes
 
 
-def _traces(
-    model: Model, shape: StageShape, profile: ChipProfile | None
-) -> tuple[StageTrace, StageTrace]:
-    """Of one layer and of two."""
+def put_off_share(model: Model, shape: StageShape, profile: ChipProfile | None = None) -> float:
+    """What a W that is put off holds more than its forward kept, as a share of that.
+
+    Factors of its products: of a stage that recomputes much more than the input that was kept.
+    """
+    kept = kept_bytes(model, shape, profile)
+    if not kept:  # the model's first stage, which puts nothing off
+        return 0.0
+    held = _traces(model, shape, profile).of(shape.layers, lambda t: t.put_off_bytes)
+    return held / kept - 1
+
+
+def _traces(model: Model, shape: StageShape, profile: ChipProfile | None) -> StageTraces:
+    """As the chip's profile measured them, if it did."""
+    if shape.ministages > 1:  # both ends of the model are in two of them, each with its embedding
+        model = replace(model, tied_embeddings=False)
+    traces = trace_stages(model, shape.kind)
     kind = shape.first, shape.last, shape.tp, shape.sequences
-    traces = trace_stages(model, *kind)
     if profile is None or not profile.knows_memory(kind):
-        return traces.one, traces.two
-    return _measured(traces.one, 1, profile, kind), _measured(traces.two, 2, profile, kind)
+        return traces
+    return StageTraces(
+        _measured(traces.one, 1, profile, kind), _measured(traces.two, 2, profile, kind)
+    )
 
 
 def _measured(trace: StageTrace, layers: int, profile: ChipProfile, kind: Kind) -> StageTrace:

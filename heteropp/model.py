@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import ConfigDict
 
 from heteropp.files import FileError, read_toml
-from heteropp.hugging_face import read_config
+from heteropp.hugging_face.config import RopeScaling, read_config
 from heteropp.presets import model_path
 
 
@@ -27,9 +27,13 @@ class Model:
     sequence_length: int
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
-    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    # those of 16 bits keep a master copy, and sum gradients, in float32; float16 scales its loss
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     # fused: one kernel, which keeps no weights between pairs of tokens (FlashAttention)
     attention: Literal["explicit", "fused"] = "explicit"
+    tied_embeddings: bool = False  # the head's weight is the embedding's
+    rope_scaling: RopeScaling | None = None
+    dropout: float = 0.0  # of what embedding, attention and MLP add to the residual stream
 
     @property
     def head_size(self) -> int:
@@ -37,7 +41,12 @@ class Model:
 
     @property
     def dtype_bytes(self) -> int:
-        return {"float32": 4, "float64": 8, "bfloat16": 2}[self.dtype]
+        return {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}[self.dtype]
+
+    @property
+    def wide_dtype(self) -> str:
+        """Of gradients and of the optimizer."""
+        return "float32" if self.dtype_bytes == 2 else self.dtype
 
 
 LARGEST = 2**24  # of any size; what is larger is a slip, and would keep a planner busy for ever
@@ -62,12 +71,39 @@ def validate(model: Model) -> None:
         raise ModelError(f"heads {model.heads} is not a multiple of kv_heads {model.kv_heads}")
     if not 0 < model.rope_theta < math.inf or not 0 < model.norm_eps < 1:
         raise ModelError("rope_theta must be positive and finite, and norm_eps between 0 and 1")
+    if not 0 <= model.dropout < 1:
+        raise ModelError(f"dropout is {model.dropout}; expected at least 0 and below 1")
+    if model.rope_scaling is not None:
+        _validate_scaling(model.rope_scaling)
 
 
-def read_model(path: str | Path) -> Model:
-    """Reads a model file, a Hugging Face config.json, or a preset by name. Raises FileError."""
+def _validate_scaling(scaling: RopeScaling) -> None:
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if not 1 <= scaling.factor < math.inf:
+        raise ModelError(f"rope_scaling.factor is {scaling.factor}; expected at least 1")
+    if not 0 < low < high < math.inf:
+        raise ModelError(
+            f"rope_scaling has low_freq_factor {low} and high_freq_factor {high}; "
+            "expected positive numbers, the second the larger"
+        )
+    if not 1 <= scaling.original_max_position_embeddings <= LARGEST:
+        raise ModelError(
+            "rope_scaling.original_max_position_embeddings is "
+            f"{scaling.original_max_position_embeddings}; expected 1 to {LARGEST}"
+        )
+
+
+def read_model(path: str | Path, sequence_length: int | None = None) -> Model:
+    """Reads a model file, a Hugging Face folder or its config.json, or a preset by name.
+
+    A sequence length, in tokens, is taken in place of the file's. Raises FileError.
+    """
     path = model_path(path)
+    if path.is_dir():
+        path /= "config.json"
     model = Model(**read_config(path)) if path.suffix == ".json" else read_toml(path, Model)
+    if sequence_length is not None:
+        model = replace(model, sequence_length=sequence_length)
     try:
         validate(model)
     except ModelError as error:

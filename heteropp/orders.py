@@ -7,7 +7,8 @@ order of a plain training loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 
 from heteropp.action import Kind
@@ -57,16 +58,22 @@ def zb_h1(stages: int, stage: int, micro_batches: int, _: int = 1) -> list[Work]
 
     So no stage holds more micro-batches than the first of 1F1B does (Zero Bubble, section 3.1).
     """
+    return put_off(one_f_one_b(stages, stage, micro_batches), stage)
+
+
+def put_off(works: Iterable[Work], slack: int) -> list[Work]:
+    """1F1B's order with each W so many backwards after its I, and the rest at the end."""
     order: list[Work] = []
-    for kind, i, _k in one_f_one_b(stages, stage, micro_batches):
+    late: deque[Work] = deque()
+    for kind, i, k in works:
         if kind == Kind.F:
-            order.append((kind, i, 0))
+            order.append((kind, i, k))
             continue
-        order.append((Kind.I, i, 0))
-        if i >= stage:
-            order.append((Kind.W, i - stage, 0))
-    first = max(micro_batches - stage, 0)
-    return order + [(Kind.W, i, 0) for i in range(first, micro_batches)]
+        order.append((Kind.I, i, k))
+        late.append((Kind.W, i, k))
+        if len(late) > slack:
+            order.append(late.popleft())
+    return [*order, *late]
 
 
 def zb_v(stages: int, stage: int, micro_batches: int, _: int = 2) -> list[Work]:
@@ -107,12 +114,63 @@ def zb_v(stages: int, stage: int, micro_batches: int, _: int = 2) -> list[Work]:
     return _only(micro_batches, order)
 
 
+def chimera(stages: int, stage: int, micro_batches: int, _: int = 2) -> list[Work]:
+    """Two pipelines at once, one from each end (Chimera: Efficiently Training ... Pipelines).
+
+    Ministage 0 takes every other micro-batch on the way down, ministage 1, which has the mirrored
+    stage's layers, the others on the way up. Who is free takes the backward, else the forward,
+    that can begin first where F, I and W take equally long; so stages idle for P - 2 of these in
+    all, and hold no more than the first of 1F1B does.
+    """
+    return _both_ways(stages, micro_batches)[stage]
+
+
+@lru_cache(maxsize=256)
+def _both_ways(stages: int, micro_batches: int) -> list[list[Work]]:
+    counts = [(micro_batches + 1) // 2, micro_batches // 2]  # down, and up
+    clock = [0] * stages
+    orders: list[list[Work]] = [[] for _ in range(stages)]
+    forwards, backwards = [[0] * stages, [0] * stages], [[0] * stages, [0] * stages]
+    arrived: dict[tuple[Kind, int, int, int], int] = {}  # kind, way, number, depth: when
+
+    def choices(s: int) -> Iterable[tuple[int, bool, int, int, int, int]]:
+        """When it could begin, whether a forward, number, depth negated, stage, and way."""
+        held = sum(forwards[way][s] - backwards[way][s] for way in (0, 1))
+        for way in (0, 1):
+            depth = stages - 1 - s if way else s
+            ahead = forwards[way][s] - backwards[way][s]
+            i = backwards[way][s]
+            if ahead and (Kind.B, way, i, depth) in arrived:
+                yield max(clock[s], arrived[Kind.B, way, i, depth]), False, i, -depth, s, way
+            i = forwards[way][s]
+            if i < counts[way] and ahead < stages - depth and held < stages:
+                when = 0 if depth == 0 else arrived.get((Kind.F, way, i, depth))
+                if when is not None:
+                    yield max(clock[s], when), True, i, -depth, s, way
+
+    for _ in range(2 * micro_batches * stages):
+        begin, forward, i, depth, s, way = min(c for s in range(stages) for c in choices(s))
+        depth = -depth
+        if forward:
+            forwards[way][s] += 1
+            clock[s] = begin + 1
+            last = depth == stages - 1
+            arrived[(Kind.B, way, i, depth) if last else (Kind.F, way, i, depth + 1)] = begin + 1
+        else:
+            backwards[way][s] += 1
+            clock[s] = begin + 2
+            arrived[Kind.B, way, i, depth - 1] = begin + 1
+        orders[s].append((Kind.F if forward else Kind.B, 2 * i + way, way))
+    return orders
+
+
 ORDERS: dict[str, Order] = {
     "1f1b": one_f_one_b,
     "gpipe": gpipe,
     "interleaved-1f1b": interleaved,
     "zb-h1": zb_h1,
     "zb-v": zb_v,
+    "chimera": chimera,
 }
 
 
@@ -121,6 +179,31 @@ def order(
     schedule: str, stages: int, stage: int, micro_batches: int, ministages: int
 ) -> tuple[Work, ...]:
     return tuple(ORDERS[schedule](stages, stage, micro_batches, ministages))
+
+
+def in_parts(works: Iterable[Work], parts: int, ends: Collection[int]) -> list[Work]:
+    """The order of a stage that runs each micro-batch in parts, as micro-batches of its own.
+
+    `ends`: the ministages with the model's last layer. Their forward and the backward right after
+    it, and any W, take turns part by part, so that a part's activations are let go as soon as they
+    can be; no other stage has to act in between.
+    """
+    groups: list[list[Work]] = []
+    for work in works:
+        before = groups[-1][-1] if groups else None
+        if work[0] == Kind.W:
+            follows = before is not None and before[0] == Kind.I
+        else:
+            follows = work[2] in ends and before == (Kind.F, *work[1:])
+        if not follows:
+            groups.append([])
+        groups[-1].append(work)
+    return [
+        (kind, i * parts + part, k)
+        for group in groups
+        for part in range(parts)
+        for kind, i, k in group
+    ]
 
 
 def _alternate(forwards: list[Work], backwards: list[Work], ahead: int) -> list[Work]:

@@ -25,7 +25,10 @@ class Parameter:
 
 
 def model_parameters(model: Model, layers: tuple[int, int] | None = None) -> list[Parameter]:
-    """The parameters of layers [first, last), or of the whole model, in global order."""
+    """The parameters of layers [first, last), or of the whole model, in global order.
+
+    A tied head is one with the embedding; without it, it is a parameter of its own.
+    """
     first, last = layers or (0, model.layers)
     hidden, kv = model.hidden, model.kv_heads * model.head_size
     result = []
@@ -46,5 +49,11 @@ def model_parameters(model: Model, layers: tuple[int, int] | None = None) -> lis
             result.append(Parameter(f"layers.{layer}.{name}.weight", shape, dimension))
     if last == model.layers:
         result.append(Parameter("norm.weight", (hidden,), None))
-        result.append(Parameter("head.weight", (model.vocab, hidden), 0))
+        if not (model.tied_embeddings and first == 0):
+            result.append(Parameter("head.weight", (model.vocab, hidden), 0))
     return result
+
+
+def global_name(model: Model, name: str) -> str:
+    """A parameter's name in the whole model, where a tied head is the embedding."""
+    return "embedding.weight" if model.tied_embeddings and name == "head.weight" else name

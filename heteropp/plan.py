@@ -18,11 +18,11 @@ from heteropp.model import validate as validate_model
 
 PLAN_VERSION = 1
 
-Schedule = Literal["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v"]
+Schedule = Literal["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "chimera"]
 ZeroStage = Literal[0, 1, 2]
 Resharding = Literal["all-gather", "broadcast", "direct"]  # see heteropp.reshard
 # those that let a stage hold several ministages
-INTERLEAVING: tuple[Schedule, ...] = ("gpipe", "interleaved-1f1b", "zb-v")
+INTERLEAVING: tuple[Schedule, ...] = ("gpipe", "interleaved-1f1b", "zb-v", "chimera")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Replica:
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     ranks: tuple[int, ...]
     chip: str  # the chip file's name, as the cluster file gives it
-    batch_share: int  # sequences of each micro-batch
+    batch_share: int  # sequences of each of the stage's micro-batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,10 @@ class Stage:
     recompute: bool
     replicas: tuple[Replica, ...]
     ministages: int = 1  # parts of its layers that the schedule runs apart (Zorse, section 4.1.1)
+    sequence_parallel: bool = False  # rows are cut over a replica's ranks where weights are not
+    selective_recompute: bool = False  # the backward computes attention's scores again
     offload: bool = False  # what no ministage at work needs waits in host memory (Zorse, 4.1.3)
+    slack: int = 0  # weight gradients that schedule 1f1b may put off here; each is memory
 
     @property
     def dp(self) -> int:
@@ -57,6 +60,11 @@ class Stage:
     @property
     def tp(self) -> int:
         return len(self.replicas[0].ranks)
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences that it works on at once; the plan's micro-batch may be several of them."""
+        return sum(replica.batch_share for replica in self.replicas)
 
     @property
     def layer_count(self) -> int:
@@ -70,6 +78,12 @@ class Pipeline:
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     micro_batches: int  # how many of the step's micro-batches it takes
     stages: tuple[Stage, ...]
+
+    def parts(self, stage: int) -> int:
+        """In how many parts, its own micro-batches, a stage runs each of the plan's."""
+        whole = max(stage.micro_batch for stage in self.stages)  # the plan's; see validate
+        own = self.stages[stage].micro_batch
+        return whole // own if own else 1  # a planner's sketch has no replicas yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +136,12 @@ def ministage_layers(pipeline: Pipeline, schedule: Schedule) -> list[list[tuple[
 
     The model runs through the stages once a ministage: always from the first stage to the last,
     or, where the schedule is a V, back again every second time. A stage's ministages are as equal
-    as they can be, longer ones first.
+    as they can be, longer ones first. Chimera's stages hold all their layers, and all of the
+    mirrored stage's.
     """
+    if schedule == "chimera":
+        mirrored = reversed(pipeline.stages)
+        return [[s.layers, m.layers] for s, m in zip(pipeline.stages, mirrored, strict=True)]
     held: list[list[tuple[int, int]]] = [[] for _ in pipeline.stages]
     first = 0
     for turn in range(max(stage.ministages for stage in pipeline.stages)):
@@ -175,8 +193,14 @@ def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:
     if not pipeline.stages:
         raise PlanError(f"{where}.stages is empty; expected at least one")
     held = {stage.ministages for stage in pipeline.stages}
-    if plan.schedule == "zb-v" and held != {2}:
-        raise PlanError(f"{where}: schedule zb-v runs two ministages on every stage")
+    if plan.schedule in ("zb-v", "chimera") and held != {2}:
+        raise PlanError(f"{where}: schedule {plan.schedule} runs two ministages on every stage")
+    if plan.schedule == "chimera" and len(pipeline.stages) % 2:
+        raise PlanError(
+            f"{where} has {len(pipeline.stages)} stages; schedule chimera needs an even number"
+        )
+    if plan.schedule == "chimera" and pipeline.micro_batches < 2:
+        raise PlanError(f"{where}.micro_batches is 1; schedule chimera sends one each way")
     if plan.schedule == "interleaved-1f1b" and len(held) > 1:
         raise PlanError(f"{where}: schedule interleaved-1f1b runs as many ministages on each stage")
     expected_first = 0
@@ -191,7 +215,14 @@ def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:
             )
         expected_first = last
         _validate_ministages(plan, stage, here)
+        _validate_slack(plan, stage, s, here)
         _validate_stage(plan, stage, here)
+    largest = max(stage.micro_batch for stage in pipeline.stages)
+    if largest != plan.micro_batch:
+        raise PlanError(
+            f"{where}: no stage takes micro_batch {plan.micro_batch} whole; the largest sum of "
+            f"batch shares is {largest}"
+        )
     if expected_first != plan.model.layers:
         raise PlanError(
             f"{where} holds layers up to {expected_first}; the model has {plan.model.layers}"
@@ -199,7 +230,8 @@ def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:
 
 
 def _validate_ministages(plan: Plan, stage: Stage, where: str) -> None:
-    if not 1 <= stage.ministages <= stage.layer_count:
+    most = 2 if plan.schedule == "chimera" else stage.layer_count
+    if not 1 <= stage.ministages <= most:
         raise PlanError(
             f"{where}.ministages is {stage.ministages}; expected 1 to its "
             f"{stage.layer_count} layers"
@@ -207,6 +239,17 @@ def _validate_ministages(plan: Plan, stage: Stage, where: str) -> None:
     if stage.ministages > 1 and plan.schedule not in INTERLEAVING:
         raise PlanError(
             f"{where}.ministages is {stage.ministages}; schedule {plan.schedule} runs one a stage"
+        )
+
+
+def _validate_slack(plan: Plan, stage: Stage, s: int, where: str) -> None:
+    if not 0 <= stage.slack <= s:
+        raise PlanError(f"{where}.slack is {stage.slack}; expected 0 to {s}, the stages before it")
+    if stage.slack and stage.offload:
+        raise PlanError(f"{where}: slack keeps on the chip what offload would take away")
+    if stage.slack and plan.schedule != "1f1b":
+        raise PlanError(
+            f"{where}.slack is {stage.slack}; schedule {plan.schedule} says itself what is put off"
         )
 
 
@@ -226,10 +269,20 @@ def _validate_stage(plan: Plan, stage: Stage, where: str) -> None:
             raise PlanError(f"{here}.ranks is {list(replica.ranks)}; expected ascending ranks")
         if replica.batch_share < 1:
             raise PlanError(f"{here}.batch_share is {replica.batch_share}; expected at least 1")
-    shares = sum(replica.batch_share for replica in stage.replicas)
-    if shares != plan.micro_batch:
+    if plan.micro_batch % stage.micro_batch:
         raise PlanError(
-            f"{where}: the batch shares sum to {shares}; micro_batch is {plan.micro_batch}"
+            f"{where}: the batch shares sum to {stage.micro_batch}, which does not divide "
+            f"micro_batch {plan.micro_batch}"
+        )
+    if stage.sequence_parallel and stage.tp == 1:
+        raise PlanError(
+            f"{where}.sequence_parallel cuts rows over a replica's ranks; this stage has one each"
+        )
+    if stage.selective_recompute and stage.recompute:
+        raise PlanError(f"{where}: recompute does already what selective_recompute asks for")
+    if stage.selective_recompute and plan.model.attention == "fused":
+        raise PlanError(
+            f"{where}.selective_recompute: fused attention keeps no scores to compute again"
         )
     for name in ("kv_heads", "intermediate", "vocab", "sequence_length"):
         if getattr(plan.model, name) % stage.tp:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from heteropp.cluster import Cluster, Link
 from heteropp.cost import Memory, StageShape, Time, stage_memory, stage_time
+from heteropp.inboxes import received_ahead
+from heteropp.memory import put_off_share
 from heteropp.plan import Pipeline, Plan, PlanError, ministage_layers
 from heteropp.profile import chip_profile
 from heteropp.schedule import in_flight
@@ -43,15 +45,16 @@ def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
     memory: dict[int, Memory] = {}
     for pipeline in plan.pipelines:
         for s, stage in enumerate(pipeline.stages):
-            held = in_flight(plan.schedule, pipeline, s)
             alike: dict[tuple[int, str], Memory] = {}
             for replica in stage.replicas:
                 key = replica.batch_share, replica.chip
                 if key not in alike:
                     shape = _shape(plan, pipeline, s, replica.batch_share)
                     profile = chip_profile(cluster, replica.chip)
+                    share = put_off_share(plan.model, shape, profile)
+                    held = in_flight(plan.schedule, pipeline, s, share)
                     alike[key] = stage_memory(
-                        plan.model, shape, held, pipeline.micro_batches, profile
+                        plan.model, shape, held, pipeline.micro_batches * pipeline.parts(s), profile
                     )
                 memory.update(dict.fromkeys(replica.ranks, alike[key]))
     return [memory[rank] for rank in range(plan.world_size)]
@@ -96,8 +99,9 @@ def stage_shape(plan: Plan, rank: int) -> StageShape:
 def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape:
     stage = pipeline.stages[s]
     held = ministage_layers(pipeline, plan.schedule)[s]  # where a V ends, so does the model
+    ways = 2 if plan.schedule == "chimera" else 1
     return StageShape(
-        layers=stage.layer_count,
+        layers=sum(last - first for first, last in held),
         first=any(first == 0 for first, _ in held),
         last=any(last == plan.model.layers for _, last in held),
         tp=stage.tp,
@@ -108,7 +112,21 @@ def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape
         ministages=stage.ministages,
         schedule=plan.schedule,
         offload=stage.offload,
+        awaited=_awaited(plan, pipeline, s),
+        copies=len(plan.pipelines) * ways,
+        copy=plan.pipelines.index(pipeline) * ways,
+        sequence_parallel=stage.sequence_parallel,
+        selective_recompute=stage.selective_recompute,
     )
+
+
+def _awaited(plan: Plan, pipeline: Pipeline, s: int) -> int | None:
+    """In all its inboxes; of one ministage in a pipeline of like micro-batches, one in each."""
+    alike = all(pipeline.parts(t) == 1 for t in range(len(pipeline.stages)))
+    if pipeline.stages[s].ministages == 1 and alike:
+        return None
+    ahead = received_ahead(plan.schedule, pipeline)
+    return sum(count for (t, *_), count in ahead.items() if t == s)
 
 
 def group_links(plan: Plan, cluster: Cluster, rank: int) -> tuple[Link, Link]:

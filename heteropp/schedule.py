@@ -7,66 +7,107 @@ before those of the weights are computed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from heteropp.action import Action, Kind
-from heteropp.orders import order
+from heteropp.orders import Work, in_parts, order, put_off
 from heteropp.plan import Pipeline, Schedule, ministage_layers
 
 Part = tuple[int, int]  # a stage, and which of its ministages
 
 
 def actions(
-    schedule: Schedule, pipeline: Pipeline, stage: int, overlap: bool = True
+    schedule: Schedule,
+    pipeline: Pipeline,
+    stage: int,
+    overlap: bool = True,
+    whole_backwards: bool = False,
 ) -> list[Action]:
     """All that a replica of a stage does in a step, in order.
 
     Gradients of a ministage are reduced as soon as they are whole; nothing waits for that but
-    the step. Without overlap a recompute comes after the wait for the gradient.
+    the step. A backward is cut in two where its first half has a gradient to send. Without overlap
+    a recompute comes after the wait for the gradient. `whole_backwards`: a backward is not cut,
+    unless the schedule does so itself.
     """
     places = _places(schedule, pipeline, stage)
-    count, ministages = pipeline.micro_batches, len(places)
+    works = _works(schedule, pipeline, stage)
+    last = {k: i for kind, i, k in works if kind in (Kind.B, Kind.W)}
     table: list[Action] = []
-    for kind, micro_batch, ministage in order(
-        schedule, len(pipeline.stages), stage, count, ministages
-    ):
+    for kind, micro_batch, ministage in works:
         kinds = [Kind.W]
         if kind == Kind.F:
             kinds = places[ministage].forward
         elif kind in (Kind.B, Kind.I):
-            kinds = places[ministage].backward(kind, overlap)
+            kinds = places[ministage].backward(kind, overlap, whole_backwards)
         table += [Action(k, micro_batch, ministage) for k in kinds]
-        if kind in (Kind.B, Kind.W) and micro_batch == count - 1:
+        if kind in (Kind.B, Kind.W) and micro_batch == last[ministage]:
             table.append(Action(Kind.REDUCE, None, ministage))
     return [*table, Action(Kind.STEP)]
 
 
-def in_flight(schedule: Schedule, pipeline: Pipeline, stage: int) -> float:
+def in_flight(schedule: Schedule, pipeline: Pipeline, stage: int, put_off: float = 0.0) -> float:
     """The most micro-batches whose activations a stage holds at once.
 
-    In units of the activations of all its layers: each ministage counts as its share of them.
-    What a backward works on is held until its W has ended.
+    In units of the activations of all its layers, of one of its own micro-batches: each ministage
+    counts as its share of them. What a backward works on is held until its W has ended.
+
+    put_off: what a W that is put off holds more than its forward kept, as a share of that; of a
+    stage that recomputes, most of the activations.
     """
     stages, micro_batches = len(pipeline.stages), pipeline.micro_batches
-    if schedule == "1f1b":
-        return float(min(stages - stage, micro_batches))
+    parts = pipeline.parts(stage)
+    if schedule == "1f1b" and parts == 1 and not (put_off and pipeline.stages[stage].slack):
+        return float(min(stages - stage + pipeline.stages[stage].slack, micro_batches))
     if schedule == "gpipe":
-        return float(micro_batches)
+        return float(micro_batches * parts)
     sizes = tuple(last - first for first, last in ministage_layers(pipeline, schedule)[stage])
-    return _most_held(schedule, stages, stage, micro_batches, sizes) / sum(sizes)
+    if parts > 1 or schedule == "1f1b":
+        return _most_held(_works(schedule, pipeline, stage), sizes, put_off) / sum(sizes)
+    return _most_held_whole(schedule, stages, stage, micro_batches, sizes, put_off) / sum(sizes)
+
+
+def _works(schedule: Schedule, pipeline: Pipeline, stage: int) -> Sequence[Work]:
+    """What a stage computes, in order, by its own micro-batches."""
+    works: Sequence[Work]
+    ministages, parts = pipeline.stages[stage].ministages, pipeline.parts(stage)
+    works = order(schedule, len(pipeline.stages), stage, pipeline.micro_batches, ministages)
+    if slack := pipeline.stages[stage].slack:
+        works = put_off(works, slack)
+    if parts == 1:
+        return works
+    ends = {k for *_, (s, k) in paths(schedule, pipeline) if s == stage}
+    return in_parts(works, parts, ends)
 
 
 @lru_cache(maxsize=65536)
-def _most_held(
-    schedule: str, stages: int, stage: int, micro_batches: int, sizes: tuple[int, ...]
-) -> int:
-    """The most layers' activations held at once."""
-    held = most = 0
-    for kind, _, ministage in order(schedule, stages, stage, micro_batches, len(sizes)):
+def _most_held_whole(
+    schedule: str,
+    stages: int,
+    stage: int,
+    micro_batches: int,
+    sizes: tuple[int, ...],
+    put_off: float,
+) -> float:
+    works = order(schedule, stages, stage, micro_batches, len(sizes))
+    return _most_held(works, sizes, put_off)
+
+
+def _most_held(works: Iterable[Work], sizes: tuple[int, ...], put_off: float) -> float:
+    """The most layers' activations held at once, the one at work included."""
+    held = late = 0
+    most = 0.0
+    for kind, _, ministage in works:
         if kind == Kind.F:
             held += sizes[ministage]
-            most = max(most, held)
+        elif kind == Kind.W:
+            late -= sizes[ministage]
+        most = max(most, held + put_off * late)
+        if kind == Kind.I:
+            late += sizes[ministage]
         elif kind in (Kind.B, Kind.W):
             held -= sizes[ministage]
     return most
@@ -76,7 +117,7 @@ def bubble_coefficient(schedule: Schedule, ministages: int = 1) -> float:
     """Alpha of section 4.3.2: the bubble, as a share of the other stages' micro-batch times.
 
     As published: H2 sets 1 for 1F1B and 0 for ZB-V; ZB-H1 leaves F + I - W, a third of it where
-    the three are equal; ministages divide it.
+    the three are equal; ministages divide it; Chimera has one from each end, half as long.
     """
     return {
         "1f1b": 1.0,
@@ -84,14 +125,26 @@ def bubble_coefficient(schedule: Schedule, ministages: int = 1) -> float:
         "interleaved-1f1b": 1.0 / ministages,
         "zb-h1": 1.0 / 3.0,
         "zb-v": 0.0,
+        "chimera": 0.5,
     }[schedule]
 
 
-def path(schedule: Schedule, pipeline: Pipeline) -> list[Part]:
-    """Every (stage, ministage) of a pipeline, in the order in which the model runs."""
+def paths(schedule: Schedule, pipeline: Pipeline) -> list[list[Part]]:
+    """Every (stage, ministage) of a pipeline, in the order in which the model runs.
+
+    Chimera's model runs through two of them, down and up; all others' through one.
+    """
+    if schedule == "chimera":
+        stages = range(len(pipeline.stages))
+        return [[(s, 0) for s in stages], [(s, 1) for s in reversed(stages)]]
     held = ministage_layers(pipeline, schedule)
     parts = [(first, s, k) for s, own in enumerate(held) for k, (first, _) in enumerate(own)]
-    return [(s, k) for _, s, k in sorted(parts)]
+    return [[(s, k) for _, s, k in sorted(parts)]]
+
+
+def links(schedule: Schedule, pipeline: Pipeline) -> list[tuple[Part, Part]]:
+    """The parts between which activations go one way, and gradients the other."""
+    return [link for path in paths(schedule, pipeline) for link in pairwise(path)]
 
 
 @dataclass(frozen=True)
@@ -108,14 +161,15 @@ class _Place:
         kinds = self._receive(self.receives, Kind.RECV_ACTIVATION, Kind.GATHER_ACTIVATION)
         return [*kinds, Kind.F, *([Kind.SEND_ACTIVATION] if self.sends else [])]
 
-    def backward(self, kind: Kind, overlap: bool) -> list[Kind]:
+    def backward(self, kind: Kind, overlap: bool, whole: bool) -> list[Kind]:
         recompute = [Kind.R] if self.recompute else []
         wait = self._receive(self.sends, Kind.RECV_GRADIENT, Kind.GATHER_GRADIENT)
-        return [
-            *(recompute + wait if overlap else wait + recompute),
-            kind,
-            *([Kind.SEND_GRADIENT] if self.receives else []),
-        ]
+        before = recompute + wait if overlap else wait + recompute
+        if not self.receives:
+            return [*before, kind]
+        if kind == Kind.B and not whole:
+            return [*before, Kind.I, Kind.SEND_GRADIENT, Kind.W]
+        return [*before, kind, Kind.SEND_GRADIENT]
 
     def _receive(self, comes: bool, receive: Kind, gather: Kind) -> list[Kind]:
         if not comes:
@@ -125,15 +179,18 @@ class _Place:
 
 def _places(schedule: Schedule, pipeline: Pipeline, stage: int) -> list[_Place]:
     """By ministage of the stage."""
-    parts, own = path(schedule, pipeline), pipeline.stages[stage]
-    stages = [None, *(s for s, _ in parts), None]
+    own = pipeline.stages[stage]
+    into = {part: s for (s, _), part in links(schedule, pipeline)}
+    out_of = {part: s for part, (s, _) in links(schedule, pipeline)}
     places = []
     for k in range(own.ministages):
-        i = parts.index((stage, k))
-        before, after = stages[i], stages[i + 2]
+        before, after = into.get((stage, k)), out_of.get((stage, k))
         places.append(
             _Place(
-                before not in (None, stage), after not in (None, stage), own.recompute, own.tp > 1
+                before not in (None, stage),
+                after not in (None, stage),
+                own.recompute,
+                own.tp > 1 and not own.sequence_parallel,
             )
         )
     return places

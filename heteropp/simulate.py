@@ -23,7 +23,7 @@ from heteropp.planned import human_bytes
 from heteropp.simulator.engine import Noise, StuckError, Timing
 from heteropp.simulator.memory_curve import MemoryCurve, memory_curve
 from heteropp.simulator.program import Program, compile_plan
-from heteropp.simulator.reductions import UnmatchedError, settle
+from heteropp.simulator.reductions import settle
 from heteropp.simulator.symmetry import play_folded
 from heteropp.timeline import Span
 
@@ -73,7 +73,10 @@ class Simulation:
     def spans_of(self, a: int) -> list[Span]:
         """Every action of a replica, by time, as of its first rank."""
         rank = self.program.seats[a].ranks[0]
-        spans = [Span(rank, x.kind, x.micro_batch, *when) for x, *when in self._rows(a)]
+        spans = [
+            Span(rank, x.kind, x.micro_batch, start_s, end_s, x.ministage)
+            for x, start_s, end_s in self._rows(a)
+        ]
         return sorted(spans, key=lambda span: (span.start_s, span.end_s))
 
     @cached_property
@@ -187,6 +190,7 @@ def simulate(
     seed: int = 0,
     slowdown: Mapping[int, float] | None = None,
     message_factor: float = 1.0,
+    whole_backwards: bool = False,
 ) -> Simulation:
     """One step. Raises DeadlockError when the action tables cannot finish.
 
@@ -195,11 +199,12 @@ def simulate(
     for their receive before the sender waits too (0: nothing is buffered); None: any number.
     noise: sigma of the log-normal factor on the seconds of each piece of work. slowdown: by rank,
     a factor on all its work. message_factor: on the seconds of every message between stages, as
-    of a transport that is so many times slower. Of a plan without overlap a send holds its rank
+    of a transport that is so many times slower. whole_backwards: 1F1B as published, whose gradient
+    of the input waits for those of the weights. Of a plan without overlap a send holds its rank
     until the messages have arrived, and a recompute waits for its gradient (Table 9, "w/o
     fine-grained overlap").
     """
-    program = compile_plan(plan, cluster, emulated, slowdown or {}, message_factor)
+    program = compile_plan(plan, cluster, emulated, slowdown or {}, message_factor, whole_backwards)
     try:
         timing = play_folded(
             program.actors, slack, Noise(noise, seed) if noise else None, hold=not plan.overlap
@@ -229,16 +234,7 @@ def _reduce(program: Program, timing: Timing) -> list[float]:
         ]
         for a, table in enumerate(program.tables)
     ]
-    try:
-        ends = settle(program.groups, wanted)
-    except UnmatchedError as error:
-        names = [
-            ", ".join(f"rank {program.seats[a].ranks[0]}" for a in actors[:3])
-            for actors in (error.members, error.missing)
-        ]
-        raise DeadlockError(
-            f"the schedule cannot go on: {names[0]} at reduce waits for {names[1]}"
-        ) from None
+    ends = settle(program.groups, wanted)
     begin_s = []
     for a, table in enumerate(program.tables):
         left = iter(ends[a])

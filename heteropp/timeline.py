@@ -28,6 +28,7 @@ MEANINGS = {
     "step": "step (norm, clip, update)",
 }
 WAITING = "#d9d9d9"  # for messages and gathers
+LATER_MINISTAGE = 0.65  # how strong their colours are
 MOST_BARS = 4000  # beyond, a picture shows how much of each moment is what
 MOST_NAMES = 40  # of rows
 
@@ -41,6 +42,7 @@ class Span:
     micro_batch: int | None
     start_s: float
     end_s: float
+    ministage: int = 0  # of its stage
 
 
 Row = tuple[str, Sequence[Span]]  # what it is called
@@ -73,6 +75,7 @@ def write_chrome_trace(
             )
         for span in spans:
             numbered = "" if span.micro_batch is None else f" {span.micro_batch}"
+            numbered += f", ministage {span.ministage}" if span.ministage else ""
             events.append(
                 {
                     "ph": "X",
@@ -221,6 +224,7 @@ def _draw_bars(axes: Any, row: float, spans: Sequence[Span], end_s: float) -> No
             [(span.start_s, width)],
             (row - 0.4, 0.8),
             color=colour,
+            alpha=LATER_MINISTAGE if span.ministage else 1,
             edgecolor="white",
             linewidth=0.4,
         )

@@ -13,7 +13,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -21,12 +20,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from trained import TrainingError, start, well_paced
 
 from heteropp.chips import ChipSpec, load_chip
 from heteropp.cluster import Cluster, read_cluster
 from heteropp.files import write_text
 from heteropp.model import Model
-from heteropp.plan import Plan, write_plan
+from heteropp.plan import Plan
 from heteropp.planned import rank_memory
 from heteropp.search.planner import Request, SearchError, planner
 from heteropp.simulate import simulate
@@ -44,8 +44,6 @@ MODEL = Model(
 )
 GLOBAL_BATCH = 8
 ASKED = ("exact", "heteroauto", "uniform")  # planners
-LEAST_FIDELITY = 0.95
-TRAINING_DEADLINE_S = 600
 # at most, in percent: median and worst, of step time and of peak memory
 BARS = {"step time": (2, 6), "peak memory": (2, 5)}
 
@@ -94,7 +92,7 @@ def main(
                 where = Path(folder) / f"{index}-{number}"
                 try:
                     row = _run(plan, cluster, Path(folder) / str(index), where, steps)
-                except RuntimeError as error:
+                except TrainingError as error:
                     failed.append(f"{cluster.name}, {_outline(plan)}: {error}")
                     print(failed[-1], file=sys.stderr)
                     continue
@@ -181,32 +179,10 @@ def _plans(cluster: Cluster, wanted: int, generator: random.Random) -> list[Plan
 
 
 def _run(plan: Plan, cluster: Cluster, cluster_folder: Path, folder: Path, steps: int) -> Row:
-    """Trains a plan. Raises RuntimeError when it fails, or no step was paced well enough."""
-    folder.mkdir()
-    write_plan(plan, folder / "plan.json")
-    command = [
-        *(sys.executable, "-m", "heteropp.cli.train", "--plan", folder / "plan.json"),
-        *("--cluster", cluster_folder / "cluster.toml", "--steps", steps),
-        *("--output", folder / "run", "--json"),
-    ]
-    try:
-        ended = subprocess.run(
-            [str(word) for word in command],
-            capture_output=True,
-            text=True,
-            timeout=TRAINING_DEADLINE_S,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"no end within {TRAINING_DEADLINE_S} s") from None
-    if ended.returncode:
-        raise RuntimeError(f"exit code {ended.returncode}: {ended.stderr.strip()[-300:]}")
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    metrics = [json_.loads(line) for line in lines][1:]  # the first step warms up
-    paced = [step for step in metrics if step["pacing_fidelity"] >= LEAST_FIDELITY]
-    if not paced:
-        best = max(step["pacing_fidelity"] for step in metrics)
-        raise RuntimeError(f"no step is paced well enough, the best {best:.1%}")
+    """Trains a plan. Raises TrainingError when it fails, or no step was paced well enough."""
+    training = start(plan, cluster_folder / "cluster.toml", folder, steps)
+    metrics = training.steps()
+    paced = well_paced(metrics)
     peaks = zip(*(step["peak_memory_bytes"] for step in metrics), strict=True)
     return Row(
         cluster=cluster.name,

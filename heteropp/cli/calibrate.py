@@ -1,7 +1,8 @@
 """heteropp-calibrate: finds a chip's compute efficiency from the throughput of one measured run.
 
-The run had a whole cluster of one chip type, with stages alike, under 1F1B. The efficiency is the
-share of the chip's peak at which the same run, simulated, has the measured throughput.
+The run had a whole cluster of one chip type, with stages alike, under 1F1B.
+The efficiency is the share of the chip's peak at which the same run,
+simulated, has the measured throughput.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ EXAMPLES = """\b
 Examples (the first is H2's Table 6, chip A):
   heteropp-calibrate --cluster h2-256-a --model h2-100b --global-batch 512 \\
     --pp 16 --dp 4 --tp 4 --tokens-per-chip-per-s 136.9
-  heteropp-calibrate --cluster cluster.toml --model model.toml --global-batch 64 \\
-    --pp 2 --dp 4 --tp 1 --recompute --tokens-per-chip-per-s 900 --output my-chip.toml
+  heteropp-calibrate --cluster cluster.toml --model model.toml \\
+    --global-batch 64 --pp 2 --dp 4 --tp 1 --recompute \\
+    --tokens-per-chip-per-s 900 --output my-chip.toml
 """
 
 
 @app.command(help=__doc__, epilog=EXAMPLES)
 def calibrate(
     cluster: Annotated[Path, typer.Option(help="A cluster of one chip type: a file or preset.")],
-    model: Annotated[Path, typer.Option(help="A model file, config.json or preset.")],
+    model: Annotated[Path, typer.Option(help="A model file, Hugging Face folder or preset.")],
     global_batch: Annotated[int, typer.Option(min=1, max=1 << 20, help="Sequences per step.")],
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")],
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel degree.")],

@@ -1,7 +1,8 @@
 """heteropp-profile: measures a cluster's chips and links for a model, for heteropp-search.
 
-One chip of each type runs blocks of 1, 2, 4 ... layers, and the model's two ends; then two chips of
-each kind of pair send each other messages. Started again, it goes on where its file ends.
+One chip of each type runs blocks of 1, 2, 4 ... layers, and the model's two
+ends; then two chips of each kind of pair send each other messages. Started
+again, it goes on where its file ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rich.table import Table
 
 from heteropp.cli.errors import InputError, one_sentence
 from heteropp.cluster import Cluster, read_cluster
-from heteropp.model import Model, read_model
+from heteropp.model import LARGEST, Model, read_model
 from heteropp.profile import (
     Block,
     Measured,
@@ -43,10 +44,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 EXAMPLES = """\b
 Examples:
-  heteropp-profile --cluster cluster.toml --model model.toml --output profile.json
-  heteropp-profile --cluster cluster.toml --model model.toml --tp 1 --tp 2 --sequences 4
-  heteropp-profile ... --chip a --no-links          # on a node of chips A
-  torchrun --nnodes 2 ... -m heteropp.cli.profile ...    # on all nodes: the links between them
+  heteropp-profile --cluster cluster.toml --model model.toml -o profile.json
+  heteropp-profile --cluster cluster.toml --model model.toml \\
+    --tp 1 --tp 2 --sequences 4
+  heteropp-profile ... --chip a --no-links    # on a node of chips A
+  torchrun --nnodes 2 ... -m heteropp.cli.profile ...    # links between nodes
 """
 
 
@@ -56,15 +58,24 @@ class ChipProcessError(RuntimeError):
 
 @app.command(help=__doc__, epilog=EXAMPLES)
 def profile(
-    cluster: Annotated[Path, typer.Option(help="The cluster file.")],
-    model: Annotated[Path, typer.Option(help="The model file.")],
-    output: Annotated[Path, typer.Option(help="What is written.")] = Path("profile.json"),
+    cluster: Annotated[Path, typer.Option(help="The cluster file (TOML), or a preset's name.")],
+    model: Annotated[
+        Path, typer.Option(help="The model file, a Hugging Face folder, or a preset's name.")
+    ],
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST, help="Tokens; as the model says if absent.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="What is written.")] = Path(
+        "profile.json"
+    ),
     chip: Annotated[
         list[str] | None, typer.Option(help="Only this chip of the cluster file; repeatable.")
     ] = None,
     tp: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Tensor-parallel degrees; all that suit chip and model if absent"),
+        typer.Option(
+            min=1, help="Tensor-parallel degrees; all that suit chip and model if absent."
+        ),
     ] = None,
     sequences: Annotated[
         list[int] | None, typer.Option(min=1, help="Of a micro-batch in each replica; 1 if absent.")
@@ -77,7 +88,7 @@ def profile(
 ) -> None:
     console = Console(highlight=False)
     with one_sentence():
-        machines, shape = read_cluster(cluster), read_model(model)
+        machines, shape = read_cluster(cluster), read_model(model, sequence_length)
         blocks = _blocks(machines, shape, chip, tp, sequences or [1], most_layers)
         if "RANK" in os.environ:  # torchrun's: every rank of the cluster takes part
             _measure_links_here(machines, shape, cluster, output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
@@ -24,7 +24,7 @@ from heteropp.cli.show import (
     show_terms,
 )
 from heteropp.cluster import Cluster, read_cluster
-from heteropp.model import read_model
+from heteropp.model import LARGEST, Model, read_model
 from heteropp.plan import Schedule, ZeroStage, write_plan
 from heteropp.profile import measured_cluster, read_profile
 from heteropp.search.planner import PLANNERS, DoesNotFitError, Request, SearchError
@@ -39,11 +39,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 EXAMPLES = """\b
 Examples:
   heteropp-search --cluster quickstart --model quickstart --global-batch 16
-  heteropp-search --cluster cluster.toml --model config.json \\
-    --global-batch 512 --output plan.json --explain
-  heteropp-search --cluster h2-exp-a --model h2-100b --global-batch 512 --planner all
-  heteropp-search --cluster cluster.toml --model model.toml --global-batch 64 \\
-    --what-if "-1 b" --what-if "+2 a"
+  heteropp-search --cluster cluster.toml --model Llama-3.2-1B \\
+    --sequence-length 4096 --global-batch 512 --output plan.json --explain
+  heteropp-search --cluster h2-exp-a --model h2-100b --global-batch 512 \\
+    --planner all
+  heteropp-search --cluster cluster.toml --model model.toml \\
+    --global-batch 64 --what-if "-1 b" --what-if "+2 a"
 """
 
 
@@ -52,11 +53,14 @@ def search(
     cluster: Annotated[str, typer.Option(help="The cluster file (TOML), or a preset's name.")],
     model: Annotated[
         str,
-        typer.Option(help="The model file (TOML, or a Hugging Face config.json), or a preset."),
+        typer.Option(help="The model file (TOML, or a Hugging Face folder), or a preset's name."),
     ],
     global_batch: Annotated[
         int, typer.Option(min=1, max=65536, help="Sequences per optimizer step.")
     ],
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST, help="Tokens; as the model says if absent.")
+    ] = None,
     planner: Annotated[
         str, typer.Option(help=f"{', '.join(PLANNERS)}, or all: each under one simulator.")
     ] = "exact",
@@ -67,12 +71,23 @@ def search(
         int, typer.Option(min=1, help="Sequences of a micro-batch in each replica.")
     ] = 1,
     schedule: Annotated[str, typer.Option(help=", ".join(get_args(Schedule)))] = "1f1b",
-    zero_stage: Annotated[int, typer.Option(min=0, max=2, help="ZeRO stage.")] = 1,
+    zero_stage: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=2,
+            help="How far ZeRO cuts what replicas hold alike: 1 optimizer, 2 gradients too.",
+        ),
+    ] = 1,
     uneven_layers: Annotated[
-        bool, typer.Option(help="Let stages of one chip type hold unlike numbers of layers.")
+        bool,
+        typer.Option(
+            "--uneven-layers", help="Let stages of one chip type hold unlike numbers of layers."
+        ),
     ] = False,
     stage_degrees: Annotated[
-        bool, typer.Option(help="Let stages of one chip type have unlike tp and dp.")
+        bool,
+        typer.Option("--stage-degrees", help="Let stages of one chip type have unlike tp and dp."),
     ] = False,
     profile: Annotated[
         Path | None, typer.Option(help="What heteropp-profile measured, in place of chip files.")
@@ -95,9 +110,10 @@ def search(
             raise InputError(
                 f"--schedule is {schedule}; expected one of {', '.join(get_args(Schedule))}"
             )
+        shape = read_model(model, sequence_length)
         request = Request(
-            cluster=_cluster(cluster, profile),
-            model=read_model(model),
+            cluster=_cluster(cluster, profile, shape),
+            model=shape,
             global_batch=global_batch,
             sequences=micro_batch_per_replica,
             zero_stage=cast(ZeroStage, zero_stage),
@@ -136,9 +152,15 @@ def search(
         say(console, f"written to {output}")
 
 
-def _cluster(path: str, profile: Path | None) -> Cluster:
+def _cluster(path: str, profile: Path | None, model: Model) -> Cluster:
     cluster = read_cluster(path)
-    return measured_cluster(cluster, read_profile(profile)) if profile else cluster
+    if profile is None:
+        return cluster
+    measured = read_profile(profile)
+    for name, value in asdict(replace(model, name=measured.model.name)).items():
+        if (theirs := asdict(measured.model)[name]) != value:
+            raise InputError(f"{profile} is of a model with {name} {theirs}; this one has {value}")
+    return measured_cluster(cluster, measured)
 
 
 def _ask(name: str, request: Request) -> list[Verdict]:

@@ -27,7 +27,10 @@ def output_console() -> Console:
 
 
 def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
-    """A table of the plan's stages; R is recompute, time one micro-batch's."""
+    """A table of the plan's stages; R is recompute, time one micro-batch's.
+
+    "tp 2 s" has sequence parallelism, and layers with an o wait in host memory in between.
+    """
     from heteropp.planned import human_bytes, rank_memory, rank_times
 
     times, memory = rank_times(plan, cluster), rank_memory(plan, cluster)
@@ -55,8 +58,8 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
             ranges(ranks),
             _layers(stage),
             str(stage.dp),
-            str(stage.tp),
-            "yes" if stage.recompute else "no",
+            f"{stage.tp}{' s' if stage.sequence_parallel else ''}",
+            "yes" if stage.recompute else "attention" if stage.selective_recompute else "no",
             f"{human_bytes(need)} ({need / capacity:.0%})",
             f"{max(times[rank].micro_batch_s for rank in ranks) * 1e3:.1f} ms",
         ]
@@ -79,6 +82,9 @@ def show_prediction(console: Console, verdict: Verdict) -> None:
         f"{seconds(simulation.step_s)}, {simulation.tokens_per_chip_per_s:,.0f} tokens per chip "
         "and second",
     )
+    slack = [stage.slack for pipeline in plan.pipelines for stage in pipeline.stages]
+    if any(slack):
+        say(console, f"weight gradients put off, by stage: {', '.join(map(str, slack))}")
     stages = simulation.stage_shares
     (bubble_place, bubble) = max(stages.items(), key=lambda item: item[1].bubble)
     (sending_place, sending) = max(stages.items(), key=lambda item: item[1].communication)
@@ -187,8 +193,11 @@ def outline(plan: Plan) -> str:
         for stage in pipeline.stages:
             words = (
                 f"{_together(r.chip for r in stage.replicas)} {_layers(stage)} layers "
-                f"dp {stage.dp} tp {stage.tp}" + (" recompute" if stage.recompute else "")
+                f"dp {stage.dp} tp {stage.tp}"
             )
+            words += " with sequence parallelism" if stage.sequence_parallel else ""
+            words += " recompute" if stage.recompute else ""
+            words += " recompute of attention" if stage.selective_recompute else ""
             if alike and alike[-1][0] == words:
                 alike[-1] = (words, alike[-1][1] + 1)
             else:
@@ -249,7 +258,7 @@ def _busiest_s(judged: Judged) -> float:
 
 
 def _layers(stage: Stage) -> str:
-    count = str(stage.layer_count)
+    count = f"{stage.layer_count}{' o' if stage.offload else ''}"
     return f"{count} in {stage.ministages}" if stage.ministages > 1 else count
 
 

@@ -28,7 +28,8 @@ EXAMPLES = """\b
 Examples:
   heteropp-simulate --plan plan.json --cluster cluster.toml
   heteropp-simulate --plan plan.json --cluster cluster.toml --picture plan.png
-  heteropp-simulate --plan plan.json --cluster cluster.toml --straggler 3:1.5 --noise 0.05 --seed 7
+  heteropp-simulate --plan plan.json --cluster cluster.toml \\
+    --straggler 3:1.5 --noise 0.05 --seed 7
   heteropp-simulate --plan plan.json --cluster cluster.toml --slack 1
 """
 STUCK = 1

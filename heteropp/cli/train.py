@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +15,9 @@ from heteropp.cli.tools import leave_tools_to_ranks
 from heteropp.files import make_folder
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan, read_plan
-from heteropp.training.data import VOCABULARY
 
 if TYPE_CHECKING:
+    from heteropp.checkpoint.manifest import Checkpoint
     from heteropp.cluster import Cluster
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -25,8 +26,13 @@ EXAMPLES = """\b
 Examples:
   heteropp-train --plan plan.json --cluster cluster.toml --steps 60
   heteropp-train --plan plan.json --cluster cluster.toml --steps 90 --resume
+  heteropp-train --plan plan.json --cluster cluster.toml --from Llama-3.2-1B
   torchrun --nnodes 2 ... -m heteropp.cli.train --plan plan.json ...
 """
+
+
+# sections of --help
+DATA, CHECKPOINTS, OPTIMIZER = "Data and weights", "Checkpoints and failures", "Optimizer"
 
 
 @app.command(help=__doc__, epilog=EXAMPLES)
@@ -36,34 +42,145 @@ def train(
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps in all.")] = 60,
     data: Annotated[
         Path | None,
-        typer.Option(help="A folder of text; the Python standard library's sources if absent."),
+        typer.Option(
+            help="A token file of heteropp-data, or a folder of text, a token a byte; "
+            "the Python standard library's sources if absent.",
+            rich_help_panel=DATA,
+        ),
     ] = None,
-    output: Annotated[Path, typer.Option(help="Where everything is written.")] = Path("runs/train"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = (
-        False
-    ),
-    checkpoint_every: Annotated[
-        int, typer.Option(min=0, help="Steps between checkpoints; 0: only at the end.")
+    validation: Annotated[
+        Path | None,
+        typer.Option(
+            help="A token file or folder for the validation loss; not trained on.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    validate_every: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Steps between validations; 0: only at the end.", rich_help_panel=DATA
+        ),
     ] = 0,
-    keep: Annotated[int, typer.Option(min=1, help="How many checkpoints to keep.")] = 2,
-    learning_rate: Annotated[float | None, typer.Option(help="The highest; 1e-3 if absent.")] = (
-        None
-    ),
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="A Hugging Face folder whose weights to start from; without it they are drawn "
+            "from the seed. Not read on --resume.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where everything is written.")
+    ] = Path("runs/train"),
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest checkpoint, whatever its plan was.",
+            rich_help_panel=CHECKPOINTS,
+        ),
+    ] = False,
+    resume_from: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Go on from this step's checkpoint; later ones are set aside.",
+            rich_help_panel=CHECKPOINTS,
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Steps between checkpoints; 0: only at the end.",
+            rich_help_panel=CHECKPOINTS,
+        ),
+    ] = 0,
+    keep: Annotated[
+        int, typer.Option(min=1, help="How many checkpoints to keep.", rich_help_panel=CHECKPOINTS)
+    ] = 2,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="How often to start all ranks again from the newest checkpoint when one fails; "
+            "under torchrun give it --max-restarts.",
+            rich_help_panel=CHECKPOINTS,
+        ),
+    ] = 0,
+    deadline: Annotated[
+        float,
+        typer.Option(
+            min=5, help="Seconds that a rank waits for another.", rich_help_panel=CHECKPOINTS
+        ),
+    ] = 300,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="The highest that it gets; 1e-3 if absent.", rich_help_panel=OPTIMIZER),
+    ] = None,
     warmup_steps: Annotated[
-        int | None, typer.Option(help="Of the learning rate; 10 if absent.")
+        int | None,
+        typer.Option(
+            help="Until the learning rate is at its highest; 10 if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
     ] = None,
     decay_steps: Annotated[
-        int | None, typer.Option(help="Where the cosine ends; --steps if absent.")
+        int | None,
+        typer.Option(
+            help="Where the learning rate's cosine ends; --steps if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
     ] = None,
     gradient_clip: Annotated[
-        float | None, typer.Option(help="Largest global norm; 0: none; 1 if absent.")
+        float | None,
+        typer.Option(help="Largest global norm; 0: none; 1 if absent.", rich_help_panel=OPTIMIZER),
     ] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="AdamW's; 0.1 if absent.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the weights and the batches.")] = 0,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="AdamW's; 0.1 if absent.", rich_help_panel=OPTIMIZER)
+    ] = None,
+    most_skipped: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps in a row that may be skipped, because loss or gradient are not finite, "
+            "before the run stops; 10 if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
+    ] = None,
+    spike_factor: Annotated[
+        float | None,
+        typer.Option(
+            help="Warn of a loss or gradient norm so many times its recent median; 0: never; "
+            "10 if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
+    ] = None,
+    skip_spikes: Annotated[
+        bool | None,
+        typer.Option(
+            "--skip-spikes/--no-skip-spikes",
+            help="Skip such steps instead of only warning.",
+            rich_help_panel=OPTIMIZER,
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the weights and the batches.", rich_help_panel=DATA)
+    ] = 0,
     device: Annotated[
         str, typer.Option(help="chip, or cpu to run without chips, over gloo.")
     ] = "chip",
+    p2p: Annotated[
+        str | None,
+        typer.Option(
+            help="How tensors go from stage to stage: device-direct, or cpu-mediated through host "
+            "memory; as DICOMM_STRATEGY says if absent."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Skip the memory check.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard, too.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     settings = {
@@ -72,21 +189,44 @@ def train(
         "decay_steps": decay_steps,
         "gradient_clip": gradient_clip,
         "weight_decay": weight_decay,
+        "most_skipped": most_skipped,
+        "spike_factor": spike_factor,
+        "skip_spikes": skip_spikes,
     }
     launched = "RANK" in os.environ  # by torchrun, which started every rank itself
     with one_sentence():
+        if validate_every and validation is None:
+            raise InputError("--validate-every needs --validation, the data to try the model on")
         content = read_plan(plan)
+        start = 0
         if launched:
-            _choose_chip(content, cluster, int(os.environ["RANK"]))
-            if device == "chip":
-                import ditorch  # noqa: F401  (autograd counts devices once, at the first backward)
+            _choose_chip(content, cluster, int(os.environ["RANK"]))  # before torch is imported
+            from heteropp.training.attempt import attempt
+
+            start = attempt()
+        if launched and restarts:
+            raise InputError("--restarts is not for torchrun's ranks; give it --max-restarts")
+        _check_p2p(p2p, device)
+        _check_tensorboard(tensorboard)
+        if launched and device == "chip":
+            import ditorch  # noqa: F401  (autograd counts devices once, at the first backward)
         elif device == "chip":
             leave_tools_to_ranks()
         machines = _cluster(content, cluster, device, force)
         check_runs(content, plan)
-        hyperparameters = _hyperparameters(output, resume, steps, settings)
+        saved: Checkpoint | None = None
+        if resume or resume_from is not None:
+            from heteropp.cli.resume import checkpoint_to_resume
+
+            step = None if start else resume_from  # ranks that start again take the newest
+            saved = checkpoint_to_resume(output / "checkpoints", step, whole=not launched)
+        hyperparameters = _hyperparameters(saved, steps, settings)
         if not launched:
-            _check_files(content, output, resume, data, hyperparameters, seed)
+            _check_files(content, output, saved, data, validation, hyperparameters, seed)
+        if weights and not saved:
+            from heteropp.hugging_face.weights import check_from
+
+            check_from(weights, content.model)
 
     from heteropp.training.train import RankChip, Run, train_rank  # torch is a second's import
 
@@ -102,43 +242,52 @@ def train(
         steps=steps,
         output=output,
         data=data,
-        resume=resume,
+        validation=validation,
+        validate_every=validate_every,
+        weights=weights,
+        resume=saved is not None,
+        resume_from=resume_from,
         checkpoint_every=checkpoint_every,
         keep=keep,
+        deadline_s=deadline,
         seed=seed,
         hyperparameters=hyperparameters,
         device=device,  # type: ignore[arg-type]
+        p2p=p2p,  # type: ignore[arg-type]
+        tensorboard=tensorboard,
     )
     if launched:
         train_rank(run, json)
         return
+    from heteropp.checkpoint.writer import remove_partial
     from heteropp.training.launch import launch
 
-    raise typer.Exit(launch(train_rank, run, json, labels=run.labels, logs=run.logs))
+    code = launch(train_rank, run, json, labels=run.labels, logs=run.logs, restarts=restarts)
+    remove_partial(run.checkpoints)  # a full disk has room again
+    raise typer.Exit(code)
 
 
 def check_runs(plan: Plan, path: Path) -> None:
     """Raises InputError for a plan that this release cannot run."""
-    if len(plan.pipelines) != 1:
-        raise InputError(f"{path} has {len(plan.pipelines)} pipelines; this release trains one")
-    if plan.schedule != "1f1b":
-        raise InputError(f"{path} has schedule {plan.schedule}; this release trains 1f1b")
-    if plan.zero_stage > 1:
-        raise InputError(f"{path} has ZeRO stage {plan.zero_stage}; this release trains 0 and 1")
-    for s, stage in enumerate(plan.pipelines[0].stages):
-        if stage.offload:
-            raise InputError(f"{path}: stages[{s}] is offloaded, which this release does not train")
     if plan.model.attention != "explicit":
         raise InputError(
             f"{path}: the model's attention is {plan.model.attention}; this release trains explicit"
         )
-    if plan.model.vocab < VOCABULARY:
-        raise InputError(
-            f"{path}: the model's vocab is {plan.model.vocab}; bytes need {VOCABULARY}"
-        )
     world_size = os.environ.get("WORLD_SIZE")
     if world_size is not None and int(world_size) != plan.world_size:
         raise InputError(f"{path} needs {plan.world_size} ranks; torchrun started {world_size}")
+
+
+def _check_p2p(p2p: str | None, device: str) -> None:
+    if p2p not in (None, "device-direct", "cpu-mediated"):
+        raise InputError(f"--p2p is {p2p}; expected device-direct or cpu-mediated")
+    if p2p and device == "cpu":
+        raise InputError("--p2p says how dicomm reaches chips; --device cpu has none")
+
+
+def _check_tensorboard(wanted: bool) -> None:
+    if wanted and find_spec("tensorboard") is None:
+        raise InputError("--tensorboard needs a package: pip install 'hyperhetero[tensorboard]'")
 
 
 def _cluster(plan: Plan, path: Path | None, device: str, force: bool) -> Cluster | None:
@@ -146,6 +295,8 @@ def _cluster(plan: Plan, path: Path | None, device: str, force: bool) -> Cluster
     if device not in ("chip", "cpu"):
         raise InputError(f"--device is {device}; expected chip or cpu")
     if device == "cpu":
+        if force:
+            raise InputError("--force skips the check of the chips' memory; --device cpu has none")
         return None
     if path is None:
         raise InputError("--cluster is missing: it says which chips and links the plan has")
@@ -174,17 +325,10 @@ def _chip(plan: Plan, rank: int) -> str:
 
 
 def _hyperparameters(
-    output: Path, resume: bool, steps: int, settings: dict[str, Any]
+    saved: Checkpoint | None, steps: int, settings: dict[str, Any]
 ) -> Hyperparameters:
     """What the command line says, over what the checkpoint says, over the defaults."""
-    base = Hyperparameters(decay_steps=steps)
-    if resume:
-        from heteropp.training.checkpoint import latest
-
-        found = latest(output / "checkpoints")
-        if found is None:
-            raise InputError(f"{output / 'checkpoints'} holds no checkpoint to resume from")
-        base = found[1].hyperparameters
+    base = saved.manifest.hyperparameters if saved else Hyperparameters(decay_steps=steps)
     given = {name: value for name, value in settings.items() if value is not None}
     hyperparameters = replace(base, **given)
     hyperparameters.validate()
@@ -194,8 +338,9 @@ def _hyperparameters(
 def _check_files(
     plan: Plan,
     output: Path,
-    resume: bool,
+    saved: Checkpoint | None,
     data: Path | None,
+    validation: Path | None,
     hyperparameters: Hyperparameters,
     seed: int,
 ) -> None:
@@ -203,31 +348,28 @@ def _check_files(
 
     Raises InputError or FileError.
     """
-    from heteropp.training import checkpoint
-    from heteropp.training.data import DataError, open_tokens
+    from heteropp.checkpoint.manifest import CheckpointError, Manifest, check_resumable, steps
+    from heteropp.data.source import check_data
 
-    found = checkpoint.latest(output / "checkpoints")
-    if found and not resume:
+    if saved is None and steps(output / "checkpoints"):
         raise InputError(
             f"{output / 'checkpoints'} holds checkpoints of an earlier run; "
             "give --resume to go on from them, or another --output"
         )
-    try:
-        tokens = open_tokens(data)
-        tokens.sequences(seed, 0, [0], plan.model.sequence_length)
-        if found:
-            path, saved = found
-            run = checkpoint.Manifest(
-                step=0,
-                plan_sha256=checkpoint.plan_sha256(plan),
-                seed=seed,
-                tokens_sha256=tokens.sha256,
-                hyperparameters=hyperparameters,
-            )
-            checkpoint.check_resumable(path, saved, run)
-            checkpoint.verify(path, saved)
-    except (checkpoint.CheckpointError, DataError) as error:
-        raise InputError(str(error)) from None
+    tokens = check_data(data, validation, plan.model)
+    if saved:
+        run = Manifest(
+            step=0,
+            model=plan.model,
+            global_batch=plan.global_batch,
+            seed=seed,
+            tokens_sha256=tokens.sha256,
+            hyperparameters=hyperparameters,
+        )
+        try:
+            check_resumable(saved, run)
+        except CheckpointError as error:
+            raise InputError(str(error)) from None
     make_folder(output)
     if not os.access(output, os.W_OK):
         raise InputError(f"--output {output} is a folder that cannot be written to")

@@ -58,6 +58,8 @@ class Calibration:
 def calibrate(run: Run) -> Calibration:
     """The efficiency under which the simulated run has the measured throughput.
 
+    Its 1F1B is the usual one, whose backwards are not cut in two.
+
     Raises CalibrationError, and PlanError where the run's degrees do not fit the cluster or model.
     """
     plan = uniform_plan(run)
@@ -72,7 +74,7 @@ def calibrate(run: Run) -> Calibration:
         return with_efficiency(run.cluster, efficiency)
 
     def simulated_s(efficiency: float) -> float:
-        return simulate(plan, at(efficiency)).step_s
+        return simulate(plan, at(efficiency), whole_backwards=True).step_s
 
     efficiency, step_s = _solve(lambda e: _formula_s(plan, at(e)), simulated_s, target_s)
     found = _throughput(plan, step_s)

@@ -23,6 +23,7 @@ from heteropp.model import Model
 from heteropp.profile import Block, Measured
 from heteropp.tracing.operators import CountingGroup
 from heteropp.tracing.stage import model_around, update
+from heteropp.training.backward import WeightGradients, put_off
 from heteropp.training.device import Device, open_device
 from heteropp.training.llama import StageModule
 from heteropp.training.zero import FlatParameters
@@ -42,12 +43,8 @@ class Stage:
         self.module = StageModule(model, span, group, device.device, dtype)
         for parameter in self.module.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
-        self.entered: list[Tensor] = []  # the activations that the first layer is given
-        if block.first:
-            self.module.embedding.register_forward_hook(
-                lambda _, args, output: self.entered.append(output)
-            )
         self.flat = FlatParameters(self.module, None, 0, Hyperparameters())
+        self.flat.reduce()  # nothing to sum: what follows the backward may be measured alone
         self.rows = block.sequences * model.sequence_length
         self.tokens = torch.zeros(self.rows, dtype=torch.int64, device=device.device)
         self.shape, self.dtype = (self.rows, model.hidden), dtype
@@ -55,14 +52,20 @@ class Stage:
     def input(self) -> Tensor:
         if self.block.first:
             return self.tokens
-        x = torch.ones(self.shape, device=self.device.device, dtype=self.dtype).requires_grad_()
-        self.entered.append(x)
-        return x
+        x = torch.ones(self.shape, device=self.device.device, dtype=self.dtype)
+        return x.requires_grad_()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.block.last:
             return self.module(x, self.tokens) / self.rows
         return self.module(x)
+
+    def backward(self) -> tuple[Callable[[], object], WeightGradients]:
+        """After a forward: what runs the first half of its backward, and the second half."""
+        with put_off() as later:
+            output = self.forward(self.input())
+        gradient = self.gradient()
+        return lambda: torch.autograd.backward(output, gradient), later
 
     def gradient(self) -> Tensor | None:
         if self.block.last:
@@ -90,26 +93,20 @@ def measure(model: Model, block: Block, device: Device) -> Measured:
         return run
 
     def input_gradient() -> Callable[[], object]:
-        stage.entered.clear()
-        output, gradient = stage.forward(stage.input()), stage.gradient()
-        return lambda: torch.autograd.grad(output, stage.entered, gradient)
+        return stage.backward()[0]
 
-    def backward() -> Callable[[], object]:
-        output, gradient = stage.forward(stage.input()), stage.gradient()
-        return lambda: torch.autograd.backward(output, gradient)
+    def weight_gradients() -> Callable[[], object]:
+        first_half, later = stage.backward()
+        first_half()
+        return later.run
 
-    forward_s = _seconds(device, forward)
-    recompute_s = _seconds(device, forward_that_keeps_nothing)
-    backward_input_s = _seconds(device, input_gradient)
-    backward_s = _seconds(device, backward)
-    stage.entered.clear()
     return Measured(
         block=block,
-        forward_s=forward_s,
-        recompute_s=recompute_s,
-        backward_input_s=backward_input_s,
-        backward_weight_s=max(0.0, backward_s - backward_input_s),
-        norm_s=_seconds(device, lambda: lambda: flat.norms(0)),
+        forward_s=_seconds(device, forward),
+        recompute_s=_seconds(device, forward_that_keeps_nothing),
+        backward_input_s=_seconds(device, input_gradient),
+        backward_weight_s=_seconds(device, weight_gradients),
+        norm_s=_seconds(device, lambda: flat.norms),
         update_s=_seconds(device, lambda: lambda: update(flat)),
         **memory,
     )
@@ -158,13 +155,13 @@ def _memory(stage: Stage) -> dict[str, int | None]:
     with torch.no_grad():
         output = stage.forward(x)
     del output
-    stage.entered.clear()
     kept_recompute = _allocated(stage.device) - held
-    output = stage.forward(x)
-    stage.entered.clear()
+    with put_off() as later:
+        output = stage.forward(x)
     kept = _allocated(stage.device) - held
     gradient = stage.gradient()
     torch.autograd.backward(output, gradient)
+    later.run()
     working = _most(stage.device) - held
     del x, output, gradient
     _settle(stage.device, held)

@@ -154,9 +154,12 @@ class _Degree:
         if max(len(units) for units in pipelines) > self.model.layers:
             return None, False
         micro_batches = self.slots // len(pipelines)
+        alike = len({tuple(unit.chip for unit in units) for units in pipelines}) == 1
+        copies = 1 if alike else len(pipelines)  # alike, they become the replicas of one
         stages, fits = [], True
-        for units in pipelines:
-            layers, fit = _Partition(self, units, micro_batches, recompute).run()
+        for p, units in enumerate(pipelines):
+            copy = min(p, copies - 1)
+            layers, fit = _Partition(self, units, micro_batches, recompute, copies, copy).run()
             stages.append(self._stages(units, layers, recompute))
             fits = fits and fit
         return self._plan(stages, micro_batches), fits
@@ -208,7 +211,11 @@ class _Degree:
         copies = len(plan.pipelines) * plan.pipelines[0].stages[0].dp
         if copies == 1:
             return 0.0
-        largest = max(memory.gradients for memory in rank_memory(plan, self.cluster))
+        largest = max(
+            self._gradient_bytes(pipeline, s)
+            for pipeline in plan.pipelines
+            for s in range(len(pipeline.stages))
+        )
         firsts = [
             replica.ranks[0]
             for pipeline in plan.pipelines
@@ -217,6 +224,12 @@ class _Degree:
         ]
         link = slowest_link(self.cluster, firsts[0], tuple(firsts))
         return all_reduce_s(largest, copies, link)
+
+    def _gradient_bytes(self, pipeline: Pipeline, s: int) -> int:
+        """Of a rank of a stage."""
+        stage, last = pipeline.stages[s], len(pipeline.stages) - 1
+        shape = self.shape(stage.layer_count, s == 0, s == last, stage.recompute)
+        return stage_memory(self.model, shape, 1, 1).gradients
 
     def micro_batch_s(self, unit: _Unit, shape: StageShape) -> float:
         inside = slowest_link(self.cluster, unit.ranks[0], unit.ranks)
@@ -255,10 +268,18 @@ class _Partition:
     """Equation 4 for one pipeline: the least time of the slowest stage, within memory, exactly."""
 
     def __init__(
-        self, degree: _Degree, units: list[_Unit], micro_batches: int, recompute: bool
+        self,
+        degree: _Degree,
+        units: list[_Unit],
+        micro_batches: int,
+        recompute: bool,
+        copies: int,
+        copy: int,
     ) -> None:
+        """`copies`: pipelines that hold the model, of which this is number `copy`."""
         self.degree, self.units, self.recompute = degree, units, recompute
         self.micro_batches = micro_batches
+        self.copies, self.copy = copies, copy
         stage = Stage(layers=(0, 1), recompute=recompute, replicas=())
         self.pipeline = Pipeline(micro_batches=micro_batches, stages=(stage,) * len(units))
 
@@ -295,7 +316,7 @@ class _Partition:
         held = in_flight("1f1b", self.pipeline, s)
 
         def fits(layers: int) -> bool:
-            shape = self._shape(s, layers)
+            shape = replace(self._shape(s, layers), copies=self.copies, copy=self.copy)
             need = stage_memory(self.degree.model, shape, held, self.micro_batches, profile)
             return need.total <= capacity
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from heteropp.action import Action, Kind
 from heteropp.cluster import Cluster
-from heteropp.memory import Memory, stage_memory, update_bytes
+from heteropp.memory import Memory, put_off_share, stage_memory, update_bytes
 from heteropp.plan import Plan, ministage_layers
 from heteropp.planned import stage_shape
 from heteropp.profile import chip_profile
@@ -58,20 +58,21 @@ def memory_curve(
     shape = stage_shape(plan, rank)
     profile = chip_profile(cluster, pipeline.stages[s].replicas[r].chip)
 
-    count = pipeline.micro_batches
+    count = pipeline.micro_batches * pipeline.parts(s)
 
     def with_in_flight(held: float, offload: bool = False) -> Memory:
         wanted = replace(shape, offload=offload)
         return stage_memory(plan.model, wanted, held, count, profile)
 
-    most = with_in_flight(in_flight(plan.schedule, pipeline, s), shape.offload)
+    share = put_off_share(plan.model, shape, profile)
+    most = with_in_flight(in_flight(plan.schedule, pipeline, s, share), shape.offload)
     constant = most.total - most.working - most.kept
     whole = with_in_flight(2).kept - with_in_flight(1).kept  # of a micro-batch, by all layers
     own = whole - with_in_flight(1).kept  # of what is at work, which the working set counts
     working = with_in_flight(MANY).working
     updating = update_bytes(plan.model, shape, count, profile) - most.boundary
     sizes = [whole * count / sum(layers) for count in layers]
-    held = 0.0
+    held = late = 0.0
     times, sizes_now, actions = [0.0], [constant], [Action(Kind.F, 0)]
 
     def note(time_s: float, kept: float, also: int, action: Action) -> None:
@@ -85,10 +86,15 @@ def memory_curve(
             note(end_s, 0, 0, action)
         if action.kind not in WORKING:
             continue
+        size = sizes[action.ministage]
         if action.kind == Kind.F:
-            held += sizes[action.ministage]
-        note(start_s, held - own, working, action)
-        if action.kind in (Kind.B, Kind.W):
-            held -= sizes[action.ministage]
-        note(end_s, held, 0, action)
+            held += size
+        elif action.kind == Kind.W:
+            late -= share * size
+        note(start_s, held + late - own, working, action)
+        if action.kind == Kind.I:
+            late += share * size
+        elif action.kind in (Kind.B, Kind.W):
+            held -= size
+        note(end_s, held + late, 0, action)
     return MemoryCurve(times, sizes_now, actions)

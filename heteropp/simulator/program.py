@@ -5,22 +5,23 @@ An actor is one tensor-parallel replica, whose ranks work in step.
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from math import lcm
 
 from heteropp.action import Action, Kind
 from heteropp.cluster import Cluster
 from heteropp.communication import pass_on_s
-from heteropp.cost import Time, all_gather_s, all_reduce_s, stage_time
+from heteropp.cost import Time, all_gather_s, stage_time
 from heteropp.parameters import model_parameters
 from heteropp.plan import Plan, Stage, ministage_layers
 from heteropp.planned import group_links, slowest_link, stage_shape
 from heteropp.profile import chip_profile
 from heteropp.reshard import messages, piece_box
-from heteropp.schedule import actions, path
+from heteropp.schedule import actions, links
 from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Delivery, Op
+from heteropp.simulator.gradients import reductions
 from heteropp.simulator.reductions import Group
 
 WORKS = (
@@ -62,13 +63,14 @@ def compile_plan(
     emulated: bool,
     slowdown: Mapping[int, float],
     message_factor: float = 1.0,
+    whole_backwards: bool = False,
 ) -> Program:
     """`emulated`: every pair of ranks has a link of its own, as emulated chips do.
 
     `slowdown` by rank: factors of the seconds of its work. `message_factor`: of the seconds of
-    every message between stages.
+    every message between stages. `whole_backwards`: see heteropp.schedule.actions.
     """
-    return _Compiler(plan, cluster, emulated, slowdown, message_factor).program()
+    return _Compiler(plan, cluster, emulated, slowdown, message_factor).program(whole_backwards)
 
 
 class _Compiler:
@@ -96,20 +98,30 @@ class _Compiler:
         self.outboxes: list[list[list[Delivery]]] = []
         self.inboxes: list[list[list[int]]] = []
         for seat in self.seats:
-            slots = range(2 * self._stage(seat).ministages)
+            parts = plan.pipelines[seat.pipeline].parts(seat.stage)
+            slots = range(2 * self._stage(seat).ministages * parts)
             self.outboxes.append([[] for _ in slots])
             self.inboxes.append([[] for _ in slots])
+        # by (pipeline, stage), then kind and ministage: the boxes that messages take in turn
+        self.turns: dict[tuple[int, int], dict[tuple[Kind, int], int]] = defaultdict(dict)
 
-    def program(self) -> Program:
+    def program(self, whole_backwards: bool) -> Program:
         for p in range(len(self.plan.pipelines)):
             self._connect(p)
-        groups, reductions = self._reductions()
         tables: dict[tuple[int, int], list[Action]] = {}
         ops: dict[tuple[int, int], list[Op]] = {}
         for p, pipeline in enumerate(self.plan.pipelines):
             for s, stage in enumerate(pipeline.stages):
-                tables[p, s] = actions(self.plan.schedule, pipeline, s, self.plan.overlap)
-                ops[p, s] = _ops(tables[p, s], stage.ministages)
+                tables[p, s] = actions(
+                    self.plan.schedule, pipeline, s, self.plan.overlap, whole_backwards
+                )
+                turns = self.turns[p, s]
+                ops[p, s] = _ops(tables[p, s], stage.ministages, pipeline.parts(s), turns)
+        actors_of: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for a, seat in enumerate(self.seats):
+            actors_of[seat.pipeline, seat.stage].append(a)
+        reduce_s = [[time.reduce_s for time in times] for times in self.times]
+        groups, taken = reductions(self.plan, self.cluster, actors_of, reduce_s, tables)
         pairs = list(zip(self.slowdown, self.times, strict=True))
         norm_s = [slow * sum(time.norm_s for time in times) for slow, times in pairs]
         # beside its update, a stage that offloads waits for its first ministage's parameters
@@ -131,7 +143,7 @@ class _Compiler:
             tables=[tables[seat.pipeline, seat.stage] for seat in self.seats],
             actors=actors,
             groups=groups,
-            reductions=reductions,
+            reductions=taken,
             norm_s=norm_s,
             exchange_s=_exchange_s(self.plan, self.cluster),
             update_s=update_s,
@@ -202,24 +214,35 @@ class _Compiler:
     def _connect(self, p: int) -> None:
         """Activations go along the pipeline's path, gradients back."""
         pipeline = self.plan.pipelines[p]
-        for (s, k), (t, j) in pairwise(path(self.plan.schedule, pipeline)):
+        for (s, k), (t, j) in links(self.plan.schedule, pipeline):
             if s == t:
                 continue
             one, other = pipeline.stages[s], pipeline.stages[t]
-            self._boundary(one, other, k, j)
-            self._boundary(other, one, other.ministages + j, one.ministages + k)
+            many, others = pipeline.parts(s), pipeline.parts(t)
+            outbox, inbox = many * k, others * j
+            self._boundary(one, other, outbox, inbox)
+            outbox, inbox = others * (other.ministages + j), many * (one.ministages + k)
+            self._boundary(other, one, outbox, inbox)
+            rows = lcm(one.micro_batch, other.micro_batch)
+            for kind in (Kind.SEND_ACTIVATION, Kind.RECV_GRADIENT):
+                self.turns[p, s][kind, k] = rows // one.micro_batch
+            for kind in (Kind.RECV_ACTIVATION, Kind.SEND_GRADIENT):
+                self.turns[p, t][kind, j] = rows // other.micro_batch
 
     def _boundary(self, sender: Stage, receiver: Stage, outbox: int, inbox: int) -> None:
+        """The boxes given are the first; micro-batches that are parts of a message take turns."""
         length, strategy = self.plan.model.sequence_length, self.plan.resharding
         for message in messages(sender, receiver, length, strategy):
+            first = message.box.ranges[0][0] // length
+            to, into = outbox + first // sender.micro_batch, inbox + first // receiver.micro_batch
             source, destination = (
                 self.actor_of[rank] for rank in (message.source, message.destination)
             )
             latency_s, pipes = self._way(
                 message.source, message.destination, message.box.shape[0] * self._row_bytes
             )
-            self.outboxes[source][outbox].append(Delivery(destination, inbox, latency_s, pipes))
-            self.inboxes[destination][inbox].append(source)
+            self.outboxes[source][to].append(Delivery(destination, into, latency_s, pipes))
+            self.inboxes[destination][into].append(source)
 
     def _way(
         self, source: int, destination: int, size_bytes: float
@@ -237,76 +260,27 @@ class _Compiler:
     def _pipe(self, name: object) -> int:
         return self.pipes.setdefault(name, len(self.pipes))
 
-    # gradients
 
-    def _reductions(self) -> tuple[list[Group], list[list[list[int]]]]:
-        """The groups, and for each actor and ministage those it takes part in, in order.
-
-        First the replicas of the stage; then, with several pipelines, all that hold a common
-        slice of layers, last layers first.
-        """
-        groups: list[Group] = []
-        taken: list[list[list[int]]] = [[[] for _ in times] for times in self.times]
-        members: dict[tuple[int, int], list[int]] = {}
-        for a, seat in enumerate(self.seats):
-            members.setdefault((seat.pipeline, seat.stage), []).append(a)
-
-        def add(parts: list[tuple[int, int, int]], seconds: float) -> None:
-            everyone = [(a, k) for p, s, k in parts for a in members[p, s]]
-            for a, k in everyone:
-                taken[a][k].append(len(groups))
-            groups.append(Group(tuple(a for a, _ in everyone), seconds))
-
-        for p, stages in enumerate(self.layers):
-            for s, parts in enumerate(stages):
-                for k, _ in enumerate(parts):
-                    add([(p, s, k)], max(self.times[a][k].reduce_s for a in members[p, s]))
-        if len(self.layers) > 1:
-            for first, last in reversed(self._common_slices()):
-                holders = self._holders(first)
-                add(holders, self._sum_s(holders, first, last))
-        return groups, taken
-
-    def _common_slices(self) -> list[tuple[int, int]]:
-        """The finest slices of layers that every pipeline cuts no further."""
-        cuts = {cut for stages in self.layers for parts in stages for part in parts for cut in part}
-        return list(pairwise(sorted(cuts)))
-
-    def _holders(self, layer: int) -> list[tuple[int, int, int]]:
-        """(pipeline, stage, ministage) of a layer, in each pipeline."""
-        return [
-            (p, s, k)
-            for p, stages in enumerate(self.layers)
-            for s, parts in enumerate(stages)
-            for k, (first, last) in enumerate(parts)
-            if first <= layer < last
-        ]
-
-    def _sum_s(self, parts: list[tuple[int, int, int]], first: int, last: int) -> float:
-        """Each sums the largest share of a slice's gradients that any of them holds."""
-        plan = self.plan
-        stages = [plan.pipelines[p].stages[s] for p, s, _ in parts]
-        width = max(4, plan.model.dtype_bytes)
-        size = width * sum(math.prod(p.shape) for p in model_parameters(plan.model, (first, last)))
-        shards = min(stage.tp * (stage.dp if plan.zero_stage else 1) for stage in stages)
-        ranks = tuple(stage.replicas[0].ranks[0] for stage in stages)
-        links = [slowest_link(self.cluster, rank, ranks) for rank in ranks]
-        slowest = min(links, key=lambda link: link.bytes_per_s)
-        return all_reduce_s(size / shards, len(stages), slowest)
-
-
-def _ops(table: list[Action], ministages: int) -> list[Op]:
+def _ops(
+    table: list[Action], ministages: int, parts: int, turns: Mapping[tuple[Kind, int], int]
+) -> list[Op]:
     """One op an action but the last, the step, with the slots that _Compiler fills."""
     slots: dict[tuple[Kind, int], tuple[int, int]] = {}
     for k in range(ministages):
         for i, kind in enumerate(WORKS):
             slots[kind, k] = WORK, k * len(WORKS) + i
-        slots[Kind.SEND_ACTIVATION, k] = SEND, k
-        slots[Kind.RECV_ACTIVATION, k] = RECV, k
-        slots[Kind.SEND_GRADIENT, k] = SEND, ministages + k
-        slots[Kind.RECV_GRADIENT, k] = RECV, ministages + k
+        slots[Kind.SEND_ACTIVATION, k] = SEND, parts * k
+        slots[Kind.RECV_ACTIVATION, k] = RECV, parts * k
+        slots[Kind.SEND_GRADIENT, k] = SEND, parts * (ministages + k)
+        slots[Kind.RECV_GRADIENT, k] = RECV, parts * (ministages + k)
         slots[Kind.REDUCE, k] = MARK, k
-    return [(*slots[x.kind, x.ministage], x.micro_batch or 0) for x in table[:-1]]
+    ops = []
+    for action in table[:-1]:
+        key = action.kind, action.ministage
+        (code, slot), i = slots[key], action.micro_batch or 0
+        many = turns.get(key, 1)
+        ops.append((code, slot + i % many, i // many))
+    return ops
 
 
 def _slowest(times: list[Time]) -> Time:

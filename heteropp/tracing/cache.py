@@ -22,14 +22,16 @@ from heteropp.model import Model
 T = TypeVar("T")
 FORMAT = 1
 SOURCES = (  # of heteropp
-    *("boxes", "parameters"),
-    *("tracing/cache", "tracing/liveness", "tracing/operators", "tracing/stage", "tracing/traces"),
-    *("training/llama", "training/optimizer", "training/tp", "training/zero"),
+    *("boxes", "layout", "parameters"),
+    *("tracing/cache", "tracing/kind", "tracing/liveness", "tracing/operators"),
+    *("tracing/stage", "tracing/traces"),
+    *("training/attention", "training/backward", "training/dropout", "training/llama"),
+    *("training/optimizer", "training/tp", "training/zero"),
 )
 # what of a model its stages depend on
 SIZES = (
     *("hidden", "heads", "kv_heads", "intermediate", "vocab", "sequence_length"),
-    *("dtype", "attention"),
+    *("dtype", "attention", "dropout", "tied_embeddings"),
 )
 
 _read: dict[Path, dict[str, Any]] = {}  # what this process knows of each file

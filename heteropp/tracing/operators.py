@@ -41,6 +41,7 @@ class Trace:
 
     operators: list[Operator] = field(default_factory=list)
     all_reduce_bytes: list[int] = field(default_factory=list)
+    gather_bytes: list[int] = field(default_factory=list)  # all-gathers and reduce-scatters
 
 
 class CountingGroup:
@@ -48,21 +49,25 @@ class CountingGroup:
 
     index = 0
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, sequence_parallel: bool = False) -> None:
         self.size = size
+        self.sequence_parallel = sequence_parallel
         self.trace = Trace()
 
     def all_reduce(self, tensor: Tensor, maximum: bool = False) -> None:
         self.trace.all_reduce_bytes.append(tensor.numel() * tensor.element_size())
 
     def all_gather(self, output: Tensor, piece: Tensor) -> None:
-        pass
+        self.trace.gather_bytes.append(output.numel() * output.element_size())
+
+    def reduce_scatter(self, piece: Tensor, whole: Tensor) -> None:
+        self.trace.gather_bytes.append(whole.numel() * whole.element_size())
 
 
 class _Counter(TorchDispatchMode):
-    def __init__(self, trace: Trace, upstream: Tensor | None) -> None:
+    def __init__(self, trace: Trace, held: Callable[[Tensor], bool]) -> None:
         super().__init__()
-        self.trace, self.upstream = trace, upstream
+        self.trace, self.held = trace, held
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -86,10 +91,11 @@ class _Counter(TorchDispatchMode):
     def _accumulates(self, args: Any) -> bool:
         """Whether this adds up gradients, which autograd does in place unless a mode looks on.
 
-        Not into the gradient that the backward began with, which its caller holds too.
+        Not into one that others hold too, as the one that the backward began with.
         """
         node = torch._C._current_autograd_node()
-        return node is not None and args[0] is not self.upstream
+        recomputes = torch.is_grad_enabled()  # a forward inside a backward
+        return node is not None and not recomputes and not self.held(args[0])
 
 
 def _on_chip(result: Any) -> bool:
@@ -115,7 +121,7 @@ class _FusedNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, traces: list[Trace]) -> Tensor:
         # half-precision norms keep their scale in float32
-        wide = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+        wide = torch.float32 if x.dtype.itemsize == 2 else x.dtype
         scale = x.new_empty(x.shape[:-1], dtype=wide)
         ctx.save_for_backward(x, weight, scale)
         ctx.traces = traces
@@ -176,14 +182,16 @@ class _ChipKernels(TorchFunctionMode):
 _active: list[Trace] = []
 
 
-def count(trace: Trace, run: Callable[[], Any], upstream: Tensor | None = None) -> Any:
+def count(
+    trace: Trace, run: Callable[[], Any], held: Callable[[Tensor], bool] = lambda _: False
+) -> Any:
     """Runs something on meta tensors and adds its operators to a trace.
 
-    upstream: the gradient that a backward begins with.
+    held: whether somebody beside autograd holds a gradient.
     """
     _active.append(trace)
     try:
-        with _ChipKernels(), _Counter(trace, upstream):
+        with _ChipKernels(), _Counter(trace, held):
             return run()
     finally:
         _active.pop()

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.model import Model
+from heteropp.tracing.kind import StageKind
 from heteropp.tracing.liveness import Liveness
 from heteropp.tracing.operators import CountingGroup, Trace, count
+from heteropp.tracing.traces import PIECES
+from heteropp.training.backward import put_off
 from heteropp.training.llama import StageModule
 from heteropp.training.optimizer import clip
 from heteropp.training.zero import FlatParameters
@@ -23,57 +26,56 @@ from heteropp.training.zero import FlatParameters
 class Recording:
     """What one stage did, with one number of sequences in its micro-batch."""
 
-    pieces: dict[str, Trace]  # forward, backward, input gradients (of the backward), norm, update
+    pieces: dict[str, Trace]  # by the names of traces.PIECES
     sizes_bytes: dict[str, int]
     tensors_bytes: list[int]  # in order of birth; parameters, gradients and constants left out
     events: list[int]  # a tensor's index at its birth, the complement at its death
     spans: dict[str, tuple[int, int]]  # the events of forward, backward and update
 
 
-def record_stage(
-    model: Model, layers: int, first: bool, last: bool, tp: int, sequences: int
-) -> Recording:
-    """Runs a stage of a few layers that embeds if `first` and ends in the loss if `last`."""
+def record_stage(model: Model, layers: int, kind: StageKind) -> Recording:
+    """Runs a stage of a few layers."""
+    first, last = kind.first, kind.last
     model, span = model_around(model, layers, first, last)
-    group = CountingGroup(tp)
+    group = CountingGroup(kind.tp, kind.sequence_parallel)
     dtype = getattr(torch, model.dtype)
     with torch.device("meta"):  # the module's tables too, which it makes on the host
-        module = StageModule(model, span, group, "meta", dtype)
+        module = StageModule(
+            model, span, group, "meta", dtype, selective_recompute=kind.selective_recompute
+        )
     flat = FlatParameters(module, None, 0, Hyperparameters())
-    rows = sequences * model.sequence_length
+    rows = kind.sequences * model.sequence_length
     tokens = torch.empty(rows, dtype=torch.int64, device="meta")
-    entered: list[Tensor] = []  # the activations that the first layer is given
-    if first:
-        module.embedding.register_forward_hook(lambda _, args, output: entered.append(output))
 
     live = Liveness()
     averages = (flat.optimizer.average, flat.optimizer.average_square)
+    assert flat.gradients is not None
     for tensor in (flat.values, flat.gradients, flat.master, *averages, *module.buffers(), tokens):
         live.ignore(tensor)
-    pieces = {name: Trace() for name in ("forward", "backward", "input", "norm", "update")}
+    pieces = {name: Trace() for name in PIECES}
     spans = {}
-    with live:
+    with live, put_off() as later:
         x = tokens
         if not first:
-            x = torch.empty(rows, model.hidden, dtype=dtype, device="meta", requires_grad=True)
-            entered.append(x)
+            own = rows // kind.tp if kind.sequence_parallel else rows
+            x = torch.empty(own, model.hidden, dtype=dtype, device="meta", requires_grad=True)
         group.trace = pieces["forward"]
         output = count(group.trace, lambda: module(x, tokens) / rows if last else module(x))
         spans["forward"] = (0, len(live.events))
-    gradient = None if last else torch.empty_like(output)
-    # the part of the backward that the stage before waits for, on a graph that stays
-    group.trace = pieces["input"]
-    count(
-        group.trace,
-        lambda: torch.autograd.grad(output, entered, gradient, retain_graph=True),
-        gradient,
-    )
     with live:
         gradient = None if last else torch.empty_like(output)
-        group.trace = pieces["backward"]
-        count(group.trace, lambda: torch.autograd.backward(output, gradient), gradient)
+        group.trace = pieces["backward_input"]
+        count(
+            group.trace,
+            lambda: torch.autograd.backward(output, gradient),
+            lambda tensor: tensor is gradient or later.holds(tensor),
+        )
+        put_off_bytes = later.bytes()
+        count(pieces["backward_weight"], later.run)
         spans["backward"] = (spans["forward"][1], len(live.events))
-    count(pieces["norm"], lambda: flat.norms(0))
+    group.trace = Trace()  # of what every rank has a part of, where rows are cut
+    flat.reduce()
+    count(pieces["norm"], flat.norms)
     with live:
         begin = len(live.events)
         count(pieces["update"], lambda: update(flat))
@@ -84,6 +86,8 @@ def record_stage(
         "constant": sum(_bytes(buffer) for buffer in module.buffers()),
         "input": 0 if first else _bytes(x),
         "output": _bytes(output),
+        "put_off": put_off_bytes,
+        "parts": sum(group.trace.all_reduce_bytes),
         # elsewhere than on meta, autograd holds two of a layer's gradients at once
         "second_gradient": max(map(_bytes, module.layers.parameters())) if flat.mixed else 0,
     }
@@ -100,9 +104,10 @@ def model_around(
 
 def update(flat: FlatParameters) -> None:
     """All of an update that needs no other rank."""
-    clip(flat.shard_gradient, torch.empty((), device=flat.gradients.device), 1.0)
-    flat.optimizer.update(flat.shard_gradient, 1e-3)
-    flat.zero_gradients()
+    gradient = flat.reduced()
+    clip(gradient, torch.empty((), device=gradient.device), 1.0)
+    flat.optimizer.update(gradient, 1e-3)
+    flat.begin()
 
 
 def _bytes(tensor: Tensor) -> int:

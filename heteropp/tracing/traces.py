@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from heteropp.model import Model
 from heteropp.tracing import cache as trace_cache
+from heteropp.tracing.kind import StageKind
 
 if TYPE_CHECKING:
     from heteropp.tracing.operators import Trace
@@ -34,6 +35,7 @@ class Piece:
 
     operators: tuple[tuple[int, bool, int, int], ...]  # how many, product or not, flops, bytes
     all_reduce_bytes: tuple[tuple[int, int], ...]  # how many, bytes
+    gather_bytes: tuple[tuple[int, int], ...]  # all-gathers and reduce-scatters, the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,7 @@ class StageTrace:
 
     forward: Piece
     backward_input: Piece  # the gradient of the stage's input, which the stage before waits for
-    backward_weight: Piece  # the rest of the backward
+    backward_weight: Piece  # the rest of the backward: the gradients of weight matrices
     norm: Piece  # of every parameter's gradient
     update: Piece  # clipping and AdamW over the whole buffer, and zeroing the gradients
     flat_bytes: int  # of the flat parameter buffer
@@ -54,25 +56,24 @@ class StageTrace:
     forward_peak_bytes: int  # most alive during a forward, beyond what stood before it
     backward_peak_bytes: int  # the same during a backward, what its forward kept included
     update_peak_bytes: int  # the same during the update
+    put_off_bytes: int  # held between the two halves of a backward
+    parts_bytes: int  # of gradients that the tensor-parallel ranks have yet to sum
 
 
-def trace_stage(
-    model: Model, layers: int, first: bool, last: bool, tp: int, sequences: int
-) -> StageTrace:
-    """A stage of a few layers that embeds if `first` and ends in the loss if `last`.
+def trace_stage(model: Model, layers: int, kind: StageKind) -> StageTrace:
+    """A stage of a few layers.
 
     Traces it, which needs torch, unless that was done before on this machine.
     """
-    many = sequences > 1
-    key = f"layers={layers} first={first} last={last} tp={tp} sequences={'2+' if many else '1'}"
+    counts = (2, 3) if kind.sequences > 1 else (1,)
+    key = f"layers={layers} {replace(kind, sequences=counts[0])}"
 
     def trace() -> Entry:
         from heteropp.tracing.stage import record_stage
 
-        counts = (2, 3) if many else (1,)
-        return outline([record_stage(model, layers, first, last, tp, n) for n in counts])
+        return outline([record_stage(model, layers, replace(kind, sequences=n)) for n in counts])
 
-    return trace_cache.get(model, key, trace, lambda entry: at(entry, sequences))
+    return trace_cache.get(model, key, trace, lambda entry: at(entry, kind.sequences))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +83,15 @@ class StageTraces:
     one: StageTrace
     two: StageTrace
 
+    def of(self, layers: int, what: Callable[[StageTrace], int]) -> int:
+        """What is affine in the layers, of so many."""
+        return what(self.one) + (layers - 1) * (what(self.two) - what(self.one))
+
 
 @lru_cache(maxsize=4096)
-def trace_stages(model: Model, first: bool, last: bool, tp: int, sequences: int) -> StageTraces:
-    """Stages that embed if `first` and end in the loss if `last`; traced if they never were."""
-    one, two = (trace_stage(model, layers, first, last, tp, sequences) for layers in (1, 2))
+def trace_stages(model: Model, kind: StageKind) -> StageTraces:
+    """Traced if they never were."""
+    one, two = (trace_stage(model, layers, kind) for layers in (1, 2))
     return StageTraces(one, two)
 
 
@@ -102,12 +107,6 @@ def outline(recordings: Sequence[Recording]) -> Entry:
         name: _outline_piece([recording.pieces[name] for recording in recordings], size)
         for name in recordings[0].pieces
     }
-    whole, inputs = pieces.pop("backward"), pieces.pop("input")
-    pieces["backward_input"] = inputs
-    pieces["backward_weight"] = (
-        _difference(whole[0], inputs[0]),
-        _difference(whole[1], inputs[1]),
-    )
     if len({tuple(recording.events) for recording in recordings}) != 1:
         raise RuntimeError("a stage's tensors come and go otherwise with 3 sequences than with 2")
     tensors = [size(of) for of in zip(*(r.tensors_bytes for r in recordings), strict=True)]
@@ -121,12 +120,10 @@ def outline(recordings: Sequence[Recording]) -> Entry:
                 [number, int(product), *bytes_, *chain(*flops)]
                 for number, (product, flops, bytes_) in _counted(operators)
             ]
-            for name, (operators, _) in pieces.items()
+            for name, (operators, _, _) in pieces.items()
         },
-        "all_reduces": {
-            name: [[number, *bytes_] for number, bytes_ in _counted(reduces)]
-            for name, (_, reduces) in pieces.items()
-        },
+        "all_reduces": {name: _rows(reduces) for name, (_, reduces, _) in pieces.items()},
+        "gathers": {name: _rows(gathers) for name, (_, _, gathers) in pieces.items()},
         "sizes": {
             name: size(r.sizes_bytes[name] for r in recordings)
             for name in recordings[0].sizes_bytes
@@ -140,8 +137,8 @@ def outline(recordings: Sequence[Recording]) -> Entry:
 
 def _outline_piece(
     traces: Sequence[Trace], size: Callable[[Iterable[int]], Size]
-) -> tuple[Counter, Counter]:
-    """Operators as (product, counts, bytes) and all-reduces as bytes, how many of each."""
+) -> tuple[Counter, ...]:
+    """Operators as (product, counts, bytes), all-reduces and gathers as bytes; how many of each."""
     operators: Counter = Counter()
     for alike in zip(*(trace.operators for trace in traces), strict=True):
         if len({(op.name, op.product, len(op.counts)) for op in alike}) != 1:
@@ -150,18 +147,13 @@ def _outline_piece(
         largest = tuple(sorted(c for c in counts if not any(_exceeds(d, c) for d in counts)))
         operators[alike[0].product, largest, size(op.bytes for op in alike)] += 1
     reduces = zip(*(trace.all_reduce_bytes for trace in traces), strict=True)
-    return operators, Counter(size(of) for of in reduces)
+    gathers = zip(*(trace.gather_bytes for trace in traces), strict=True)
+    return operators, Counter(map(size, reduces)), Counter(map(size, gathers))
 
 
 def _exceeds(a: Size, b: Size) -> bool:
     """Whether a is the larger with any number of sequences."""
     return a != b and a[0] >= b[0] and a[1] >= b[1]
-
-
-def _difference(whole: Counter, part: Counter) -> Counter:
-    if not part <= whole:
-        raise RuntimeError("the gradient of a stage's input needs what its backward does not do")
-    return whole - part
 
 
 def _alive(
@@ -254,6 +246,8 @@ def at(entry: Entry, sequences: int) -> StageTrace:
         forward_peak_bytes=peak("forward_peaks"),
         backward_peak_bytes=peak("backward_peaks") + sizes["second_gradient"],
         update_peak_bytes=peak("update_peaks"),
+        put_off_bytes=sizes["put_off"],
+        parts_bytes=sizes["parts"],
     )
 
 
@@ -263,7 +257,10 @@ def _piece_at(entry: Entry, name: str, sequences: int) -> Piece:
             (row[0], row[1] == 1, _largest(row, sequences), row[2] + row[3] * sequences)
             for row in entry["operators"][name]
         ),
-        tuple((n, constant + each * sequences) for n, constant, each in entry["all_reduces"][name]),
+        *(
+            tuple((n, constant + each * sequences) for n, constant, each in entry[what][name])
+            for what in ("all_reduces", "gathers")
+        ),
     )
 
 

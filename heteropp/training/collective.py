@@ -18,3 +18,17 @@ def all_gather(output: Tensor, piece: Tensor, group: dist.ProcessGroup | None = 
 def reduce_scatter(output: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
     """Sums whole [n * size, ...] over the group; each rank gets its own part, [n, ...]."""
     _reduce_scatter(output, whole, group=group)
+
+
+def start_all_gather(output: Tensor, piece: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """The same as all_gather, to be waited for."""
+    work = _all_gather(output, piece, group=group, async_op=True)
+    assert work is not None
+    return work
+
+
+def start_reduce_scatter(output: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """The same as reduce_scatter, to be waited for."""
+    work = _reduce_scatter(output, whole, group=group, async_op=True)
+    assert work is not None
+    return work

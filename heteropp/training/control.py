@@ -33,5 +33,17 @@ class Control:
         self.publish(key, "")
         self.store.wait(self._keys(key))
 
+    def announce(self, key: str, text: str) -> None:
+        """Says something once for all ranks."""
+        self.store.set(key, text)
+
+    def hear(self, key: str) -> str:
+        """Waits for what is announced."""
+        return self.store.get(key).decode()
+
+    def announced(self, key: str) -> str | None:
+        """What is announced, if it is by now."""
+        return self.hear(key) if self.store.check([key]) else None
+
     def _keys(self, key: str) -> list[str]:
         return [f"{key}/{rank}" for rank in range(self.world_size)]

@@ -1,45 +1,50 @@
 """Runs a stage's actions for real, as one rank of a tensor-parallel group (sections 4.2 and 5).
 
-The actions are those the simulator runs. The host never waits for the device inside a step; it
-reads the loss and the gradient norm back once, at the end.
+The actions are those the simulator runs. The host waits for the device once a step: it reads the
+loss and the gradient norm back before the update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from heteropp.action import Action, Kind
+from heteropp.data.batch import Batch
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.plan import Plan
+from heteropp.inboxes import received_ahead
+from heteropp.plan import Plan, Stage
 from heteropp.schedule import actions
-from heteropp.training.collective import all_gather
-from heteropp.training.llama import StageModule, model_parameters
-from heteropp.training.metrics import Clock, Mark
-from heteropp.training.optimizer import clip
-from heteropp.training.transport import Groups, Inbox, Outbox, Place
-from heteropp.training.zero import FlatParameters
-
-ACTIVATION_TAG, GRADIENT_TAG = 1, 2
+from heteropp.training.backward import WeightGradients, put_off
+from heteropp.training.boundary import Inbox, Outbox, pass_on
+from heteropp.training.guard import Guard
+from heteropp.training.llama import StageModule
+from heteropp.training.metrics import Clock, HostClock, Mark
+from heteropp.training.offload import Offload
+from heteropp.training.tp import ProcessGroup
+from heteropp.training.transport import Groups, Place
+from heteropp.training.update import Outcome, Update
+from heteropp.training.whole import WholeBackwards
 
 
 @dataclass
 class MicroBatch:
-    """What a stage keeps of a micro-batch between its actions."""
+    """What a ministage keeps of a micro-batch between its actions."""
 
     input: Tensor | None = None  # tokens or activations, [rows] or [rows, hidden]
-    output: Tensor | None = None  # activations or the loss
+    output: Tensor | GradientEdge | None = None  # activations or the loss
     gradient: Tensor | None = None  # of the output, then of the input
+    later: WeightGradients | None = None  # what W has to do
 
 
 @dataclass(frozen=True)
-class StepResult:
-    loss: float  # mean over the global batch's tokens
-    gradient_norm: float  # before clipping
+class StepResult(Outcome):
     marks: list[tuple[Action, Mark, Mark]]  # when each action began and ended
 
 
@@ -49,44 +54,31 @@ class Executor:
         plan: Plan,
         place: Place,
         groups: Groups,
-        module: StageModule,
+        modules: Sequence[StageModule],
         hyperparameters: Hyperparameters,
         clock: Clock,
     ) -> None:
-        model, pipeline = plan.model, plan.pipelines[0]
-        self.place, self.groups, self.module, self.clock = place, groups, module, clock
-        self.hyperparameters = hyperparameters
-        self.micro_batches = pipeline.micro_batches
-        self.actions = actions(plan.schedule, pipeline, place.stage_index)
-        self.flat = FlatParameters(module, groups.data_parallel, plan.zero_stage, hyperparameters)
-        self.device, self.dtype = self.flat.values.device, self.flat.values.dtype
-        self.tokens_per_step = plan.global_batch * model.sequence_length
-
-        shape = (model.sequence_length, model.hidden)
-        kind = (self.device, self.dtype)
-        self.inboxes: dict[Kind, Inbox] = {}
-        self.outboxes: dict[Kind, Outbox] = {}
-        if place.previous:
-            self.inboxes[Kind.RECV_ACTIVATION] = Inbox(
-                place, place.previous, *shape, ACTIVATION_TAG, *kind
-            )
-            self.outboxes[Kind.SEND_GRADIENT] = Outbox(
-                place, place.previous, shape[0], GRADIENT_TAG
-            )
-        if place.following:
-            self.inboxes[Kind.RECV_GRADIENT] = Inbox(
-                place, place.following, *shape, GRADIENT_TAG, *kind
-            )
-            self.outboxes[Kind.SEND_ACTIVATION] = Outbox(
-                place, place.following, shape[0], ACTIVATION_TAG
-            )
-
-        parameters = [parameter.name for parameter in model_parameters(model)]
-        self.first_parameter = parameters.index(self.flat.entries[0].name)
-        self.parameter_count = len(parameters)
-        self.work: dict[int, MicroBatch] = {}
+        """`modules`: one for each ministage of the stage, in its own order."""
+        self.place, self.groups, self.modules, self.clock = place, groups, modules, clock
+        self.actions = actions(plan.schedule, place.pipeline, place.stage_index, plan.overlap)
+        self.keeps = not place.stage.recompute  # what a backward needs of its forward
+        # the first of a ministage's micro-batches, whose forwards and backwards go in one order
+        self.first = {a.ministage: a.micro_batch for a in self.actions[::-1] if a.kind == Kind.F}
+        self.halved = {action.ministage for action in self.actions if action.kind == Kind.I}
+        self.whole = WholeBackwards(self.actions) if isinstance(clock, HostClock) else None
+        self.update = Update(plan, place, groups, modules, hyperparameters)
+        self.offload = None
+        if place.stage.offload:
+            self.offload = Offload(self.actions, self.update.flats)
+            self.update.bring = self.offload.bring_to_change
+        self.guard = Guard(hyperparameters)
+        self.flats = self.update.flats
+        self.device, self.dtype = self.flats[0].values.device, self.flats[0].values.dtype
+        self.resharding = plan.resharding
+        self._connect(plan)
+        self.work: dict[tuple[int, int], MicroBatch] = {}  # by ministage and micro-batch
         self.current: Action | None = None  # for whoever has to say what this rank was doing
-        self.run: dict[Kind, Callable[[int], None]] = {
+        self.run: dict[Kind, Callable[[int, int], None]] = {
             Kind.RECV_ACTIVATION: self._receive_activation,
             Kind.GATHER_ACTIVATION: self._gather_activation,
             Kind.F: self._forward,
@@ -95,121 +87,165 @@ class Executor:
             Kind.RECV_GRADIENT: self._receive_gradient,
             Kind.GATHER_GRADIENT: self._gather_gradient,
             Kind.B: self._backward,
+            Kind.I: self._backward,
             Kind.SEND_GRADIENT: self._send_gradient,
+            Kind.W: self._weight_gradients,
         }
 
-    def submit(self, learning_rate: float, tokens: Tensor | None, targets: Tensor | None) -> None:
-        """Starts one optimizer step; the host is back long before the device is.
+    def _connect(self, plan: Plan) -> None:
+        """Makes the boxes, and notes which ministages hand over to each other in place."""
+        place = self.place
+        ahead = received_ahead(plan.schedule, place.pipeline)
+        count = Counter((action.kind, action.ministage) for action in self.actions)
+        self.inboxes: dict[tuple[Kind, int], Inbox] = {}
+        self.outboxes: dict[tuple[Kind, int], Outbox] = {}
+        self.expected: dict[tuple[Kind, int], tuple[int, int]] = {}  # tensors a step, and ahead
+        self.following: dict[int, int] = {}  # of ministages that hand over
+        self.previous: dict[int, int] = {}
 
-        tokens and targets are [micro-batches, rows of this replica] int64 on the device; the
-        first stage needs tokens, the last targets.
-        """
-        self.tokens, self.targets = tokens, targets
-        self.loss = torch.zeros((), device=self.device, dtype=self.flat.gradients.dtype)
-        self.work = {i: MicroBatch() for i in range(self.micro_batches)}
+        def boxes(
+            k: int, neighbour: Stage, receive: Kind, send: Kind, tags: tuple[int, int]
+        ) -> None:
+            kind = self.device, self.dtype
+            self.inboxes[receive, k] = Inbox(plan, place, neighbour, tags[0], *kind)
+            self.outboxes[send, k] = Outbox(plan, place, neighbour, tags[1])
+            self.expected[receive, k] = (
+                count[receive, k],
+                ahead[place.stage_index, k, receive],
+            )
+
+        for k in range(place.stage.ministages):
+            before, after = place.before(k), place.after(k)
+            if before and before.stage is not place.stage:
+                tag = 2 * before.link  # of activations; gradients have the next
+                boxes(k, before.stage, Kind.RECV_ACTIVATION, Kind.SEND_GRADIENT, (tag, tag + 1))
+            if after and after.stage is not place.stage:
+                tag = 2 * after.link
+                boxes(k, after.stage, Kind.RECV_GRADIENT, Kind.SEND_ACTIVATION, (tag + 1, tag))
+            elif after:
+                self.following[k], self.previous[after.ministage] = after.ministage, k
+
+    def submit(self, learning_rate: float, batch: Batch) -> None:
+        """Starts all of a step but the update; the host is back long before the device is."""
+        self.batch, self.learning_rate = batch, learning_rate
+        self.loss = torch.zeros((), device=self.device, dtype=self.flats[0].wide)
+        self.work = defaultdict(MicroBatch)
         self.marks: list[tuple[Action, Mark, Mark]] = []
-        self.flat.zero_gradients()
-        for inbox in self.inboxes.values():
-            inbox.begin(self.micro_batches)
-        for action in self.actions:
-            self.current = action
-            begin = self.clock.mark()
-            if action.kind == Kind.REDUCE:
-                self.flat.reduce()
-            elif action.kind == Kind.STEP:
-                self.outcome = self._update(learning_rate)
-            else:
-                assert action.micro_batch is not None
-                self.run[action.kind](action.micro_batch)
-            self.marks.append((action, begin, self.clock.mark()))
+        for key, inbox in self.inboxes.items():
+            inbox.begin(*self.expected[key])
+        for action in self.actions[:-1]:
+            self._run(action)
 
     def finish(self) -> StepResult:
-        """Waits until the step is done."""
+        """Updates the parameters, and waits until the step is done."""
+        self._run(self.actions[-1])
         for outbox in self.outboxes.values():
             outbox.finish()
-        loss, norm = self.outcome.tolist()
         self.current = None
-        return StepResult(loss, norm, self.marks)
+        if self.whole:
+            self.whole.learn(self.marks)
+        return StepResult(**vars(self.outcome), marks=self.marks)
 
-    def _receive_activation(self, micro_batch: int) -> None:
-        self.work[micro_batch].input = self.inboxes[Kind.RECV_ACTIVATION].take()
+    def _run(self, action: Action) -> None:
+        self.current = action
+        if self.offload:
+            self.offload.before(action)
+        begin = self.clock.mark()
+        if action.kind == Kind.REDUCE:
+            self.update.reduce(action.ministage)
+        elif action.kind == Kind.STEP:
+            self.guard.warning = None  # of the step before; an overflow of float16 brings none
+            self.outcome = self.update.step(
+                self.learning_rate, self.loss, self.guard.accepts, self.clock.mark
+            )
+        else:
+            assert action.micro_batch is not None
+            self.run[action.kind](action.ministage, action.micro_batch)
+        self.marks.append((action, begin, self.clock.mark()))
 
-    def _gather_activation(self, micro_batch: int) -> None:
-        self.work[micro_batch].input = self._gather(self.work[micro_batch].input)
+    def _receive_activation(self, k: int, i: int) -> None:
+        self.work[k, i].input = self.inboxes[Kind.RECV_ACTIVATION, k].take()
 
-    def _receive_gradient(self, micro_batch: int) -> None:
-        self.work[micro_batch].gradient = self.inboxes[Kind.RECV_GRADIENT].take()
+    def _gather_activation(self, k: int, i: int) -> None:
+        self.work[k, i].input = self._gather(self.work[k, i].input)
 
-    def _gather_gradient(self, micro_batch: int) -> None:
-        self.work[micro_batch].gradient = self._gather(self.work[micro_batch].gradient)
+    def _receive_gradient(self, k: int, i: int) -> None:
+        self.work[k, i].gradient = self.inboxes[Kind.RECV_GRADIENT, k].take()
+
+    def _gather_gradient(self, k: int, i: int) -> None:
+        self.work[k, i].gradient = self._gather(self.work[k, i].gradient)
 
     def _gather(self, piece: Tensor | None) -> Tensor:
-        assert piece is not None
         group = self.groups.tensor_parallel
-        whole = piece.new_empty((piece.shape[0] * group.size, *piece.shape[1:]))
-        group.all_gather(whole, piece)
-        return whole
+        assert piece is not None and isinstance(group, ProcessGroup)
+        return pass_on(piece, group, self.resharding)
 
-    def _forward(self, micro_batch: int) -> None:
-        work = self.work[micro_batch]
-        if self.module.is_first:
-            assert self.tokens is not None
-            work.input = self.tokens[micro_batch]
-        with torch.set_grad_enabled(not self.place.stage.recompute):
-            work.output = self._apply(micro_batch)
-        if self.module.is_last:
+    def _forward(self, k: int, i: int) -> None:
+        work = self.work[k, i]
+        if self.modules[k].is_first:
+            assert self.batch.tokens is not None
+            work.input = self.batch.tokens[i]
+        with torch.set_grad_enabled(self.keeps), self._keeping(k, i):
+            work.output = self._apply(k, i)
+        if self.modules[k].is_last:
             self.loss += work.output.detach()
+        if k in self.following:
+            self.work[self.following[k], i].input = work.output.detach()
+            if not self.keeps:
+                work.output = None
 
-    def _recompute(self, micro_batch: int) -> None:
-        self.work[micro_batch].output = self._apply(micro_batch)
+    def _keeping(self, k: int, i: int) -> AbstractContextManager[None]:
+        if self.offload is None or not self.modules[k].training:
+            return nullcontext()
+        given = self.work[k, i].input
+        assert given is not None
+        return self.offload.keeping((k, i), given, (self.batch.tokens, self.batch.targets))
 
-    def _apply(self, micro_batch: int) -> Tensor:
-        x = self.work[micro_batch].input
-        assert x is not None
-        if not self.module.is_first and torch.is_grad_enabled():
-            x.requires_grad_()
-        if not self.module.is_last:
-            return self.module(x)
-        assert self.targets is not None
-        return self.module(x, self.targets[micro_batch]) / self.tokens_per_step
+    def _recompute(self, k: int, i: int) -> None:
+        self.work[k, i].output = self._apply(k, i)
 
-    def _send_activation(self, micro_batch: int) -> None:
-        work = self.work[micro_batch]
-        assert work.output is not None
-        self.outboxes[Kind.SEND_ACTIVATION].send(work.output.detach())
-        if self.place.stage.recompute:
+    def _apply(self, k: int, i: int) -> Tensor:
+        work, module, trains = self.work[k, i], self.modules[k], torch.is_grad_enabled()
+        assert work.input is not None
+        if not module.is_first and trains:
+            work.input.requires_grad_()
+        halves = trains and k in self.halved and not (self.whole and (k, i) in self.whole)
+        with put_off() if halves else nullcontext() as work.later:
+            if not module.is_last:
+                return module(work.input, first_row=self.batch.first_rows[i])
+            assert self.batch.targets is not None
+            loss = module(work.input, self.batch.targets[i], self.batch.first_rows[i])
+            return loss / self.batch.counted
+
+    def _send_activation(self, k: int, i: int) -> None:
+        work = self.work[k, i]
+        assert isinstance(work.output, Tensor)
+        self.outboxes[Kind.SEND_ACTIVATION, k].send(work.output.detach())
+        if not self.keeps:
             work.output = None
+        elif self.offload:
+            work.output = get_gradient_edge(work.output)  # all that the backward asks for
 
-    def _backward(self, micro_batch: int) -> None:
-        work = self.work[micro_batch]
+    def _backward(self, k: int, i: int) -> None:
+        """B; and I, as what was put off in the forward stays so."""
+        work = self.work[k, i]
         assert work.output is not None and work.input is not None
+        if i == self.first[k]:
+            self.update.begin(k)
+        if self.modules[k].is_last and self.update.loss_scale != 1:
+            work.gradient = torch.full_like(self.loss, self.update.loss_scale)
         torch.autograd.backward(work.output, work.gradient)
         work.gradient, work.input, work.output = work.input.grad, None, None
+        if k in self.previous:
+            self.work[self.previous[k], i].gradient, work.gradient = work.gradient, None
 
-    def _send_gradient(self, micro_batch: int) -> None:
-        gradient = self.work.pop(micro_batch).gradient
-        assert gradient is not None
-        self.outboxes[Kind.SEND_GRADIENT].send(gradient)
+    def _send_gradient(self, k: int, i: int) -> None:
+        work = self.work[k, i]
+        assert work.gradient is not None
+        self.outboxes[Kind.SEND_GRADIENT, k].send(work.gradient)
+        work.gradient = None
 
-    def _update(self, learning_rate: float) -> Tensor:
-        """Clips by the norm over all ranks and updates; gives [loss, norm] on the device.
-
-        Every rank fills in the norms it answers for, and the loss; one all-gather carries both.
-        A replicated parameter is counted once, and with one rank a parameter the result is bit
-        for bit that of torch.nn.utils.clip_grad_norm_.
-        """
-        tp_index = self.groups.tensor_parallel.index
-        row = torch.zeros(
-            self.parameter_count + 1, device=self.device, dtype=self.flat.gradients.dtype
-        )
-        first, count = self.first_parameter, len(self.flat.entries)
-        row[first : first + count] = self.flat.norms(tp_index)
-        if self.module.is_last and tp_index == 0:
-            row[-1] = self.loss
-        table = row.new_empty(dist.get_world_size() * len(row))
-        all_gather(table, row)
-        table = table.view(-1, len(row))
-        total = torch.linalg.vector_norm(torch.linalg.vector_norm(table[:, :-1], dim=0))
-        clip(self.flat.shard_gradient, total, self.hyperparameters.gradient_clip)
-        self.flat.update(learning_rate)
-        return torch.stack((table[:, -1].sum(), total))
+    def _weight_gradients(self, k: int, i: int) -> None:
+        later = self.work[k, i].later
+        if later is not None:  # else I has done it
+            later.run()

@@ -19,21 +19,32 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from heteropp.files import make_folder
 from heteropp.training.watch import CAUSE_FILE
 
+ELASTIC = "torch.distributed.elastic"
+TALKATIVE = (
+    *("torch.distributed", "torch.multiprocessing"),
+    *(f"{ELASTIC}.agent.server.api", f"{ELASTIC}.multiprocessing.api"),
+)
+STOP_S = 600  # for the ranks to save when they are told to stop
+
 
 def launch(
-    entrypoint: Callable[..., None],
+    entrypoint: Callable[..., int | None],
     *arguments: object,
     labels: tuple[str, ...],
     logs: Path,
     what: str = "training",
+    restarts: int = 0,
 ) -> int:
     """Calls entrypoint(*arguments) in one process per label; gives the exit code.
 
     Rank 0 has the terminal; the others write to a folder of `logs`, and their errors here too.
+    When a rank fails all of them are started again, at most `restarts` times. The exit code is
+    what the entrypoint gives, 0 for None; 128 + the signal's number when told to stop.
     """
-    for name in ("torch.distributed", "torch.multiprocessing"):
+    for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the ranks say what there is to say
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_S))  # torch 2.13
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     make_folder(logs)
     (logs / CAUSE_FILE).unlink(missing_ok=True)
@@ -52,7 +63,7 @@ def launch(
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
-        max_restarts=0,
+        max_restarts=restarts,
         start_method="forkserver",
         log_line_prefix_template=" ",  # the lines name their rank themselves
         logs_specs=DefaultLogsSpecs(
@@ -62,14 +73,14 @@ def launch(
         ),
     )
     try:
-        elastic_launch(config, entrypoint)(*arguments)
+        codes = elastic_launch(config, entrypoint)(*arguments)
     except ChildFailedError as error:
         print(f"{what} stopped: {_cause(error, labels, logs)}; logs are in {logs}", file=sys.stderr)
         return 1
     except SignalException as error:
         print(f"{what} stopped: {error.sigval.name} received", file=sys.stderr)
         return 128 + error.sigval
-    return 0
+    return max(code or 0 for code in codes.values())
 
 
 def _cause(error: ChildFailedError, labels: tuple[str, ...], logs: Path) -> str:

@@ -1,14 +1,16 @@
 """One stage of a Llama-family transformer: RMSNorm, rotary grouped-query attention, SwiGLU.
 
-Activations are [rows, hidden], rows = sequences x sequence length. Parameters have global names
-("layers.17.attention.query.weight") in every stage, and initial values that depend on the seed,
-the name and the full shape alone, never on the layout.
+Activations are [rows, hidden], rows = sequences x sequence length, or this rank's part of them with
+sequence parallelism. Parameters have global names ("layers.17.attention.query.weight") in every
+stage, and initial values that depend on the seed, the name and the full shape alone, never on the
+layout.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +19,10 @@ from torch import Tensor, nn
 
 from heteropp.boxes import Box
 from heteropp.model import Model
-from heteropp.parameters import Parameter, model_parameters
+from heteropp.parameters import Parameter, global_name, model_parameters
+from heteropp.training.attention import mix, mix_again
+from heteropp.training.dropout import Dropout, row_and_column_hashes
+from heteropp.training.rotary import rotary_frequencies
 from heteropp.training.tp import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -53,8 +58,11 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Causal grouped-query attention over this rank's share of the heads."""
 
-    def __init__(self, model: Model, group: TensorParallelGroup, **kind: Any) -> None:
+    def __init__(
+        self, model: Model, group: TensorParallelGroup, selective_recompute: bool, **kind: Any
+    ) -> None:
         super().__init__()
+        self.mix = mix_again if selective_recompute else mix
         self.heads = model.heads // group.size
         self.kv_heads = model.kv_heads // group.size
         self.head_size = model.head_size
@@ -81,10 +89,8 @@ class Attention(nn.Module):
         query = query.transpose(1, 2).reshape(pairs, -1, self.head_size)
         key = key.permute(0, 2, 3, 1).reshape(pairs, self.head_size, self.length)
         value = value.transpose(1, 2).reshape(pairs, self.length, self.head_size)
-        scores = (query @ key).view(-1, self.length, self.length)
-        scores = torch.add(tables.mask, scores, alpha=self.head_size**-0.5)
-        weights = torch.softmax(scores, -1).view(pairs, -1, self.length)
-        mixed = (weights @ value).view(-1, self.heads, self.length, self.head_size)
+        mixed = self.mix(query, key, value, tables.mask)
+        mixed = mixed.view(-1, self.heads, self.length, self.head_size)
         return self.output(mixed.transpose(1, 2).reshape(x.shape[0], -1))
 
 
@@ -100,17 +106,26 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, model: Model, group: TensorParallelGroup, **kind: Any) -> None:
+    def __init__(
+        self,
+        model: Model,
+        group: TensorParallelGroup,
+        selective_recompute: bool,
+        dropouts: tuple[Dropout, Dropout],
+        **kind: Any,
+    ) -> None:
         super().__init__()
         self.group = group
         self.attention_norm = RMSNorm(model, **kind)
-        self.attention = Attention(model, group, **kind)
+        self.attention = Attention(model, group, selective_recompute, **kind)
         self.mlp_norm = RMSNorm(model, **kind)
         self.mlp = MLP(model, group, **kind)
+        self.attention_dropout, self.mlp_dropout = dropouts
 
-    def forward(self, x: Tensor, tables: Tables) -> Tensor:
-        x = x + self.attention(copy_to_group(self.attention_norm(x), self.group), tables)
-        return x + self.mlp(copy_to_group(self.mlp_norm(x), self.group))
+    def forward(self, x: Tensor, tables: Tables, hashes: tuple[Tensor, Tensor] | None) -> Tensor:
+        mixed = self.attention(copy_to_group(self.attention_norm(x), self.group), tables)
+        x = x + self.attention_dropout(mixed, hashes)
+        return x + self.mlp_dropout(self.mlp(copy_to_group(self.mlp_norm(x), self.group)), hashes)
 
 
 class Tables(nn.Module):
@@ -122,9 +137,8 @@ class Tables(nn.Module):
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        half = model.head_size // 2
-        frequency = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-        angle = torch.outer(torch.arange(model.sequence_length).double(), frequency).unsqueeze(1)
+        positions = torch.arange(model.sequence_length).double()
+        angle = torch.outer(positions, rotary_frequencies(model)).unsqueeze(1)
         mask = torch.full((model.sequence_length, model.sequence_length), -math.inf).triu(1)
         for name, table in (
             ("mask", mask),
@@ -152,30 +166,48 @@ class StageModule(nn.Module):
         group: TensorParallelGroup,
         device: torch.device | str,
         dtype: torch.dtype,
+        *,
+        selective_recompute: bool = False,
+        seed: int = 0,  # of dropout
     ) -> None:
         super().__init__()
         kind: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
+
+        def dropout(place: str) -> Dropout:
+            return Dropout(model.dropout, seed, place)
+
         self.model, self.group, self.layer_range = model, group, layers
         self.is_first, self.is_last = layers[0] == 0, layers[1] == model.layers
         if self.is_first:
             self.embedding = VocabularyParallelEmbedding(model.vocab, model.hidden, group, **kind)
-        self.layers = nn.ModuleDict(
-            {str(layer): Layer(model, group, **kind) for layer in range(*layers)}
-        )
+            self.embedding_dropout = dropout("embedding")
+        self.layers = nn.ModuleDict()
+        for layer in range(*layers):
+            dropouts = dropout(f"layers.{layer}.attention"), dropout(f"layers.{layer}.mlp")
+            self.layers[str(layer)] = Layer(model, group, selective_recompute, dropouts, **kind)
         if self.is_last:
             self.norm = RMSNorm(model, **kind)
             self.head = ColumnParallelLinear(model.hidden, model.vocab, group, **kind)
+        if self.is_first and self.is_last and model.tied_embeddings:
+            self.head.weight = self.embedding.weight
         self.tables = Tables(model, **kind)
 
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, targets: Tensor | None = None, first_row: int = 0) -> Tensor:
         """Tokens [rows] or activations [rows, hidden] to activations, or to the loss.
 
         The loss is the cross entropy summed over the rows, a scalar; it needs targets [rows].
+        Dropout asks for the first row's number in the whole run, and is for training alone.
         """
         if self.is_first:
             x = self.embedding(x)
+        hashes = None
+        if self.model.dropout and self.training:
+            own = self.group.index * len(x) if self.group.sequence_parallel else 0
+            hashes = row_and_column_hashes(first_row + own, x.shape, x.device)
+        if self.is_first:
+            x = self.embedding_dropout(x, hashes)
         for layer in self.layers.values():
-            x = layer(x, self.tables)
+            x = layer(x, self.tables, hashes)
         if not self.is_last:
             return x
         assert targets is not None
@@ -189,6 +221,7 @@ class StageModule(nn.Module):
         for parameter in model_parameters(self.model, self.layer_range):
             box = parameter.box(self.group.size, self.group.index)
             whole = Box(tuple((0, size) for size in parameter.shape))
-            value = initial_value(self.model, parameter, seed)[box.within(whole)]
+            named = replace(parameter, name=global_name(self.model, parameter.name))
+            value = initial_value(self.model, named, seed)[box.within(whole)]
             target = held[parameter.name]
             target.copy_(value.to(target.dtype).contiguous())

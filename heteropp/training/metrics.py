@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+
+from heteropp.files import FileError, write_text
 
 Mark = Any  # a clock's own: nanoseconds, or an event
 
@@ -21,7 +24,7 @@ class Clock(Protocol):
         """The moment when the work submitted so far will have finished."""
 
     def seconds(self, mark: Mark) -> float:
-        """A mark as seconds on this machine's monotonic clock; once its work has finished."""
+        """A mark as seconds on this machine's monotonic clock; waits until it has come."""
 
 
 class HostClock:
@@ -63,6 +66,7 @@ class EventClock:
         return event
 
     def seconds(self, mark: torch.Event) -> float:
+        mark.synchronize()
         return self.origin_s + self.origin.elapsed_time(mark) * 1e-3
 
 
@@ -74,9 +78,16 @@ class StepMetrics:
     loss: float
     learning_rate: float
     gradient_norm: float
+    skipped: bool  # it changed no parameter: the loss or the gradient was not finite, or a spike
+    loss_scale: float  # of a float16 model; 1 of others
+    validation_loss: float | None  # after the step; None where it was not asked for
     step_s: float
     predicted_step_s: float | None
     tokens_per_s: float
+    tokens_per_chip_per_s: float
+    utilization: float | None  # of the chips' peaks, by the model's own FLOPs (MFU)
+    bubble: float  # share of the mean rank's step: it waited for others to compute
+    communication: float  # likewise: messages under way, gathers, reductions that nothing hid
     pacing_fidelity: float | None  # the least over the ranks; None on real chips
     peak_memory_bytes: tuple[int, ...]  # by rank
 
@@ -87,17 +98,27 @@ class MetricsFile:
     def __init__(self, path: Path, completed_steps: int) -> None:
         """Keeps the lines of the first `completed_steps` steps, which a resumed run continues."""
         lines = path.read_text().splitlines() if path.exists() and completed_steps else []
+        self.path = path
         kept = [line for line in lines if _step_of(line) <= completed_steps]
         self.metrics = [json.loads(line) for line in kept]
-        self.file = open(path, "w", buffering=1)  # noqa: SIM115
-        self.file.writelines(line + "\n" for line in kept)
+        write_text(path, "".join(line + "\n" for line in kept))
+        self.file = open(path, "a", buffering=1)  # noqa: SIM115
 
     def append(self, metrics: StepMetrics) -> None:
-        self.metrics.append(asdict(metrics))
-        self.file.write(json.dumps(asdict(metrics)) + "\n")
+        line = {name: _json_number(value) for name, value in asdict(metrics).items()}
+        self.metrics.append(line)
+        try:
+            self.file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
         self.file.close()
+
+
+def _json_number(value: Any) -> Any:
+    """JSON knows no infinity, and no NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _step_of(line: str) -> float:
@@ -115,8 +136,17 @@ def draw_loss(metrics: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    axes.plot([m["step"] for m in metrics], [m["loss"] for m in metrics])
-    axes.set(xlabel="step", ylabel="loss (nats per byte)")
+    axes.plot([m["step"] for m in metrics], [m["loss"] for m in metrics], label="training")
+    validated = [m for m in metrics if m.get("validation_loss") is not None]
+    if validated:
+        axes.plot(
+            [m["step"] for m in validated],
+            [m["validation_loss"] for m in validated],
+            "o-",
+            label="validation",
+        )
+        axes.legend()
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -8,6 +8,8 @@ from torch.optim.adamw import adamw
 
 from heteropp.hyperparameters import Hyperparameters
 
+HOST_PIECE = 1 << 17  # elements; what is computed in between then stays in a core's cache
+
 
 class AdamW:
     """torch.optim.AdamW's arithmetic on one flat tensor, updated in place."""
@@ -20,14 +22,19 @@ class AdamW:
         self.steps = torch.tensor(0.0)  # on the host, where the bias correction is computed
 
     def update(self, gradient: Tensor, learning_rate: float) -> None:
+        size = HOST_PIECE if gradient.is_cpu else max(1, len(gradient))
+        values, gradients, averages, squares = (
+            list(whole.split(size))
+            for whole in (self.values, gradient, self.average, self.average_square)
+        )
         # the function behind the class: the class would import torch's compiler, 1.5 s a rank
         adamw(
-            [self.values],
-            [gradient],
-            [self.average],
-            [self.average_square],
+            values,
+            gradients,
+            averages,
+            squares,
             [],
-            [self.steps],
+            [self.steps.clone() for _ in values],
             foreach=False,
             amsgrad=False,
             beta1=self.hyperparameters.beta1,
@@ -37,6 +44,7 @@ class AdamW:
             eps=self.hyperparameters.epsilon,
             maximize=False,
         )
+        self.steps += 1
 
 
 def clip(gradient: Tensor, total_norm: Tensor, largest: float) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,6 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from heteropp.files import make_folder
 from heteropp.timeline import Span, draw_timeline, write_chrome_trace
 from heteropp.training.metrics import MetricsFile, StepMetrics, draw_loss
+
+if TYPE_CHECKING:
+    from heteropp.training.tensorboard import TensorBoard
 
 
 @dataclass(frozen=True)
@@ -23,18 +28,30 @@ class Summary:
     steps: int
     first_loss: float
     last_loss: float
+    validation_loss: float | None  # the newest
     measured_step_s: float  # median
     predicted_step_s: float | None
     pacing_fidelity: float | None  # median over the steps of the least over the ranks
     tokens_per_s: float
+    tokens_per_chip_per_s: float
+    utilization: float | None  # MFU
+    bubble: float
+    communication: float
     output: str
 
 
 class Reporter:
-    def __init__(self, output: Path, completed: int, steps: int, quiet: bool) -> None:
+    def __init__(
+        self, output: Path, completed: int, steps: int, quiet: bool, tensorboard: bool = False
+    ) -> None:
         make_folder(output)
         self.output, self.first_here, self.steps = output, completed, steps
         self.file = MetricsFile(output / "metrics.jsonl", completed)
+        self.board: TensorBoard | None = None
+        if tensorboard:
+            from heteropp.training import tensorboard as board  # needs a package that not all have
+
+            self.board = board.TensorBoard(output / "tensorboard", completed)
         self.console = Console(file=sys.stderr if quiet else sys.stdout, highlight=False)
         self.progress = Progress(
             TextColumn("training"),
@@ -50,6 +67,8 @@ class Reporter:
 
     def step(self, metrics: StepMetrics) -> None:
         self.file.append(metrics)
+        if self.board:
+            self.board.step(metrics)
         figures = f"loss {metrics.loss:.4f}  {metrics.tokens_per_s:,.0f} tokens/s"
         figures += f"  step {_ms(metrics.step_s)}"
         if metrics.predicted_step_s is not None:
@@ -57,6 +76,10 @@ class Reporter:
         if metrics.pacing_fidelity is not None:
             figures += f"  pacing fidelity {metrics.pacing_fidelity:.1%}"
         self.progress.update(self.task, completed=metrics.step, figures=figures)
+        if metrics.validation_loss is not None:
+            self.console.print(
+                f"step {metrics.step}/{self.steps}  validation loss {metrics.validation_loss:.4f}"
+            )
         every = max(1, self.steps // 10)
         if not self.console.is_terminal and (metrics.step % every == 0 or metrics.step == 1):
             self.console.print(f"step {metrics.step}/{self.steps}  {figures}", soft_wrap=True)
@@ -64,6 +87,25 @@ class Reporter:
     def stop(self) -> None:
         """Gives the terminal back."""
         self.progress.stop()
+
+    def _close(self) -> None:
+        self.stop()
+        self.file.close()
+        if self.board:
+            self.board.close()
+
+    def warn(self, what: str) -> None:
+        """Of the newest step."""
+        step = self.file.metrics[-1]["step"]
+        self.console.print(f"step {step}/{self.steps}  warning: {what}", soft_wrap=True)
+
+    def stopped(self, completed: int) -> None:
+        """The last line of a run that was told to stop before its end."""
+        self._close()
+        self.console.print(
+            f"told to stop: step {completed} is saved, and --resume goes on from it",
+            soft_wrap=True,
+        )
 
     def nothing_to_do(self) -> None:
         """For a run that was resumed at its end."""
@@ -87,22 +129,32 @@ class Reporter:
 
     def finish(self) -> Summary | None:
         """Draws the loss; gives the summary of the steps run here, None when there were none."""
-        self.stop()
-        self.file.close()
+        self._close()
         every = self.file.metrics
         here = [metrics for metrics in every if metrics["step"] > self.first_here]
         if not here:
             return None
+        losses = [m["loss"] for m in every if m["loss"] is not None] or [math.nan]
         draw_loss(every, self.output / "loss.png")
+        validations = [m["validation_loss"] for m in here if m["validation_loss"] is not None]
         fidelities = [m["pacing_fidelity"] for m in here if m["pacing_fidelity"] is not None]
+
+        def median(name: str) -> float:
+            return statistics.median(m[name] for m in here)
+
         return Summary(
             steps=self.steps,
-            first_loss=every[0]["loss"],
-            last_loss=every[-1]["loss"],
-            measured_step_s=statistics.median(m["step_s"] for m in here),
+            first_loss=losses[0],
+            last_loss=losses[-1],
+            validation_loss=validations[-1] if validations else None,
+            measured_step_s=median("step_s"),
             predicted_step_s=here[-1]["predicted_step_s"],
             pacing_fidelity=statistics.median(fidelities) if fidelities else None,
-            tokens_per_s=statistics.median(m["tokens_per_s"] for m in here),
+            tokens_per_s=median("tokens_per_s"),
+            tokens_per_chip_per_s=median("tokens_per_chip_per_s"),
+            utilization=None if here[-1]["utilization"] is None else median("utilization"),
+            bubble=median("bubble"),
+            communication=median("communication"),
             output=str(self.output),
         )
 
@@ -119,6 +171,11 @@ class Reporter:
             line += f", predicted {_ms(summary.predicted_step_s)}: {ratio:+.1%}"
         if summary.pacing_fidelity is not None:
             line += f"; pacing fidelity {summary.pacing_fidelity:.1%}"
+        self.console.print(line, soft_wrap=True)
+        line = f"bubble {summary.bubble:.1%}, communication {summary.communication:.1%}"
+        if summary.utilization is not None:
+            line += f", model FLOPs utilization {summary.utilization:.1%}"
+        line += f", {summary.tokens_per_chip_per_s:,.1f} tokens/s a chip"
         self.console.print(line, soft_wrap=True)
         self.console.print(f"written to {summary.output}", soft_wrap=True)
 

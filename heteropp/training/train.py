@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
+import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -11,29 +15,45 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
 
+from heteropp.checkpoint.manifest import (
+    Checkpoint,
+    CheckpointError,
+    Manifest,
+    check_resumable,
+    find,
+    steps,
+)
+from heteropp.checkpoint.reader import Reader
+from heteropp.checkpoint.writer import Writer, remove_partial, set_aside
+from heteropp.data.batch import Batch
+from heteropp.data.sequences import Sequences
+from heteropp.data.source import open_tokens
+from heteropp.data.token_file import TokenFile
 from heteropp.files import FileError, write_text
+from heteropp.hugging_face.weights import load_weights
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan
-from heteropp.reshard import replica_box
 from heteropp.timeline import Span
-from heteropp.training import checkpoint
-from heteropp.training.checkpoint import CheckpointError, Manifest
+from heteropp.training.attempt import attempt, launcher_store
+from heteropp.training.batches import Batches, check_same_data
 from heteropp.training.control import Control
-from heteropp.training.data import DataError, open_tokens
 from heteropp.training.device import Device, open_device, set_links
+from heteropp.training.evaluation import evaluate
 from heteropp.training.executor import Executor, StepResult
+from heteropp.training.gauges import Gauges, Reading
+from heteropp.training.guard import DivergedError
 from heteropp.training.llama import StageModule
-from heteropp.training.metrics import StepMetrics
 from heteropp.training.report import Reporter, as_json
-from heteropp.training.transport import Groups, Place, connect
-from heteropp.training.watch import Watch
+from heteropp.training.state import State
+from heteropp.training.transport import P2P, Groups, Place, connect
+from heteropp.training.watch import CAUSE_FILE, POLL_S, Watch
 
+FIRST_STEP = "first step"  # announced by rank 0: the completed steps that the job goes on from
+LAST_STEP = "last step"  # announced by rank 0 when the job is told to stop
+SAVE_S = 7 * 24 * 3600.0  # a disk may be slow; the watch knows which rank is silent
 TRACED_STEPS = 64  # a trace shows the median of the newest
 
 
@@ -55,17 +75,30 @@ class Run:
     steps: int  # in all, those before a resume included
     output: Path
     data: Path | None  # None: the Python standard library's sources
+    validation: Path | None = None  # another token file, or folder of text
+    validate_every: int = 0  # steps; 0: only at the end
+    weights: Path | None  # a Hugging Face folder to start from; None: initial values of the seed
     resume: bool
+    resume_from: int | None  # step; None: the newest checkpoint
     checkpoint_every: int  # steps; 0: only at the end
     keep: int  # checkpoints
+    deadline_s: float  # of every wait for another rank
     seed: int
     hyperparameters: Hyperparameters
     device: Literal["chip", "cpu"]
+    p2p: P2P | None = None  # None: as DICOMM_STRATEGY says
+    tensorboard: bool = False
 
     @property
     def labels(self) -> tuple[str, ...]:
         """What ranks are called, "rank 3 (chip B)"."""
         return tuple(f"rank {i} (chip {chip.chip_type})" for i, chip in enumerate(self.chips))
+
+    def validates(self, step: int) -> bool:
+        """Whether the validation loss is wanted after this many steps."""
+        if self.validation is None:
+            return False
+        return step == self.steps or bool(self.validate_every and step % self.validate_every == 0)
 
     @property
     def checkpoints(self) -> Path:
@@ -74,10 +107,6 @@ class Run:
     @property
     def logs(self) -> Path:
         return self.output / "logs"
-
-
-# tokens and targets of a step, [micro-batches, rows] each
-Batch = tuple[Tensor | None, Tensor | None]
 
 
 class Trainer:
@@ -91,23 +120,42 @@ class Trainer:
         if run.cluster is not None:
             set_links(run.cluster, self.groups)
         dtype = getattr(torch, plan.model.dtype)
-        module = StageModule(
-            plan.model,
-            self.place.stage.layers,
-            self.groups.tensor_parallel,
-            device.device,
-            dtype,
-        )
-        module.initialise(run.seed)
-        self.module = module
+        self.modules = [
+            StageModule(
+                plan.model,
+                layers,
+                self.groups.tensor_parallel,
+                device.device,
+                dtype,
+                selective_recompute=self.place.stage.selective_recompute,
+                seed=run.seed,
+            )
+            for layers in self.place.layers
+        ]
+        for module in self.modules:
+            if run.weights is None:
+                module.initialise(run.seed)
+            elif not run.resume:  # a checkpoint fills the parameters otherwise
+                load_weights(run.weights, module)
         self.executor = Executor(
-            plan, self.place, self.groups, module, run.hyperparameters, device.clock
+            plan, self.place, self.groups, self.modules, run.hyperparameters, device.clock
         )
         self.tokens = open_tokens(run.data)
+        self.batches = self._batches(self.tokens, "data", run.seed)
+        self.validation: Batches | None = None
+        if run.validation is not None:
+            self.validation = self._batches(open_tokens(run.validation), "validation")
+        self.state = State(self.executor.update, self.executor.guard)
+        self.gauges = Gauges(plan, run.cluster, control.rank, run.labels, device)
         self.completed = 0
         self.batch: Batch | None = None  # of the next step, once made
-        # (step, its seconds, when its actions ran on this machine's monotonic clock)
+        # (step, its seconds, when its actions ran)
         self.spans: deque[tuple[int, float, list[Span]]] = deque(maxlen=TRACED_STEPS)
+
+    def _batches(self, tokens: TokenFile, what: str, seed: int | None = None) -> Batches:
+        check_same_data(self.control, what, tokens)
+        sequences = Sequences(tokens, self.run.plan.model, seed)
+        return Batches(sequences, self.run.plan, self.place, self.device.device)
 
     def doing(self) -> str:
         """What this rank is at, for the line it ends with."""
@@ -123,92 +171,65 @@ class Trainer:
         start_s = time.monotonic()
         learning_rate = self.run.hyperparameters.learning_rate_at(self.completed)
         batch = self.batch or self._batch(self.completed)
-        self.executor.submit(learning_rate, *batch)
+        self.executor.submit(learning_rate, batch)
         if self.completed + 1 < self.run.steps:
             self.batch = self._batch(self.completed + 1)  # while the device is busy
         result = self.executor.finish()
         step_s = time.monotonic() - start_s
-        seconds = self.device.clock.seconds
+        self.reading = self.gauges.read(result)
         self.completed += 1
         self.device.end_step()
-        spans = [
-            Span(self.place.rank, action.kind, action.micro_batch, seconds(begin), seconds(end))
-            for action, begin, end in result.marks
-        ]
-        self.spans.append((self.completed, step_s, spans))
+        self.spans.append((self.completed, step_s, self.gauges.spans(result)))
         return result, step_s
 
+    def validate(self) -> float | None:
+        """The mean loss over the whole validation data, where it is wanted after this step."""
+        if self.validation is None or not self.run.validates(self.completed):
+            return None
+        total, counted = 0.0, 0
+        for first in range(0, self.validation.sequences.count, self.run.plan.global_batch):
+            batch = self.validation.at(first)
+            total += evaluate(self.executor, batch) * batch.counted
+            counted += batch.counted
+        return total / counted
+
     def _batch(self, step: int) -> Batch:
-        """Tokens and targets of this replica, [micro-batches, rows], where the stage needs them."""
-        plan, place = self.run.plan, self.place
-        if place.previous and place.following:
-            return None, None
-        length = plan.model.sequence_length
-        ((first, last),) = replica_box(place.stage, place.replica_index, length).ranges
-        indices = [
-            micro_batch * plan.micro_batch + sequence
-            for micro_batch in range(plan.pipelines[0].micro_batches)
-            for sequence in range(first // length, last // length)
-        ]
-        sequences = self.tokens.sequences(self.run.seed, step, indices, length)
-        micro_batches = plan.pipelines[0].micro_batches
-
-        def to_device(part: np.ndarray) -> Tensor:
-            return torch.from_numpy(part.reshape(micro_batches, -1).copy()).to(self.device.device)
-
-        return (
-            None if place.previous else to_device(sequences[:, :-1]),
-            None if place.following else to_device(sequences[:, 1:]),
-        )
+        return self.batches.at(step * self.run.plan.global_batch)
 
     def manifest(self) -> Manifest:
+        plan = self.run.plan
         return Manifest(
             step=self.completed,
-            plan_sha256=checkpoint.plan_sha256(self.run.plan),
+            model=plan.model,
+            global_batch=plan.global_batch,
             seed=self.run.seed,
             tokens_sha256=self.tokens.sha256,
             hyperparameters=self.run.hyperparameters,
+            scalars=self.state.scalars(),
         )
 
-    def save(self) -> None:
-        tensors = self._optimizer_state()
-        if self.place.replica_index == 0:  # the others' parameters are equal
-            tensors.update(self.module.named_parameters())
-        checkpoint.save(self.run.checkpoints, self.manifest(), tensors, self.control, self.run.keep)
+    def save(self, writer: Writer) -> None:
+        """Every rank must."""
+        writer.save(self.manifest(), self.state.slices())
 
-    def restore(self) -> None:
-        """Goes back to the newest checkpoint. Raises FileError or CheckpointError."""
-        found = checkpoint.latest(self.run.checkpoints)
-        if found is None:
-            raise checkpoint.CheckpointError(f"{self.run.checkpoints} holds no checkpoint")
-        path, manifest = found
-        checkpoint.check_resumable(path, manifest, self.manifest())
-        own = checkpoint.load(path, manifest, self.place.rank)
-        first = self.place.stage.replicas[0].ranks[self.place.tp_index]
-        shared = own if first == self.place.rank else checkpoint.load(path, manifest, first)
-        for name, parameter in self.module.named_parameters():
-            checkpoint.fill(parameter, shared, name, path / checkpoint.rank_file(first))
-        for name, tensor in self._optimizer_state().items():
-            checkpoint.fill(tensor, own, name, path / checkpoint.rank_file(self.place.rank))
-        self.completed = manifest.step
-
-    def _optimizer_state(self) -> dict[str, Tensor]:
-        flat = self.executor.flat
-        state = {
-            "optimizer.average": flat.optimizer.average,
-            "optimizer.average_square": flat.optimizer.average_square,
-            "optimizer.steps": flat.optimizer.steps,
-        }
-        if flat.mixed:
-            state["optimizer.master"] = flat.master
-        return state
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Goes on from a checkpoint, of whichever plan. Raises CheckpointError."""
+        check_resumable(checkpoint, self.manifest())
+        self.state.restore(Reader(checkpoint), checkpoint.manifest.scalars)
+        self.completed = checkpoint.manifest.step
 
 
-def train_rank(run: Run, json_summary: bool = False) -> None:
-    """Trains as the rank that torchrun's environment names; ends the process on failure."""
+def train_rank(run: Run, json_summary: bool = False) -> int:
+    """Trains as the rank that torchrun's environment names; ends the process on failure.
+
+    Gives 0, or what a shell gives for SIGTERM when the run was told to stop, and saved.
+    """
     torch.set_num_threads(1)
-    store, rank, world_size = next(rendezvous("env://"))
-    control = Control(store, rank, world_size)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.PrefixStore(f"attempt {attempt()}", launcher_store())
+    # the watch comes first: it knows which rank is silent
+    wait_s = run.deadline_s + 5 * POLL_S
+    control = Control(store, rank, world_size, wait_s)
     trainer: Trainer | None = None
     reporter: Reporter | None = None
 
@@ -219,66 +240,122 @@ def train_rank(run: Run, json_summary: bool = False) -> None:
         if reporter:
             reporter.stop()
 
-    watch = Watch(store, control, list(run.labels), run.logs, doing, on_exit)
+    watch = Watch(store, control, list(run.labels), run.logs, run.deadline_s, doing, on_exit)
     try:
         chip = run.chips[rank]
         device = open_device(run.device, chip.file, chip.chip_type)
-        connect(store, rank, world_size, device.backend)
+        connect(store, rank, world_size, device.backend, wait_s, run.p2p)
         trainer = Trainer(run, device, control)
-        if run.resume:
-            trainer.restore()
+        if checkpoint := _starting_point(run, control, attempt() > 0):
+            trainer.restore(checkpoint)
         if rank == 0:
-            reporter = Reporter(run.output, trainer.completed, run.steps, json_summary)
-        _loop(trainer, reporter)
-        _finish(trainer, reporter, json_summary)
+            reporter = Reporter(
+                run.output, trainer.completed, run.steps, json_summary, run.tensorboard
+            )
+        own = Control(store.clone(), rank, world_size, SAVE_S)  # type: ignore[attr-defined]
+        writer = Writer(run.checkpoints, own, run.keep, lambda what: watch.fail(f"stopped: {what}"))
+        stopped = _loop(trainer, reporter, writer, watch)
+        writer.finish()
+        if not stopped:
+            _finish(trainer, reporter, json_summary)
+        elif reporter:
+            reporter.stopped(trainer.completed)
         control.barrier("finish")
         watch.finish()
         dist.destroy_process_group()
+        if watch.told_to_stop:
+            _end_without_launcher()
+        return 128 + signal.SIGTERM if stopped else 0
     except torch.OutOfMemoryError as error:
         watch.fail(f"ran out of memory: {_one_line(error)}", wait_s=0)
-    except (FileError, CheckpointError, DataError) as error:
+    except (FileError, CheckpointError, DivergedError) as error:
         watch.fail(f"stopped: {_one_line(error)}", wait_s=0)
     except Exception as error:
         # the line that the watch prints has room for the error alone
         _keep_traceback(run.logs / f"rank-{rank}.traceback")
         watch.fail(f"failed: {type(error).__name__}: {_one_line(error)}")
+    raise AssertionError("watch.fail ends the process")
 
 
-def _loop(trainer: Trainer, reporter: Reporter | None) -> None:
-    run = trainer.run
+def _starting_point(run: Run, control: Control, restarted: bool) -> Checkpoint | None:
+    """The checkpoint to go on from, if any; rank 0 decides. Raises FileError or CheckpointError."""
+    if control.rank:
+        step = int(control.hear(FIRST_STEP))
+        return find(run.checkpoints, step) if step else None
+    remove_partial(run.checkpoints)
+    found: Checkpoint | None = None
+    if restarted:
+        found = find(run.checkpoints)
+    elif run.resume:
+        found = find(run.checkpoints, run.resume_from)
+        if found is None:
+            raise CheckpointError(f"{run.checkpoints} holds no checkpoint to resume from")
+    elif steps(run.checkpoints):
+        raise CheckpointError(f"{run.checkpoints} holds checkpoints of an earlier run")
+    step = found.manifest.step if found else 0
+    set_aside(run.checkpoints, step)
+    if restarted:
+        cause = run.logs / CAUSE_FILE
+        why = f" after this: {cause.read_text()}" if cause.exists() else ""
+        print(f"starting again from step {step}{why}", file=sys.stderr, flush=True)
+    control.announce(FIRST_STEP, str(step))
+    return found
+
+
+def _end_without_launcher() -> None:
+    """Ends this process soon, with exit code 0.
+
+    A launcher that was itself told to stop does not take what a rank returns, for which the rank
+    would wait.
+    """
+    sys.stdout.flush()
+    timer = threading.Timer(1, os._exit, [0])
+    timer.daemon = True
+    timer.start()
+
+
+def _loop(trainer: Trainer, reporter: Reporter | None, writer: Writer, watch: Watch) -> bool:
+    """Trains and saves; gives whether it was told to stop before the last step."""
+    run, control = trainer.run, trainer.control
     while trainer.completed < run.steps:
+        if watch.told_to_stop and control.rank == 0 and not control.announced(LAST_STEP):
+            control.announce(LAST_STEP, str(trainer.completed + 1))
         result, step_s = trainer.step()
-        _share_metrics(trainer, reporter, result, step_s)
-        last = trainer.completed == run.steps
+        _share_metrics(trainer, reporter, result, step_s, trainer.validate())
+        # no rank ends a step before rank 0 has given its part of the norm to it, so that at the end
+        # of a step all of them know what rank 0 announced before it
+        last_step = min(run.steps, int(control.announced(LAST_STEP) or run.steps))
+        last = trainer.completed == last_step
         if last or (run.checkpoint_every and trainer.completed % run.checkpoint_every == 0):
-            trainer.save()
+            trainer.save(writer)
+        if last:
+            break
+    return trainer.completed < run.steps
 
 
 def _share_metrics(
-    trainer: Trainer, reporter: Reporter | None, result: StepResult, step_s: float
+    trainer: Trainer,
+    reporter: Reporter | None,
+    result: StepResult,
+    step_s: float,
+    validation_loss: float | None,
 ) -> None:
     key = f"metrics/{trainer.completed}"
-    device, plan = trainer.device, trainer.run.plan
-    own = [device.pacing_fidelity(), device.peak_memory_bytes()]
-    trainer.control.publish(key, json.dumps(own))
+    trainer.control.publish(key, trainer.reading.as_json())
     if reporter is None:
         return
-    ranks = [json.loads(text) for text in trainer.control.collect(key)]
+    readings = [Reading.of_json(text) for text in trainer.control.collect(key)]
     trainer.control.forget(key)
-    fidelities = [fidelity for fidelity, _ in ranks if fidelity is not None]
+    learning_rate = trainer.run.hyperparameters.learning_rate_at(trainer.completed - 1)
     reporter.step(
-        StepMetrics(
-            step=trainer.completed,
-            loss=result.loss,
-            learning_rate=trainer.run.hyperparameters.learning_rate_at(trainer.completed - 1),
-            gradient_norm=result.gradient_norm,
-            step_s=step_s,
-            predicted_step_s=plan.prediction.step_s if plan.prediction else None,
-            tokens_per_s=plan.global_batch * plan.model.sequence_length / step_s,
-            pacing_fidelity=min(fidelities) if fidelities else None,
-            peak_memory_bytes=tuple(peak for _, peak in ranks),
+        trainer.gauges.metrics(
+            trainer.completed, result, learning_rate, validation_loss, step_s, readings
         )
     )
+    if slow := trainer.gauges.slow_ranks(readings):
+        reporter.warn(slow)
+    if warning := trainer.executor.guard.take_warning():
+        reporter.warn(warning)
 
 
 def _finish(trainer: Trainer, reporter: Reporter | None, json_summary: bool) -> None:
@@ -297,21 +374,14 @@ def _finish(trainer: Trainer, reporter: Reporter | None, json_summary: bool) -> 
         return
     texts = trainer.control.collect("spans")
     measured = [Span(**span) for text in texts for span in json.loads(text)]
-    reporter.trace(measured, _predicted(trainer.run), list(trainer.run.labels))
+    simulation = trainer.gauges.simulation
+    predicted = simulation.spans if simulation else []
+    reporter.trace(measured, predicted, list(trainer.run.labels))
     summary = reporter.finish()
     assert summary is not None
     reporter.show(summary)
     if json_summary:
         print(as_json(summary), flush=True)
-
-
-def _predicted(run: Run) -> list[Span]:
-    if run.cluster is None:
-        return []
-    from heteropp.cluster import read_cluster
-    from heteropp.simulate import simulate
-
-    return simulate(run.plan, read_cluster(run.cluster), emulated=True).spans
 
 
 def _one_line(error: Exception) -> str:

@@ -1,48 +1,76 @@
-"""How ranks reach each other: process groups and boundary messages over torch.distributed.
+"""Where a rank stands, and how ranks reach each other: process groups of torch.distributed.
 
 On chips the backend is dicomm and the device ditorch's; on the host alone it is gloo and the CPU.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Literal, NamedTuple
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from heteropp.plan import Plan, Stage
-from heteropp.reshard import SENDS_UNDER_WAY, messages, piece_box, replica_box
+from heteropp.plan import Pipeline, Plan, Stage, ministage_layers
+from heteropp.schedule import Part, links
 from heteropp.training.tp import ProcessGroup, SoloGroup, TensorParallelGroup
+
+P2P = Literal["device-direct", "cpu-mediated"]  # dicomm's strategies (H2, section 3.2)
+
+
+class Neighbour(NamedTuple):
+    """The ministage before or after one of ours."""
+
+    stage: Stage
+    ministage: int  # in the stage's own order
+    link: int  # the pipeline's number for the two of them
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands in a plan of one pipeline."""
+    """Where a rank stands in a plan."""
 
     rank: int
+    pipeline_index: int
     stage_index: int
     replica_index: int
     tp_index: int
-    stage: Stage
-    previous: Stage | None
-    following: Stage | None
+    pipeline: Pipeline
+    links: tuple[tuple[Part, Part], ...]  # of the pipeline
+    layers: tuple[tuple[int, int], ...]  # [first, last) by ministage
 
     @staticmethod
     def of(plan: Plan, rank: int) -> Place:
-        pipeline, stage, replica, tp_index = plan.place(rank)
-        stages = plan.pipelines[pipeline].stages
+        p, stage, replica, tp_index = plan.place(rank)
+        pipeline = plan.pipelines[p]
         return Place(
             rank,
+            p,
             stage,
             replica,
             tp_index,
-            stages[stage],
-            stages[stage - 1] if stage else None,
-            stages[stage + 1] if stage + 1 < len(stages) else None,
+            pipeline,
+            tuple(links(plan.schedule, pipeline)),
+            tuple(ministage_layers(pipeline, plan.schedule)[stage]),
         )
+
+    @property
+    def stage(self) -> Stage:
+        return self.pipeline.stages[self.stage_index]
+
+    def before(self, ministage: int) -> Neighbour | None:
+        """What a ministage receives its activations from; its own stage where it hands over."""
+        own = self.stage_index, ministage
+        return next((self._at(a, i) for i, (a, b) in enumerate(self.links) if b == own), None)
+
+    def after(self, ministage: int) -> Neighbour | None:
+        """What a ministage sends its activations to; its own stage where it hands over."""
+        own = self.stage_index, ministage
+        return next((self._at(b, i) for i, (a, b) in enumerate(self.links) if a == own), None)
+
+    def _at(self, part: Part, link: int) -> Neighbour:
+        stage, ministage = part
+        return Neighbour(self.pipeline.stages[stage], ministage, link)
 
 
 class Groups:
@@ -51,7 +79,9 @@ class Groups:
     def __init__(self, place: Place) -> None:
         ranks = place.stage.replicas[place.replica_index].ranks
         self.tensor_parallel: TensorParallelGroup = (
-            SoloGroup() if len(ranks) == 1 else ProcessGroup(_new_group(ranks))
+            SoloGroup()
+            if len(ranks) == 1
+            else ProcessGroup(_new_group(ranks), place.stage.sequence_parallel)
         )
         # the ranks that hold the same slices: one of each replica
         peers = tuple(replica.ranks[place.tp_index] for replica in place.stage.replicas)
@@ -74,113 +104,28 @@ def _new_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
 
 def connect(
-    store: dist.Store, rank: int, world_size: int, backend: str, timeout_s: float = 300
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    backend: str,
+    timeout_s: float = 300,
+    p2p: P2P | None = None,
 ) -> None:
-    """Joins the job's world group; raises what torch.distributed raises when a peer is missing."""
+    """Joins the job's world group; raises what torch.distributed raises when a peer is missing.
+
+    p2p: how dicomm carries what goes from stage to stage; None: as the environment says.
+    """
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("heteropp", store),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=timeout_s),
+        pg_options=_options(p2p) if p2p else None,
     )
 
 
-@dataclass(frozen=True)
-class Part:
-    """One message of a boundary tensor: the peer, and its rows of the tensor held here."""
+def _options(p2p: P2P) -> Any:
+    from dicomm.distributed import Options  # only where chips are
 
-    peer: int
-    rows: slice
-
-
-class Inbox:
-    """The boundary tensors that come from one neighbour, one a micro-batch, in order.
-
-    The receive of the next micro-batch is posted before this one is waited for, never more.
-    """
-
-    def __init__(
-        self,
-        place: Place,
-        sender: Stage,
-        sequence_length: int,
-        hidden: int,
-        tag: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        held = piece_box(place.stage, place.replica_index, place.tp_index, sequence_length)
-        self.parts = [
-            Part(message.source, message.box.within(held)[0])
-            for message in messages(sender, place.stage, sequence_length)
-            if message.destination == place.rank
-        ]
-        self.shape = (*held.shape, hidden)
-        self.tag, self.device, self.dtype = tag, device, dtype
-        self.posted: deque[tuple[Tensor, list[dist.Work]]] = deque()
-        self.left = 0
-
-    def begin(self, micro_batches: int) -> None:
-        """Starts a step in which this many tensors come."""
-        assert not self.posted
-        self.left = micro_batches
-        self._post()
-
-    def take(self) -> Tensor:
-        """Waits for the next piece, [rows / tp, hidden]."""
-        piece, works = self.posted.popleft()
-        self._post()
-        for work in works:
-            work.wait()
-        return piece
-
-    def _post(self) -> None:
-        if not self.left:
-            return
-        self.left -= 1
-        piece = torch.empty(self.shape, device=self.device, dtype=self.dtype)
-        works = []
-        for part in self.parts:
-            work = dist.irecv(piece[part.rows], part.peer, tag=self.tag)
-            assert work is not None
-            works.append(work)
-        self.posted.append((piece, works))
-
-
-class Outbox:
-    """The boundary tensors that go to one neighbour; each is held until its peers have it.
-
-    At most SENDS_UNDER_WAY are: the host, which runs ahead of its chip, would hold more and more.
-    """
-
-    def __init__(self, place: Place, receiver: Stage, sequence_length: int, tag: int) -> None:
-        held = replica_box(place.stage, place.replica_index, sequence_length)
-        self.parts = [
-            Part(message.destination, message.box.within(held)[0])
-            for message in messages(place.stage, receiver, sequence_length)
-            if message.source == place.rank
-        ]
-        self.tag = tag
-        self.under_way: deque[tuple[dist.Work, Tensor]] = deque()
-
-    def send(self, tensor: Tensor) -> None:
-        """Starts sending a [rows, hidden] tensor, which must not change until it has left."""
-        most = (SENDS_UNDER_WAY - 1) * len(self.parts)
-        while len(self.under_way) > most or (
-            self.under_way and self.under_way[0][0].is_completed()
-        ):
-            self._finish()
-        for part in self.parts:
-            work = dist.isend(tensor[part.rows], part.peer, tag=self.tag)
-            assert work is not None
-            self.under_way.append((work, tensor))
-
-    def finish(self) -> None:
-        """Waits until everything has left."""
-        while self.under_way:
-            self._finish()
-
-    def _finish(self) -> None:
-        work, _ = self.under_way.popleft()
-        work.wait()
+    return Options(strategy=p2p)

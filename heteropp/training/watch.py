@@ -1,8 +1,11 @@
 """Ends a rank when the job cannot go on, with one line that names the first cause.
 
 A thread watches what the main thread, deep in a kernel or a wait, cannot: the deaths of the other
-ranks of this machine and of the launcher, a SIGTERM, and a cause that any rank of the job wrote
-to the store. The first cause to reach the store is the one that every rank names.
+ranks of this machine and of the launcher, and a cause that any rank of the job wrote to the store.
+The first cause to reach the store is the one that every rank names. Each rank also listens for the
+heartbeat of the one before it: a process that is paused, or a machine that is gone, dies silently.
+
+A SIGTERM ends nothing by itself: `told_to_stop` is for the main thread, which finishes its step.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ import torch.distributed as dist
 from heteropp.files import FileError, write_text
 from heteropp.training.control import Control
 
-SIGTERM_GRACE_S = 2.0  # the launcher sends SIGTERM as soon as a rank died; the cause follows
-CAUSE_POLL_S = 1.0  # for deaths on other machines
+POLL_S = 1.0  # of the store: causes and heartbeats
+SILENCE_S = 10.0  # after which a rank that is not heard is named
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LAUNCHER = -1  # stands for it where a rank is expected
 CAUSE_FILE = "cause"  # in the logs, for the launcher
@@ -39,18 +42,24 @@ class Watch:
         control: Control,
         labels: list[str],
         logs: Path,
+        deadline_s: float,
         doing: Callable[[], str],
         on_exit: Callable[[], None],
     ) -> None:
-        """Starts watching; every rank of the job must. `labels` by rank, "rank 3 (chip B)"."""
+        """Starts watching; every rank of the job must.
+
+        `labels` by rank, "rank 3 (chip B)"; deadline_s: how long a rank may be silent.
+        """
         self.rank, self.labels, self.logs = control.rank, labels, logs
-        self.doing, self.on_exit = doing, on_exit
+        self.deadline_s, self.doing, self.on_exit = deadline_s, doing, on_exit
         # a connection of its own: the main thread may hold the other in a wait
         self.store = dist.PrefixStore("watch", store.clone())  # type: ignore[attr-defined]
         self.store.set_timeout(timedelta(seconds=10))
         Path("/proc/self/comm").write_text(f"heteropp-{self.rank}")  # for ps and top
         self.ending = threading.Lock()
         self.finished = threading.Event()
+        self.told_to_stop = False  # some rank was
+        self.neighbour = Neighbour((control.rank - 1) % control.world_size)
         self.wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         for number in SIGNALS:
@@ -90,20 +99,20 @@ class Watch:
         poll = select.poll()
         for descriptor in (*self.peers, self.wakeup):
             poll.register(descriptor, select.POLLIN)
-        told_at: float | None = None
         while not self.finished.is_set():
-            ready = {descriptor for descriptor, _ in poll.poll(CAUSE_POLL_S * 1000)}
+            ready = {descriptor for descriptor, _ in poll.poll(POLL_S * 1000)}
             for descriptor in ready & self.peers.keys():
                 rank = self.peers[descriptor]
                 poll.unregister(descriptor)
                 if not self._has_finished(rank):
                     self._end({"rank": rank, "what": "died"})
-            self._end_if_told()
-            if self.wakeup in ready:
-                os.read(self.wakeup, 4096)
-                told_at = told_at or time.monotonic()
-            if told_at and time.monotonic() - told_at > SIGTERM_GRACE_S:
-                self._end({"rank": self.rank, "what": "was told to stop (SIGTERM)"})
+            try:
+                if self.wakeup in ready:
+                    os.read(self.wakeup, 4096)
+                    self.store.set("stop", "")
+                self._read_store()
+            except dist.DistNetworkError:
+                self._end({"rank": LAUNCHER, "what": "died"})  # and the store with it
 
     def _has_finished(self, rank: int) -> bool:
         if self.finished.is_set():
@@ -112,12 +121,23 @@ class Watch:
             return rank != LAUNCHER and self.store.check([f"finished/{rank}"])
         return False
 
-    def _end_if_told(self) -> None:
-        try:
-            if self.store.check(["cause"]):
-                self._end(json.loads(self.store.get("cause")))
-        except dist.DistNetworkError:
-            self._end({"rank": LAUNCHER, "what": "died"})  # and the store with it
+    def _read_store(self) -> None:
+        if self.store.check(["cause"]):
+            self._end(json.loads(self.store.get("cause")))
+        self.told_to_stop = self.told_to_stop or self.store.check(["stop"])
+        self.store.add(f"beat/{self.rank}", 1)
+        rank = self.neighbour.rank
+        if rank == self.rank or self._has_finished(rank):
+            return
+        if news := self.neighbour.listen(self.store.add(f"beat/{rank}", 0), time.monotonic()):
+            print(f"{self.labels[rank]} {news}", file=sys.stderr, flush=True)
+        if self.neighbour.silent_s > self.deadline_s:
+            cause = {"rank": rank, "what": f"has not answered for {self.deadline_s:g} s"}
+            self.store.compare_set("cause", "", json.dumps(cause))  # before it dies of the below
+            for descriptor, peer in self.peers.items():
+                if peer == rank:  # a paused process would not hear the launcher either
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            self._end(cause)
 
     def _end(self, cause: dict) -> None:
         """Says why, once, and ends the process at once; the main thread cannot be unwound."""
@@ -139,6 +159,30 @@ class Watch:
         with contextlib.suppress(OSError):
             print(line, file=sys.stderr, flush=True)
         os._exit(1)
+
+
+class Neighbour:
+    """What is heard of a rank: a number that grows with its every heartbeat."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.beat, self.heard_s = -1, time.monotonic()
+        self.silent_s = 0.0
+        self.missed = False
+
+    def listen(self, beat: int, now_s: float) -> str | None:
+        """Takes what was heard at a time; gives what there is to say about it."""
+        # while this process was paused itself, nobody was silent
+        self.silent_s += min(now_s - self.heard_s, 5 * POLL_S)
+        self.heard_s = now_s
+        if beat != self.beat:
+            news = f"answers again, after {self.silent_s:.0f} s" if self.missed else None
+            self.beat, self.silent_s, self.missed = beat, 0.0, False
+            return news
+        if self.silent_s > SILENCE_S and not self.missed:
+            self.missed = True
+            return f"has not answered for {SILENCE_S:.0f} s"
+        return None
 
 
 def _machine() -> str:

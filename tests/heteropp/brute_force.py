@@ -22,6 +22,7 @@ from heteropp.schedule import in_flight
 from heteropp.search import space
 from heteropp.search.planner import Request
 from heteropp.tracing import traces
+from heteropp.tracing.kind import StageKind
 
 ALPHA = {"1f1b": 1.0, "gpipe": 1.0, "zb-h1": 1 / 3}
 
@@ -193,13 +194,12 @@ class BruteForce:
         return self.cost_s(plan.micro_batch // self.request.sequences, stages)
 
 
-def invented_trace(
-    model: Model, layers: int, first: bool, last: bool, tp: int, sequences: int
-) -> traces.StageTrace:
+def invented_trace(model: Model, layers: int, kind: StageKind) -> traces.StageTrace:
     """What heteropp.tracing.traces.trace_stage would give for a model of no particular sense.
 
     Tracing thousands of shapes for real takes a minute; planners must be right whatever it says.
     """
+    first, last, tp, sequences = kind.first, kind.last, kind.tp, kind.sequences
     generator = random.Random(f"{model.name} {tp} {first} {last}")
 
     def size(fixed: float, per_layer: float, grows: bool = True) -> int:
@@ -215,7 +215,7 @@ def invented_trace(
         other = (3 * layers, False, 100, size(0, weight * 5e4 / layers, grows))
         ends = (first + last, True, size(weight * 2e6, 0, grows), 1000)
         reduces = ((layers, 2000 * sequences),) if tp > 1 and grows else ()
-        return traces.Piece((product, other, ends), reduces)
+        return traces.Piece((product, other, ends), reduces, ())
 
     # beyond where collectives change their algorithm: their time is then a line over the layers
     held = 70_000 + size(4000, 10_000, grows=False)
@@ -235,6 +235,8 @@ def invented_trace(
         forward_peak_bytes=peak,
         backward_peak_bytes=peak + 1000,
         update_peak_bytes=size(8000, 20_000, grows=False),
+        put_off_bytes=size(1000, 6_000),
+        parts_bytes=0,
     )
 
 

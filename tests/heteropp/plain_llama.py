@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heteropp.data.sequences import NOT_COUNTED, Sequences
+from heteropp.data.token_file import TokenFile
 from heteropp.model import Model
-from heteropp.training.data import Tokens
 from heteropp.training.llama import initial_value, model_parameters
 
 
@@ -71,39 +75,81 @@ class MLP(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+class Dropout:
+    """Drops an element where a hash of the seed, the place, its row and its column is small."""
+
+    def __init__(self, model: Model, seed: int, place: str) -> None:
+        self.probability = model.dropout
+        digest = hashlib.sha256(f"{seed}/dropout/{place}".encode()).digest()
+        self.key = int.from_bytes(digest[:4], "little") % 2**31
+
+    def __call__(self, x: Tensor, first_row: int) -> Tensor:
+        if not self.probability:
+            return x
+        row = np.arange(first_row, first_row + x.shape[0])[:, None]
+        row = self.mix(self.mix(row % 2**31, 0) ^ (row >> 31), 1)
+        column = self.mix(self.mix(np.arange(x.shape[1]), 1), 0)
+        number = self.mix(self.mix(row ^ column ^ self.key, 0), 1)
+        kept = torch.from_numpy(number >= round(self.probability * 2**31))
+        return torch.where(kept, x * (1 / (1 - self.probability)), 0)
+
+    @staticmethod
+    def mix(number: np.ndarray, multiplier: int) -> np.ndarray:
+        number = number * (0x7FEB352D, 0x2C1B3C6D)[multiplier]
+        return (number >> 15 ^ number) & 0x7FFFFFFF
+
+
 class Layer(nn.Module):
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, seed: int, number: int) -> None:
         super().__init__()
+        self.attention_dropout = Dropout(model, seed, f"layers.{number}.attention")
+        self.mlp_dropout = Dropout(model, seed, f"layers.{number}.mlp")
         self.attention_norm, self.attention = Norm(model), Attention(model)
         self.mlp_norm, self.mlp = Norm(model), MLP(model)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(self, x: Tensor, first_row: int) -> Tensor:
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x)), first_row)
+        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), first_row)
 
 
 class PlainLlama(nn.Module):
     def __init__(self, model: Model, seed: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(model.vocab, model.hidden)
-        self.layers = nn.ModuleList(Layer(model) for _ in range(model.layers))
+        self.layers = nn.ModuleList(Layer(model, seed, n) for n in range(model.layers))
+        self.embedding_dropout = Dropout(model, seed, "embedding")
         self.norm = Norm(model)
         self.head = nn.Linear(model.hidden, model.vocab, bias=False)
-        self.load_state_dict(
-            {p.name: initial_value(model, p, seed) for p in model_parameters(model)}
-        )
+        if model.tied_embeddings:
+            self.head.weight = self.embedding.weight
+        self.fill({p.name: initial_value(model, p, seed) for p in model_parameters(model)})
         self.to(getattr(torch, model.dtype))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def fill(self, values: dict[str, Tensor]) -> None:
+        self.load_state_dict({"head.weight": values["embedding.weight"], **values})
+
+    def forward(self, tokens: Tensor, first_row: int = 0) -> Tensor:
+        """first_row: the first token's number in the whole run; dropout asks for it."""
         x = self.embedding(tokens.flatten())  # [sequences x length, hidden]
+        x = self.embedding_dropout(x, first_row)
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, first_row)
         return self.head(self.norm(x))
+
+
+@torch.no_grad()
+def plain_loss(model: Model, parameters: dict[str, Tensor], tokens: TokenFile) -> float:
+    """The mean loss over the whole of some tokens."""
+    module = PlainLlama(replace(model, dropout=0.0), 0)
+    module.fill(parameters)
+    sequences = Sequences(tokens, model)
+    inputs, targets = map(torch.from_numpy, sequences.read(range(sequences.count)))
+    return F.cross_entropy(module(inputs).double(), targets.flatten()).item()
 
 
 def train_plainly(
     model: Model,
-    tokens: Tokens,
+    tokens: TokenFile,
     steps: int,
     micro_batch: int,
     micro_batches: int,
@@ -111,31 +157,41 @@ def train_plainly(
     warmup_steps: int,
     clip: float,
     seed: int = 0,
+    without: int | None = None,
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """Losses, gradient norms before clipping, and parameters at the end."""
+    """Losses, gradient norms before clipping, and parameters at the end.
+
+    without: a step that changes nothing.
+    """
     torch.set_num_threads(1)
     module = PlainLlama(model, seed)
     optimizer = torch.optim.AdamW(
         module.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
     )
     count = micro_batch * micro_batches
+    sequences = Sequences(tokens, model, seed)
     losses, norms = [], []
+    first_row = 0
     for step in range(steps):
         rate = learning_rate * min(1, (step + 1) / warmup_steps)
         if step >= warmup_steps:
             progress = (step - warmup_steps) / (steps - warmup_steps)
             rate *= 0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2
         optimizer.param_groups[0]["lr"] = rate
-        batch = torch.from_numpy(tokens.sequences(seed, step, range(count), model.sequence_length))
+        numbers = range(step * count, (step + 1) * count)
+        inputs, targets = map(torch.from_numpy, sequences.read(numbers))
+        counted = int((targets != NOT_COUNTED).sum())
         optimizer.zero_grad()
         loss = torch.zeros((), dtype=getattr(torch, model.dtype))
-        for sequences in batch.split(micro_batch):
-            logits = module(sequences[:, :-1])
-            total = F.cross_entropy(logits, sequences[:, 1:].flatten(), reduction="sum")
-            mean = total / (count * model.sequence_length)
+        for ours, theirs in zip(inputs.split(micro_batch), targets.split(micro_batch), strict=True):
+            logits = module(ours, first_row)
+            first_row += ours.numel()
+            total = F.cross_entropy(logits, theirs.flatten(), reduction="sum")
+            mean = total / counted
             mean.backward()
             loss += mean.detach()
         norms.append(nn.utils.clip_grad_norm_(module.parameters(), clip).item())
-        optimizer.step()
+        if step != without:
+            optimizer.step()
         losses.append(loss.item())
     return losses, norms, {name: p.detach() for name, p in module.named_parameters()}

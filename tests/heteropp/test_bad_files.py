@@ -157,6 +157,8 @@ PLANS: dict[str, Callable[[dict], object]] = {
     "an unknown ZeRO stage": edit(lambda p: p.update(zero_stage=3)),
     "a model that cannot be": edit(lambda p: p["model"].update(heads=3)),
     "another cluster's chip": edit(lambda p: stage(p, 0)["replicas"][0].update(chip="d-mini")),
+    "rows cut over one rank": edit(lambda p: stage(p, 0).update(sequence_parallel=True)),
+    "attention recomputed twice": edit(lambda p: stage(p, 1).update(selective_recompute=True)),
     "recompute is a number": edit(lambda p: stage(p, 0).update(recompute=1)),
     "an unknown key": edit(lambda p: p.update(colour="red")),
 }

@@ -14,7 +14,7 @@ import ditorch.chips
 from heteropp.cli import search as search_command
 
 MALFORMED = 200
-IMPOSSIBLE = 150
+IMPOSSIBLE = 80
 CHIPS = Path(ditorch.chips.__file__).parent
 
 

@@ -86,9 +86,8 @@ def small_run(folder: Path, **changes) -> Run:
 def test_a_planted_efficiency_is_found(tmp_path) -> None:
     for efficiency, recompute in ((0.31, False), (0.7, True)):
         planned = small_run(tmp_path, recompute=recompute)
-        step_s = simulate(
-            uniform_plan(planned), with_efficiency(planned.cluster, efficiency)
-        ).step_s
+        cluster = with_efficiency(planned.cluster, efficiency)
+        step_s = simulate(uniform_plan(planned), cluster, whole_backwards=True).step_s
         measured = planned.global_batch * planned.model.sequence_length / step_s / 8
         found = calibrate(small_run(tmp_path, recompute=recompute, tokens_per_chip_per_s=measured))
         assert found.efficiency == pytest.approx(efficiency, abs=2e-3)

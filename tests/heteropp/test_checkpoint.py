@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import training_run
+from layouts import lay_out, two_pipelines
+from parity import STEPS, TOLERANCE, Ranks
 from safetensors.torch import load_file
 from training_run import (
     Training,
@@ -20,7 +25,13 @@ from training_run import (
     write_cluster,
 )
 
-from heteropp.plan import write_plan
+from heteropp.boxes import Box
+from heteropp.checkpoint.manifest import CheckpointError, Manifest, Slice, find, steps
+from heteropp.checkpoint.reader import Reader
+from heteropp.checkpoint.writer import Tensors, Writer
+from heteropp.hyperparameters import Hyperparameters
+from heteropp.plan import Plan, Schedule, write_plan
+from heteropp.training.control import Control
 
 PLAN = make_plan(tiny_model(), (2, 2), (2, 1), (1, 2), (True, False))
 SETTINGS = ("--decay-steps", "6", "--warmup-steps", "2", "--checkpoint-every", "2", "--keep", "2")
@@ -40,9 +51,10 @@ def copy(whole: Training, tmp_path: Path) -> Path:
     return folder
 
 
-def resume(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    process = start(folder, "--resume", "--checkpoint-every", "2", *arguments)
-    return wait(process, 120)
+def resume(folder: Path, *arguments: str) -> None:
+    process = start(folder, "--checkpoint-every", "2", *arguments)
+    code, _, stderr = wait(process, 120)
+    assert code == 0, stderr
 
 
 def refusal(folder: Path, *arguments: str) -> str:
@@ -52,60 +64,168 @@ def refusal(folder: Path, *arguments: str) -> str:
     return sentence
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(whole: Training, tmp_path: Path) -> None:
-    Training(tmp_path, PLAN, "--steps", "4", *SETTINGS).finish()
-    code, _, stderr = resume(tmp_path, "--steps", "6")
-    assert code == 0, stderr
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+def test_a_resumed_run_equals_an_uninterrupted_one(whole: Training, copy: Path) -> None:
+    newest = copy / "run" / "checkpoints" / "step-000006"
+    damaged = next(newest.glob("layers.*"))
+    damaged.write_bytes(b"")
+    (newest.parent / ".step-000006.partial").mkdir()  # what a crash leaves
+    resume(copy, "--resume-from", "4", "--steps", "6")
+    metrics = [json.loads(line) for line in (copy / "run" / "metrics.jsonl").open()]
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
     for name in ("loss", "gradient_norm", "learning_rate"):
         assert [line[name] for line in metrics] == [line[name] for line in whole.metrics]
-    newest = "checkpoints/step-000006"
-    for rank in range(PLAN.world_size):
-        ours = load_file(tmp_path / "run" / newest / f"rank-{rank:05d}.safetensors")
-        theirs = load_file(whole.output / newest / f"rank-{rank:05d}.safetensors")
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    names = sorted(path.name for path in newest.parent.iterdir())
+    assert names == ["step-000004", "step-000006", "step-000006.aside"]
+    theirs = whole.output / "checkpoints" / "step-000006"
+    files = sorted(path.name for path in newest.glob("*.safetensors"))
+    assert files == sorted(path.name for path in theirs.glob("*.safetensors"))
+    for name in files:
+        tensors, expected = load_file(newest / name), load_file(theirs / name)
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[key], expected[key]) for key in tensors)
 
 
 def test_the_newest_are_kept_and_hold_the_whole_model(whole: Training) -> None:
     names = sorted(path.name for path in (whole.output / "checkpoints").iterdir())
     assert names == ["step-000004", "step-000006"]
-    parameters = checkpoint_parameters(PLAN, whole.output / "checkpoints" / names[-1])
+    parameters = checkpoint_parameters(whole.output / "checkpoints" / names[-1])
     shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
     assert shapes["embedding.weight"] == shapes["head.weight"] == (256, 32)
     assert shapes["layers.3.mlp.down.weight"] == (32, 64)
     assert len(shapes) == 4 * 9 + 3
 
 
-def test_what_a_crash_leaves_is_passed_over(copy: Path) -> None:
-    checkpoints = copy / "run" / "checkpoints"
-    (checkpoints / "step-000006" / "manifest.json").unlink()
-    (checkpoints / ".step-000006.partial").mkdir()
-    code, _, stderr = resume(copy, "--steps", "6")
-    assert code == 0, stderr
-    lines = (copy / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    names = sorted(path.name for path in checkpoints.iterdir())
-    assert names == ["step-000004", "step-000006"]
+def test_each_element_is_written_once(whole: Training) -> None:
+    found = find(whole.output / "checkpoints")
+    assert found is not None
+    elements = sum(
+        torch.Size(piece.box.shape).numel()
+        for file in found.manifest.files
+        for piece in file.slices
+    )
+    parameters = checkpoint_parameters(found.path)
+    assert elements == sum(tensor.numel() for tensor in parameters.values())
+    # two replicas share the writing of the first stage, two ranks of a group that of the second
+    assert {file.rank for file in found.manifest.files} == set(range(PLAN.world_size))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    running = Ranks()
+    yield running
+    running.close()
+
+
+# each of them goes on from the one before it
+CHAIN: list[tuple[str, Schedule]] = [
+    ("two stages", "1f1b"),
+    ("dp 3 to 1, uneven", "gpipe"),
+    ("selective recompute", "interleaved-1f1b"),
+    ("ZeRO-0", "1f1b"),
+    ("mixed chips", "chimera"),
+    ("ZeRO-2", "zb-v"),
+    ("offload", "1f1b"),
+    ("micro-batch 4, 1", "zb-h1"),
+]
+TWO_PIPELINES = two_pipelines(tiny_model(layers=8, dtype="float64"))
+ONE_STAGE = make_plan(TWO_PIPELINES.model, (8,), (1,), (1,), (True,), micro_batches=5)
+
+
+def chain_links() -> Iterator[tuple[Plan, Plan]]:
+    plans = [lay_out(*layout, "float64") for layout in CHAIN]
+    yield from pairwise(plans)  # type: ignore[misc]  (all of them are plans)
+    yield TWO_PIPELINES, ONE_STAGE
+    yield ONE_STAGE, TWO_PIPELINES
+    tied = [lay_out("tied embeddings", schedule, "float64") for schedule in ("zb-v", "1f1b")]
+    yield tuple(tied)  # type: ignore[misc]
+
+
+LINKS = list(chain_links())
+
+
+@pytest.mark.parametrize("link", range(len(LINKS)))
+def test_any_plan_goes_on_from_any_other(ranks: Ranks, tmp_path: Path, link: int) -> None:
+    """Three steps under one plan, then the rest under another."""
+    first, second = LINKS[link]
+    expected = ranks.plainly(first)
+    before = ranks.train(first, steps=3, checkpoints=tmp_path)
+    after = ranks.train(second, checkpoints=tmp_path)
+    tolerance = TOLERANCE["float64"]
+    assert before.losses + after.losses == pytest.approx(expected.losses, rel=tolerance)
+    for parameter, value in expected.parameters.items():
+        error = (after.parameters[parameter] - value).abs().max() / value.abs().max()
+        assert error <= tolerance, f"{parameter}: {error:.3g}"
+    assert [step for step, _ in steps(tmp_path)] == [3, STEPS]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_same_plan_goes_on_bit_for_bit(ranks: Ranks, tmp_path: Path, dtype: str) -> None:
+    plan = make_plan(tiny_model(dtype=dtype), (2, 2), (2, 1), (1, 2), (True, False))
+    expected = ranks.train(plan)
+    before = ranks.train(plan, steps=3, checkpoints=tmp_path)
+    after = ranks.train(plan, checkpoints=tmp_path)
+    assert before.losses + after.losses == expected.losses
+    assert before.norms + after.norms == expected.norms
+    for name, value in expected.parameters.items():
+        assert torch.equal(after.parameters[name], value), name
+
+
+def test_a_checkpoint_is_written_while_the_parameters_change(tmp_path: Path) -> None:
+    """It appears when the last rank's part is there, with the values of when it was asked for."""
+    store = dist.HashStore()
+    parameters = torch.arange(16.0).view(2, 8).unbind()
+    pieces = [Slice("embedding.weight", Box(((rank, rank + 1), (0, 8)))) for rank in range(2)]
+    writers = [
+        Writer(tmp_path, Control(store, rank, 2), keep=1, on_error=pytest.fail) for rank in range(2)
+    ]
+
+    def save(rank: int) -> None:
+        tensors: Tensors = {"value": parameters[rank].view(1, 8)}
+        writers[rank].save(manifest, [(pieces[rank], tensors)])
+
+    manifest = Manifest(
+        step=7,
+        model=tiny_model(),
+        global_batch=8,
+        seed=0,
+        tokens_sha256="",
+        hyperparameters=Hyperparameters(),
+    )
+    save(0)
+    parameters[0].zero_()
+    assert find(tmp_path) is None
+    save(1)
+    writers[1].finish()  # which is when rank 0 has written the manifest
+    found = find(tmp_path)
+    assert found is not None and found.manifest.step == 7
+    whole = Reader(found).read("value", "embedding.weight", Box(((0, 2), (0, 8))))
+    assert torch.equal(whole, torch.arange(16.0).view(2, 8))
+    with pytest.raises(CheckpointError, match="does not hold the whole of"):
+        Reader(found).read("value", "embedding.weight", Box(((0, 3), (0, 8))))
 
 
 def test_a_torn_file_is_named(copy: Path) -> None:
-    torn = copy / "run" / "checkpoints" / "step-000006" / "rank-00001.safetensors"
+    torn = sorted((copy / "run" / "checkpoints" / "step-000006").glob("layers.*"))[0]
     torn.write_bytes(torn.read_bytes()[:-10])
-    assert f"{torn} is damaged: it has" in refusal(copy)
+    sentence = refusal(copy)
+    assert f"{torn} is damaged: it has" in sentence
+    assert "; --resume-from 4 goes on from the last whole one" in sentence
 
 
 def test_a_flipped_bit_is_named(copy: Path) -> None:
-    flipped = copy / "run" / "checkpoints" / "step-000006" / "rank-00002.safetensors"
-    content = bytearray(flipped.read_bytes())
-    content[-1] ^= 1
-    flipped.write_bytes(content)
-    assert f"{flipped} is damaged: its hash is not the manifest's" in refusal(copy)
+    checkpoints = copy / "run" / "checkpoints"
+    for step in ("step-000004", "step-000006"):
+        flipped = sorted((checkpoints / step).glob("head.*"))[-1]
+        content = bytearray(flipped.read_bytes())
+        content[-1] ^= 1
+        flipped.write_bytes(content)
+    sentence = refusal(copy)
+    assert f"{flipped} is damaged: its hash is not the manifest's" in sentence
+    assert "; no earlier checkpoint is whole" in sentence
 
 
 def test_a_missing_file_is_named(copy: Path) -> None:
-    missing = copy / "run" / "checkpoints" / "step-000006" / "rank-00000.safetensors"
+    missing = sorted((copy / "run" / "checkpoints" / "step-000006").glob("embedding.*"))[0]
     missing.unlink()
     assert f"{missing} cannot be read: No such file" in refusal(copy)
 
@@ -116,9 +236,23 @@ def test_a_torn_manifest_is_named(copy: Path) -> None:
     assert f"{manifest} is not JSON" in refusal(copy)
 
 
-def test_another_plan_is_refused(copy: Path) -> None:
-    write_plan(make_plan(tiny_model(), (1, 3), (2, 1), (1, 2), (True, False)), copy / "plan.json")
-    assert "was made under another plan" in refusal(copy)
+def test_a_folder_without_a_manifest_is_no_checkpoint(copy: Path) -> None:
+    checkpoints = copy / "run" / "checkpoints"
+    (checkpoints / "step-000006" / "manifest.json").unlink()
+    found = find(checkpoints)
+    assert found is not None and found.manifest.step == 4
+
+
+def test_another_model_is_refused(copy: Path) -> None:
+    model = tiny_model(intermediate=96)
+    write_plan(make_plan(model, (2, 2), (2, 1), (1, 2), (True, False)), copy / "plan.json")
+    assert "was made with model.intermediate 64, not 96" in refusal(copy)
+
+
+def test_another_batch_is_refused(copy: Path) -> None:
+    half = make_plan(tiny_model(), (2, 2), (2, 1), (1, 2), (True, False), micro_batches=2)
+    write_plan(half, copy / "plan.json")
+    assert "was made with global_batch 16, not 8" in refusal(copy)
 
 
 def test_other_data_is_refused(copy: Path) -> None:
@@ -135,8 +269,9 @@ def test_a_run_does_not_write_over_another(copy: Path) -> None:
     assert "holds checkpoints of an earlier run; give --resume" in training_run.refusal(copy)
 
 
-def test_nothing_to_resume_from(tmp_path: Path) -> None:
+def test_nothing_to_resume_from(copy: Path, tmp_path: Path) -> None:
+    assert "holds no checkpoint of step 5 to resume from" in refusal(copy, "--resume-from", "5")
     write_plan(PLAN, tmp_path / "plan.json")
     write_cluster(tmp_path, PLAN.world_size)
     (tmp_path / "text").mkdir()
-    assert "holds no checkpoint" in refusal(tmp_path)
+    assert "holds no checkpoint to resume from" in refusal(tmp_path)

@@ -99,6 +99,35 @@ def test_tensor_parallelism_pays_for_two_all_reduces_a_layer_and_direction() -> 
     assert with_.backward_s - without.backward_s == pytest.approx(3 * 2 * 10.0)
 
 
+def test_sequence_parallelism_gathers_and_scatters_in_place_of_all_reduces() -> None:
+    """Twice each a layer and direction, and once a step sums what norms learnt of their rows."""
+    model, chip = tiny_model(8), load_chip("a-mini")
+    slow = Link(latency_s=10.0, bytes_per_s=1e18)
+    none = Link(latency_s=0.0, bytes_per_s=1e18)
+    kind = shape(layers=3, tp=2, sequence_parallel=True)
+    with_, without = (stage_time(model, kind, chip, link, none) for link in (slow, none))
+    assert with_.forward_s - without.forward_s == pytest.approx(3 * 4 * 10.0)
+    assert with_.backward_s - without.backward_s == pytest.approx(3 * 4 * 10.0)
+    assert with_.reduce_s - without.reduce_s == pytest.approx(10.0)
+
+
+def test_selective_recompute_keeps_no_scores_and_computes_them_again() -> None:
+    model, chip = tiny_model(8), load_chip("a-mini")
+    scores = model.heads * model.sequence_length**2 * 4
+    kept, again = (
+        [stage_memory(model, shape(selective_recompute=chosen), n, 4).kept for n in (1, 2)]
+        for chosen in (False, True)
+    )
+    assert (kept[1] - kept[0]) - (again[1] - again[0]) == 2 * scores  # of two layers
+    less, more = (
+        stage_time(model, shape(selective_recompute=chosen), chip, LINK, LINK)
+        for chosen in (False, True)
+    )
+    assert less.forward_s == more.forward_s and less.recompute_s == more.recompute_s == 0
+    assert less.backward_input_s < more.backward_input_s
+    assert less.backward_weight_s == more.backward_weight_s
+
+
 def test_collectives() -> None:
     assert all_reduce_s(1000, 1, LINK) == all_gather_s(1000, 1, LINK) == 0
     assert all_reduce_s(1000, 2, LINK) == pytest.approx(1e-3 + 1e-3)
@@ -165,7 +194,7 @@ def test_boundary_tensors_are_those_of_the_inboxes_and_outboxes(
         for action in actions(schedule, pipeline, index):
             if action.kind == Kind.F:
                 forwards += 1
-            elif action.kind == Kind.B:
+            elif action.kind in (Kind.B, Kind.I):
                 held = (forwards - backwards - 1) * each
                 held += tensor * (not first and forwards < micro_batches)  # awaited
                 held += tensor * (not last and backwards + 1 < micro_batches)
@@ -181,12 +210,15 @@ def test_ministages_in_turn_hold_the_gradients_of_two() -> None:
     """Zorse, section 4.1.2: one ministage at work, and one being reduced; ZeRO-2 cuts the rest."""
     model = tiny_model(8)
     turn = dict(layers=6, ministages=3, schedule="gpipe", dp=4, zero_stage=2)
-    memory = stage_memory(model, shape(**turn), 4.0, 4)
-    assert memory.gradients == parameter_bytes(model, 4) + parameter_bytes(model, 6) // 4
-    assert memory.parameters == parameter_bytes(model, 6)
-    assert memory.optimizer == 2 * parameter_bytes(model, 6) // 4
+    little = stage_memory(model, shape(**turn, offload=True, recompute=True), 4.0, 4)
+    in_the_end = parameter_bytes(model, 4) + parameter_bytes(model, 6) // 4
+    assert little.gradients + little.kept == in_the_end
+    much = stage_memory(model, shape(**turn), 4.0, 4)  # most is held when the backwards begin
+    assert much.gradients == parameter_bytes(model, 2)
+    assert much.parameters == parameter_bytes(model, 6)
+    assert much.optimizer == 2 * parameter_bytes(model, 6) // 4
     one_by_one = stage_memory(model, shape(**{**turn, "schedule": "interleaved-1f1b"}), 4.0, 4)
-    assert one_by_one.gradients == parameter_bytes(model, 6) + parameter_bytes(model, 6) // 4
+    assert one_by_one.gradients == parameter_bytes(model, 6)
 
 
 def test_offloading_keeps_two_ministages_and_two_micro_batches() -> None:
@@ -317,6 +349,7 @@ chip = load_chip("c-mini")
 import torch, ditorch, ditorch.chips
 assert ditorch.chips.load_chip("c-mini") == chip and type(chip) is ditorch.chips.ChipSpec
 from heteropp.hyperparameters import Hyperparameters
+from heteropp.training.backward import put_off
 from heteropp.training.llama import StageModule
 from heteropp.model import Model
 from heteropp.training.optimizer import clip
@@ -334,40 +367,52 @@ def account(run):
     torch.accelerator.synchronize()
     return result, ditorch.pacing().busy_s
 
-def report(model, layers, tp):
+def report(model, layers, tp, **options):
     dtype = getattr(torch, model.dtype)
     first, last = layers[0] == 0, layers[1] == 3
     # a group that communicates nothing
-    module = StageModule(model, layers, CountingGroup(tp), "device", dtype)
+    group = CountingGroup(tp, options.get("sequence_parallel", False))
+    again = options.get("selective_recompute", False)
+    module = StageModule(model, layers, group, "device", dtype, selective_recompute=again)
     module.initialise(0)
     flat = FlatParameters(module, None, 1, Hyperparameters())
     tokens = torch.zeros(128, dtype=torch.int64, device="device")
-    x = tokens if first else torch.ones(128, 64, device="device", dtype=dtype).requires_grad_()
+    rows = 128 // tp if group.sequence_parallel else 128
+    x = tokens if first else torch.ones(rows, 64, device="device", dtype=dtype).requires_grad_()
     held = torch.accelerator.memory_allocated() - (0 if first else x.nbytes)
-    output, forward_s = account(lambda: module(x, tokens) / 128 if last else module(x))
-    gradient = None if last else torch.ones(128, 64, device="device", dtype=dtype)
-    _, backward_s = account(lambda: torch.autograd.backward(output, gradient))
+    with put_off() as later:
+        output, forward_s = account(lambda: module(x, tokens) / 128 if last else module(x))
+    gradient = None if last else torch.ones(rows, 64, device="device", dtype=dtype)
+    _, input_s = account(lambda: torch.autograd.backward(output, gradient))
     working = torch.accelerator.max_memory_allocated() - held
+    _, weight_s = account(later.run)
+    working = max(working, torch.accelerator.max_memory_allocated() - held)
 
     norm = torch.ones((), device="device")
 
     def update():
-        clip(flat.shard_gradient, norm, 1.0)
-        flat.optimizer.update(flat.shard_gradient, 1e-3)
-        flat.zero_gradients()
+        clip(flat.reduced(), norm, 1.0)
+        flat.optimizer.update(flat.reduced(), 1e-3)
+        flat.begin()
 
-    _, norm_s = account(lambda: flat.norms(0))
+    flat.reduce()
+    _, norm_s = account(flat.norms)
     del output, gradient
     before = torch.accelerator.memory_allocated()
     _, update_s = account(update)
     working = max(working, torch.accelerator.max_memory_allocated() - before)
-    shape = dict(layers=layers[1] - layers[0], first=first, last=last, tp=tp)
-    print(json.dumps([model.dtype, shape, forward_s, backward_s, norm_s, update_s, working]))
+    shape = dict(layers=layers[1] - layers[0], first=first, last=last, tp=tp, **options)
+    changes = dict(dtype=model.dtype, dropout=model.dropout)
+    print(json.dumps([changes, shape, forward_s, input_s, weight_s, norm_s, update_s, working]))
 
 for dtype in sys.argv[1:]:
     for layers in ((0, 1), (1, 2), (1, 3)):
         for tp in (1, 2):
             report(Model(name="x", dtype=dtype, **SHAPE), layers, tp)
+for layers in ((0, 1), (1, 2), (1, 3)):
+    dropping = Model(name="x", dropout=0.1, **SHAPE)
+    report(dropping, layers, 1, selective_recompute=True)
+    report(dropping, layers, 2, sequence_parallel=True)
 """
 
 
@@ -383,13 +428,14 @@ def test_a_stage_costs_what_the_emulated_chip_charges() -> None:
     ).stdout
     shape_ = dict(hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64)
     chip, none = load_chip("c-mini"), Link(latency_s=0.0, bytes_per_s=1e18)
-    assert len(printed.splitlines()) == 3 * 6
+    assert len(printed.splitlines()) == 3 * 6 + 3 * 2
     for line in printed.splitlines():
-        dtype, what, forward_s, backward_s, norm_s, update_s, working = json.loads(line)
-        model, stage = tiny_model(3, **shape_, dtype=dtype), shape(**what, sequences=2)
+        changes, what, forward_s, input_s, weight_s, norm_s, update_s, working = json.loads(line)
+        model, stage = tiny_model(3, **shape_, **changes), shape(**what, sequences=2)
         time = stage_time(model, stage, chip, none, none)
         assert time.forward_s == pytest.approx(forward_s, rel=1e-4), line
-        assert time.backward_s == pytest.approx(backward_s, rel=1e-4), line
+        assert time.backward_input_s == pytest.approx(input_s, rel=1e-4), line
+        assert time.backward_weight_s == pytest.approx(weight_s, rel=1e-4), line
         assert time.norm_s == pytest.approx(norm_s, rel=1e-2), line  # a launch, to stack them
         assert time.update_s == pytest.approx(update_s, rel=1e-4), line
         assert working <= stage_memory(model, stage, 1, 4).working <= 1.1 * working, line

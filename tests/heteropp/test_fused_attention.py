@@ -8,6 +8,7 @@ import pytest
 import torch
 from clusters import tiny_model
 
+from heteropp.tracing.kind import StageKind
 from heteropp.tracing.traces import Piece, trace_stage
 from heteropp.training.llama import Attention, Tables
 from heteropp.training.tp import SoloGroup
@@ -20,8 +21,8 @@ FUSED = replace(MODEL, attention="fused")
 
 def test_it_computes_what_explicit_attention_does() -> None:
     torch.manual_seed(0)
-    explicit = Attention(MODEL, SoloGroup(), device="cpu", dtype=torch.float64)
-    fused = Attention(FUSED, SoloGroup(), device="cpu", dtype=torch.float64)
+    explicit = Attention(MODEL, SoloGroup(), False, device="cpu", dtype=torch.float64)
+    fused = Attention(FUSED, SoloGroup(), False, device="cpu", dtype=torch.float64)
     for parameter in explicit.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     fused.load_state_dict(explicit.state_dict())
@@ -40,9 +41,8 @@ def test_its_cost(tp: int) -> None:
     """One layer's difference, against arithmetic."""
 
     def layer(model, what) -> int:
-        return what(trace_stage(model, 2, False, False, tp, 1)) - what(
-            trace_stage(model, 1, False, False, tp, 1)
-        )
+        kind = StageKind(False, False, tp, 1)
+        return what(trace_stage(model, 2, kind)) - what(trace_stage(model, 1, kind))
 
     pairs = MODEL.heads // tp * MODEL.sequence_length**2  # of tokens, over the heads
     saved = layer(MODEL, lambda t: t.kept_bytes) - layer(FUSED, lambda t: t.kept_bytes)

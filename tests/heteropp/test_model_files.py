@@ -7,6 +7,7 @@ import json
 import pytest
 
 from heteropp.files import FileError
+from heteropp.hugging_face.config import RopeScaling
 from heteropp.model import Model, read_model
 
 # as Llama 2 70B's config.json says it
@@ -50,7 +51,7 @@ def test_a_config_of_the_llama_family(tmp_path) -> None:
         vocab=32000,
         sequence_length=4096,
         norm_eps=1e-5,
-        dtype="bfloat16",
+        dtype="float16",
     )
 
 
@@ -61,15 +62,58 @@ def test_what_a_config_may_leave_out(tmp_path) -> None:
     assert model.rope_theta == 5e5
 
 
+# as Llama 3.1's config.json says it
+SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope_theta": 5e5, "rope_scaling": SCALING},
+        {"rope_parameters": {"rope_theta": 5e5, **SCALING}},  # since transformers 5
+    ],
+)
+def test_scaled_angles_and_tied_embeddings(tmp_path, said: dict) -> None:
+    model = read_model(write(tmp_path, {"tie_word_embeddings": True, **said}).parent)
+    expected = {name: value for name, value in SCALING.items() if name != "rope_type"}
+    assert model.rope_theta == 5e5
+    assert model.rope_scaling == RopeScaling(**expected)  # type: ignore[arg-type]
+    assert model.tied_embeddings
+
+
 UNSUPPORTED = {
     "another family": ({"model_type": "gpt2"}, "model_type is 'gpt2'; expected one of llama"),
     "no family": ({"model_type": "absent"}, "model_type: missing"),
     "no layers": ({"num_hidden_layers": "absent"}, "num_hidden_layers: missing"),
     "layers is text": ({"num_hidden_layers": "80"}, "num_hidden_layers"),
-    "tied embeddings": ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
     "biases": ({"attention_bias": True}, "attention_bias is True; expected False"),
     "another activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
-    "scaled rotary angles": ({"rope_scaling": {"factor": 8.0}}, "rope_scaling is"),
+    "angles scaled otherwise": (
+        {"rope_scaling": {"type": "linear", "factor": 8.0}},
+        "rope_scaling.rope_type is 'linear'; expected 'default' or 'llama3'",
+    ),
+    "angles scaled by halves": (
+        {"rope_scaling": {**SCALING, "low_freq_factor": None}},
+        "rope_scaling.low_freq_factor: missing",
+    ),
+    "angles scaled backwards": (
+        {"rope_scaling": {**SCALING, "low_freq_factor": 8.0}},
+        "rope_scaling has low_freq_factor 8.0 and high_freq_factor 4.0",
+    ),
+    "angles scaled by nothing": (
+        {"rope_scaling": {**SCALING, "factor": 0}},
+        "rope_scaling.factor is 0.0; expected at least 1",
+    ),
+    "half a head turned": (
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "rope_parameters.partial_rotary_factor is 0.5; expected 1",
+    ),
     "a sliding window": ({"sliding_window": 4096}, "sliding_window is 4096"),
     "heads of their own size": ({"head_dim": 256}, "head_dim is 256"),
     "no heads": ({"num_attention_heads": 0, "head_dim": 128}, "head_dim is 128"),

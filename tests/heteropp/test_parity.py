@@ -2,105 +2,112 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from layouts import EXACT, LAYOUTS, SCHEDULES, lay_out, plan_of, scheduled
+from parity import STEPS, TOLERANCE, Ranks, Trained
 from plain_llama import train_plainly
-from training_run import Training, checkpoint_parameters, make_plan, tiny_model
+from training_run import Training, checkpoint_parameters, tiny_model
 
-from heteropp.model import Model
-from heteropp.plan import Plan
-from heteropp.training.data import open_tokens
-
-STEPS, WARMUP, CLIP = 5, 2, 0.3
-# Adam divides by the gradient's own size: where a gradient nearly cancels, its float32 noise comes
-# out times the learning rate, so a high rate would test Adam's conditioning and not the layout
-RATE = {"float32": 2e-5, "float64": 3e-3}
-TOLERANCE = {"float32": 2e-6, "float64": 1e-12}
+from heteropp.data.source import open_tokens
+from heteropp.plan import Schedule
 
 
-def run_both(folder: Path, plan: Plan) -> tuple[tuple, tuple]:
-    """(losses, gradient norms, parameters) of the plan's run and of the plain loop."""
-    training = Training(
-        folder,
-        plan,
-        *("--steps", str(STEPS), "--warmup-steps", str(WARMUP)),
-        *("--learning-rate", str(RATE[plan.model.dtype]), "--gradient-clip", str(CLIP)),
-    ).finish()
-    ours = (
-        training.losses,
-        [metrics["gradient_norm"] for metrics in training.metrics],
-        checkpoint_parameters(plan, training.output / "checkpoints" / f"step-{STEPS:06d}"),
-    )
-    tokens = open_tokens(folder / "text", folder / "cache" / "hyperhetero")
-    plain = train_plainly(
-        plan.model,
-        tokens,
-        STEPS,
-        plan.micro_batch,
-        plan.pipelines[0].micro_batches,
-        RATE[plan.model.dtype],
-        WARMUP,
-        CLIP,
-    )
-    assert all(norm > CLIP for norm in plain[1]), "clipping must be active"
-    assert ours[2].keys() == plain[2].keys()
-    return ours, plain
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    found = Ranks()
+    yield found
+    found.close()
 
 
-def check_close(folder: Path, plan: Plan) -> None:
-    (losses, norms, parameters), (plain_losses, plain_norms, plain) = run_both(folder, plan)
-    tolerance = TOLERANCE[plan.model.dtype]
-    assert losses == pytest.approx(plain_losses, rel=tolerance)
-    assert norms == pytest.approx(plain_norms, rel=tolerance)
-    for name, expected in plain.items():
-        error = (parameters[name] - expected).abs().max() / expected.abs().max()
+def check(got: Trained, plain: Trained, tolerance: float) -> None:
+    assert got.losses == pytest.approx(plain.losses, rel=tolerance)
+    assert got.norms == pytest.approx(plain.norms, rel=tolerance)
+    assert got.validation_loss == pytest.approx(plain.validation_loss, rel=tolerance)
+    assert got.parameters.keys() == plain.parameters.keys()
+    for name, expected in plain.parameters.items():
+        error = (got.parameters[name] - expected).abs().max() / expected.abs().max()
         assert error <= tolerance, f"{name}: {error:.3g}"
 
 
-@pytest.mark.parametrize("recompute", [(False, False, False), (False, True, True)])
-def test_three_stages_alone_equal_the_plain_loop_bit_for_bit(
-    tmp_path: Path, recompute: tuple[bool, ...]
+CASES = [(s, layout) for layout in LAYOUTS for s in SCHEDULES if lay_out(layout, s, "float64")]
+
+
+@pytest.mark.parametrize(("schedule", "layout"), CASES)
+def test_every_schedule_on_every_layout(ranks: Ranks, schedule: Schedule, layout: str) -> None:
+    plan = lay_out(layout, schedule, "float64")
+    assert plan is not None
+    check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float64"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_in_float32(ranks: Ranks, layout: str) -> None:
+    plan = lay_out(layout, "1f1b", "float32")
+    assert plan is not None
+    check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("layout", EXACT)
+@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s != "chimera"])
+def test_ranks_alone_equal_the_plain_loop_bit_for_bit(
+    ranks: Ranks, schedule: Schedule, layout: str
 ) -> None:
-    plan = make_plan(tiny_model(), (1, 2, 1), (1, 1, 1), (1, 1, 1), recompute)
-    (losses, norms, parameters), (plain_losses, plain_norms, plain) = run_both(tmp_path, plan)
-    assert losses == plain_losses
-    assert norms == plain_norms
-    for name, expected in plain.items():
-        assert torch.equal(parameters[name], expected), name
+    """But for Chimera's, which sum the gradients of two copies."""
+    plan = lay_out(layout, schedule, "float32")
+    assert plan is not None
+    got, plain = ranks.train(plan), ranks.plainly(plan)
+    assert got.losses == plain.losses
+    assert got.norms == plain.norms
+    for name, expected in plain.parameters.items():
+        assert torch.equal(got.parameters[name], expected), name
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_unlike_degrees_between_stages(tmp_path: Path, dtype: str) -> None:
-    model = tiny_model(dtype=dtype)
-    check_close(tmp_path, make_plan(model, (1, 2, 1), (2, 1, 1), (1, 2, 1), (True, False, False)))
+def test_unlike_numbers_of_ministages(ranks: Ranks) -> None:
+    """Zorse's GPipe: a stage in as many ministages as its memory asks for."""
+    model = tiny_model(layers=8, dtype="float64")
+    plan = scheduled(plan_of(model, (2, 4, 2), (1, 2, 1), (2, 1, 1)), "gpipe", 1, 4, 2)
+    check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float64"])
 
 
-def figure_8(model: Model) -> Plan:
-    """The paper's example: 16 chips A and 4 chips B in three stages, with half its layers."""
-    return make_plan(model, (4, 3, 2), (4, 2, 2), (2, 4, 2), (True, False, False))
+def test_300_steps(ranks: Ranks) -> None:
+    """The mean relative error of the loss, in float32."""
+    model = tiny_model(layers=2, hidden=16, heads=2, intermediate=32, sequence_length=8)
+    plan = scheduled(plan_of(model, (1, 1), (2, 1), (1, 2)), "zb-h1", 1)
+    got, plain = ranks.train(plan, 300), ranks.plainly(plan, 300)
+    assert len(got.losses) == 300 and got.losses[-1] < got.losses[0]
+    pairs = zip(got.losses, plain.losses, strict=True)
+    assert sum(abs(a / b - 1) for a, b in pairs) / 300 <= 1e-5
 
 
-def test_figure_8(tmp_path: Path) -> None:
-    check_close(tmp_path, figure_8(tiny_model(layers=9, kv_heads=4, dtype="float64")))
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_layer_runs_once_more_for_each_micro_batch_where_it_is_recomputed(
+    ranks: Ranks, schedule: Schedule
+) -> None:
+    plan = lay_out("four stages", schedule, "float64")
+    assert plan is not None
+    forwards = ranks.train(plan).forwards
+    times: dict[str, int] = {}
+    for rank, own in enumerate(forwards):
+        again = 1 + plan.pipelines[0].stages[rank].recompute
+        for layer, count in own.items():
+            assert count % (again * STEPS) == 0
+            times[layer] = times.get(layer, 0) + count // again
+    micro_batches = plan.pipelines[0].micro_batches
+    assert times == {f"layers.{layer}": STEPS * micro_batches for layer in range(8)}
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1])
-def test_replicas_with_unequal_shares(tmp_path: Path, zero_stage: int) -> None:
-    plan = make_plan(
-        tiny_model(), (3, 1), (2, 1), (1, 2), (False, True), micro_batch=4, zero_stage=zero_stage
-    )
-    check_close(tmp_path, with_shares(plan, (1, 3)))
-
-
-def with_shares(plan: Plan, shares: tuple[int, ...]) -> Plan:
-    from dataclasses import replace
-
-    pipeline = plan.pipelines[0]
-    replicas = tuple(
-        replace(replica, batch_share=share)
-        for replica, share in zip(pipeline.stages[0].replicas, shares, strict=True)
-    )
-    stages = (replace(pipeline.stages[0], replicas=replicas), *pipeline.stages[1:])
-    return replace(plan, pipelines=(replace(pipeline, stages=stages),))
+def test_the_command_trains_on_emulated_chips(tmp_path: Path) -> None:
+    """Over dicomm, with its checkpoint at the end."""
+    plan = plan_of(tiny_model(dtype="float64"), (2, 2), (2, 1), (1, 2))
+    settings = ("--learning-rate", "3e-3", "--gradient-clip", "0.3", "--warmup-steps", "2")
+    training = Training(tmp_path, plan, "--steps", str(STEPS), *settings).finish()
+    tokens = open_tokens(tmp_path / "text", tmp_path / "cache" / "hyperhetero")
+    losses, _, parameters = train_plainly(plan.model, tokens, STEPS, 4, 4, 3e-3, 2, 0.3)
+    assert training.losses == pytest.approx(losses, rel=1e-12)
+    trained = checkpoint_parameters(training.output / "checkpoints" / f"step-{STEPS:06d}")
+    for name, expected in parameters.items():
+        error = (trained[name] - expected).abs().max() / expected.abs().max()
+        assert error <= 1e-12, f"{name}: {error:.3g}"

@@ -26,7 +26,7 @@ def planned(name: str, folder: Path) -> Plan:
     return verdict.best.plan
 
 
-def test_they_train_or_say_in_one_sentence_why_not(tmp_path: Path) -> None:
+def test_they_train(tmp_path: Path) -> None:
     found: dict[Plan, list[str]] = {}
     for name in PLANNERS:
         found.setdefault(replace(planned(name, tmp_path), prediction=None), []).append(name)
@@ -36,20 +36,5 @@ def test_they_train_or_say_in_one_sentence_why_not(tmp_path: Path) -> None:
         folder.mkdir()
         write_cluster(folder / "cluster.toml", *NODES)
         code, _, stderr = Training(folder, plan, "--steps", "2").wait()
-        if trains(plan):
-            assert code == 0, stderr
-            assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) == 2
-        else:
-            assert set(names) <= {"autohet", "zorse"}
-            assert code == 2
-            assert "this release" in stderr and len(stderr.strip().splitlines()) == 1
-
-
-def trains(plan: Plan) -> bool:
-    """Whether the executor has what the plan needs."""
-    return (
-        len(plan.pipelines) == 1
-        and plan.schedule == "1f1b"
-        and plan.zero_stage < 2
-        and not any(stage.offload for stage in plan.pipelines[0].stages)
-    )
+        assert code == 0, f"{names}: {stderr}"
+        assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) == 2

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from clusters import cluster_of, tiny_model, write_cluster, write_model
+from typer import Typer
 from typer.testing import CliRunner
 
 from heteropp.chips import load_chip
+from heteropp.cli import search
 from heteropp.cli.profile import app
 from heteropp.cluster import Link, read_cluster
 from heteropp.cost import StageShape, Time, stage_memory, stage_time
@@ -208,8 +210,8 @@ def test_one_pair_of_ranks_for_each_kind() -> None:
     assert chip_profile(cluster, "x") is None
 
 
-def refusal(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments))
+def refusal(*arguments: str, command: Typer = app) -> str:
+    result = CliRunner().invoke(command, list(arguments))
     assert result.exit_code == 2, result.output
     (line,) = result.stderr.splitlines()
     return line
@@ -226,6 +228,12 @@ def test_bad_requests_are_refused_in_a_sentence(tmp_path: Path) -> None:
     profile = made_up({(1, False, False): 1.0})
     write_profile(profile, output)
     assert "is the profile made up; give another --output" in refusal(*files)
+    asked = (*files[:4], "--global-batch", "4", "--profile", str(output))
+    assert "of a model with hidden 16; this one has 64" in refusal(*asked, command=search.app)
+    write_profile(replace(profile, model=tiny_model(4, **MODEL)), output)
+    assert "sequence_length 64; this one has 32" in refusal(
+        *asked, "--sequence-length", "32", command=search.app
+    )
     write_profile(replace(profile, version=2), output)
     assert "version is 2; this release reads version 1" in refusal(*files)
     text = output.read_text()

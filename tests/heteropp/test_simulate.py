@@ -79,7 +79,11 @@ def uniform(stages: int, micro_batches: int, **changes) -> tuple[Plan, Cluster]:
 
 
 def layer_time(**seconds: float):
-    """A stand-in for the cost model: so many seconds for each layer, of what is given."""
+    """A stand-in for the cost model: so many seconds for each layer, of what is given.
+
+    A backward of which no half is given is all in its first.
+    """
+    seconds.setdefault("backward_input_s", seconds.get("backward_s", 0.0))
 
     def stage_time(_model, shape, *_):
         given = {name: shape.layers * value for name, value in seconds.items()}
@@ -102,12 +106,12 @@ def compute_end_s(simulation) -> float:
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 3), (4, 4), (4, 16), (6, 2)])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_1f1b_and_gpipe(monkeypatch, schedule: Schedule, stages: int, micro_batches: int) -> None:
-    """(m + P - 1) (F + B), with the update after it."""
+    """m (F + B) + (P - 1) (F + I), with the update after it."""
     monkeypatch.setattr(program, "stage_time", layer_time(**SECONDS, update_s=5.0))
     plan, cluster = uniform(stages, micro_batches, schedule=schedule)
-    exchange_s = simulate(plan, cluster).program.exchange_s
-    expected = (micro_batches + stages - 1) * (F + INPUT + WEIGHT) + exchange_s + 5.0
-    assert simulate(plan, cluster).step_s == pytest.approx(expected, rel=1e-12)
+    rest_s = simulate(plan, cluster).program.exchange_s + 5.0
+    filled = micro_batches * (F + INPUT + WEIGHT) + (stages - 1) * (F + INPUT)
+    assert simulate(plan, cluster).step_s == pytest.approx(filled + rest_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved-1f1b"])
@@ -115,11 +119,12 @@ def test_1f1b_and_gpipe(monkeypatch, schedule: Schedule, stages: int, micro_batc
 def test_ministages_divide_the_bubble(
     monkeypatch, schedule: Schedule, stages: int, micro_batches: int
 ) -> None:
-    """(m v + P - 1) (F + B) of a ministage, where P divides m."""
+    """m v (F + B) + (P - 1) (F + I) of a ministage, where P divides m."""
     monkeypatch.setattr(program, "stage_time", layer_time(**SECONDS))
     for ministages in (2, 3):
         plan, cluster = uniform(stages, micro_batches, schedule=schedule, ministages=ministages)
-        expected = (micro_batches * ministages + stages - 1) * (F + INPUT + WEIGHT)
+        expected = micro_batches * ministages * (F + INPUT + WEIGHT)
+        expected += (stages - 1) * (F + INPUT)
         assert compute_end_s(simulate(plan, cluster)) == pytest.approx(expected, rel=1e-12)
 
 
@@ -277,7 +282,7 @@ def test_pipelines_of_unlike_cuts_sum_gradients_slice_by_slice(monkeypatch) -> N
         size = sum(4 * rows * (columns[0] if columns else 1) for rows, *columns in sizes)
         return all_reduce_s(size, 2, link)
 
-    done = {span.rank: span.end_s for span in simulation.spans if span.name == "B"}
+    done = {span.rank: span.end_s for span in simulation.spans if span.name in ("B", "W")}
     last = max(done[1], done[3]) + sum_s(4, 6)
     middle = max(last, done[1], done[2]) + sum_s(3, 4)
     first = max(middle, done[0], done[2]) + sum_s(0, 3)
@@ -405,19 +410,27 @@ def test_unbuffered_1f1b_deadlocks_and_one_tensor_of_slack_frees_it() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "ministages"),
-    [("1f1b", 1), ("gpipe", 1), ("gpipe", 3), ("interleaved-1f1b", 2), ("zb-h1", 1), ("zb-v", 2)],
+    [
+        ("1f1b", 1),
+        ("gpipe", 1),
+        ("gpipe", 3),
+        ("interleaved-1f1b", 2),
+        ("zb-h1", 1),
+        ("zb-v", 2),
+        ("chimera", 2),
+    ],
 )
 @pytest.mark.parametrize("recompute", [False, True])
 def test_memory_peaks_where_the_cost_model_says(
     schedule: Schedule, ministages: int, recompute: bool
 ) -> None:
     plan, cluster = uniform(
-        3, 7, schedule=schedule, ministages=ministages, recompute=recompute, layers=2
+        4, 7, schedule=schedule, ministages=ministages, recompute=recompute, layers=2
     )
     simulation = simulate(plan, cluster)
     expected = [memory.total for memory in rank_memory(plan)]
     assert simulation.memory_bytes == pytest.approx(expected, abs=8)
-    for rank in range(3):
+    for rank in range(4):
         curve = simulation.memory_of(rank)
         assert curve.times_s == sorted(curve.times_s)
         assert curve.bytes[0] == curve.bytes[-1] == min(curve.bytes)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from clusters import tiny_model
 
+from heteropp.tracing.kind import StageKind
 from heteropp.tracing.stage import Recording, record_stage
 from heteropp.tracing.traces import Piece, StageTrace, trace_stage
 
@@ -47,17 +48,22 @@ def check(trace: StageTrace, direct: Recording) -> None:
     pieces = direct.pieces
     for piece, ours in (
         ("forward", counted(trace.forward)),
-        ("input", counted(trace.backward_input)),
-        ("backward", counted(trace.backward_input, trace.backward_weight)),
+        ("backward_input", counted(trace.backward_input)),
+        ("backward_weight", counted(trace.backward_weight)),
         ("norm", counted(trace.norm)),
         ("update", counted(trace.update)),
     ):
         assert ours == Counter((o.product, o.flops, o.bytes) for o in pieces[piece].operators)
     for piece, reduces in (
         ("forward", trace.forward.all_reduce_bytes),
-        ("input", trace.backward_input.all_reduce_bytes),
+        ("backward_input", trace.backward_input.all_reduce_bytes),
     ):
         assert {size: n for n, size in reduces} == Counter(pieces[piece].all_reduce_bytes)
+    for piece, gathers in (
+        ("forward", trace.forward.gather_bytes),
+        ("backward_input", trace.backward_input.gather_bytes),
+    ):
+        assert {size: n for n, size in gathers} == Counter(pieces[piece].gather_bytes)
     assert trace.forward_peak_bytes == most_alive(direct, "forward")[0]
     assert trace.kept_bytes == most_alive(direct, "forward")[1]
     second = direct.sizes_bytes["second_gradient"]
@@ -69,24 +75,32 @@ def check(trace: StageTrace, direct: Recording) -> None:
     assert trace.output_bytes == direct.sizes_bytes["output"]
 
 
-@pytest.mark.parametrize("dtype, attention", [("float32", "explicit"), ("bfloat16", "fused")])
-def test_every_number_of_sequences_is_as_if_traced(dtype: str, attention: str) -> None:
+@pytest.mark.parametrize(
+    "changes, options",
+    [
+        ({}, {}),
+        (dict(dtype="bfloat16", attention="fused"), {}),
+        (dict(dropout=0.1), dict(sequence_parallel=True, selective_recompute=True)),
+    ],
+)
+def test_every_number_of_sequences_is_as_if_traced(changes: dict, options: dict) -> None:
     """Odd sizes, so that nothing is a multiple of what allocators round to; a vocabulary that is
     larger than a micro-batch of few sequences."""
     sizes = dict(kv_heads=2, intermediate=40, vocab=72, sequence_length=12)
-    model = tiny_model(4, **sizes, dtype=dtype, attention=attention)
+    model = tiny_model(4, **sizes, **changes)
     for layers, first, last, tp in ((1, True, False, 2), (2, False, False, 1), (1, False, True, 2)):
         for sequences in (1, 2, 5, 9):
-            direct = record_stage(model, layers, first, last, tp, sequences)
-            check(trace_stage(model, layers, first, last, tp, sequences), direct)
+            kind = StageKind(first, last, tp, sequences, **options)
+            check(trace_stage(model, layers, kind), record_stage(model, layers, kind))
 
 
 def test_ends_and_layers_add_up() -> None:
     """A stage is a first part, layers and a last part: what planners extend from."""
     model = tiny_model(8)
     for tp in (1, 4):
-        three, four = (record_stage(model, n, True, True, tp, 2) for n in (3, 4))
-        one, two = (trace_stage(model, n, True, True, tp, 2) for n in (1, 2))
+        kind = StageKind(True, True, tp, 2)
+        three, four = (record_stage(model, n, kind) for n in (3, 4))
+        one, two = (trace_stage(model, n, kind) for n in (1, 2))
         for name in ("kept_bytes", "forward_peak_bytes", "backward_peak_bytes", "flat_bytes"):
             found = getattr(one, name) + 2 * (getattr(two, name) - getattr(one, name))
             direct = {
@@ -96,8 +110,16 @@ def test_ends_and_layers_add_up() -> None:
                 "flat_bytes": three.sizes_bytes["flat"],
             }[name]
             assert found == direct, name
-        layer = Counter((o.product, o.flops, o.bytes) for o in four.pieces["backward"].operators)
-        layer -= Counter((o.product, o.flops, o.bytes) for o in three.pieces["backward"].operators)
+        pieces = four.pieces, three.pieces
+        layer, less = (
+            Counter(
+                (o.product, o.flops, o.bytes)
+                for name in ("backward_input", "backward_weight")
+                for o in of[name].operators
+            )
+            for of in pieces
+        )
+        layer -= less
         longer, shorter = (counted(t.backward_input, t.backward_weight) for t in (two, one))
         assert longer - shorter == layer
 

@@ -15,7 +15,10 @@ import pytest
 import training_run
 from training_run import Training, make_plan, tiny_model, wait, write_cluster, write_text
 
-from heteropp.plan import Pipeline, Plan, Prediction, write_plan
+from heteropp.data.convert import convert
+from heteropp.data.documents import Document
+from heteropp.data.tokenizer import Bytes
+from heteropp.plan import Plan, Prediction, write_plan
 from heteropp.schedule import actions as table_of
 
 PLAN = make_plan(tiny_model(), (3, 1), (2, 1), (1, 1), (True, False))
@@ -39,8 +42,13 @@ def with_prediction(plan: Plan) -> Plan:
 
 def test_the_loss_falls_and_the_figures_add_up(tmp_path: Path) -> None:
     plan = with_prediction(PLAN)
+    convert([Document(b"abcdefgh" * 10, "")] * 9, tmp_path / "other.tokens", Bytes())
     training = Training(
-        tmp_path, plan, "--steps", "30", "--learning-rate", "1e-2", "--warmup-steps", "3", "--json"
+        tmp_path,
+        plan,
+        *("--steps", "30", "--learning-rate", "1e-2", "--warmup-steps", "3", "--json"),
+        *("--validation", str(tmp_path / "other.tokens"), "--validate-every", "12"),
+        "--tensorboard",
     )
     code, stdout, stderr = training.wait()
     assert code == 0, stderr
@@ -48,25 +56,46 @@ def test_the_loss_falls_and_the_figures_add_up(tmp_path: Path) -> None:
     assert [line["step"] for line in metrics] == list(range(1, 31))
     assert metrics[0]["loss"] == pytest.approx(5.545, abs=0.05)  # ln 256: nothing is known yet
     assert metrics[-1]["loss"] < 3.6  # ln 26: the letters are known
+    validation = {m["step"]: m["validation_loss"] for m in metrics if m["validation_loss"]}
+    assert list(validation) == [12, 24, 30]
+    assert 2 < validation[30] < validation[12] < 5.5
     rates = [line["learning_rate"] for line in metrics]
     assert rates[:4] == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2, 1e-2])
     assert all(later < earlier for earlier, later in itertools.pairwise(rates[3:]))
     tokens = plan.global_batch * plan.model.sequence_length
     for line in metrics:
         assert line["tokens_per_s"] == pytest.approx(tokens / line["step_s"])
+        of_all = line["tokens_per_chip_per_s"] * plan.world_size
+        assert of_all == pytest.approx(line["tokens_per_s"])
+        assert 0 < line["utilization"] < 1e-3, "the chips are nearly infinitely fast"
+        assert 0 < line["bubble"] + line["communication"] < 1
         assert line["predicted_step_s"] == 0.5
         assert len(line["peak_memory_bytes"]) == plan.world_size
         assert all(peak > 100_000 for peak in line["peak_memory_bytes"])
         assert 0 <= line["pacing_fidelity"] <= 1
     summary = json.loads(stdout)
     assert summary["last_loss"] == metrics[-1]["loss"]
+    assert summary["validation_loss"] == validation[30]
+    assert f"step 30/30  validation loss {validation[30]:.4f}" in stderr
     assert summary["predicted_step_s"] == 0.5
     assert "measured step" in stderr
     assert "predicted 500.0 ms" in stderr
     for picture in ("loss.png", "timeline.png"):
         assert (training.output / picture).read_bytes().startswith(b"\x89PNG")
     check_trace(plan, training.output / "trace.json")
+    check_tensorboard(training)
     assert (training.output / "checkpoints" / "step-000030" / "manifest.json").exists()
+
+
+def check_tensorboard(training: Training) -> None:
+    """It reads back what metrics.jsonl holds."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(training.output / "tensorboard"))
+    events.Reload()
+    for name in ("loss", "bubble", "utilization", "tokens_per_chip_per_s"):
+        shown = {event.step: event.value for event in events.Scalars(name)}
+        assert shown == pytest.approx({m["step"]: m[name] for m in training.metrics}, rel=1e-6)
 
 
 def check_trace(plan: Plan, path: Path) -> None:
@@ -93,7 +122,7 @@ def test_torchrun_starts_it_as_well(tmp_path: Path) -> None:
             *("--nproc-per-node", "3", "-m", "heteropp.cli.train"),
             *("--cluster", str(tmp_path / "cluster.toml")),
             *("--plan", str(tmp_path / "plan.json"), "--output", str(tmp_path / "run")),
-            *("--data", str(tmp_path / "text"), "--steps", "2"),
+            *("--data", str(tmp_path / "text"), "--steps", "2", "--p2p", "cpu-mediated"),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -141,33 +170,6 @@ def test_bad_plans_are_refused(tmp_path: Path) -> None:
     assert "plan.json cannot be read: No such file" in refusal(tmp_path, None)
     assert "plan.json is not JSON" in refusal(tmp_path, "{")
     assert "plan.json: model: missing" in refusal(tmp_path, "{}")
-    half = Pipeline(micro_batches=2, stages=PLAN.pipelines[0].stages)
-    ranks = len(PLAN.pipelines[0].stages[0].replicas)
-    assert ranks == 2
-    moved = tuple(
-        replace(
-            stage,
-            replicas=tuple(
-                replace(replica, ranks=tuple(rank + 3 for rank in replica.ranks))
-                for replica in stage.replicas
-            ),
-        )
-        for stage in half.stages
-    )
-    two = replace(PLAN, pipelines=(half, replace(half, stages=moved)))
-    assert "has 2 pipelines; this release trains one" in refusal(tmp_path, two)
-    assert "has schedule gpipe; this release trains 1f1b" in refusal(
-        tmp_path, replace(PLAN, schedule="gpipe")
-    )
-    assert "has ZeRO stage 2; this release trains 0 and 1" in refusal(
-        tmp_path, replace(PLAN, zero_stage=2)
-    )
-    first, second = PLAN.pipelines[0].stages
-    stages = (first, replace(second, offload=True))
-    offloaded = replace(PLAN, pipelines=(replace(PLAN.pipelines[0], stages=stages),))
-    assert "stages[1] is offloaded, which this release does not train" in refusal(
-        tmp_path, offloaded
-    )
 
 
 def test_a_plan_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -191,8 +193,19 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
     assert "learning_rate is nan" in refusal(tmp_path, PLAN, "--learning-rate", "nan")
     assert "gradient_clip is -2.0" in refusal(tmp_path, PLAN, "--gradient-clip", "-2")
     assert "--device is tpu; expected chip or cpu" in refusal(tmp_path, PLAN, "--device", "tpu")
+    assert "--p2p is tcp; expected device-direct or cpu" in refusal(tmp_path, PLAN, "--p2p", "tcp")
+    assert "--device cpu has none" in refusal(
+        tmp_path, PLAN, "--p2p", "cpu-mediated", "--device", "cpu"
+    )
+    assert "--force skips the check of the chips' memory" in refusal(tmp_path, PLAN, "--force")
     assert "--steps" in refusal(tmp_path, PLAN, "--steps", "0")
     assert "No such option" in refusal(tmp_path, PLAN, "--stepz", "1")
+
+
+def test_torchrun_alone_counts_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("DITORCH_CHIP", "")  # which a rank sets, and monkeypatch puts back
+    assert "give it --max-restarts" in refusal(tmp_path, PLAN, "--restarts", "1")
 
 
 def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -204,13 +217,24 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_bad_data_is_refused(tmp_path: Path) -> None:
-    assert "is not a folder of text files" in refusal(
+    assert "absent cannot be read: No such file" in refusal(
         tmp_path, PLAN, "--data", str(tmp_path / "absent")
     )
     (tmp_path / "short").mkdir()
     (tmp_path / "short" / "a.txt").write_text("abc")
-    assert "bytes of text; one sequence needs 17" in refusal(
+    assert "has 4 tokens; one sequence needs 17" in refusal(
         tmp_path, PLAN, "--data", str(tmp_path / "short")
     )
+    convert([Document(b"text " * 99, "")], tmp_path / "x.tokens", Bytes())
+    content = (tmp_path / "x.tokens").read_bytes()
+    (tmp_path / "x.tokens").write_bytes(content[:-1])
+    assert "x.tokens is not a token file, or is damaged" in refusal(
+        tmp_path, PLAN, "--data", str(tmp_path / "x.tokens")
+    )
+    (tmp_path / "x.tokens").write_bytes(content.replace(Bytes.sha256.encode(), b"0" * 64))
+    others = ("--validation", str(tmp_path / "x.tokens"))
+    assert "x.tokens was made with tokenizer bytes, and what" in refusal(tmp_path, PLAN, *others)
+    every = refusal(tmp_path, PLAN, "--validate-every", "5")
+    assert "--validate-every needs --validation" in every
     small = make_plan(tiny_model(vocab=128), (3, 1), (2, 1), (1, 1), (True, False))
-    assert "vocab is 128; bytes need 256" in refusal(tmp_path, small)
+    assert "(tokenizer bytes); the model's vocab is 128" in refusal(tmp_path, small)

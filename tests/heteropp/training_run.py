@@ -9,20 +9,22 @@ import signal
 import string
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import forks
-import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
 
+from heteropp.boxes import Box
+from heteropp.checkpoint.manifest import read as read_checkpoint
+from heteropp.checkpoint.reader import Reader
 from heteropp.cli.train import app
 from heteropp.model import Model
+from heteropp.parameters import model_parameters
 from heteropp.plan import Pipeline, Plan, Replica, Stage, write_plan
 
 CHIP = "neutral.toml"
-ROW_PARALLEL = ("attention.output.weight", "mlp.down.weight")
 
 
 NEUTRAL_CHIP = """\
@@ -105,13 +107,43 @@ def make_plan(
     )
 
 
+def several_pipelines(
+    model: Model,
+    *shapes: tuple[Sequence[int], Sequence[int], Sequence[int], int],
+    micro_batch: int = 4,
+) -> Plan:
+    """A plan of pipelines with each stage's number of layers and degrees, and micro-batches."""
+    pipelines: list[Pipeline] = []
+    first_rank = 0
+    for layers, dp, tp, micro_batches in shapes:
+        recompute = [False] * len(layers)
+        plan = make_plan(model, layers, dp, tp, recompute, micro_batch, micro_batches)
+        pipelines.append(moved(plan.pipelines[0], first_rank))
+        first_rank += plan.world_size
+    count = sum(pipeline.micro_batches for pipeline in pipelines)
+    return replace(plan, global_batch=micro_batch * count, pipelines=tuple(pipelines))
+
+
+def moved(pipeline: Pipeline, ranks: int) -> Pipeline:
+    """The same on ranks that come later by so many."""
+
+    def later(stage: Stage) -> Stage:
+        replicas = tuple(
+            replace(replica, ranks=tuple(rank + ranks for rank in replica.ranks))
+            for replica in stage.replicas
+        )
+        return replace(stage, replicas=replicas)
+
+    return replace(pipeline, stages=tuple(map(later, pipeline.stages)))
+
+
 def write_text(folder: Path, characters: int = 20_000) -> Path:
     """A folder of text to train on: letters, some more often than others."""
     folder.mkdir()
     letters = random.Random(0)
-    for name in ("b.txt", "a.txt"):
-        text = letters.choices(string.ascii_lowercase, range(26, 0, -1), k=characters // 2)
-        (folder / name).write_text("".join(text))
+    for n in range(characters // 200):  # sequences of every run cross from one to the next
+        text = letters.choices(string.ascii_lowercase, range(26, 0, -1), k=200)
+        (folder / f"{n:03}.txt").write_text("".join(text))
     return folder
 
 
@@ -190,21 +222,13 @@ def wait(process: forks.Forked | subprocess.Popen[str], deadline_s: float) -> tu
     return process.returncode, stdout, stderr
 
 
-def checkpoint_parameters(plan: Plan, checkpoint: Path) -> dict[str, Tensor]:
-    """The whole parameters of a checkpoint, put together from its ranks' slices."""
-    whole: dict[str, Tensor] = {}
-    for stage in plan.pipelines[0].stages:
-        slices = [
-            load_file(checkpoint / f"rank-{rank:05d}.safetensors")
-            for rank in stage.replicas[0].ranks
-        ]
-        for name in slices[0]:
-            if name.startswith("optimizer."):
-                continue
-            parts = [part[name] for part in slices]
-            if name.endswith("norm.weight"):
-                assert all(torch.equal(part, parts[0]) for part in parts), name
-                whole[name] = parts[0]
-            else:
-                whole[name] = torch.cat(parts, 1 if name.endswith(ROW_PARALLEL) else 0)
-    return whole
+def checkpoint_parameters(checkpoint: Path) -> dict[str, Tensor]:
+    """The whole parameters of a checkpoint."""
+    found = read_checkpoint(checkpoint)
+    reader = Reader(found)
+    return {
+        parameter.name: reader.read(
+            "value", parameter.name, Box(tuple((0, size) for size in parameter.shape))
+        )
+        for parameter in model_parameters(found.manifest.model)
+    }

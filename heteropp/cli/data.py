@@ -1,0 +1,101 @@
+"""heteropp-data: turns text, JSONL and Parquet files into a token file to train on.
+
+Every line of a .jsonl file and every row of a .parquet file is a document; any other file is one,
+or several with a --separator. Files that end in .gz are unpacked. Folders are read with everything
+beneath them.
+"""
+
+from __future__ import annotations
+
+import json as json_
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from heteropp.cli.errors import InputError, one_sentence
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+EXAMPLES = """\b
+Examples:
+  heteropp-data books/ -o books.tokens
+  heteropp-data c4-*.jsonl.gz --tokenizer llama/tokenizer.json -o c4.tokens
+  heteropp-data wiki.parquet --field body --hold-out 0.01 -o wiki.tokens
+  heteropp-train --data wiki.tokens --validation wiki.validation.tokens ...
+"""
+
+
+@app.command(help=__doc__, epilog=EXAMPLES)
+def data(
+    sources: Annotated[list[Path], typer.Argument(help="Files, and folders of files.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The token file to write.")],
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A Hugging Face tokenizer.json or its folder; bytes if absent."),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            help="The token that ends a document, '' for none; if absent the eos_token of the "
+            "tokenizer_config.json beside the tokenizer, if any."
+        ),
+    ] = None,
+    field: Annotated[str, typer.Option(help="Where JSONL and Parquet have the text.")] = "text",
+    separator: Annotated[
+        str,
+        typer.Option(
+            help="What stands between the documents of a text file, such as '<|endoftext|>' or "
+            "'\\n\\n'; if absent a file is one."
+        ),
+    ] = "",
+    hold_out: Annotated[
+        float,
+        typer.Option(
+            help="The share of documents that goes to OUTPUT.validation.tokens instead, chosen by "
+            "a hash of their text."
+        ),
+    ] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    from heteropp.data.convert import convert
+    from heteropp.data.documents import find_files, read_documents, size_bytes
+    from heteropp.data.tokenizer import Bytes, HuggingFace
+
+    console = Console(stderr=True)
+    with one_sentence():
+        if not 0 <= hold_out < 1:
+            raise InputError(f"--hold-out is {hold_out}; expected at least 0 and below 1")
+        if end is not None and tokenizer is None:
+            raise InputError("--end names a token of a --tokenizer, which is missing")
+        encoder = HuggingFace(tokenizer, end) if tokenizer else Bytes()
+        files = find_files(sources)
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        ) as progress:
+            task = progress.add_task("reading", total=size_bytes(files))
+            between = separator.replace("\\n", "\n")
+            documents = read_documents(files, field, between, lambda n: progress.advance(task, n))
+            written = convert(documents, output, encoder, hold_out)
+    if json:
+        rows = [asdict(each) for each in written]
+        print(json_.dumps({"tokenizer": encoder.name, "files": rows}, indent=2))
+        return
+    for each in written:
+        print(f"{each.path}: {each.tokens:,} tokens of {each.documents:,} documents")
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""heteropp-export: writes a checkpoint's model as a Hugging Face folder, for transformers to load.
+
+Any plan's checkpoint will do, and no plan is asked for.
+"""
+
+from __future__ import annotations
+
+import json as json_
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from heteropp.cli.errors import InputError, one_sentence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from heteropp.checkpoint.manifest import Checkpoint
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+EXAMPLES = """\b
+Examples:
+  heteropp-export runs/train --output my-llama --from Llama-3.2-1B
+  heteropp-export runs/train/checkpoints/step-000060 --output my-llama
+"""
+
+
+@app.command(help=__doc__, epilog=EXAMPLES)
+def export_checkpoint(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A run's folder, for its newest checkpoint, or a step's.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder to write; it must be new.")
+    ],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="The Hugging Face folder that the training started from: its tokenizer goes "
+            "along, and its config.json is kept.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    with one_sentence():
+        found = _find(checkpoint)
+        _export(found, output, source)
+    model, step = found.manifest.model, found.manifest.step
+    size_bytes = sum(path.stat().st_size for path in output.glob("*.safetensors"))
+    if json:
+        result = {"step": step, "model": asdict(model), "weights_bytes": size_bytes}
+        print(json_.dumps(result, indent=2))
+        return
+    from heteropp.planned import human_bytes
+
+    print(
+        f"{output} holds model {model.name} as of step {step}: "
+        f"{human_bytes(size_bytes)} of weights in {model.dtype}"
+    )
+
+
+def _find(path: Path) -> Checkpoint:
+    """The checkpoint that a folder is, or the newest of its run. Raises InputError or FileError."""
+    from heteropp.checkpoint.manifest import MANIFEST, find, read
+
+    if (path / MANIFEST).exists():
+        return read(path)
+    found = find(path / "checkpoints") or find(path)
+    if found is None:
+        raise InputError(f"{path} holds no checkpoint")
+    return found
+
+
+def _export(checkpoint: Checkpoint, output: Path, source: Path | None) -> None:
+    """Raises InputError or FileError."""
+    from heteropp.checkpoint.manifest import CheckpointError
+    from heteropp.checkpoint.reader import Reader
+    from heteropp.hugging_face.export import export
+    from heteropp.parameters import Parameter, model_parameters
+
+    model, reader = checkpoint.manifest.model, Reader(checkpoint)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("writing", total=len(model_parameters(model)))
+
+        def read(parameter: Parameter) -> Tensor:
+            progress.advance(task)
+            return reader.read("value", parameter.name, parameter.box(1, 0))
+
+        try:
+            export(model, read, output, source)
+        except CheckpointError as error:
+            raise InputError(str(error)) from None
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

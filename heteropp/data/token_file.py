@@ -1,0 +1,73 @@
+"""The token file: the tokens of many documents, one after another, to be mapped into memory.
+
+It is a safetensors file, which any language reads:
+
+    tokens     [tokens]     the narrowest unsigned integers that hold the vocabulary; up to 7 bytes
+                            of zeros follow the last document
+    documents  [documents]  int64: where each document ends, in tokens
+    metadata                version, tokenizer and its digest, vocabulary, sha256 of both tensors
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from heteropp.files import FileError
+
+FORMAT = "hyperhetero tokens"
+VERSION = "1"
+DTYPES = {name: np.dtype(f"u{size}") for name, size in (("U8", 1), ("U16", 2), ("U32", 4))}
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A mapped token file."""
+
+    path: Path  # or of the folder of text that it was made of
+    tokens: np.ndarray  # [tokens]
+    ends: np.ndarray  # [documents] int64, ascending; the last is the number of tokens
+    tokenizer: str
+    tokenizer_sha256: str
+    vocabulary: int  # every token is below it
+    sha256: str  # of the tokens and the ends, the same wherever the file lies
+
+
+def open_token_file(path: Path) -> TokenFile:
+    """Maps a file that heteropp-data wrote. Raises FileError for any other, and a torn one."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise FileError(f"{path} is not a token file; heteropp-data makes one")
+            if metadata["version"] != VERSION:
+                raise FileError(
+                    f"{path}: version is {metadata['version']}; this release reads {VERSION}"
+                )
+            dtype = DTYPES[file.get_slice("tokens").get_dtype()]
+            padded = file.get_slice("tokens").get_shape()[0]
+            documents = file.get_slice("documents").get_shape()[0]
+        with open(path, "rb") as content:
+            begin = 8 + int.from_bytes(content.read(8), "little")  # the header's length, then it
+        tokens = np.memmap(path, dtype, "r", begin, (padded,))
+        ends = np.memmap(path, np.int64, "r", begin + tokens.nbytes, (documents,))
+        return TokenFile(
+            path,
+            tokens[: ends[-1]],
+            ends,
+            metadata["tokenizer"],
+            metadata["tokenizer_sha256"],
+            int(metadata["vocabulary"]),
+            metadata["sha256"],
+        )
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise FileError(f"{path} is not a token file, or is damaged: {error}") from None
+    except (KeyError, IndexError, ValueError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{path} is a damaged token file: {error!r}") from None

@@ -1,0 +1,112 @@
+"""Writes a token file as documents come; it appears whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from heteropp.data.token_file import DTYPES, FORMAT, VERSION
+from heteropp.data.tokenizer import Tokenizer
+from heteropp.files import FileError, make_folder
+
+HEADER_BYTES = 1024  # kept free at the front: what it says is known at the end
+ALIGNMENT_BYTES = 8  # of the ends, which are searched where they lie
+
+
+class TokenWriter:
+    def __init__(self, path: Path, file: IO[bytes], tokenizer: Tokenizer) -> None:
+        self.path, self.file, self.tokenizer = path, file, tokenizer
+        self.dtype = next(
+            name for name, dtype in DTYPES.items() if tokenizer.vocabulary <= 256**dtype.itemsize
+        )
+        self.ends = array("q")
+        self.tokens = 0
+        self.digest = hashlib.sha256()
+        file.truncate(0)
+        file.seek(HEADER_BYTES)
+
+    def append(self, document: np.ndarray) -> None:
+        """Adds a document's tokens, [tokens] of any integer type."""
+        self._write(document.astype(DTYPES[self.dtype], copy=False).tobytes())
+        self.tokens += len(document)
+        self.ends.append(self.tokens)
+
+    def finish(self) -> None:
+        """Writes where the documents end, and the header."""
+        width = DTYPES[self.dtype].itemsize
+        padding = -self.tokens * width % ALIGNMENT_BYTES
+        self._write(bytes(padding))
+        self._write(self.ends.tobytes())
+        middle = self.tokens * width + padding
+        end = middle + len(self.ends) * self.ends.itemsize
+        header = {
+            "__metadata__": {
+                "format": FORMAT,
+                "version": VERSION,
+                "tokenizer": self.tokenizer.name,
+                "tokenizer_sha256": self.tokenizer.sha256,
+                "vocabulary": str(self.tokenizer.vocabulary),
+                "sha256": self.sha256,
+            },
+            "tokens": _tensor(self.dtype, middle // width, 0, middle),
+            "documents": _tensor("I64", len(self.ends), middle, end),
+        }
+        text = json.dumps(header).encode().ljust(HEADER_BYTES - 8)
+        self.file.seek(0)
+        self.file.write(len(text).to_bytes(8, "little") + text)
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    @property
+    def sha256(self) -> str:
+        return self.digest.hexdigest()
+
+    def _write(self, content: bytes) -> None:
+        self.file.write(content)
+        self.digest.update(content)
+
+
+@contextmanager
+def token_writer(path: Path, tokenizer: Tokenizer) -> Iterator[TokenWriter]:
+    """Gives the file, which the block must finish, its name when that ends without an error.
+
+    What a killed run left is written over by the next one. Raises FileError.
+    """
+    if path.is_dir():
+        raise FileError(f"{path} is a folder; expected the name of a file to write")
+    make_folder(path.parent)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(os.open(partial, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+            if not _take(file, partial):
+                raise FileError(f"{path} is being written by another process")
+            try:
+                yield TokenWriter(path, file, tokenizer)
+                os.replace(partial, path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _take(file: IO[bytes], partial: Path) -> bool:
+    """Whether this process now has the partial file: not if another is at it, or just was."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(partial))
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _tensor(dtype: str, size: int, first: int, last: int) -> dict[str, object]:
+    return {"dtype": dtype, "shape": [size], "data_offsets": [first, last]}

@@ -1,0 +1,1 @@
+"""Models of the Llama family in Hugging Face folders: what they say, and their weights."""

@@ -1,0 +1,73 @@
+"""Who sums gradients with whom, and for how long: the reductions of a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from heteropp.action import Action, Kind
+from heteropp.cluster import Cluster
+from heteropp.communication import all_gather_s
+from heteropp.copies import Part, holders, shards
+from heteropp.parameters import model_parameters
+from heteropp.plan import Plan
+from heteropp.planned import slowest_link
+from heteropp.simulator.reductions import Group
+
+Actors = Mapping[tuple[int, int], list[int]]  # by pipeline and stage: its replicas
+
+
+def reductions(
+    plan: Plan,
+    cluster: Cluster,
+    actors: Actors,
+    reduce_s: Sequence[Sequence[float]],
+    tables: Mapping[tuple[int, int], list[Action]],
+) -> tuple[list[Group], list[list[list[int]]]]:
+    """The groups, and for each actor and ministage those it takes part in, in order.
+
+    The replicas of a stage are a group, and all that hold a common slice of parameters, last layers
+    first. reduce_s: over the replicas, by actor and ministage.
+    """
+    groups: list[Group] = []
+    taken: list[list[list[int]]] = [[[] for _ in seconds] for seconds in reduce_s]
+    for members in actors.values():
+        for k, _ in enumerate(reduce_s[members[0]]):
+            for a in members:
+                taken[a][k].append(len(groups))
+            groups.append(Group(tuple(members), max(reduce_s[a][k] for a in members)))
+    for parts, size_bytes in _shared_bytes(plan).items():
+        last: dict[int, int] = {}  # by actor, the ministage with which its part of it is whole
+        for p, s, k in sorted(parts, key=lambda part: _reduced_at(tables, part)):
+            last.update(dict.fromkeys(actors[p, s], k))
+        for a, k in last.items():
+            taken[a][k].append(len(groups))
+        groups.append(Group(tuple(last), _sum_s(plan, cluster, parts, size_bytes)))
+    return groups, taken
+
+
+def _shared_bytes(plan: Plan) -> dict[tuple[Part, ...], int]:
+    """By the places that hold them, the gradients of parameters that stand at several."""
+    width = max(4, plan.model.dtype_bytes)
+    places = holders(plan)
+    found: dict[tuple[Part, ...], int] = {}
+    for parameter in reversed(model_parameters(plan.model)):
+        parts = tuple(places[parameter.name])
+        if len(parts) > 1:
+            found[parts] = found.get(parts, 0) + width * math.prod(parameter.shape)
+    return found
+
+
+def _reduced_at(tables: Mapping[tuple[int, int], list[Action]], part: Part) -> int:
+    p, s, k = part
+    return tables[p, s].index(Action(Kind.REDUCE, None, k))
+
+
+def _sum_s(plan: Plan, cluster: Cluster, parts: Sequence[Part], size_bytes: int) -> float:
+    """Everyone sends what it keeps to the other places; the largest share takes longest."""
+    stages = [plan.pipelines[p].stages[s] for p, s, _ in parts]
+    share_bytes = size_bytes / min(stage.tp * shards(plan, stage) for stage in stages)
+    ranks = tuple(stage.replicas[0].ranks[0] for stage in stages)
+    links = [slowest_link(cluster, rank, ranks) for rank in ranks]
+    slowest = min(links, key=lambda link: link.bytes_per_s)
+    return all_gather_s(share_bytes * len(parts), len(parts), slowest)

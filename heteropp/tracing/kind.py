@@ -1,0 +1,15 @@
+"""What a traced stage depends on, beside its model and its number of layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StageKind:
+    first: bool  # it embeds
+    last: bool  # it ends in the loss
+    tp: int
+    sequences: int  # of a micro-batch
+    sequence_parallel: bool = False
+    selective_recompute: bool = False

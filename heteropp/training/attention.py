@@ -1,0 +1,43 @@
+"""Causal attention by explicit scores, which the backward finds kept or computes again.
+
+Scores grow with the square of the sequence, and cost little beside the products with weights: to
+compute them alone again is selective recompute (Reducing Activation Recomputation in Large
+Transformer Models, section 5).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Query [pairs, n x length, size], key [pairs, size, length] and value [pairs, length, size]
+    to [pairs, n x length, size]; pairs of a sequence and a kv head, which n query heads share."""
+    length = len(mask)
+    scores = (query @ key).view(-1, length, length)
+    scores = torch.add(mask, scores, alpha=query.shape[-1] ** -0.5)
+    return torch.softmax(scores, -1).view(len(query), -1, length) @ value
+
+
+def mix_again(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """What `mix` gives, bit for bit; its scores are computed once more in the backward."""
+    result: Tensor = _MixAgain.apply(query, key, value, mask)
+    return result
+
+
+class _MixAgain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key, value, mask)
+        return mix(query, key, value, mask)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        *saved, mask = ctx.saved_tensors
+        query, key, value = (each.detach().requires_grad_() for each in saved)
+        with torch.enable_grad():
+            mixed = mix(query, key, value, mask)
+        return *torch.autograd.grad(mixed, (query, key, value), gradient), None

@@ -1,0 +1,79 @@
+"""The backward in two halves: the gradient of the input first, those of the weights later.
+
+A stage sends the gradient of its input as soon as it has it, and what the weights need may wait
+until there is nothing better to do (Zero Bubble Pipeline Parallelism, section 3). Only the products
+that give the gradients of weight matrices are put off; they are almost all of that half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class WeightGradients:
+    """The second half of one backward: for each use of a weight, what its gradient comes of."""
+
+    def __init__(self) -> None:
+        self.uses: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a gradient is held, and nothing may be added to it in place."""
+        return any(gradient is tensor for _, gradient, _ in self.uses)
+
+    def bytes(self) -> int:
+        """Of all that is held until run."""
+        storages = {t.untyped_storage()._cdata: t for _, *both in self.uses for t in both}
+        return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+    def run(self) -> None:
+        """Adds to the weights' gradients, bit for bit what the whole backward would have added."""
+        while self.uses:
+            weight, gradient, x = self.uses.pop()  # the newest first: a cache may still hold it
+            product = gradient.t() @ x
+            if weight.grad is None:  # hooks sum it elsewhere
+                torch.autograd.backward(weight, product)
+            else:
+                with torch.no_grad():
+                    weight.grad.add_(product)
+
+
+_later: WeightGradients | None = None  # of the forward that is running
+
+
+@contextmanager
+def put_off() -> Iterator[WeightGradients]:
+    """The backward of a forward run inside leaves the gradients of weights to what this gives."""
+    global _later
+    _later = later = WeightGradients()
+    try:
+        yield later
+    finally:
+        _later = None
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """[rows, in] times a weight [out, in], transposed, as torch's linear; see put_off."""
+    if _later is None:
+        return F.linear(x, weight)
+    return _Linear.apply(x, weight, _later)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, later: WeightGradients) -> Tensor:
+        ctx.save_for_backward(x)
+        # itself: a saved tensor would come back as another where hooks look on
+        ctx.weight, ctx.later = weight, later
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+        (x,), weight = ctx.saved_tensors, ctx.weight
+        ctx.later.uses.append((weight, gradient, x.detach()))  # not the graph behind it
+        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None

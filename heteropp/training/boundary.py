@@ -1,0 +1,165 @@
+"""Boundary tensors between a ministage and its neighbour: received ahead, sent behind.
+
+Which rows go from whom to whom is the plan's resharding strategy (reshard.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from heteropp.boxes import Box
+from heteropp.plan import Plan, Resharding, Stage
+from heteropp.reshard import (
+    SENDS_UNDER_WAY,
+    common_multiple,
+    held_box,
+    messages,
+    received_box,
+    replica_box,
+)
+from heteropp.training.tp import ProcessGroup
+from heteropp.training.transport import Place
+
+
+@dataclass(frozen=True)
+class Part:
+    """One message of a boundary tensor: the peer, and its rows of the tensor held here."""
+
+    peer: int
+    rows: slice
+
+
+class Inbox:
+    """The boundary tensors that come from one neighbour, one a micro-batch, in order.
+
+    Between two receives as many are posted as are received ahead, never more.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place,
+        sender: Stage,
+        tag: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        length = plan.model.sequence_length
+        own = common_multiple(place.stage, sender)[0]
+        found = messages(sender, place.stage, length, plan.resharding)
+        held = [_sent_box(own, replica, place.tp_index, plan) for replica in _turns(place, own)]
+        ours = [(m.source, m.box) for m in found if m.destination == place.rank]
+        self.turns = _parts(held, ours)
+        self.shape = (*held[0].shape, plan.model.hidden)
+        self.tag, self.device, self.dtype = tag, device, dtype
+        self.posted: deque[tuple[Tensor, list[dist.Work]]] = deque()
+        self.micro_batches = self.ahead = self.next = 0
+
+    def begin(self, micro_batches: int, ahead: int) -> None:
+        """Starts a step in which this many tensors come, so many of them ahead of their turn."""
+        assert not self.posted
+        self.micro_batches, self.ahead, self.next = micro_batches, ahead, 0
+        self._post()
+
+    def take(self) -> Tensor:
+        """Waits for what is sent here of the next tensor, [rows / tp, hidden]; see pass_on."""
+        piece, works = self.posted.popleft()
+        self._post()
+        for work in works:
+            work.wait()
+        return piece
+
+    def _post(self) -> None:
+        while self.next < self.micro_batches and len(self.posted) < self.ahead:
+            piece = torch.empty(self.shape, device=self.device, dtype=self.dtype)
+            works = []
+            for part in self.turns[self.next % len(self.turns)]:
+                work = dist.irecv(piece[part.rows], part.peer, tag=self.tag)
+                assert work is not None
+                works.append(work)
+            self.posted.append((piece, works))
+            self.next += 1
+
+
+class Outbox:
+    """The boundary tensors that go to one neighbour; each is held until its peers have it.
+
+    At most SENDS_UNDER_WAY are: the host, which runs ahead of its chip, would hold more and more.
+    """
+
+    def __init__(self, plan: Plan, place: Place, receiver: Stage, tag: int) -> None:
+        length = plan.model.sequence_length
+        own = common_multiple(place.stage, receiver)[0]
+        found = messages(place.stage, receiver, length, plan.resharding)
+        held = [held_box(own, replica, place.tp_index, length) for replica in _turns(place, own)]
+        ours = [(m.destination, m.box) for m in found if m.source == place.rank]
+        self.turns = _parts(held, ours)
+        self.tag, self.overlap = tag, plan.overlap
+        self.next = 0
+        self.under_way: deque[tuple[list[dist.Work], Tensor]] = deque()
+
+    def send(self, tensor: Tensor) -> None:
+        """Starts sending a [rows, hidden] tensor, which must not change until it has left.
+
+        Of a plan without overlap the chip does nothing else until then.
+        """
+        while len(self.under_way) >= SENDS_UNDER_WAY or (
+            self.under_way and all(work.is_completed() for work in self.under_way[0][0])
+        ):
+            self._finish()
+        works = []
+        for part in self.turns[self.next % len(self.turns)]:
+            work = dist.isend(tensor[part.rows], part.peer, tag=self.tag)
+            assert work is not None
+            works.append(work)
+        self.under_way.append((works, tensor))
+        self.next += 1
+        if not self.overlap:
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits until everything has left."""
+        while self.under_way:
+            self._finish()
+
+    def _finish(self) -> None:
+        works, _ = self.under_way.popleft()
+        for work in works:
+            work.wait()
+
+
+def pass_on(piece: Tensor, group: ProcessGroup, strategy: Resharding) -> Tensor:
+    """From what each rank of a replica was sent of a tensor to all its rows, [rows, hidden]."""
+    if strategy == "all-gather":
+        whole = piece.new_empty((piece.shape[0] * group.size, *piece.shape[1:]))
+        group.all_gather(whole, piece)
+        return whole
+    if strategy == "broadcast":
+        dist.broadcast(piece, group=group.group, group_src=0)
+    return piece
+
+
+def _turns(place: Place, multiple: Stage) -> range:
+    """The replicas of the common multiple that a rank is, one micro-batch after another."""
+    return range(place.replica_index, multiple.dp, place.stage.dp)
+
+
+def _parts(held: Sequence[Box], ours: Sequence[tuple[int, Box]]) -> list[list[Part]]:
+    """By turn: of what is held here, the messages to or from peers."""
+    return [
+        [Part(peer, box.within(whole)[0]) for peer, box in ours if box.intersect(whole)]
+        for whole in held
+    ]
+
+
+def _sent_box(stage: Stage, replica: int, tp_index: int, plan: Plan) -> Box:
+    """What a rank makes room for; one that is sent nothing is passed on all rows."""
+    length = plan.model.sequence_length
+    sent = received_box(stage, replica, tp_index, length, plan.resharding)
+    return sent or replica_box(stage, replica, length)

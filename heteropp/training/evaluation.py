@@ -1,0 +1,57 @@
+"""The loss of data that is only tried on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+import torch.distributed as dist
+
+from heteropp.action import Action, Kind
+from heteropp.data.batch import Batch
+from heteropp.training.collective import all_gather
+from heteropp.training.executor import Executor, MicroBatch
+
+FORWARD = (Kind.RECV_ACTIVATION, Kind.GATHER_ACTIVATION, Kind.F, Kind.SEND_ACTIVATION)
+
+
+def evaluate(executor: Executor, batch: Batch) -> float:
+    """The loss of a batch between two steps; every rank calls it, and gets the same.
+
+    Of a step's actions only the forwards run: in the same order, and so they cannot wait for each
+    other for ever.
+    """
+    executor.batch, executor.work = batch, defaultdict(MicroBatch)
+    executor.loss = torch.zeros((), device=executor.device, dtype=executor.flats[0].wide)
+    keeps, executor.keeps = executor.keeps, False
+    for module in executor.modules:
+        module.eval()
+    for (kind, k), inbox in executor.inboxes.items():
+        if kind == Kind.RECV_ACTIVATION:
+            inbox.begin(*executor.expected[kind, k])
+    for action in executor.actions:
+        if action.kind in FORWARD:
+            _run(executor, action)
+    for outbox in executor.outboxes.values():
+        outbox.finish()
+    for module in executor.modules:
+        module.train()
+    executor.keeps, executor.current = keeps, None
+    if executor.groups.tensor_parallel.index:  # the loss is its replica's first rank's to tell
+        executor.loss.zero_()
+    losses = executor.loss.new_zeros(dist.get_world_size())
+    all_gather(losses, executor.loss.view(1))
+    return losses.sum().item()
+
+
+def _run(executor: Executor, action: Action) -> None:
+    """One action; after the last of a forward nothing of it is kept."""
+    k, i = action.ministage, action.micro_batch
+    assert i is not None
+    executor.current = action
+    if executor.offload:
+        executor.offload.bring(k)
+    executor.run[action.kind](k, i)
+    sends = (Kind.SEND_ACTIVATION, k) in executor.outboxes
+    if action.kind == (Kind.SEND_ACTIVATION if sends else Kind.F):
+        del executor.work[k, i]

@@ -1,0 +1,140 @@
+"""What each rank measures of a step, and the line of metrics that rank 0 makes of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from heteropp.cluster import Cluster, read_cluster
+from heteropp.plan import Plan
+from heteropp.profile import ProfileError
+from heteropp.simulate import Simulation, simulate
+from heteropp.timeline import Span
+from heteropp.training.device import Device
+from heteropp.training.executor import StepResult
+from heteropp.training.metrics import Mark, StepMetrics
+from heteropp.training.shares import Links, Step, divide, links_of
+from heteropp.training.stragglers import Stragglers
+from heteropp.training.utilization import utilization
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Of one rank and step."""
+
+    step_s: float  # from its first action to the end of its last
+    work: float  # shares of that; see shares.py
+    communication: float
+    bubble: float
+    pacing_fidelity: float | None
+    peak_memory_bytes: int
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of_json(text: str) -> Reading:
+        return Reading(**json.loads(text))
+
+
+class Gauges:
+    """What is known of the links comes from the cluster file; without one, waits are bubble."""
+
+    def __init__(
+        self, plan: Plan, cluster: Path | None, rank: int, labels: Sequence[str], device: Device
+    ) -> None:
+        self.plan, self.rank, self.device = plan, rank, device
+        self.epoch_s = time.monotonic() - time.time()  # when the time of day was 0
+        self.cluster: Cluster | None = None
+        self.simulation: Simulation | None = None
+        self.stragglers: Stragglers | None = None
+        self.links = Links()
+        if cluster is None:
+            return
+        self.cluster = read_cluster(cluster)
+        try:
+            self.simulation = simulate(plan, self.cluster, emulated=True)
+        except ProfileError:  # the cluster's profile measured no such stage: nothing is predicted
+            return
+        self.links = links_of(self.simulation, rank)
+        self.stragglers = _stragglers(self.simulation, labels)
+
+    def read(self, result: StepResult) -> Reading:
+        """Of this rank, once the step has ended."""
+        seconds = self.device.clock.seconds
+        ran = [(action, seconds(begin), seconds(end)) for action, begin, end in result.marks]
+        share = divide(ran, Step(*map(seconds, result.step_marks)), self.links)
+        return Reading(
+            ran[-1][2] - ran[0][1],
+            share.work,
+            share.communication,
+            share.bubble,
+            self.device.pacing_fidelity(),
+            self.device.peak_memory_bytes(),
+        )
+
+    def spans(self, result: StepResult) -> list[Span]:
+        """When this rank's actions ran, by the time of day, which machines have in common."""
+
+        def seconds(mark: Mark) -> float:
+            return self.device.clock.seconds(mark) - self.epoch_s
+
+        return [
+            Span(self.rank, x.kind, x.micro_batch, seconds(begin), seconds(end), x.ministage)
+            for x, begin, end in result.marks
+        ]
+
+    def metrics(
+        self,
+        step: int,
+        result: StepResult,
+        learning_rate: float,
+        validation_loss: float | None,
+        step_s: float,
+        readings: Sequence[Reading],
+    ) -> StepMetrics:
+        """`readings` by rank; step_s as rank 0 took it."""
+        plan, cluster = self.plan, self.cluster
+        fidelities = [r.pacing_fidelity for r in readings if r.pacing_fidelity is not None]
+        tokens_per_s = plan.global_batch * plan.model.sequence_length / step_s
+        return StepMetrics(
+            step=step,
+            loss=result.loss,
+            learning_rate=learning_rate,
+            gradient_norm=result.gradient_norm,
+            skipped=result.skipped,
+            loss_scale=result.loss_scale,
+            validation_loss=validation_loss,
+            step_s=step_s,
+            predicted_step_s=self._predicted_step_s(),
+            tokens_per_s=tokens_per_s,
+            tokens_per_chip_per_s=tokens_per_s / plan.world_size,
+            utilization=utilization(plan.model, cluster, tokens_per_s) if cluster else None,
+            bubble=statistics.mean(r.bubble for r in readings),
+            communication=statistics.mean(r.communication for r in readings),
+            pacing_fidelity=min(fidelities) if fidelities else None,
+            peak_memory_bytes=tuple(r.peak_memory_bytes for r in readings),
+        )
+
+    def slow_ranks(self, readings: Sequence[Reading]) -> str | None:
+        """A sentence that names them, when they have been slow for a while."""
+        if self.stragglers is None:
+            return None
+        return self.stragglers.watch([r.work * r.step_s for r in readings])
+
+    def _predicted_step_s(self) -> float | None:
+        if self.plan.prediction:
+            return self.plan.prediction.step_s
+        return self.simulation.step_s if self.simulation else None
+
+
+def _stragglers(simulation: Simulation, labels: Sequence[str]) -> Stragglers:
+    predicted_s = [0.0] * simulation.plan.world_size
+    for seat, share in zip(simulation.program.seats, simulation.shares, strict=True):
+        for rank in seat.ranks:
+            predicted_s[rank] = share.work * simulation.step_s
+    return Stragglers(labels, [seat.ranks for seat in simulation.program.seats], predicted_s)

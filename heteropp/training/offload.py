@@ -1,0 +1,201 @@
+"""What no ministage at work needs waits in host memory (Zorse, sections 4.1.1, 4.1.3 and 5.4).
+
+On the chip are the parameters of two ministages, the one at work and the next, and what two
+forwards keep: that of the backward at work and of the next. All else comes and goes on a stream of
+its own, beside the work. What moves is whole storages: while one is away it is empty, and the
+tensors that view it are good again when it is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from heteropp.action import Action, Kind
+from heteropp.training.zero import FlatParameters
+
+BEGINS_BACKWARD = (Kind.R, Kind.B, Kind.I)
+NEEDS_PARAMETERS = (Kind.F, Kind.R, Kind.B, Kind.I)
+
+Item = tuple[int, int]  # a ministage and a micro-batch
+
+
+class Offload:
+    """Of one stage; `before` and `keeping` go with every action of a step, in its table's order."""
+
+    def __init__(self, actions: Sequence[Action], flats: Sequence[FlatParameters]) -> None:
+        self.link = HostLink(flats[0].values.device)
+        self.parameters = [Moving(flat.values.untyped_storage(), self.link) for flat in flats]
+        buffers = [buffer for flat in flats for buffer in flat.module.buffers()]
+        self.staying = {_key(tensor) for tensor in [*buffers, *(flat.values for flat in flats)]}
+        self.following = _following(actions)
+        self.backwards = _backwards(actions)
+        self.kept: dict[Item, list[Moving]] = {}
+        self.position = self.begun = 0
+        self._hold(0, self.following[0])
+
+    def before(self, action: Action) -> None:
+        """Sees that what an action needs is there, and sets off what the next one does."""
+        following = self.following[self.position]
+        self.position += 1
+        if action.kind in NEEDS_PARAMETERS:
+            self._hold(action.ministage, following)
+        item = action.ministage, action.micro_batch
+        if action.kind in BEGINS_BACKWARD and item in self.kept:
+            self._begin_backward()
+        if action.kind == Kind.STEP:
+            self.position = self.begun = 0
+
+    @contextmanager
+    def keeping(
+        self, item: Item, given: Tensor, staying: Sequence[Tensor | None]
+    ) -> Iterator[None]:
+        """Around a forward: what it keeps of what it is given and makes leaves, if it is not next.
+
+        staying: tensors that the whole step holds.
+        """
+        stays = self.staying | {_key(tensor) for tensor in staying if tensor is not None}
+        kept = {_key(given): given.untyped_storage()}
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept[_key(tensor)] = tensor.untyped_storage()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            yield
+        self.kept[item] = [
+            Moving(storage, self.link)
+            for key, storage in kept.items()
+            if key not in stays and storage.nbytes()
+        ]
+        kept.clear()  # the hooks live as long as the graph, and would keep all of it
+        if item != self.backwards[self.begun]:
+            for moving in self.kept[item]:
+                moving.leave()
+
+    def bring(self, ministage: int) -> None:
+        """Between steps: a ministage's parameters are there, to be read."""
+        others = [k for k, p in enumerate(self.parameters) if k != ministage and not p.is_away]
+        self._hold(ministage, others[0] if others else ministage)
+
+    def bring_to_change(self, ministage: int) -> None:
+        self.bring(ministage)
+        self.parameters[ministage].forget()
+
+    def _hold(self, ministage: int, other: int) -> None:
+        for k, parameters in enumerate(self.parameters):
+            if k not in (ministage, other):
+                parameters.leave()
+        self.parameters[ministage].come()
+        self.parameters[other].come()
+        self.parameters[ministage].wait()
+
+    def _begin_backward(self) -> None:
+        for moving in self.kept.pop(self.backwards[self.begun]):
+            moving.come()
+            moving.wait()
+        self.begun += 1
+        following = self.backwards[self.begun : self.begun + 1]
+        for moving in self.kept.get(following[0], ()) if following else ():
+            moving.come()
+
+
+class Moving:
+    """A storage of the chip, which may be away in host memory."""
+
+    def __init__(self, storage: UntypedStorage, link: HostLink) -> None:
+        self.storage, self.link = storage, link
+        self.size_bytes = storage.nbytes()
+        self.copy: Tensor | None = None  # on the host, equal to what is or was on the chip
+        self.arrival: torch.Event | None = None
+
+    @property
+    def is_away(self) -> bool:
+        return self.storage.nbytes() == 0
+
+    def leave(self) -> None:
+        if self.is_away:
+            return
+        self.wait()
+        if self.copy is None:
+            self.copy = self.link.to_host(self.storage)
+        self.storage.resize_(0)
+
+    def come(self) -> None:
+        """Sets off; `wait` before it is used."""
+        if self.is_away:
+            assert self.copy is not None
+            self.storage.resize_(self.size_bytes)
+            self.arrival = self.link.to_chip(self.copy, self.storage)
+
+    def wait(self) -> None:
+        if self.arrival is not None:
+            torch.accelerator.current_stream().wait_event(self.arrival)
+            self.arrival = None
+
+    def forget(self) -> None:
+        """The copy: what is on the chip will change."""
+        self.wait()
+        self.copy = None
+
+
+class HostLink:
+    """Copies between a chip and its host, in order, on a stream of their own if it has any."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = None if device.type == "cpu" else torch.Stream(device)
+
+    def to_host(self, storage: UntypedStorage) -> Tensor:
+        """The bytes, once the stream has come so far; the storage may be freed at once."""
+        there = self._bytes(storage)
+        if self.stream is None:
+            return there.clone()
+        here = torch.empty(len(there), dtype=torch.uint8, pin_memory=True)
+        self.stream.wait_stream(torch.accelerator.current_stream())
+        with self.stream:
+            here.copy_(there, non_blocking=True)
+        there.record_stream(self.stream)
+        return here
+
+    def to_chip(self, here: Tensor, storage: UntypedStorage) -> torch.Event | None:
+        """Fills a storage; the event is to be waited for."""
+        there = self._bytes(storage)
+        if self.stream is None:
+            there.copy_(here)
+            return None
+        self.stream.wait_stream(torch.accelerator.current_stream())  # the memory was another's
+        with self.stream:
+            there.copy_(here, non_blocking=True)
+            return self.stream.record_event()
+
+    def _bytes(self, storage: UntypedStorage) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _following(actions: Sequence[Action]) -> list[int]:
+    """By action: the next ministage at work that is not its own; after the table it begins anew."""
+    result = [0] * len(actions)
+    other = current = 0
+    for n, action in reversed(list(enumerate(actions)) * 2):
+        if action.kind in NEEDS_PARAMETERS and action.ministage != current:
+            other, current = current, action.ministage
+        result[n] = other
+    return result
+
+
+def _backwards(actions: Sequence[Action]) -> list[Item]:
+    """In the order in which they begin."""
+    items = [
+        (action.ministage, action.micro_batch)
+        for action in actions
+        if action.kind in BEGINS_BACKWARD and action.micro_batch is not None
+    ]
+    return list(dict.fromkeys(items))

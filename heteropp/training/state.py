@@ -1,0 +1,74 @@
+"""What a rank adds to a checkpoint, and takes from one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from heteropp.checkpoint.manifest import Scalars, Slice
+from heteropp.checkpoint.reader import Quantity, Reader
+from heteropp.checkpoint.writer import Tensors
+from heteropp.layout import Piece
+from heteropp.training.guard import Guard
+from heteropp.training.update import Update
+from heteropp.training.zero import FlatParameters
+
+
+class State:
+    def __init__(self, update: Update, guard: Guard) -> None:
+        self.update, self.guard = update, guard
+
+    def slices(self) -> Iterator[tuple[Slice, Tensors]]:
+        """What this rank speaks for; over all ranks, each element of the model once."""
+        for flat, sums in zip(self.update.each(), self.update.sums, strict=True):
+            entries = {entry.global_name: entry for entry in flat.entries}
+            for piece in flat.pieces:
+                if flat.answers(entries[piece.name]) and sums.speaks_for(piece.name):
+                    tensors = {
+                        what: _of(flat, whole, piece) for what, whole in _shard(flat).items()
+                    }
+                    yield Slice(piece.name, piece.box), tensors
+
+    def scalars(self) -> Scalars:
+        guard, scaler = self.guard, self.update.scaler
+        return Scalars(
+            updates=int(self.update.flats[0].optimizer.steps),
+            losses=tuple(guard.losses),
+            gradient_norms=tuple(guard.gradient_norms),
+            skipped_in_a_row=guard.skipped_in_a_row,
+            loss_scale=scaler.scale if scaler else None,
+            good_steps=scaler.good_steps if scaler else 0,
+        )
+
+    @torch.no_grad()
+    def restore(self, reader: Reader, scalars: Scalars) -> None:
+        """Fills this rank's parameters and optimizer, however they were cut. CheckpointError."""
+        for flat in self.update.each():
+            for entry in flat.entries:
+                value = reader.read("value", entry.global_name, entry.box)
+                flat.values[entry.first : entry.last].copy_(value.reshape(-1))
+            for piece in flat.pieces:
+                for what, whole in _shard(flat).items():
+                    _of(flat, whole, piece).copy_(reader.read(what, piece.name, piece.box))
+            flat.optimizer.steps.fill_(scalars.updates)
+        if self.update.scaler and scalars.loss_scale is not None:
+            self.update.scaler.scale = scalars.loss_scale
+            self.update.scaler.good_steps = scalars.good_steps
+        self.guard.restore(scalars)
+
+
+def _shard(flat: FlatParameters) -> dict[Quantity, Tensor]:
+    """The optimizer's tensors, each of the length of the shard."""
+    optimizer = flat.optimizer
+    return {
+        "value": flat.master,
+        "average": optimizer.average,
+        "average_square": optimizer.average_square,
+    }
+
+
+def _of(flat: FlatParameters, shard: Tensor, piece: Piece) -> Tensor:
+    start = flat.shard.start
+    return shard[piece.first - start : piece.last - start].view(piece.box.shape)

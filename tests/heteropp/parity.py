@@ -1,0 +1,306 @@
+"""Trains plans on ranks forked once, and gathers what a plain loop is held against."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import forkserver
+import numpy as np
+import torch
+import torch.distributed as dist
+from plain_llama import plain_loss, train_plainly
+from torch import Tensor
+from training_run import write_text
+
+from heteropp.boxes import Box
+from heteropp.data.source import open_tokens
+from heteropp.hyperparameters import Hyperparameters
+from heteropp.parameters import model_parameters
+from heteropp.plan import Plan, validate
+
+STEPS, WARMUP, CLIP = 5, 2, 0.3
+# Adam divides by the gradient's own size: where a gradient nearly cancels, its float32 noise comes
+# out times the learning rate, so a high rate would test Adam's conditioning and not the layout
+RATE = {"float32": 2e-5, "float64": 3e-3, "bfloat16": 1e-3, "float16": 1e-3}
+TOLERANCE = {"float32": 2e-6, "float64": 1e-12}
+DEADLINE_S = 120
+
+
+@dataclass
+class Trained:
+    losses: list[float]
+    norms: list[float]
+    parameters: dict[str, Tensor]  # whole
+    validation_loss: float  # at the end
+    forwards: list[Counter[str]]  # by rank: how often each layer ran
+    peak_memory_bytes: list[int]  # by rank: in a step, on a chip
+    sent_bytes: list[Counter[int]]  # by rank, to each peer: boundary tensors, as dicomm counts
+    posted_bytes: list[int]  # by rank: the most that waited for boundary tensors at once
+
+
+class RankError(Exception):
+    """A rank raised; its traceback is the message."""
+
+
+class Ranks:
+    """Processes that train one plan after another, as many of them as it needs.
+
+    On the host over gloo, or on emulated chips over dicomm, all as a chip file says.
+    """
+
+    def __init__(self, chip: Path | None = None) -> None:
+        self.chip = chip
+        self.folder = tempfile.TemporaryDirectory()
+        self.data = write_text(Path(self.folder.name, "text"))
+        self.validation = write_text(Path(self.folder.name, "validation"), 400)
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.jobs = 0
+        self.processes: list[Any] = []
+        self.pipes: list[Connection] = []
+
+    def train(
+        self,
+        plan: Plan,
+        steps: int = STEPS,
+        checkpoints: Path | None = None,
+        poisoned: int | None = None,
+    ) -> Trained:
+        """Runs a plan's steps. Raises RankError.
+
+        checkpoints: a folder whose newest checkpoint the run goes on from, and to which it saves
+        when it is done; poisoned: a step in which a micro-batch of rank 0 comes to NaN.
+        """
+        validate(plan)
+        while len(self.pipes) < plan.world_size:
+            self._start()
+        self.jobs += 1
+        used = self.pipes[: plan.world_size]
+        for rank, pipe in enumerate(used):
+            pipe.send((plan, rank, steps, f"job {self.jobs}", checkpoints, poisoned))
+        answers = []
+        for rank, pipe in enumerate(used):
+            if not pipe.poll(DEADLINE_S):
+                self.close()
+                raise RankError(f"rank {rank} is not done after {DEADLINE_S} s")
+            answers.append(pipe.recv())
+        failures = [f"rank {rank}: {a}" for rank, a in enumerate(answers) if isinstance(a, str)]
+        if failures:
+            self.close()
+            raise RankError("\n".join(failures))
+        losses, norms, validation_loss = answers[0][:3]
+        # as text, in which nan is nan
+        assert len({str(answer[:3]) for answer in answers}) == 1
+        parameters = _whole(plan, [answer[3] for answer in answers])
+        by_rank = [[answer[i] for answer in answers] for i in range(4, 8)]
+        return Trained(losses, norms, parameters, validation_loss, *by_rank)
+
+    def plainly(self, plan: Plan, steps: int = STEPS, without: int | None = None) -> Trained:
+        """The same steps in a plain loop, in this process; one of them changes nothing."""
+        cache = Path(self.folder.name, "cache", "hyperhetero")
+        losses, norms, parameters = train_plainly(
+            plan.model,
+            open_tokens(self.data, cache),
+            steps,
+            plan.micro_batch,
+            sum(pipeline.micro_batches for pipeline in plan.pipelines),
+            RATE[plan.model.dtype],
+            WARMUP,
+            CLIP,
+            without=without,
+        )
+        assert all(norm > CLIP for norm in norms), "clipping must be active"
+        validation = open_tokens(self.validation, cache)
+        validation_loss = plain_loss(plan.model, parameters, validation)
+        return Trained(losses, norms, parameters, validation_loss, [], [], [], [])
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self.processes, self.pipes = [], []
+
+    def _start(self) -> None:
+        context = forkserver.context()
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_serve,
+            args=(theirs, self.folder.name, self.store.port, self.chip),
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        self.processes.append(process)
+        self.pipes.append(ours)
+
+
+Held = list[tuple[str, Box, np.ndarray]]  # slices of parameters, some of them twice
+
+
+def _whole(plan: Plan, held: list[Held]) -> dict[str, Tensor]:
+    """Parameters put together from the slices of all ranks, who agree bit for bit."""
+    whole = {}
+    for parameter in model_parameters(plan.model):
+        value = torch.full(parameter.shape, torch.nan, dtype=getattr(torch, plan.model.dtype))
+        everything = Box(tuple((0, size) for size in parameter.shape))
+        for rank, slices in enumerate(held):
+            for name, box, content in slices:
+                if name != parameter.name:
+                    continue
+                piece = value[box.within(everything)]
+                known = ~piece.isnan()
+                ours = torch.from_numpy(content).to(value.dtype)
+                assert torch.equal(piece[known], ours[known]), f"{name} of rank {rank}"
+                piece.copy_(ours)
+        assert not value.isnan().any(), f"{parameter.name} is not held whole"
+        whole[parameter.name] = value
+    return whole
+
+
+# ---------------------------------------------------------------- a rank
+
+
+def _serve(pipe: Connection, folder: str, port: int, chip: Path | None) -> None:
+    torch.set_num_threads(1)
+    os.environ["XDG_CACHE_HOME"] = str(Path(folder, "cache"))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:  # pytest is gone
+            return
+        try:
+            pipe.send(_train(*job, folder=Path(folder), store=store, chip=chip))
+            gc.collect()
+        except BaseException:
+            pipe.send(traceback.format_exc())
+
+
+def _train(
+    plan: Plan,
+    rank: int,
+    steps: int,
+    job: str,
+    checkpoints: Path | None,
+    poisoned: int | None,
+    folder: Path,
+    store: dist.Store,
+    chip: Path | None,
+) -> Any:
+    from heteropp.checkpoint.manifest import find
+    from heteropp.checkpoint.writer import Writer
+    from heteropp.training.control import Control
+    from heteropp.training.device import open_device
+    from heteropp.training.llama import Layer
+    from heteropp.training.train import Run, Trainer
+    from heteropp.training.transport import connect
+
+    run = Run(
+        plan=plan,
+        cluster=None,
+        chips=(),
+        steps=steps,
+        output=folder / "run",
+        data=folder / "text",
+        validation=folder / "validation",
+        validate_every=max(3, steps // 3),
+        weights=None,
+        resume=False,
+        resume_from=None,
+        checkpoint_every=0,
+        keep=1,
+        deadline_s=DEADLINE_S,
+        seed=0,
+        hyperparameters=Hyperparameters(
+            learning_rate=RATE[plan.model.dtype],
+            warmup_steps=WARMUP,
+            decay_steps=max(steps, STEPS),
+            gradient_clip=CLIP,
+        ),
+        device="chip" if chip else "cpu",
+    )
+    store = dist.PrefixStore(job, store)
+    device = open_device(run.device, str(chip), "NEUTRAL")
+    connect(store, rank, plan.world_size, device.backend, timeout_s=DEADLINE_S)
+    control = Control(store, rank, plan.world_size)
+    trainer = Trainer(run, device, control)
+    if checkpoints and (checkpoint := find(checkpoints)):
+        trainer.restore(checkpoint)
+    forwards: Counter[str] = Counter()
+    for module in trainer.modules:
+        for name, part in module.named_modules():
+            if isinstance(part, Layer):
+                part.register_forward_pre_hook(
+                    lambda part, _, name=name: forwards.update([name] if part.training else [])
+                )
+                if rank == 0 and poisoned is not None:
+                    part.register_forward_hook(_poison(trainer, poisoned))
+    sent, posted = watch_boundaries(trainer.executor, counted=chip is not None)
+    losses, norms, validation_loss, peak_bytes = [], [], None, 0
+    while trainer.completed < steps:
+        result, _ = trainer.step()
+        peak_bytes = max(peak_bytes, device.peak_memory_bytes())
+        losses.append(result.loss)
+        norms.append(result.gradient_norm)
+        validation_loss = trainer.validate()  # after the third step too: what follows is the same
+    held = [
+        (entry.global_name, entry.box, _as_numpy(flat.parameters[entry.name]))
+        for flat in trainer.executor.update.each()
+        for entry in flat.entries
+    ]
+    if checkpoints:
+        writer = Writer(checkpoints, control, 2, on_error=print)
+        trainer.save(writer)
+        writer.finish()
+        control.barrier("saved")
+    dist.destroy_process_group()
+    return losses, norms, validation_loss, held, forwards, peak_bytes, sent, max(posted)
+
+
+def watch_boundaries(executor: Any, counted: bool) -> tuple[Counter[int], list[int]]:
+    """Bytes sent by peer in the actions before each update, and bytes posted after each action."""
+    from dicomm.distributed import bytes_sent
+
+    sent: Counter[int] = Counter()
+    posted, run = [0], executor._run
+
+    def watched(action: Any) -> None:
+        if counted and action is executor.actions[0]:
+            sent.subtract(bytes_sent())
+        if counted and action is executor.actions[-1]:
+            for outbox in executor.outboxes.values():
+                outbox.finish()
+            sent.update(bytes_sent())
+        run(action)
+        tensors = (tensor for box in executor.inboxes.values() for tensor, _ in box.posted)
+        posted.append(sum(tensor.nbytes for tensor in tensors))
+
+    executor._run = watched
+    return sent, posted
+
+
+def _as_numpy(parameter: Tensor) -> np.ndarray:
+    """Exact; numpy knows no bfloat16."""
+    wide = parameter if parameter.element_size() > 2 else parameter.float()
+    return wide.detach().to("cpu", copy=True).numpy()
+
+
+def _poison(trainer: Any, step: int) -> Callable[..., Tensor | None]:
+    """A hook that makes one micro-batch of a step come to NaN."""
+    poisoned = []
+
+    def hook(_module: Any, _inputs: Any, output: Tensor) -> Tensor | None:
+        if trainer.completed == step and not poisoned:
+            poisoned.append(step)
+            return output * torch.nan
+        return None
+
+    return hook

@@ -1,0 +1,152 @@
+"""What a run says of its steps: shares of time, utilization, slow ranks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from clusters import cluster_of
+from torch.utils.flop_counter import FlopCounterMode
+from training_run import make_plan, tiny_model
+
+from ditorch.chips import load_chip
+from heteropp.action import Action, Kind
+from heteropp.plan import Pipeline, Plan
+from heteropp.simulate import Simulation, simulate
+from heteropp.training.device import Device
+from heteropp.training.executor import StepResult
+from heteropp.training.gauges import Gauges
+from heteropp.training.llama import StageModule
+from heteropp.training.metrics import HostClock
+from heteropp.training.shares import Links, Ran, Step, divide, links_of
+from heteropp.training.stragglers import PATIENCE, Stragglers
+from heteropp.training.tp import SoloGroup
+from heteropp.training.utilization import model_flops_per_token
+
+PLANS = {
+    "1f1b": make_plan(tiny_model(), (1, 2, 1), (2, 1, 1), (1, 2, 1), (True, False, True)),
+    "broadcast": replace(
+        make_plan(tiny_model(), (2, 2), (1, 2), (2, 2), (False, True)), resharding="broadcast"
+    ),
+    "unlike micro-batches": make_plan(
+        tiny_model(), (2, 2), (2, 1), (1, 1), (False, True), micro_batch=4
+    ),
+    "zb-v": replace(
+        make_plan(tiny_model(), (2, 2), (1, 1), (1, 1), (False, False)), schedule="zb-v"
+    ),
+}
+PLANS["zb-v"] = replace(
+    PLANS["zb-v"],
+    pipelines=tuple(
+        replace(p, stages=tuple(replace(stage, ministages=2) for stage in p.stages))
+        for p in PLANS["zb-v"].pipelines
+    ),
+)
+first, second = PLANS["unlike micro-batches"].pipelines[0].stages
+half = tuple(replace(replica, batch_share=1) for replica in first.replicas)
+PLANS["unlike micro-batches"] = replace(
+    PLANS["unlike micro-batches"],
+    pipelines=(Pipeline(micro_batches=4, stages=(replace(first, replicas=half), second)),),
+)
+
+
+def simulated(plan: Plan) -> Simulation:
+    """On links so slow that messages count, or, of two ministages, so fast that none queues."""
+    chip = load_chip("a-mini")
+    rate = 2e8 if plan.schedule == "zb-v" else 1e6
+    slow = replace(chip, links=replace(chip.links, intra_node_bytes_per_s=rate))
+    return simulate(plan, cluster_of(("x", slow, plan.world_size)), emulated=True)
+
+
+def as_a_rank_sees(simulation: Simulation, actor: int) -> tuple[list[Ran], Step]:
+    """A replica's step by its own clock: the last action begins with the wait for sums."""
+    program, timing = simulation.program, simulation.timing
+    rows = list(zip(program.tables[actor], timing.starts[actor], timing.ends[actor], strict=True))
+    ran = [(x, begin, begin if x.kind == Kind.REDUCE else end) for x, begin, end in rows[:-1]]
+    last, reduced_s, end_s = rows[-1]
+    idle_since_s = max(end for _, _, end in ran)
+    step = Step(reduced_s, reduced_s + program.norm_s[actor], end_s - program.update_s[actor])
+    return [*ran, (last, idle_since_s, end_s)], step
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_rank_divides_its_step_as_the_simulator_does(name: str) -> None:
+    simulation = simulated(PLANS[name])
+    for actor, seat in enumerate(simulation.program.seats):
+        links = links_of(simulation, seat.ranks[0])
+        share = divide(*as_a_rank_sees(simulation, actor), links)
+        expected = simulation.shares[actor]
+        assert share.work == pytest.approx(expected.work, rel=1e-9)
+        # the parts of a tensor queue on one link, which a rank cannot tell from a late sender
+        queueing = 0.005 if name == "unlike micro-batches" else 1e-9
+        assert share.communication == pytest.approx(expected.communication, rel=1e-6, abs=queueing)
+        assert share.bubble == pytest.approx(expected.bubble, rel=1e-6, abs=queueing)
+        assert share.communication > 0
+
+
+def test_where_links_are_not_known_every_wait_is_bubble() -> None:
+    simulation = simulated(PLANS["zb-v"])
+    ran, step = as_a_rank_sees(simulation, 0)
+    share = divide(ran, step, Links())
+    assert share.communication == 0
+    assert share.bubble == pytest.approx(1 - share.work)
+
+
+def test_model_flops_are_those_that_torch_counts() -> None:
+    model = tiny_model(layers=2, dtype="float32")
+    module = StageModule(model, (0, model.layers), SoloGroup(), torch.device("cpu"), torch.float32)
+    module.initialise(0)
+    tokens = torch.zeros(model.sequence_length, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        module(tokens, tokens).backward()
+    assert model_flops_per_token(model) * len(tokens) == counter.get_total_flops()
+
+
+def test_a_slow_rank_is_named_once_it_stays_slow() -> None:
+    labels = [f"rank {i} (chip X)" for i in range(4)]
+    stragglers = Stragglers(labels, [(0,), (1,), (2, 3)], [1.0, 2.0, 1.0, 1.0])
+    even, slow = [1.1, 2.2, 1.1, 1.1], [1.1, 3.6, 1.1, 1.1]
+    assert [stragglers.watch(step) for step in [even, slow, even, slow, slow]] == [None] * 5
+    sentence = stragglers.watch(slow)
+    assert sentence and "rank 1 (chip X) is slow" in sentence and "1.80 times" in sentence
+    assert stragglers.watch(slow) is None, "said once"
+    assert [stragglers.watch(even)] + [stragglers.watch(slow) for _ in range(PATIENCE - 1)] == (
+        [None] * PATIENCE
+    )
+    assert stragglers.watch(slow), "said again when it is slow again"
+
+
+def test_of_ranks_that_wait_for_each_other_all_are_named() -> None:
+    labels = [f"rank {i}" for i in range(6)]
+    stragglers = Stragglers(labels, [(0,), (1,), (2,), (3,), (4, 5)], [1.0] * 6)
+    for _ in range(PATIENCE):
+        sentence = stragglers.watch([1.0, 1.0, 1.0, 1.0, 2.0, 1.9])
+    assert sentence and "rank 4 or rank 5 is slow" in sentence
+
+
+def test_work_too_short_to_judge_is_not_judged() -> None:
+    stragglers = Stragglers(["a", "b", "c"], [(0,), (1,), (2,)], [1e-6] * 3)
+    assert all(stragglers.watch([1e-3, 1e-3, 1e-2]) is None for _ in range(2 * PATIENCE))
+
+
+def test_all_slow_together_is_no_straggler() -> None:
+    stragglers = Stragglers(["a", "b"], [(0,), (1,)], [1.0, 1.0])
+    assert all(stragglers.watch([3.0, 3.1]) is None for _ in range(2 * PATIENCE))
+
+
+def test_actions_of_machines_that_started_days_apart_are_on_one_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begins_s() -> float:
+        clock = HostClock()
+        gauges = Gauges(PLANS["1f1b"], None, 0, [""], Device(torch.device("cpu"), "gloo", clock))
+        marks = [(Action(Kind.F, 0), clock.mark(), clock.mark())]
+        (span,) = gauges.spans(StepResult(0.0, 0.0, False, 1.0, (0, 0, 0), marks))
+        return span.start_s
+
+    here_s, day_s, now_s = begins_s(), 86400, time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + day_s)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: int((now_s + day_s) * 1e9))
+    assert begins_s() == pytest.approx(here_s, abs=day_s / 2)

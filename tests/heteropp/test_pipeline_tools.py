@@ -1,0 +1,70 @@
+"""tools/pipelining-bench and tools/bubble-bench: the evidence they print, of tiny steps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOOLS = Path(__file__).parent.parent.parent / "tools"
+MODEL = """\
+name = "tiny"
+layers = 4
+hidden = 16
+heads = 2
+kv_heads = 2
+intermediate = 16
+vocab = 32
+sequence_length = 8
+"""
+
+
+def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(TOOLS / name), *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def rows_of(name: str, *arguments: str) -> dict[str, dict[str, Any]]:
+    done = run_tool(name, "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    evidence = json.loads(done.stdout)
+    assert evidence["tool"] == name
+    assert any("of its CPU" in note for note in evidence["notes"])  # how quiet it was
+    return {row["name"]: row for row in evidence["rows"]}
+
+
+def test_against_torch(tmp_path: Path) -> None:
+    """The tool itself fails where the contestants' losses part."""
+    (tmp_path / "model.toml").write_text(MODEL)
+    rows = rows_of("pipelining-bench", "--rounds", "1", "--model", str(tmp_path / "model.toml"))
+    for transport in ("gloo", "dicomm"):
+        for schedule in ("1f1b", "zb-h1", "zb-v"):
+            row = rows[f"{schedule} over {transport}"]
+            assert row["ratio"] == pytest.approx(row["ours"] / row["peer"], rel=1e-3)
+            assert row["unit"] == "tokens/s" and row["better"] == "higher"
+        assert rows[f"1F1B over {transport}, best against torch 1F1B"]["bar"] == 1.1
+        assert rows[f"zero bubble over {transport}, best against torch ZBV"]["bar"] == 1.05
+
+
+def test_bubbles() -> None:
+    """The predictions are the closed forms where F = I = W (at 4 stages and 16 micro-batches)."""
+    rows = rows_of("bubble-bench", "--steps", "1", "--action-ms", "2", "--transport", "gloo")
+    work = 16 * 3
+    for schedule, idle in (("gpipe", 6), ("1f1b", 6), ("1f1b, slack 1", 5), ("zb-h1", 3)):
+        row = rows[f"{schedule}: bubble"]
+        assert row["peer"] == pytest.approx(100 * idle / (work + idle), rel=0.06)
+        assert row["ours"] > 0
+    assert rows["zb-v: bubble"]["peer"] < rows["zb-v: bubble"]["bar"] == 4
+    assert 0 < rows["pacing fidelity, the least of all"]["ours"] <= 100
+    assert rows["1f1b: cost of a boundary of 8 MiB over gloo"]["peer_name"] == "torch 1F1B"
+
+
+@pytest.mark.parametrize("tool", ["pipelining-bench", "bubble-bench"])
+def test_a_transport_that_is_not_there(tool: str) -> None:
+    done = run_tool(tool, "--transport", "pigeon")
+    assert done.returncode == 2
+    assert done.stderr == f"{tool}: --transport is pigeon; expected gloo or dicomm\n"

@@ -1,0 +1,1 @@
+"""What the tools that measure pipelines share: ranks, our executor, and torch's pipelining."""

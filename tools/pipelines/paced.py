@@ -1,0 +1,109 @@
+"""A pipeline of emulated chips on which F, I and W of a stage take equally long."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heteropp.action import Action
+from heteropp.model import Model
+
+CHIP, CLUSTER = "even.toml", "cluster.toml"
+# short sequences and a small vocabulary: next to all of the time is that of weight matrices, which
+# F, I and W each multiply once
+LENGTH, VOCABULARY, SEQUENCES = 2, 2, 32  # SEQUENCES of a micro-batch
+
+CHIP_FILE = """\
+vendor = "Bench"
+chip_type = "EVEN"
+chips_per_node = {chips}
+tp_limit = 1
+[compute]
+launch_s = 0
+efficiency = {efficiency}
+float32_flops = 1e15
+float64_flops = 1e15
+float16_flops = 1e15
+bfloat16_flops = 1e15
+other_flops = 1e15
+[memory]
+capacity_bytes = 1_073_741_824
+bandwidth_bytes_per_s = 1e15
+[links]
+intra_node_bytes_per_s = 1e9
+intra_node_latency_s = 0
+nics_per_node = 1
+nic_bytes_per_s = 1e9
+nic_latency_s = 0
+host_bytes_per_s = 1e15
+[numerics]
+neutral = true
+accumulate = "float32"
+order = "sequential"
+split_k = 1
+flush_to_zero = false
+fast_exp = false
+"""
+
+
+def even_model(layers: int) -> Model:
+    return Model(
+        name="even",
+        layers=layers,
+        hidden=64,
+        heads=2,
+        kv_heads=2,
+        intermediate=256,
+        vocab=VOCABULARY,
+        sequence_length=LENGTH,
+    )
+
+
+def write_cluster(folder: Path, model: Model, stages: int, action_s: float) -> None:
+    """Chips that take action_s for F of a stage, for I and for W; only products take any time."""
+    weights = 4 * model.hidden**2 + 3 * model.hidden * model.intermediate
+    products = 2 * SEQUENCES * LENGTH * weights * model.layers / stages
+    chip = CHIP_FILE.format(chips=stages, efficiency=products / action_s / 1e15)
+    (folder / CHIP).write_text(chip)
+    (folder / CLUSTER).write_text(f'name = "even"\n[[nodes]]\nchip = "{CHIP}"\n')
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A rank's step: its actions, when each began and ended, by the machine's monotonic clock."""
+
+    actions: list[tuple[Action, float, float]]
+    fidelity: float  # of pacing
+
+
+class PacedRank:
+    """A chip, with an executor of every plan."""
+
+    def __init__(self, folder: Path, plans: dict[str, Any], rank: int, store: Any) -> None:
+        from heteropp.training.device import open_device
+
+        os.environ.pop("DITORCH_VENDOR", None)  # an emulated chip, whatever else is there
+        self.device = open_device("chip", str(folder / CHIP), "EVEN")
+
+        from heteropp.training.device import set_links
+        from heteropp.training.transport import Groups, Place, connect
+        from pipelines.stages import OurPipeline, modules
+
+        connect(store, rank, next(iter(plans.values())).world_size, self.device.backend)
+        self.made = {}
+        for name, plan in plans.items():
+            place = Place.of(plan, rank)
+            set_links(folder / CLUSTER, Groups(place))
+            held = modules(plan, place, self.device.device)
+            self.made[name] = OurPipeline(plan, place, held, self.device.clock)
+
+    def step(self, name: str) -> Ran:
+        self.device.begin_step()
+        result = self.made[name].step()
+        seconds = self.device.clock.seconds
+        actions = [(action, seconds(begin), seconds(end)) for action, begin, end in result.marks]
+        fidelity = self.device.pacing_fidelity()
+        assert fidelity is not None
+        return Ran(actions, fidelity)

@@ -1,0 +1,65 @@
+"""Cases that ranks run in turns, and what a tool says of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import typer
+from evidence import Row, show
+from rich.console import Console
+from rich.progress import Progress
+
+from dicomm.bench.quiet import Quiet, Watch, worst
+from heteropp.files import FileError
+from pipelines.ranks import BadInput, Failed, Ranks
+
+Case = tuple[Any, ...]  # what a rank's `step` is given
+
+
+def take_turns(
+    what: str,
+    size: int,
+    join: Callable[[int, Any], Any],
+    cases: list[Case],
+    steps: int,
+    untimed: int = 1,
+) -> tuple[dict[Case, list[list[Any]]], Quiet]:
+    """What the ranks say of each step of a case, by rank; the untimed steps go first.
+
+    Raises Failed.
+    """
+    found: dict[Case, list[list[Any]]] = {case: [] for case in cases}
+    with (
+        Ranks(size, join) as ranks,
+        Progress(console=Console(stderr=True), transient=True) as progress,
+    ):
+        task = progress.add_task(what, total=len(cases) * (untimed + steps))
+        watch = Watch()
+        for turn in range(untimed + steps):
+            for case in cases:
+                answers = ranks.call("step", *case)
+                if turn >= untimed:
+                    found[case].append(answers)
+                    watch.spin()
+                progress.advance(task)
+        return found, watch.result()
+
+
+def report(
+    tool: str, about: str | None, parts: Iterable[tuple[list[Row], Quiet]], json: bool
+) -> None:
+    """Shows all rows; one sentence instead, and exit code 2, of bad input, or 1 of a failure."""
+    rows: list[Row] = []
+    quiets = []
+    try:
+        for found, quiet in parts:
+            rows += found
+            quiets.append(quiet)
+    except (BadInput, FileError, Failed) as error:
+        print(f"{tool}: {error}", file=sys.stderr)
+        raise typer.Exit(1 if isinstance(error, Failed) else 2) from None
+    least = worst(quiets)
+    assert least is not None
+    show(tool, rows, [" ".join((about or "").split()), least.sentence], json)

@@ -1,0 +1,163 @@
+"""heteropp's executor beside torch.distributed.pipelining: tokens per second of a training step.
+
+The same model, stage modules, processes, threads and transport; both clip by the norm over all
+ranks and update with AdamW. In each round every contestant takes a step, one after another, in one
+process group; the rows compare medians over the rounds. With slack 1 the second stage may put
+off one weight gradient, and then holds no more micro-batches than the first.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+from evidence import Row, row
+from pipelines.ranks import Failed, chosen
+from pipelines.turns import report, take_turns
+
+from dicomm.bench.quiet import Quiet
+from heteropp.model import Model, read_model
+from heteropp.plan import Schedule
+
+STAGES = 2
+MODEL = Model(
+    name="Llama-like",
+    layers=8,
+    hidden=256,
+    heads=4,
+    kv_heads=4,
+    intermediate=704,
+    vocab=2048,
+    sequence_length=256,
+)
+MICRO_BATCHES, MICRO_BATCH = 8, 2
+# name: schedule, ministages, slack
+OURS: dict[str, tuple[Schedule, int, int]] = {
+    "1f1b": ("1f1b", 1, 0),
+    "1f1b, slack 1": ("1f1b", 1, 1),
+    "zb-h1": ("zb-h1", 1, 0),
+    "zb-v": ("zb-v", 2, 0),
+}
+PEERS = {"torch 1F1B": "1f1b", "torch ZBV": "zb-v"}  # whose stages they have
+# what is asked: the best of ours against whom, and how many times its tokens a second
+BARS = {
+    "1F1B": (("1f1b", "1f1b, slack 1"), "torch 1F1B", 1.10),
+    "zero bubble": (("zb-h1", "zb-v"), "torch ZBV", 1.05),
+}
+LOSS_TOLERANCE = 1e-4  # relative: contestants take the same steps
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+Samples = dict[str, list[float]]  # seconds of steps, by contestant
+
+
+class Rank:
+    """All contestants in one process."""
+
+    def __init__(self, model: Model, backend: str, rank: int, store: Any) -> None:
+        import torch
+        from pipelines.stages import OurPipeline, even_plan, modules, tokens
+        from pipelines.torch_pipelining import TorchPipelining
+
+        from heteropp.training.metrics import HostClock
+        from heteropp.training.transport import Place, connect
+
+        if backend == "dicomm":
+            import dicomm.distributed  # noqa: F401
+        connect(store, rank, STAGES, backend)
+        host = torch.device("cpu")
+        plans = {
+            name: even_plan(model, schedule, STAGES, MICRO_BATCHES, MICRO_BATCH, ministages, slack)
+            for name, (schedule, ministages, slack) in OURS.items()
+        }
+        self.contestants: dict[str, TorchPipelining | OurPipeline] = {}
+        for name in [*PEERS, *OURS]:
+            plan = plans[PEERS.get(name, name)]
+            place = Place.of(plan, rank)
+            held = modules(plan, place, host)
+            self.contestants[name] = (
+                TorchPipelining(plan, held, *tokens(plan, host))
+                if name in PEERS
+                else OurPipeline(plan, place, held, HostClock())
+            )
+
+    def step(self, name: str) -> tuple[float, float]:
+        """(seconds, the loss; 0 where torch's rank does not know it)."""
+        import torch.distributed as dist
+
+        dist.barrier()
+        start_s = perf_counter()
+        result = self.contestants[name].step()
+        dist.barrier()
+        return perf_counter() - start_s, result.loss
+
+
+def measure(model: Model, backend: str, rounds: int) -> tuple[Samples, Quiet]:
+    """Seconds of each contestant's steps, the first one left out. Raises Failed."""
+    cases = [(name,) for name in [*PEERS, *OURS]]
+    join = partial(Rank, model, backend)
+    answers, quiet = take_turns(f"training over {backend}", STAGES, join, cases, rounds)
+    for turn in zip(*answers.values(), strict=True):
+        losses = [max(loss for _, loss in ranks) for ranks in turn]
+        if max(losses) - min(losses) > LOSS_TOLERANCE * min(losses):
+            named = {name: loss for (name,), loss in zip(cases, losses, strict=True)}
+            raise Failed(f"the contestants do not train alike: their losses are {named}")
+    samples = {
+        name: [max(seconds for seconds, _ in ranks) for ranks in steps]
+        for (name,), steps in answers.items()
+    }
+    return samples, quiet
+
+
+def rows_of(model: Model, backend: str, samples: Samples) -> list[Row]:
+    tokens = MICRO_BATCHES * MICRO_BATCH * model.sequence_length
+    rate = {name: tokens / statistics.median(seconds) for name, seconds in samples.items()}
+    rows = []
+    for what, (ours, peer, bar) in BARS.items():
+        for name in ours:
+            rows.append(
+                row(f"{name} over {backend}", "tokens/s", rate[name], peer=rate[peer],
+                    peer_name=peer, better="higher")
+            )  # fmt: skip
+        best = max(rate[name] for name in ours)
+        rows.append(
+            row(f"{what} over {backend}, best against {peer}", "x", best / rate[peer], bar=bar,
+                better="higher")
+        )  # fmt: skip
+    return rows
+
+
+@app.command(
+    help=__doc__,
+    epilog="Examples:  tools/pipelining-bench  |  tools/pipelining-bench --transport gloo --json",
+)
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of each; medians count.")] = 9,
+    transport: Annotated[
+        list[str] | None, typer.Option(help="gloo or dicomm, repeatable; both if absent.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A model file; 8 layers of 256 if absent.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    report("pipelining-bench", __doc__, parts(rounds, transport, model), json)
+
+
+def parts(
+    rounds: int, transport: list[str] | None, model: Path | None
+) -> Iterator[tuple[list[Row], Quiet]]:
+    """Of each transport. Raises BadInput, FileError or Failed."""
+    trained = read_model(model) if model else MODEL
+    for backend in chosen(transport):
+        samples, quiet = measure(trained, backend, rounds)
+        yield rows_of(trained, backend, samples), quiet
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,71 @@
+"""Trains a plan for a few steps, as a person would, and gives what its steps came to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from heteropp.plan import Plan, write_plan
+
+DEADLINE_S = 600
+LEAST_FIDELITY = 0.95  # of pacing; a step below is not used
+
+
+class TrainingError(Exception):
+    """One sentence."""
+
+
+@dataclass
+class Training:
+    """A heteropp-train process of its own."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def steps(self) -> list[dict]:
+        """The lines of metrics.jsonl but the first, which warms up. Raises TrainingError."""
+        try:
+            _, stderr = self.process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise TrainingError(f"no end within {DEADLINE_S} s") from None
+        if self.process.returncode:
+            raise TrainingError(f"exit code {self.process.returncode}: {stderr.strip()[-300:]}")
+        lines = (self.folder / "run" / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines][1:]
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.communicate()
+
+
+def well_paced(steps: list[dict]) -> list[dict]:
+    """Those with a pacing fidelity that counts. Raises TrainingError where there are none."""
+    paced = [step for step in steps if step["pacing_fidelity"] >= LEAST_FIDELITY]
+    if not paced:
+        best = max(step["pacing_fidelity"] for step in steps)
+        raise TrainingError(f"no step is paced well enough, the best {best:.1%}")
+    return paced
+
+
+def start(plan: Plan, cluster: Path, folder: Path, steps: int, *options: str) -> Training:
+    """`cluster`: its file; `folder`: to be made; `options` of heteropp-train."""
+    folder.mkdir()
+    write_plan(plan, folder / "plan.json")
+    command = [
+        *(sys.executable, "-m", "heteropp.cli.train", "--plan", folder / "plan.json"),
+        *("--cluster", cluster, "--steps", steps, "--output", folder / "run", "--json", *options),
+    ]
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return Training(process, folder)

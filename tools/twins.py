@@ -1,0 +1,101 @@
+"""Emulated twins of the H2 paper's clusters: its chips' ratios, in fewer chips and more time.
+
+The figures of chips A to D (the chip files a to d) are divided by one number for each kind of
+figure, the same for all four, so that the chips keep their ratios. They all compute alike:
+only time and memory matter here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from heteropp.chips import load_chip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """By what the paper's chips' figures are divided."""
+
+    computing: float  # FP16 peak, which the twin has in FP32
+    memory: float
+    memory_bandwidth: float
+    links: float  # inside a node, and to the host
+    nics: float
+
+
+# launches and latencies are next to nothing beside the work at full size, and so they are here
+LAUNCH_S = 1e-5
+LATENCY_S = 2e-5
+
+CHIP = """\
+vendor         = "{vendor}"
+chip_type      = "{vendor}-TWIN"
+chips_per_node = 16
+tp_limit       = 8
+[compute]
+launch_s       = {launch_s}
+efficiency     = {efficiency}
+float32_flops  = {flops}
+float64_flops  = {flops}
+float16_flops  = {flops}
+bfloat16_flops = {flops}
+other_flops    = {flops}
+[memory]
+capacity_bytes        = {capacity_bytes}
+bandwidth_bytes_per_s = {bandwidth_bytes_per_s}
+[links]
+intra_node_bytes_per_s = {intra_node_bytes_per_s}
+intra_node_latency_s   = {latency_s}
+nics_per_node          = 16
+nic_bytes_per_s        = {nic_bytes_per_s}
+nic_latency_s          = {nic_latency_s}
+host_bytes_per_s       = {host_bytes_per_s}
+[numerics]
+neutral       = false
+accumulate    = "float32"
+order         = "sequential"
+split_k       = 1
+flush_to_zero = false
+fast_exp      = false
+"""
+
+
+def write_twin(
+    folder: Path, chips: dict[str, list[int]], scale: Scale, message_factor: float = 1.0
+) -> Path:
+    """Makes a folder with a cluster file and its chip files; gives the cluster file.
+
+    chips: the paper's name of a chip, and how many each of its nodes has. message_factor: how many
+    times as long a message between nodes takes that is copied through the memory of both hosts.
+    """
+    folder.mkdir()
+    text = f'name = "{folder.name}"\n'
+    for name, nodes in chips.items():
+        _write_chip(folder / f"{name}.toml", name, scale, message_factor)
+        text += "".join(f'[[nodes]]\nchip = "{name}.toml"\nchips = {count}\n' for count in nodes)
+    path = folder / "cluster.toml"
+    path.write_text(text)
+    return path
+
+
+def _write_chip(path: Path, name: str, scale: Scale, message_factor: float) -> None:
+    chip = load_chip(name)
+    host, nic = chip.links.host_bytes_per_s / scale.links, chip.links.nic_bytes_per_s / scale.nics
+    if message_factor > 1:  # the two copies have their part in it, the network the rest
+        nic = 1 / (message_factor / nic - 2 / host)
+    path.write_text(
+        CHIP.format(
+            vendor=name.upper(),
+            launch_s=LAUNCH_S,
+            efficiency=1.0,
+            flops=chip.compute.efficiency * chip.compute.float16_flops / scale.computing,
+            capacity_bytes=round(chip.memory.capacity_bytes / scale.memory),
+            bandwidth_bytes_per_s=chip.memory.bandwidth_bytes_per_s / scale.memory_bandwidth,
+            intra_node_bytes_per_s=chip.links.intra_node_bytes_per_s / scale.links,
+            latency_s=LATENCY_S,
+            nic_bytes_per_s=nic,
+            nic_latency_s=LATENCY_S * message_factor,
+            host_bytes_per_s=host,
+        )
+    )
