@@ -15,6 +15,8 @@ from training_run import Training, checkpoint_parameters, tiny_model
 from heteropp.data.source import open_tokens
 from heteropp.plan import Schedule
 
+EVERYDAY = ("zb-v",)  # the schedule that has ministages, halves and turns
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
@@ -33,7 +35,12 @@ def check(got: Trained, plain: Trained, tolerance: float) -> None:
         assert error <= tolerance, f"{name}: {error:.3g}"
 
 
-CASES = [(s, layout) for layout in LAYOUTS for s in SCHEDULES if lay_out(layout, s, "float64")]
+CASES = [
+    pytest.param(s, layout, marks=() if s in EVERYDAY else pytest.mark.long)
+    for layout in LAYOUTS
+    for s in SCHEDULES
+    if lay_out(layout, s, "float64")
+]
 
 
 @pytest.mark.parametrize(("schedule", "layout"), CASES)
@@ -72,6 +79,7 @@ def test_unlike_numbers_of_ministages(ranks: Ranks) -> None:
     check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float64"])
 
 
+@pytest.mark.long
 def test_300_steps(ranks: Ranks) -> None:
     """The mean relative error of the loss, in float32."""
     model = tiny_model(layers=2, hidden=16, heads=2, intermediate=32, sequence_length=8)

@@ -50,6 +50,7 @@ def test_against_torch(tmp_path: Path) -> None:
         assert rows[f"zero bubble over {transport}, best against torch ZBV"]["bar"] == 1.05
 
 
+@pytest.mark.long
 def test_bubbles() -> None:
     """The predictions are the closed forms where F = I = W (at 4 stages and 16 micro-batches)."""
     rows = rows_of("bubble-bench", "--steps", "1", "--action-ms", "2", "--transport", "gloo")

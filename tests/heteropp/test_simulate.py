@@ -369,8 +369,8 @@ def test_a_straggler_slows_the_whole_pipeline(monkeypatch) -> None:
 def test_a_deadlock_is_found_and_named(monkeypatch) -> None:
     plan, cluster = uniform(2, 2)
 
-    def backward_first(schedule, pipeline: Pipeline, stage: int, overlap: bool) -> list[Action]:
-        table = actions(schedule, pipeline, stage, overlap)
+    def backward_first(schedule, pipeline: Pipeline, stage: int, *how: bool) -> list[Action]:
+        table = actions(schedule, pipeline, stage, *how)
         return table if stage else sorted(table, key=lambda a: a.kind != Kind.RECV_GRADIENT)
 
     monkeypatch.setattr(program, "actions", backward_first)
@@ -385,9 +385,9 @@ def test_a_deadlock_is_found_and_named(monkeypatch) -> None:
 def test_a_message_that_no_one_sends_is_named(monkeypatch) -> None:
     plan, cluster = uniform(2, 2)
 
-    def mute(schedule, pipeline: Pipeline, stage: int, overlap: bool) -> list[Action]:
+    def mute(schedule, pipeline: Pipeline, stage: int, *how: bool) -> list[Action]:
         lost = Action(Kind.SEND_ACTIVATION, 1)
-        return [a for a in actions(schedule, pipeline, stage, overlap) if a != lost]
+        return [a for a in actions(schedule, pipeline, stage, *how) if a != lost]
 
     monkeypatch.setattr(program, "actions", mute)
     with pytest.raises(DeadlockError, match="micro-batch 1 waits, and no one sends it"):
