@@ -116,7 +116,7 @@ def stage_memory(
         model, shape, kept, lambda count: ministages(count, lambda t: t.gradient_bytes)
     )
     boundary = _boundary_bytes(model, traces.one, shape, in_flight, micro_batches)
-    working = of(longest, lambda t: max(t.forward_peak_bytes, t.backward_peak_bytes))
+    working = _working_bytes(model, shape, longest, profile)
     # the update comes when no micro-batch is held and no piece awaited
     updating = update_bytes(model, shape, micro_batches, profile)
     working = max(working, updating - kept - boundary)
@@ -134,6 +134,16 @@ def stage_memory(
         boundary=boundary,
         framework=SCALARS_BYTES,
     )
+
+
+def _working_bytes(
+    model: Model, shape: StageShape, layers: int, profile: ChipProfile | None
+) -> int:
+    """The most that a forward or a backward holds beyond what stands, its own activations too."""
+    # of the model's first stage, which has no one to send a gradient to, nothing is put off
+    whole = shape.first and shape.ministages == 1 and shape.schedule not in PUTTING_OFF
+    traces = _traces(model, shape, profile, whole)
+    return traces.of(layers, lambda t: max(t.forward_peak_bytes, t.backward_peak_bytes))
 
 
 def update_bytes(
@@ -248,11 +258,13 @@ def put_off_share(model: Model, shape: StageShape, profile: ChipProfile | None =
     return held / kept - 1
 
 
-def _traces(model: Model, shape: StageShape, profile: ChipProfile | None) -> StageTraces:
+def _traces(
+    model: Model, shape: StageShape, profile: ChipProfile | None, whole_backward: bool = False
+) -> StageTraces:
     """As the chip's profile measured them, if it did."""
     if shape.ministages > 1:  # both ends of the model are in two of them, each with its embedding
         model = replace(model, tied_embeddings=False)
-    traces = trace_stages(model, shape.kind)
+    traces = trace_stages(model, replace(shape.kind, whole_backward=whole_backward))
     kind = shape.first, shape.last, shape.tp, shape.sequences
     if profile is None or not profile.knows_memory(kind):
         return traces

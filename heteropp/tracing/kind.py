@@ -13,3 +13,4 @@ class StageKind:
     sequences: int  # of a micro-batch
     sequence_parallel: bool = False
     selective_recompute: bool = False
+    whole_backward: bool = False  # none of it is put off; it is then all in backward_input

@@ -5,6 +5,7 @@ Needs torch; what comes of it is kept by traces.py, which does not.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,7 @@ from heteropp.tracing.kind import StageKind
 from heteropp.tracing.liveness import Liveness
 from heteropp.tracing.operators import CountingGroup, Trace, count
 from heteropp.tracing.traces import PIECES
-from heteropp.training.backward import put_off
+from heteropp.training.backward import WeightGradients, put_off
 from heteropp.training.llama import StageModule
 from heteropp.training.optimizer import clip
 from heteropp.training.zero import FlatParameters
@@ -54,7 +55,8 @@ def record_stage(model: Model, layers: int, kind: StageKind) -> Recording:
         live.ignore(tensor)
     pieces = {name: Trace() for name in PIECES}
     spans = {}
-    with live, put_off() as later:
+    cut = nullcontext(WeightGradients()) if kind.whole_backward else put_off()
+    with live, cut as later:
         x = tokens
         if not first:
             own = rows // kind.tp if kind.sequence_parallel else rows

@@ -387,6 +387,11 @@ def report(model, layers, tp, **options):
     working = torch.accelerator.max_memory_allocated() - held
     _, weight_s = account(later.run)
     working = max(working, torch.accelerator.max_memory_allocated() - held)
+    if first:  # the model's first stage puts nothing off
+        del output
+        output = module(x, tokens)
+        account(lambda: torch.autograd.backward(output, gradient))
+        working = torch.accelerator.max_memory_allocated() - held
 
     norm = torch.ones((), device="device")
 

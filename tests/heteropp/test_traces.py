@@ -90,7 +90,7 @@ def test_every_number_of_sequences_is_as_if_traced(changes: dict, options: dict)
     model = tiny_model(4, **sizes, **changes)
     for layers, first, last, tp in ((1, True, False, 2), (2, False, False, 1), (1, False, True, 2)):
         for sequences in (1, 2, 5, 9):
-            kind = StageKind(first, last, tp, sequences, **options)
+            kind = StageKind(first, last, tp, sequences, whole_backward=first, **options)
             check(trace_stage(model, layers, kind), record_stage(model, layers, kind))
 
 
