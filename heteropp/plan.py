@@ -51,7 +51,7 @@ class Stage:
     sequence_parallel: bool = False  # rows are cut over a replica's ranks where weights are not
     selective_recompute: bool = False  # the backward computes attention's scores again
     offload: bool = False  # what no ministage at work needs waits in host memory (Zorse, 4.1.3)
-    slack: int = 0  # weight gradients that schedule 1f1b may put off here; each is memory
+    slack: int = 0  # micro-batches that schedule 1f1b holds here beyond its own; each is memory
 
     @property
     def dp(self) -> int:
@@ -215,7 +215,8 @@ def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:
             )
         expected_first = last
         _validate_ministages(plan, stage, here)
-        _validate_slack(plan, stage, s, here)
+        before = max(0, pipeline.stages[s - 1].slack - (s - 1)) if s else stage.slack
+        _validate_slack(plan, stage, s + before + 1, here)
         _validate_stage(plan, stage, here)
     largest = max(stage.micro_batch for stage in pipeline.stages)
     if largest != plan.micro_batch:
@@ -242,9 +243,12 @@ def _validate_ministages(plan: Plan, stage: Stage, where: str) -> None:
         )
 
 
-def _validate_slack(plan: Plan, stage: Stage, s: int, where: str) -> None:
-    if not 0 <= stage.slack <= s:
-        raise PlanError(f"{where}.slack is {stage.slack}; expected 0 to {s}, the stages before it")
+def _validate_slack(plan: Plan, stage: Stage, most: int, where: str) -> None:
+    """`most`: with more it would wait for forwards that the stage before does not run so early."""
+    if not 0 <= stage.slack <= most:
+        raise PlanError(
+            f"{where}.slack is {stage.slack}; expected 0 to {most} after the stage before it"
+        )
     if stage.slack and stage.offload:
         raise PlanError(f"{where}: slack keeps on the chip what offload would take away")
     if stage.slack and plan.schedule != "1f1b":

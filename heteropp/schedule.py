@@ -70,13 +70,26 @@ def in_flight(schedule: Schedule, pipeline: Pipeline, stage: int, put_off: float
     return _most_held_whole(schedule, stages, stage, micro_batches, sizes, put_off) / sum(sizes)
 
 
+def late_and_ahead(slack: int, stage: int) -> tuple[int, int]:
+    """What 1F1B does with a stage's slack: how many Ws it puts off, and forwards it runs ahead.
+
+    As many Ws as ZB-H1 puts off fill the end of the step; more than that keeps the stages after
+    this one busy while messages are on their way.
+    """
+    later = min(slack, stage)
+    return later, slack - later
+
+
 def _works(schedule: Schedule, pipeline: Pipeline, stage: int) -> Sequence[Work]:
     """What a stage computes, in order, by its own micro-batches."""
     works: Sequence[Work]
     ministages, parts = pipeline.stages[stage].ministages, pipeline.parts(stage)
-    works = order(schedule, len(pipeline.stages), stage, pipeline.micro_batches, ministages)
-    if slack := pipeline.stages[stage].slack:
-        works = put_off(works, slack)
+    later, ahead = late_and_ahead(pipeline.stages[stage].slack, stage)
+    # a stage with more after it runs more forwards ahead
+    stages = len(pipeline.stages) + ahead
+    works = order(schedule, stages, stage, pipeline.micro_batches, ministages)
+    if later:
+        works = put_off(works, later)
     if parts == 1:
         return works
     ends = {k for *_, (s, k) in paths(schedule, pipeline) if s == stage}

@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 from evidence import Row, row
 from pipelines.paced import CHIP, CLUSTER, SEQUENCES, PacedRank, Ran, even_model, write_cluster
-from pipelines.ranks import chosen
+from pipelines.ranks import Ranks, chosen
 from pipelines.turns import report, take_turns
 
 from dicomm.bench.quiet import Quiet
@@ -84,7 +84,9 @@ def paced_rows(action_s: float, steps: int) -> tuple[list[Row], Quiet]:
         write_cluster(folder, model, STAGES, action_s)
         cluster = read_cluster(folder / CLUSTER)
         join = partial(PacedRank, folder, plans)
-        ran, quiet = take_turns("schedules", STAGES, join, [(name,) for name in plans], steps)
+        with Ranks(STAGES, join) as ranks:
+            cases = {(name,): ranks for name in plans}
+            ran, quiet = take_turns("schedules", cases, steps)
         for name, plan in plans.items():
             simulation = simulate(plan, cluster, emulated=True)
             timing = simulation.timing
@@ -123,7 +125,9 @@ def boundary_rows(backend: str, action_s: float, steps: int) -> tuple[list[Row],
     sizes = (SMALL_BYTES, LARGE_BYTES)
     join = partial(SleepingRank, STAGES, MICRO_BATCHES, sizes, action_s, backend)
     # on the host our executor first learns which stages wait: see heteropp/training/whole.py
-    ran, quiet = take_turns(f"boundary over {backend}", STAGES, join, cases, steps, untimed=STEPS)
+    with Ranks(STAGES, join) as ranks:
+        turns = dict.fromkeys(cases, ranks)
+        ran, quiet = take_turns(f"boundary over {backend}", turns, steps, untimed=STEPS)
     step_s = {case: statistics.median(map(max, ran[case])) for case in cases}
     cost = {
         who: 100 * (step_s[who, LARGE_BYTES] / step_s[who, SMALL_BYTES] - 1)

@@ -1,15 +1,17 @@
 """heteropp's executor beside torch.distributed.pipelining: tokens per second of a training step.
 
-The same model, stage modules, processes, threads and transport; both clip by the norm over all
-ranks and update with AdamW. In each round every contestant takes a step, one after another, in one
-process group; the rows compare medians over the rounds. With slack 1 the second stage may put
-off one weight gradient, and then holds no more micro-batches than the first.
+The same model, stage modules, number of processes and threads, and transport; both clip by the norm
+over all ranks and update with AdamW. Every contestant has processes of its own, ours set up as
+heteropp-train does. In each round each takes a step, one after another; the rows compare medians
+over the rounds. With slack 1 a stage holds one micro-batch more than 1F1B's own number: the first
+stage runs a forward more ahead, the second puts a weight gradient off.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 from evidence import Row, row
-from pipelines.ranks import Failed, chosen
+from pipelines.ranks import Failed, Ranks, chosen
 from pipelines.turns import report, take_turns
 
 from dicomm.bench.quiet import Quiet
@@ -57,51 +59,53 @@ Samples = dict[str, list[float]]  # seconds of steps, by contestant
 
 
 class Rank:
-    """All contestants in one process."""
+    """Of one contestant."""
 
-    def __init__(self, model: Model, backend: str, rank: int, store: Any) -> None:
+    def __init__(self, model: Model, backend: str, name: str, rank: int, store: Any) -> None:
         import torch
         from pipelines.stages import OurPipeline, even_plan, modules, tokens
         from pipelines.torch_pipelining import TorchPipelining
 
-        from heteropp.training.metrics import HostClock
+        from heteropp.training.device import open_device
         from heteropp.training.transport import Place, connect
 
         if backend == "dicomm":
             import dicomm.distributed  # noqa: F401
         connect(store, rank, STAGES, backend)
-        host = torch.device("cpu")
-        plans = {
-            name: even_plan(model, schedule, STAGES, MICRO_BATCHES, MICRO_BATCH, ministages, slack)
-            for name, (schedule, ministages, slack) in OURS.items()
-        }
-        self.contestants: dict[str, TorchPipelining | OurPipeline] = {}
-        for name in [*PEERS, *OURS]:
-            plan = plans[PEERS.get(name, name)]
-            place = Place.of(plan, rank)
-            held = modules(plan, place, host)
-            self.contestants[name] = (
-                TorchPipelining(plan, held, *tokens(plan, host))
-                if name in PEERS
-                else OurPipeline(plan, place, held, HostClock())
-            )
+        schedule, ministages, slack = OURS[PEERS.get(name, name)]
+        plan = even_plan(model, schedule, STAGES, MICRO_BATCHES, MICRO_BATCH, ministages, slack)
+        place, host = Place.of(plan, rank), torch.device("cpu")
+        held = modules(plan, place, host)
+        self.contestant: TorchPipelining | OurPipeline
+        if name in PEERS:
+            self.contestant = TorchPipelining(plan, held, *tokens(plan, host))
+        else:
+            device = open_device("cpu", "", "")
+            self.contestant = OurPipeline(plan, place, held, device.clock)
 
-    def step(self, name: str) -> tuple[float, float]:
+    def step(self, _name: str) -> tuple[float, float]:
         """(seconds, the loss; 0 where torch's rank does not know it)."""
         import torch.distributed as dist
 
         dist.barrier()
         start_s = perf_counter()
-        result = self.contestants[name].step()
+        result = self.contestant.step()
         dist.barrier()
         return perf_counter() - start_s, result.loss
 
 
 def measure(model: Model, backend: str, rounds: int) -> tuple[Samples, Quiet]:
-    """Seconds of each contestant's steps, the first one left out. Raises Failed."""
+    """Seconds of each contestant's steps, the first ones left out. Raises Failed."""
+    from heteropp.training.whole import STEPS
+
     cases = [(name,) for name in [*PEERS, *OURS]]
-    join = partial(Rank, model, backend)
-    answers, quiet = take_turns(f"training over {backend}", STAGES, join, cases, rounds)
+    with ExitStack() as stack:
+        contestants = {
+            (name,): stack.enter_context(Ranks(STAGES, partial(Rank, model, backend, name)))
+            for (name,) in cases
+        }
+        # our executor first learns which stages wait: see heteropp/training/whole.py
+        answers, quiet = take_turns(f"training over {backend}", contestants, rounds, untimed=STEPS)
     for turn in zip(*answers.values(), strict=True):
         losses = [max(loss for _, loss in ranks) for ranks in turn]
         if max(losses) - min(losses) > LOSS_TOLERANCE * min(losses):

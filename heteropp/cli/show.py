@@ -84,7 +84,7 @@ def show_prediction(console: Console, verdict: Verdict) -> None:
     )
     slack = [stage.slack for pipeline in plan.pipelines for stage in pipeline.stages]
     if any(slack):
-        say(console, f"weight gradients put off, by stage: {', '.join(map(str, slack))}")
+        say(console, f"slack, in micro-batches by stage: {', '.join(map(str, slack))}")
     stages = simulation.stage_shares
     (bubble_place, bubble) = max(stages.items(), key=lambda item: item[1].bubble)
     (sending_place, sending) = max(stages.items(), key=lambda item: item[1].communication)

@@ -21,6 +21,8 @@ from heteropp.search.planner import (
 from heteropp.search.slack import with_slack
 from heteropp.simulate import Simulation, simulate
 
+AHEAD = (0, 1, 2)  # forwards that stages of 1F1B run ahead beyond its own, one way and the other
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -86,9 +88,11 @@ def judge(candidate: Candidate, result: Result, cluster: Cluster) -> Judged:
 
 def _relaxed(judged: Judged, result: Result, cluster: Cluster) -> Judged:
     """With the slack that memory has room for, where the simulated step gains by it."""
-    plan = with_slack(judged.plan, cluster)
-    other = judge(Candidate(plan, judged.cost_s), result, cluster)
-    return min(judged, other, key=lambda each: each.simulation.step_s)
+    others = [
+        judge(Candidate(with_slack(judged.plan, cluster, ahead), judged.cost_s), result, cluster)
+        for ahead in AHEAD
+    ]
+    return min(judged, *others, key=lambda each: each.simulation.step_s)
 
 
 def judge_nearest(name: str, error: DoesNotFitError, cluster: Cluster) -> Judged:

@@ -1,7 +1,8 @@
-"""Slack: how many weight gradients each stage of a 1F1B plan puts off, as far as memory holds them.
+"""Slack: how many micro-batches each stage of a 1F1B plan holds beyond its own, as memory allows.
 
-What is put off fills the end of the step, where stages wait for the gradients of those after them
-(Zero Bubble, section 3.1). Each holds a micro-batch's activations a little longer.
+Weight gradients that are put off fill the end of the step, where stages wait for those after them
+(Zero Bubble, section 3.1). A forward more ahead keeps the stages after it busy while gradients are
+on their way.
 """
 
 from __future__ import annotations
@@ -11,17 +12,33 @@ from dataclasses import replace
 from heteropp.cluster import Cluster
 from heteropp.plan import Plan
 from heteropp.planned import rank_memory
+from heteropp.schedule import late_and_ahead
 
 
-def with_slack(plan: Plan, cluster: Cluster) -> Plan:
-    """A 1F1B plan with the most slack that fits, up to that of ZB-H1: stage s puts off s."""
-    slack = [list(range(len(pipeline.stages))) for pipeline in plan.pipelines]
+def with_slack(plan: Plan, cluster: Cluster, ahead: int = 0) -> Plan:
+    """A 1F1B plan with the most slack that fits, up to that of ZB-H1: stage s puts off s.
+
+    ahead: how many forwards more each stage is to run ahead, the last one not: none waits for it.
+    """
+    slack = [
+        [s + ahead * (s + 1 < len(pipeline.stages)) for s in range(len(pipeline.stages))]
+        for pipeline in plan.pipelines
+    ]
     while True:
         found = _with(plan, slack)
         if not (over := _overrun(found, cluster)):
             return found
         for p, s in over:
             slack[p][s] //= 2
+        for mosts in slack:
+            _keep_fed(mosts)
+
+
+def _keep_fed(slack: list[int]) -> None:
+    """Of a pipeline: no stage runs more forwards ahead than the one before it."""
+    for s in range(1, len(slack)):
+        _, ahead = late_and_ahead(slack[s - 1], s - 1)
+        slack[s] = min(slack[s], s + ahead)
 
 
 def _with(plan: Plan, slack: list[list[int]]) -> Plan:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from heteropp.training.host_memory import keep_freed_memory
 from heteropp.training.metrics import Clock, EmulatedClock, EventClock, HostClock
 from heteropp.training.transport import Groups
 
@@ -67,6 +68,7 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
     chip: a chip file's name or path, emulated unless DITORCH_VENDOR names real chips.
     """
     if kind == "cpu":
+        keep_freed_memory()
         return Device(torch.device("cpu"), "gloo", HostClock())
     if "DITORCH_VENDOR" not in os.environ:
         os.environ["DITORCH_CHIP"] = chip

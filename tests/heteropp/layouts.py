@@ -118,6 +118,7 @@ LAYOUTS: dict[str, Callable[[Model], Plan]] = EXACT | {
         replace(m, dropout=0.2), (4, 4), (1, 1), (2, 2), sequence_parallel=True
     ),
     "selective recompute": lambda m: plan_of(m, (4, 4), (2, 1), (1, 2), selective_recompute=True),
+    "slack": lambda m: plan_of(m, (2, 3, 3), (2, 1, 1), (1, 2, 1), slack=2),
     "ZeRO-2": lambda m: plan_of(m, (4, 4), (2, 2), (1, 1), zero_stage=2),
     "ZeRO-0": lambda m: plan_of(m, (4, 4), (2, 1), (1, 2), zero_stage=0),
 }
@@ -127,6 +128,8 @@ def lay_out(name: str, schedule: Schedule, dtype: str) -> Plan | None:
     """A layout under a schedule; None where they do not go together."""
     plan = LAYOUTS[name](tiny_model(layers=8, dtype=dtype))
     if schedule == "chimera" and any(len(p.stages) % 2 for p in plan.pipelines):
+        return None
+    if schedule != "1f1b" and any(s.slack for p in plan.pipelines for s in p.stages):
         return None
     return scheduled(plan, schedule, MINISTAGES.get(schedule, 1))
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from clusters import tiny_model
 
 from heteropp.action import Action, Kind
-from heteropp.plan import Pipeline, Replica, Schedule, Stage, ministage_layers
+from heteropp.plan import (
+    Pipeline,
+    Plan,
+    PlanError,
+    Replica,
+    Schedule,
+    Stage,
+    ministage_layers,
+    validate,
+)
 from heteropp.schedule import actions, bubble_coefficient, in_flight, links, paths
 
 MINISTAGES: dict[Schedule, list[int]] = {
@@ -136,6 +147,57 @@ def test_slack_puts_weight_gradients_off_and_holds_what_they_need() -> None:
             assert most == in_flight("1f1b", pipeline, stage) <= 4  # the first stage's
             if slack == 4:
                 assert works == [a for a in actions("zb-h1", plain, stage) if a.kind in "FIW"]
+
+
+def test_slack_beyond_that_runs_forwards_ahead() -> None:
+    plain = pipeline_of(4, 8, [1] * 4)
+    for ahead in (1, 2, 9):
+        stages = tuple(replace(stage, slack=s + ahead) for s, stage in enumerate(plain.stages))
+        pipeline = replace(plain, stages=stages)
+        run_to_the_end("1f1b", pipeline)
+        for stage in range(4):
+            kinds = [a.kind for a in actions("1f1b", pipeline, stage) if a.kind in "FBIW"]
+            first = min(kinds.index(kind) for kind in (Kind.B, Kind.I) if kind in kinds)
+            assert first == min(4 - stage + ahead, 8)
+            held = most = 0
+            for kind in kinds:
+                held += (kind == Kind.F) - (kind in (Kind.B, Kind.W))
+                most = max(most, held)
+            assert most == in_flight("1f1b", pipeline, stage) == min(4 + ahead, 8)
+
+
+def test_a_plan_with_slack_runs_to_its_end_or_is_refused() -> None:
+    generator, refused = random.Random(0), 0
+    model = tiny_model(16, hidden=8, heads=1, kv_heads=1)
+    for _ in range(300):
+        stages, micro_batches = generator.randint(2, 4), generator.randint(9, 12)
+        sequences = generator.choice([(1,), (1, 2), (4, 1, 2)])
+        pipeline = pipeline_of(stages, micro_batches, [1] * stages, sequences=sequences)
+        pipeline = replace(
+            pipeline,
+            stages=tuple(
+                replace(stage, slack=generator.randint(0, 4)) for stage in pipeline.stages
+            ),
+        )
+        micro_batch = max(sequences[:stages])
+        plan = Plan(
+            model=replace(model, layers=4 * stages),
+            global_batch=micro_batch * micro_batches,
+            micro_batch=micro_batch,
+            schedule="1f1b",
+            zero_stage=0,
+            pipelines=(pipeline,),
+        )
+        try:
+            validate(plan)
+        except PlanError as error:
+            assert "slack" in str(error)
+            with pytest.raises(AssertionError):
+                run_to_the_end("1f1b", pipeline)
+            refused += 1
+        else:
+            run_to_the_end("1f1b", pipeline)
+    assert 30 < refused < 270
 
 
 @pytest.mark.parametrize("schedule", MINISTAGES)

@@ -18,9 +18,11 @@ from heteropp.simulate import simulate
 STAGES = 4
 
 
-def cluster_with(first_bytes: int, other_bytes: int) -> Cluster:
-    """A chip for each stage; the memory of the first, and of the others."""
+def cluster_with(first_bytes: int, other_bytes: int, latency_s: float = 0.0) -> Cluster:
+    """A chip for each stage; the memory of the first, and of the others, and of all links."""
     chip = load_chip("a-mini")
+    links = replace(chip.links, intra_node_latency_s=latency_s, nic_latency_s=latency_s)
+    chip = replace(chip, links=links)
     first, other = (
         replace(chip, memory=replace(chip.memory, capacity_bytes=size))
         for size in (first_bytes, other_bytes)
@@ -63,6 +65,18 @@ def test_stages_put_off_as_much_as_memory_holds() -> None:
     found = with_slack(plan, tight)
     check_memory(found, tight)
     assert slack_of(found) == [0, 0, 1, 3]
+
+
+def test_forwards_run_ahead_where_messages_take_long() -> None:
+    plan, near = plan_of(), cluster_with(1 << 30, 1 << 30)
+    far = cluster_with(1 << 30, 1 << 30, latency_s=simulate(plan, near).step_s / 32)
+    assert slack_of(with_slack(plan, near, 1)) == [1, 2, 3, 3]
+    gains = [
+        simulate(with_slack(plan, cluster), cluster).step_s
+        / simulate(with_slack(plan, cluster, 1), cluster).step_s
+        for cluster in (near, far)
+    ]
+    assert gains[1] > max(gains[0], 1.02)
 
 
 def test_the_default_planner_takes_it_where_it_pays() -> None:

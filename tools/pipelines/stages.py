@@ -30,8 +30,7 @@ def even_plan(
 ) -> Plan:
     """One chip a stage, the layers dealt out evenly.
 
-    slack: weight gradients that a stage of 1F1B may put off, where the first stage would hold as
-    many micro-batches as without.
+    slack: micro-batches that every stage of 1F1B holds beyond its own.
     """
     pipeline = Pipeline(
         micro_batches=micro_batches,
@@ -41,7 +40,7 @@ def even_plan(
                 recompute=False,
                 replicas=(Replica(ranks=(s,), chip=chip, batch_share=micro_batch),),
                 ministages=ministages,
-                slack=min(slack, s),
+                slack=slack,
             )
             for s in range(stages)
         ),

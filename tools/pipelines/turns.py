@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import typer
@@ -19,26 +19,18 @@ Case = tuple[Any, ...]  # what a rank's `step` is given
 
 
 def take_turns(
-    what: str,
-    size: int,
-    join: Callable[[int, Any], Any],
-    cases: list[Case],
-    steps: int,
-    untimed: int = 1,
+    what: str, ranks_of: Mapping[Case, Ranks], steps: int, untimed: int = 1
 ) -> tuple[dict[Case, list[list[Any]]], Quiet]:
-    """What the ranks say of each step of a case, by rank; the untimed steps go first.
+    """What the ranks of a case say of each of its steps, by rank; the untimed steps go first.
 
     Raises Failed.
     """
-    found: dict[Case, list[list[Any]]] = {case: [] for case in cases}
-    with (
-        Ranks(size, join) as ranks,
-        Progress(console=Console(stderr=True), transient=True) as progress,
-    ):
-        task = progress.add_task(what, total=len(cases) * (untimed + steps))
+    found: dict[Case, list[list[Any]]] = {case: [] for case in ranks_of}
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=len(found) * (untimed + steps))
         watch = Watch()
         for turn in range(untimed + steps):
-            for case in cases:
+            for case, ranks in ranks_of.items():
                 answers = ranks.call("step", *case)
                 if turn >= untimed:
                     found[case].append(answers)
