@@ -127,30 +127,36 @@ CHAIN: list[tuple[str, Schedule]] = [
     ("offload", "1f1b"),
     ("micro-batch 4, 1", "zb-h1"),
 ]
-TWO_PIPELINES = two_pipelines(tiny_model(layers=8, dtype="float64"))
-ONE_STAGE = make_plan(TWO_PIPELINES.model, (8,), (1,), (1,), (True,), micro_batches=5)
 
 
-def chain_links() -> Iterator[tuple[Plan, Plan]]:
-    plans = [lay_out(*layout, "float64") for layout in CHAIN]
+def chain_links(dtype: str) -> Iterator[tuple[Plan, Plan]]:
+    plans = [lay_out(*layout, dtype) for layout in CHAIN]
     yield from pairwise(plans)  # type: ignore[misc]  (all of them are plans)
-    yield TWO_PIPELINES, ONE_STAGE
-    yield ONE_STAGE, TWO_PIPELINES
-    tied = [lay_out("tied embeddings", schedule, "float64") for schedule in ("zb-v", "1f1b")]
+    two = two_pipelines(tiny_model(layers=8, dtype=dtype))
+    one = make_plan(two.model, (8,), (1,), (1,), (True,), micro_batches=5)
+    yield two, one
+    yield one, two
+    tied = [lay_out("tied embeddings", schedule, dtype) for schedule in ("zb-v", "1f1b")]
     yield tuple(tied)  # type: ignore[misc]
 
 
-LINKS = list(chain_links())
+LINKS = [
+    pytest.param(dtype, link, marks=() if dtype == "float64" else pytest.mark.long)
+    for dtype in TOLERANCE
+    for link in range(len(list(chain_links(dtype))))
+]
 
 
-@pytest.mark.parametrize("link", range(len(LINKS)))
-def test_any_plan_goes_on_from_any_other(ranks: Ranks, tmp_path: Path, link: int) -> None:
+@pytest.mark.parametrize(("dtype", "link"), LINKS)
+def test_any_plan_goes_on_from_any_other(
+    ranks: Ranks, tmp_path: Path, dtype: str, link: int
+) -> None:
     """Three steps under one plan, then the rest under another."""
-    first, second = LINKS[link]
+    first, second = list(chain_links(dtype))[link]
     expected = ranks.plainly(first)
     before = ranks.train(first, steps=3, checkpoints=tmp_path)
     after = ranks.train(second, checkpoints=tmp_path)
-    tolerance = TOLERANCE["float64"]
+    tolerance = TOLERANCE[dtype]
     assert before.losses + after.losses == pytest.approx(expected.losses, rel=tolerance)
     for parameter, value in expected.parameters.items():
         error = (after.parameters[parameter] - value).abs().max() / value.abs().max()
