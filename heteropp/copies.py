@@ -8,8 +8,12 @@ element goes from the rank that keeps it in one copy to those that keep it in an
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
 
 from heteropp.boxes import Box
 from heteropp.layout import layout
@@ -27,6 +31,40 @@ class Delivery:
     destination: int
     name: str
     box: Box
+
+
+@dataclass
+class Exchange:
+    """Elements of gradients that a rank sends and is sent for one of its ministages."""
+
+    sent: int = 0
+    received: int = 0
+    to_self: int = 0  # sent to another of its own ministages
+    apart: bool = False  # some copies before its own are summed apart
+
+
+@lru_cache(maxsize=64)
+def exchanges(plan: Plan) -> dict[tuple[int, int], Exchange]:
+    """By rank and ministage, of those that stand at several places."""
+    everywhere = [parts for parts in holders(plan).values() if len(parts) > 1]
+    found: dict[tuple[int, int], Exchange] = defaultdict(Exchange)
+    for sender, receiver in {pair for parts in everywhere for pair in permutations(parts, 2)}:
+        for delivery in deliveries(plan, sender, receiver):
+            size = math.prod(delivery.box.shape)
+            source = found[delivery.source, sender[2]]
+            if delivery.source == delivery.destination:
+                source.to_self += size
+                continue
+            source.sent += size
+            found[delivery.destination, receiver[2]].received += size
+    for p, s, k in {part for parts in everywhere for part in parts[2:]}:
+        for rank in _ranks(plan.pipelines[p].stages[s]):
+            found[rank, k].apart = True
+    return dict(found)
+
+
+def _ranks(stage: Stage) -> Iterable[int]:
+    return (rank for replica in stage.replicas for rank in replica.ranks)
 
 
 def part_layers(plan: Plan) -> dict[Part, tuple[int, int]]:

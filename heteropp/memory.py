@@ -36,7 +36,6 @@ class StageShape:
     selective_recompute: bool = False
     copies: int = 1  # places in the plan that hold its layers, and sum their gradients
     copy: int = 0  # which of them this is
-    awaited: int | None = None  # boundary tensors received ahead; None: one from either side
 
     @property
     def kind(self) -> StageKind:
@@ -94,7 +93,7 @@ def stage_memory(
     profile: what was measured of the chip, in place of what is traced of activations. Raises
     ProfileError where it does not know the stage.
     """
-    traces = _traces(model, shape, profile)
+    traces = stage_traces(model, shape, profile)
     of = traces.of
 
     longest = math.ceil(shape.layers / shape.ministages)  # ministage
@@ -109,6 +108,9 @@ def stage_memory(
 
     own = of(longest, lambda t: t.input_bytes if shape.recompute else t.kept_bytes)
     whole = kept_bytes(model, shape, profile)
+    if shape.schedule in PUTTING_OFF and shape.recompute and not shape.first:
+        # what W waits with is more than an input; which micro-batches wait is not known here
+        own = whole = max(whole, of(shape.layers, lambda t: t.put_off_bytes))
     kept = round(whole * in_flight) - own
     if shape.offload and shape.schedule not in PUTTING_OFF:
         kept = min(kept, own)
@@ -121,13 +123,12 @@ def stage_memory(
     updating = update_bytes(model, shape, micro_batches, profile)
     working = max(working, updating - kept - boundary)
     recomputed = of(longest, lambda t: t.kept_bytes - t.input_bytes) if shape.recompute else 0
-    rows = shape.sequences * model.sequence_length
     return Memory(
         parameters=parameters,
         gradients=gradients,
         optimizer=averages * gradient // shards,
         constants=traces.one.constant_bytes,
-        tokens=2 * (int(shape.first) + int(shape.last)) * micro_batches * rows * 8,
+        tokens=tokens_bytes(model, shape, micro_batches),
         kept=kept,
         working=working,
         recomputed=recomputed,
@@ -136,21 +137,33 @@ def stage_memory(
     )
 
 
+def tokens_bytes(model: Model, shape: StageShape, micro_batches: int) -> int:
+    """Those of the model's first stage, and the targets of its last; of this step and the next."""
+    rows = micro_batches * shape.sequences * model.sequence_length
+    return 2 * (int(shape.first) + int(shape.last)) * rows * 8
+
+
 def _working_bytes(
     model: Model, shape: StageShape, layers: int, profile: ChipProfile | None
 ) -> int:
     """The most that a forward or a backward holds beyond what stands, its own activations too."""
     # of the model's first stage, which has no one to send a gradient to, nothing is put off
     whole = shape.first and shape.ministages == 1 and shape.schedule not in PUTTING_OFF
-    traces = _traces(model, shape, profile, whole)
-    return traces.of(layers, lambda t: max(t.forward_peak_bytes, t.backward_peak_bytes))
+    traces = stage_traces(model, shape, profile, whole)
+    return traces.peak(layers, _most_at_work)
+
+
+def _most_at_work(trace: StageTrace) -> int:
+    leaving = trace.input_bytes  # the gradient of the input, in the second half
+    backward = max(trace.backward_input_peak_bytes, trace.backward_weight_peak_bytes + leaving)
+    return max(trace.forward_peak_bytes, backward)
 
 
 def update_bytes(
     model: Model, shape: StageShape, micro_batches: int, profile: ChipProfile | None = None
 ) -> int:
     """Most that the update holds, beside what stays: the last boundary tensors are leaving."""
-    traces = _traces(model, shape, profile)
+    traces = stage_traces(model, shape, profile)
     of = traces.of
     shards = _shards(shape)
     longest = math.ceil(shape.layers / shape.ministages)  # they are updated one after another
@@ -179,7 +192,8 @@ def _gradient_bytes(
         return gradient + max(0, coming - kept)
     most = 0
     for done in range(count + 1):  # one after another
-        standing = of_ministages(min(done, 1) + 1) if shape.zero_stage == 2 else gradient
+        goes = shape.zero_stage == 2 and shards > 1
+        standing = of_ministages(min(done, 1) + 1) if goes else gradient
         most = max(most, standing + (coming * done + kept * (count - done)) // count)
     return most - kept
 
@@ -211,12 +225,9 @@ def _boundary_bytes(
         output_bytes = input_bytes = (
             rows * model.hidden * model.dtype_bytes * shape.pieces // shape.tp
         )
-    if shape.awaited is not None:
-        awaited = shape.awaited * max(input_bytes, output_bytes) // shape.pieces
-    else:
-        awaited = output_bytes // shape.pieces if micro_batches > 1 else 0
-        if before > SENDS_UNDER_WAY:
-            awaited += input_bytes // shape.pieces
+    awaited = output_bytes // shape.pieces if micro_batches > 1 else 0
+    if before > SENDS_UNDER_WAY:
+        awaited += input_bytes // shape.pieces
     leaving = input_bytes * min(SENDS_UNDER_WAY, before)
     if shape.recompute or shape.offload:
         leaving += output_bytes * min(SENDS_UNDER_WAY, micro_batches)
@@ -238,7 +249,7 @@ def kept_bytes(model: Model, shape: StageShape, profile: ChipProfile | None = No
 
     The model's first input is tokens, which the step holds.
     """
-    traces = _traces(model, shape, profile)
+    traces = stage_traces(model, shape, profile)
     if not shape.recompute:
         return traces.of(shape.layers, lambda t: t.kept_bytes)
     rows = shape.sequences * model.sequence_length * shape.pieces // shape.tp
@@ -246,19 +257,7 @@ def kept_bytes(model: Model, shape: StageShape, profile: ChipProfile | None = No
     return traces.one.input_bytes + inner_bytes
 
 
-def put_off_share(model: Model, shape: StageShape, profile: ChipProfile | None = None) -> float:
-    """What a W that is put off holds more than its forward kept, as a share of that.
-
-    Factors of its products: of a stage that recomputes much more than the input that was kept.
-    """
-    kept = kept_bytes(model, shape, profile)
-    if not kept:  # the model's first stage, which puts nothing off
-        return 0.0
-    held = _traces(model, shape, profile).of(shape.layers, lambda t: t.put_off_bytes)
-    return held / kept - 1
-
-
-def _traces(
+def stage_traces(
     model: Model, shape: StageShape, profile: ChipProfile | None, whole_backward: bool = False
 ) -> StageTraces:
     """As the chip's profile measured them, if it did."""
@@ -279,6 +278,6 @@ def _measured(trace: StageTrace, layers: int, profile: ChipProfile, kind: Kind) 
         input_bytes=profile.bytes("kept_recompute_bytes", layers, kind),
         kept_bytes=profile.bytes("kept_bytes", layers, kind),
         forward_peak_bytes=0,  # the backward's peak is of both
-        backward_peak_bytes=profile.bytes("working_bytes", layers, kind),
+        backward_input_peak_bytes=profile.bytes("working_bytes", layers, kind),
         update_peak_bytes=profile.bytes("update_bytes", layers, kind),
     )

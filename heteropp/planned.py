@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from heteropp.action import Action
 from heteropp.cluster import Cluster, Link
-from heteropp.cost import Memory, StageShape, Time, stage_memory, stage_time
-from heteropp.inboxes import received_ahead
-from heteropp.memory import put_off_share
+from heteropp.copies import exchanges
+from heteropp.cost import Memory, StageShape, Time, stage_time
+from heteropp.memory_walk import MemoryWalk
 from heteropp.plan import Pipeline, Plan, PlanError, ministage_layers
 from heteropp.profile import chip_profile
-from heteropp.schedule import in_flight
+from heteropp.schedule import actions
 
 
 def check_cluster(plan: Plan, cluster: Cluster) -> None:
@@ -43,21 +46,28 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
 def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
     """Predicted peak bytes, by rank; the cluster may be a measured one."""
     memory: dict[int, Memory] = {}
-    for pipeline in plan.pipelines:
-        for s, stage in enumerate(pipeline.stages):
-            alike: dict[tuple[int, str], Memory] = {}
-            for replica in stage.replicas:
-                key = replica.batch_share, replica.chip
-                if key not in alike:
-                    shape = _shape(plan, pipeline, s, replica.batch_share)
-                    profile = chip_profile(cluster, replica.chip)
-                    share = put_off_share(plan.model, shape, profile)
-                    held = in_flight(plan.schedule, pipeline, s, share)
-                    alike[key] = stage_memory(
-                        plan.model, shape, held, pipeline.micro_batches * pipeline.parts(s), profile
-                    )
-                memory.update(dict.fromkeys(replica.ranks, alike[key]))
+    alike: dict[tuple, Memory] = {}
+    copies = exchanges(plan)
+    for rank in range(plan.world_size):
+        p, s, r, _ = plan.place(rank)
+        replica = plan.pipelines[p].stages[s].replicas[r]
+        own = (str(copies.get((rank, k))) for k in range(plan.pipelines[p].stages[s].ministages))
+        key = p, s, replica.batch_share, replica.chip, *own
+        if key not in alike:
+            alike[key] = memory_walk(plan, rank, cluster).peak()
+        memory[rank] = alike[key]
     return [memory[rank] for rank in range(plan.world_size)]
+
+
+def memory_walk(
+    plan: Plan, rank: int, cluster: Cluster | None, table: Sequence[Action] | None = None
+) -> MemoryWalk:
+    """Of a rank; table: its actions, when they are not the plan's."""
+    p, s, r, _ = plan.place(rank)
+    pipeline = plan.pipelines[p]
+    profile = chip_profile(cluster, pipeline.stages[s].replicas[r].chip)
+    table = table or actions(plan.schedule, pipeline, s, plan.overlap)
+    return MemoryWalk(plan, rank, stage_shape(plan, rank), table, profile)
 
 
 def check_memory(plan: Plan, cluster: Cluster) -> None:
@@ -99,7 +109,6 @@ def stage_shape(plan: Plan, rank: int) -> StageShape:
 def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape:
     stage = pipeline.stages[s]
     held = ministage_layers(pipeline, plan.schedule)[s]  # where a V ends, so does the model
-    ways = 2 if plan.schedule == "chimera" else 1
     return StageShape(
         layers=sum(last - first for first, last in held),
         first=any(first == 0 for first, _ in held),
@@ -112,21 +121,9 @@ def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape
         ministages=stage.ministages,
         schedule=plan.schedule,
         offload=stage.offload,
-        awaited=_awaited(plan, pipeline, s),
-        copies=len(plan.pipelines) * ways,
-        copy=plan.pipelines.index(pipeline) * ways,
         sequence_parallel=stage.sequence_parallel,
         selective_recompute=stage.selective_recompute,
     )
-
-
-def _awaited(plan: Plan, pipeline: Pipeline, s: int) -> int | None:
-    """In all its inboxes; of one ministage in a pipeline of like micro-batches, one in each."""
-    alike = all(pipeline.parts(t) == 1 for t in range(len(pipeline.stages)))
-    if pipeline.stages[s].ministages == 1 and alike:
-        return None
-    ahead = received_ahead(plan.schedule, pipeline)
-    return sum(count for (t, *_), count in ahead.items() if t == s)
 
 
 def group_links(plan: Plan, cluster: Cluster, rank: int) -> tuple[Link, Link]:

@@ -49,25 +49,22 @@ def actions(
     return [*table, Action(Kind.STEP)]
 
 
-def in_flight(schedule: Schedule, pipeline: Pipeline, stage: int, put_off: float = 0.0) -> float:
+def in_flight(schedule: Schedule, pipeline: Pipeline, stage: int) -> float:
     """The most micro-batches whose activations a stage holds at once.
 
     In units of the activations of all its layers, of one of its own micro-batches: each ministage
     counts as its share of them. What a backward works on is held until its W has ended.
-
-    put_off: what a W that is put off holds more than its forward kept, as a share of that; of a
-    stage that recomputes, most of the activations.
     """
     stages, micro_batches = len(pipeline.stages), pipeline.micro_batches
     parts = pipeline.parts(stage)
-    if schedule == "1f1b" and parts == 1 and not (put_off and pipeline.stages[stage].slack):
+    if schedule == "1f1b" and parts == 1:
         return float(min(stages - stage + pipeline.stages[stage].slack, micro_batches))
     if schedule == "gpipe":
         return float(micro_batches * parts)
     sizes = tuple(last - first for first, last in ministage_layers(pipeline, schedule)[stage])
     if parts > 1 or schedule == "1f1b":
-        return _most_held(_works(schedule, pipeline, stage), sizes, put_off) / sum(sizes)
-    return _most_held_whole(schedule, stages, stage, micro_batches, sizes, put_off) / sum(sizes)
+        return _most_held(_works(schedule, pipeline, stage), sizes) / sum(sizes)
+    return _most_held_whole(schedule, stages, stage, micro_batches, sizes) / sum(sizes)
 
 
 def late_and_ahead(slack: int, stage: int) -> tuple[int, int]:
@@ -103,25 +100,19 @@ def _most_held_whole(
     stage: int,
     micro_batches: int,
     sizes: tuple[int, ...],
-    put_off: float,
-) -> float:
+) -> int:
     works = order(schedule, stages, stage, micro_batches, len(sizes))
-    return _most_held(works, sizes, put_off)
+    return _most_held(works, sizes)
 
 
-def _most_held(works: Iterable[Work], sizes: tuple[int, ...], put_off: float) -> float:
+def _most_held(works: Iterable[Work], sizes: tuple[int, ...]) -> int:
     """The most layers' activations held at once, the one at work included."""
-    held = late = 0
-    most = 0.0
+    held = most = 0
     for kind, _, ministage in works:
         if kind == Kind.F:
             held += sizes[ministage]
-        elif kind == Kind.W:
-            late -= sizes[ministage]
-        most = max(most, held + put_off * late)
-        if kind == Kind.I:
-            late += sizes[ministage]
-        elif kind in (Kind.B, Kind.W):
+        most = max(most, held)
+        if kind in (Kind.B, Kind.W):
             held -= sizes[ministage]
     return most
 

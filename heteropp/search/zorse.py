@@ -46,14 +46,18 @@ def search(request: Request) -> Result:
             f"sequence of every micro-batch; the smallest group has "
             f"{min(len(node.ranks) for node in request.cluster.nodes)} chips"
         )
-    fitting = sorted((c for c in configured if not c.overrun_bytes), key=lambda c: c.key)
-    if not fitting:
-        raise _does_not_fit(request, min(configured, key=lambda c: (c.overrun_bytes, c.key)))
-    unlike: dict[Division, _Configuration] = {}  # the best of each division
-    for configuration in fitting:
-        unlike.setdefault(configuration.division, configuration)
-    chosen = list(unlike.values())[: RUNNERS_UP + 1]
-    best, *others = (Candidate(c.plan(request), c.latency_s) for c in chosen)
+    nearest = min(configured, key=lambda c: (c.overrun_bytes, c.key))
+    # what is estimated of a stage is not yet what its ranks come to hold
+    likely = sorted((c for c in configured if not c.overrun_bytes), key=lambda c: c.key)
+    chosen: dict[Division, _Configuration] = {}  # the best of each division
+    for configuration in likely or [nearest]:
+        if len(chosen) > RUNNERS_UP:
+            break
+        if configuration.division not in chosen and _lacking(request, configuration)[0] <= 0:
+            chosen[configuration.division] = configuration
+    if not chosen:
+        raise _does_not_fit(request, nearest)
+    best, *others = (Candidate(c.plan(request), c.latency_s) for c in chosen.values())
     # heuristics choose layers and order: the cost stands for itself
     return Result("zorse", best, others, best.cost_s, steps)
 
@@ -64,14 +68,20 @@ def _micro_batches(global_batch: int, groups: list[_Group]) -> list[int]:
     return [size for size in range(least, global_batch + 1) if global_batch % size == 0]
 
 
-def _does_not_fit(request: Request, nearest: _Configuration) -> DoesNotFitError:
-    plan, cluster = nearest.plan(request), request.cluster
-    memory = rank_memory(plan, cluster)
-    excess, rank = max(
+def _lacking(request: Request, configuration: _Configuration) -> tuple[int, int]:
+    """The most bytes that a rank lacks, and the rank negated."""
+    cluster = request.cluster
+    memory = rank_memory(configuration.plan(request), cluster)
+    return max(
         (memory[rank].total - cluster.chip(rank).memory.capacity_bytes, -rank)
-        for rank in range(plan.world_size)
+        for rank in range(cluster.world_size)
     )
-    capacity = cluster.chip(-rank).memory.capacity_bytes
+
+
+def _does_not_fit(request: Request, nearest: _Configuration) -> DoesNotFitError:
+    plan = nearest.plan(request)
+    excess, rank = _lacking(request, nearest)
+    capacity = request.cluster.chip(-rank).memory.capacity_bytes
     sentence = overrun(plan, -rank, excess + capacity, capacity)
     return DoesNotFitError(f"no plan fits: in the nearest, {sentence}", plan)
 

@@ -1,25 +1,18 @@
-"""Memory of a rank over a step: what its actions hold, in the terms of the cost model.
-
-Parameters, gradients, optimizer state and buffers stay; a forward adds what it keeps, a backward
-frees it when its W has ended; whatever computes also needs its working set.
-"""
+"""Memory of a rank over a step: what its actions hold, at the times they are simulated."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from heteropp.action import Action, Kind
 from heteropp.cluster import Cluster
-from heteropp.memory import Memory, put_off_share, stage_memory, update_bytes
-from heteropp.plan import Plan, ministage_layers
-from heteropp.planned import stage_shape
-from heteropp.profile import chip_profile
-from heteropp.schedule import in_flight
+from heteropp.plan import Plan
+from heteropp.planned import memory_walk
 
-MANY = 1 << 20  # micro-batches in flight: so many that the update has no part in the peak
-WORKING = frozenset({Kind.F, Kind.R, Kind.B, Kind.I, Kind.W})
+# a message or a reduction goes on beside the work; what it holds is held from its begin
+BESIDE = frozenset({Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT, Kind.REDUCE})
 
 
 @dataclass(frozen=True)
@@ -51,50 +44,12 @@ class MemoryCurve:
 def memory_curve(
     plan: Plan, cluster: Cluster, rank: int, rows: Iterable[tuple[Action, float, float]]
 ) -> MemoryCurve:
-    """Of one rank; `rows` are its actions, each with its begin and end in seconds."""
-    p, s, r, _ = plan.place(rank)
-    pipeline = plan.pipelines[p]
-    layers = [last - first for first, last in ministage_layers(pipeline, plan.schedule)[s]]
-    shape = stage_shape(plan, rank)
-    profile = chip_profile(cluster, pipeline.stages[s].replicas[r].chip)
-
-    count = pipeline.micro_batches * pipeline.parts(s)
-
-    def with_in_flight(held: float, offload: bool = False) -> Memory:
-        wanted = replace(shape, offload=offload)
-        return stage_memory(plan.model, wanted, held, count, profile)
-
-    share = put_off_share(plan.model, shape, profile)
-    most = with_in_flight(in_flight(plan.schedule, pipeline, s, share), shape.offload)
-    constant = most.total - most.working - most.kept
-    whole = with_in_flight(2).kept - with_in_flight(1).kept  # of a micro-batch, by all layers
-    own = whole - with_in_flight(1).kept  # of what is at work, which the working set counts
-    working = with_in_flight(MANY).working
-    updating = update_bytes(plan.model, shape, count, profile) - most.boundary
-    sizes = [whole * count / sum(layers) for count in layers]
-    held = late = 0.0
-    times, sizes_now, actions = [0.0], [constant], [Action(Kind.F, 0)]
-
-    def note(time_s: float, kept: float, also: int, action: Action) -> None:
-        times.append(time_s)
-        sizes_now.append(constant + round(min(kept, own) if shape.offload else kept) + also)
-        actions.append(action)
-
-    for action, start_s, end_s in rows:
-        if action.kind == Kind.STEP:
-            note(start_s, 0, max(0, updating), action)
-            note(end_s, 0, 0, action)
-        if action.kind not in WORKING:
-            continue
-        size = sizes[action.ministage]
-        if action.kind == Kind.F:
-            held += size
-        elif action.kind == Kind.W:
-            late -= share * size
-        note(start_s, held + late - own, working, action)
-        if action.kind == Kind.I:
-            late += share * size
-        elif action.kind in (Kind.B, Kind.W):
-            held -= size
-        note(end_s, held + late, 0, action)
-    return MemoryCurve(times, sizes_now, actions)
+    """Of one rank; `rows` are its actions, in order, each with its begin and end in seconds."""
+    rows = list(rows)
+    walk = memory_walk(plan, rank, cluster, [action for action, *_ in rows])
+    times, sizes, actions = [0.0], [walk.before()], [Action(Kind.F, 0)]
+    for (action, start_s, end_s), (during, after) in zip(rows, walk.steps(), strict=True):
+        times += [start_s, start_s if action.kind in BESIDE else end_s]
+        sizes += [during, after]
+        actions += [action, action]
+    return MemoryCurve(times, sizes, actions)

@@ -31,7 +31,7 @@ class Recording:
     sizes_bytes: dict[str, int]
     tensors_bytes: list[int]  # in order of birth; parameters, gradients and constants left out
     events: list[int]  # a tensor's index at its birth, the complement at its death
-    spans: dict[str, tuple[int, int]]  # the events of forward, backward and update
+    spans: dict[str, tuple[int, int]]  # the events of forward, backwards and update
 
 
 def record_stage(model: Model, layers: int, kind: StageKind) -> Recording:
@@ -55,26 +55,35 @@ def record_stage(model: Model, layers: int, kind: StageKind) -> Recording:
         live.ignore(tensor)
     pieces = {name: Trace() for name in PIECES}
     spans = {}
-    cut = nullcontext(WeightGradients()) if kind.whole_backward else put_off()
-    with live, cut as later:
-        x = tokens
-        if not first:
-            own = rows // kind.tp if kind.sequence_parallel else rows
-            x = torch.empty(own, model.hidden, dtype=dtype, device="meta", requires_grad=True)
-        group.trace = pieces["forward"]
-        output = count(group.trace, lambda: module(x, tokens) / rows if last else module(x))
-        spans["forward"] = (0, len(live.events))
-    with live:
-        gradient = None if last else torch.empty_like(output)
-        group.trace = pieces["backward_input"]
-        count(
-            group.trace,
-            lambda: torch.autograd.backward(output, gradient),
-            lambda tensor: tensor is gradient or later.holds(tensor),
-        )
+
+    def forward_and_input() -> dict[str, int]:
+        """Up to the gradient of the input, which leaves before the weights' are computed."""
+        with live:
+            x = tokens
+            if not first:
+                own = rows // kind.tp if kind.sequence_parallel else rows
+                size = own, model.hidden
+                x = torch.empty(*size, dtype=dtype, device="meta", requires_grad=True)
+            group.trace = pieces["forward"]
+            output = count(group.trace, lambda: module(x, tokens) / rows if last else module(x))
+            spans["forward"] = (0, len(live.events))
+        with live:
+            gradient = None if last else torch.empty_like(output)
+            group.trace = pieces["backward_input"]
+            count(
+                group.trace,
+                lambda: torch.autograd.backward(output, gradient),
+                lambda tensor: tensor is gradient or later.holds(tensor),
+            )
+        return {"input": 0 if first else _bytes(x), "output": _bytes(output)}
+
+    with nullcontext(WeightGradients()) if kind.whole_backward else put_off() as later:
+        ends_bytes = forward_and_input()
         put_off_bytes = later.bytes()
-        count(pieces["backward_weight"], later.run)
-        spans["backward"] = (spans["forward"][1], len(live.events))
+        spans["backward_input"] = (spans["forward"][1], len(live.events))
+        with live:
+            count(pieces["backward_weight"], later.run)
+        spans["backward_weight"] = (spans["backward_input"][1], len(live.events))
     group.trace = Trace()  # of what every rank has a part of, where rows are cut
     flat.reduce()
     count(pieces["norm"], flat.norms)
@@ -82,12 +91,10 @@ def record_stage(model: Model, layers: int, kind: StageKind) -> Recording:
         begin = len(live.events)
         count(pieces["update"], lambda: update(flat))
         spans["update"] = (begin, len(live.events))
-    sizes_bytes = {
+    sizes_bytes = ends_bytes | {
         "flat": _bytes(flat.values),
         "gradient": _bytes(flat.gradients),
         "constant": sum(_bytes(buffer) for buffer in module.buffers()),
-        "input": 0 if first else _bytes(x),
-        "output": _bytes(output),
         "put_off": put_off_bytes,
         "parts": sum(group.trace.all_reduce_bytes),
         # elsewhere than on meta, autograd holds two of a layer's gradients at once

@@ -54,7 +54,8 @@ class StageTrace:
     output_bytes: int  # activations; the loss of the last stage
     kept_bytes: int  # alive after a forward, its input included
     forward_peak_bytes: int  # most alive during a forward, beyond what stood before it
-    backward_peak_bytes: int  # the same during a backward, what its forward kept included
+    backward_input_peak_bytes: int  # the same during a backward's first half, or all of it
+    backward_weight_peak_bytes: int  # the same during its second half, the put off included
     update_peak_bytes: int  # the same during the update
     put_off_bytes: int  # held between the two halves of a backward
     parts_bytes: int  # of gradients that the tensor-parallel ranks have yet to sum
@@ -87,6 +88,14 @@ class StageTraces:
         """What is affine in the layers, of so many."""
         return what(self.one) + (layers - 1) * (what(self.two) - what(self.one))
 
+    def peak(self, layers: int, what: Callable[[StageTrace], int]) -> int:
+        """What is affine in the layers too, but that short stages peak elsewhere than long ones.
+
+        Where these do, they hold all that a forward keeps; no stage holds more than is said here.
+        """
+        kept = self.two.kept_bytes - self.one.kept_bytes
+        return what(self.one) + (layers - 1) * max(what(self.two) - what(self.one), kept)
+
 
 @lru_cache(maxsize=4096)
 def trace_stages(model: Model, kind: StageKind) -> StageTraces:
@@ -112,7 +121,8 @@ def outline(recordings: Sequence[Recording]) -> Entry:
     tensors = [size(of) for of in zip(*(r.tensors_bytes for r in recordings), strict=True)]
     events, spans = recordings[0].events, recordings[0].spans
     kept, forward = _alive(tensors, events, spans["forward"], Counter())
-    _, backward = _alive(tensors, events, spans["backward"], kept)
+    standing, backward = _alive(tensors, events, spans["backward_input"], kept)
+    _, weights = _alive(tensors, events, spans["backward_weight"], standing)
     _, update = _alive(tensors, events, spans["update"])
     return {
         "operators": {
@@ -130,7 +140,8 @@ def outline(recordings: Sequence[Recording]) -> Entry:
         },
         "kept": _rows(_merge(kept)),
         "forward_peaks": _peaks(forward),
-        "backward_peaks": _peaks(backward),
+        "backward_input_peaks": _peaks(backward),
+        "backward_weight_peaks": _peaks(weights),
         "update_peaks": _peaks(update),
     }
 
@@ -244,7 +255,8 @@ def at(entry: Entry, sequences: int) -> StageTrace:
         output_bytes=sizes["output"],
         kept_bytes=rounded(entry["kept"]),
         forward_peak_bytes=peak("forward_peaks"),
-        backward_peak_bytes=peak("backward_peaks") + sizes["second_gradient"],
+        backward_input_peak_bytes=peak("backward_input_peaks") + sizes["second_gradient"],
+        backward_weight_peak_bytes=peak("backward_weight_peaks") + sizes["second_gradient"],
         update_peak_bytes=peak("update_peaks"),
         put_off_bytes=sizes["put_off"],
         parts_bytes=sizes["parts"],

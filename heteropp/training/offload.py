@@ -15,12 +15,8 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from heteropp.action import Action, Kind
+from heteropp.residence import BEGINS_BACKWARD, NEEDS_PARAMETERS, Item, backwards, following
 from heteropp.training.zero import FlatParameters
-
-BEGINS_BACKWARD = (Kind.R, Kind.B, Kind.I)
-NEEDS_PARAMETERS = (Kind.F, Kind.R, Kind.B, Kind.I)
-
-Item = tuple[int, int]  # a ministage and a micro-batch
 
 
 class Offload:
@@ -31,8 +27,8 @@ class Offload:
         self.parameters = [Moving(flat.values.untyped_storage(), self.link) for flat in flats]
         buffers = [buffer for flat in flats for buffer in flat.module.buffers()]
         self.staying = {_key(tensor) for tensor in [*buffers, *(flat.values for flat in flats)]}
-        self.following = _following(actions)
-        self.backwards = _backwards(actions)
+        self.following = following(actions)
+        self.backwards = backwards(actions)
         self.kept: dict[Item, list[Moving]] = {}
         self.position = self.begun = 0
         self._hold(0, self.following[0])
@@ -178,24 +174,3 @@ class HostLink:
 
 def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _following(actions: Sequence[Action]) -> list[int]:
-    """By action: the next ministage at work that is not its own; after the table it begins anew."""
-    result = [0] * len(actions)
-    other = current = 0
-    for n, action in reversed(list(enumerate(actions)) * 2):
-        if action.kind in NEEDS_PARAMETERS and action.ministage != current:
-            other, current = current, action.ministage
-        result[n] = other
-    return result
-
-
-def _backwards(actions: Sequence[Action]) -> list[Item]:
-    """In the order in which they begin."""
-    items = [
-        (action.ministage, action.micro_batch)
-        for action in actions
-        if action.kind in BEGINS_BACKWARD and action.micro_batch is not None
-    ]
-    return list(dict.fromkeys(items))

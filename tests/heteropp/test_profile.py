@@ -118,7 +118,9 @@ def test_a_killed_profile_goes_on_and_agrees_with_the_prediction(tmp_path: Path)
                     stage_memory(model, replace(stage, recompute=recompute), 3, 4, found).total
                     for found in (profile.of("small.toml"), None)
                 )
-                assert theirs >= ours == pytest.approx(theirs, rel=0.02), stage
+                assert ours == pytest.approx(theirs, rel=0.02), stage
+                # measured is a backward cut in two, which the model's first stage runs whole
+                assert theirs >= ours or first, stage
 
     (link,) = profile.links
     given = cluster.link(0, 1)

@@ -67,8 +67,9 @@ def check(trace: StageTrace, direct: Recording) -> None:
     assert trace.forward_peak_bytes == most_alive(direct, "forward")[0]
     assert trace.kept_bytes == most_alive(direct, "forward")[1]
     second = direct.sizes_bytes["second_gradient"]
-    assert trace.backward_peak_bytes - second == most_alive(direct, "backward")[0]
-    before = most_alive(direct, "backward")[1]
+    assert trace.backward_input_peak_bytes - second == most_alive(direct, "backward_input")[0]
+    assert trace.backward_weight_peak_bytes - second == most_alive(direct, "backward_weight")[0]
+    before = most_alive(direct, "backward_weight")[1]
     assert trace.update_peak_bytes == most_alive(direct, "update")[0] - before
     assert trace.flat_bytes == direct.sizes_bytes["flat"]
     assert trace.input_bytes == direct.sizes_bytes["input"]
@@ -101,12 +102,19 @@ def test_ends_and_layers_add_up() -> None:
         kind = StageKind(True, True, tp, 2)
         three, four = (record_stage(model, n, kind) for n in (3, 4))
         one, two = (trace_stage(model, n, kind) for n in (1, 2))
-        for name in ("kept_bytes", "forward_peak_bytes", "backward_peak_bytes", "flat_bytes"):
+        for name in (
+            "kept_bytes",
+            "forward_peak_bytes",
+            "backward_input_peak_bytes",
+            "backward_weight_peak_bytes",
+            "flat_bytes",
+        ):
             found = getattr(one, name) + 2 * (getattr(two, name) - getattr(one, name))
             direct = {
                 "kept_bytes": most_alive(three, "forward")[1],
                 "forward_peak_bytes": most_alive(three, "forward")[0],
-                "backward_peak_bytes": most_alive(three, "backward")[0],
+                "backward_input_peak_bytes": most_alive(three, "backward_input")[0],
+                "backward_weight_peak_bytes": most_alive(three, "backward_weight")[0],
                 "flat_bytes": three.sizes_bytes["flat"],
             }[name]
             assert found == direct, name

@@ -1,0 +1,33 @@
+"""What of an offloaded stage is on the chip, as its action table says (Zorse, section 4.1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heteropp.action import Action, Kind
+
+BEGINS_BACKWARD = (Kind.R, Kind.B, Kind.I)
+NEEDS_PARAMETERS = (Kind.F, Kind.R, Kind.B, Kind.I)
+
+Item = tuple[int, int]  # a ministage and a micro-batch
+
+
+def following(actions: Sequence[Action]) -> list[int]:
+    """By action: the next ministage at work that is not its own; after the table it begins anew."""
+    result = [0] * len(actions)
+    other = current = 0
+    for n, action in reversed(list(enumerate(actions)) * 2):
+        if action.kind in NEEDS_PARAMETERS and action.ministage != current:
+            other, current = current, action.ministage
+        result[n] = other
+    return result
+
+
+def backwards(actions: Sequence[Action]) -> list[Item]:
+    """In the order in which they begin."""
+    items = [
+        (action.ministage, action.micro_batch)
+        for action in actions
+        if action.kind in BEGINS_BACKWARD and action.micro_batch is not None
+    ]
+    return list(dict.fromkeys(items))
