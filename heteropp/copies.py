@@ -33,7 +33,7 @@ class Delivery:
     box: Box
 
 
-@dataclass
+@dataclass(unsafe_hash=True)
 class Exchange:
     """Elements of gradients that a rank sends and is sent for one of its ministages."""
 

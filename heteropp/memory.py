@@ -59,7 +59,7 @@ class Memory:
     """Peak bytes of one rank, by what they are for; they add up but for `recomputed`."""
 
     parameters: int
-    gradients: int  # and, of several ministages, the reduced share with ZeRO and what copies sum
+    gradients: int  # whole and reduced ones, and what comes and goes to sum copies
     optimizer: int  # AdamW's two averages, and a 16-bit model's master copy
     constants: int  # causal mask and rotary angles
     tokens: int  # of the whole step, and of the next
@@ -189,7 +189,7 @@ def _gradient_bytes(
     if count > 1:
         coming = (gradient // shards if shards > 1 else 0) + _summed_bytes(model, shape, gradient)
     if shape.schedule != "gpipe":
-        return gradient + max(0, coming - kept)
+        return gradient
     most = 0
     for done in range(count + 1):  # one after another
         goes = shape.zero_stage == 2 and shards > 1
@@ -200,9 +200,10 @@ def _gradient_bytes(
 
 def _summed_bytes(model: Model, shape: StageShape, gradient_bytes: int) -> int:
     """Gradients on their way to and from the other places that hold the same parameters."""
-    # what comes before ours by two and more is summed apart
-    result = (2 * (shape.copies - 1) + (shape.copy > 1)) * gradient_bytes
-    if model.tied_embeddings and (shape.first != shape.last or shape.ministages > 1):
+    tied = model.tied_embeddings and (shape.first != shape.last or shape.ministages > 1)
+    apart = shape.copy > (0 if tied else 1)  # what comes before ours by two and more
+    result = (2 * (shape.copies - 1) + apart) * gradient_bytes
+    if tied:
         width = max(4, model.dtype_bytes)
         result += 2 * shape.copies * width * model.vocab * model.hidden // shape.tp
     return result // _shards(shape)
@@ -231,8 +232,6 @@ def _boundary_bytes(
     leaving = input_bytes * min(SENDS_UNDER_WAY, before)
     if shape.recompute or shape.offload:
         leaving += output_bytes * min(SENDS_UNDER_WAY, micro_batches)
-    if shape.schedule == "interleaved-1f1b":  # each ministage to neighbours of its own
-        leaving *= shape.ministages
     return awaited + leaving
 
 

@@ -176,7 +176,7 @@ class MemoryWalk:
         """Bytes held before a step."""
         return self._total()
 
-    def steps(self) -> Iterator[tuple[int, int]]:
+    def moments(self) -> Iterator[tuple[int, int]]:
         """By action the most bytes held during it, and the bytes held after it."""
         for (kind, k), ahead in self.ahead.items():
             self._post(kind, k, min(ahead, self.coming[kind, k]))
@@ -196,7 +196,7 @@ class MemoryWalk:
             yield self.during, self._total()
 
     def peak(self) -> Memory:
-        for _ in self.steps():
+        for _ in self.moments():
             pass
         assert self.most is not None
         return self.most

@@ -46,16 +46,17 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
 def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
     """Predicted peak bytes, by rank; the cluster may be a measured one."""
     memory: dict[int, Memory] = {}
-    alike: dict[tuple, Memory] = {}
     copies = exchanges(plan)
-    for rank in range(plan.world_size):
-        p, s, r, _ = plan.place(rank)
-        replica = plan.pipelines[p].stages[s].replicas[r]
-        own = (str(copies.get((rank, k))) for k in range(plan.pipelines[p].stages[s].ministages))
-        key = p, s, replica.batch_share, replica.chip, *own
-        if key not in alike:
-            alike[key] = memory_walk(plan, rank, cluster).peak()
-        memory[rank] = alike[key]
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            alike: dict[tuple, Memory] = {}
+            for replica in stage.replicas:
+                for rank in replica.ranks:
+                    summed = (copies.get((rank, k)) for k in range(stage.ministages))
+                    key = replica.batch_share, replica.chip, *summed
+                    if key not in alike:
+                        alike[key] = memory_walk(plan, rank, cluster).peak()
+                    memory[rank] = alike[key]
     return [memory[rank] for rank in range(plan.world_size)]
 
 

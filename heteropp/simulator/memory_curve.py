@@ -48,7 +48,7 @@ def memory_curve(
     rows = list(rows)
     walk = memory_walk(plan, rank, cluster, [action for action, *_ in rows])
     times, sizes, actions = [0.0], [walk.before()], [Action(Kind.F, 0)]
-    for (action, start_s, end_s), (during, after) in zip(rows, walk.steps(), strict=True):
+    for (action, start_s, end_s), (during, after) in zip(rows, walk.moments(), strict=True):
         times += [start_s, start_s if action.kind in BESIDE else end_s]
         sizes += [during, after]
         actions += [action, action]
