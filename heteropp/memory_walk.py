@@ -158,6 +158,7 @@ class MemoryWalk:
         self.tokens = tokens_bytes(plan.model, shape, count)
         self.during = 0  # the most bytes during the action that runs
         self.most: Memory | None = None
+        self.most_bytes = 0
         self.run: dict[Kind, Callable[[int, int], None]] = {
             Kind.RECV_ACTIVATION: self._receive_activation,
             Kind.GATHER_ACTIVATION: self._gather_activation,
@@ -211,7 +212,8 @@ class MemoryWalk:
         """A moment; working has in it also what it uses of kept and of boundary tensors."""
         total = self._total() + working - own - taken
         self.during = max(self.during, total)
-        if self.most is None or total > self.most.total:
+        if total > self.most_bytes:
+            self.most_bytes = total
             self.most = Memory(
                 parameters=self.parameters,
                 gradients=self.gradients.total,

@@ -3,9 +3,9 @@
 Emulated chips on which F, I and W of a stage take equally long run four stages of 16 micro-batches.
 The bubble is the time of a step in which a chip computes nothing, on average over the chips; the
 links take next to none of it. 1F1B sends the gradient of an input before it computes those of the
-weights; classic 1F1B's bubble is (P - 1) / (m + P - 1). What a boundary tensor of 8 MiB costs is measured on stages that
-sleep on the host: beside the same step with a boundary of next to nothing, for our executor and for
-torch.distributed.pipelining.
+weights; classic 1F1B's bubble is (P - 1) / (m + P - 1). What a boundary tensor of 8 MiB costs is
+measured on stages that sleep on the host: beside the same step with a boundary of next to nothing,
+for our executor and for torch.distributed.pipelining.
 """
 
 from __future__ import annotations
