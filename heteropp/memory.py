@@ -154,9 +154,10 @@ def _working_bytes(
 
 
 def _most_at_work(trace: StageTrace) -> int:
-    leaving = trace.input_bytes  # the gradient of the input, in the second half
-    backward = max(trace.backward_input_peak_bytes, trace.backward_weight_peak_bytes + leaving)
-    return max(trace.forward_peak_bytes, backward)
+    """With what of another micro-batch may be leaving: an output, or an input's gradient."""
+    forward = trace.forward_peak_bytes + trace.output_bytes
+    weights = trace.backward_weight_peak_bytes + trace.input_bytes
+    return max(forward, trace.backward_input_peak_bytes, weights)
 
 
 def update_bytes(

@@ -12,8 +12,10 @@ from layouts import LAYOUTS, MINISTAGES, SCHEDULES, plan_of, scheduled
 from parity import RankError, Ranks
 from training_run import NEUTRAL_CHIP, tiny_model
 
+from heteropp.memory import stage_memory
 from heteropp.plan import Plan, Schedule
-from heteropp.planned import rank_memory
+from heteropp.planned import rank_memory, stage_shape
+from heteropp.schedule import in_flight
 
 STEPS = 3
 SIZES = dict(layers=8, hidden=128, intermediate=384, vocab=512, sequence_length=32)
@@ -93,6 +95,23 @@ def test_so_is_that_of_16_bits_and_of_slack(ranks: Ranks) -> None:
     (pipeline,) = plan.pipelines
     stages = tuple(replace(stage, slack=s) for s, stage in enumerate(pipeline.stages))
     check(ranks, replace(plan, pipelines=(replace(pipeline, stages=stages),)))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize(
+    "layout",
+    ["four stages", "figure 8", "tp 1 to 4", "tp 4 to 1", "mixed chips", "tied embeddings"],
+)
+def test_planners_charge_a_stage_no_less(layout: str, schedule: Schedule) -> None:
+    """Else they would choose plans that are refused; but for how shards are rounded."""
+    plan = lay_out(layout, schedule)
+    (pipeline,) = plan.pipelines
+    for rank, memory in enumerate(rank_memory(plan)):
+        _, s, _, _ = plan.place(rank)
+        held = in_flight(schedule, pipeline, s)
+        shape = stage_shape(plan, rank)
+        charged = stage_memory(plan.model, shape, held, pipeline.micro_batches).total
+        assert charged + 1024 >= memory.total
 
 
 def test_a_chip_with_the_predicted_memory_is_enough_and_needed(tmp_path: Path) -> None:
