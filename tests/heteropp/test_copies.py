@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from training_run import several_pipelines, tiny_model
 
 from heteropp.boxes import Box
-from heteropp.copies import Part, deliveries, holders, part_layers
+from heteropp.copies import Exchange, Part, deliveries, exchanges, holders, part_layers
 from heteropp.layout import layout
 from heteropp.parameters import global_name, model_parameters
 from heteropp.plan import Plan, validate
@@ -100,6 +100,17 @@ def test_every_rank_is_sent_once_by_each_place_what_it_keeps(
         }
         assert set(sent) == wanted
         assert set(sent.values()) <= {1}
+    counted = exchanges(plan)
+    assert sum(e.sent for e in counted.values()) == sum(e.received for e in counted.values())
+    for part, rank in keeps:  # no rank of these plans holds two ministages
+        found = counted.get((rank, part[2]), Exchange())
+        own = {name: len(numbers) for name, numbers in keeps[part, rank].items()}
+        assert found.received == sum((len(places[name]) - 1) * n for name, n in own.items())
+        assert found.apart == any(places[name].index(part) > 1 for name in names_at(plan, part))
+
+
+def names_at(plan: Plan, part: Part) -> list[str]:
+    return [name for name, places in holders(plan).items() if part in places]
 
 
 def ranks(plan: Plan, part: Part) -> list[int]:
