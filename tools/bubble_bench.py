@@ -120,12 +120,12 @@ def boundary_rows(backend: str, action_s: float, steps: int) -> tuple[list[Row],
     """What large boundary tensors add to a step of 1F1B."""
     from pipelines.sleeping import SleepingRank
 
-    from heteropp.training.whole import STEPS
+    from heteropp.training.step.whole import STEPS
 
     cases = list(product(("ours", "torch"), (SMALL_BYTES, LARGE_BYTES)))
     sizes = (SMALL_BYTES, LARGE_BYTES)
     join = partial(SleepingRank, STAGES, MICRO_BATCHES, sizes, action_s, backend)
-    # on the host our executor first learns which stages wait: see heteropp/training/whole.py
+    # on the host our executor first learns which stages wait: see heteropp/training/step/whole.py
     with Ranks(STAGES, join) as ranks:
         turns = dict.fromkeys(cases, ranks)
         ran, quiet = take_turns(f"boundary over {backend}", turns, steps, untimed=STEPS)

@@ -66,8 +66,8 @@ class Rank:
         from pipelines.stages import OurPipeline, even_plan, modules, tokens
         from pipelines.torch_pipelining import TorchPipelining
 
-        from heteropp.training.device import open_device
-        from heteropp.training.transport import Place, connect
+        from heteropp.training.ranks.device import open_device
+        from heteropp.training.ranks.transport import Place, connect
 
         if backend == "dicomm":
             import dicomm.distributed  # noqa: F401
@@ -96,7 +96,7 @@ class Rank:
 
 def measure(model: Model, backend: str, rounds: int) -> tuple[Samples, Quiet]:
     """Seconds of each contestant's steps, the first ones left out. Raises Failed."""
-    from heteropp.training.whole import STEPS
+    from heteropp.training.step.whole import STEPS
 
     cases = [(name,) for name in [*PEERS, *OURS]]
     with ExitStack() as stack:
@@ -104,7 +104,7 @@ def measure(model: Model, backend: str, rounds: int) -> tuple[Samples, Quiet]:
             (name,): stack.enter_context(Ranks(STAGES, partial(Rank, model, backend, name)))
             for (name,) in cases
         }
-        # our executor first learns which stages wait: see heteropp/training/whole.py
+        # our executor first learns which stages wait: see heteropp/training/step/whole.py
         answers, quiet = take_turns(f"training over {backend}", contestants, rounds, untimed=STEPS)
     for turn in zip(*answers.values(), strict=True):
         losses = [max(loss for _, loss in ranks) for ranks in turn]

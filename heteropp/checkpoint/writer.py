@@ -24,7 +24,7 @@ from torch import Tensor
 from heteropp.checkpoint.manifest import MANIFEST, File, Manifest, Slice, steps
 from heteropp.checkpoint.reader import Quantity, key
 from heteropp.files import FileError, flush, write_json
-from heteropp.training.control import Control
+from heteropp.training.ranks.control import Control
 
 Tensors = Mapping[Quantity, Tensor]  # of one slice
 

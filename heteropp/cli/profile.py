@@ -267,7 +267,7 @@ def _launch_links(cluster: Cluster, path: Path, output: Path) -> None:
     if known.issuperset(pair_kinds(cluster)):
         return
     from heteropp.profiling.links import measure_links
-    from heteropp.training.launch import launch
+    from heteropp.training.ranks.launch import launch
 
     run = _link_run(cluster, path, output, everyone=False)
     labels = tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -201,7 +202,7 @@ def train(
         start = 0
         if launched:
             _choose_chip(content, cluster, int(os.environ["RANK"]))  # before torch is imported
-            from heteropp.training.attempt import attempt
+            from heteropp.training.ranks.attempt import attempt
 
             start = attempt()
         if launched and restarts:
@@ -260,7 +261,7 @@ def train(
         train_rank(run, json)
         return
     from heteropp.checkpoint.writer import remove_partial
-    from heteropp.training.launch import launch
+    from heteropp.training.ranks.launch import launch
 
     code = launch(train_rank, run, json, labels=run.labels, logs=run.logs, restarts=restarts)
     remove_partial(run.checkpoints)  # a full disk has room again
@@ -302,11 +303,15 @@ def _cluster(plan: Plan, path: Path | None, device: str, force: bool) -> Cluster
         raise InputError("--cluster is missing: it says which chips and links the plan has")
     from heteropp.cluster import read_cluster
     from heteropp.planned import check_cluster, check_memory
+    from heteropp.profile import ProfileError
+    from heteropp.simulate import simulate
 
     cluster = read_cluster(path)
     check_cluster(plan, cluster)
     if not force:
         check_memory(plan, cluster)
+    with suppress(ProfileError):  # every rank does so: what it takes is traced here, once
+        simulate(plan, cluster, emulated=True)
     return cluster
 
 

@@ -21,7 +21,7 @@ from heteropp.files import FileError, read_json
 from heteropp.hugging_face.config import read_config
 from heteropp.model import Model
 from heteropp.parameters import Parameter, global_name, model_parameters
-from heteropp.training.llama import StageModule
+from heteropp.training.stage.llama import StageModule
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -17,10 +17,10 @@ from torch.distributed.rendezvous import rendezvous
 from heteropp.cluster import Cluster, read_cluster
 from heteropp.files import FileError, write_text
 from heteropp.profile import MeasuredLink, PairKind, read_profile, write_profile
-from heteropp.training.control import Control
-from heteropp.training.device import Device, open_device
-from heteropp.training.transport import connect
-from heteropp.training.watch import CAUSE_FILE
+from heteropp.training.ranks.control import Control
+from heteropp.training.ranks.device import Device, open_device
+from heteropp.training.ranks.transport import connect
+from heteropp.training.ranks.watch import CAUSE_FILE
 
 SMALL_BYTES, LARGEST_BYTES = 8, 64 << 20
 LONG_S = 0.02  # a message that takes so long tells the bandwidth

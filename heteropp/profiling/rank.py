@@ -23,10 +23,10 @@ from heteropp.model import Model
 from heteropp.profile import Block, Measured
 from heteropp.tracing.operators import CountingGroup
 from heteropp.tracing.stage import model_around, update
-from heteropp.training.backward import WeightGradients, put_off
-from heteropp.training.device import Device, open_device
-from heteropp.training.llama import StageModule
-from heteropp.training.zero import FlatParameters
+from heteropp.training.ranks.device import Device, open_device
+from heteropp.training.stage.backward import WeightGradients, put_off
+from heteropp.training.stage.llama import StageModule
+from heteropp.training.step.zero import FlatParameters
 
 REPEATS = 5  # of what a real chip is timed at, after one that warms it up
 SETTLING_S = 5

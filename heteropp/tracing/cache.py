@@ -25,8 +25,8 @@ SOURCES = (  # of heteropp
     *("boxes", "layout", "parameters"),
     *("tracing/cache", "tracing/kind", "tracing/liveness", "tracing/operators"),
     *("tracing/stage", "tracing/traces"),
-    *("training/attention", "training/backward", "training/dropout", "training/llama"),
-    *("training/optimizer", "training/tp", "training/zero"),
+    *("training/stage/attention", "training/stage/backward", "training/stage/dropout"),
+    *("training/stage/llama", "training/stage/tp", "training/step/optimizer", "training/step/zero"),
 )
 # what of a model its stages depend on
 SIZES = (

@@ -17,10 +17,10 @@ from heteropp.tracing.kind import StageKind
 from heteropp.tracing.liveness import Liveness
 from heteropp.tracing.operators import CountingGroup, Trace, count
 from heteropp.tracing.traces import PIECES
-from heteropp.training.backward import WeightGradients, put_off
-from heteropp.training.llama import StageModule
-from heteropp.training.optimizer import clip
-from heteropp.training.zero import FlatParameters
+from heteropp.training.stage.backward import WeightGradients, put_off
+from heteropp.training.stage.llama import StageModule
+from heteropp.training.step.optimizer import clip
+from heteropp.training.step.zero import FlatParameters
 
 
 @dataclass(frozen=True)

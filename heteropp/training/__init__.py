@@ -1,1 +1,1 @@
-"""Running a plan: the ranks, their stage's module, actions, messages, updates and checkpoints."""
+"""Running a plan: train.py sets a rank up, executor.py runs its actions."""

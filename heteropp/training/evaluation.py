@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from heteropp.action import Action, Kind
 from heteropp.data.batch import Batch
-from heteropp.training.collective import all_gather
 from heteropp.training.executor import Executor, MicroBatch
+from heteropp.training.ranks.collective import all_gather
 
 FORWARD = (Kind.RECV_ACTIVATION, Kind.GATHER_ACTIVATION, Kind.F, Kind.SEND_ACTIVATION)
 

@@ -21,16 +21,16 @@ from heteropp.hyperparameters import Hyperparameters
 from heteropp.inboxes import received_ahead
 from heteropp.plan import Plan, Stage
 from heteropp.schedule import actions
-from heteropp.training.backward import WeightGradients, put_off
-from heteropp.training.boundary import Inbox, Outbox, pass_on
-from heteropp.training.guard import Guard
-from heteropp.training.llama import StageModule
-from heteropp.training.metrics import Clock, HostClock, Mark
-from heteropp.training.offload import Offload
-from heteropp.training.tp import ProcessGroup
-from heteropp.training.transport import Groups, Place
-from heteropp.training.update import Outcome, Update
-from heteropp.training.whole import WholeBackwards
+from heteropp.training.measuring.metrics import Clock, HostClock, Mark
+from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.stage.backward import WeightGradients, put_off
+from heteropp.training.stage.llama import StageModule
+from heteropp.training.stage.tp import ProcessGroup
+from heteropp.training.step.boundary import Inbox, Outbox, pass_on
+from heteropp.training.step.guard import Guard
+from heteropp.training.step.offload import Offload
+from heteropp.training.step.update import Outcome, Update
+from heteropp.training.step.whole import WholeBackwards
 
 
 @dataclass

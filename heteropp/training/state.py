@@ -11,9 +11,9 @@ from heteropp.checkpoint.manifest import Scalars, Slice
 from heteropp.checkpoint.reader import Quantity, Reader
 from heteropp.checkpoint.writer import Tensors
 from heteropp.layout import Piece
-from heteropp.training.guard import Guard
-from heteropp.training.update import Update
-from heteropp.training.zero import FlatParameters
+from heteropp.training.step.guard import Guard
+from heteropp.training.step.update import Update
+from heteropp.training.step.zero import FlatParameters
 
 
 class State:

@@ -37,19 +37,19 @@ from heteropp.hugging_face.weights import load_weights
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan
 from heteropp.timeline import Span
-from heteropp.training.attempt import attempt, launcher_store
-from heteropp.training.batches import Batches, check_same_data
-from heteropp.training.control import Control
-from heteropp.training.device import Device, open_device, set_links
 from heteropp.training.evaluation import evaluate
 from heteropp.training.executor import Executor, StepResult
-from heteropp.training.gauges import Gauges, Reading
-from heteropp.training.guard import DivergedError
-from heteropp.training.llama import StageModule
-from heteropp.training.report import Reporter, as_json
+from heteropp.training.measuring.gauges import Gauges, Reading
+from heteropp.training.measuring.report import Reporter, as_json
+from heteropp.training.ranks.attempt import attempt, launcher_store
+from heteropp.training.ranks.control import Control
+from heteropp.training.ranks.device import Device, open_device, set_links
+from heteropp.training.ranks.transport import P2P, Groups, Place, connect
+from heteropp.training.ranks.watch import CAUSE_FILE, POLL_S, Watch
+from heteropp.training.stage.llama import StageModule
 from heteropp.training.state import State
-from heteropp.training.transport import P2P, Groups, Place, connect
-from heteropp.training.watch import CAUSE_FILE, POLL_S, Watch
+from heteropp.training.step.batches import Batches, check_same_data
+from heteropp.training.step.guard import DivergedError
 
 FIRST_STEP = "first step"  # announced by rank 0: the completed steps that the job goes on from
 LAST_STEP = "last step"  # announced by rank 0 when the job is told to stop

@@ -197,11 +197,11 @@ def _train(
 ) -> Any:
     from heteropp.checkpoint.manifest import find
     from heteropp.checkpoint.writer import Writer
-    from heteropp.training.control import Control
-    from heteropp.training.device import open_device
-    from heteropp.training.llama import Layer
+    from heteropp.training.ranks.control import Control
+    from heteropp.training.ranks.device import open_device
+    from heteropp.training.ranks.transport import connect
+    from heteropp.training.stage.llama import Layer
     from heteropp.training.train import Run, Trainer
-    from heteropp.training.transport import connect
 
     run = Run(
         plan=plan,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from heteropp.data.sequences import NOT_COUNTED, Sequences
 from heteropp.data.token_file import TokenFile
 from heteropp.model import Model
-from heteropp.training.llama import initial_value, model_parameters
+from heteropp.training.stage.llama import initial_value, model_parameters
 
 
 class Norm(nn.Module):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from training_run import tiny_model
 
-from heteropp.training.backward import put_off
-from heteropp.training.llama import StageModule
-from heteropp.training.tp import SoloGroup
+from heteropp.training.stage.backward import put_off
+from heteropp.training.stage.llama import StageModule
+from heteropp.training.stage.tp import SoloGroup
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])

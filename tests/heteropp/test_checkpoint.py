@@ -31,7 +31,7 @@ from heteropp.checkpoint.reader import Reader
 from heteropp.checkpoint.writer import Tensors, Writer
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan, Schedule, write_plan
-from heteropp.training.control import Control
+from heteropp.training.ranks.control import Control
 
 PLAN = make_plan(tiny_model(), (2, 2), (2, 1), (1, 2), (True, False))
 SETTINGS = ("--decay-steps", "6", "--warmup-steps", "2", "--checkpoint-every", "2", "--keep", "2")

@@ -349,12 +349,12 @@ chip = load_chip("c-mini")
 import torch, ditorch, ditorch.chips
 assert ditorch.chips.load_chip("c-mini") == chip and type(chip) is ditorch.chips.ChipSpec
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.training.backward import put_off
-from heteropp.training.llama import StageModule
+from heteropp.training.stage.backward import put_off
+from heteropp.training.stage.llama import StageModule
 from heteropp.model import Model
-from heteropp.training.optimizer import clip
+from heteropp.training.step.optimizer import clip
 from heteropp.tracing.operators import CountingGroup
-from heteropp.training.zero import FlatParameters
+from heteropp.training.step.zero import FlatParameters
 
 SHAPE = dict(layers=3, hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256,
              sequence_length=64)

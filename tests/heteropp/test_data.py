@@ -28,9 +28,9 @@ from heteropp.data.token_file import TokenFile
 from heteropp.data.tokenizer import Bytes
 from heteropp.files import FileError
 from heteropp.model import Model
-from heteropp.training.batches import Batches, check_same_data
-from heteropp.training.control import Control
-from heteropp.training.transport import Place
+from heteropp.training.ranks.control import Control
+from heteropp.training.ranks.transport import Place
+from heteropp.training.step.batches import Batches, check_same_data
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from torch import Tensor
 from training_run import tiny_model
 
 from heteropp.model import ModelError, validate
-from heteropp.training.dropout import Dropout, row_and_column_hashes
-from heteropp.training.llama import StageModule
-from heteropp.training.tp import SoloGroup
+from heteropp.training.stage.dropout import Dropout, row_and_column_hashes
+from heteropp.training.stage.llama import StageModule
+from heteropp.training.stage.tp import SoloGroup
 
 ROWS, COLUMNS, PROBABILITY = 400, 300, 0.25
 

@@ -10,8 +10,8 @@ from clusters import tiny_model
 
 from heteropp.tracing.kind import StageKind
 from heteropp.tracing.traces import Piece, trace_stage
-from heteropp.training.llama import Attention, Tables
-from heteropp.training.tp import SoloGroup
+from heteropp.training.stage.llama import Attention, Tables
+from heteropp.training.stage.tp import SoloGroup
 
 MODEL = tiny_model(
     4, hidden=256, heads=8, kv_heads=2, intermediate=512, sequence_length=512, dtype="float64"

@@ -8,7 +8,7 @@ import pytest
 
 from heteropp.checkpoint.manifest import Scalars
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.training.guard import DivergedError, Guard
+from heteropp.training.step.guard import DivergedError, Guard
 
 USUAL = [(2.0 + 0.01 * step, 1.0 + 0.02 * (step % 5)) for step in range(20)]
 

@@ -26,8 +26,8 @@ from heteropp.hugging_face.export import export
 from heteropp.hugging_face.weights import Weights, check_from, load_weights, tensor_name
 from heteropp.model import Model, read_model
 from heteropp.parameters import model_parameters
-from heteropp.training.llama import StageModule
-from heteropp.training.tp import SoloGroup
+from heteropp.training.stage.llama import StageModule
+from heteropp.training.stage.tp import SoloGroup
 
 LENGTH = 48
 LLAMA3 = {

@@ -15,15 +15,15 @@ from ditorch.chips import load_chip
 from heteropp.action import Action, Kind
 from heteropp.plan import Pipeline, Plan
 from heteropp.simulate import Simulation, simulate
-from heteropp.training.device import Device
 from heteropp.training.executor import StepResult
-from heteropp.training.gauges import Gauges
-from heteropp.training.llama import StageModule
-from heteropp.training.metrics import HostClock
-from heteropp.training.shares import Links, Ran, Step, divide, links_of
-from heteropp.training.stragglers import PATIENCE, Stragglers
-from heteropp.training.tp import SoloGroup
-from heteropp.training.utilization import model_flops_per_token
+from heteropp.training.measuring.gauges import Gauges
+from heteropp.training.measuring.metrics import HostClock
+from heteropp.training.measuring.shares import Links, Ran, Step, divide, links_of
+from heteropp.training.measuring.stragglers import PATIENCE, Stragglers
+from heteropp.training.measuring.utilization import model_flops_per_token
+from heteropp.training.ranks.device import Device
+from heteropp.training.stage.llama import StageModule
+from heteropp.training.stage.tp import SoloGroup
 
 PLANS = {
     "1f1b": make_plan(tiny_model(), (1, 2, 1), (2, 1, 1), (1, 2, 1), (True, False, True)),

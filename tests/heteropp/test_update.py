@@ -25,10 +25,10 @@ from heteropp.data.source import open_tokens
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan, Replica, Stage
 from heteropp.training.executor import Executor
-from heteropp.training.llama import StageModule
-from heteropp.training.loss_scale import GROWTH_STEPS, LossScale
-from heteropp.training.metrics import HostClock
-from heteropp.training.transport import Groups, Place
+from heteropp.training.measuring.metrics import HostClock
+from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.stage.llama import StageModule
+from heteropp.training.step.loss_scale import GROWTH_STEPS, LossScale
 
 
 @pytest.fixture(scope="module")

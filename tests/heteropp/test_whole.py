@@ -6,7 +6,7 @@ from training_run import make_plan, tiny_model
 
 from heteropp.action import Action, Kind
 from heteropp.schedule import actions
-from heteropp.training.whole import STEPS, WholeBackwards
+from heteropp.training.step.whole import STEPS, WholeBackwards
 
 MICRO_BATCHES = 4
 

@@ -82,13 +82,13 @@ class PacedRank:
     """A chip, with an executor of every plan."""
 
     def __init__(self, folder: Path, plans: dict[str, Any], rank: int, store: Any) -> None:
-        from heteropp.training.device import open_device
+        from heteropp.training.ranks.device import open_device
 
         os.environ.pop("DITORCH_VENDOR", None)  # an emulated chip, whatever else is there
         self.device = open_device("chip", str(folder / CHIP), "EVEN")
 
-        from heteropp.training.device import set_links
-        from heteropp.training.transport import Groups, Place, connect
+        from heteropp.training.ranks.device import set_links
+        from heteropp.training.ranks.transport import Groups, Place, connect
         from pipelines.stages import OurPipeline, modules
 
         connect(store, rank, next(iter(plans.values())).world_size, self.device.backend)

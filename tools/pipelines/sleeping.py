@@ -13,10 +13,10 @@ from torch import Tensor
 
 from heteropp.model import Model
 from heteropp.plan import Plan
-from heteropp.training.backward import linear
-from heteropp.training.llama import StageModule
-from heteropp.training.metrics import HostClock
-from heteropp.training.transport import Place, connect
+from heteropp.training.measuring.metrics import HostClock
+from heteropp.training.ranks.transport import Place, connect
+from heteropp.training.stage.backward import linear
+from heteropp.training.stage.llama import StageModule
 
 ROWS = 512  # of a boundary tensor
 

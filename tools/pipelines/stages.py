@@ -9,10 +9,10 @@ from heteropp.hyperparameters import Hyperparameters
 from heteropp.model import Model
 from heteropp.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
 from heteropp.training.executor import Executor, StepResult
-from heteropp.training.llama import StageModule
-from heteropp.training.metrics import Clock
-from heteropp.training.tp import SoloGroup
-from heteropp.training.transport import Groups, Place
+from heteropp.training.measuring.metrics import Clock
+from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.stage.llama import StageModule
+from heteropp.training.stage.tp import SoloGroup
 
 HYPERPARAMETERS = Hyperparameters()
 LEARNING_RATE = 1e-4

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZB
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from heteropp.plan import Plan, ministage_layers
-from heteropp.training.llama import StageModule
+from heteropp.training.stage.llama import StageModule
 from pipelines.stages import HYPERPARAMETERS, LEARNING_RATE
 
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from heteropp.boxes import Box
 from heteropp.model import Model
 from heteropp.parameters import Parameter, global_name, model_parameters
-from heteropp.training.attention import mix, mix_again
-from heteropp.training.dropout import Dropout, row_and_column_hashes
-from heteropp.training.rotary import rotary_frequencies
-from heteropp.training.tp import (
+from heteropp.training.stage.attention import mix, mix_again
+from heteropp.training.stage.dropout import Dropout, row_and_column_hashes
+from heteropp.training.stage.rotary import rotary_frequencies
+from heteropp.training.stage.tp import (
     ColumnParallelLinear,
     RowParallelLinear,
     TensorParallelGroup,

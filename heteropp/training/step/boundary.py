@@ -23,8 +23,8 @@ from heteropp.reshard import (
     received_box,
     replica_box,
 )
-from heteropp.training.tp import ProcessGroup
-from heteropp.training.transport import Place
+from heteropp.training.ranks.transport import Place
+from heteropp.training.stage.tp import ProcessGroup
 
 
 @dataclass(frozen=True)

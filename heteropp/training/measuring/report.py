@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from heteropp.files import make_folder
 from heteropp.timeline import Span, draw_timeline, write_chrome_trace
-from heteropp.training.metrics import MetricsFile, StepMetrics, draw_loss
+from heteropp.training.measuring.metrics import MetricsFile, StepMetrics, draw_loss
 
 if TYPE_CHECKING:
-    from heteropp.training.tensorboard import TensorBoard
+    from heteropp.training.measuring.tensorboard import TensorBoard
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class Reporter:
         self.file = MetricsFile(output / "metrics.jsonl", completed)
         self.board: TensorBoard | None = None
         if tensorboard:
-            from heteropp.training import tensorboard as board  # needs a package that not all have
+            from heteropp.training.measuring import (
+                tensorboard as board,  # needs a package that not all have
+            )
 
             self.board = board.TensorBoard(output / "tensorboard", completed)
         self.console = Console(file=sys.stderr if quiet else sys.stdout, highlight=False)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from heteropp.plan import Pipeline, Plan, Stage, ministage_layers
 from heteropp.schedule import Part, links
-from heteropp.training.tp import ProcessGroup, SoloGroup, TensorParallelGroup
+from heteropp.training.stage.tp import ProcessGroup, SoloGroup, TensorParallelGroup
 
 P2P = Literal["device-direct", "cpu-mediated"]  # dicomm's strategies (H2, section 3.2)
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.parameters import model_parameters
 from heteropp.plan import Plan
-from heteropp.training.collective import all_gather
-from heteropp.training.llama import StageModule
-from heteropp.training.loss_scale import LossScale
-from heteropp.training.metrics import Mark
-from heteropp.training.optimizer import clip
-from heteropp.training.sums import Sums
-from heteropp.training.transport import Groups, Place
-from heteropp.training.zero import FlatParameters
+from heteropp.training.measuring.metrics import Mark
+from heteropp.training.ranks.collective import all_gather
+from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.stage.llama import StageModule
+from heteropp.training.step.loss_scale import LossScale
+from heteropp.training.step.optimizer import clip
+from heteropp.training.step.sums import Sums
+from heteropp.training.step.zero import FlatParameters
 
 Accepts = Callable[[float, float], bool]  # of a loss and a gradient norm
 

@@ -14,12 +14,12 @@ from heteropp.plan import Plan
 from heteropp.profile import ProfileError
 from heteropp.simulate import Simulation, simulate
 from heteropp.timeline import Span
-from heteropp.training.device import Device
 from heteropp.training.executor import StepResult
-from heteropp.training.metrics import Mark, StepMetrics
-from heteropp.training.shares import Links, Step, divide, links_of
-from heteropp.training.stragglers import Stragglers
-from heteropp.training.utilization import utilization
+from heteropp.training.measuring.metrics import Mark, StepMetrics
+from heteropp.training.measuring.shares import Links, Step, divide, links_of
+from heteropp.training.measuring.stragglers import Stragglers
+from heteropp.training.measuring.utilization import utilization
+from heteropp.training.ranks.device import Device
 
 
 @dataclass(frozen=True)

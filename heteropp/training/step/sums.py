@@ -19,7 +19,7 @@ from heteropp.boxes import Box
 from heteropp.copies import Delivery, Part, deliveries, holders
 from heteropp.layout import Piece
 from heteropp.plan import Plan
-from heteropp.training.zero import FlatParameters
+from heteropp.training.step.zero import FlatParameters
 
 FIRST_TAG = 1 << 16  # above those of boundary tensors
 MINISTAGES = 1 << 10  # more than any stage has

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from heteropp.files import make_folder
-from heteropp.training.watch import CAUSE_FILE
+from heteropp.training.ranks.watch import CAUSE_FILE
 
 ELASTIC = "torch.distributed.elastic"
 TALKATIVE = (

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.layout import Entry, Piece, layout
-from heteropp.training.collective import start_all_gather, start_reduce_scatter
-from heteropp.training.llama import StageModule
-from heteropp.training.optimizer import AdamW
+from heteropp.training.ranks.collective import start_all_gather, start_reduce_scatter
+from heteropp.training.stage.llama import StageModule
+from heteropp.training.step.optimizer import AdamW
 
 
 class FlatParameters:

@@ -17,8 +17,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heteropp.training.backward import linear
-from heteropp.training.collective import all_gather, reduce_scatter
+from heteropp.training.ranks.collective import all_gather, reduce_scatter
+from heteropp.training.stage.backward import linear
 
 
 class TensorParallelGroup(Protocol):

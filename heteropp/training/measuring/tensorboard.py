@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from heteropp.training.metrics import StepMetrics
+from heteropp.training.measuring.metrics import StepMetrics
 
 
 class TensorBoard:

@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from heteropp.training.host_memory import keep_freed_memory
-from heteropp.training.metrics import Clock, EmulatedClock, EventClock, HostClock
-from heteropp.training.transport import Groups
+from heteropp.training.measuring.metrics import Clock, EmulatedClock, EventClock, HostClock
+from heteropp.training.ranks.host_memory import keep_freed_memory
+from heteropp.training.ranks.transport import Groups
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, UntypedStorage
 
 from heteropp.action import Action, Kind
 from heteropp.residence import BEGINS_BACKWARD, NEEDS_PARAMETERS, Item, backwards, following
-from heteropp.training.zero import FlatParameters
+from heteropp.training.step.zero import FlatParameters
 
 
 class Offload:

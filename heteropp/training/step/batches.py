@@ -11,8 +11,8 @@ from heteropp.data.sequences import Sequences
 from heteropp.data.token_file import TokenFile
 from heteropp.files import FileError
 from heteropp.plan import Plan
-from heteropp.training.control import Control
-from heteropp.training.transport import Place
+from heteropp.training.ranks.control import Control
+from heteropp.training.ranks.transport import Place
 
 
 class Batches:

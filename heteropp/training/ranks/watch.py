@@ -26,7 +26,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from heteropp.files import FileError, write_text
-from heteropp.training.control import Control
+from heteropp.training.ranks.control import Control
 
 POLL_S = 1.0  # of the store: causes and heartbeats
 SILENCE_S = 10.0  # after which a rank that is not heard is named

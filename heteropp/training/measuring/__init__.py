@@ -1,0 +1,1 @@
+"""What a run measures, and how it is shown."""

@@ -1,0 +1,1 @@
+"""What a stage computes: its module, forward and backward."""
