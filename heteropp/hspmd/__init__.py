@@ -1,0 +1,1 @@
+"""Sharding annotations of unlike layouts, and the communication between any two (Hetu v2)."""

@@ -1,0 +1,265 @@
+"""From one annotation to another: which communication, and how many bytes (Hetu v2, section 4).
+
+Where subgroups stand to each other as before, each communicates for itself: bottom tier. Where only
+that changes, subgroups communicate slice by slice: top tier. Everything else is a batched
+send/recv, which cannot bring summands together: such pairs are refused.
+
+Collectives are written out as the sends of their direct algorithm, in which no byte goes to a rank
+that holds it: a reduce-scatter or an all-gather is one round, an all-reduce is both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from heteropp.hspmd.annotation import (
+    DUPLICATE,
+    PARTIAL,
+    Annotation,
+    AnnotationError,
+    DistributedStates,
+    Holding,
+    holdings,
+)
+from heteropp.hspmd.routing import (
+    BytesPerS,
+    Held,
+    Link,
+    Round,
+    Wanted,
+    alike,
+    route,
+    volume_bytes,
+)
+
+Kind = Literal[
+    "identity",
+    "send/recv",
+    "all-reduce",
+    "reduce-scatter",
+    "all-gather",
+    "split-all-reduce",
+    "split-reduce-scatter",
+    "split-all-gather",
+    "batched send/recv",
+]
+
+
+class ResolutionError(ValueError):
+    """A pair of annotations that nothing leads from one to the other; one sentence says why."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A communication operator, among the ranks that run it."""
+
+    kind: Kind
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Communication operators that run beside each other, and what they send."""
+
+    operators: tuple[Operator, ...]
+    source: tuple[Holding, ...]
+    target: tuple[Holding, ...]
+    rounds: tuple[Round, ...]
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Takes a tensor from one annotation to another, step after step."""
+
+    source: Annotation
+    target: Annotation
+    steps: tuple[Step, ...]
+
+    @property
+    def kinds(self) -> list[list[Kind]]:
+        """By step, each kind once."""
+        return [list(dict.fromkeys(o.kind for o in step.operators)) for step in self.steps]
+
+    @property
+    def rounds(self) -> list[Round]:
+        return [round_ for step in self.steps for round_ in step.rounds]
+
+    @property
+    def volume_bytes(self) -> dict[Link, int]:
+        """What will pass each link, in bytes."""
+        return volume_bytes(self.rounds)
+
+
+@lru_cache(maxsize=4096)
+def resolve(
+    source: Annotation,
+    target: Annotation,
+    shape: tuple[int, ...],
+    itemsize: int,
+    bytes_per_s: BytesPerS = alike,
+) -> Communication:
+    """The communication that takes a tensor of `shape` from source to target (figure 4).
+
+    Raises AnnotationError where an annotation does not fit the shape, and ResolutionError where
+    the pair is not supported.
+    """
+    here, there = _aligned(source, target)
+    holdings(source, shape), holdings(target, shape)  # both fit
+    if here == there:
+        held = tuple(holdings(here, shape))
+        step = Step((Operator("identity", here.ranks),), held, held, ())
+        return Communication(source, target, (step,))
+
+    def stepped(a: Annotation, b: Annotation, operators: Sequence[Operator]) -> Step:
+        held, wanted = holdings(a, shape), holdings(b, shape)
+        rounds = route(
+            [Held(0, h.rank, h.box, h.summand) for h in held],
+            [Wanted(0, h.rank, h.box, _summands(a, b, h)) for h in wanted],
+            [itemsize],
+            bytes_per_s,
+        )
+        return Step(tuple(operators), tuple(held), tuple(wanted), tuple(rounds))
+
+    if (here.hsize, here.hdim, here.shares) == (there.hsize, there.hdim, there.shares):
+        steps = [stepped(here, there, _bottom(here, there, shape))]
+    elif here.groups != there.groups:
+        _refuse_partial(here, there, "a batched send/recv between unlike subgroups sums nothing")
+        every = tuple(sorted({*here.ranks, *there.ranks}))
+        steps = [stepped(here, there, [Operator("batched send/recv", every)])]
+    else:
+        if there.partial:
+            raise _unsupported(here, there, "where hdim changes, only whole values come of it")
+        steps = []
+        if here.partial and here.states != there.states:
+            middle = replace(here, states=there.states)
+            try:
+                steps.append(stepped(here, middle, _bottom(here, middle, shape)))
+            except AnnotationError as error:
+                raise _unsupported(here, there, f"on the way {error}") from None
+            here = middle
+        steps.append(stepped(here, there, [Operator(_top(here, there), here.ranks)]))
+    return Communication(source, target, tuple(steps))
+
+
+def widened(annotation: Annotation, groups: tuple[tuple[int, ...], ...]) -> Annotation | None:
+    """The same layout as a union of more device groups (figure 10), or None: it is not one.
+
+    The outermost axis of the distributed states becomes, or joins, the heterogeneous dimension.
+    """
+    parts, rest = divmod(len(groups), annotation.hsize)
+    ranks = tuple(rank for group in groups for rank in group)
+    if rest or ranks != annotation.ranks:
+        return None
+    if parts == 1:
+        return annotation if groups == annotation.groups else None
+    states: list[DistributedStates] = []
+    hdim = annotation.hdim
+    for i, laid_out in enumerate(annotation.states):
+        if not laid_out.axes:
+            return None
+        (outer, count), *inner = laid_out.axes
+        if count % parts or (outer != hdim and (annotation.hsize > 1 or i)):
+            return None
+        hdim = outer
+        states += [DistributedStates.of([(outer, count // parts), *inner])] * parts
+    shares = [share for share in annotation.shares or (1,) * annotation.hsize for _ in range(parts)]
+    try:
+        pairs = [(g, s.axes) for g, s in zip(groups, states, strict=True)]
+        return Annotation.of(pairs, hdim, shares)
+    except AnnotationError:  # groups of other sizes
+        return None
+
+
+def _aligned(source: Annotation, target: Annotation) -> tuple[Annotation, Annotation]:
+    """Both with as many subgroups, where one of them can be written so."""
+    if source.hsize < target.hsize:
+        return widened(source, target.groups) or source, target
+    if source.hsize > target.hsize:
+        return source, widened(target, source.groups) or target
+    return source, target
+
+
+def _bottom(source: Annotation, target: Annotation, shape: tuple[int, ...]) -> list[Operator]:
+    """Each subgroup's own communication (section 4.1)."""
+    held, wanted = holdings(source, shape), holdings(target, shape)
+    return [
+        Operator(
+            _bottom_kind(
+                source,
+                target,
+                i,
+                [h for h in held if h.subgroup == i],
+                [h for h in wanted if h.subgroup == i],
+            ),
+            tuple(sorted({*source.groups[i], *target.groups[i]})),
+        )
+        for i in range(source.hsize)
+    ]
+
+
+def _bottom_kind(
+    source: Annotation, target: Annotation, i: int, held: list[Holding], wanted: list[Holding]
+) -> Kind:
+    before, after = source.states[i], target.states[i]
+    same_ranks = source.groups[i] == target.groups[i]
+    if before == after:
+        return "identity" if same_ranks else "send/recv"
+    subgroup = f"subgroup {i} would go from {before} to {after}"
+    if before.summands == after.summands == 1:
+        return "all-gather" if same_ranks and _within(held, wanted) else "batched send/recv"
+    if not same_ranks:
+        raise _unsupported(
+            source, target, f"{subgroup} between unlike ranks, where only whole values can move"
+        )
+    if after.summands == 1:
+        if [h.box for h in held] == [h.box for h in wanted]:
+            return "all-reduce"
+        if _within(wanted, held):
+            return "reduce-scatter"
+        raise _unsupported(
+            source, target, f"{subgroup}, where a rank would sum what it holds no summand of"
+        )
+    kept = [h.summand for h in held] == [h.summand for h in wanted]
+    if before.summands == after.summands and kept and _within(held, wanted):
+        return "all-gather"
+    raise _unsupported(source, target, f"{subgroup}, and nothing makes such summands")
+
+
+def _top(source: Annotation, target: Annotation) -> Kind:
+    """Where hdim changes and ranks do not (section 4.2)."""
+    if source.hdim == PARTIAL:
+        return "split-all-reduce" if target.hdim == DUPLICATE else "split-reduce-scatter"
+    if source.states == target.states and target.hdim == DUPLICATE:
+        return "split-all-gather"
+    return "batched send/recv"
+
+
+def _summands(
+    source: Annotation, target: Annotation, wanted: Holding
+) -> tuple[tuple[int, int] | None, ...]:
+    """What a rank must add up for what it shall hold."""
+    if source.hdim == PARTIAL != target.hdim:
+        return tuple((i, 0) for i in range(source.hsize))
+    if source.groups == target.groups or source.hsize == target.hsize:
+        before = source.states[wanted.subgroup].summands
+        if before > target.states[wanted.subgroup].summands:
+            return tuple((wanted.subgroup, summand) for summand in range(before))
+    return (wanted.summand,)
+
+
+def _within(inner: list[Holding], outer: list[Holding]) -> bool:
+    """Whether every rank's box is part of its other box."""
+    pairs = zip(inner, outer, strict=True)
+    return all(a.box.intersect(b.box) == a.box for a, b in pairs)
+
+
+def _refuse_partial(source: Annotation, target: Annotation, reason: str) -> None:
+    if source.partial or target.partial:
+        raise _unsupported(source, target, reason)
+
+
+def _unsupported(source: Annotation, target: Annotation, reason: str) -> ResolutionError:
+    return ResolutionError(f"no communication leads from {source} to {target}: {reason}")

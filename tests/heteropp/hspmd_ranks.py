@@ -1,0 +1,99 @@
+"""Ranks forked once, over gloo, that run one function after another and count what they send."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import forkserver
+import torch
+import torch.distributed as dist
+
+DEADLINE_S = 120
+
+
+class Ranks:
+    """Processes that are ranks of one world."""
+
+    def __init__(self, count: int) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.processes, self.pipes = [], []
+        context = forkserver.context()
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, self.folder.name, rank, count), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self.pipes.append(ours)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What function(rank, *arguments) gives, by rank. Fails where a rank does."""
+        for pipe in self.pipes:
+            pipe.send((function, arguments))
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + DEADLINE_S
+        while len(answers) < len(self.pipes):
+            waiting = [pipe for rank, pipe in enumerate(self.pipes) if rank not in answers]
+            ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+            for pipe in ready:
+                rank = self.pipes.index(pipe)
+                done, answers[rank] = pipe.recv()
+                if not done:
+                    self.close()
+                    raise AssertionError(f"rank {rank}: {answers[rank]}")
+            if not ready:
+                self.close()
+                raise AssertionError(f"{len(waiting)} ranks are not done after {DEADLINE_S} s")
+        return [answers[rank] for rank in range(len(self.pipes))]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def _serve(pipe: Connection, folder: str, rank: int, count: int) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", count)
+    deadline = timedelta(seconds=DEADLINE_S)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=deadline)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:  # pytest is gone
+            return
+        try:
+            pipe.send((True, function(rank, *arguments)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+
+
+class Counted:
+    """Counts, by peer, the bytes that this rank sends while it is entered."""
+
+    def __init__(self) -> None:
+        self.sent_bytes: Counter[int] = Counter()
+        self.messages = 0
+
+    def __enter__(self) -> Counted:
+        self.isend = dist.isend
+
+        def isend(tensor: torch.Tensor, dst: int, *rest: Any, **named: Any) -> Any:
+            self.sent_bytes[dst] += tensor.nbytes
+            self.messages += 1
+            return self.isend(tensor, dst, *rest, **named)
+
+        dist.isend = isend
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.isend = self.isend
