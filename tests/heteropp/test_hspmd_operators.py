@@ -1,0 +1,150 @@
+"""Operators on annotated tensors: the same as on one device, or a clear error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hspmd_ranks import Ranks
+
+from heteropp.hspmd.annotation import DUPLICATE, Annotation
+from heteropp.hspmd.deduction import DeductionError, without_sums
+from heteropp.hspmd.tensor import AnnotatedTensor, annotated, gradient_moved, moved
+
+WORLD = 4
+GROUPS = ([[0, 1, 2, 3]], [[2, 0], [1, 3]], [[3], [0, 1]], [[1], [0, 2, 3]])
+TRIES = 80  # annotations by operator
+TOKENS = torch.tensor([[0, 3, 5, 1], [7, 2, 2, 6], [4, 4, 0, 3], [1, 5, 7, 2]])
+CLASSES = torch.tensor([0, 3, 1, 5, 2, 2, 4, 0, 1, 3, 5, 4])
+
+# what is run, and the shapes of its operands
+Case = tuple[Callable[..., Any], list[tuple[int, ...]]]
+CASES: dict[str, Case] = {
+    "add": (lambda x, y: x + y, [(12, 6), (12, 6)]),
+    "broadcast": (lambda x, y: x * y, [(12, 6), (6,)]),
+    "product": (lambda x, y: x * y, [(12, 6), (12, 6)]),
+    "gelu": (lambda x: F.gelu(x) * 2, [(12, 6)]),
+    "silu": (F.silu, [(12, 6)]),
+    "relu": (F.relu, [(12, 6)]),
+    "tanh": (lambda x: x.tanh() / 3 - 1, [(12, 6)]),
+    "matmul": (lambda x, w: x @ w, [(12, 6), (6, 12)]),
+    "batched matmul": (lambda x, y: x @ y, [(4, 6, 12), (4, 12, 6)]),
+    "matmul of three and two": (lambda x, w: x @ w, [(4, 6, 12), (12, 6)]),
+    "linear": (F.linear, [(12, 6), (12, 6), (12,)]),
+    "sum": (lambda x: x.sum(), [(12, 6)]),
+    "sum of rows": (lambda x: x.sum(0), [(12, 6)]),
+    "mean": (lambda x: x.mean(1, keepdim=True), [(12, 6)]),
+    "mean of all": (lambda x: x.mean(), [(12, 6)]),
+    "flatten": (lambda x: x.reshape(24, 12), [(4, 6, 12)]),
+    "unflatten": (lambda x: x.view(12, 2, 6), [(12, 12)]),
+    "transpose": (lambda x: x.t() * 2, [(12, 6)]),
+    "permute": (lambda x: x.permute(2, 0, 1), [(4, 6, 12)]),
+    "unsqueeze": (lambda x: x.unsqueeze(1).squeeze(1), [(12, 6)]),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (6,), w, b), [(12, 6), (6,), (6,)]),
+    "rms norm": (lambda x, w: F.rms_norm(x, (6,), w), [(12, 6), (6,)]),
+    "softmax": (lambda x: F.softmax(x, -1), [(12, 6)]),
+    "log softmax": (lambda x: F.log_softmax(x, 0), [(6, 12)]),
+    "attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        [(4, 6, 3, 2), (4, 6, 3, 2), (4, 6, 3, 2)],
+    ),
+    "squared error": (F.mse_loss, [(12, 6), (12, 6)]),
+    "sum of squared errors": (
+        lambda x, y: F.mse_loss(x, y, reduction="sum"),
+        [(12, 6), (12, 6)],
+    ),
+}
+TAKES_NUMBERS: dict[str, tuple[Case, torch.Tensor]] = {
+    "embedding": ((lambda w, tokens: F.embedding(tokens, w), [(8, 6)]), TOKENS),
+    "cross entropy": (
+        (lambda x, y: F.cross_entropy(x, y, reduction="sum"), [(12, 6)]),
+        CLASSES,
+    ),
+}
+EVERY = {**CASES, **{name: case for name, (case, _) in TAKES_NUMBERS.items()}}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks(WORLD)
+    yield ranks
+    ranks.close()
+
+
+def random_annotation(
+    random: Random, groups: list[list[int]], shares: list[int], dimensions: int
+) -> Annotation:
+    roles = [DUPLICATE, *range(dimensions)]
+    subgroups = []
+    for group in groups:
+        axes = [(random.choice(roles), 2)] * 2 if len(group) == 4 else []
+        subgroups.append((group, axes or [(random.choice(roles), len(group))]))
+    return Annotation.of(subgroups, random.choice(roles), shares)
+
+
+def copies(annotation: Annotation) -> Annotation:
+    return Annotation.of([(group, {DUPLICATE: len(group)}) for group in annotation.groups])
+
+
+def run_operator(_rank: int, name: str) -> Counter[str]:
+    """Tries random annotations of the operands; forward and backward must be one device's."""
+    run, shapes = EVERY[name]
+    numbers = TAKES_NUMBERS[name][1] if name in TAKES_NUMBERS else None
+    torch.manual_seed(3)
+    whole = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    plain = run(*whole, *([] if numbers is None else [numbers]))
+    weights = torch.randn_like(plain)
+    expected = torch.autograd.grad((plain * weights).sum(), whole)
+    random = Random(name)
+    seen: Counter[str] = Counter()
+    for _ in range(TRIES):
+        groups = random.choice(GROUPS)
+        shares = [random.randint(1, 2) for _ in groups]
+        operands = [*whole, *([] if numbers is None else [numbers])]
+        try:
+            annotations = [random_annotation(random, groups, shares, t.ndim) for t in operands]
+            if random.random() < 0.4:  # operands alike go together more often
+                annotations = [
+                    annotations[0] if t.ndim == operands[0].ndim else a
+                    for t, a in zip(operands, annotations, strict=True)
+                ]
+            parts = [annotated(t, a) for t, a in zip(operands, annotations, strict=True)]
+        except ValueError:  # it does not fit the shape
+            continue
+        leaves = [part.requires_grad_() for part in parts[: len(whole)]]
+        try:
+            result = run(*leaves, *parts[len(whole) :])
+        except DeductionError as error:
+            assert "insert a communication operator" in str(error) or "cannot make" in str(error)
+            seen["refused"] += 1
+            continue
+        assert isinstance(result, AnnotatedTensor)
+        seen["partial" if result.annotation.partial else "whole"] += 1
+        check(moved(result.detach(), copies(result.annotation)), plain)
+        (result * annotated(weights, without_sums(result.annotation))).sum().backward()
+        for leaf, gradient in zip(leaves, expected, strict=True):
+            assert isinstance(leaf.grad, AnnotatedTensor)
+            check(gradient_moved(leaf.grad, leaf.annotation, leaf.annotation), gradient)
+    return seen
+
+
+def check(tensor: torch.Tensor, whole: torch.Tensor) -> None:
+    assert isinstance(tensor, AnnotatedTensor) and tensor.shape == whole.shape
+    part = annotated(whole, tensor.annotation).local
+    if part is None:
+        assert tensor.local is None
+        return
+    assert tensor.local.shape == part.shape
+    assert torch.allclose(tensor.local, part, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_forward_and_backward_are_those_of_one_device(ranks: Ranks, name: str) -> None:
+    seen = ranks.run(run_operator, name)
+    assert all(answer == seen[0] for answer in seen)
+    assert seen[0]["whole"] + seen[0]["partial"] >= 3, seen[0]
