@@ -1,4 +1,4 @@
-"""Ranks forked once, over gloo, that run one function after another and count what they send."""
+"""Ranks forked once that run one function after another and count what they send."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ DEADLINE_S = 120
 
 
 class Ranks:
-    """Processes that are ranks of one world."""
+    """Processes that are ranks of one world, over gloo or dicomm."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, backend: str = "gloo") -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.processes, self.pipes = [], []
         context = forkserver.context()
         for rank in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(theirs, self.folder.name, rank, count), daemon=True
+                target=_serve, args=(theirs, self.folder.name, rank, count, backend), daemon=True
             )
             process.start()
             theirs.close()
@@ -61,11 +61,13 @@ class Ranks:
             process.join()
 
 
-def _serve(pipe: Connection, folder: str, rank: int, count: int) -> None:
+def _serve(pipe: Connection, folder: str, rank: int, count: int, backend: str) -> None:
+    import dicomm.distributed  # noqa: F401  (registers the backend)
+
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", count)
     deadline = timedelta(seconds=DEADLINE_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=deadline)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=deadline)
     while True:
         try:
             function, arguments = pipe.recv()
@@ -78,7 +80,10 @@ def _serve(pipe: Connection, folder: str, rank: int, count: int) -> None:
 
 
 class Counted:
-    """Counts, by peer, the bytes that this rank sends while it is entered."""
+    """Counts, by peer, the bytes that this rank sends while it is entered.
+
+    Over gloo as they are given to torch.distributed, over dicomm as its transports count them.
+    """
 
     def __init__(self) -> None:
         self.sent_bytes: Counter[int] = Counter()
@@ -86,10 +91,12 @@ class Counted:
 
     def __enter__(self) -> Counted:
         self.isend = dist.isend
+        self.carried = self._carried()
 
         def isend(tensor: torch.Tensor, dst: int, *rest: Any, **named: Any) -> Any:
-            self.sent_bytes[dst] += tensor.nbytes
             self.messages += 1
+            if self.carried is None:
+                self.sent_bytes[dst] += tensor.nbytes
             return self.isend(tensor, dst, *rest, **named)
 
         dist.isend = isend
@@ -97,3 +104,10 @@ class Counted:
 
     def __exit__(self, *_: object) -> None:
         dist.isend = self.isend
+        if self.carried is not None:
+            self.sent_bytes = self._carried() - self.carried
+
+    def _carried(self) -> Counter[int] | None:
+        from dicomm.distributed import bytes_sent
+
+        return Counter(bytes_sent()) if dist.get_backend() == "dicomm" else None

@@ -133,12 +133,11 @@ def check_news(communication: Communication, shape: tuple[int, ...]) -> None:
                 known |= sent
 
 
-def test_thousands_of_random_pairs_on_real_ranks(ranks: Ranks) -> None:
-    seeds = range(PAIRS)
+def check_pairs(ranks: Ranks, seeds: range) -> Counter[str]:
+    """Runs random pairs on real ranks. Counts the kinds, and "pairs" that are supported."""
     answers = ranks.run(run_pairs, seeds)
-    kinds: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     supported = [(seed, found) for seed in seeds if (found := resolved(seed)) is not None]
-    assert len(supported) >= 5000
     for turn, (seed, (shape, communication)) in enumerate(supported):
         parts = [answer[turn][0] for answer in answers]
         check_values(truth_of(shape, seed), communication.target, parts)
@@ -151,8 +150,22 @@ def test_thousands_of_random_pairs_on_real_ranks(ranks: Ranks) -> None:
         check_news(communication, shape)
         if not communication.source.partial:
             assert sum(counted.values()) == missing_bytes(communication, shape)
-        kinds.update(kind for step in communication.kinds for kind in step)
-    assert len(kinds) == 9 and min(kinds.values()) >= 20, kinds
+        seen.update(["pairs", *(kind for step in communication.kinds for kind in step)])
+    return seen
+
+
+def test_thousands_of_random_pairs_on_real_ranks(ranks: Ranks) -> None:
+    seen = check_pairs(ranks, range(PAIRS))
+    assert seen["pairs"] >= 5000
+    assert len(seen) == 10 and min(seen.values()) >= 50, seen
+
+
+def test_dicomm_carries_as_many_bytes_as_planned() -> None:
+    ranks = Ranks(RANKS, "dicomm")
+    try:
+        assert check_pairs(ranks, range(PAIRS, PAIRS + 300))["pairs"] >= 250
+    finally:
+        ranks.close()
 
 
 def test_what_a_rank_holds_is_what_annotations_say() -> None:

@@ -20,9 +20,9 @@ WORLD = 4
 DTYPES = (torch.float64, torch.bfloat16, torch.int32, torch.bool)
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks(WORLD)
+@pytest.fixture(scope="module", params=["gloo", "dicomm"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    ranks = Ranks(WORLD, request.param)
     yield ranks
     ranks.close()
 
@@ -46,6 +46,26 @@ def test_the_fastest_link_is_chosen() -> None:
     held = [Held(0, 1, rows(0, 4)), Held(0, 9, rows(0, 4))]
     (only,) = route(held, [Wanted(0, 8, rows(0, 4))], [4], bytes_per_s)
     assert [t.senders for t in only] == [(9,)]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_among_random_links_no_faster_one_is_left_out(seed: int) -> None:
+    random = Random(seed)
+    speeds = {(a, b): random.choice((1, 5, 25)) for a in range(WORLD) for b in range(WORLD)}
+    tensors, held, wanted = random_move(seed)
+    rounds = route(held, wanted, [t.itemsize for t in tensors], lambda a, b: speeds[a, b])
+    for transfer in rounds[0]:
+        holders = [
+            h.rank
+            for h in held
+            if h.tensor == transfer.tensor and transfer.box.intersect(h.box) == transfer.box
+        ]
+        (sender,) = transfer.senders
+        if transfer.receiver in holders:
+            assert sender == transfer.receiver
+        else:
+            fastest = max(speeds[holder, transfer.receiver] for holder in holders)
+            assert speeds[sender, transfer.receiver] == fastest
 
 
 def test_the_least_loaded_sends_among_equals() -> None:
