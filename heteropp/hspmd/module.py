@@ -90,4 +90,4 @@ class _Summed:
 
     def __call__(self, gradient: Tensor) -> Tensor:
         assert isinstance(gradient, AnnotatedTensor)
-        return gradient_moved(gradient, self.annotation, self.annotation)
+        return gradient_moved(gradient, self.annotation)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heteropp.hspmd.annotation import Holding
+from heteropp.hspmd.annotation import Annotation, Holding
 from heteropp.hspmd.deduction import (
     DeductionError,
     Operand,
@@ -48,7 +48,7 @@ LINEAR: dict[Any, frozenset[int]] = {
     aten.threshold_backward: frozenset({0}),
 }
 ADDITIVE = {aten.add, aten.add_, aten.sub, aten.sub_, aten.copy_}
-FILLING = {aten.ones_like, aten.zeros_like, aten.empty_like, aten.full_like, aten.rand_like}
+FILLING = {aten.ones_like, aten.zeros_like, aten.empty_like, aten.full_like}
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ def run(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
     call = Call(function, list(arguments), named)
     if function.overloadpacket in FILLING:
         return _filled(call)
+    if any(isinstance(value, Tensor) for value in named.values()):
+        raise _unknown(call)
     operator, local = _rule(call)
     if torch._C._current_graph_task_id() != -1:
         call = _cut(call, operator)
@@ -104,12 +106,14 @@ def run(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
         None if target is None else own(target, tuple(shape.shape))
         for target, shape in zip(targets, shapes, strict=True)
     ]
+    if function._schema.is_mutable:
+        _check_in_place(call, targets[0])
     parts: Sequence[Any] = [None] * len(shapes)
     if any(held):
         result = local(call, [holding for holding in held if holding is not None])
         parts = result if isinstance(result, tuple | list) else [result]
     if function._schema.is_mutable:
-        return _in_place(call, targets)
+        return call.arguments[0]
     device = call.tensors[0].device
     results = [
         None
@@ -161,28 +165,33 @@ def _result_shapes(call: Call) -> list[Any]:
     return list(result) if isinstance(result, tuple | list) else [result]
 
 
-def _in_place(call: Call, targets: Sequence[Any]) -> Any:
+def _check_in_place(call: Call, target: Annotation | None) -> None:
     changed = call.arguments[0]
-    if targets[0] != changed.annotation:
+    if target != changed.annotation:
         raise DeductionError(
-            f"{call.name} would make {targets[0]} of what lies as {changed.annotation}; "
+            f"{call.name} would make {target} of what lies as {changed.annotation}; "
             "expected operands that leave it so"
         )
-    return changed
 
 
 # ---------------------------------------------------------------- rules
 
 
 def _rule(call: Call) -> tuple[Operator, Local]:
-    packet = call.function.overloadpacket
+    packet, tags = call.function.overloadpacket, call.function.tags
     if packet in RULES:
         return RULES[packet](call)
-    if packet in LINEAR or packet in ADDITIVE or torch.Tag.pointwise in call.function.tags:
+    drawn = torch.Tag.nondeterministic_seeded in tags  # duplicates would differ
+    if packet in LINEAR or packet in ADDITIVE or (torch.Tag.pointwise in tags and not drawn):
         return _elementwise(call)
-    raise DeductionError(
-        f"{call.name} is no operator that annotated tensors can take; expected elementwise ones, "
-        "products, sums, reshapes, embeddings, normalisation, attention, softmax or losses"
+    raise _unknown(call)
+
+
+def _unknown(call: Call) -> DeductionError:
+    return DeductionError(
+        f"{call.name} is no operator that annotated tensors can take so; expected elementwise "
+        "ones, products, sums, reshapes, embeddings, normalisation, attention, softmax or losses, "
+        "without dropout and masks"
     )
 
 
@@ -198,7 +207,9 @@ def _elementwise(call: Call) -> tuple[Operator, Local]:
     packet = call.function.overloadpacket
     shapes = [tuple(tensor.shape) for tensor in call.tensors]
     additive = packet in ADDITIVE and len(shapes) == 2
-    return elementwise(call.name, shapes, LINEAR.get(packet, ()), additive), _as_it_is
+    rounds = call.named.get("dtype") or call.named.get("rounding_mode")
+    linear = () if rounds else LINEAR.get(packet, ())
+    return elementwise(call.name, shapes, linear, additive), _as_it_is
 
 
 def _like(call: Call) -> tuple[Operator, Local]:
@@ -331,6 +342,8 @@ def _softmax(call: Call) -> tuple[Operator, Local]:
 
 
 def _attention(call: Call) -> tuple[Operator, Local]:
+    if len(call.arguments) > 3 and call.arguments[3]:  # dropout
+        raise _unknown(call)
     return attention(call.name, call.tensors[0].ndim), _as_it_is
 
 

@@ -91,24 +91,24 @@ def moved(tensor: AnnotatedTensor, target: Annotation) -> AnnotatedTensor:
     return tensor.with_local(local, target)
 
 
-def gradient_moved(gradient: AnnotatedTensor, before: Annotation, after: Annotation) -> Tensor:
-    """The gradient of what went from `before` to `after`, at `before`.
+def gradient_moved(gradient: AnnotatedTensor, home: Annotation) -> Tensor:
+    """The gradient of a tensor that lies as `home`, there.
 
-    Where summands would have to travel, they are summed first.
+    Where no communication leads there, its summands are summed where they lie first.
     """
-    target = without_sums(before)
+    target = without_sums(home)
     try:
         return moved(gradient, target)
     except ResolutionError:
-        return moved(moved(gradient, without_sums(after)), target)
+        return moved(moved(gradient, without_sums(gradient.annotation)), target)
 
 
 class _Communicate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: AnnotatedTensor, target: Annotation) -> Tensor:
-        ctx.before, ctx.after = tensor.annotation, target
+        ctx.home = tensor.annotation
         return moved(tensor, target)
 
     @staticmethod
     def backward(ctx: Any, gradient: AnnotatedTensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return gradient_moved(gradient, ctx.before, ctx.after), None
+        return gradient_moved(gradient, ctx.home), None
