@@ -86,45 +86,64 @@ def _concerning(rounds: Sequence[Round], rank: int) -> Iterator[Transfer]:
 
 def _exchange(round_: Round, rank: int, held: Sequence[Piece], wanted: Sequence[Piece]) -> None:
     held_by, wanted_by = _by_tensor(held), _by_tensor(wanted)
-    sends: dict[int, list[Tensor]] = defaultdict(list)  # by peer
-    receives: dict[int, list[Transfer]] = defaultdict(list)
-    own: list[Transfer] = []
+    leaving = _start_sends(round_, rank, held_by)
+    received = _received(round_, rank, wanted_by)
+    for transfer in round_:
+        if transfer.receiver != rank:
+            continue
+        tensor, box = transfer.tensor, transfer.box
+        summands = [
+            _find(held_by[tensor], box) if sender == rank else received[sender, tensor, box]
+            for sender in transfer.senders
+        ]
+        for piece in wanted_by[tensor]:
+            if box.intersect(piece.box) == box:
+                _add_up(piece.part(box), summands)
+    for work, _ in leaving:
+        work.wait()
+
+
+def _start_sends(
+    round_: Round, rank: int, held_by: dict[int, list[Piece]]
+) -> list[tuple[dist.Work, Tensor]]:
+    """One message to each peer; it must live until it has left."""
+    by_peer: dict[int, list[Tensor]] = defaultdict(list)
+    for transfer in round_:
+        if rank in transfer.senders and transfer.receiver != rank:
+            by_peer[transfer.receiver].append(_find(held_by[transfer.tensor], transfer.box))
+    leaving = []
+    for peer, parts in sorted(by_peer.items()):
+        message = _packed(parts)
+        work = dist.isend(message, peer)
+        assert work is not None
+        leaving.append((work, message))
+    return leaving
+
+
+def _received(
+    round_: Round, rank: int, wanted_by: dict[int, list[Piece]]
+) -> dict[tuple[int, int, Box], Tensor]:
+    """What others send this rank, by sender, tensor and box."""
+    by_sender: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in round_:
         if transfer.receiver == rank:
-            own.append(transfer)
             for sender in transfer.senders:
                 if sender != rank:
-                    receives[sender].append(transfer)
-        elif rank in transfer.senders:
-            sends[transfer.receiver].append(_find(held_by[transfer.tensor], transfer.box))
-    dtypes = {tensor: pieces[0].values.dtype for tensor, pieces in wanted_by.items()}
+                    by_sender[sender].append(transfer)
     arriving = []
-    for sender, transfers in sorted(receives.items()):
+    for sender, transfers in sorted(by_sender.items()):
         size_bytes = sum(transfer.size_bytes for transfer in transfers)
-        message = torch.empty(size_bytes, dtype=torch.uint8, device=wanted[0].values.device)
+        device = wanted_by[transfers[0].tensor][0].values.device
+        message = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         arriving.append((sender, transfers, message, dist.irecv(message, sender)))
-    leaving = []
-    for peer, parts in sorted(sends.items()):
-        message = _packed(parts)
-        leaving.append((message, dist.isend(message, peer)))
-    received: dict[tuple[int, int, Box], Tensor] = {}  # by sender, tensor and box
+    dtypes = {tensor: pieces[0].values.dtype for tensor, pieces in wanted_by.items()}
+    received = {}
     for sender, transfers, message, work in arriving:
         assert work is not None
         work.wait()
         for transfer, values in _unpacked(message, transfers, dtypes):
             received[sender, transfer.tensor, transfer.box] = values
-    for transfer in own:
-        tensor, box = transfer.tensor, transfer.box
-        summands = [
-            _find(held_by[tensor], box) if s == rank else received[s, tensor, box]
-            for s in transfer.senders
-        ]
-        for piece in wanted_by[tensor]:
-            if box.intersect(piece.box) == box:
-                _add_up(piece.part(box), summands)
-    for _, work in leaving:
-        assert work is not None
-        work.wait()
+    return received
 
 
 def _packed(parts: Sequence[Tensor]) -> Tensor:

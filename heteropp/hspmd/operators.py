@@ -34,18 +34,15 @@ from heteropp.hspmd.tensor import AnnotatedTensor, moved, own
 aten = torch.ops.aten
 MEAN, SUM = 1, 2  # of losses
 
-# of operators that act on each element, those that take summands: of one operand, alone, or of all
+# of operators that act on each element, those that take summands: of one operand alone, or of all
+FIRST = (
+    *(aten.detach, aten.alias, aten.clone, aten.neg, aten._to_copy, aten.div, aten.div_),
+    *(aten.gelu_backward, aten.silu_backward, aten.tanh_backward, aten.sigmoid_backward),
+    aten.threshold_backward,
+)
 LINEAR: dict[Any, frozenset[int]] = {
-    **dict.fromkeys(
-        (aten.detach, aten.alias, aten.clone, aten.neg, aten._to_copy, aten.div, aten.div_),
-        frozenset({0}),
-    ),
+    **dict.fromkeys(FIRST, frozenset({0})),
     **dict.fromkeys((aten.mul, aten.mul_), frozenset({0, 1})),
-    **dict.fromkeys(
-        (aten.gelu_backward, aten.silu_backward, aten.tanh_backward, aten.sigmoid_backward),
-        frozenset({0}),
-    ),
-    aten.threshold_backward: frozenset({0}),
 }
 ADDITIVE = {aten.add, aten.add_, aten.sub, aten.sub_, aten.copy_}
 FILLING = {aten.ones_like, aten.zeros_like, aten.empty_like, aten.full_like}
