@@ -14,7 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from heteropp.hspmd import exchange
-from heteropp.hspmd.annotation import Annotation, Holding, holdings, whole_box
+from heteropp.hspmd.annotation import (
+    Annotation,
+    AnnotationError,
+    Holding,
+    holdings,
+    whole_box,
+)
 from heteropp.hspmd.deduction import without_sums
 from heteropp.hspmd.resolution import ResolutionError, resolve
 
@@ -63,8 +69,9 @@ def own(annotation: Annotation, shape: tuple[int, ...]) -> Holding | None:
 
 def annotated(whole: Tensor, annotation: Annotation) -> AnnotatedTensor:
     """This rank's part of a tensor that every rank has. Raises AnnotationError."""
+    _check_ranks(annotation)
     if annotation.partial:
-        raise ValueError(f"a whole tensor cannot be parted as {annotation}; expected no summands")
+        raise AnnotationError(f"a whole tensor cannot lie as {annotation}; expected no summands")
     shape = tuple(whole.shape)
     holding = own(annotation, shape)
     part = None
@@ -79,6 +86,11 @@ def communicate(tensor: Tensor, target: Annotation) -> Tensor:
     Backward takes the gradient to where the tensor came from, with sums in place of summands.
     Raises ResolutionError where nothing leads there.
     """
+    _check_ranks(target)
+    if not isinstance(tensor, AnnotatedTensor):
+        raise AnnotationError(
+            f"a plain tensor {list(tensor.shape)} cannot go to {target}; expected an annotated one"
+        )
     return _Communicate.apply(tensor, target)
 
 
@@ -101,6 +113,14 @@ def gradient_moved(gradient: AnnotatedTensor, home: Annotation) -> Tensor:
         return moved(gradient, target)
     except ResolutionError:
         return moved(moved(gradient, without_sums(gradient.annotation)), target)
+
+
+def _check_ranks(annotation: Annotation) -> None:
+    if max(annotation.ranks) >= dist.get_world_size():
+        raise AnnotationError(
+            f"rank {max(annotation.ranks)} is in the annotation {annotation}; expected ranks 0 to "
+            f"{dist.get_world_size() - 1}"
+        )
 
 
 class _Communicate(torch.autograd.Function):

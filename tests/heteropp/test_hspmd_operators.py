@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from hspmd_ranks import Ranks
 
-from heteropp.hspmd.annotation import DUPLICATE, Annotation
+from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, AnnotationError
 from heteropp.hspmd.deduction import DeductionError, without_sums
-from heteropp.hspmd.tensor import AnnotatedTensor, annotated, gradient_moved, moved
+from heteropp.hspmd.tensor import AnnotatedTensor, annotated, communicate, gradient_moved, moved
 
 WORLD = 4
 GROUPS = ([[0, 1, 2, 3]], [[2, 0], [1, 3]], [[3], [0, 1]], [[1], [0, 2, 3]])
@@ -166,16 +166,23 @@ def run_mistakes(_rank: int) -> list[str]:
         lambda: F.cross_entropy(x, labels),
         lambda: torch.linalg.inv(x),
     ]
+    far = Annotation.of([([0, WORLD], {0: 2})])
+    mistakes += [
+        lambda: communicate(torch.ones(12, 12), rows),
+        lambda: communicate(x, far),
+        lambda: annotated(torch.ones(4), Annotation.of([([0, 1], {PARTIAL: 2})])),
+    ]
     sentences = []
     for mistake in mistakes:
-        with pytest.raises(DeductionError) as error:
+        with pytest.raises((DeductionError, AnnotationError)) as error:
             mistake()
         sentences.append(str(error.value))
     return sentences
 
 
 def test_mistakes_are_one_sentence(ranks: Ranks) -> None:
-    unlike, plain, in_place, drawn, mean, unknown = ranks.run(run_mistakes)[0]
+    told = ranks.run(run_mistakes)[0]
+    unlike, plain, in_place, drawn, mean, unknown, unannotated, far, parted = told
     assert unlike == (
         "add cannot take its operand 'other' [12, 12] as [0, 1] {1: 2}, [2, 3] {1: 2} with hdim 1 "
         "in shares [1, 1]: expected split along dimension 0 where its operand 'self' [12, 12] is "
@@ -186,3 +193,6 @@ def test_mistakes_are_one_sentence(ranks: Ranks) -> None:
     assert "is no operator that annotated tensors can take so" in drawn
     assert "expected reduction='sum', and a division by all rows" in mean
     assert "is no operator that annotated tensors can take so" in unknown
+    assert unannotated.startswith("a plain tensor [12, 12] cannot go to")
+    assert far.startswith("rank 4 is in the annotation") and far.endswith("expected ranks 0 to 3")
+    assert "expected no summands" in parted
