@@ -73,23 +73,32 @@ def memory_walk(
 
 def check_memory(plan: Plan, cluster: Cluster) -> None:
     """Raises PlanError naming the stage that overruns its chips most, the need and the capacity."""
-    worst = max(
+    if not fits(plan, cluster):
+        raise PlanError(overrun(plan, cluster))
+
+
+def fits(plan: Plan, cluster: Cluster) -> bool:
+    return most_lacking(plan, cluster)[0] <= 0
+
+
+def most_lacking(plan: Plan, cluster: Cluster) -> tuple[int, int]:
+    """The most bytes that a rank needs beyond its chip's memory, and the first such rank."""
+    excess_bytes, rank = max(
         (memory.total - cluster.chip(rank).memory.capacity_bytes, -rank)
         for rank, memory in enumerate(rank_memory(plan, cluster))
     )
-    if worst[0] <= 0:
-        return
-    rank = -worst[1]
-    capacity = cluster.chip(rank).memory.capacity_bytes
-    raise PlanError(overrun(plan, rank, worst[0] + capacity, capacity))
+    return excess_bytes, -rank
 
 
-def overrun(plan: Plan, rank: int, need: int, capacity: int) -> str:
+def overrun(plan: Plan, cluster: Cluster) -> str:
+    """What the rank that lacks most memory needs, and has."""
+    excess_bytes, rank = most_lacking(plan, cluster)
+    capacity_bytes = cluster.chip(rank).memory.capacity_bytes
     p, s, r, _ = plan.place(rank)
     chip = plan.pipelines[p].stages[s].replicas[r].chip
     return (
-        f"stage {s} needs {human_bytes(need)} on rank {rank} (chip {chip}), "
-        f"which has {human_bytes(capacity)}"
+        f"stage {s} needs {human_bytes(excess_bytes + capacity_bytes)} on rank {rank} "
+        f"(chip {chip}), which has {human_bytes(capacity_bytes)}"
     )
 
 

@@ -16,11 +16,11 @@ from heteropp.chips import ChipSpec
 from heteropp.cluster import Link
 from heteropp.cost import StageShape, all_reduce_s, stage_memory, stage_time
 from heteropp.plan import Pipeline, Plan, Replica, Stage
-from heteropp.planned import overrun, rank_memory, slowest_link
+from heteropp.planned import most_lacking, slowest_link
 from heteropp.profile import ChipProfile, chip_profile
 from heteropp.schedule import in_flight
 from heteropp.search.grouping import Grouping, UnitType, group_devices
-from heteropp.search.planner import Candidate, DoesNotFitError, Request, Result, SearchError
+from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
 
 ALONE = Link(0.0, float("inf"))  # the link across replicas where there is one
 MORE_MEMORY = 1.1  # what a grouping whose layers do not fit is asked for next
@@ -68,18 +68,8 @@ def _does_not_fit(request: Request, plans: list[Plan]) -> SearchError:
             f"{request.model.name} once; autohet plans neither offload nor recompute beyond that"
         )
 
-    def worst(plan: Plan) -> tuple[int, int]:
-        memory = rank_memory(plan, request.cluster)
-        return max(
-            (memory[rank].total - request.cluster.chip(rank).memory.capacity_bytes, -rank)
-            for rank in range(plan.world_size)
-        )
-
-    plan = min(plans, key=lambda plan: worst(plan))
-    excess, rank = worst(plan)
-    capacity = request.cluster.chip(-rank).memory.capacity_bytes
-    sentence = overrun(plan, -rank, excess + capacity, capacity)
-    return DoesNotFitError(f"no plan fits: in the nearest, {sentence}", plan)
+    nearest = min(plans, key=lambda plan: most_lacking(plan, request.cluster))
+    return does_not_fit(nearest, request.cluster)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from heteropp import _planner
 from heteropp.plan import Plan
 from heteropp.search.costs import Costs
-from heteropp.search.planner import Candidate, Request, Result, SearchError
+from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
 from heteropp.search.space import Space, StageChoice
-from heteropp.search.tables import Allowed, Tables, check_schedule, does_not_fit
+from heteropp.search.tables import Allowed, Tables, check_schedule
 
 RUNNERS_UP = 3
 THOROUGH = 1 << 15  # chains of one length that are kept; what is dropped shows in the bound

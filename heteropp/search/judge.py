@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from heteropp.cluster import Cluster
 from heteropp.plan import Plan, Prediction, validate
-from heteropp.planned import check_cluster, rank_memory
+from heteropp.planned import check_cluster, fits, rank_memory
 from heteropp.profile import cited_profile
 from heteropp.search.planner import (
     Candidate,
@@ -16,6 +16,7 @@ from heteropp.search.planner import (
     Request,
     Result,
     SearchError,
+    does_not_fit,
     planner,
 )
 from heteropp.search.slack import with_slack
@@ -55,7 +56,7 @@ def ask(name: str, request: Request, simulated: int = 4) -> Verdict:
     """
     began_s = time.perf_counter()
     try:
-        result = planner(name)(request)
+        result = _that_fits(planner(name)(request), request.cluster)
     except SearchError as error:
         return Verdict(name, None, [], time.perf_counter() - began_s, error)
     search_s = time.perf_counter() - began_s
@@ -64,6 +65,14 @@ def ask(name: str, request: Request, simulated: int = 4) -> Verdict:
     if name == "exact" and request.schedule == "1f1b":
         judged[0] = _relaxed(judged[0], result, request.cluster)
     return Verdict(name, result, judged, search_s)
+
+
+def _that_fits(result: Result, cluster: Cluster) -> Result:
+    """What is left where memory is walked through, which planners estimate. Raises SearchError."""
+    candidates = [c for c in (result.best, *result.runners_up) if fits(c.plan, cluster)]
+    if not candidates:
+        raise does_not_fit(result.best.plan, cluster)
+    return replace(result, best=candidates[0], runners_up=candidates[1:])
 
 
 def ask_all(names: Iterable[str], request: Request) -> list[Verdict]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from heteropp.plan import Plan
-from heteropp.planned import overrun, rank_memory
+from heteropp.planned import fits, overrun
 from heteropp.search import metis_exact
 from heteropp.search.metis_bound import busy_s
 from heteropp.search.metis_problem import Problem
@@ -36,7 +35,7 @@ def search(request: Request, name: str, priority: Priority) -> Result:
     too_large = 0
     for cost_s, found in walk.best:
         plan = plan_of(request, problem, found)
-        if _overruns(plan, request):
+        if not fits(plan, request.cluster):
             too_large += 1
         elif len(candidates) < CANDIDATES:
             candidates.append(Candidate(plan, cost_s))
@@ -47,7 +46,9 @@ def search(request: Request, name: str, priority: Priority) -> Result:
         if nearest is None:
             raise SearchError(f"{name} found no degrees that use all {problem.chips} chips")
         plan = plan_of(request, problem, nearest)
-        raise DoesNotFitError(f"{name} found no plan that fits: {_overruns(plan, request)}", plan)
+        raise DoesNotFitError(
+            f"{name} found no plan that fits: {overrun(plan, request.cluster)}", plan
+        )
     return Result(
         planner=name,
         best=candidates[0],
@@ -65,13 +66,3 @@ def _lower_bound_s(problem: Problem) -> float:
     if chains * options * problem.profiles.layers**2 > LARGEST_CHAINS:
         return busy_s(problem)
     return metis_exact.solve(problem, BOUND_STEPS * chains).lower_bound_s
-
-
-def _overruns(plan: Plan, request: Request) -> str | None:
-    """A sentence on the rank that most lacks memory, if one does."""
-    memory = rank_memory(plan, request.cluster)
-    capacity = [request.cluster.chip(rank).memory.capacity_bytes for rank in range(len(memory))]
-    rank = max(range(len(memory)), key=lambda r: (memory[r].total - capacity[r], -r))
-    if memory[rank].total <= capacity[rank]:
-        return None
-    return overrun(plan, rank, memory[rank].total, capacity[rank])

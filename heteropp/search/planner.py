@@ -9,6 +9,7 @@ from importlib import import_module
 from heteropp.cluster import Cluster
 from heteropp.model import Model
 from heteropp.plan import Plan, Schedule, ZeroStage
+from heteropp.planned import overrun
 
 PLANNERS = ("exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform")
 
@@ -58,6 +59,11 @@ class DoesNotFitError(SearchError):
     def __init__(self, message: str, plan: Plan) -> None:
         super().__init__(message)
         self.plan = plan
+
+
+def does_not_fit(plan: Plan, cluster: Cluster) -> DoesNotFitError:
+    """The error with the plan that comes nearest, and where it overruns memory most."""
+    return DoesNotFitError(f"no plan fits: in the nearest, {overrun(plan, cluster)}", plan)
 
 
 def planner(name: str) -> Callable[[Request], Result]:

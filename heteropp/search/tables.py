@@ -6,12 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 from heteropp import _planner
-from heteropp.cluster import Cluster
-from heteropp.plan import Plan
-from heteropp.planned import overrun, rank_memory
 from heteropp.schedule import bubble_coefficient
 from heteropp.search.costs import ROUNDING_BYTES, Costs, in_flight
-from heteropp.search.planner import DoesNotFitError, Request, SearchError
+from heteropp.search.planner import Request, SearchError
 from heteropp.search.space import Degrees, Group, Links, Share, Space, StageChoice
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")  # those of one ministage a stage
@@ -140,16 +137,3 @@ def check_schedule(planner: str, request: Request) -> None:
         raise SearchError(
             f"planner {planner} plans {', '.join(SCHEDULES)}; the schedule is {request.schedule}"
         )
-
-
-def does_not_fit(plan: Plan, cluster: Cluster) -> DoesNotFitError:
-    """The error with the plan that comes nearest, and where it overruns memory most."""
-    memory = rank_memory(plan, cluster)
-    over = [
-        (memory[rank].total - cluster.chip(rank).memory.capacity_bytes, -rank)
-        for rank in range(plan.world_size)
-    ]
-    rank = -max(over)[1]
-    capacity = cluster.chip(rank).memory.capacity_bytes
-    sentence = overrun(plan, rank, memory[rank].total, capacity)
-    return DoesNotFitError(f"no plan fits: in the nearest, {sentence}", plan)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from heteropp.plan import Plan
 from heteropp.search.costs import Costs, evaluate
-from heteropp.search.planner import Candidate, Request, Result, SearchError
+from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
 from heteropp.search.space import Degrees, Share, Space, StageChoice
-from heteropp.search.tables import check_schedule, does_not_fit
+from heteropp.search.tables import check_schedule
 
 RUNNERS_UP = 3
 

@@ -17,10 +17,10 @@ from heteropp.chips import ChipSpec
 from heteropp.cluster import Link, Node
 from heteropp.cost import StageShape, Time, all_gather_s, stage_memory, stage_time
 from heteropp.plan import Pipeline, Plan, Replica, Stage, ZeroStage
-from heteropp.planned import overrun, rank_memory
+from heteropp.planned import fits
 from heteropp.profile import chip_profile
 from heteropp.search.node_groups import Division, NodeGroups
-from heteropp.search.planner import Candidate, DoesNotFitError, Request, Result, SearchError
+from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
 
 ALONE = Link(0.0, float("inf"))
 RUNNERS_UP = 3
@@ -53,10 +53,11 @@ def search(request: Request) -> Result:
     for configuration in likely or [nearest]:
         if len(chosen) > RUNNERS_UP:
             break
-        if configuration.division not in chosen and _lacking(request, configuration)[0] <= 0:
+        known = configuration.division in chosen
+        if not known and fits(configuration.plan(request), request.cluster):
             chosen[configuration.division] = configuration
     if not chosen:
-        raise _does_not_fit(request, nearest)
+        raise does_not_fit(nearest.plan(request), request.cluster)
     best, *others = (Candidate(c.plan(request), c.latency_s) for c in chosen.values())
     # heuristics choose layers and order: the cost stands for itself
     return Result("zorse", best, others, best.cost_s, steps)
@@ -66,24 +67,6 @@ def _micro_batches(global_batch: int, groups: list[_Group]) -> list[int]:
     """The sizes, in sequences, that give every chip of every group at least one."""
     least = max(len(group.ranks) for group in groups)
     return [size for size in range(least, global_batch + 1) if global_batch % size == 0]
-
-
-def _lacking(request: Request, configuration: _Configuration) -> tuple[int, int]:
-    """The most bytes that a rank lacks, and the rank negated."""
-    cluster = request.cluster
-    memory = rank_memory(configuration.plan(request), cluster)
-    return max(
-        (memory[rank].total - cluster.chip(rank).memory.capacity_bytes, -rank)
-        for rank in range(cluster.world_size)
-    )
-
-
-def _does_not_fit(request: Request, nearest: _Configuration) -> DoesNotFitError:
-    plan = nearest.plan(request)
-    excess, rank = _lacking(request, nearest)
-    capacity = request.cluster.chip(-rank).memory.capacity_bytes
-    sentence = overrun(plan, -rank, excess + capacity, capacity)
-    return DoesNotFitError(f"no plan fits: in the nearest, {sentence}", plan)
 
 
 class _Group:
