@@ -6,6 +6,7 @@ One shape serves every planner. A plan is JSON with a version; equal plans are e
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -215,8 +216,7 @@ def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:
             )
         expected_first = last
         _validate_ministages(plan, stage, here)
-        before = max(0, pipeline.stages[s - 1].slack - (s - 1)) if s else stage.slack
-        _validate_slack(plan, stage, s + before + 1, here)
+        _validate_slack(plan, pipeline.stages, s, here)
         _validate_stage(plan, stage, here)
     largest = max(stage.micro_batch for stage in pipeline.stages)
     if largest != plan.micro_batch:
@@ -243,12 +243,14 @@ def _validate_ministages(plan: Plan, stage: Stage, where: str) -> None:
         )
 
 
-def _validate_slack(plan: Plan, stage: Stage, most: int, where: str) -> None:
-    """`most`: with more it would wait for forwards that the stage before does not run so early."""
+def _validate_slack(plan: Plan, stages: Sequence[Stage], s: int, where: str) -> None:
+    stage, expected = stages[s], "0 or more"
+    most = stage.slack
+    if s:  # with more it would wait for forwards that the stage before does not run so early
+        most = s + 1 + max(0, stages[s - 1].slack - (s - 1))
+        expected = f"0 to {most} after the stage before it"
     if not 0 <= stage.slack <= most:
-        raise PlanError(
-            f"{where}.slack is {stage.slack}; expected 0 to {most} after the stage before it"
-        )
+        raise PlanError(f"{where}.slack is {stage.slack}; expected {expected}")
     if stage.slack and stage.offload:
         raise PlanError(f"{where}: slack keeps on the chip what offload would take away")
     if stage.slack and plan.schedule != "1f1b":

@@ -1,8 +1,9 @@
 """heteropp's executor beside torch.distributed.pipelining: tokens per second of a training step.
 
 The same model, stage modules, number of processes and threads, and transport; both clip by the norm
-over all ranks and update with AdamW. Every contestant has processes of its own, ours set up as
-heteropp-train does. In each round each takes a step, one after another; the rows compare medians
+over all ranks and update with AdamW. Every contestant has processes of its own: ours as
+heteropp-train sets them up, which keep the memory that a step frees, and torch's with the
+allocator's defaults. In each round each takes a step, one after another; the rows compare medians
 over the rounds. With slack 1 a stage holds one micro-batch more than 1F1B's own number: the first
 stage runs a forward more ahead, the second puts a weight gradient off.
 """

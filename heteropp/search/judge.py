@@ -98,7 +98,11 @@ def judge(candidate: Candidate, result: Result, cluster: Cluster) -> Judged:
 def _relaxed(judged: Judged, result: Result, cluster: Cluster) -> Judged:
     """With the slack that memory has room for, where the simulated step gains by it."""
     plans = dict.fromkeys(with_slack(judged.plan, cluster, ahead) for ahead in AHEAD)
-    others = [judge(Candidate(plan, judged.cost_s), result, cluster) for plan in plans]
+    others = [
+        judge(Candidate(plan, judged.cost_s), result, cluster)
+        for plan in plans
+        if fits(plan, cluster)
+    ]
     return min(judged, *others, key=lambda each: each.simulation.step_s)
 
 

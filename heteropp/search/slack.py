@@ -26,12 +26,21 @@ def with_slack(plan: Plan, cluster: Cluster, ahead: int = 0) -> Plan:
     ]
     while True:
         found = _with(plan, slack)
-        if not (over := _overrun(found, cluster)):
+        givers = {(p, _giver(slack[p], s)) for p, s in _overrun(found, cluster)}
+        if all(s is None for _, s in givers):
             return found
-        for p, s in over:
-            slack[p][s] //= 2
+        for p, s in givers:
+            if s is not None:
+                slack[p][s] //= 2
         for mosts in slack:
             _keep_fed(mosts)
+
+
+def _giver(slack: list[int], s: int) -> int | None:
+    """Who gives slack up where stage s does not fit: itself, or who runs ahead and fills it."""
+    if slack[s]:
+        return s
+    return next((t for t in reversed(range(s)) if late_and_ahead(slack[t], t)[1]), None)
 
 
 def _keep_fed(slack: list[int]) -> None:
@@ -56,14 +65,13 @@ def _with(plan: Plan, slack: list[list[int]]) -> Plan:
 
 
 def _overrun(plan: Plan, cluster: Cluster) -> list[tuple[int, int]]:
-    """(pipeline, stage) of those that do not fit and have slack to give up."""
+    """(pipeline, stage) of those that do not fit."""
     memory = rank_memory(plan, cluster)
     return [
         (p, s)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
-        if stage.slack
-        and any(
+        if any(
             memory[rank].total > cluster.chip(rank).memory.capacity_bytes
             for replica in stage.replicas
             for rank in replica.ranks

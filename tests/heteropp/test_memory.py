@@ -93,8 +93,12 @@ def test_so_is_that_of_16_bits_and_of_slack(ranks: Ranks) -> None:
     check(ranks, scheduled(plan_of(narrow, (4, 4), (2, 1), (1, 2)), "zb-v", 2))
     plan = plan_of(tiny_model(**SIZES), (2, 2, 4), (1, 1, 1), (1, 1, 1))
     (pipeline,) = plan.pipelines
-    stages = tuple(replace(stage, slack=s) for s, stage in enumerate(pipeline.stages))
-    check(ranks, replace(plan, pipelines=(replace(pipeline, stages=stages),)))
+    for ahead, recompute in ((0, False), (2, False), (2, True)):
+        stages = tuple(
+            replace(stage, slack=s + ahead, recompute=recompute)
+            for s, stage in enumerate(pipeline.stages)
+        )
+        check(ranks, replace(plan, pipelines=(replace(pipeline, stages=stages),)))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])

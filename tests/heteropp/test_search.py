@@ -16,6 +16,7 @@ from heteropp.planned import check_memory, rank_memory
 from heteropp.schedule import in_flight as most_held
 from heteropp.search.costs import in_flight
 from heteropp.search.exact import search
+from heteropp.search.judge import Verdict, ask
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
 from heteropp.tracing import traces
 
@@ -183,3 +184,27 @@ def test_equal_requests_give_equal_plans(invented_traces: None) -> None:
             continue
         assert plans == plans_of(search(small))
         compared += 1
+
+
+@pytest.mark.parametrize("name", ["exact", "uniform", "heteroauto"])
+def test_a_plan_that_is_given_fits_to_the_byte(name: str) -> None:
+    """What planners estimate leaves out how shards are rounded, 64 bytes here."""
+
+    def ask_with(capacity_bytes: int) -> tuple[Verdict, Cluster]:
+        chip = load_chip("a-mini")
+        memory = replace(chip.memory, capacity_bytes=capacity_bytes)
+        cluster = cluster_of(("x", replace(chip, memory=memory), 3))
+        return ask(name, replace(wanted, cluster=cluster), simulated=1), cluster
+
+    model = tiny_model(6, hidden=48, intermediate=144, sequence_length=32)
+    wanted = Request(
+        cluster=cluster_of(("x", load_chip("a-mini"), 3)), model=model, global_batch=30
+    )
+    need = max(memory.total for memory in rank_memory(ask_with(1 << 30)[0].best.plan))
+    verdict, cluster = ask_with(need)
+    check_memory(verdict.best.plan, cluster)
+    verdict, cluster = ask_with(need - 64)
+    if verdict.error is None:
+        check_memory(verdict.best.plan, cluster)
+    else:
+        assert isinstance(verdict.error, DoesNotFitError)

@@ -77,6 +77,7 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
     import ditorch
 
     if ditorch.device.type == "cpu":
+        keep_freed_memory()
         return Device(ditorch.device, "dicomm", HostClock())
     ditorch.watch_memory(*dicomm.distributed.device_memory_functions())
     clock = ditorch.device_clock()
