@@ -204,19 +204,6 @@ def holdings(annotation: Annotation, shape: Sequence[int]) -> list[Holding]:
     return result
 
 
-def summed_with(annotation: Annotation, held: Iterable[Holding], rank: int) -> list[int]:
-    """The ranks that hold other summands of what `rank` holds; none where it is not partial."""
-    held = list(held)
-    own = next(holding for holding in held if holding.rank == rank)
-    return [
-        other.rank
-        for other in held
-        if own.summand != other.summand
-        and (annotation.hdim == PARTIAL or own.subgroup == other.subgroup)
-        and own.box.intersect(other.box)
-    ]
-
-
 def _check_dimension(annotation: Annotation, dimension: int, shape: Sequence[int]) -> None:
     if dimension >= len(shape):
         raise AnnotationError(

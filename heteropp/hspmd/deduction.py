@@ -151,7 +151,12 @@ def reduction(name: str, dimensions: int, over: Collection[int], keep: bool) -> 
 
 
 def reshape(name: str, before: Shape, after: Shape) -> Operator:
-    """Dimensions are joined or parted; of those joined only the outermost may be split."""
+    """Dimensions are joined or parted; of those joined only the outermost may be split.
+
+    Raises DeductionError for a tensor without elements.
+    """
+    if 0 in before:
+        raise DeductionError(f"{name} takes an empty tensor {list(before)}; expected elements")
     first: list[str] = [f"before{i}" for i in range(len(before))]
     second: list[str] = [f"after{i}" for i in range(len(after))]
     whole = {label for label in first}

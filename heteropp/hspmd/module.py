@@ -34,10 +34,12 @@ def annotate(
         raise AnnotationError(f"parameter {name} is annotated; the module has no such")
     for name in (inputs.keys() | outputs.keys()) - submodules.keys():
         raise AnnotationError(f"submodule {name} is annotated; the module has no such")
+    _check_tied(module)
     for name, parameter in named.items():
         place, _, own_name = name.rpartition(".")
         held = nn.Parameter(annotated(parameter, parameters[name]), parameter.requires_grad)
-        held.register_hook(_Summed(parameters[name]))
+        if held.requires_grad:
+            held.register_hook(_Summed(parameters[name]))
         owner = submodules[place]
         if name in used:
             communicated = _Communicated(used[name])
@@ -45,19 +47,36 @@ def annotate(
             owner, own_name = owner.parametrizations[own_name], "original"
         setattr(owner, own_name, held)
     for name, target in inputs.items():
-        submodules[name].register_forward_pre_hook(_Before(target))
+        submodules[name].register_forward_pre_hook(_Before(name, target))
     for name, target in outputs.items():
         submodules[name].register_forward_hook(_After(target))
     return module
 
 
+def _check_tied(module: nn.Module) -> None:
+    names: dict[nn.Parameter, str] = {}
+    for place, owner in module.named_modules():
+        own = owner.named_parameters(place, recurse=False, remove_duplicate=False)
+        for name, parameter in own:
+            first = names.setdefault(parameter, name)
+            if first != name:
+                raise AnnotationError(
+                    f"parameters {first} and {name} are tied; expected one name for each"
+                )
+
+
 class _Before:
     """A communication operator before a submodule."""
 
-    def __init__(self, target: Annotation) -> None:
-        self.target = target
+    def __init__(self, name: str, target: Annotation) -> None:
+        self.name, self.target = name, target
 
     def __call__(self, _module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if not arguments:
+            raise AnnotationError(
+                f"submodule {self.name} has an annotated input and is called with keywords only; "
+                "expected its first argument by position"
+            )
         return communicate(arguments[0], self.target), *arguments[1:]
 
 

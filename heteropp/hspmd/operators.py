@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heteropp.hspmd.annotation import Annotation, Holding
+from heteropp.hspmd.annotation import PARTIAL, Annotation, Holding
 from heteropp.hspmd.deduction import (
     DeductionError,
     Operand,
@@ -92,6 +92,7 @@ def run(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
         return _filled(call)
     if any(isinstance(value, Tensor) for value in named.values()):
         raise _unknown(call)
+    _check_plain(call)
     operator, local = _rule(call)
     if torch._C._current_graph_task_id() != -1:
         call = _cut(call, operator)
@@ -134,6 +135,19 @@ def _filled(call: Call) -> AnnotatedTensor:
     return AnnotatedTensor(local, annotation, tuple(example.shape), dtype, example.device)
 
 
+def _check_plain(call: Call) -> None:
+    """A plain number may stand beside annotated tensors where each element takes it."""
+    for i, argument in enumerate(call.arguments):
+        if not isinstance(argument, Tensor) or isinstance(argument, AnnotatedTensor):
+            continue
+        changed = i == 0 and call.function._schema.is_mutable
+        if argument.ndim or changed or call.function.overloadpacket in RULES:
+            raise DeductionError(
+                f"{call.name} takes a plain tensor {list(argument.shape)} beside annotated ones; "
+                "expected an annotated tensor"
+            )
+
+
 def _cut(call: Call, operator: Operator) -> Call:
     targets = iter(cut_alike(operator, call.operands))
     arguments = [
@@ -146,15 +160,8 @@ def _result_shapes(call: Call) -> list[Any]:
     """The whole results, without values; None for one that is not asked for."""
 
     def meta(argument: Any) -> Any:
-        if isinstance(argument, AnnotatedTensor) or (
-            isinstance(argument, Tensor) and not argument.ndim
-        ):
-            return torch.empty(argument.shape, dtype=argument.dtype, device="meta")
         if isinstance(argument, Tensor):
-            raise DeductionError(
-                f"{call.name} takes a plain tensor {list(argument.shape)} beside annotated ones; "
-                "expected an annotated tensor"
-            )
+            return torch.empty(argument.shape, dtype=argument.dtype, device="meta")
         return argument
 
     named = {k: "meta" if k == "device" else v for k, v in call.named.items()}
@@ -205,7 +212,8 @@ def _elementwise(call: Call) -> tuple[Operator, Local]:
     shapes = [tuple(tensor.shape) for tensor in call.tensors]
     additive = packet in ADDITIVE and len(shapes) == 2
     rounds = call.named.get("dtype") or call.named.get("rounding_mode")
-    linear = () if rounds else LINEAR.get(packet, ())
+    over_a_number = packet in FIRST and not isinstance(call.arguments[0], AnnotatedTensor)
+    linear = () if rounds or over_a_number else LINEAR.get(packet, ())
     return elementwise(call.name, shapes, linear, additive), _as_it_is
 
 
@@ -226,17 +234,26 @@ def _matmul(call: Call) -> tuple[Operator, Local]:
 
 def _addmm(call: Call) -> tuple[Operator, Local]:
     """Where the product is a sum over ranks, one of them adds the bias."""
+    bias, one, other = call.arguments
+    shape = (one.shape[0], other.shape[1])
+    scales = [call.named.get(scale, 1) for scale in ("beta", "alpha")]
+    if scales != [1, 1] or tuple(bias.shape) != shape[1:]:
+        raise DeductionError(
+            f"{call.name} takes a bias {list(bias.shape)} with beta {scales[0]} and alpha "
+            f"{scales[1]}; expected a bias {list(shape[1:])}, and both 1"
+        )
     product = matmul(call.name, 2, 2)
+    operator = Operator(call.name, (("n",), *product.inputs), product.outputs)
 
     def local(call: Call, held: list[Holding]) -> Tensor:
         bias, one, other = call.arguments
-        over_subgroups = one.annotation.hdim == 1 or other.annotation.hdim == 0
+        over_subgroups = deduce(operator, call.operands, [shape])[0].hdim == PARTIAL
         subgroup, summand = held[0].summand or (0, 0)
         result = one.local @ other.local
         first = summand == 0 and (subgroup == 0 or not over_subgroups)
         return result + bias.local if first else result
 
-    return Operator(call.name, (("n",), *product.inputs), product.outputs), local
+    return operator, local
 
 
 def _dimensions(call: Call) -> list[int]:
@@ -259,7 +276,8 @@ def _mean(call: Call) -> tuple[Operator, Local]:
     count = math.prod(call.tensors[0].shape[d] for d in over)
 
     def local(call: Call, _held: list[Holding]) -> Tensor:
-        return _local(call.arguments[0]).sum(over, keep) / count
+        dtype = call.named.get("dtype")
+        return _local(call.arguments[0]).sum(over, keep, dtype=dtype) / count
 
     return reduction(call.name, call.tensors[0].ndim, over, keep), local
 
@@ -301,6 +319,11 @@ def _embedding(call: Call) -> tuple[Operator, Local]:
         table, tokens = call.tensors
         holding = own(table.annotation, tuple(table.shape))
         assert holding is not None and tokens.local is not None
+        if ((tokens.local < 0) | (tokens.local >= table.shape[0])).any():
+            raise IndexError(
+                f"{call.name} takes tokens {int(tokens.local.min())} to {int(tokens.local.max())}; "
+                f"expected 0 to {table.shape[0] - 1}"
+            )
         first, last = holding.box.ranges[0]
         elsewhere = (tokens.local < first) | (tokens.local >= last)
         found = aten.embedding(table.local, (tokens.local - first).masked_fill(elsewhere, 0))
@@ -354,6 +377,8 @@ def _attention_backward(call: Call) -> tuple[Operator, Local]:
 def _class_loss(call: Call) -> tuple[Operator, Local]:
     """Its second result, how many rows there are, is of use only to a mean."""
     _rows_summed(call, call.arguments[3])
+    if call.arguments[2] is not None:
+        raise DeductionError(f"{call.name} takes weights of classes; expected none")
     operator = loss(call.name)
     return Operator(call.name, operator.inputs, ((), ()), operator.whole), _as_it_is
 

@@ -177,3 +177,39 @@ def test_what_a_module_lacks_is_named(change: dict[str, dict], sentence: str) ->
     arguments = {"parameters": LAYOUTS["figure 9"].parameters, **change}
     with pytest.raises(AnnotationError, match=sentence):
         annotate(TwoLayers(), **arguments)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+
+
+def test_tied_parameters_are_one_sentence() -> None:
+    with pytest.raises(AnnotationError) as error:
+        annotate(Tied(), {"first.weight": union(COPIES, {})})
+    assert str(error.value) == (
+        "parameters first.weight and second.weight are tied; expected one name for each"
+    )
+
+
+def run_frozen(_rank: int) -> tuple[bool, bool, str]:
+    """Whether a frozen weight and its bias get gradients, and what keywords alone are told."""
+    module = nn.Sequential(nn.Linear(4, 4))
+    module[0].weight.requires_grad_(False)
+    lies = union(COPIES, {})
+    annotate(module, {"0.weight": lies, "0.bias": lies}, inputs={"0": lies})
+    x = annotated(torch.ones(2, 4), lies)
+    module(x).sum().backward()
+    with pytest.raises(AnnotationError) as error:
+        module[0](input=x)
+    return module[0].weight.grad is None, module[0].bias.grad is None, str(error.value)
+
+
+def test_a_frozen_parameter_gets_no_gradient_and_keywords_alone_are_refused(ranks: Ranks) -> None:
+    told = (
+        "submodule 0 has an annotated input and is called with keywords only; expected its first "
+        "argument by position"
+    )
+    assert ranks.run(run_frozen) == [(True, False, told)] * WORLD

@@ -166,6 +166,23 @@ def run_mistakes(_rank: int) -> list[str]:
         lambda: F.cross_entropy(x, labels),
         lambda: torch.linalg.inv(x),
     ]
+    copied = Annotation.of([([0, 1, 2, 3], {DUPLICATE: 4})])
+    square, row = annotated(torch.ones(12, 12), copied), annotated(torch.ones(12), copied)
+    summands = annotated(torch.ones(12, 12), Annotation.of([([0, 1, 2, 3], {1: 4})])).sum(1)
+    table = annotated(torch.ones(8, 6), Annotation.of([([0, 1, 2, 3], {0: 4})]))
+    mistakes += [
+        lambda: torch.addmm(row, square, square, beta=2),
+        lambda: torch.addmm(row, square, square, alpha=0.5),
+        lambda: torch.addmm(square, square, square),
+        lambda: torch.tensor(2.0) / summands,
+        lambda: F.embedding(annotated(torch.tensor([0, 8]), copied), table),
+        lambda: F.embedding(annotated(torch.tensor([-1, 7]), copied), table),
+        lambda: x @ torch.ones(12, 12),
+        lambda: F.cross_entropy(x, labels, row, reduction="sum"),
+        lambda: torch.ones(12, 12).copy_(x),
+        lambda: torch.tensor(1.0).copy_(summands.sum()),
+        lambda: annotated(torch.ones(0, 4), copied).reshape(2, 0),
+    ]
     far = Annotation.of([([0, WORLD], {0: 2})])
     mistakes += [
         lambda: communicate(torch.ones(12, 12), rows),
@@ -174,7 +191,7 @@ def run_mistakes(_rank: int) -> list[str]:
     ]
     sentences = []
     for mistake in mistakes:
-        with pytest.raises((DeductionError, AnnotationError)) as error:
+        with pytest.raises((DeductionError, AnnotationError, IndexError)) as error:
             mistake()
         sentences.append(str(error.value))
     return sentences
@@ -182,7 +199,7 @@ def run_mistakes(_rank: int) -> list[str]:
 
 def test_mistakes_are_one_sentence(ranks: Ranks) -> None:
     told = ranks.run(run_mistakes)[0]
-    unlike, plain, in_place, drawn, mean, unknown, unannotated, far, parted = told
+    unlike, plain, in_place, drawn, mean, unknown, *told, unannotated, far, parted = told
     assert unlike == (
         "add cannot take its operand 'other' [12, 12] as [0, 1] {1: 2}, [2, 3] {1: 2} with hdim 1 "
         "in shares [1, 1]: expected split along dimension 0 where its operand 'self' [12, 12] is "
@@ -193,6 +210,46 @@ def test_mistakes_are_one_sentence(ranks: Ranks) -> None:
     assert "is no operator that annotated tensors can take so" in drawn
     assert "expected reduction='sum', and a division by all rows" in mean
     assert "is no operator that annotated tensors can take so" in unknown
+    beta, alpha, two, divided, high, low, weight, classes, copied, number, empty = told
+    assert beta == (
+        "addmm takes a bias [12] with beta 2 and alpha 1; expected a bias [12], and both 1"
+    )
+    assert "with beta 1 and alpha 0.5" in alpha and "takes a bias [12, 12]" in two
+    assert "div cannot take its operand 'other' [12]" in divided and "not summands" in divided
+    assert high == "embedding takes tokens 0 to 8; expected 0 to 7"
+    assert low == "embedding takes tokens -1 to 7; expected 0 to 7"
+    assert "mm takes a plain tensor [12, 12] beside annotated ones" in weight
+    assert "takes weights of classes; expected none" in classes
+    assert "copy_ takes a plain tensor [12, 12]" in copied and "a plain tensor []" in number
+    assert "takes an empty tensor [0, 4]" in empty
     assert unannotated.startswith("a plain tensor [12, 12] cannot go to")
     assert far.startswith("rank 4 is in the annotation") and far.endswith("expected ranks 0 to 3")
     assert "expected no summands" in parted
+
+
+def run_bias_over_more_groups(rank: int) -> float | None:
+    x = annotated(torch.ones(1, 4), Annotation.of([([0, 1], {1: 2})]))
+    weight = annotated(torch.ones(4, 1), Annotation.of([([0, 1], {0: 2})]))
+    bias = annotated(torch.ones(1), Annotation.of([([0], {}), ([1], {})]))
+    result = torch.addmm(bias, x, weight)
+    assert isinstance(result, AnnotatedTensor) and result.annotation.hdim == PARTIAL
+    return None if result.local is None else result.local.item()
+
+
+def test_a_bias_over_more_groups_is_added_once(ranks: Ranks) -> None:
+    assert ranks.run(run_bias_over_more_groups) == [3, 2, None, None]  # 4 and the bias
+
+
+def run_mean_as(_rank: int) -> list[bool]:
+    x = annotated(torch.arange(12).reshape(4, 3), Annotation.of([([0, 1, 2, 3], {0: 4})]))
+    result = x.mean(1, dtype=torch.float64)
+    assert isinstance(result, AnnotatedTensor) and result.local is not None
+    thirds = annotated(torch.full((4, 1), 1 / 3), x.annotation).mean(1, dtype=torch.float64)
+    return [
+        result.local.dtype == result.dtype == torch.float64,
+        thirds.local.dtype == thirds.dtype == torch.float64,
+    ]
+
+
+def test_a_mean_is_of_the_type_asked_for(ranks: Ranks) -> None:
+    assert ranks.run(run_mean_as) == [[True, True]] * WORLD

@@ -12,7 +12,7 @@ import torch
 from hspmd_pairs import RANKS, elements, random_pair
 from hspmd_ranks import Counted, Ranks
 
-from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, holdings, summed_with
+from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, holdings
 from heteropp.hspmd.exchange import communicate
 from heteropp.hspmd.resolution import Communication, ResolutionError, resolve
 
@@ -178,18 +178,9 @@ def test_what_a_rank_holds_is_what_annotations_say() -> None:
         for holding in held:
             box = numbers[tuple(slice(a, b) for a, b in holding.box.ranges)]
             assert np.array_equal(box, expected[holding.rank][0])
-            others = [
-                rank
-                for rank, (box, summand) in expected.items()
-                if summand != expected[holding.rank][1]
-                and np.intersect1d(box, expected[holding.rank][0]).size
-                and (annotation.hdim == PARTIAL or _together(annotation, rank, holding.rank))
-            ]
-            assert sorted(summed_with(annotation, held, holding.rank)) == sorted(others)
-
-
-def _together(annotation: Annotation, one: int, other: int) -> bool:
-    return any(one in ranks and other in ranks for ranks in annotation.groups)
+            for other in held:
+                alike = expected[holding.rank][1] == expected[other.rank][1]
+                assert (holding.summand == other.summand) == alike
 
 
 def kinds(source: Annotation, target: Annotation, shape: tuple[int, ...] = (12, 12)) -> list[Any]:
