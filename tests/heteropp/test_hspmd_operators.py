@@ -180,7 +180,7 @@ def run_mistakes(_rank: int) -> list[str]:
         lambda: x @ torch.ones(12, 12),
         lambda: F.cross_entropy(x, labels, row, reduction="sum"),
         lambda: torch.ones(12, 12).copy_(x),
-        lambda: torch.tensor(1.0).copy_(summands.sum()),
+        lambda: torch.tensor(1.0).copy_(square.sum()),
         lambda: annotated(torch.ones(0, 4), copied).reshape(2, 0),
     ]
     far = Annotation.of([([0, WORLD], {0: 2})])
