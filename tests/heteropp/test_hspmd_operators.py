@@ -18,7 +18,7 @@ from heteropp.hspmd.tensor import AnnotatedTensor, annotated, communicate, gradi
 
 WORLD = 4
 GROUPS = ([[0, 1, 2, 3]], [[2, 0], [1, 3]], [[3], [0, 1]], [[1], [0, 2, 3]])
-TRIES = 80  # annotations by operator
+TRIES = 40  # annotations by operator
 TOKENS = torch.tensor([[0, 3, 5, 1], [7, 2, 2, 6], [4, 4, 0, 3], [1, 5, 7, 2]])
 CLASSES = torch.tensor([0, 3, 1, 5, 2, 2, 4, 0, 1, 3, 5, 4])
 
