@@ -6,7 +6,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -111,3 +111,18 @@ class Counted:
         from dicomm.distributed import bytes_sent
 
         return Counter(bytes_sent()) if dist.get_backend() == "dicomm" else None
+
+
+def train_plainly(
+    module: torch.nn.Module, learning_rate: float, batches: Iterable[tuple[torch.Tensor, ...]]
+) -> list[float]:
+    """On one device: the losses of a module that gives its own, a step a batch."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate)
+    losses = []
+    for batch in batches:
+        loss = module(*batch)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from hspmd_ranks import Ranks
+from hspmd_ranks import Ranks, train_plainly
 from torch import nn
 
 from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, AnnotationError
@@ -104,14 +104,7 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def one_device() -> tuple[list[float], dict[str, torch.Tensor]]:
     module = TwoLayers()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE)
-    losses = []
-    for step in range(STEPS):
-        loss = module(*batch(step))
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    losses = train_plainly(module, LEARNING_RATE, (batch(step) for step in range(STEPS)))
     return losses, {name: p.detach() for name, p in module.named_parameters()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hspmd_ranks import Ranks
+from hspmd_ranks import Ranks, train_plainly
 from torch import Tensor, nn
 
 from heteropp.hspmd.annotation import DUPLICATE, Annotation
@@ -100,14 +100,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 def one_device() -> tuple[list[float], dict[str, Tensor]]:
     module = LanguageModel()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
-    losses = []
-    for step in range(STEPS):
-        loss = module(*batch(step))
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    losses = train_plainly(module, 0.01, (batch(step) for step in range(STEPS)))
     return losses, {name: p.detach() for name, p in module.named_parameters()}
 
 

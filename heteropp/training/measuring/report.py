@@ -49,9 +49,8 @@ class Reporter:
         self.file = MetricsFile(output / "metrics.jsonl", completed)
         self.board: TensorBoard | None = None
         if tensorboard:
-            from heteropp.training.measuring import (
-                tensorboard as board,  # needs a package that not all have
-            )
+            # needs a package that not all have
+            from heteropp.training.measuring import tensorboard as board
 
             self.board = board.TensorBoard(output / "tensorboard", completed)
         self.console = Console(file=sys.stderr if quiet else sys.stdout, highlight=False)
