@@ -2,21 +2,27 @@
 
 Ranks are numbered over the nodes in one canonical order, larger memory first (Observation #4),
 then by chip name, region and switch, so that a plan does not depend on the order of the file.
+
+A rank is a place in one cluster; a member is a chip by its name, "a-0/1" for chip 1 of node "a-0",
+which it keeps in the cluster of those that are left when others go.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 from bisect import bisect_right
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
 from heteropp.chips import ChipFileError, ChipSpec, load_chip
 from heteropp.fabric import Fabric, FabricError, LinkEntry, Pipe
-from heteropp.files import FileError, read_toml
+from heteropp.files import FileError, read_toml, write_text
 from heteropp.presets import cluster_path
 
 LARGEST = 100_000  # chips
@@ -24,6 +30,8 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=63)]
+NodeName = Annotated[str, Field(min_length=1, max_length=127, pattern="^[^/]*$")]
+Index = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +40,10 @@ class _Nodes:
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     chip: str
+    name: NodeName | None = None  # absent: the chip's, and which of its nodes it is
     count: Count = 1
     chips: Count | None = None  # in use on each node; absent: all that the chip's nodes have
+    in_use: Annotated[tuple[Index, ...], Field(min_length=1)] | None = None  # or which they are
     region: Name | None = None
     switch: Name | None = None
     nics: Count | None = None
@@ -47,6 +57,7 @@ class _File:
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     name: str
     nodes: Annotated[tuple[_Nodes, ...], Field(min_length=1)]
+    switches: tuple[Name, ...] = ()  # that links join and no node hangs on
     links: tuple[LinkEntry, ...] = ()
 
 
@@ -76,6 +87,13 @@ class Node:
     ranks: range
     region: str = ""  # "" where the cluster file names none
     switch: str = ""
+    name: str = ""  # "" where it is as Cluster.node_names has it
+    in_use: tuple[int, ...] = ()  # which of its chips the ranks are; (): the first ones
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Which of the node's chips each rank is."""
+        return self.in_use or tuple(range(len(self.ranks)))
 
     @property
     def place(self) -> str:
@@ -146,6 +164,65 @@ class Cluster:
         in_ = Pipe(f"node {j} NIC {_nic(b, destination)} in", b.chip.links.nic_bytes_per_s)
         return Route(_nic_latency_s(a, b) + path.latency_s, (out, *path.pipes, in_))
 
+    @cached_property
+    def node_names(self) -> tuple[str, ...]:
+        """As the file gives them, or the chip's with the first number that is free: "a-0"."""
+        taken = {node.name for node in self.nodes}
+        numbers: dict[str, itertools.count[int]] = {}
+        result = []
+        for node in self.nodes:
+            name, kind = node.name, Path(node.chip_name).name.removesuffix(".toml")
+            free = (f"{kind}-{n}" for n in numbers.setdefault(kind, itertools.count()))
+            result.append(name or next(name for name in free if name not in taken))
+        return tuple(result)
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """The names of the chips, by rank."""
+        return tuple(
+            f"{name}/{slot}"
+            for name, node in zip(self.node_names, self.nodes, strict=True)
+            for slot in node.slots
+        )
+
+    def rank(self, member: str) -> int:
+        """Where a member is here. Raises ValueError."""
+        if member not in self._ranks_by_member:
+            raise ValueError(f"{member} is not in cluster {self.name}")
+        return self._ranks_by_member[member]
+
+    @cached_property
+    def _ranks_by_member(self) -> dict[str, int]:
+        return {member: rank for rank, member in enumerate(self.members)}
+
+    def kept(self, ranks: Iterable[int]) -> Cluster:
+        """The cluster of some of its chips, under their old names and in an order of its own.
+
+        A node keeps its NICs, and the links stay, whatever chips go. Rank r of the new cluster was
+        self.rank(new.members[r]). Raises ValueError when none is kept or one is not there.
+        """
+        kept = sorted(set(ranks))
+        if not kept:
+            raise ValueError(f"none of the {self.world_size} chips of {self.name} is kept")
+        nodes = []
+        for index, held in itertools.groupby(kept, self.node_index):
+            node, local = self.nodes[index], list(held)
+            slots = tuple(node.slots[rank - node.ranks.start] for rank in local)
+            nodes.append(
+                replace(
+                    node,
+                    ranks=range(len(slots)),
+                    name=self.node_names[index],
+                    in_use=_unless_first(slots),
+                )
+            )
+        fabric = Fabric.of(
+            [(node.region, node.switch) for node in nodes],
+            self.fabric.links,
+            [place for link in self.fabric.links for place in link.between],
+        )
+        return replace(self, nodes=in_order(nodes), fabric=fabric)
+
     def chip_names(self) -> list[str]:
         """The chip types in rank order, each once."""
         return list(self._ranks_by_chip)
@@ -174,52 +251,164 @@ def read_cluster(path: str | Path) -> Cluster:
     """Reads a cluster file, or a preset by name, and the chip files it names. Raises FileError."""
     path = cluster_path(path)
     file = read_toml(path, _File)
+    _check_names(path, file.nodes)
     entries = [
-        (entry, _chip(entry, path, f"{path}: nodes[{index}]"))
+        (entry, _node(entry, path, f"{path}: nodes[{index}]"))
         for index, entry in enumerate(file.nodes)
     ]
-    _check_alike(path, entries)
-    total = sum(entry.count * (entry.chips or chip.chips_per_node) for entry, chip in entries)
+    _check_alike(path, [node for _, node in entries])
+    total = sum(entry.count * len(node.ranks) for entry, node in entries)
     if total > LARGEST:
         raise FileError(f"{path}: nodes: {total} chips in all; expected at most {LARGEST}")
-    nodes: list[Node] = []
-    first = 0
-    for entry, chip in sorted(entries, key=_order):
-        size = entry.chips or chip.chips_per_node
-        for _ in range(entry.count):
-            ranks = range(first, first + size)
-            nodes.append(Node(entry.chip, chip, ranks, entry.region or "", entry.switch or ""))
-            first += size
+    places = [(node.region, node.switch) for _, node in entries]
     try:
-        fabric = Fabric.of([(e.region or "", e.switch or "") for e in file.nodes], file.links)
+        fabric = Fabric.of(places, file.links, file.switches)
     except FabricError as error:
         raise FileError(f"{path}: {error}") from None
-    return Cluster(file.name, tuple(nodes), fabric)
+    nodes = (node for entry, node in entries for _ in range(entry.count))
+    return Cluster(file.name, in_order(nodes), fabric)
 
 
-def _check_alike(path: Path, entries: list[tuple[_Nodes, ChipSpec]]) -> None:
+def write_cluster(cluster: Cluster, path: Path) -> None:
+    """Writes a file that read_cluster reads as an equal cluster, and its chip files beside it.
+
+    Atomically. Raises FileError, also where another file lies under a chip file's name.
+    """
+    paths = {node.chip_name: node.chip.path for node in cluster.nodes}
+    try:
+        chips = {name: load_chip(found) for name, found in paths.items()}
+    except ChipFileError as error:
+        raise FileError(str(error)) from None
+    for name, found in paths.items():
+        if name.endswith(".toml"):
+            _write_beside(path.parent / name, found.read_text(encoding="utf-8"))
+    entries = (_entry(node, chips[node.chip_name]) for node in cluster.nodes)
+    counted = ({**entry, "count": len(list(alike))} for entry, alike in itertools.groupby(entries))
+    text = _toml({"name": cluster.name, "switches": _bare(cluster)})
+    text += "".join("\n[[nodes]]\n" + _toml(entry) for entry in counted)
+    text += "".join("\n[[links]]\n" + _toml(asdict(link)) for link in cluster.fabric.links)
+    write_text(path, text)
+
+
+def _entry(node: Node, chip: ChipSpec) -> dict[str, Any]:
+    """A [[nodes]] entry, where `chip` is what the chip file says."""
+    links, own = chip.links, node.chip.links
+    return {
+        "chip": node.chip_name,
+        "name": node.name,
+        "chips": None if node.in_use else len(node.ranks),
+        "in_use": node.in_use,
+        "region": node.region,
+        "switch": node.switch,
+        "nics": _unlike(own.nics_per_node, links.nics_per_node),
+        "nic_bytes_per_s": _unlike(own.nic_bytes_per_s, links.nic_bytes_per_s),
+        "nic_latency_s": _unlike(own.nic_latency_s, links.nic_latency_s),
+        "efficiency": _unlike(node.chip.compute.efficiency, chip.compute.efficiency),
+    }
+
+
+def _unlike(value: float, given: float) -> float | None:
+    return None if value == given else value
+
+
+def _bare(cluster: Cluster) -> list[str]:
+    """The places that links join and no node names."""
+    named = {place for node in cluster.nodes for place in (node.region, node.switch)}
+    return sorted({place for link in cluster.fabric.links for place in link.between} - named)
+
+
+def _toml(table: dict[str, Any]) -> str:
+    """A line for each key, but for those that say nothing. JSON's values are TOML's, too."""
+    kept = {key: value for key, value in table.items() if value not in (None, "", (), [])}
+    return "".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in kept.items()
+    )
+
+
+def _write_beside(path: Path, text: str) -> None:
+    if not path.exists():
+        write_text(path, text)
+    elif path.read_text(encoding="utf-8") != text:
+        raise FileError(f"{path} is another chip than the cluster's; expected it, or no such file")
+
+
+def _check_alike(path: Path, nodes: list[Node]) -> None:
     """Planners take the chips of one type for equally fast."""
     first: dict[str, tuple[int, float]] = {}
-    for index, (entry, chip) in enumerate(entries):
-        at, efficiency = first.setdefault(entry.chip, (index, chip.compute.efficiency))
-        if efficiency != chip.compute.efficiency:
+    for index, node in enumerate(nodes):
+        own = node.chip.compute.efficiency
+        at, efficiency = first.setdefault(node.chip_name, (index, own))
+        if efficiency != own:
             raise FileError(
-                f"{path}: nodes[{index}].efficiency makes it {chip.compute.efficiency:g} for chip "
-                f"{entry.chip}, and nodes[{at}] has {efficiency:g}; expected one for the chip type"
+                f"{path}: nodes[{index}].efficiency makes it {own:g} for chip {node.chip_name}, "
+                f"and nodes[{at}] has {efficiency:g}; expected one for the chip type"
             )
 
 
-def _order(pair: tuple[_Nodes, ChipSpec]) -> tuple:
-    entry, chip = pair
-    links = chip.links
+def _check_names(path: Path, entries: Iterable[_Nodes]) -> None:
+    first: dict[str, int] = {}
+    for index, entry in enumerate(entries):
+        where = f"{path}: nodes[{index}]"
+        if entry.name is None:
+            continue
+        if entry.count > 1:
+            raise FileError(f"{where}.count is {entry.count}; expected 1 where `name` names one")
+        if first.setdefault(entry.name, index) != index:
+            raise FileError(
+                f"{where}.name {entry.name!r} is that of nodes[{first[entry.name]}], too"
+            )
+
+
+def in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """The nodes in canonical order, their ranks numbered over them."""
+    result, first = [], 0
+    for node in sorted(nodes, key=_order):
+        result.append(replace(node, ranks=range(first, first + len(node.ranks))))
+        first += len(node.ranks)
+    return tuple(result)
+
+
+def _order(node: Node) -> tuple:
+    links = node.chip.links
     return (
-        -chip.memory.capacity_bytes,
-        entry.chip,
-        entry.region or "",
-        entry.switch or "",
-        -(entry.chips or chip.chips_per_node),
+        -node.chip.memory.capacity_bytes,
+        node.chip_name,
+        node.region,
+        node.switch,
+        -len(node.ranks),
         (-links.nics_per_node, -links.nic_bytes_per_s, links.nic_latency_s),
+        (len(node.name), node.name),  # "a-2" before "a-10"
+        node.in_use,
     )
+
+
+def _node(entry: _Nodes, path: Path, where: str) -> Node:
+    """One of the entry's nodes, its ranks not yet numbered."""
+    chip = _chip(entry, path, where)
+    for key, most in (("chips", entry.chips or 1), ("in_use", max(entry.in_use or (0,)) + 1)):
+        if most > chip.chips_per_node:
+            given = json.dumps(getattr(entry, key))
+            raise FileError(
+                f"{where}.{key} is {given}; a node of chip {entry.chip} has {chip.chips_per_node}"
+            )
+    in_use = entry.in_use or tuple(range(entry.chips or chip.chips_per_node))
+    if entry.in_use and (entry.chips or in_use != tuple(sorted(set(in_use)))):
+        raise FileError(
+            f"{where}.in_use is {list(in_use)}; expected ascending numbers, and no `chips` beside"
+        )
+    return Node(
+        chip_name=entry.chip,
+        chip=chip,
+        ranks=range(len(in_use)),
+        region=entry.region or "",
+        switch=entry.switch or "",
+        name=entry.name or "",
+        in_use=_unless_first(in_use),
+    )
+
+
+def _unless_first(slots: tuple[int, ...]) -> tuple[int, ...]:
+    return slots if slots != tuple(range(len(slots))) else ()
 
 
 def _chip(entry: _Nodes, path: Path, where: str) -> ChipSpec:
@@ -229,10 +418,6 @@ def _chip(entry: _Nodes, path: Path, where: str) -> ChipSpec:
         chip = load_chip(beside if entry.chip.endswith(".toml") else entry.chip)
     except ChipFileError as error:
         raise FileError(f"{where}.chip: {error}") from None
-    if entry.chips is not None and entry.chips > chip.chips_per_node:
-        raise FileError(
-            f"{where}.chips is {entry.chips}; a node of chip {entry.chip} has {chip.chips_per_node}"
-        )
     links = chip.links
     chip = replace(
         chip,

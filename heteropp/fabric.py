@@ -60,12 +60,17 @@ class Fabric:
     free: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
-    def of(nodes: Iterable[tuple[str, str]], links: tuple[LinkEntry, ...]) -> Fabric:
-        """From every node's (region, switch), "" for none. Raises FabricError."""
+    def of(
+        nodes: Iterable[tuple[str, str]], links: tuple[LinkEntry, ...], bare: Iterable[str] = ()
+    ) -> Fabric:
+        """From every node's (region, switch), "" for none. Raises FabricError.
+
+        bare: places that links may join, though no node hangs on them.
+        """
         nodes = sorted(set(nodes))
         region_of = _regions_of_switches(nodes)
         regions = {region for region, _ in nodes}
-        _check_links(links, sorted(place for place in {*regions, *region_of} if place))
+        _check_links(links, sorted(place for place in {*regions, *region_of, *bare} if place))
         linked = {place for link in links for place in link.between}
         free = {switch: region for switch, region in region_of.items() if switch not in linked}
         fabric = Fabric(

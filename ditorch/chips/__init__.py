@@ -7,7 +7,7 @@ of each. This module needs no torch, but importing it imports `ditorch`, which o
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -92,7 +92,7 @@ class ChipSpec:
     memory: Memory
     links: Links
     numerics: Numerics
-    path: Path
+    path: Path = field(compare=False)  # the same file may lie in several places
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
     def peak_flops(self, dtype: torch.dtype | str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from heteropp.cluster import Cluster
+from heteropp.cluster import Cluster, in_order
 from heteropp.search.planner import SearchError
 
 CHANGE = re.compile(r"([+-]\d+) +(\S+)")
@@ -56,14 +56,10 @@ def changed(cluster: Cluster, changes: list[Change]) -> Cluster:
             )
         last = of_chip[-1]
         if change.nodes > 0:
-            nodes[last + 1 : last + 1] = [nodes[last]] * change.nodes
+            nodes[last + 1 : last + 1] = [replace(nodes[last], name="")] * change.nodes
         else:
             del nodes[last + 1 + change.nodes : last + 1]
     if not nodes:
         raise SearchError(f"cluster {cluster.name} would have no nodes left")
-    numbered, first = [], 0
-    for node in nodes:
-        numbered.append(replace(node, ranks=range(first, first + len(node.ranks))))
-        first += len(node.ranks)
     name = f"{cluster.name} {', '.join(map(str, changes))}"
-    return replace(cluster, name=name, nodes=tuple(numbered))
+    return replace(cluster, name=name, nodes=in_order(nodes))

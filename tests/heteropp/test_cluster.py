@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import pytest
 from clusters import write_cluster
 
-from heteropp.cluster import Link, read_cluster
+from heteropp.cluster import Cluster, Link, read_cluster
+from heteropp.cluster import write_cluster as write
 from heteropp.files import FileError
 from heteropp.model import read_model
 
@@ -222,3 +226,111 @@ def test_an_efficiency_measured_on_the_cluster_replaces_the_chip_files(tmp_path)
         path.write_text('name = "x"\n' + node.format(2, 0.25) + node.format(1, other))
         with pytest.raises(FileError, match=r"nodes\[1\]\.efficiency"):
             read_cluster(path)
+
+
+def test_chips_keep_their_names_when_others_go(tmp_path) -> None:
+    cluster = read_cluster(write_cluster(tmp_path / "c.toml", ("a-mini", 4), ("a-mini", 4)))
+    assert cluster.node_names == ("a-mini-0", "a-mini-1")
+    assert cluster.members[2:6] == ("a-mini-0/2", "a-mini-0/3", "a-mini-1/0", "a-mini-1/1")
+    left = cluster.kept(rank for rank in range(8) if rank != 1)
+    # the node that lost a chip comes after its equal now
+    assert left.node_names == ("a-mini-1", "a-mini-0")
+    assert [list(node.ranks) for node in left.nodes] == [[0, 1, 2, 3], [4, 5, 6]]
+    assert left.members[4:] == ("a-mini-0/0", "a-mini-0/2", "a-mini-0/3")
+    assert [cluster.rank(member) for member in left.members] == [4, 5, 6, 7, 0, 2, 3]
+    assert left.nodes[1].chip.links == cluster.nodes[0].chip.links
+    alone = left.kept([left.rank("a-mini-0/3")])
+    assert alone.members == ("a-mini-0/3",)
+    with pytest.raises(ValueError, match="a-mini-0/1 is not in cluster test"):
+        left.rank("a-mini-0/1")
+    with pytest.raises(ValueError, match="none of the 8 chips"):
+        cluster.kept([])
+
+
+def test_names_are_of_the_file_or_the_first_that_are_free(tmp_path) -> None:
+    path = tmp_path / "c.toml"
+    node = '[[nodes]]\nchip = "a-mini"\nchips = 1\n'
+    path.write_text(f'name = "x"\n{node}{node}{node}name = "a-mini-0"\n{node}name = "left"\n')
+    assert read_cluster(path).node_names == ("a-mini-1", "a-mini-2", "left", "a-mini-0")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_kept_is_written_and_read_back_equal(tmp_path, seed: int) -> None:
+    from ditorch.chips import load_chip
+
+    generator = random.Random(seed)
+    (tmp_path / "mine.toml").write_text(load_chip("b-mini").path.read_text())
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        REGIONS.replace('"b-mini"', '"mine.toml"')
+        + '[[nodes]]\nchip = "a-mini"\ncount = 2\nregion = "east"\n'
+    )
+    cluster = read_cluster(path)
+    while cluster.world_size > 1:
+        went = generator.sample(range(cluster.world_size), min(2, cluster.world_size - 1))
+        left = cluster.kept(set(range(cluster.world_size)) - set(went))
+        assert not {cluster.members[rank] for rank in went} & set(left.members)
+        again = read_cluster(written(left, tmp_path / f"{left.world_size}"))
+        assert again == left and again.members == left.members
+        for source in range(left.world_size):  # the links are those that there were
+            for destination in range(left.world_size):
+                old = [cluster.rank(left.members[rank]) for rank in (source, destination)]
+                assert left.link(source, destination).latency_s == cluster.link(*old).latency_s
+        cluster = left
+
+
+def written(cluster: Cluster, folder: Path) -> Path:
+    write(cluster, folder / "cluster.toml")
+    return folder / "cluster.toml"
+
+
+def test_what_nodes_have_of_their_own_is_written(tmp_path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        'name = "two \\"ü\\""\n'
+        '[[nodes]]\nchip = "a-mini"\ncount = 3\nchips = 2\nnics = 3\nefficiency = 0.25\n'
+        "nic_bytes_per_s = 3e7\nnic_latency_s = 0.0\n"
+    )
+    cluster = read_cluster(path)
+    folder = tmp_path / "again"
+    assert read_cluster(written(cluster, folder)) == cluster
+    text = (folder / "cluster.toml").read_text()
+    assert "count = 3" in text and text.count("[[nodes]]") == 1
+    assert cluster.kept([0, 1, 5]).nodes[1].slots == (1,)
+
+
+def test_another_chips_file_is_not_written_over(tmp_path) -> None:
+    from ditorch.chips import load_chip
+
+    (tmp_path / "mine.toml").write_text(load_chip("b-mini").path.read_text())
+    cluster = read_cluster(write_cluster(tmp_path / "c.toml", ("mine.toml", 1)))
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "mine.toml").write_text("")
+    with pytest.raises(FileError, match="is another chip"):
+        write(cluster, folder / "c.toml")
+
+
+NODE = 'name = "x"\n[[nodes]]\nchip = "a-mini"\n'
+BAD_NODES = {
+    "a name of two": (NODE + 'name = "one"\ncount = 2\n', "nodes[0].count is 2; expected 1"),
+    "one name twice": (
+        NODE + 'name = "one"\n[[nodes]]\nchip = "b-mini"\nname = "one"\n',
+        "nodes[1].name 'one' is that of nodes[0]",
+    ),
+    "a name with a slash": (NODE + 'name = "one/1"\n', "nodes[0].name"),
+    "chips that are not there": (NODE + "in_use = [0, 99]\n", "nodes[0].in_use is [0, 99]"),
+    "chips out of order": (NODE + "in_use = [1, 0]\n", "expected ascending numbers"),
+    "no chips": (NODE + "in_use = []\n", "nodes[0].in_use"),
+    "chips twice": (NODE + "in_use = [1]\nchips = 1\n", "no `chips` beside"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_NODES)
+def test_nodes_that_cannot_be_are_one_sentence(tmp_path, kind: str) -> None:
+    text, expected = BAD_NODES[kind]
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    with pytest.raises(FileError) as error:
+        read_cluster(path)
+    assert expected in str(error.value) and "\n" not in str(error.value)
