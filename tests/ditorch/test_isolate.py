@@ -61,6 +61,7 @@ def test_losses_that_agree_leave_nothing_to_isolate(tmp_path: Path) -> None:
     assert read_findings(tmp_path / "isolate-rank0.json") == findings
 
 
+@pytest.mark.long
 def test_a_second_fault_that_acts_later_is_found_as_well(tmp_path: Path) -> None:
     args = ["in-place+backward", str(EXAMPLE), *SMALL, "--steps", "4"]
     findings = isolate(PLANTED, args, chip="b", output=tmp_path, bar=1e-4)
@@ -112,6 +113,7 @@ def test_a_script_that_fails_on_the_chip_is_an_error_with_its_reason(tmp_path: P
         isolate(script, chip="b-mini", output=tmp_path, max_runs=2)
 
 
+@pytest.mark.long
 def test_a_killed_isolation_goes_on_and_its_runs_are_limited(tmp_path: Path) -> None:
     code = (
         "import sys\n"

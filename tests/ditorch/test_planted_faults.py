@@ -79,6 +79,12 @@ FAULTS = {
 }
 
 
+CASES = [
+    pytest.param(name, marks=() if name in ("backward", "in-place") else pytest.mark.long)
+    for name in FAULTS
+]
+
+
 def is_at(where: Where | None, file: Path, text: str) -> bool:
     lines = [n for n, line in enumerate(file.read_text().splitlines(), 1) if text in line]
     assert len(lines) == 1, f"{file} has {text!r} in lines {lines}"
@@ -90,7 +96,7 @@ def arguments(name: str) -> list[str]:
     return [name, str(EXAMPLE), *SMALL, *FAULTS[name].options]
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", CASES)
 def test_looking_at_operators_names_operator_layer_and_line(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
 
@@ -125,7 +131,7 @@ def test_looking_at_operators_names_operator_layer_and_line(name: str, tmp_path:
     assert is_guilty(departed.first_bad), departed.summary
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", CASES)
 def test_isolate_names_operator_and_layer_from_losses_alone(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
     findings = isolate(PLANTED, arguments(name), chip=CHIP, output=tmp_path, bar=BAR)

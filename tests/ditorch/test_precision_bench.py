@@ -19,6 +19,7 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_evidence() -> None:
     done = run_bench("--json", "--rounds", "1", "--operator-rounds", "0", "--chip", "b")
     assert done.returncode == 0, done.stderr

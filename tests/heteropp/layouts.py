@@ -134,6 +134,11 @@ def lay_out(name: str, schedule: Schedule, dtype: str) -> Plan | None:
     return scheduled(plan, schedule, MINISTAGES.get(schedule, 1))
 
 
+def turn(layout: str, schedule: Schedule) -> int:
+    """0 to 5: a sixth of all pairs each, in which every layout and every schedule has its turns."""
+    return (list(LAYOUTS).index(layout) + SCHEDULES.index(schedule)) % len(SCHEDULES)
+
+
 def scheduled(plan: Plan, schedule: Schedule, *ministages: int) -> Plan:
     """`ministages` of the stages, over and over."""
     pipelines = tuple(

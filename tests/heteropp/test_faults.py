@@ -230,6 +230,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path)
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.long
 def test_a_paused_rank_is_named_and_waited_for(launch: Launch) -> None:
     """Then the launcher is told to stop."""
     training = launch("--device", "cpu")

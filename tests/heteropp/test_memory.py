@@ -8,7 +8,7 @@ from pathlib import Path
 
 import layouts
 import pytest
-from layouts import LAYOUTS, MINISTAGES, SCHEDULES, plan_of, scheduled
+from layouts import LAYOUTS, MINISTAGES, SCHEDULES, plan_of, scheduled, turn
 from parity import RankError, Ranks
 from training_run import NEUTRAL_CHIP, tiny_model
 
@@ -56,6 +56,13 @@ EVERYDAY = (
     ("selective recompute", "gpipe"),
     ("ZeRO-2", "zb-v"),
 )
+ON_CI = (1, 4)  # turns
+
+
+def marks(layout: str, schedule: Schedule) -> tuple[pytest.MarkDecorator, ...]:
+    if (layout, schedule) in EVERYDAY:
+        return ()
+    return (pytest.mark.long if turn(layout, schedule) in ON_CI else pytest.mark.exhaustive,)
 
 
 def check(ranks: Ranks, plan: Plan) -> None:
@@ -67,7 +74,7 @@ def check(ranks: Ranks, plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("layout", "schedule"),
     [
-        pytest.param(layout, s, marks=() if (layout, s) in EVERYDAY else pytest.mark.long)
+        pytest.param(layout, s, marks=marks(layout, s))
         for layout in LAYOUTS
         for s in SCHEDULES
         if layouts.lay_out(layout, s, "float32")

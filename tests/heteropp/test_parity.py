@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from layouts import EXACT, LAYOUTS, SCHEDULES, lay_out, plan_of, scheduled
+from layouts import EXACT, LAYOUTS, SCHEDULES, lay_out, plan_of, scheduled, turn
 from parity import STEPS, TOLERANCE, Ranks, Trained
 from plain_llama import train_plainly
 from training_run import Training, checkpoint_parameters, tiny_model
 
 from heteropp.data.source import open_tokens
 from heteropp.plan import Schedule
-
-EVERYDAY = ("zb-v",)  # the schedule that has ministages, halves and turns
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +33,18 @@ def check(got: Trained, plain: Trained, tolerance: float) -> None:
         assert error <= tolerance, f"{name}: {error:.3g}"
 
 
+EVERYDAY, ON_CI = (0,), (2, 4)  # turns
+
+
+def marks(layout: str, schedule: Schedule) -> tuple[pytest.MarkDecorator, ...]:
+    number = turn(layout, schedule)
+    if number in EVERYDAY:
+        return ()
+    return (pytest.mark.long if number in ON_CI else pytest.mark.exhaustive,)
+
+
 CASES = [
-    pytest.param(s, layout, marks=() if s in EVERYDAY else pytest.mark.long)
+    pytest.param(s, layout, marks=marks(layout, s))
     for layout in LAYOUTS
     for s in SCHEDULES
     if lay_out(layout, s, "float64")
@@ -50,7 +58,13 @@ def test_every_schedule_on_every_layout(ranks: Ranks, schedule: Schedule, layout
     check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float64"])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, marks=() if turn(layout, "1f1b") % 3 == 1 else pytest.mark.long)
+        for layout in LAYOUTS
+    ],
+)
 def test_every_layout_in_float32(ranks: Ranks, layout: str) -> None:
     plan = lay_out(layout, "1f1b", "float32")
     assert plan is not None

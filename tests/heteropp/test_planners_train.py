@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from clusters import tiny_model, write_cluster
 from training_run import Training
 
@@ -26,6 +27,7 @@ def planned(name: str, folder: Path) -> Plan:
     return verdict.best.plan
 
 
+@pytest.mark.long
 def test_they_train(tmp_path: Path) -> None:
     found: dict[Plan, list[str]] = {}
     for name in PLANNERS:
