@@ -14,10 +14,13 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heteropp.boxes import Box
 from heteropp.hspmd.annotation import Summand
+
+PARTS = 32  # of what a rank sends on average: a slice that is divided is cut as fine
+LEAST_PART_BYTES = 4096
 
 Link = tuple[int, int]  # from rank, to rank
 BytesPerS = Callable[[int, int], float]  # of the link from one rank to another
@@ -71,27 +74,32 @@ def route(
     wanted: Sequence[Wanted],
     itemsizes: Sequence[int],
     bytes_per_s: BytesPerS = alike,
+    divide: bool = False,
 ) -> list[Round]:
     """The rounds, at most two, in which ranks get what they want. Raises RoutingError.
 
-    itemsizes: bytes of an element, by tensor. Slices with the fewest holders are routed first, and
-    of those the largest, since others can give way to them.
+    itemsizes: bytes of an element, by tensor; divide: large slices are cut, so that equal holders
+    share them. Slices with the fewest holders are routed first, and of those the largest, since
+    others can give way to them.
     """
     router = _Router(itemsizes, bytes_per_s)
     rows = _table(held, wanted)
+    if divide:
+        rows = _divided(rows, itemsizes)
     rows.sort(key=lambda row: (row.choices, -math.prod(row.box.shape) * itemsizes[row.tensor]))
-    first: list[Transfer] = []
-    second: list[Transfer] = []
+    first: list[_Draft] = []
+    second: list[_Draft] = []
     for row in rows:
         if len(row.holders) == 1 or len(row.receivers) == 1:
-            first += (router.transfer(row, row.box, receiver) for receiver in row.receivers)
+            first += (router.draft(row, row.box, receiver) for receiver in row.receivers)
             continue
-        for receiver, piece in _pieces(row.box, row.receivers):
-            first.append(router.transfer(row, piece, receiver))
+        for receiver, piece in zip(row.receivers, _cut(row.box, len(row.receivers)), strict=False):
+            first.append(router.draft(row, piece, receiver))
             summed = _Row(row.tensor, piece, [[receiver]], row.receivers)
             others = (other for other in row.receivers if other != receiver)
-            second += (router.transfer(summed, piece, other) for other in others)
-    return [tuple(transfers) for transfers in (first, second) if transfers]
+            second += (router.draft(summed, piece, other) for other in others)
+    router.relieve(first)
+    return [tuple(draft.transfer() for draft in drafts) for drafts in (first, second) if drafts]
 
 
 def volume_bytes(rounds: Iterable[Round]) -> dict[Link, int]:
@@ -118,26 +126,63 @@ class _Row:
         return min(len(ranks) for ranks in self.holders)
 
 
+@dataclass
+class _Draft:
+    """A transfer whose senders may still change: each summand's equals could send it as well."""
+
+    tensor: int
+    box: Box
+    receiver: int
+    size_bytes: int
+    equals: list[list[int]]
+    senders: list[int]
+
+    def transfer(self) -> Transfer:
+        return Transfer(self.tensor, self.box, tuple(self.senders), self.receiver, self.size_bytes)
+
+
 class _Router:
     def __init__(self, itemsizes: Sequence[int], bytes_per_s: BytesPerS) -> None:
         self.itemsizes, self.bytes_per_s = itemsizes, bytes_per_s
         self.sent_bytes: Counter[int] = Counter()  # by rank
 
-    def transfer(self, row: _Row, box: Box, receiver: int) -> Transfer:
+    def draft(self, row: _Row, box: Box, receiver: int) -> _Draft:
         size_bytes = math.prod(box.shape) * self.itemsizes[row.tensor]
-        senders = tuple(self._sender(ranks, receiver) for ranks in row.holders)
+        equals = [self._equals(ranks, receiver) for ranks in row.holders]
+        senders = [self._least_loaded(ranks) for ranks in equals]
         for sender in senders:
             if sender != receiver:
                 self.sent_bytes[sender] += size_bytes
-        return Transfer(row.tensor, box, senders, receiver, size_bytes)
+        return _Draft(row.tensor, box, receiver, size_bytes, equals, senders)
 
-    def _sender(self, holders: list[int], receiver: int) -> int:
+    def relieve(self, drafts: Iterable[_Draft]) -> None:
+        """Hands slices on to equals that send less, until none is better off for it.
+
+        What the busiest then send, only others as busy hold: but for the size of a slice, the
+        busiest could not send less.
+        """
+        open_ = [(d, i) for d in drafts for i, ranks in enumerate(d.equals) if len(ranks) > 1]
+        changed = True
+        while changed:
+            changed = False
+            for draft, i in open_:
+                sender, other = draft.senders[i], self._least_loaded(draft.equals[i])
+                if self.sent_bytes[other] + draft.size_bytes < self.sent_bytes[sender]:
+                    self.sent_bytes[sender] -= draft.size_bytes
+                    self.sent_bytes[other] += draft.size_bytes
+                    draft.senders[i] = other
+                    changed = True
+
+    def _equals(self, holders: list[int], receiver: int) -> list[int]:
+        """Those to send a slice: the receiver itself, else whoever has the fastest link to it."""
         if receiver in holders:
-            return receiver
-        return min(
-            holders,
-            key=lambda rank: (-self.bytes_per_s(rank, receiver), self.sent_bytes[rank], rank),
-        )
+            return [receiver]
+        speeds = [self.bytes_per_s(rank, receiver) for rank in holders]
+        fastest = max(speeds)
+        return [rank for rank, speed in zip(holders, speeds, strict=True) if speed == fastest]
+
+    def _least_loaded(self, ranks: list[int]) -> int:
+        return min(ranks, key=lambda rank: (self.sent_bytes[rank], rank))
 
 
 def _table(held: Sequence[Held], wanted: Sequence[Wanted]) -> list[_Row]:
@@ -157,7 +202,8 @@ def _table(held: Sequence[Held], wanted: Sequence[Wanted]) -> list[_Row]:
         for piece in _finest(box, edges[tensor]):
             found = [by for b, by in near if b.intersect(piece) == piece]
             by_summand = [
-                [rank for by in found for rank in by.get(summand, ())] for summand in summands
+                list(dict.fromkeys(rank for by in found for rank in by.get(summand, ())))
+                for summand in summands
             ]
             if not all(by_summand):
                 raise RoutingError(
@@ -165,7 +211,7 @@ def _table(held: Sequence[Held], wanted: Sequence[Wanted]) -> list[_Row]:
                     "which no rank holds"
                 )
             row = rows.setdefault((tensor, piece, summands), _Row(tensor, piece, by_summand, []))
-            row.receivers.extend(ranks)
+            row.receivers.extend(rank for rank in ranks if rank not in row.receivers)
     return list(rows.values())
 
 
@@ -182,16 +228,34 @@ def _finest(box: Box, edges: list[list[int]]) -> Iterable[Box]:
     return (Box(ranges) for ranges in itertools.product(*cuts))
 
 
-def _pieces(box: Box, receivers: Sequence[int]) -> Iterable[tuple[int, Box]]:
-    """A part of the box for each receiver, as equal as they can be along its longest dimension."""
+def _divided(rows: Iterable[_Row], itemsizes: Sequence[int]) -> list[_Row]:
+    """Cuts slices that several could send into parts far smaller than what each will send."""
+    rows = list(rows)
+    total_bytes = sum(
+        math.prod(row.box.shape) * itemsizes[row.tensor] * len(set(row.receivers) - set(holders))
+        for row in rows
+        for holders in row.holders
+    )
+    senders = {rank for row in rows for holders in row.holders for rank in holders}
+    part_bytes = max(LEAST_PART_BYTES, total_bytes / (PARTS * len(senders)))
+    result: list[_Row] = []
+    for row in rows:
+        size_bytes = math.prod(row.box.shape) * itemsizes[row.tensor]
+        parts = math.ceil(size_bytes / part_bytes) if row.choices > 1 else 1
+        result += (replace(row, box=box) for box in _cut(row.box, parts))
+    return result
+
+
+def _cut(box: Box, parts: int) -> Iterable[Box]:
+    """Parts of a box, as equal as they can be along its longest dimension; fewer if it is short."""
     if not box.ranges:
-        yield receivers[0], box
+        yield box
         return
     dimension = max(range(len(box.shape)), key=box.shape.__getitem__)
     first, size = box.ranges[dimension][0], box.shape[dimension]
-    for i, receiver in enumerate(receivers):
-        begin, end = (first + size * turn // len(receivers) for turn in (i, i + 1))
-        if begin < end:
-            ranges = list(box.ranges)
-            ranges[dimension] = begin, end
-            yield receiver, Box(tuple(ranges))
+    parts = min(parts, size)
+    for i in range(parts):
+        begin, end = (first + size * turn // parts for turn in (i, i + 1))
+        ranges = list(box.ranges)
+        ranges[dimension] = begin, end
+        yield Box(tuple(ranges))

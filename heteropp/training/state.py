@@ -52,6 +52,11 @@ class State:
             for piece in flat.pieces:
                 for what, whole in _shard(flat).items():
                     _of(flat, whole, piece).copy_(reader.read(what, piece.name, piece.box))
+        self.take(scalars)
+
+    def take(self, scalars: Scalars) -> None:
+        """What a step depends on besides tensors."""
+        for flat in self.update.flats:
             flat.optimizer.steps.fill_(scalars.updates)
         if self.update.scaler and scalars.loss_scale is not None:
             self.update.scaler.scale = scalars.loss_scale

@@ -36,6 +36,8 @@ from heteropp.files import FileError, write_text
 from heteropp.hugging_face.weights import load_weights
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan
+from heteropp.switching.buffers import Buffers, fill
+from heteropp.switching.change import Position
 from heteropp.timeline import Span
 from heteropp.training.evaluation import evaluate
 from heteropp.training.executor import Executor, StepResult
@@ -132,10 +134,10 @@ class Trainer:
             )
             for layers in self.place.layers
         ]
-        for module in self.modules:
+        for module in [] if run.resume else self.modules:  # what it goes on from fills them
             if run.weights is None:
                 module.initialise(run.seed)
-            elif not run.resume:  # a checkpoint fills the parameters otherwise
+            else:
                 load_weights(run.weights, module)
         self.executor = Executor(
             plan, self.place, self.groups, self.modules, run.hyperparameters, device.clock
@@ -217,6 +219,15 @@ class Trainer:
         check_resumable(checkpoint, self.manifest())
         self.state.restore(Reader(checkpoint), checkpoint.manifest.scalars)
         self.completed = checkpoint.manifest.step
+
+    def position(self) -> Position:
+        return Position(self.completed, self.state.scalars())
+
+    def take_over(self, position: Position, buffers: Buffers) -> None:
+        """Goes on from another plan's state, which was moved to buffers of this plan and rank."""
+        fill(self.executor.update, buffers)
+        self.state.take(position.scalars)
+        self.completed = position.step
 
 
 def train_rank(run: Run, json_summary: bool = False) -> int:

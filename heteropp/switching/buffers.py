@@ -1,0 +1,68 @@
+"""A rank's state in flat buffers: of the training that it leaves, and fresh for the one to come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from heteropp.hspmd.exchange import Piece
+from heteropp.plan import Plan
+from heteropp.switching.table import Quantity, Table, buffer_sizes, holdings
+from heteropp.training.step.update import Update
+from heteropp.training.step.zero import FlatParameters
+
+Buffers = dict[tuple[int, str], Tensor]  # by ministage and quantity
+
+
+def of_training(update: Update, through_host: bool = False) -> Buffers:
+    """The running training's own tensors, or copies of them in host memory.
+
+    What waits on the host anyway (Zorse's offload) is copied there with all else.
+    """
+    copies = through_host or update.bring is not None
+    return {
+        (k, name): tensor.to("cpu", copy=True) if copies else tensor
+        for k, flat in enumerate(update.each())
+        for name, tensor in _tensors(flat).items()
+    }
+
+
+def fresh(plan: Plan, rank: int, quantities: Sequence[Quantity], device: torch.device) -> Buffers:
+    sizes = buffer_sizes(plan, rank, quantities)
+    dtypes = {quantity.name: getattr(torch, quantity.dtype) for quantity in quantities}
+    return {
+        (k, name): torch.zeros(size, dtype=dtypes[name], device=device)
+        for (k, name), size in sizes.items()
+    }
+
+
+@torch.no_grad()
+def fill(update: Update, buffers: Buffers) -> None:
+    """Takes a training's state from buffers of the same plan and rank; they are free then."""
+    for k, flat in enumerate(update.each()):
+        for name, tensor in _tensors(flat).items():
+            tensor.copy_(buffers.pop((k, name)))
+
+
+def pieces(plan: Plan, rank: int, table: Table, buffers: Buffers) -> list[Piece]:
+    """A rank's slices as views of its buffers, numbered as in the table."""
+    return [
+        Piece(
+            table.tensors[h.name, h.quantity.name],
+            h.box,
+            buffers[h.ministage, h.quantity.name][h.first : h.last].view(h.box.shape),
+        )
+        for h in holdings(plan, rank, table.quantities)
+    ]
+
+
+def _tensors(flat: FlatParameters) -> dict[str, Tensor]:
+    """By quantity of the state."""
+    tensors = {
+        "parameter": flat.values,
+        "average": flat.optimizer.average,
+        "average_square": flat.optimizer.average_square,
+    }
+    return {**tensors, "value": flat.master} if flat.mixed else tensors

@@ -1,0 +1,93 @@
+"""Moves the state of a training from the members of one plan to those of another.
+
+Between the two plans' worlds stands one of all their members, in which the state moves: who leaves
+and who joins is there, and both are gone, or have begun, once it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from pydantic import TypeAdapter
+
+from heteropp.checkpoint.manifest import Scalars
+from heteropp.hspmd.exchange import exchange
+from heteropp.hspmd.routing import alike
+from heteropp.plan import Plan
+from heteropp.switching.buffers import Buffers, fresh, pieces
+from heteropp.switching.table import Table, table
+from heteropp.training.ranks.control import Control
+
+POSITION = "position"  # announced by the old plan's rank 0
+LinkSpeed = Callable[[str, str], float]  # bytes/s from one member to another
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a training stands, besides its tensors."""
+
+    step: int  # completed; with the seed it is also the position in the data
+    scalars: Scalars
+
+
+@dataclass(frozen=True)
+class Change:
+    """Two plans of one model, and who their ranks are."""
+
+    old: Plan
+    new: Plan
+    old_members: tuple[str, ...]  # names, by rank
+    new_members: tuple[str, ...]
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """By rank of the world between: those of the new plan, then the leavers."""
+        leavers = [name for name in self.old_members if name not in self.new_members]
+        return (*self.new_members, *leavers)
+
+    def table(self, bytes_per_s: LinkSpeed | None = None) -> Table:
+        members = self.members
+        places = {name: place for place, name in enumerate(members)}
+        speed = (lambda a, b: bytes_per_s(members[a], members[b])) if bytes_per_s else alike
+        return table(
+            self.old,
+            self.new,
+            [places[name] for name in self.old_members],
+            [places[name] for name in self.new_members],
+            speed,
+        )
+
+
+def move(
+    change: Change,
+    table: Table,
+    control: Control,
+    own: tuple[Position, Buffers] | None,
+    device: torch.device,
+) -> tuple[Position, Buffers | None]:
+    """In the world of all members: gives the position, and the buffers of a rank of the new plan.
+
+    own: what this member has under the old plan, if it was a rank of that; device: where the new
+    buffers are to be.
+    """
+    name = change.members[control.rank]
+    held, wanted, buffers = [], [], None
+    if own is not None:
+        position, old_buffers = own
+        old_rank = change.old_members.index(name)
+        held = pieces(change.old, old_rank, table, old_buffers)
+        if old_rank == 0:
+            control.announce(POSITION, _position.dump_json(position).decode())
+    if name in change.new_members:
+        rank = change.new_members.index(name)
+        buffers = fresh(change.new, rank, table.quantities, device)
+        wanted = pieces(change.new, rank, table, buffers)
+    exchange(table.rounds, control.rank, held, wanted)
+    position = _position.validate_json(control.hear(POSITION))
+    control.barrier("moved")  # nobody leaves while another still waits for it
+    return position, buffers
+
+
+_position = TypeAdapter(Position)

@@ -1,0 +1,170 @@
+"""What a plan's ranks hold of a model's state, and what moves when another plan follows.
+
+All parameters and all of the optimizer's state are routed in one table, so that loads are balanced
+over the whole switch (Hetu v2, section 6.2).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from heteropp.boxes import Box
+from heteropp.hspmd.routing import BytesPerS, Held, Link, Round, Wanted, alike, route, volume_bytes
+from heteropp.layout import Layout, Piece, layout
+from heteropp.model import Model
+from heteropp.parameters import global_name, model_parameters
+from heteropp.plan import Plan, ministage_layers
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something that is held of every element of a model, each rank's in a flat buffer."""
+
+    name: str
+    dtype: str
+    whole: bool  # of all parameters of a ministage; otherwise of the rank's shard of them
+
+    @property
+    def itemsize(self) -> int:
+        return {"float64": 8, "float32": 4}.get(self.dtype, 2)
+
+
+def state(model: Model) -> tuple[Quantity, ...]:
+    """What training goes on from. A model of 16 bits has a wide value of what it computes with."""
+    values = [Quantity("parameter", model.dtype, whole=True)]
+    if model.dtype != model.wide_dtype:
+        values.append(Quantity("value", model.wide_dtype, whole=False))
+    averages = (
+        Quantity(name, model.wide_dtype, whole=False) for name in ("average", "average_square")
+    )
+    return (*values, *averages)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A slice that a rank holds, elements [first, last) of a buffer."""
+
+    ministage: int
+    quantity: Quantity
+    name: str  # of the parameter, global
+    box: Box
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """Who sends what to whom, by ranks of the world that both plans' ranks are members of."""
+
+    quantities: tuple[Quantity, ...]
+    tensors: Mapping[tuple[str, str], int]  # by parameter and quantity, the transfers' number
+    rounds: Sequence[Round]
+
+    @cached_property
+    def volume_bytes(self) -> dict[Link, int]:
+        """What passes each link."""
+        return volume_bytes(self.rounds)
+
+    @property
+    def sent_bytes(self) -> Counter[int]:
+        """By rank, as far as it sends."""
+        sent: Counter[int] = Counter()
+        for (sender, _), size_bytes in self.volume_bytes.items():
+            sent[sender] += size_bytes
+        return sent
+
+    @property
+    def stayed_bytes(self) -> int:
+        """What ranks had already."""
+        return sum(
+            transfer.size_bytes
+            for round_ in self.rounds
+            for transfer in round_
+            if transfer.senders == (transfer.receiver,)
+        )
+
+
+def table(
+    old: Plan,
+    new: Plan,
+    old_ranks: Sequence[int],
+    new_ranks: Sequence[int],
+    bytes_per_s: BytesPerS = alike,
+    quantities: Sequence[Quantity] | None = None,
+) -> Table:
+    """What moves, of the whole state if not told otherwise, from one plan's ranks to the other's.
+
+    old_ranks and new_ranks: by rank of the plan, its number in the world that moves it.
+    """
+    if not _alike(old.model, new.model):
+        raise ValueError(f"plans of unlike models, {old.model.name} and {new.model.name}")
+    quantities = tuple(quantities or state(old.model))
+    names = dict.fromkeys(global_name(old.model, p.name) for p in model_parameters(old.model))
+    pairs = [(name, quantity) for name in names for quantity in quantities]
+    tensors = {(name, quantity.name): i for i, (name, quantity) in enumerate(pairs)}
+    held = [
+        Held(tensors[h.name, h.quantity.name], place, h.box)
+        for rank, place in enumerate(old_ranks)
+        for h in holdings(old, rank, quantities)
+    ]
+    wanted = [
+        Wanted(tensors[h.name, h.quantity.name], place, h.box)
+        for rank, place in enumerate(new_ranks)
+        for h in holdings(new, rank, quantities)
+    ]
+    itemsizes = [quantity.itemsize for _, quantity in pairs]
+    return Table(quantities, tensors, route(held, wanted, itemsizes, bytes_per_s, divide=True))
+
+
+def holdings(plan: Plan, rank: int, quantities: Sequence[Quantity]) -> Iterator[Holding]:
+    """What a rank holds between two steps; a parameter may stand in two of its ministages."""
+    for k, (whole, shard) in enumerate(layouts(plan, rank)):
+        entries = [Piece(e.global_name, e.box, e.first, e.last) for e in whole.entries]
+        pieces, start = whole.pieces(shard), whole.shard(shard).start
+        for quantity in quantities:
+            offset = 0 if quantity.whole else start
+            for piece in entries if quantity.whole else pieces:
+                first, last = piece.first - offset, piece.last - offset
+                yield Holding(k, quantity, piece.name, piece.box, first, last)
+
+
+def layouts(plan: Plan, rank: int) -> list[tuple[Layout, int]]:
+    """By ministage, how a rank's flat buffers are laid out, and which shard the rank keeps."""
+    p, s, replica, tp_index = plan.place(rank)
+    stage = plan.pipelines[p].stages[s]
+    shards = stage.dp if plan.zero_stage else 1
+    return [
+        (layout(plan.model, layers, stage.tp, tp_index, shards), replica % shards)
+        for layers in ministage_layers(plan.pipelines[p], plan.schedule)[s]
+    ]
+
+
+def buffer_sizes(
+    plan: Plan, rank: int, quantities: Sequence[Quantity]
+) -> dict[tuple[int, str], int]:
+    """By ministage and quantity, elements of a rank's buffer."""
+    return {
+        (k, quantity.name): whole.size if quantity.whole else whole.size // whole.shards
+        for k, (whole, _) in enumerate(layouts(plan, rank))
+        for quantity in quantities
+    }
+
+
+def state_bytes(plan: Plan, rank: int) -> int:
+    """All that a rank holds of the state."""
+    quantities = state(plan.model)
+    itemsizes = {quantity.name: quantity.itemsize for quantity in quantities}
+    sizes = buffer_sizes(plan, rank, quantities)
+    return sum(size * itemsizes[name] for (_, name), size in sizes.items())
+
+
+def _alike(one: Model, other: Model) -> bool:
+    """Whether both have the same parameters; their sequences may be of unlike lengths."""
+
+    def shapes(model: Model) -> list[tuple[str, tuple[int, ...]]]:
+        return [(global_name(model, p.name), p.shape) for p in model_parameters(model)]
+
+    return one.dtype == other.dtype and shapes(one) == shapes(other)
