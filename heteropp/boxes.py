@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -28,6 +29,28 @@ class Box:
             slice(first - start, last - start)
             for (first, last), (start, _) in zip(self.ranges, outer.ranges, strict=True)
         )
+
+    def without(self, other: Box) -> list[Box]:
+        """The rest that `other` leaves of this box, as boxes that do not overlap."""
+        if (common := self.intersect(other)) is None:
+            return [self]
+        rest, ranges = [], list(self.ranges)
+        for d, ((first, last), (begin, end)) in enumerate(
+            zip(self.ranges, common.ranges, strict=True)
+        ):
+            for beside in ((first, begin), (end, last)):
+                if beside[0] < beside[1]:
+                    rest.append(Box((*ranges[:d], beside, *ranges[d + 1 :])))
+            ranges[d] = (begin, end)
+        return rest
+
+
+def uncovered(boxes: Iterable[Box], covers: Iterable[Box]) -> list[Box]:
+    """What `covers` leave of some boxes; it does not overlap where those do not."""
+    rest = list(boxes)
+    for cover in covers:
+        rest = [piece for box in rest for piece in box.without(cover)]
+    return rest
 
 
 def split(box: Box, dimension: int, parts: int, index: int) -> Box:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +15,7 @@ from heteropp.checkpoint.manifest import Checkpoint, CheckpointError, File, Slic
 # what is held of every parameter: its value, as exact as the optimizer's own, and AdamW's running
 # averages of the gradient and of its square
 Quantity = Literal["value", "average", "average_square"]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 
 def key(quantity: Quantity, piece: Slice) -> str:

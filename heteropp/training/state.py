@@ -1,19 +1,38 @@
-"""What a rank adds to a checkpoint, and takes from one."""
+"""What a rank adds to a checkpoint or a copy of the state, and takes from one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from heteropp.boxes import Box
 from heteropp.checkpoint.manifest import Scalars, Slice
-from heteropp.checkpoint.reader import Quantity, Reader
-from heteropp.checkpoint.writer import Tensors
+from heteropp.checkpoint.reader import Quantity
+from heteropp.checkpoint.writer import Tensors, block_of
 from heteropp.layout import Piece
+from heteropp.recovery.manifest import Shard
 from heteropp.training.step.guard import Guard
 from heteropp.training.step.update import Update
 from heteropp.training.step.zero import FlatParameters
+
+
+class Held(NamedTuple):
+    """A slice of a parameter that a rank holds."""
+
+    shard: Shard  # of its block, that the rank holds
+    slice: Slice
+    tensors: Tensors
+    spoken_for: bool  # by this rank, of all that hold it
+
+
+class Source(Protocol):
+    """Where a state is taken from."""
+
+    def read(self, quantity: Quantity, name: str, box: Box) -> Tensor:
+        """A box of a parameter, on the host."""
 
 
 class State:
@@ -22,14 +41,32 @@ class State:
 
     def slices(self) -> Iterator[tuple[Slice, Tensors]]:
         """What this rank speaks for; over all ranks, each element of the model once."""
+        return ((held.slice, held.tensors) for held in self.held() if held.spoken_for)
+
+    def held(self) -> Iterator[Held]:
+        """All that this rank holds with its optimizer's state, copies of other ranks' included."""
         for flat, sums in zip(self.update.each(), self.update.sums, strict=True):
             entries = {entry.global_name: entry for entry in flat.entries}
+            tp, shards = flat.module.group, flat.layout.shards
+            shard = Shard(tp.index, tp.size, flat.replica % shards, shards)
             for piece in flat.pieces:
-                if flat.answers(entries[piece.name]) and sums.speaks_for(piece.name):
-                    tensors = {
-                        what: _of(flat, whole, piece) for what, whole in _shard(flat).items()
-                    }
-                    yield Slice(piece.name, piece.box), tensors
+                tensors = {what: _of(flat, whole, piece) for what, whole in _shard(flat).items()}
+                spoken_for = flat.answers(entries[piece.name]) and sums.speaks_for(piece.name)
+                yield Held(shard, Slice(piece.name, piece.box), tensors, spoken_for)
+
+    def wanted(self) -> set[tuple[Quantity, Slice]]:
+        """What `restore` reads."""
+        found: set[tuple[Quantity, Slice]] = set()
+        for flat in self.update.flats:
+            found |= {("value", Slice(entry.global_name, entry.box)) for entry in flat.entries}
+            for piece in flat.pieces:  # whose values are among those
+                kept = _shard(flat).keys() - {"value"}
+                found |= {(what, Slice(piece.name, piece.box)) for what in kept}
+        return found
+
+    def blocks(self) -> set[str]:
+        """The parts of the model that this rank holds some of."""
+        return {block_of(piece.name) for flat in self.update.flats for piece in flat.pieces}
 
     def scalars(self) -> Scalars:
         guard, scaler = self.guard, self.update.scaler
@@ -43,15 +80,15 @@ class State:
         )
 
     @torch.no_grad()
-    def restore(self, reader: Reader, scalars: Scalars) -> None:
+    def restore(self, source: Source, scalars: Scalars) -> None:
         """Fills this rank's parameters and optimizer, however they were cut. CheckpointError."""
         for flat in self.update.each():
             for entry in flat.entries:
-                value = reader.read("value", entry.global_name, entry.box)
+                value = source.read("value", entry.global_name, entry.box)
                 flat.values[entry.first : entry.last].copy_(value.reshape(-1))
             for piece in flat.pieces:
                 for what, whole in _shard(flat).items():
-                    _of(flat, whole, piece).copy_(reader.read(what, piece.name, piece.box))
+                    _of(flat, whole, piece).copy_(source.read(what, piece.name, piece.box))
         self.take(scalars)
 
     def take(self, scalars: Scalars) -> None:

@@ -1,0 +1,53 @@
+"""The layer bitmap: which node holds which shard of a layer, in which tier, of which step.
+
+Made from the manifests that are really there (AutoHet, section IV-C).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from heteropp.recovery.assignment import NEARNESS
+from heteropp.recovery.manifest import Shard, Step
+from heteropp.recovery.sources import Kept
+
+Place = tuple[str, str]  # tier, and node; the remote store's is ""
+
+
+def bitmap(kept: Sequence[Kept]) -> dict[str, dict[Step, dict[Place, set[Shard]]]]:
+    """By block, step and place, the shards that it holds."""
+    found: dict[str, dict[Step, dict[Place, set[Shard]]]] = {}
+    for one in sorted(kept, key=lambda one: (NEARNESS[one.tier], one.node, one.manifest.rank)):
+        for file in one.manifest.files:
+            steps = found.setdefault(file.block, {})
+            places = steps.setdefault(one.manifest.step, defaultdict(set))
+            places[one.tier, one.node].add(file.shard)
+    return found
+
+
+def lines(kept: Sequence[Kept]) -> list[str]:
+    """One a layer, "layers.3  step 12: memory a-0 (0/2 1/2), disk a-0 (0/2); step 10: remote"."""
+    found = bitmap(kept)
+    width = max(map(len, found), default=0)
+    return [f"{block:<{width}}  {_steps(found[block])}" for block in sorted(found, key=_order)]
+
+
+def _steps(steps: dict[Step, dict[Place, set[Shard]]]) -> str:
+    return "; ".join(
+        f"step {step.step}: {', '.join(_place(*item) for item in steps[step].items())}"
+        for step in sorted(steps, reverse=True)
+    )
+
+
+def _place(place: Place, shards: set[Shard]) -> str:
+    name = " ".join(filter(None, place))
+    if shards == {Shard()}:
+        return name  # the whole layer
+    return f"{name} ({' '.join(map(str, sorted(shards)))})"
+
+
+def _order(block: str) -> tuple[int, int]:
+    """As the model runs through them."""
+    first, _, number = block.partition(".")
+    return ("embedding", "layers", "norm", "head").index(first), int(number or 0)

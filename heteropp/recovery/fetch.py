@@ -1,0 +1,132 @@
+"""Reads the copies that are this rank's to read, checks them, and shares them with other ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from heteropp.boxes import Box
+from heteropp.checkpoint.manifest import CheckpointError
+from heteropp.checkpoint.reader import Quantity
+from heteropp.hspmd.exchange import Piece, exchange
+from heteropp.hspmd.routing import Transfer
+from heteropp.recovery.assignment import Assignment, Want
+from heteropp.recovery.manifest import Part, Step, TierKind, checksum
+from heteropp.recovery.sources import Copy, Key
+from heteropp.recovery.tiers import Tier, Tiers
+
+
+class Damaged(Exception):
+    """A copy is not there, or not as it was written; the message is the end of a sentence."""
+
+
+class Readings:
+    """What this rank has read so far; a copy is read once, however often plans change."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        self.tiers: dict[TierKind, Tier] = {tier.kind: tier for tier in tiers.each()}
+        self.values: dict[Copy, Tensor] = {}
+
+    def read(self, copies: Iterable[Copy]) -> dict[Copy, str]:
+        """Reads tiers side by side; gives why copies are of no use, if some are not."""
+        waiting: dict[tuple[TierKind, Step], list[Copy]] = defaultdict(list)
+        for copy in copies:
+            if copy not in self.values:
+                waiting[copy.tier, copy.step].append(copy)
+        damage: dict[Copy, str] = {}
+        with ThreadPoolExecutor(max(1, len(waiting)), "recovery") as pool:
+            for found in pool.map(lambda item: self._read(*item), waiting.items()):
+                for copy, values in found.items():
+                    if isinstance(values, Damaged):
+                        damage[copy] = str(values)
+                    else:
+                        self.values[copy] = values
+        return damage
+
+    def _read(
+        self, place: tuple[TierKind, Step], copies: list[Copy]
+    ) -> dict[Copy, Tensor | Damaged]:
+        kind, step = place
+        ranges = [(copy.file, copy.part.begin, copy.part.end) for copy in copies]
+        try:
+            contents = self.tiers[kind].read(step, ranges)
+        except Exception as error:  # of whatever store
+            contents = [error] * len(copies)
+        pairs = zip(copies, contents, strict=True)
+        return {copy: _checked(copy.part, content) for copy, content in pairs}
+
+
+def _checked(part: Part, content: bytes | Exception) -> Tensor | Damaged:
+    if isinstance(content, OSError) and content.strerror:
+        return Damaged(f"cannot be read: {content.strerror}")
+    if isinstance(content, Exception):
+        return Damaged(f"cannot be read: {' '.join(str(content).split())}")
+    if len(content) != part.end - part.begin:
+        return Damaged(f"is damaged: {len(content)} bytes instead of {part.end - part.begin}")
+    if checksum(content) != part.crc32:
+        return Damaged("is damaged: its checksum is not the manifest's")
+    flat = torch.frombuffer(bytearray(content), dtype=getattr(torch, part.dtype))
+    return flat.view(part.box.shape)
+
+
+class Fetched:
+    """A rank's share of the state, in host memory."""
+
+    def __init__(self, wants: Collection[Want], dtypes: dict[Key, torch.dtype]) -> None:
+        self.values: dict[Key, list[tuple[Box, Tensor]]] = defaultdict(list)
+        for quantity, piece in sorted(wants, key=lambda want: (want[0], want[1].name, want[1].box)):
+            key = (quantity, piece.name)
+            self.values[key].append((piece.box, torch.empty(piece.box.shape, dtype=dtypes[key])))
+
+    def read(self, quantity: Quantity, name: str, box: Box) -> Tensor:
+        """A box of a parameter. Raises CheckpointError for one that was not wanted."""
+        for whole, values in self.values[quantity, name]:
+            if whole.intersect(box) == box:
+                return values[box.within(whole)]
+        raise CheckpointError(f"{list(box.ranges)} of {name} was not recovered")
+
+
+def share(
+    assignment: Assignment, rank: int, readings: Readings, wants: Collection[Want]
+) -> Fetched:
+    """Passes on what was read, block by block, until every rank has what it wants.
+
+    Every rank calls it.
+    """
+    keys = {key: tensor for tensor, key in enumerate(assignment.keys)}
+    dtypes = {copy.key: getattr(torch, copy.part.dtype) for copy in assignment.readers}
+    fetched = Fetched(wants, dtypes)
+    held: dict[int, list[Piece]] = defaultdict(list)  # by tensor
+    for copy, reader in assignment.readers.items():
+        if reader == rank:
+            tensor = keys[copy.key]
+            held[tensor].append(Piece(tensor, copy.part.box, readings.values[copy]))
+    for block in dict.fromkeys([*assignment.across, *assignment.within]):
+        across = assignment.across.get(block, [])
+        within = assignment.within.get(block, [])
+        tensors = {t.tensor for t in (*across, *within)}
+        pieces = [piece for tensor in tensors for piece in held[tensor]]
+        entering = _entering(across, rank, assignment, dtypes)
+        exchange([tuple(across)], rank, pieces, entering)
+        wanted = [
+            Piece(tensor, box, values)
+            for tensor in tensors
+            for box, values in fetched.values.get(assignment.keys[tensor], [])
+        ]
+        exchange([tuple(within)], rank, pieces + entering, wanted)
+    return fetched
+
+
+def _entering(
+    across: Iterable[Transfer], rank: int, assignment: Assignment, dtypes: dict[Key, torch.dtype]
+) -> list[Piece]:
+    """Room for what comes to this rank from other nodes."""
+    return [
+        Piece(t.tensor, t.box, torch.empty(t.box.shape, dtype=dtypes[assignment.keys[t.tensor]]))
+        for t in across
+        if t.receiver == rank
+    ]

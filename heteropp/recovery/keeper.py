@@ -1,0 +1,211 @@
+"""Keeps copies of the state while the training goes on: from one in host memory, in threads.
+
+Each tier has a thread of its own, so that a slow store does not hold up the nearer ones. A copy
+that cannot be written is said in a sentence, and the training goes on: an older one is there.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from safetensors.torch import save
+
+from heteropp.checkpoint.manifest import Manifest, Slice
+from heteropp.checkpoint.reader import Quantity, key
+from heteropp.checkpoint.writer import block_of
+from heteropp.recovery.manifest import File, Part, RankManifest, Shard, Step, TierKind, checksum
+from heteropp.recovery.tiers import Tier, Tiers
+from heteropp.training.ranks.control import Control
+from heteropp.training.state import Held, State
+
+KEPT_STEPS = 2  # complete ones, in each tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cadence:
+    """Every how many steps a tier gets a copy; 0: never."""
+
+    memory: int = 1
+    disk: int = 0
+    remote: int = 0
+
+    def is_due(self, kind: TierKind, step: int) -> bool:
+        every = {"memory": self.memory, "disk": self.disk, "remote": self.remote}[kind]
+        return bool(every) and step % every == 0
+
+
+class Keeper:
+    """One rank's; every rank of a generation has one."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        cadence: Cadence,
+        generation: int,
+        nodes: Sequence[str],
+        state: State,
+        control: Control,
+        warn: Callable[[str], None],
+    ) -> None:
+        """generation: a number that no other one of the job has; nodes: their names, by rank.
+
+        `control`: a connection for the threads alone, who also call `warn`.
+        """
+        self.tiers = [tier for tier in tiers.each() if getattr(cadence, tier.kind)]
+        self.job, self.cadence, self.generation = tiers.job, cadence, generation
+        self.state, self.control, self.warn = state, control, warn
+        self.leads_node = nodes.index(nodes[control.rank]) == control.rank
+        self.kept: dict[TierKind, list[int]] = {tier.kind: [] for tier in self.tiers}
+        self.failing: set[TierKind] = set()
+        self.threads: dict[TierKind, threading.Thread] = {}
+        for tier in self.tiers:
+            self._publish(tier)
+        self.holders = self._holders(nodes)
+
+    def keep(self, manifest: Manifest) -> None:
+        """Copies what tiers shall have of this step and leaves the rest to the threads.
+
+        Every rank calls it after each step. Waits for a tier that is still busy with an older one.
+        """
+        due = [tier for tier in self.tiers if self.cadence.is_due(tier.kind, manifest.step)]
+        if not due:
+            return
+        for tier in due:
+            self._wait(tier.kind)
+        held = [_copy(one) for one in self.state.held()]
+        for tier in due:
+            content = [one for one in held if one.spoken_for or tier.kind != "remote"]
+            thread = threading.Thread(
+                target=self._keep,
+                args=(tier, manifest, content),
+                name=f"keep-{tier.kind}",
+                daemon=True,
+            )
+            self.threads[tier.kind] = thread
+            thread.start()
+
+    def finish(self) -> None:
+        """Waits until all that was asked for is kept, or has failed."""
+        for tier in self.tiers:
+            self._wait(tier.kind)
+
+    def _wait(self, kind: TierKind) -> None:
+        if thread := self.threads.pop(kind, None):
+            thread.join()
+
+    def _keep(self, tier: Tier, manifest: Manifest, held: list[Held]) -> None:
+        step = Step(manifest.step, self.generation)
+        try:
+            files = tuple(self._write(tier, step, *one) for one in _by_file(held))
+            tier.write_manifest(
+                RankManifest(
+                    job=self.job,
+                    generation=self.generation,
+                    rank=self.control.rank,
+                    run=manifest,
+                    holders=self.holders,
+                    files=files,
+                )
+            )
+            self.kept[tier.kind].append(manifest.step)
+            self.failing.discard(tier.kind)
+        except Exception as error:  # of whatever store; nobody waits for the thread
+            self._say(tier, step, error)
+            _quietly(tier.remove_rank, step, self.control.rank)
+        _quietly(self._retire, tier)
+
+    def _write(self, tier: Tier, step: Step, block: str, shard: Shard, held: list[Held]) -> File:
+        """A block's file; safetensors says where in it each tensor came to stand."""
+        name = f"{block}.{shard.suffix}.rank-{self.control.rank:05d}.safetensors"
+        tensors = {
+            key(what, one.slice): (what, one.slice, tensor)
+            for one in held
+            for what, tensor in one.tensors.items()
+        }
+        content = save({name: tensor for name, (_, _, tensor) in tensors.items()})
+        parts = []
+        for found, begin, end in _places(content):
+            what, piece, tensor = tensors[found]
+            parts.append(_part(what, piece, str(tensor.dtype), content, begin, end))
+        tier.write(step, name, content)
+        return File(name, block, shard, len(content), tuple(parts))
+
+    def _say(self, tier: Tier, step: Step, error: Exception) -> None:
+        if tier.kind in self.failing:
+            return  # it was said
+        self.failing.add(tier.kind)
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        self.warn(
+            f"step {step.step} is not kept in {tier.url} ({tier.kind}): "
+            f"{' '.join(why.split()) or type(error).__name__}; training goes on"
+        )
+
+    # ------------------------------------------------------------ what may go
+
+    def _retire(self, tier: Tier) -> None:
+        """Removes what is older than the newest two steps, and than the newest two of all ranks.
+
+        What other generations left goes once all ranks have a step of this one.
+        """
+        self._publish(tier)
+        by_rank = [set(json.loads(text)) for text in self.control.collect(f"kept/{tier.kind}")]
+        complete = sorted(set.intersection(*by_rank))
+        kept = self.kept[tier.kind]
+        for step in [s for s in kept if s not in kept[-KEPT_STEPS:] + complete[-KEPT_STEPS:]]:
+            tier.remove_rank(Step(step, self.generation), self.control.rank)
+            kept.remove(step)
+        cleans = self.control.rank == 0 if tier.kind == "remote" else self.leads_node
+        if complete and cleans:
+            for old in tier.steps():
+                if old.generation != self.generation:
+                    tier.remove(old)
+
+    def _publish(self, tier: Tier) -> None:
+        self.control.publish(f"kept/{tier.kind}", json.dumps(self.kept[tier.kind]))
+
+    def _holders(self, nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """By block, the nodes that hold some of it; waits for all ranks."""
+        self.control.publish("holds", json.dumps(sorted(self.state.blocks())))
+        found: dict[str, set[str]] = defaultdict(set)
+        for node, text in zip(nodes, self.control.collect("holds"), strict=True):
+            for block in json.loads(text):
+                found[block].add(node)
+        return {block: tuple(sorted(names)) for block, names in sorted(found.items())}
+
+
+def _copy(held: Held) -> Held:
+    tensors = {what: tensor.detach().to("cpu", copy=True) for what, tensor in held.tensors.items()}
+    return held._replace(tensors=tensors)
+
+
+def _by_file(held: Iterable[Held]) -> Iterator[tuple[str, Shard, list[Held]]]:
+    files: dict[tuple[str, Shard], dict[Slice, Held]] = defaultdict(dict)
+    for one in held:
+        files[block_of(one.slice.name), one.shard][one.slice] = one
+    for (block, shard), slices in files.items():
+        yield block, shard, list(slices.values())
+
+
+def _places(content: bytes) -> Iterator[tuple[str, int, int]]:
+    """Name, begin and end of each tensor of a safetensors file."""
+    first = 8 + int.from_bytes(content[:8], "little")
+    for name, entry in json.loads(content[8:first]).items():
+        begin, end = entry["data_offsets"]
+        yield name, first + begin, first + end
+
+
+def _part(what: Quantity, piece: Slice, dtype: str, content: bytes, begin: int, end: int) -> Part:
+    found = checksum(memoryview(content)[begin:end])
+    return Part(what, piece.name, piece.box, dtype.removeprefix("torch."), begin, end, found)
+
+
+def _quietly(act: Callable[..., None], *arguments: object) -> None:
+    """What fails here costs room, and the next step tries again."""
+    try:
+        act(*arguments)
+    except Exception:
+        return

@@ -1,0 +1,135 @@
+"""Which copies of the state there are, and which step they still make up."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from heteropp.boxes import Box, uncovered
+from heteropp.checkpoint.reader import QUANTITIES, Quantity
+from heteropp.checkpoint.writer import block_of
+from heteropp.model import Model
+from heteropp.parameters import global_name, model_parameters
+from heteropp.recovery.manifest import Part, RankManifest, Step, TierKind
+
+Key = tuple[Quantity, str]  # of what, and the parameter's name
+
+
+class LostError(ValueError):
+    """No step can be recovered: one sentence says what has no copy left, and since when."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a rank once kept, and where it is now."""
+
+    tier: TierKind
+    node: str  # "" for the remote store
+    manifest: RankManifest
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A tensor that can be read."""
+
+    tier: TierKind
+    node: str
+    step: Step
+    file: str
+    part: Part
+
+    @property
+    def key(self) -> Key:
+        return self.part.quantity, self.part.name
+
+    @property
+    def bytes(self) -> int:
+        return self.part.end - self.part.begin
+
+    @property
+    def where(self) -> str:
+        """ "value of norm.weight in the memory of node a-0, step 12"."""
+        place = f"the {self.tier} of node {self.node}" if self.node else "the remote store"
+        return f"{self.part.quantity} of {self.part.name} in {place}, step {self.step.step}"
+
+
+def choose(
+    kept: Sequence[Kept], model: Model, damaged: Collection[Copy] = ()
+) -> tuple[Step, list[Copy]]:
+    """The newest step of which there is a copy of every element, and its copies. LostError."""
+    copies: dict[Step, list[Copy]] = defaultdict(list)
+    for one in kept:
+        copies[one.manifest.step].extend(each for each in _copies(one) if each not in damaged)
+    missing: dict[Step, list[str]] = {}
+    for step in sorted({one.manifest.step for one in kept}, reverse=True):
+        missing[step] = missing_blocks(copies[step], model)
+        if not missing[step]:
+            return step, copies[step]
+    raise LostError(_sentence(missing, kept))
+
+
+def _copies(kept: Kept) -> Iterable[Copy]:
+    step = kept.manifest.step
+    for file in kept.manifest.files:
+        for part in file.parts:
+            yield Copy(kept.tier, kept.node, step, file.name, part)
+
+
+def missing_blocks(copies: Iterable[Copy], model: Model) -> list[str]:
+    """Blocks of the model some of whose elements have no copy, in order."""
+    boxes: dict[Key, set[Box]] = defaultdict(set)
+    for copy in copies:
+        boxes[copy.key].add(copy.part.box)
+    missing: dict[str, None] = {}
+    for parameter in model_parameters(model):
+        name = global_name(model, parameter.name)
+        for quantity in QUANTITIES:
+            if uncovered([parameter.box(1, 0)], sorted(boxes[quantity, name])):
+                missing[block_of(name)] = None
+    return list(missing)
+
+
+def _sentence(missing: Mapping[Step, list[str]], kept: Sequence[Kept]) -> str:
+    """Of what is missing at every step; or where each step has another gap, of each."""
+    newest = max(missing)
+    everywhere = [block for block in missing[newest] if all(block in m for m in missing.values())]
+    if everywhere:
+        verb = "has" if len(everywhere) == 1 else "have"
+        return (
+            f"{_listed(everywhere)} {verb} no copy left: the last were of step {newest.step}, "
+            f"{_last_holders(everywhere, newest, kept)}"
+        )
+    gaps = (
+        f"step {step.step} lacks {_listed(blocks)} (last {_last_holders(blocks, step, kept)})"
+        for step, blocks in sorted(missing.items(), reverse=True)
+    )
+    return f"no step has a copy of every layer left: {'; '.join(gaps)}"
+
+
+def _last_holders(blocks: Sequence[str], step: Step, kept: Sequence[Kept]) -> str:
+    """Nodes that held them, and are gone or hold them no more."""
+    of_step = [one for one in kept if one.manifest.step == step]
+    held = {node for one in of_step for b in blocks for node in one.manifest.holders.get(b, ())}
+    here = {one.node for one in of_step if any(file.block in blocks for file in one.manifest.files)}
+    names = sorted(held - here or held)
+    return f"on node{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _listed(blocks: Sequence[str]) -> str:
+    """ "layers.3 to layers.5, norm and head"."""
+    runs: list[list[str]] = []
+    for block in blocks:
+        first, _, number = (runs[-1][-1] if runs else "").partition(".")
+        if number and block == f"{first}.{int(number) + 1}":
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    names = list(
+        itertools.chain.from_iterable(
+            run if len(run) < 3 else [f"{run[0]} to {run[-1]}"] for run in runs
+        )
+    )
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last

@@ -1,0 +1,137 @@
+"""Where copies of the state lie: host memory, a node's disk, a remote store. All are fsspec's."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+
+from heteropp.recovery.manifest import RankManifest, Step, TierKind, decoded, encoded
+
+FOLDER = re.compile(r"step-(\d{6,})\.generation-(\d{4,})")
+MANIFEST = re.compile(r"rank-\d{5,}\.[0-9a-f]{8}\.json")
+
+
+@dataclass(frozen=True)
+class Tier:
+    kind: TierKind
+    url: str  # a folder
+
+    def write(self, step: Step, name: str, content: bytes) -> None:
+        """A file of a step; it counts once a manifest names it.
+
+        Nothing is flushed to a disk: a file that a power failure tears is known by its checksum.
+        """
+        files, root = self._place
+        files.makedirs(f"{root}/{step.folder}", exist_ok=True)
+        files.pipe_file(f"{root}/{step.folder}/{name}", content)
+
+    def write_manifest(self, manifest: RankManifest) -> None:
+        """Makes the rank's files of the step count."""
+        self.write(manifest.step, *encoded(manifest))
+
+    def manifests(self, job: str) -> Iterator[RankManifest]:
+        """Those of a job that are whole, with the files that are there in the size they say."""
+        for step in self.steps():
+            sizes = self._sizes(step)
+            for name in sorted(filter(MANIFEST.fullmatch, sizes)):
+                manifest = self._manifest(step, name)
+                if manifest is None or manifest.job != job or manifest.step != step:
+                    continue
+                there = (file for file in manifest.files if sizes.get(file.name) == file.bytes)
+                yield replace(manifest, files=tuple(there))
+
+    def read(self, step: Step, ranges: list[tuple[str, int, int]]) -> list[bytes | Exception]:
+        """Byte ranges [begin, end) of files; an exception for each that cannot be read."""
+        files, root = self._place
+        paths = [f"{root}/{step.folder}/{name}" for name, _, _ in ranges]
+        begins, ends = [begin for _, begin, _ in ranges], [end for _, _, end in ranges]
+        return files.cat_ranges(paths, begins, ends, on_error="return")
+
+    def steps(self) -> list[Step]:
+        """Folders that are there, oldest first, whole or not."""
+        files, root = self._place
+        files.invalidate_cache()
+        try:
+            paths = files.ls(root, detail=False)
+        except FileNotFoundError:
+            return []
+        matches = (FOLDER.fullmatch(_name(path)) for path in paths)
+        return sorted(Step(int(match[1]), int(match[2])) for match in matches if match)
+
+    def remove_rank(self, step: Step, rank: int) -> None:
+        """A rank's files of a step: its manifest first, so that what is left is not believed."""
+        files, root = self._place
+        own = [name for name in self._sizes(step) if f"rank-{rank:05d}." in name]
+        for name in sorted(own, key=lambda name: not MANIFEST.fullmatch(name)):
+            with contextlib.suppress(FileNotFoundError):
+                files.rm_file(f"{root}/{step.folder}/{name}")
+        with contextlib.suppress(OSError):  # others' files are in it still
+            files.rmdir(f"{root}/{step.folder}")
+
+    def remove(self, step: Step) -> None:
+        files, root = self._place
+        with contextlib.suppress(FileNotFoundError):  # another rank was faster
+            files.rm(f"{root}/{step.folder}", recursive=True)
+
+    def clear(self) -> None:
+        """Removes everything, at the end of a job."""
+        files, root = self._place
+        with contextlib.suppress(FileNotFoundError):
+            files.rm(root, recursive=True)
+
+    def _manifest(self, step: Step, name: str) -> RankManifest | None:
+        files, root = self._place
+        try:
+            return decoded(name, files.cat_file(f"{root}/{step.folder}/{name}"))
+        except FileNotFoundError:
+            return None
+
+    def _sizes(self, step: Step) -> dict[str, int]:
+        """Of a step's files, in bytes, by name."""
+        files, root = self._place
+        files.invalidate_cache()
+        try:
+            entries = files.ls(f"{root}/{step.folder}", detail=True)
+        except FileNotFoundError:
+            return {}
+        return {_name(entry["name"]): entry["size"] for entry in entries}
+
+    @cached_property
+    def _place(self) -> tuple[AbstractFileSystem, str]:
+        return url_to_fs(self.url)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiers:
+    """Those that a node reaches. The remote one is the same for all nodes; the others are its own.
+
+    job: a name that no other job has; what another one left in the same folders is not believed.
+    """
+
+    job: str
+    memory: Path | str | None  # a folder of the node's; a path, or a URL as fsspec takes it
+    disk: Path | str | None
+    remote: str | None
+
+    def own(self) -> list[Tier]:
+        """The node's, nearest first."""
+        pairs: list[tuple[TierKind, Path | str | None]] = [
+            ("memory", self.memory),
+            ("disk", self.disk),
+        ]
+        return [Tier(kind, str(place)) for kind, place in pairs if place is not None]
+
+    def each(self) -> list[Tier]:
+        """All, nearest first."""
+        return self.own() + ([Tier("remote", self.remote)] if self.remote else [])
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
