@@ -12,6 +12,7 @@ from pathlib import Path
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
+from heteropp.files import FileError
 from heteropp.recovery.manifest import RankManifest, Step, TierKind, decoded, encoded
 
 FOLDER = re.compile(r"step-(\d{6,})\.generation-(\d{4,})")
@@ -131,6 +132,14 @@ class Tiers:
     def each(self) -> list[Tier]:
         """All, nearest first."""
         return self.own() + ([Tier("remote", self.remote)] if self.remote else [])
+
+
+def check_url(url: str) -> None:
+    """Raises FileError for one that fsspec knows no way to."""
+    try:
+        url_to_fs(url)
+    except (ValueError, ImportError) as error:  # its own sentence says what to install
+        raise FileError(f"store {url}: {error}") from None
 
 
 def _name(path: str) -> str:

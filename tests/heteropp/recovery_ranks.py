@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import tempfile
 import traceback
 import zlib
 from collections.abc import Callable, Sequence
@@ -222,8 +221,6 @@ class Ranks:
 
 def _serve(pipe: Connection, port: int) -> None:
     torch.set_num_threads(1)
-    for file_system in (Counted, Full):
-        fsspec.register_implementation(file_system.protocol, file_system, clobber=True)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     while True:
         try:
@@ -274,11 +271,11 @@ class Full(LocalFileSystem):
         return LocalFileSystem._strip_protocol(str(path).removeprefix("full://"))
 
 
+for each in (Counted, Full):
+    fsspec.register_implementation(each.protocol, each, clobber=True)
+
+
 def fetched_bytes(store: Path) -> int:
     """What was fetched of a counted store."""
     log = store / "fetched"
     return sum(map(int, log.read_text().split())) if log.exists() else 0
-
-
-def folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="recovery-")

@@ -1,0 +1,291 @@
+"""Copies are kept beside the training, in time, in part never believed, and not for ever."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import forkserver
+import pytest
+import torch
+import torch.distributed as dist
+from recovery_ranks import JOB, Full, tiers_of
+from torch import Tensor
+from training_run import tiny_model
+
+from heteropp.boxes import Box
+from heteropp.checkpoint.manifest import Manifest, Scalars, Slice
+from heteropp.files import FileError
+from heteropp.hyperparameters import Hyperparameters
+from heteropp.recovery.fetch import Readings
+from heteropp.recovery.keeper import Cadence, Keeper
+from heteropp.recovery.manifest import RankManifest, Shard, Step
+from heteropp.recovery.sources import Copy
+from heteropp.recovery.tiers import Tier, Tiers, check_url
+from heteropp.training.ranks.control import Control
+from heteropp.training.state import Held
+
+ROWS, COLUMNS = 64, 256
+
+
+@dataclass
+class OneTensor:
+    """A state of a row of two blocks, whose values are the step's number."""
+
+    rank: int = 0
+    tensors: list[Tensor] = field(default_factory=lambda: [torch.zeros(ROWS, COLUMNS)] * 2)
+
+    def at(self, step: int) -> OneTensor:
+        self.tensors = [torch.full((ROWS, COLUMNS), float(step)) for _ in range(2)]
+        return self
+
+    def held(self) -> Iterator[Held]:
+        first = self.rank * ROWS
+        box = Box(((first, first + ROWS), (0, COLUMNS)))
+        for layer, tensor in enumerate(self.tensors):
+            piece = Slice(f"layers.{layer}.mlp.up.weight", box)
+            yield Held(Shard(), piece, {"value": tensor, "average": -tensor}, self.rank == 0)
+
+    def blocks(self) -> set[str]:
+        return {"layers.0", "layers.1"}
+
+
+def manifest(step: int) -> Manifest:
+    return Manifest(
+        step=step,
+        model=tiny_model(),
+        global_batch=1,
+        seed=0,
+        tokens_sha256="",
+        hyperparameters=Hyperparameters(),
+        scalars=Scalars(updates=step),
+    )
+
+
+def keeper(
+    tiers: Tiers,
+    state: OneTensor,
+    cadence: Cadence,
+    generation: int = 0,
+    store: dist.Store | None = None,
+    nodes: tuple[str, ...] = ("a-0",),
+    warnings: list[str] | None = None,
+) -> Keeper:
+    control = Control(store or dist.HashStore(), state.rank, len(nodes), 60)
+    warn = pytest.fail if warnings is None else warnings.append
+    return Keeper(tiers, cadence, generation, nodes, state, control, warn)  # type: ignore[arg-type]
+
+
+def steps(tier: Tier) -> list[int]:
+    """Those of which a rank's part is whole."""
+    return sorted({one.run.step for one in tier.manifests(JOB)})
+
+
+def values(tiers: Tiers, tier: Tier, found: RankManifest) -> list[tuple[str, Tensor]]:
+    """Every tensor of a manifest as it is read and checked."""
+    copies = [
+        Copy(tier.kind, "a-0", found.step, file.name, part)
+        for file in found.files
+        for part in file.parts
+    ]
+    readings = Readings(tiers)
+    assert readings.read(copies) == {}
+    return [(copy.part.quantity, readings.values[copy]) for copy in copies]
+
+
+def test_each_tier_has_the_steps_that_it_is_given(tmp_path: Path) -> None:
+    tiers = tiers_of(tmp_path, "a-0", remote=str(tmp_path / "store"))
+    state = OneTensor()
+    keeping = keeper(tiers, state, Cadence(memory=1, disk=2, remote=3))
+    for step in range(1, 7):
+        state.at(step)
+        keeping.keep(manifest(step))
+        state.tensors[0].zero_()  # the training goes on
+    keeping.finish()
+    memory, disk, remote = tiers.each()
+    assert (steps(memory), steps(disk), steps(remote)) == ([5, 6], [4, 6], [3, 6])
+    for tier in (memory, disk, remote):
+        for found in tier.manifests(JOB):
+            expected = float(found.run.step)
+            for quantity, tensor in values(tiers, tier, found):
+                sign = 1 if quantity == "value" else -1
+                assert torch.equal(tensor, torch.full((ROWS, COLUMNS), sign * expected))
+
+
+def test_a_tier_can_be_any_url_of_fsspec(tmp_path: Path) -> None:
+    tiers = Tiers(job=JOB, memory=None, disk=None, remote="memory://a-store/job")
+    keeping = keeper(tiers, OneTensor().at(3), Cadence(memory=1, remote=1))
+    keeping.keep(manifest(3))
+    keeping.finish()
+    (remote,) = tiers.each()
+    (found,) = remote.manifests(JOB)
+    assert len(values(tiers, remote, found)) == 4
+    remote.clear()
+    assert remote.steps() == []
+
+
+def test_the_remote_store_gets_what_a_rank_speaks_for_alone(tmp_path: Path) -> None:
+    store, nodes = dist.HashStore(), ("a-0", "b-0")
+    found = [tiers_of(tmp_path, node, remote=str(tmp_path / "store")) for node in nodes]
+    cadence = Cadence(memory=1, remote=1)
+    together(
+        [(tiers, OneTensor(r).at(1), cadence, 0, store, nodes) for r, tiers in enumerate(found)],
+        [1],
+    )
+    for tiers in found:
+        memory, remote = tiers.own()[0], tiers.each()[-1]
+        assert [len(one.files) for one in memory.manifests(JOB)] == [2]
+        by_rank = {one.rank: len(one.files) for one in remote.manifests(JOB)}
+        assert by_rank == {0: 2, 1: 0}
+
+
+def together(arguments: list[tuple], saved: list[int]) -> list[Keeper]:
+    """One keeper a thread, as they wait for each other to begin."""
+    made: dict[int, Keeper] = {}
+
+    def run(index: int) -> None:
+        made[index] = keeping = keeper(*arguments[index])
+        for step in saved:
+            keeping.keep(manifest(step))
+        keeping.finish()
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(arguments))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [made[i] for i in range(len(arguments))]
+
+
+def test_what_a_slow_rank_has_not_replaced_stays(tmp_path: Path) -> None:
+    """Step 1 is the newest that both have, however many the fast one has kept since."""
+    store, nodes = dist.HashStore(), ("a-0", "b-0")
+    tiers = [tiers_of(tmp_path, node, disk=False) for node in nodes]
+    fast, slow = together(
+        [(tiers[r], OneTensor(r).at(1), Cadence(memory=1), 0, store, nodes) for r in range(2)], [1]
+    )
+    (memory,) = tiers[0].each()
+    for step in (2, 3, 4, 5):
+        fast.keep(manifest(step))
+        fast.finish()
+    assert steps(memory) == [1, 4, 5]
+    slow.keep(manifest(4))
+    slow.finish()
+    fast.keep(manifest(6))
+    fast.finish()
+    assert steps(memory) == [1, 4, 5, 6]  # two that both have, and its own two
+    slow.keep(manifest(5))
+    slow.finish()
+    fast.keep(manifest(7))
+    fast.finish()
+    assert steps(memory) == [4, 5, 6, 7]
+
+
+def test_older_generations_go_once_this_one_has_a_step(tmp_path: Path) -> None:
+    tiers = tiers_of(tmp_path, "a-0", disk=False)
+    (memory,) = tiers.each()
+    state = OneTensor().at(1)
+    for generation in (0, 1):
+        keeping = keeper(tiers, state, Cadence(memory=2), generation)
+        keeping.keep(manifest(1))  # is not due
+        keeping.finish()
+        assert memory.steps() == ([Step(4, 0)] if generation else [])
+        keeping.keep(manifest(4))
+        keeping.finish()
+        assert memory.steps() == [Step(4, generation)]
+
+
+def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path: Path) -> None:
+    url = f"{Full.protocol}://{tmp_path / 'disk'}"
+    tiers = Tiers(job=JOB, memory=tmp_path / "memory", disk=url, remote=None)
+    warnings: list[str] = []
+    keeping = keeper(tiers, OneTensor().at(1), Cadence(memory=1, disk=1), warnings=warnings)
+    for step in (1, 2, 3):
+        keeping.keep(manifest(step))
+    keeping.finish()
+    assert warnings == [
+        f"step 1 is not kept in {url} (disk): No space left on device; training goes on"
+    ]
+    memory, disk = tiers.each()
+    assert steps(memory) == [2, 3]
+    assert steps(disk) == [] and not list((tmp_path / "disk").glob("*/*"))
+
+
+def test_a_store_that_is_gone_is_said(tmp_path: Path) -> None:
+    tiers = Tiers(job=JOB, memory=None, disk=None, remote=f"file:///dev/null/{tmp_path.name}")
+    warnings: list[str] = []
+    keeping = keeper(tiers, OneTensor().at(1), Cadence(memory=1, remote=1), warnings=warnings)
+    keeping.keep(manifest(1))
+    keeping.finish()
+    (warning,) = warnings
+    assert warning.startswith("step 1 is not kept in file:///dev/null/")
+    assert "(remote): Not a directory" in warning
+
+
+def test_a_url_that_nothing_reads_is_refused() -> None:
+    check_url("memory://anywhere")
+    with pytest.raises(FileError, match="store nowhere://there: Protocol not known: nowhere"):
+        check_url("nowhere://there")
+
+
+TRIES = 200
+
+
+def test_what_a_killed_process_leaves_is_whole_or_not_believed(tmp_path: Path) -> None:
+    context = forkserver.context()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=kill_again_and_again, args=(tmp_path, theirs), daemon=True)
+    process.start()
+    assert ours.poll(120)
+    answer = ours.recv()
+    process.join()
+    assert answer == "", answer
+
+
+def kill_again_and_again(root: Path, pipe) -> None:
+    """Says what was wrong. The process has one thread, and may fork."""
+    try:
+        torn = sum(killed_once(root, generation) for generation in range(TRIES))
+        pipe.send("" if torn > TRIES // 20 else f"only {torn} were killed in a save")
+    except BaseException as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+def killed_once(root: Path, generation: int) -> bool:
+    """Whether it was killed while it wrote."""
+    tiers = tiers_of(root, "a-0", disk=False)
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        state = OneTensor()
+        keeping = keeper(tiers, state, Cadence(memory=1), generation)
+        for step in range(1, 100_000):
+            state.at(step)
+            keeping.keep(manifest(step))
+            keeping.finish()
+            os.write(writing, step.to_bytes(4, "little"))
+    os.close(writing)
+    os.read(reading, 4)
+    time.sleep(random.Random(generation).uniform(0, 0.01))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    said = os.read(reading, 1 << 20)
+    os.close(reading)
+    complete = max(1, int.from_bytes(said[-4:], "little"))
+    (memory,) = tiers.each()
+    believed = [found for found in memory.manifests(JOB) if found.generation == generation]
+    for found in believed:
+        read = values(tiers, memory, found)
+        assert len(read) == 4, f"{len(read)} tensors of step {found.run.step}"
+        for quantity, tensor in read:
+            expected = found.run.step if quantity == "value" else -found.run.step
+            assert (tensor == expected).all(), f"{quantity} of step {found.run.step}"
+    newest = max(found.run.step for found in believed)
+    assert newest >= complete, f"step {complete} was kept, and {newest} is the newest"
+    folders = {step.step for step in memory.steps() if step.generation == generation}
+    return max(folders) > newest  # what it had begun
