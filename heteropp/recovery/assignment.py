@@ -1,4 +1,4 @@
-"""Who reads which copy, and who passes what on to whom: alike on every rank, before any is read.
+"""Who reads which copy, and who passes what on to whom: decided before anything is read.
 
 A tensor is read from the nearest tier that has it: the node's own memory, its disk, another node's
 memory or disk, the remote store. Nothing is read twice where once will do: a rank reads for all of
@@ -39,12 +39,54 @@ class Moved:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one rank has to do with it."""
+
+    reads: tuple[Copy, ...]
+    keys: dict[int, Key]  # of transfers' tensors
+    dtypes: dict[int, str]
+    # by block, in one order on all ranks: between nodes, then from a node's ranks to its others
+    across: dict[str, tuple[Transfer, ...]]
+    within: dict[str, tuple[Transfer, ...]]
+
+
+@dataclass(frozen=True)
 class Assignment:
     readers: dict[Copy, int]  # the rank that reads it
     keys: list[Key]  # of transfers' tensors
-    across: dict[str, list[Transfer]]  # by block: between nodes
-    within: dict[str, list[Transfer]]  # by block: then, from a node's ranks to those that want it
+    across: list[Transfer]
+    within: list[Transfer]
     moved: list[Moved]
+
+    def shares(self, ranks: int) -> list[Share]:
+        """By rank."""
+        across, within = (self._by_rank(transfers) for transfers in (self.across, self.within))
+        reads: dict[int, list[Copy]] = defaultdict(list)
+        for copy, rank in self.readers.items():
+            reads[rank].append(copy)
+        dtypes = {copy.key: copy.part.dtype for copy in self.readers}
+        shares = []
+        for rank in range(ranks):
+            used = {t.tensor for some in (across, within) for ts in some[rank].values() for t in ts}
+            shares.append(
+                Share(
+                    tuple(reads[rank]),
+                    {tensor: self.keys[tensor] for tensor in sorted(used)},
+                    {tensor: dtypes[self.keys[tensor]] for tensor in sorted(used)},
+                    {block: tuple(some) for block, some in across[rank].items()},
+                    {block: tuple(some) for block, some in within[rank].items()},
+                )
+            )
+        return shares
+
+    def _by_rank(self, transfers: Iterable[Transfer]) -> dict[int, dict[str, list[Transfer]]]:
+        """Those that concern a rank, by block in the keys' order."""
+        result: dict[int, dict[str, list[Transfer]]] = defaultdict(lambda: defaultdict(list))
+        for transfer in sorted(transfers, key=lambda t: t.tensor):
+            block = block_of(self.keys[transfer.tensor][1])
+            for rank in {*transfer.senders, transfer.receiver}:
+                result[rank][block].append(transfer)
+        return result
 
 
 def assign(
@@ -59,7 +101,7 @@ def assign(
     for copy in copies:
         by_key[copy.key].append(copy)
     reading = _Reading(nodes)
-    keys = sorted(wanted)
+    keys = sorted(wanted, key=lambda key: (block_of(key[1]), key))
     for key in keys:
         reading.choose(by_key[key], wanted[key])
     itemsizes = [_itemsize(by_key[key][0]) for key in keys]
@@ -69,20 +111,11 @@ def assign(
         block = block_of(keys[transfer.tensor][1])
         reading.moved[receiver, "peer", sender, block] += transfer.size_bytes
     moved = [Moved(*place, size) for place, size in sorted(reading.moved.items())]
-    return Assignment(
-        reading.readers, keys, _by_block(across, keys), _by_block(within, keys), moved
-    )
+    return Assignment(reading.readers, keys, across, within, moved)
 
 
 def _itemsize(copy: Copy) -> int:
     return copy.bytes // math.prod(copy.part.box.shape)
-
-
-def _by_block(transfers: Iterable[Transfer], keys: Sequence[Key]) -> dict[str, list[Transfer]]:
-    result: dict[str, list[Transfer]] = defaultdict(list)
-    for transfer in transfers:
-        result[block_of(keys[transfer.tensor][1])].append(transfer)
-    return dict(result)
 
 
 class _Reading:

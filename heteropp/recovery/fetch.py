@@ -1,9 +1,9 @@
-"""Reads the copies that are this rank's to read, checks them, and shares them with other ranks."""
+"""Reads the copies that are this rank's to read, checks them, and passes them on to other ranks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -13,8 +13,7 @@ from heteropp.boxes import Box
 from heteropp.checkpoint.manifest import CheckpointError
 from heteropp.checkpoint.reader import Quantity
 from heteropp.hspmd.exchange import Piece, exchange
-from heteropp.hspmd.routing import Transfer
-from heteropp.recovery.assignment import Assignment, Want
+from heteropp.recovery.assignment import Share, Want
 from heteropp.recovery.manifest import Part, Step, TierKind, checksum
 from heteropp.recovery.sources import Copy, Key
 from heteropp.recovery.tiers import Tier, Tiers
@@ -25,7 +24,7 @@ class Damaged(Exception):
 
 
 class Readings:
-    """What this rank has read so far; a copy is read once, however often plans change."""
+    """What this rank has read so far; a copy is read once, however often the ranks think again."""
 
     def __init__(self, tiers: Tiers) -> None:
         self.tiers: dict[TierKind, Tier] = {tier.kind: tier for tier in tiers.each()}
@@ -76,11 +75,11 @@ def _checked(part: Part, content: bytes | Exception) -> Tensor | Damaged:
 class Fetched:
     """A rank's share of the state, in host memory."""
 
-    def __init__(self, wants: Collection[Want], dtypes: dict[Key, torch.dtype]) -> None:
+    def __init__(self, wants: Collection[Want], dtypes: Mapping[Key, torch.dtype]) -> None:
         self.values: dict[Key, list[tuple[Box, Tensor]]] = defaultdict(list)
-        for quantity, piece in sorted(wants, key=lambda want: (want[0], want[1].name, want[1].box)):
-            key = (quantity, piece.name)
-            self.values[key].append((piece.box, torch.empty(piece.box.shape, dtype=dtypes[key])))
+        for quantity, piece in wants:
+            values = torch.empty(piece.box.shape, dtype=dtypes[quantity, piece.name])
+            self.values[quantity, piece.name].append((piece.box, values))
 
     def read(self, quantity: Quantity, name: str, box: Box) -> Tensor:
         """A box of a parameter. Raises CheckpointError for one that was not wanted."""
@@ -90,43 +89,32 @@ class Fetched:
         raise CheckpointError(f"{list(box.ranges)} of {name} was not recovered")
 
 
-def share(
-    assignment: Assignment, rank: int, readings: Readings, wants: Collection[Want]
-) -> Fetched:
+def pass_on(share: Share, rank: int, readings: Readings, wants: Collection[Want]) -> Fetched:
     """Passes on what was read, block by block, until every rank has what it wants.
 
     Every rank calls it.
     """
-    keys = {key: tensor for tensor, key in enumerate(assignment.keys)}
-    dtypes = {copy.key: getattr(torch, copy.part.dtype) for copy in assignment.readers}
-    fetched = Fetched(wants, dtypes)
+    dtypes = {tensor: getattr(torch, dtype) for tensor, dtype in share.dtypes.items()}
+    tensors = {key: tensor for tensor, key in share.keys.items()}
+    fetched = Fetched(wants, {key: dtypes[tensor] for key, tensor in tensors.items()})
     held: dict[int, list[Piece]] = defaultdict(list)  # by tensor
-    for copy, reader in assignment.readers.items():
-        if reader == rank:
-            tensor = keys[copy.key]
-            held[tensor].append(Piece(tensor, copy.part.box, readings.values[copy]))
-    for block in dict.fromkeys([*assignment.across, *assignment.within]):
-        across = assignment.across.get(block, [])
-        within = assignment.within.get(block, [])
-        tensors = {t.tensor for t in (*across, *within)}
-        pieces = [piece for tensor in tensors for piece in held[tensor]]
-        entering = _entering(across, rank, assignment, dtypes)
-        exchange([tuple(across)], rank, pieces, entering)
+    for copy in share.reads:
+        tensor = tensors[copy.key]
+        held[tensor].append(Piece(tensor, copy.part.box, readings.values[copy]))
+    for block in sorted({*share.across, *share.within}):
+        across, within = share.across.get(block, ()), share.within.get(block, ())
+        concerned = {transfer.tensor for transfer in (*across, *within)}
+        own = [piece for tensor in concerned for piece in held[tensor]]
+        entering = [
+            Piece(t.tensor, t.box, torch.empty(t.box.shape, dtype=dtypes[t.tensor]))
+            for t in across
+            if t.receiver == rank
+        ]
+        exchange([across], rank, own, entering)
         wanted = [
             Piece(tensor, box, values)
-            for tensor in tensors
-            for box, values in fetched.values.get(assignment.keys[tensor], [])
+            for tensor in concerned
+            for box, values in fetched.values[share.keys[tensor]]
         ]
-        exchange([tuple(within)], rank, pieces + entering, wanted)
+        exchange([within], rank, own + entering, wanted)
     return fetched
-
-
-def _entering(
-    across: Iterable[Transfer], rank: int, assignment: Assignment, dtypes: dict[Key, torch.dtype]
-) -> list[Piece]:
-    """Room for what comes to this rank from other nodes."""
-    return [
-        Piece(t.tensor, t.box, torch.empty(t.box.shape, dtype=dtypes[assignment.keys[t.tensor]]))
-        for t in across
-        if t.receiver == rank
-    ]

@@ -1,4 +1,8 @@
-"""Gives the ranks of a fresh generation the newest state that the copies still make up."""
+"""Gives the ranks of a fresh generation the newest state that the copies still make up.
+
+Each node says what it holds and each rank what it wants; rank 0 decides, and tells every rank its
+share. Where a copy turns out to be damaged, rank 0 decides again without it.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +12,55 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pydantic import TypeAdapter
 
-from heteropp.checkpoint.manifest import Checkpoint, Manifest, check_resumable
-from heteropp.recovery.assignment import Assignment, Moved, SourceKind, Want, assign
-from heteropp.recovery.fetch import Readings, share
-from heteropp.recovery.manifest import Step
-from heteropp.recovery.sources import Copy, Kept, choose
+from heteropp.checkpoint.manifest import (
+    Checkpoint,
+    CheckpointError,
+    Manifest,
+    Scalars,
+    check_resumable,
+)
+from heteropp.recovery.assignment import Moved, Share, SourceKind, Want, assign
+from heteropp.recovery.fetch import Readings, pass_on
+from heteropp.recovery.sources import Copy, Kept, LostError, choose
 from heteropp.recovery.tiers import Tiers
 from heteropp.training.ranks.control import Control
 from heteropp.training.state import State
 
 KEPT, WANTS = "recovery/kept", "recovery/wants"  # keys
-_kept = TypeAdapter(list[Kept])
-_wants = TypeAdapter(list[Want])
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """Alike on every rank but for the seconds."""
+    """What was done; on rank 0, whose account is of all ranks, and elsewhere the step alone."""
 
     step: int  # completed
-    moved: list[Moved]
-    warnings: list[str]  # sentences: what was of no use, and was taken from elsewhere
-    kept: list[Kept]  # what there was; see bitmap.lines
     seconds: float
+    moved: tuple[Moved, ...] = ()
+    warnings: tuple[str, ...] = ()  # sentences: what was of no use, and was taken from elsewhere
+    kept: tuple[Kept, ...] = ()  # what there was; see bitmap.lines
 
     def bytes_from(self, source: SourceKind) -> int:
         return sum(moved.bytes for moved in self.moved if moved.source == source)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 tells a rank; or all of them, where it ends in an error."""
+
+    kind: Literal["read", "pass on", "nothing", "lost", "unlike"]
+    what: str = ""  # of an error
+    step: int = 0
+    scalars: Scalars | None = None
+    share: Share | None = None
+
+
+_kept = TypeAdapter(list[Kept])
+_wants = TypeAdapter(list[Want])
+_order = TypeAdapter(Order)
 
 
 def recover(
@@ -49,82 +73,112 @@ def recover(
     any more, and CheckpointError where the copies are of another run.
     """
     begin_s = time.monotonic()
-    kept, warnings = survey(tiers, nodes, control)
-    if not kept:
-        return None
-    wants = _everyones_wants(state, control)
+    wants = sorted(state.wanted(), key=lambda want: (want[0], want[1].name, want[1].box))
+    _publish(wants, tiers, nodes, control)
+    decider = Decider(run, nodes, control) if control.rank == 0 else None
     readings = Readings(tiers)
-    step, assignment = _read(kept, run, wants, nodes, readings, control, warnings)
-    manifest = next(one.manifest.run for one in kept if one.manifest.step == step)
-    check_resumable(Checkpoint(Path(step.folder), manifest), run)
-    _forget(control)
-    fetched = share(assignment, control.rank, readings, wants[control.rank])
-    state.restore(fetched, manifest.scalars)
+    for attempt in itertools.count():
+        if decider:
+            decider.decide(attempt)
+        order = _heard(control, attempt)
+        if order is None:
+            return None
+        if order.kind == "pass on":
+            break
+        assert order.share is not None and order.scalars is not None
+        share, step, scalars = order.share, order.step, order.scalars
+        damage = readings.read(share.reads)
+        found = {share.reads.index(copy): why for copy, why in damage.items()}
+        control.publish(f"recovery/damage {attempt}", json.dumps(found))
+    fetched = pass_on(share, control.rank, readings, wants)
+    state.restore(fetched, scalars)
     seconds = time.monotonic() - begin_s
-    return Recovered(step.step, assignment.moved, warnings, kept, seconds)
+    return decider.recovered(seconds) if decider else Recovered(step, seconds)
 
 
-def survey(tiers: Tiers, nodes: Sequence[str], control: Control) -> tuple[list[Kept], list[str]]:
-    """What all nodes hold, and sentences about what cannot be seen; the same on every rank.
-
-    The first rank of a node speaks for it, and rank 0 for the remote store.
-    """
+def _publish(wants: list[Want], tiers: Tiers, nodes: Sequence[str], control: Control) -> None:
+    """What this rank wants; what its node holds, if it is the node's first; rank 0: the store."""
     rank = control.rank
-    own = tiers.own() if nodes.index(nodes[rank]) == rank else []
-    remote = [tier for tier in tiers.each() if tier.kind == "remote" and rank == 0]
-    found: list[Kept] = []
+    seen = [tier for tier in tiers.own() if nodes.index(nodes[rank]) == rank]
+    seen += [tier for tier in tiers.each() if tier.kind == "remote" and rank == 0]
+    kept: list[Kept] = []
     warnings: list[str] = []
-    for tier in own + remote:
+    for tier in seen:
         node = "" if tier.kind == "remote" else nodes[rank]
         try:
-            found += [Kept(tier.kind, node, manifest) for manifest in tier.manifests(tiers.job)]
+            kept += [Kept(tier.kind, node, manifest) for manifest in tier.manifests(tiers.job)]
         except Exception as error:  # of whatever store
             why = " ".join(str(error).split()) or type(error).__name__
             warnings.append(f"{tier.url} ({tier.kind}) cannot be read: {why}")
-    control.publish(KEPT, _kept.dump_json(found).decode())
     control.publish("recovery/unseen", json.dumps(warnings))
-    texts = control.collect(KEPT)
-    everything = [one for text in texts for one in _kept.validate_json(text)]
-    unseen = [w for text in control.collect("recovery/unseen") for w in json.loads(text)]
-    return everything, unseen
+    control.publish(WANTS, _wants.dump_json(wants).decode())
+    control.publish(KEPT, _kept.dump_json(kept).decode())
 
 
-def _forget(control: Control) -> None:
-    """Frees what is long; all ranks have read it when they know of each other's damage."""
-    if control.rank == 0:
-        for key in (KEPT, WANTS):
+def _heard(control: Control, attempt: int) -> Order | None:
+    """This rank's order; None where nothing was kept. Raises LostError and CheckpointError."""
+    order = _order.validate_json(control.hear(f"recovery/order {attempt}/{control.rank}"))
+    if order.kind == "lost":
+        raise LostError(order.what)
+    if order.kind == "unlike":
+        raise CheckpointError(order.what)
+    return None if order.kind == "nothing" else order
+
+
+class Decider:
+    """What rank 0 does besides: it knows what all hold and want."""
+
+    def __init__(self, run: Manifest, nodes: Sequence[str], control: Control) -> None:
+        self.run, self.nodes, self.control = run, nodes, control
+        self.wants = [_wants.validate_json(text) for text in control.collect(WANTS)]
+        self.kept = [one for text in control.collect(KEPT) for one in _kept.validate_json(text)]
+        unseen = control.collect("recovery/unseen")
+        self.warnings = [warning for text in unseen for warning in json.loads(text)]
+        for key in (WANTS, KEPT):  # long
             control.forget(key)
+        self.damaged: set[Copy] = set()
+        self.shares: list[Share] = []
 
+    def decide(self, attempt: int) -> None:
+        """Tells every rank what to do next."""
+        if attempt and not self._learn(attempt - 1):
+            orders = [Order("pass on")] * len(self.nodes)
+        else:
+            orders = self._orders()
+        for rank, order in enumerate(orders):
+            key = f"recovery/order {attempt}/{rank}"
+            self.control.announce(key, _order.dump_json(order).decode())
 
-def _everyones_wants(state: State, control: Control) -> list[list[Want]]:
-    own = sorted(state.wanted(), key=lambda want: (want[0], want[1].name, want[1].box))
-    control.publish(WANTS, _wants.dump_json(own).decode())
-    return [_wants.validate_json(text) for text in control.collect(WANTS)]
+    def recovered(self, seconds: float) -> Recovered:
+        return Recovered(
+            self.step, seconds, tuple(self.moved), tuple(self.warnings), tuple(self.kept)
+        )
 
+    def _orders(self) -> list[Order]:
+        ranks = len(self.nodes)
+        if not self.kept:
+            return [Order("nothing")] * ranks
+        try:
+            step, copies = choose(self.kept, self.run.model, self.damaged)
+            manifest = next(one.manifest.run for one in self.kept if one.manifest.step == step)
+            check_resumable(Checkpoint(Path(step.folder), manifest), self.run)
+        except LostError as error:
+            return [Order("lost", str(error))] * ranks
+        except CheckpointError as error:
+            return [Order("unlike", str(error))] * ranks
+        assignment = assign(copies, self.wants, self.nodes)
+        self.step, self.moved = step.step, assignment.moved
+        self.shares = assignment.shares(ranks)
+        return [Order("read", "", step.step, manifest.scalars, share) for share in self.shares]
 
-def _read(
-    kept: Sequence[Kept],
-    run: Manifest,
-    wants: Sequence[Sequence[Want]],
-    nodes: Sequence[str],
-    readings: Readings,
-    control: Control,
-    warnings: list[str],
-) -> tuple[Step, Assignment]:
-    """Reads what is assigned; where a copy is damaged all ranks think again, without it."""
-    damaged: set[Copy] = set()
-    for attempt in itertools.count():
-        step, copies = choose(kept, run.model, damaged)
-        assignment = assign(copies, wants, nodes)
-        own = [copy for copy, rank in assignment.readers.items() if rank == control.rank]
-        why = readings.read(own)
-        key = f"recovery/damage {attempt}"
-        control.publish(key, json.dumps({copies.index(copy): what for copy, what in why.items()}))
-        found = [item for text in control.collect(key) for item in json.loads(text).items()]
-        if not found:
-            break
-        for index, what in found:
-            copy = copies[int(index)]
-            damaged.add(copy)
-            warnings.append(f"{copy.where}, {what}; it is taken from elsewhere")
-    return step, assignment
+    def _learn(self, attempt: int) -> bool:
+        """Whether copies were damaged of those that ranks were to read."""
+        texts = self.control.collect(f"recovery/damage {attempt}")
+        found = False
+        for share, text in zip(self.shares, texts, strict=True):
+            for index, why in json.loads(text).items():
+                copy = share.reads[int(index)]
+                self.damaged.add(copy)
+                self.warnings.append(f"{copy.where}, {why}; it is taken from elsewhere")
+                found = True
+        return found
