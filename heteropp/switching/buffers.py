@@ -16,17 +16,23 @@ from heteropp.training.step.zero import FlatParameters
 Buffers = dict[tuple[int, str], Tensor]  # by ministage and quantity
 
 
-def of_training(update: Update, through_host: bool = False) -> Buffers:
-    """The running training's own tensors, or copies of them in host memory.
+def of_training(update: Update) -> Buffers:
+    """The running training's own tensors.
 
-    What waits on the host anyway (Zorse's offload) is copied there with all else.
+    Where some of them come and go (Zorse's offload), all are copied to host memory.
     """
-    copies = through_host or update.bring is not None
+    copies = update.bring is not None
     return {
         (k, name): tensor.to("cpu", copy=True) if copies else tensor
         for k, flat in enumerate(update.each())
         for name, tensor in _tensors(flat).items()
     }
+
+
+def to_host(buffers: Buffers) -> None:
+    """Makes room on the chip: one after another goes to host memory."""
+    for key in buffers:
+        buffers[key] = buffers[key].cpu()
 
 
 def fresh(plan: Plan, rank: int, quantities: Sequence[Quantity], device: torch.device) -> Buffers:

@@ -30,6 +30,7 @@ class Position:
 
     step: int  # completed; with the seed it is also the position in the data
     scalars: Scalars
+    ended_s: float  # when its newest step did, by the time of day
 
 
 @dataclass(frozen=True)

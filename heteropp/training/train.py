@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -11,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -41,8 +40,9 @@ from heteropp.switching.change import Position
 from heteropp.timeline import Span
 from heteropp.training.evaluation import evaluate
 from heteropp.training.executor import Executor, StepResult
-from heteropp.training.measuring.gauges import Gauges, Reading
-from heteropp.training.measuring.report import Reporter, as_json
+from heteropp.training.loop import advance, finish
+from heteropp.training.measuring.gauges import Gauges
+from heteropp.training.measuring.report import Reporter
 from heteropp.training.ranks.attempt import attempt, launcher_store
 from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.device import Device, open_device, set_links
@@ -221,7 +221,7 @@ class Trainer:
         self.completed = checkpoint.manifest.step
 
     def position(self) -> Position:
-        return Position(self.completed, self.state.scalars())
+        return Position(self.completed, self.state.scalars(), time.time())
 
     def take_over(self, position: Position, buffers: Buffers) -> None:
         """Goes on from another plan's state, which was moved to buffers of this plan and rank."""
@@ -257,7 +257,7 @@ def train_rank(run: Run, json_summary: bool = False) -> int:
         device = open_device(run.device, chip.file, chip.chip_type)
         connect(store, rank, world_size, device.backend, wait_s, run.p2p)
         trainer = Trainer(run, device, control)
-        if checkpoint := _starting_point(run, control, attempt() > 0):
+        if checkpoint := starting_point(run, control, attempt() > 0):
             trainer.restore(checkpoint)
         if rank == 0:
             reporter = Reporter(
@@ -268,7 +268,7 @@ def train_rank(run: Run, json_summary: bool = False) -> int:
         stopped = _loop(trainer, reporter, writer, watch)
         writer.finish()
         if not stopped:
-            _finish(trainer, reporter, json_summary)
+            finish(trainer, reporter, json_summary)
         elif reporter:
             reporter.stopped(trainer.completed)
         control.barrier("finish")
@@ -278,17 +278,17 @@ def train_rank(run: Run, json_summary: bool = False) -> int:
             _end_without_launcher()
         return 128 + signal.SIGTERM if stopped else 0
     except torch.OutOfMemoryError as error:
-        watch.fail(f"ran out of memory: {_one_line(error)}", wait_s=0)
+        watch.fail(f"ran out of memory: {one_line(error)}", wait_s=0)
     except (FileError, CheckpointError, DivergedError) as error:
-        watch.fail(f"stopped: {_one_line(error)}", wait_s=0)
+        watch.fail(f"stopped: {one_line(error)}", wait_s=0)
     except Exception as error:
         # the line that the watch prints has room for the error alone
-        _keep_traceback(run.logs / f"rank-{rank}.traceback")
-        watch.fail(f"failed: {type(error).__name__}: {_one_line(error)}")
+        keep_traceback(run.logs / f"rank-{rank}.traceback")
+        watch.fail(f"failed: {type(error).__name__}: {one_line(error)}")
     raise AssertionError("watch.fail ends the process")
 
 
-def _starting_point(run: Run, control: Control, restarted: bool) -> Checkpoint | None:
+def starting_point(run: Run, control: Control, restarted: bool) -> Checkpoint | None:
     """The checkpoint to go on from, if any; rank 0 decides. Raises FileError or CheckpointError."""
     if control.rank:
         step = int(control.hear(FIRST_STEP))
@@ -331,8 +331,7 @@ def _loop(trainer: Trainer, reporter: Reporter | None, writer: Writer, watch: Wa
     while trainer.completed < run.steps:
         if watch.told_to_stop and control.rank == 0 and not control.announced(LAST_STEP):
             control.announce(LAST_STEP, str(trainer.completed + 1))
-        result, step_s = trainer.step()
-        _share_metrics(trainer, reporter, result, step_s, trainer.validate())
+        advance(trainer, reporter)
         # no rank ends a step before rank 0 has given its part of the norm to it, so that at the end
         # of a step all of them know what rank 0 announced before it
         last_step = min(run.steps, int(control.announced(LAST_STEP) or run.steps))
@@ -344,61 +343,10 @@ def _loop(trainer: Trainer, reporter: Reporter | None, writer: Writer, watch: Wa
     return trainer.completed < run.steps
 
 
-def _share_metrics(
-    trainer: Trainer,
-    reporter: Reporter | None,
-    result: StepResult,
-    step_s: float,
-    validation_loss: float | None,
-) -> None:
-    key = f"metrics/{trainer.completed}"
-    trainer.control.publish(key, trainer.reading.as_json())
-    if reporter is None:
-        return
-    readings = [Reading.of_json(text) for text in trainer.control.collect(key)]
-    trainer.control.forget(key)
-    learning_rate = trainer.run.hyperparameters.learning_rate_at(trainer.completed - 1)
-    reporter.step(
-        trainer.gauges.metrics(
-            trainer.completed, result, learning_rate, validation_loss, step_s, readings
-        )
-    )
-    if slow := trainer.gauges.slow_ranks(readings):
-        reporter.warn(slow)
-    if warning := trainer.executor.guard.take_warning():
-        reporter.warn(warning)
-
-
-def _finish(trainer: Trainer, reporter: Reporter | None, json_summary: bool) -> None:
-    """Gathers the trace of the median step and writes what the run leaves."""
-    if not trainer.spans:
-        if reporter:
-            reporter.nothing_to_do()
-        return
-    if reporter:
-        by_time = sorted(trainer.spans, key=lambda step: step[1])
-        trainer.control.store.set("traced step", str(by_time[len(by_time) // 2][0]))
-    traced = int(trainer.control.store.get("traced step"))
-    spans = next(spans for step, _, spans in trainer.spans if step == traced)
-    trainer.control.publish("spans", json.dumps([asdict(span) for span in spans]))
-    if not reporter:
-        return
-    texts = trainer.control.collect("spans")
-    measured = [Span(**span) for text in texts for span in json.loads(text)]
-    simulation = trainer.gauges.simulation
-    predicted = simulation.spans if simulation else []
-    reporter.trace(measured, predicted, list(trainer.run.labels))
-    summary = reporter.finish()
-    assert summary is not None
-    reporter.show(summary)
-    if json_summary:
-        print(as_json(summary), flush=True)
-
-
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _keep_traceback(path: Path) -> None:
+def keep_traceback(path: Path) -> None:
     with contextlib.suppress(FileError):
         write_text(path, traceback.format_exc())

@@ -207,16 +207,18 @@ class _Member:
         new_members: tuple[str, ...],
     ) -> Any:
         from dicomm.distributed import bytes_sent
-        from heteropp.switching.buffers import of_training
+        from heteropp.switching.buffers import of_training, to_host
         from heteropp.switching.change import Change, move
         from heteropp.training.ranks.control import Control
         from heteropp.training.ranks.transport import connect
 
         own, through_host = None, turn % 2 == 0
         if self.trainer is not None:
-            own = self.trainer.position(), of_training(self.trainer.executor.update, through_host)
+            own = self.trainer.position(), of_training(self.trainer.executor.update)
             self.trainer = None
             gc.collect()
+            if through_host:
+                to_host(own[1])
             dist.destroy_process_group()
         change = Change(old, new, old_members, new_members)
         rank = change.members.index(self.name)

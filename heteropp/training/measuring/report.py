@@ -89,7 +89,8 @@ class Reporter:
         """Gives the terminal back."""
         self.progress.stop()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Gives the terminal back, and the files: another reporter may go on with them."""
         self.stop()
         self.file.close()
         if self.board:
@@ -102,7 +103,7 @@ class Reporter:
 
     def stopped(self, completed: int) -> None:
         """The last line of a run that was told to stop before its end."""
-        self._close()
+        self.close()
         self.console.print(
             f"told to stop: step {completed} is saved, and --resume goes on from it",
             soft_wrap=True,
@@ -130,7 +131,7 @@ class Reporter:
 
     def finish(self) -> Summary | None:
         """Draws the loss; gives the summary of the steps run here, None when there were none."""
-        self._close()
+        self.close()
         every = self.file.metrics
         here = [metrics for metrics in every if metrics["step"] > self.first_here]
         if not here:

@@ -6,6 +6,8 @@ The first cause to reach the store is the one that every rank names. Each rank a
 heartbeat of the one before it: a process that is paused, or a machine that is gone, dies silently.
 
 A SIGTERM ends nothing by itself: `told_to_stop` is for the main thread, which finishes its step.
+Where members outlive a plan it is a notice for the member's chip alone. A watch that is begun
+before another one of this process has finished takes its signals over.
 """
 
 from __future__ import annotations
@@ -45,23 +47,26 @@ class Watch:
         deadline_s: float,
         doing: Callable[[], str],
         on_exit: Callable[[], None],
+        notice: Callable[[], None] | None = None,
     ) -> None:
         """Starts watching; every rank of the job must.
 
-        `labels` by rank, "rank 3 (chip B)"; deadline_s: how long a rank may be silent.
+        `labels` by rank, "rank 3 (chip B)"; deadline_s: how long a rank may be silent; notice: what
+        a SIGTERM leads to, in the watch's thread; None: all ranks are told to stop.
         """
         self.rank, self.labels, self.logs = control.rank, labels, logs
         self.deadline_s, self.doing, self.on_exit = deadline_s, doing, on_exit
         # a connection of its own: the main thread may hold the other in a wait
         self.store = dist.PrefixStore("watch", store.clone())  # type: ignore[attr-defined]
         self.store.set_timeout(timedelta(seconds=10))
+        self.notice = notice or (lambda: self.store.set("stop", ""))
         Path("/proc/self/comm").write_text(f"heteropp-{self.rank}")  # for ps and top
         self.ending = threading.Lock()
         self.finished = threading.Event()
         self.told_to_stop = False  # some rank was
         self.neighbour = Neighbour((control.rank - 1) % control.world_size)
-        self.wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        self.wakeup, self.wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.wakeup_write, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)  # the thread below reads it from the pipe
         control.publish("process", json.dumps([_machine(), os.getpid()]))
@@ -78,6 +83,10 @@ class Watch:
         """This rank has done its part; its end, and the others', are no longer a failure."""
         self.store.set(f"finished/{self.rank}", "")
         self.finished.set()
+        taker = signal.set_wakeup_fd(-1)
+        if taker != self.wakeup_write:  # another watch has begun
+            signal.set_wakeup_fd(taker, warn_on_full_buffer=False)
+            return
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
@@ -109,10 +118,12 @@ class Watch:
             try:
                 if self.wakeup in ready:
                     os.read(self.wakeup, 4096)
-                    self.store.set("stop", "")
+                    self.notice()
                 self._read_store()
             except dist.DistNetworkError:
                 self._end({"rank": LAUNCHER, "what": "died"})  # and the store with it
+        for descriptor in (*self.peers, self.wakeup, self.wakeup_write):
+            os.close(descriptor)
 
     def _has_finished(self, rank: int) -> bool:
         if self.finished.is_set():
