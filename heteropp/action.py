@@ -19,11 +19,12 @@ class Kind(StrEnum):
     SEND_GRADIENT = "send_gradient"
     W = "W"  # its second half: the gradients of the weights
     REDUCE = "reduce"  # sum gradients with all others that hold the same layers
+    SWITCH = "switch"  # parameters or gradients go to another plan's layout; see mixed_lengths
     STEP = "step"  # clip, update, and gather the parameters
 
 
 @dataclass(frozen=True)
 class Action:
     kind: Kind
-    micro_batch: int | None = None  # None for REDUCE and STEP
+    micro_batch: int | None = None  # None for REDUCE, SWITCH and STEP
     ministage: int = 0  # which of the stage's, in the stage's own order

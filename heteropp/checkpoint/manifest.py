@@ -61,6 +61,7 @@ class Manifest:
     step: int  # completed steps; with the seed it is also the position in the data
     model: Model
     global_batch: int
+    whole_documents: bool = False  # each a sequence of its own; otherwise they are packed
     seed: int
     tokens_sha256: str
     hyperparameters: Hyperparameters
@@ -161,12 +162,9 @@ def check_resumable(checkpoint: Checkpoint, run: Manifest) -> None:
     path, saved = checkpoint.path, checkpoint.manifest
     if saved.tokens_sha256 != run.tokens_sha256:
         raise CheckpointError(f"{path} was made with other data; give the same --data")
-    ours = {**asdict(run.hyperparameters), "seed": run.seed, "global_batch": run.global_batch}
-    theirs = {
-        **asdict(saved.hyperparameters),
-        "seed": saved.seed,
-        "global_batch": saved.global_batch,
-    }
+    names = ("seed", "global_batch", "whole_documents")
+    ours = {**asdict(run.hyperparameters), **{name: getattr(run, name) for name in names}}
+    theirs = {**asdict(saved.hyperparameters), **{name: getattr(saved, name) for name in names}}
     ours.update({f"model.{name}": value for name, value in asdict(run.model).items()})
     theirs.update({f"model.{name}": value for name, value in asdict(saved.model).items()})
     for name, value in theirs.items():

@@ -35,6 +35,20 @@ class Permutation:
         return left * self.side + right
 
 
+def shuffled(numbers: np.ndarray, count: int, seed: int | None) -> np.ndarray:
+    """Which of `count` things, int64, a run takes as its n-th: all of them once in each epoch.
+
+    Without a seed there is one epoch, in the things' own order; -1 stands for what comes after.
+    """
+    epochs, places = np.divmod(np.asarray(numbers, np.int64), count)
+    if seed is None:
+        return np.where(epochs == 0, places, -1)
+    for epoch in np.unique(epochs):
+        own = epochs == epoch
+        places[own] = Permutation(count, seed, int(epoch)).at(places[own])
+    return places
+
+
 def _hash(x: np.ndarray) -> np.ndarray:
     """SplitMix64's finaliser; below 2^63, so that adding a digit cannot overflow."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from heteropp.data.permutation import Permutation
+from heteropp.data.permutation import shuffled
 from heteropp.data.token_file import TokenFile
 from heteropp.files import FileError
 from heteropp.model import Model
@@ -29,11 +29,7 @@ class Sequences:
         or more kinds than it knows.
         """
         self.tokens, self.length, self.seed = tokens, model.sequence_length, seed
-        if tokens.vocabulary > model.vocab:
-            raise FileError(
-                f"{tokens.path} has a vocabulary of {tokens.vocabulary} tokens (tokenizer "
-                f"{tokens.tokenizer}); the model's vocab is {model.vocab}"
-            )
+        check_vocabulary(tokens, model)
         self.count = (len(tokens.tokens) - 1) // self.length  # the last token is a target only
         if self.count < 1:
             raise FileError(
@@ -67,15 +63,19 @@ class Sequences:
 
     def _starts(self, numbers: Numbers) -> np.ndarray:
         """Where the sequences begin, in tokens; -1 for those after the only epoch."""
-        epochs, places = np.divmod(np.asarray(numbers, np.int64), self.count)
-        if self.seed is None:
-            return np.where(epochs == 0, places * self.length, -1)
-        for epoch in np.unique(epochs):
-            own = epochs == epoch
-            places[own] = Permutation(self.count, self.seed, int(epoch)).at(places[own])
-        return places * self.length
+        places = shuffled(np.asarray(numbers), self.count, self.seed)
+        return np.where(places < 0, -1, places * self.length)
 
     def _documents_begun(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The range of document ends after which a target of the sequence stands."""
         ends = self.tokens.ends
         return ends.searchsorted(starts, "right"), ends.searchsorted(starts + self.length, "right")
+
+
+def check_vocabulary(tokens: TokenFile, model: Model) -> None:
+    """Raises FileError when there are more kinds of tokens than the model knows."""
+    if tokens.vocabulary > model.vocab:
+        raise FileError(
+            f"{tokens.path} has a vocabulary of {tokens.vocabulary} tokens (tokenizer "
+            f"{tokens.tokenizer}); the model's vocab is {model.vocab}"
+        )

@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from heteropp.action import Action, Kind
 from heteropp.data.batch import Batch
-from heteropp.training.executor import Executor, MicroBatch
+from heteropp.training.passes import MicroBatch, Passes
 from heteropp.training.ranks.collective import all_gather
 
 FORWARD = (Kind.RECV_ACTIVATION, Kind.GATHER_ACTIVATION, Kind.F, Kind.SEND_ACTIVATION)
 
 
-def evaluate(executor: Executor, batch: Batch) -> float:
+def evaluate(executor: Passes, batch: Batch) -> float:
     """The loss of a batch between two steps; every rank calls it, and gets the same.
 
     Of a step's actions only the forwards run: in the same order, and so they cannot wait for each
@@ -37,14 +37,12 @@ def evaluate(executor: Executor, batch: Batch) -> float:
     for module in executor.modules:
         module.train()
     executor.keeps, executor.current = keeps, None
-    if executor.groups.tensor_parallel.index:  # the loss is its replica's first rank's to tell
-        executor.loss.zero_()
     losses = executor.loss.new_zeros(dist.get_world_size())
-    all_gather(losses, executor.loss.view(1))
+    all_gather(losses, executor.told_loss().view(1))
     return losses.sum().item()
 
 
-def _run(executor: Executor, action: Action) -> None:
+def _run(executor: Passes, action: Action) -> None:
     """One action; after the last of a forward nothing of it is kept."""
     k, i = action.ministage, action.micro_batch
     assert i is not None

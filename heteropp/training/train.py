@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -27,18 +27,19 @@ from heteropp.checkpoint.manifest import (
 )
 from heteropp.checkpoint.reader import Reader
 from heteropp.checkpoint.writer import Writer, remove_partial, set_aside
-from heteropp.data.batch import Batch
 from heteropp.data.sequences import Sequences
 from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile
+from heteropp.data.whole_documents import WholeDocuments
 from heteropp.files import FileError, write_text
 from heteropp.hugging_face.weights import load_weights
 from heteropp.hyperparameters import Hyperparameters
+from heteropp.mixed_lengths.batches import MixedBatches
+from heteropp.mixed_lengths.step import MixedLengths
 from heteropp.plan import Plan
 from heteropp.switching.buffers import Buffers, fill
 from heteropp.switching.change import Position
 from heteropp.timeline import Span
-from heteropp.training.evaluation import evaluate
 from heteropp.training.executor import Executor, StepResult
 from heteropp.training.loop import advance, finish
 from heteropp.training.measuring.gauges import Gauges
@@ -48,7 +49,7 @@ from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.device import Device, open_device, set_links
 from heteropp.training.ranks.transport import P2P, Groups, Place, connect
 from heteropp.training.ranks.watch import CAUSE_FILE, POLL_S, Watch
-from heteropp.training.stage.llama import StageModule
+from heteropp.training.stage.modules import stage_modules
 from heteropp.training.state import State
 from heteropp.training.step.batches import Batches, check_same_data
 from heteropp.training.step.guard import DivergedError
@@ -90,6 +91,7 @@ class Run:
     device: Literal["chip", "cpu"]
     p2p: P2P | None = None  # None: as DICOMM_STRATEGY says
     tensorboard: bool = False
+    by_length: tuple[Plan, ...] = ()  # of documents that keep their length; `plan` is the first
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -121,43 +123,49 @@ class Trainer:
         self.groups = Groups(self.place)
         if run.cluster is not None:
             set_links(run.cluster, self.groups)
-        dtype = getattr(torch, plan.model.dtype)
-        self.modules = [
-            StageModule(
-                plan.model,
-                layers,
-                self.groups.tensor_parallel,
-                device.device,
-                dtype,
-                selective_recompute=self.place.stage.selective_recompute,
-                seed=run.seed,
-            )
-            for layers in self.place.layers
-        ]
+        self.modules = stage_modules(plan, self.place, self.groups, device.device, run.seed)
         for module in [] if run.resume else self.modules:  # what it goes on from fills them
             if run.weights is None:
                 module.initialise(run.seed)
             else:
                 load_weights(run.weights, module)
-        self.executor = Executor(
-            plan, self.place, self.groups, self.modules, run.hyperparameters, device.clock
-        )
+        self.executor = self._executor()
         self.tokens = open_tokens(run.data)
         self.batches = self._batches(self.tokens, "data", run.seed)
-        self.validation: Batches | None = None
+        self.validation: Batches | MixedBatches | None = None
         if run.validation is not None:
             self.validation = self._batches(open_tokens(run.validation), "validation")
         self.state = State(self.executor.update, self.executor.guard)
-        self.gauges = Gauges(plan, run.cluster, control.rank, run.labels, device)
+        one_plan = not run.by_length
+        self.gauges = Gauges(plan, run.cluster, control.rank, run.labels, device, one_plan)
         self.completed = 0
-        self.batch: Batch | None = None  # of the next step, once made
+        self.batch: Any = None  # what the executor takes, of the next step, once made
         # (step, its seconds, when its actions ran)
         self.spans: deque[tuple[int, float, list[Span]]] = deque(maxlen=TRACED_STEPS)
 
-    def _batches(self, tokens: TokenFile, what: str, seed: int | None = None) -> Batches:
+    def _executor(self) -> Executor | MixedLengths:
+        run, settings = self.run, (self.run.hyperparameters, self.device.clock)
+        if not run.by_length:
+            return Executor(run.plan, self.place, self.groups, self.modules, *settings)
+        groups, modules = [self.groups], [self.modules]
+        for plan in run.by_length[1:]:
+            place = Place.of(plan, self.place.rank)
+            groups[-1].make_up(place.rank)
+            groups.append(Groups(place))
+            if run.cluster is not None:
+                set_links(run.cluster, groups[-1])
+            modules.append(stage_modules(plan, place, groups[-1], self.device.device, run.seed))
+        return MixedLengths(run.by_length, self.place.rank, groups, modules, *settings)
+
+    def _batches(
+        self, tokens: TokenFile, what: str, seed: int | None = None
+    ) -> Batches | MixedBatches:
+        run, device = self.run, self.device.device
         check_same_data(self.control, what, tokens)
-        sequences = Sequences(tokens, self.run.plan.model, seed)
-        return Batches(sequences, self.run.plan, self.place, self.device.device)
+        if run.by_length:
+            documents = WholeDocuments(tokens, run.by_length[-1].model, seed)
+            return MixedBatches(documents, run.by_length, self.place.rank, device)
+        return Batches(Sequences(tokens, run.plan.model, seed), run.plan, self.place, device)
 
     def doing(self) -> str:
         """What this rank is at, for the line it ends with."""
@@ -189,21 +197,22 @@ class Trainer:
         if self.validation is None or not self.run.validates(self.completed):
             return None
         total, counted = 0.0, 0
-        for first in range(0, self.validation.sequences.count, self.run.plan.global_batch):
-            batch = self.validation.at(first)
-            total += evaluate(self.executor, batch) * batch.counted
+        for first in range(0, self.validation.sequences.count, self.validation.global_batch):
+            batch: Any = self.validation.at(first)
+            total += self.executor.evaluate(batch) * batch.counted
             counted += batch.counted
         return total / counted
 
-    def _batch(self, step: int) -> Batch:
-        return self.batches.at(step * self.run.plan.global_batch)
+    def _batch(self, step: int) -> Any:
+        return self.batches.at(step * self.batches.global_batch)
 
     def manifest(self) -> Manifest:
-        plan = self.run.plan
+        longest = self.run.by_length[-1] if self.run.by_length else self.run.plan
         return Manifest(
             step=self.completed,
-            model=plan.model,
-            global_batch=plan.global_batch,
+            model=longest.model,
+            whole_documents=bool(self.run.by_length),
+            global_batch=self.batches.global_batch,
             seed=self.run.seed,
             tokens_sha256=self.tokens.sha256,
             hyperparameters=self.run.hyperparameters,

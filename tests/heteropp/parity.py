@@ -7,7 +7,7 @@ import os
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -73,11 +73,14 @@ class Ranks:
         steps: int = STEPS,
         checkpoints: Path | None = None,
         poisoned: int | None = None,
+        by_length: Sequence[Plan] = (),
+        data: Path | None = None,
     ) -> Trained:
         """Runs a plan's steps. Raises RankError.
 
         checkpoints: a folder whose newest checkpoint the run goes on from, and to which it saves
-        when it is done; poisoned: a step in which a micro-batch of rank 0 comes to NaN.
+        when it is done; poisoned: a step in which a micro-batch of rank 0 comes to NaN; by_length:
+        the plans, of which `plan` is the first, of documents that keep their length.
         """
         validate(plan)
         while len(self.pipes) < plan.world_size:
@@ -85,7 +88,8 @@ class Ranks:
         self.jobs += 1
         used = self.pipes[: plan.world_size]
         for rank, pipe in enumerate(used):
-            pipe.send((plan, rank, steps, f"job {self.jobs}", checkpoints, poisoned))
+            job = f"job {self.jobs}"
+            pipe.send((plan, rank, steps, job, checkpoints, poisoned, tuple(by_length), data))
         answers = []
         for rank, pipe in enumerate(used):
             if not pipe.poll(DEADLINE_S):
@@ -191,6 +195,8 @@ def _train(
     job: str,
     checkpoints: Path | None,
     poisoned: int | None,
+    by_length: tuple[Plan, ...],
+    data: Path | None,
     folder: Path,
     store: dist.Store,
     chip: Path | None,
@@ -209,7 +215,7 @@ def _train(
         chips=(),
         steps=steps,
         output=folder / "run",
-        data=folder / "text",
+        data=data or folder / "text",
         validation=folder / "validation",
         validate_every=max(3, steps // 3),
         weights=None,
@@ -226,6 +232,7 @@ def _train(
             gradient_clip=CLIP,
         ),
         device="chip" if chip else "cpu",
+        by_length=by_length,
     )
     store = dist.PrefixStore(job, store)
     device = open_device(run.device, str(chip), "NEUTRAL")
@@ -243,7 +250,9 @@ def _train(
                 )
                 if rank == 0 and poisoned is not None:
                     part.register_forward_hook(_poison(trainer, poisoned))
-    sent, posted = watch_boundaries(trainer.executor, counted=chip is not None)
+    sent, posted = Counter[int](), [0]
+    if not by_length:
+        sent, posted = watch_boundaries(trainer.executor, counted=chip is not None)
     losses, norms, validation_loss, peak_bytes = [], [], None, 0
     while trainer.completed < steps:
         result, _ = trainer.step()

@@ -143,7 +143,7 @@ def test_actions_of_machines_that_started_days_apart_are_on_one_clock(
         clock = HostClock()
         gauges = Gauges(PLANS["1f1b"], None, 0, [""], Device(torch.device("cpu"), "gloo", clock))
         marks = [(Action(Kind.F, 0), clock.mark(), clock.mark())]
-        (span,) = gauges.spans(StepResult(0.0, 0.0, False, 1.0, (0, 0, 0), marks))
+        (span,) = gauges.spans(StepResult(0.0, 0.0, False, 1.0, (0, 0, 0), marks, 0))
         return span.start_s
 
     here_s, day_s, now_s = begins_s(), 86400, time.monotonic()

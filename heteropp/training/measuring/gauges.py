@@ -45,9 +45,16 @@ class Gauges:
     """What is known of the links comes from the cluster file; without one, waits are bubble."""
 
     def __init__(
-        self, plan: Plan, cluster: Path | None, rank: int, labels: Sequence[str], device: Device
+        self,
+        plan: Plan,
+        cluster: Path | None,
+        rank: int,
+        labels: Sequence[str],
+        device: Device,
+        one_plan: bool = True,
     ) -> None:
-        self.plan, self.rank, self.device = plan, rank, device
+        """one_plan: every step runs this plan alone, and can be predicted."""
+        self.plan, self.rank, self.device, self.one_plan = plan, rank, device, one_plan
         self.epoch_s = time.monotonic() - time.time()  # when the time of day was 0
         self.cluster: Cluster | None = None
         self.simulation: Simulation | None = None
@@ -56,6 +63,8 @@ class Gauges:
         if cluster is None:
             return
         self.cluster = read_cluster(cluster)
+        if not one_plan:
+            return
         try:
             self.simulation = simulate(plan, self.cluster, emulated=True)
         except ProfileError:  # the cluster's profile measured no such stage: nothing is predicted
@@ -98,9 +107,9 @@ class Gauges:
         readings: Sequence[Reading],
     ) -> StepMetrics:
         """`readings` by rank; step_s as rank 0 took it."""
-        plan, cluster = self.plan, self.cluster
+        plan = self.plan
         fidelities = [r.pacing_fidelity for r in readings if r.pacing_fidelity is not None]
-        tokens_per_s = plan.global_batch * plan.model.sequence_length / step_s
+        tokens_per_s = result.tokens / step_s
         return StepMetrics(
             step=step,
             loss=result.loss,
@@ -113,7 +122,7 @@ class Gauges:
             predicted_step_s=self._predicted_step_s(),
             tokens_per_s=tokens_per_s,
             tokens_per_chip_per_s=tokens_per_s / plan.world_size,
-            utilization=utilization(plan.model, cluster, tokens_per_s) if cluster else None,
+            utilization=self._utilization(tokens_per_s),
             bubble=statistics.mean(r.bubble for r in readings),
             communication=statistics.mean(r.communication for r in readings),
             pacing_fidelity=min(fidelities) if fidelities else None,
@@ -126,7 +135,15 @@ class Gauges:
             return None
         return self.stragglers.watch([r.work * r.step_s for r in readings])
 
+    def _utilization(self, tokens_per_s: float) -> float | None:
+        """Where tokens are of sequences of one length, and so ask for the same."""
+        if self.cluster is None or not self.one_plan:
+            return None
+        return utilization(self.plan.model, self.cluster, tokens_per_s)
+
     def _predicted_step_s(self) -> float | None:
+        if not self.one_plan:
+            return None
         if self.plan.prediction:
             return self.plan.prediction.step_s
         return self.simulation.step_s if self.simulation else None

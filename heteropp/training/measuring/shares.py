@@ -74,7 +74,7 @@ def divide(ran: Iterable[Ran], step: Step, links: Links) -> Share:
         took_s = done_s - begin_s
         if action.kind in COMPUTATION:
             work_s += took_s
-        elif action.kind in GATHERS:
+        elif action.kind in GATHERS or action.kind == Kind.SWITCH:
             communication_s += took_s
         elif action.kind in (Kind.RECV_ACTIVATION, Kind.RECV_GRADIENT):
             least_s = links.messages_s.get((action.kind, action.ministage), 0.0)

@@ -15,6 +15,7 @@ from heteropp.plan import Pipeline, Plan, Stage, ministage_layers
 from heteropp.schedule import Part, links
 from heteropp.training.stage.tp import ProcessGroup, SoloGroup, TensorParallelGroup
 
+MOST_GROUPS = 3  # of a rank and a plan: the world, its replica, and one of each replica
 P2P = Literal["device-direct", "cpu-mediated"]  # dicomm's strategies (H2, section 3.2)
 
 
@@ -86,6 +87,15 @@ class Groups:
         # the ranks that hold the same slices: one of each replica
         peers = tuple(replica.ranks[place.tp_index] for replica in place.stage.replicas)
         self.data_parallel = None if len(peers) == 1 else _new_group(peers)
+
+    def make_up(self, rank: int) -> None:
+        """Makes groups of a rank alone in place of those that it has not, and others may have.
+
+        torch names a group by its ranks and by how many the rank has made before, so that before
+        the groups of another plan all must have made as many.
+        """
+        for _ in range(MOST_GROUPS - len(self.every())):
+            _new_group((rank,))
 
     def every(self) -> list[dist.ProcessGroup]:
         """All of them, the world's first."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,14 +16,15 @@ from heteropp.plan import Plan
 from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.transport import Place
 
+Read = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # of sequences: inputs and targets
 
-class Batches:
-    """A global batch is cut as the plan says: to pipelines, micro-batches, then replicas."""
 
-    def __init__(
-        self, sequences: Sequences, plan: Plan, place: Place, device: torch.device
-    ) -> None:
-        self.sequences, self.device, self.global_batch = sequences, device, plan.global_batch
+class Share:
+    """A rank's part of a global batch, which is cut as the plan says: to pipelines, micro-batches,
+    then replicas."""
+
+    def __init__(self, plan: Plan, place: Place, device: torch.device) -> None:
+        self.device = device
         self.reads = any(first == 0 for first, _ in place.layers)
         self.learns = any(last == plan.model.layers for _, last in place.layers)
         shares = [replica.batch_share for replica in place.stage.replicas]
@@ -38,20 +41,35 @@ class Batches:
             ]
         )
 
-    def at(self, first_sequence: int) -> Batch:
-        """This rank's part of the global batch that begins with a sequence of the run."""
-        everyones = range(first_sequence, first_sequence + self.global_batch)
-        counted = max(1, self.sequences.counted(everyones))
+    def of(self, numbers: np.ndarray, counted: int, read: Read) -> Batch:
+        """numbers: of the global batch's sequences in the run."""
+        own = numbers[self.own]
         tokens = targets = None
         if self.reads or self.learns:
-            inputs, outputs = self.sequences.read(first_sequence + self.own)
+            inputs, outputs = read(own)
             tokens = self._to_device(inputs) if self.reads else None
             targets = self._to_device(outputs) if self.learns else None
-        first_rows = (first_sequence + self.own[:: self.share]) * self.length
+        first_rows = own[:: self.share] * self.length
         return Batch(tokens, targets, counted, first_rows.tolist())
 
     def _to_device(self, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(rows.reshape(self.micro_batches, -1)).to(self.device)
+
+
+class Batches:
+    """Of packed sequences."""
+
+    def __init__(
+        self, sequences: Sequences, plan: Plan, place: Place, device: torch.device
+    ) -> None:
+        self.sequences, self.global_batch = sequences, plan.global_batch
+        self.share = Share(plan, place, device)
+
+    def at(self, first_sequence: int) -> Batch:
+        """This rank's part of the global batch that begins with a sequence of the run."""
+        everyones = first_sequence + np.arange(self.global_batch)
+        counted = max(1, self.sequences.counted(everyones))
+        return self.share.of(everyones, counted, self.sequences.read)
 
 
 def check_same_data(control: Control, what: str, tokens: TokenFile) -> None:

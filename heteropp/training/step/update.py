@@ -46,7 +46,6 @@ class Update:
         hyperparameters: Hyperparameters,
     ) -> None:
         self.hyperparameters = hyperparameters
-        self.tp_index = place.tp_index
         self.flats = [
             FlatParameters(module, groups.data_parallel, plan.zero_stage, hyperparameters)
             for module in modules
@@ -97,8 +96,8 @@ class Update:
     ) -> Outcome:
         """Sums, clips by the norm over all ranks, and updates if loss and norm are accepted.
 
-        loss: this rank's part, of all its micro-batches. The host reads the sum and the norm back
-        before the update, the same on every rank, so that all decide alike.
+        loss: this rank's part; over all ranks they sum up to the step's. The host reads the sum
+        and the norm back before the update, the same on every rank, so that all decide alike.
         """
         self._finish_sums()
         summed = mark()
@@ -144,7 +143,7 @@ class Update:
             for name, norm in flat.norms().items():
                 if sums.speaks_for(name):
                     norms[self.column[name]] = norm
-        return torch.stack([*norms, none if self.tp_index else loss])
+        return torch.stack([*norms, loss])
 
     def _overflowed(self, loss: float, norm: float) -> bool:
         """Whether only the scale is to blame for gradients that are not finite; it learns of it."""

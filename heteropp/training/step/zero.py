@@ -8,22 +8,20 @@ backward until they are reduced.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.layout import Entry, Piece, layout
+from heteropp.layout import Entry, Piece
 from heteropp.training.ranks.collective import start_all_gather, start_reduce_scatter
 from heteropp.training.stage.llama import StageModule
+from heteropp.training.step.flat import FlatBuffers
 from heteropp.training.step.optimizer import AdamW
 
 
-class FlatParameters:
-    """The parameters of a ministage as one rank holds them, moved into flat buffers."""
+class FlatParameters(FlatBuffers):
+    """The flat buffers of a ministage, their sums over the replicas, and their optimizer."""
 
     def __init__(
         self,
@@ -32,29 +30,17 @@ class FlatParameters:
         zero_stage: int,
         hyperparameters: Hyperparameters,
     ) -> None:
-        self.module, self.group, self.zero_stage = module, group, zero_stage
+        self.group, self.zero_stage = group, zero_stage
         self.replica = group.rank() if group is not None else 0
         shards = group.size() if group is not None and zero_stage else 1
-        tp = module.group
-        self.layout = layout(module.model, module.layer_range, tp.size, tp.index, shards)
+        super().__init__(module, shards, gradients=zero_stage < 2)
         self.shard = self.layout.shard(self.replica % shards)
-        self.parameters = dict(module.named_parameters())
-        example = next(iter(self.parameters.values()))
-        # a model of 16 bits sums its gradients and keeps a master copy in float32
-        self.mixed = example.dtype.itemsize == 2
-        self.wide = torch.float32 if self.mixed else example.dtype
-        self.values = torch.zeros(self.layout.size, dtype=example.dtype, device=example.device)
-        self._adopt()
+        # a model of 16 bits keeps a master copy in float32
         own = self.values[self.shard]
         self.master = own.float() if self.mixed else own
         self.optimizer = AdamW(self.master, hyperparameters)
-        self.gradients: Tensor | None = None if zero_stage == 2 else self._empty_gradients()
         self.shard_gradient: Tensor | None = None  # once reduced
         self.reducing: dist.Work | None = None
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        return self.layout.entries
 
     @property
     def pieces(self) -> list[Piece]:
@@ -66,13 +52,6 @@ class FlatParameters:
         return (self.layout.shards > 1 or self.replica == 0) and (
             entry.sharded or self.module.group.index == 0
         )
-
-    def begin(self) -> None:
-        """Before the first backward of a step: gradients are zero."""
-        if self.gradients is None:
-            self.gradients = self._empty_gradients()
-        else:
-            self.gradients.zero_()
 
     def reduce(self) -> None:
         """Starts to sum the gradients over the replicas, each of its share of the batch."""
@@ -144,40 +123,3 @@ class FlatParameters:
         self.shard_gradient = None
         if self.zero_stage == 2:
             self._let_gradients_go()
-
-    def _adopt(self) -> None:
-        """Makes every parameter a view of the flat buffer."""
-        for entry in self.entries:
-            parameter = self.parameters[entry.name]
-            view = self.values[entry.first : entry.last].view(parameter.shape)
-            view.copy_(parameter.data)
-            parameter.data = view
-            if self.mixed:
-                parameter.register_post_accumulate_grad_hook(self._adder(entry))
-
-    def _adder(self, entry: Entry) -> Callable[[Tensor], None]:
-        owner = weakref.ref(self)  # who holds the parameter, which holds this: nothing would go
-
-        def add(parameter: Tensor) -> None:
-            if parameter.grad is None:  # put off, for W to add
-                return
-            flat = owner()
-            assert flat is not None and flat.gradients is not None
-            flat.gradients[entry.first : entry.last].view(parameter.shape).add_(parameter.grad)
-            parameter.grad = None
-
-        return add
-
-    def _empty_gradients(self) -> Tensor:
-        """Where the backward adds to: every parameter's gradient is a view of it."""
-        gradients = torch.zeros(self.layout.size, dtype=self.wide, device=self.values.device)
-        if not self.mixed:
-            for entry in self.entries:
-                parameter = self.parameters[entry.name]
-                parameter.grad = gradients[entry.first : entry.last].view(parameter.shape)
-        return gradients
-
-    def _let_gradients_go(self) -> None:
-        self.gradients = None
-        for parameter in self.parameters.values():
-            parameter.grad = None

@@ -1,0 +1,27 @@
+"""The modules of the ministages that a rank holds."""
+
+from __future__ import annotations
+
+import torch
+
+from heteropp.plan import Plan
+from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.stage.llama import StageModule
+
+
+def stage_modules(
+    plan: Plan, place: Place, groups: Groups, device: torch.device, seed: int
+) -> list[StageModule]:
+    """In the stage's own order, with parameters that are not initialised; seed: of dropout."""
+    return [
+        StageModule(
+            plan.model,
+            layers,
+            groups.tensor_parallel,
+            device,
+            getattr(torch, plan.model.dtype),
+            selective_recompute=place.stage.selective_recompute,
+            seed=seed,
+        )
+        for layers in place.layers
+    ]
