@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,6 +22,7 @@ from heteropp.plan import Plan, read_plan
 if TYPE_CHECKING:
     from heteropp.checkpoint.manifest import Checkpoint
     from heteropp.cluster import Cluster
+    from heteropp.data.token_file import TokenFile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -28,6 +31,7 @@ Examples:
   heteropp-train --plan plan.json --cluster cluster.toml --steps 60
   heteropp-train --plan plan.json --cluster cluster.toml --steps 90 --resume
   heteropp-train --plan plan.json --cluster cluster.toml --from Llama-3.2-1B
+  heteropp-train --bucket 512.json --bucket 8192.json --cluster cluster.toml ...
   torchrun --nnodes 2 ... -m heteropp.cli.train --plan plan.json ...
 """
 
@@ -38,7 +42,15 @@ DATA, CHECKPOINTS, OPTIMIZER = "Data and weights", "Checkpoints and failures", "
 
 @app.command(help=__doc__, epilog=EXAMPLES)
 def train(
-    plan: Annotated[Path, typer.Option(help="What heteropp-search wrote.")],
+    plan: Annotated[Path | None, typer.Option(help="What heteropp-search wrote.")] = None,
+    bucket: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="In place of --plan, several times: a plan for each --sequence-length. Documents "
+            "are not packed, but go to the shortest sequence that holds them; a step has as many "
+            "as the plans' global batches sum up to.",
+        ),
+    ] = None,
     cluster: Annotated[Path | None, typer.Option(help="The cluster file of the plan.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps in all.")] = 60,
     data: Annotated[
@@ -198,7 +210,13 @@ def train(
     with one_sentence():
         if validate_every and validation is None:
             raise InputError("--validate-every needs --validation, the data to try the model on")
-        content = read_plan(plan)
+        files = _plan_files(plan, bucket)
+        by_length: tuple[Plan, ...] = ()
+        if bucket:
+            from heteropp.cli.mixed_lengths import read_buckets, say_documents
+
+            by_length = read_buckets(bucket)
+        content = by_length[0] if by_length else read_plan(files[0])
         start = 0
         if launched:
             _choose_chip(content, cluster, int(os.environ["RANK"]))  # before torch is imported
@@ -213,8 +231,9 @@ def train(
             import ditorch  # noqa: F401  (autograd counts devices once, at the first backward)
         elif device == "chip":
             leave_tools_to_ranks()
-        machines = _cluster(content, cluster, device, force)
-        check_runs(content, plan)
+        machines = _cluster(by_length or (content,), cluster, device, force)
+        for file in files:
+            check_runs(content, file)
         saved: Checkpoint | None = None
         if resume or resume_from is not None:
             from heteropp.cli.resume import checkpoint_to_resume
@@ -223,7 +242,11 @@ def train(
             saved = checkpoint_to_resume(output / "checkpoints", step, whole=not launched)
         hyperparameters = _hyperparameters(saved, steps, settings)
         if not launched:
-            _check_files(content, output, saved, data, validation, hyperparameters, seed)
+            tokens = _check_files(
+                content, by_length, output, saved, data, validation, hyperparameters, seed
+            )
+            if by_length:
+                print(say_documents(tokens, by_length), file=sys.stderr)
         if weights and not saved:
             from heteropp.hugging_face.weights import check_from
 
@@ -256,6 +279,7 @@ def train(
         device=device,  # type: ignore[arg-type]
         p2p=p2p,  # type: ignore[arg-type]
         tensorboard=tensorboard,
+        by_length=by_length,
     )
     if launched:
         train_rank(run, json)
@@ -266,6 +290,13 @@ def train(
     code = launch(train_rank, run, json, labels=run.labels, logs=run.logs, restarts=restarts)
     remove_partial(run.checkpoints)  # a full disk has room again
     raise typer.Exit(code)
+
+
+def _plan_files(plan: Path | None, buckets: list[Path] | None) -> list[Path]:
+    """Raises InputError unless there is one plan, or a plan for each length of sequence."""
+    if (plan is None) == (not buckets):
+        raise InputError("give one --plan, or a --bucket for each length of sequence")
+    return buckets or [plan]  # type: ignore[list-item]
 
 
 def check_runs(plan: Plan, path: Path) -> None:
@@ -291,8 +322,8 @@ def _check_tensorboard(wanted: bool) -> None:
         raise InputError("--tensorboard needs a package: pip install 'hyperhetero[tensorboard]'")
 
 
-def _cluster(plan: Plan, path: Path | None, device: str, force: bool) -> Cluster | None:
-    """Reads the cluster, on which the plan must fit. Raises InputError, PlanError or FileError."""
+def _cluster(plans: Sequence[Plan], path: Path | None, device: str, force: bool) -> Cluster | None:
+    """Reads the cluster, on which the plans must fit. Raises InputError, PlanError or FileError."""
     if device not in ("chip", "cpu"):
         raise InputError(f"--device is {device}; expected chip or cpu")
     if device == "cpu":
@@ -302,16 +333,22 @@ def _cluster(plan: Plan, path: Path | None, device: str, force: bool) -> Cluster
     if path is None:
         raise InputError("--cluster is missing: it says which chips and links the plan has")
     from heteropp.cluster import read_cluster
+    from heteropp.mixed_lengths.memory import check_together
     from heteropp.planned import check_cluster, check_memory
     from heteropp.profile import ProfileError
     from heteropp.simulate import simulate
 
     cluster = read_cluster(path)
-    check_cluster(plan, cluster)
+    for plan in plans:
+        check_cluster(plan, cluster)
+    if len(plans) > 1:
+        if not force:
+            check_together(plans, cluster)
+        return cluster
     if not force:
-        check_memory(plan, cluster)
+        check_memory(plans[0], cluster)
     with suppress(ProfileError):  # every rank does so: what it takes is traced here, once
-        simulate(plan, cluster, emulated=True)
+        simulate(plans[0], cluster, emulated=True)
     return cluster
 
 
@@ -342,31 +379,33 @@ def _hyperparameters(
 
 def _check_files(
     plan: Plan,
+    by_length: Sequence[Plan],
     output: Path,
     saved: Checkpoint | None,
     data: Path | None,
     validation: Path | None,
     hyperparameters: Hyperparameters,
     seed: int,
-) -> None:
-    """Checks what the ranks will read and write to, before any of them starts.
+) -> TokenFile:
+    """Checks what the ranks will read and write to, before any of them starts; gives the data.
 
     Raises InputError or FileError.
     """
     from heteropp.checkpoint.manifest import CheckpointError, Manifest, check_resumable, steps
     from heteropp.data.source import check_data
+    from heteropp.mixed_lengths.plans import what_is_learnt
 
     if saved is None and steps(output / "checkpoints"):
         raise InputError(
             f"{output / 'checkpoints'} holds checkpoints of an earlier run; "
             "give --resume to go on from them, or another --output"
         )
-    tokens = check_data(data, validation, plan.model)
+    model = by_length[-1].model if by_length else plan.model
+    tokens = check_data(data, validation, model, whole_documents=bool(by_length))
     if saved:
         run = Manifest(
             step=0,
-            model=plan.model,
-            global_batch=plan.global_batch,
+            **what_is_learnt(plan, by_length),
             seed=seed,
             tokens_sha256=tokens.sha256,
             hyperparameters=hyperparameters,
@@ -378,6 +417,7 @@ def _check_files(
     make_folder(output)
     if not os.access(output, os.W_OK):
         raise InputError(f"--output {output} is a folder that cannot be written to")
+    return tokens
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from heteropp.data.documents import find_files, read_documents
 from heteropp.data.sequences import Sequences
 from heteropp.data.token_file import VERSION, TokenFile, open_token_file
 from heteropp.data.tokenizer import Bytes
+from heteropp.data.whole_documents import WholeDocuments
 from heteropp.files import FileError, cache_folder, make_folder
 from heteropp.model import Model
 
@@ -46,13 +47,19 @@ def open_tokens(source: Path | None, cache: Path | None = None) -> TokenFile:
     return replace(open_token_file(path), path=folder)
 
 
-def check_data(data: Path | None, validation: Path | None, model: Model) -> TokenFile:
+def check_data(
+    data: Path | None,
+    validation: Path | None,
+    model: Model,
+    whole_documents: bool = False,
+) -> TokenFile:
     """Opens a run's data, which its model must be able to learn. Raises FileError."""
+    kind = WholeDocuments if whole_documents else Sequences
     tokens = open_tokens(data)
-    Sequences(tokens, model)
+    kind(tokens, model)
     if validation is not None:
         others = open_tokens(validation)
-        Sequences(others, model)
+        kind(others, model)
         if others.tokenizer_sha256 != tokens.tokenizer_sha256:
             raise FileError(
                 f"{validation} was made with tokenizer {others.tokenizer}, and what is trained on "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,17 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
 def documents_a_step(plans: Sequence[Plan]) -> int:
     """Each plan was made for its part of them, however many of a step have its length."""
     return sum(plan.global_batch for plan in plans)
+
+
+def what_is_learnt(plan: Plan, by_length: Sequence[Plan]) -> dict[str, Any]:
+    """Of a checkpoint's manifest, what must stay on a resume, whatever the plans.
+
+    by_length: those of a run of mixed lengths, if it is one.
+    """
+    if not by_length:
+        return {"model": plan.model, "global_batch": plan.global_batch}
+    batch = documents_a_step(by_length)
+    return {"model": by_length[-1].model, "global_batch": batch, "whole_documents": True}
 
 
 def shortest_that_holds(plans: Sequence[Plan], lengths: np.ndarray) -> np.ndarray:

@@ -35,6 +35,7 @@ from heteropp.files import FileError, write_text
 from heteropp.hugging_face.weights import load_weights
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.mixed_lengths.batches import MixedBatches
+from heteropp.mixed_lengths.plans import what_is_learnt
 from heteropp.mixed_lengths.step import MixedLengths
 from heteropp.plan import Plan
 from heteropp.switching.buffers import Buffers, fill
@@ -207,12 +208,9 @@ class Trainer:
         return self.batches.at(step * self.batches.global_batch)
 
     def manifest(self) -> Manifest:
-        longest = self.run.by_length[-1] if self.run.by_length else self.run.plan
         return Manifest(
             step=self.completed,
-            model=longest.model,
-            whole_documents=bool(self.run.by_length),
-            global_batch=self.batches.global_batch,
+            **what_is_learnt(self.run.plan, self.run.by_length),
             seed=self.run.seed,
             tokens_sha256=self.tokens.sha256,
             hyperparameters=self.run.hyperparameters,
