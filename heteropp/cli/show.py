@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -21,9 +21,12 @@ SHOWN_STAGES = 40  # of each table
 FILE_COLUMNS = 160  # what is no terminal has no width of its own
 
 
-def output_console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=FILE_COLUMNS)
+def output_console(file: IO[str] | None = None) -> Console:
+    """On standard output, or a file."""
+    console = Console(file=file, highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(file=file, highlight=False, width=FILE_COLUMNS)
 
 
 def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:

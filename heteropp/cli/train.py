@@ -21,6 +21,7 @@ from heteropp.plan import Plan, read_plan
 
 if TYPE_CHECKING:
     from heteropp.checkpoint.manifest import Checkpoint
+    from heteropp.cli.elastic import Earlier
     from heteropp.cluster import Cluster
     from heteropp.data.token_file import TokenFile
 
@@ -31,6 +32,8 @@ Examples:
   heteropp-train --plan plan.json --cluster cluster.toml --steps 60
   heteropp-train --plan plan.json --cluster cluster.toml --steps 90 --resume
   heteropp-train --plan plan.json --cluster cluster.toml --from Llama-3.2-1B
+  heteropp-train --plan plan.json --cluster cluster.toml --elastic \\
+    --availability chips.json --remote s3://bucket/run
   heteropp-train --bucket 512.json --bucket 8192.json --cluster cluster.toml ...
   torchrun --nnodes 2 ... -m heteropp.cli.train --plan plan.json ...
 """
@@ -38,6 +41,7 @@ Examples:
 
 # sections of --help
 DATA, CHECKPOINTS, OPTIMIZER = "Data and weights", "Checkpoints and failures", "Optimizer"
+ELASTIC = "When the cluster changes"
 
 
 @app.command(help=__doc__, epilog=EXAMPLES)
@@ -128,6 +132,68 @@ def train(
             min=5, help="Seconds that a rank waits for another.", rich_help_panel=CHECKPOINTS
         ),
     ] = 300,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic",
+            help="Go on, under a new plan, when chips go or come.",
+            rich_help_panel=ELASTIC,
+        ),
+    ] = False,
+    availability: Annotated[
+        str | None,
+        typer.Option(
+            help='A file or URL that says which chips there are, {"a-0": 2, "b-0": 1} by node, as '
+            "JSON or TOML; read every few seconds. All of --cluster if absent.",
+            rich_help_panel=ELASTIC,
+        ),
+    ] = None,
+    node_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Under torchrun, one process a node: the name of this node, a-0 for the first of "
+            "chip a.",
+            rich_help_panel=ELASTIC,
+        ),
+    ] = None,
+    notice: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="Seconds that a chip still has when it goes from --availability or its process "
+            "gets SIGTERM.",
+            rich_help_panel=ELASTIC,
+        ),
+    ] = 30,
+    disk: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where each node keeps copies of its state, on a disk of its own; copies in "
+            "--output if absent.",
+            rich_help_panel=ELASTIC,
+        ),
+    ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            help="Where copies go that outlive every node: a folder or URL, as fsspec takes it.",
+            rich_help_panel=ELASTIC,
+        ),
+    ] = None,
+    keep_memory_every: Annotated[
+        int,
+        typer.Option(min=1, help="Steps between copies in host memory.", rich_help_panel=ELASTIC),
+    ] = 1,
+    keep_disk_every: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Steps between copies on the disk; 0: none.", rich_help_panel=ELASTIC
+        ),
+    ] = 10,
+    keep_remote_every: Annotated[
+        int,
+        typer.Option(min=1, help="Steps between copies in --remote.", rich_help_panel=ELASTIC),
+    ] = 50,
     learning_rate: Annotated[
         float | None,
         typer.Option(help="The highest that it gets; 1e-3 if absent.", rich_help_panel=OPTIMIZER),
@@ -217,8 +283,16 @@ def train(
 
             by_length = read_buckets(bucket)
         content = by_length[0] if by_length else read_plan(files[0])
+        earlier: Earlier | None = None
+        if elastic:
+            from heteropp.cli.elastic import earlier_job
+
+            _check_elastic(cluster, bucket, resume_from, restarts, force)
+            earlier = earlier_job(output, resume)
+        elif availability or disk or remote or node_name:
+            raise InputError("--availability, --disk, --remote and --node-name are for --elastic")
         start = 0
-        if launched:
+        if launched and not elastic:
             _choose_chip(content, cluster, int(os.environ["RANK"]))  # before torch is imported
             from heteropp.training.ranks.attempt import attempt
 
@@ -227,20 +301,25 @@ def train(
             raise InputError("--restarts is not for torchrun's ranks; give it --max-restarts")
         _check_p2p(p2p, device)
         _check_tensorboard(tensorboard)
-        if launched and device == "chip":
+        if elastic:
+            pass  # this process has no chip
+        elif launched and device == "chip":
             import ditorch  # noqa: F401  (autograd counts devices once, at the first backward)
         elif device == "chip":
             leave_tools_to_ranks()
-        machines = _cluster(by_length or (content,), cluster, device, force)
+        machines = None
+        if not elastic:
+            machines = _cluster(by_length or (content,), cluster, device, force)
         for file in files:
-            check_runs(content, file)
+            check_runs(content, file, launched and not elastic)
         saved: Checkpoint | None = None
-        if resume or resume_from is not None:
+        if not earlier and (resume or resume_from is not None):
             from heteropp.cli.resume import checkpoint_to_resume
 
             step = None if start else resume_from  # ranks that start again take the newest
             saved = checkpoint_to_resume(output / "checkpoints", step, whole=not launched)
-        hyperparameters = _hyperparameters(saved, steps, settings)
+        base = earlier or (saved.manifest if saved else None)
+        hyperparameters = _hyperparameters(base.hyperparameters if base else None, steps, settings)
         if not launched:
             tokens = _check_files(
                 content, by_length, output, saved, data, validation, hyperparameters, seed
@@ -256,7 +335,7 @@ def train(
 
     run = Run(
         plan=content,
-        cluster=cluster if machines else None,
+        cluster=cluster if machines or (elastic and device == "chip") else None,
         chips=tuple(
             RankChip(str(machines.chip(rank).path), machines.chip(rank).chip_type)
             if machines
@@ -281,6 +360,23 @@ def train(
         tensorboard=tensorboard,
         by_length=by_length,
     )
+    if elastic:
+        from heteropp.cli.elastic import Elastic, train_elastically
+
+        assert cluster is not None
+        options = Elastic(
+            cluster=cluster,
+            node_name=node_name,
+            availability=availability,
+            notice_s=notice,
+            disk=disk,
+            remote=remote,
+            keep_memory_every=keep_memory_every,
+            keep_disk_every=keep_disk_every,
+            keep_remote_every=keep_remote_every,
+        )
+        with one_sentence():
+            raise typer.Exit(train_elastically(run, options, earlier, quiet=json))
     if launched:
         train_rank(run, json)
         return
@@ -299,15 +395,30 @@ def _plan_files(plan: Path | None, buckets: list[Path] | None) -> list[Path]:
     return buckets or [plan]  # type: ignore[list-item]
 
 
-def check_runs(plan: Plan, path: Path) -> None:
-    """Raises InputError for a plan that this release cannot run."""
+def check_runs(plan: Plan, path: Path, launched: bool = True) -> None:
+    """Raises InputError for a plan that this release cannot run, or torchrun's ranks cannot."""
     if plan.model.attention != "explicit":
         raise InputError(
             f"{path}: the model's attention is {plan.model.attention}; this release trains explicit"
         )
-    world_size = os.environ.get("WORLD_SIZE")
+    world_size = os.environ.get("WORLD_SIZE") if launched else None
     if world_size is not None and int(world_size) != plan.world_size:
         raise InputError(f"{path} needs {plan.world_size} ranks; torchrun started {world_size}")
+
+
+def _check_elastic(
+    cluster: Path | None, bucket: list[Path] | None, resume_from: int | None, restarts: int, force: bool
+) -> None:
+    if cluster is None:
+        raise InputError("--elastic needs --cluster: it names the nodes, with --device cpu, too")
+    for option, given, why in (
+        ("--bucket", bool(bucket), "one plan at a time changes into another"),
+        ("--resume-from", resume_from is not None, "it goes on from the newest step it finds"),
+        ("--restarts", restarts > 0, "it starts again by itself"),
+        ("--force", force, "the plans that it searches fit"),
+    ):
+        if given:
+            raise InputError(f"{option} is not for --elastic: {why}")
 
 
 def _check_p2p(p2p: str | None, device: str) -> None:
@@ -367,10 +478,10 @@ def _chip(plan: Plan, rank: int) -> str:
 
 
 def _hyperparameters(
-    saved: Checkpoint | None, steps: int, settings: dict[str, Any]
+    base: Hyperparameters | None, steps: int, settings: dict[str, Any]
 ) -> Hyperparameters:
-    """What the command line says, over what the checkpoint says, over the defaults."""
-    base = saved.manifest.hyperparameters if saved else Hyperparameters(decay_steps=steps)
+    """What the command line says, over what the run to resume says, over the defaults."""
+    base = base or Hyperparameters(decay_steps=steps)
     given = {name: value for name, value in settings.items() if value is not None}
     hyperparameters = replace(base, **given)
     hyperparameters.validate()

@@ -41,15 +41,9 @@ def launch(
     When a rank fails all of them are started again, at most `restarts` times. The exit code is
     what the entrypoint gives, 0 for None; 128 + the signal's number when told to stop.
     """
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # the ranks say what there is to say
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_S))  # torch 2.13
-    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
+    set_environment()
     make_folder(logs)
     (logs / CAUSE_FILE).unlink(missing_ok=True)
-    os.environ.setdefault("DICOMM_SECRET", secrets.token_hex(32))
-    os.environ["OMP_NUM_THREADS"] = "1"  # many ranks share this machine's cores
     # ranks are forked from one process that has imported everything: torch once, not once a rank
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         [entrypoint.__module__, "typer"]
@@ -81,6 +75,17 @@ def launch(
         print(f"{what} stopped: {error.sigval.name} received", file=sys.stderr)
         return 128 + error.sigval
     return max(code or 0 for code in codes.values())
+
+
+def set_environment() -> None:
+    """What ranks find in their environment, and who of torch's launcher is silent in here."""
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # the ranks say what there is to say
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_S))  # torch 2.13
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
+    os.environ.setdefault("DICOMM_SECRET", secrets.token_hex(32))
+    os.environ["OMP_NUM_THREADS"] = "1"  # many ranks share this machine's cores
 
 
 def _cause(error: ChildFailedError, labels: tuple[str, ...], logs: Path) -> str:

@@ -143,7 +143,8 @@ class Watch:
         if news := self.neighbour.listen(self.store.add(f"beat/{rank}", 0), time.monotonic()):
             print(f"{self.labels[rank]} {news}", file=sys.stderr, flush=True)
         if self.neighbour.silent_s > self.deadline_s:
-            cause = {"rank": rank, "what": f"has not answered for {self.deadline_s:g} s"}
+            what = f"has not answered for {self.deadline_s:g} s"
+            cause = {"rank": rank, "what": what, "silent": True}
             self.store.compare_set("cause", "", json.dumps(cause))  # before it dies of the below
             for descriptor, peer in self.peers.items():
                 if peer == rank:  # a paused process would not hear the launcher either
@@ -170,6 +171,15 @@ class Watch:
         with contextlib.suppress(OSError):
             print(line, file=sys.stderr, flush=True)
         os._exit(1)
+
+
+def silent_rank(store: dist.Store) -> int | None:
+    """The rank whose silence past the deadline ended a job; `store` as its Watch was given it."""
+    store = dist.PrefixStore("watch", store)
+    if not store.check(["cause"]):
+        return None
+    cause = json.loads(store.get("cause"))
+    return cause["rank"] if cause.get("silent") else None
 
 
 class Neighbour:

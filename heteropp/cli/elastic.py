@@ -1,0 +1,274 @@
+"""What `heteropp-train --elastic` does: a leader and an agent of all nodes, in one process.
+
+Under torchrun each of its processes is the agent of one node, and rank 0 the leader as well.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch.distributed as dist
+
+from heteropp.cli.errors import InputError
+from heteropp.cluster import Cluster, read_cluster
+from heteropp.elastic.agent import Agent
+from heteropp.elastic.availability import Availability
+from heteropp.elastic.gathering import GatheringError, gather
+from heteropp.elastic.job import Board, Job, Meeting
+from heteropp.elastic.leader import Leader, Outcome
+from heteropp.elastic.member import run_member
+from heteropp.elastic.roster import Roster
+from heteropp.elastic.screen import Screen
+from heteropp.files import read_json, write_json
+from heteropp.hyperparameters import Hyperparameters
+from heteropp.planned import check_cluster, check_memory
+from heteropp.training.ranks.attempt import launcher_store
+from heteropp.training.ranks.launch import set_environment
+from heteropp.training.ranks.watch import SIGNALS
+from heteropp.training.train import Run
+
+TURN_S = 0.1
+JOB = "job.json"
+GENERATIONS = "generations"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """What the command line says besides what to train."""
+
+    cluster: Path
+    node_name: str | None  # under torchrun: whose agent this is
+    availability: str | None
+    notice_s: float
+    disk: Path | None
+    remote: str | None
+    keep_memory_every: int
+    keep_disk_every: int
+    keep_remote_every: int
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """job.json in the output: what a run goes on from."""
+
+    name: str
+    hyperparameters: Hyperparameters
+    torchrun: str | None  # its run id, where it started the job
+
+
+def earlier_job(output: Path, resume: bool) -> Earlier | None:
+    """The job whose copies this one takes: torchrun starts again by itself, others on --resume.
+
+    Raises FileError, and InputError where there is a job that is not to be resumed.
+    """
+    path = output / JOB
+    if not path.exists():
+        return None
+    earlier = read_json(path, Earlier)
+    if resume or (earlier.torchrun and earlier.torchrun == _torchrun()):
+        return earlier
+    raise InputError(
+        f"{path} is of an earlier run; give --resume to go on from it, or another --output"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What this process is to the job."""
+
+    store: dist.Store
+    meeting: Meeting
+    name: str  # the job's
+    nodes: Collection[str]  # that have an agent
+    own: Collection[str]  # of them, that this process is the agent of
+    leads: bool
+
+
+def train_elastically(run: Run, elastic: Elastic, earlier: Earlier | None, quiet: bool) -> int:
+    """Trains on the chips that there are, whichever they are; gives the exit code.
+
+    quiet: standard output gets the summary alone, as JSON. Raises FileError, InputError, PlanError.
+    """
+    cluster = read_cluster(elastic.cluster)
+    set_environment()
+    launched = _torchrun() is not None
+    place = (
+        _under_torchrun(elastic, earlier, cluster, run) if launched else _alone(earlier, cluster)
+    )
+    job = Job(
+        name=place.name,
+        run=run,
+        meeting=place.meeting,
+        memory=SHARED_MEMORY / f"heteropp-{place.name}",
+        disk=elastic.disk or run.output / "copies",
+        remote=elastic.remote,
+        keep_memory_every=elastic.keep_memory_every,
+        keep_disk_every=elastic.keep_disk_every,
+        keep_remote_every=elastic.keep_remote_every,
+    )
+    agent = Agent(job, place.own, Board(place.store), run_member)
+    outcome = Outcome(1)
+    try:
+        with _signals() as told:
+            if place.leads:
+                outcome = _lead(job, elastic, cluster, place, agent, told, earlier, quiet)
+            else:
+                outcome = _follow(agent, Board(place.store), told)
+    finally:
+        agent.close()
+        if outcome.exit_code:
+            agent.save_memory()
+        if not (launched and told):  # torchrun ends a start to begin another
+            agent.clear_memory()
+    return outcome.exit_code
+
+
+def _lead(
+    job: Job,
+    elastic: Elastic,
+    cluster: Cluster,
+    place: Place,
+    agent: Agent,
+    told: list[int],
+    earlier: Earlier | None,
+    quiet: bool,
+) -> Outcome:
+    """Until the job is over. A signal ends it after the step, a second one at once.
+
+    Torchrun's first one ends it at once: with it begins another start on other nodes.
+    """
+    patience = 2 if _torchrun() is None else 1
+    availability = Availability(elastic.availability, cluster) if elastic.availability else None
+    roster = Roster(cluster, availability.chips if availability else None, place.nodes)
+    members = _check_plan(job.run, roster)
+    if not earlier:
+        shutil.rmtree(job.run.output / GENERATIONS, ignore_errors=True)
+    write_json(job.run.output / JOB, Earlier(job.name, job.run.hyperparameters, _torchrun()))
+    screen = Screen(job.run.steps, quiet)
+    leader = Leader(
+        job,
+        roster,
+        place.store,
+        availability,
+        elastic.notice_s,
+        screen.tell,
+        agent.forget_memory if len(place.own) > 1 else None,
+        "recover" if earlier else "initial",
+        members,
+    )
+    try:
+        while leader.outcome is None and len(told) < patience:
+            if told:
+                leader.stop(Outcome(128 + told[0]))
+            agent.turn()
+            leader.turn()
+            screen.update(leader)
+            agent.wait(TURN_S)
+    finally:
+        screen.stop()
+        if availability:
+            availability.close()
+    outcome = leader.outcome or Outcome(128 + told[0], "told to stop at once")
+    board = Board(place.store)
+    board.say(outcome.exit_code, "over")
+    screen.finish(leader, outcome, board.heard(str, "summary"))
+    return outcome
+
+
+def _follow(agent: Agent, board: Board, told: list[int]) -> Outcome:
+    """Until the leader says that the job is over, or torchrun that this start is."""
+    parent = os.getppid()
+    while True:
+        agent.turn()
+        code = board.heard(int, "over")
+        if code is not None:
+            return Outcome(code)
+        if told:
+            return Outcome(128 + told[0])
+        if os.getppid() != parent:
+            return Outcome(1)
+        agent.wait(TURN_S)
+
+
+def _alone(earlier: Earlier | None, cluster: Cluster) -> Place:
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    return Place(
+        store=store,
+        meeting=Meeting(host="localhost", port=store.port),
+        name=earlier.name if earlier else uuid.uuid4().hex,
+        nodes=cluster.node_names,
+        own=cluster.node_names,
+        leads=True,
+    )
+
+
+def _under_torchrun(elastic: Elastic, earlier: Earlier | None, cluster: Cluster, run: Run) -> Place:
+    """Raises InputError."""
+    node, rank = elastic.node_name, int(os.environ["RANK"])
+    names = ", ".join(cluster.node_names)
+    if node is None:
+        raise InputError(f"--node-name is missing: under torchrun it says which of {names} this is")
+    if node not in cluster.node_names:
+        raise InputError(f"--node-name is {node}; expected one of {names}")
+    meeting = Meeting(host=os.environ["MASTER_ADDR"], port=int(os.environ["MASTER_PORT"]))
+    world_size = int(os.environ["WORLD_SIZE"])
+    try:
+        gathered = gather(launcher_store(), rank, world_size, node, run.deadline_s)
+    except GatheringError as error:
+        raise InputError(str(error)) from None
+    nodes = [agent.node for agent in gathered.agents]
+    if len(set(nodes)) < len(nodes):
+        raise InputError(f"the agents' --node-name are {', '.join(nodes)}; expected each of them once")
+    meeting = replace(meeting, prefix=f"start {gathered.id}")
+    store = meeting.connect(run.deadline_s)
+    board = Board(store)
+    if rank == 0:
+        board.say(earlier.name if earlier else uuid.uuid4().hex, "name")
+    return Place(
+        store=store,
+        meeting=meeting,
+        name=board.hear(str, "name"),
+        nodes=nodes,
+        own=[node],
+        leads=rank == 0,
+    )
+
+
+def _torchrun() -> str | None:
+    """The run id of the torchrun that started this process; None where none did."""
+    return os.environ.get("TORCHELASTIC_RUN_ID") if "RANK" in os.environ else None
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Those that came, instead of what they do."""
+    told: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: told.append(n)) for number in SIGNALS}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_plan(run: Run, roster: Roster) -> tuple[str, ...]:
+    """The members of the plan by rank: it is for the chips that are up, or for all of the cluster.
+
+    Raises InputError where no chip is up, and PlanError.
+    """
+    if not roster.up():
+        raise InputError(f"no chip of cluster {roster.cluster.name} is available")
+    there = roster.cluster_of(roster.up())
+    cluster = there if run.plan.world_size == there.world_size else roster.cluster
+    check_cluster(run.plan, cluster)
+    if run.device == "chip":
+        check_memory(run.plan, cluster)
+    return cluster.members

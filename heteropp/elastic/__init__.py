@@ -1,0 +1,1 @@
+"""Training that goes on while chips come and go: generations, and what decides on them."""

@@ -1,0 +1,133 @@
+"""Starts and reaps the members of one node, or of all nodes that one machine stands for."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from heteropp.elastic.job import Board, Ended, Generation, Job, node_of
+from heteropp.files import FileError, make_folder
+
+GRACE_S = 2.0  # for members to end by themselves, and to say why
+KILLED_S = 30.0  # after which a process that was killed should be gone
+
+Entrypoint = Callable[[Job, str, int], int]  # job, member, generation it is started for; exit code
+
+
+@dataclass
+class Started:
+    """A process of ours that has not been seen to end."""
+
+    number: int  # of the generation that it was started for
+    process: BaseProcess
+    kill_at_s: float | None = None  # monotonic; None: it is to live
+    killed: bool = False
+
+    def kill(self) -> None:
+        self.killed = True
+        self.process.kill()
+
+
+class Agent:
+    def __init__(
+        self, job: Job, nodes: Collection[str], board: Board, entrypoint: Entrypoint
+    ) -> None:
+        self.job, self.nodes, self.board, self.entrypoint = job, nodes, board, entrypoint
+        self.started: dict[str, Started] = {}  # by member
+        self.newest = 0
+        self.context = multiprocessing.get_context("forkserver")
+        # members are forked from one process that has imported everything
+        self.context.set_forkserver_preload([entrypoint.__module__, "typer"])
+
+    def turn(self) -> None:
+        """Does what the leader says by now; does not wait."""
+        self._reap()
+        newest = self.board.heard(int, "newest") or 0
+        if newest > self.newest:
+            self.newest = newest
+            self._start(self.board.hear(Generation, "generation", newest))
+        now_s = time.monotonic()
+        for member, one in self.started.items():
+            told = self.board.heard(str, "end", one.number, member) is not None
+            if told and one.kill_at_s is None:
+                one.kill_at_s = now_s + GRACE_S
+            if one.kill_at_s is not None and now_s >= one.kill_at_s:
+                one.kill()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until one of the members ends, or for so long."""
+        connection.wait([one.process.sentinel for one in self.started.values()], timeout_s)
+
+    def close(self) -> None:
+        """Kills whoever is left, and waits for their end."""
+        for one in self.started.values():
+            one.kill()
+        for one in self.started.values():
+            one.process.join(KILLED_S)
+        self._reap()
+
+    def forget_memory(self, node: str) -> None:
+        """Removes what a node kept in host memory: a real one that goes takes it along."""
+        shutil.rmtree(self.job.memory / node, ignore_errors=True)
+
+    def save_memory(self) -> None:
+        """Copies what the nodes keep in host memory to their disks. Raises FileError."""
+        for node in self.nodes:
+            memory, disk = self.job.memory / node, self.job.disk / node
+            try:
+                if memory.exists():
+                    shutil.copytree(memory, disk, dirs_exist_ok=True)
+            except OSError as error:  # shutil.Error is one, of several
+                raise FileError(f"{memory} cannot be copied to {disk}: {error}") from None
+
+    def clear_memory(self) -> None:
+        """Removes what the nodes keep in host memory, at the end of the job."""
+        for node in self.nodes:
+            self.forget_memory(node)
+        with contextlib.suppress(OSError):  # other nodes of this machine are not done
+            self.job.memory.rmdir()
+
+    def _start(self, generation: Generation) -> None:
+        for member in generation.members:
+            if node_of(member) not in self.nodes or member in self.started:
+                continue
+            log = log_file(self.job.run.logs, generation.number, member)
+            make_folder(log.parent)
+            process = self.context.Process(
+                target=_run,
+                args=(self.entrypoint, self.job, member, generation.number, log),
+                name=f"heteropp-{member}",
+            )
+            process.start()
+            self.started[member] = Started(generation.number, process)
+
+    def _reap(self) -> None:
+        for member, one in list(self.started.items()):
+            if (code := one.process.exitcode) is not None:
+                del self.started[member]
+                ended = Ended(code=code, killed=one.killed)
+                self.board.say(ended, "ended", one.number, member)
+
+
+def log_file(logs: Path, number: int, member: str) -> Path:
+    """What a member that was started for a generation prints."""
+    return logs / f"{number:04d}" / f"{member.replace('/', '-')}.log"
+
+
+def _run(entrypoint: Entrypoint, job: Job, member: str, number: int, log: Path) -> None:
+    """The member's process: its output goes to its log."""
+    os.setpgrp()  # what the terminal interrupts is the launcher alone
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+    sys.exit(entrypoint(job, member, number))

@@ -1,0 +1,33 @@
+"""What became of the job from one generation to the next: for the screen and change.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from heteropp.elastic.job import Moved, Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    number: int  # of the generation that it led to
+    start: Literal["initial", "switch", "recover"]
+    cause: str
+    members: tuple[str, ...]  # by rank
+    left: tuple[str, ...]  # members of the generation before that this one has not
+    joined: tuple[str, ...]  # members that the one before had not
+    plan_before: str | None  # in a line; None: there was none
+    plan: str
+    step: int  # completed; training went on at the next
+    steps_again: int  # that had been trained before, and were lost
+    searched_s: float  # for the plan; while the steps ran, of a switch
+    downtime_s: float  # that no step ran
+    moved: tuple[Moved, ...]
+
+    def bytes_by_source(self) -> dict[Source, int]:
+        """From where the state came, in the order of nearness."""
+        total: dict[Source, int] = {}
+        for source in ("memory", "disk", "peer", "remote"):
+            if size := sum(m.bytes for m in self.moved if m.source == source):
+                total[source] = size
+        return total

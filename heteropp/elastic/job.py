@@ -1,0 +1,202 @@
+"""What an elastic job's processes say to each other through the launcher's store.
+
+A *member* is a process that has one chip and its name: "a-0/1" is chip 1 of node "a-0". A
+*generation* is a period with one plan on one set of members. What follows is under these keys:
+
+    generation/N      Generation, by the leader
+    newest            number of the newest generation: agents start those of its members that are
+                      not there yet
+    ready/N/MEMBER    "": a member that was started for a switch has its chip open, and waits
+    next/N            number of the generation that N is to switch to, by the leader
+    switch-at/N       step at whose end all of N do so, by rank 0 of N
+    switched/N        Account of the switch that began N, by its rank 0, before its first step
+    recovered/N       likewise, of every other start: also of an initial one
+    progress/N        Progress of the newest step, by rank 0 of N
+    notice/MEMBER     "": the member was told by SIGTERM that its chip will go, by itself
+    failed/MEMBER     Failure that the member ends with, by itself
+    summary           Summary of the run as JSON, by rank 0 of the last generation
+    stop              "": the step is to be finished and saved, by the leader
+    end/N/MEMBER      "": a member that was started for N is to be killed, by the leader
+    ended/N/MEMBER    Ended, of a member that was started for N, by its agent
+    over              exit code of the job, by the leader: agents end
+
+The stores of torch.distributed's own groups are under "generation N", and under "switch N" for the
+world that N begins with. MEMBER has a slash in it, which no other part of a key has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch.distributed as dist
+from pydantic import TypeAdapter
+
+from heteropp.cluster import read_cluster
+from heteropp.plan import read_plan
+from heteropp.training.train import RankChip, Run
+
+T = TypeVar("T")
+Source = Literal["memory", "disk", "peer", "remote"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the job's store is."""
+
+    host: str
+    port: int
+    prefix: str = ""  # of this start of the job, where the store outlives it
+
+    def connect(self, timeout_s: float) -> dist.Store:
+        """A connection of this process, which waits no longer than that for anything."""
+        store = dist.TCPStore(
+            self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s)
+        )
+        return dist.PrefixStore(self.prefix, store) if self.prefix else store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What does not change from one generation to the next."""
+
+    name: str  # that no other job has; whatever goes on with --resume keeps it
+    run: Run  # its plan, cluster and chips are those that the job begins with
+    meeting: Meeting
+    memory: Path  # copies of the state in host memory: a folder a node
+    disk: Path  # on the nodes' disks, likewise
+    remote: str | None  # in a store that all reach, an fsspec URL
+    keep_memory_every: int = 1  # steps
+    keep_disk_every: int = 10  # steps
+    keep_remote_every: int = 0  # steps; 0: never
+
+    def run_of(self, generation: Generation) -> Run:
+        """What a generation trains. Raises FileError."""
+        cluster = read_cluster(generation.cluster)
+        chips = tuple(
+            RankChip(str(cluster.chip(rank).path), cluster.chip(rank).chip_type)
+            for rank in range(cluster.world_size)
+        )
+        return replace(
+            self.run,
+            plan=read_plan(generation.plan),
+            cluster=generation.cluster if self.run.device == "chip" else None,
+            chips=chips,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    number: int
+    folder: Path
+    members: tuple[str, ...]  # by rank
+    # from initial values (or whatever Run says); from the generation before, whose processes go
+    # on; or from copies of the state
+    start: Literal["initial", "switch", "recover"]
+    before: int | None = None  # for a switch: the generation that goes on
+    leavers: tuple[str, ...] = ()  # for a switch: members of that one who end with it
+    cause: str = ""  # what made it necessary, a sentence
+    deadline_s: float  # for it to take its first step
+
+    @property
+    def cluster(self) -> Path:
+        return self.folder / "cluster.toml"
+
+    @property
+    def plan(self) -> Path:
+        return self.folder / "plan.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    step: int  # completed
+    loss: float | None  # None: not finite
+    tokens_per_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """State that a member got, in all, from one place."""
+
+    to: str  # member
+    source: Source
+    origin: str  # member, node or URL
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """How a generation came to its state."""
+
+    step: int  # completed; training goes on at the next
+    moved: tuple[Moved, ...] = ()
+    seconds: float  # that no step ran: of a switch, from step to step; of a recovery, its own
+
+    def bytes_from(self, source: Source) -> int:
+        return sum(moved.bytes for moved in self.moved if moved.source == source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a member ends."""
+
+    # "chip": its chip failed, and is lost; "job": no chip's fault, and would come again;
+    # "other": to be tried again
+    kind: Literal["chip", "job", "other"]
+    what: str  # a sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a member's process ended."""
+
+    code: int  # exit code; -9 for signal 9
+    killed: bool  # by its agent
+
+
+class Board:
+    """Reads and writes the job's store: values by the parts of a key."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self.store = dist.PrefixStore("elastic", store)
+
+    def say(self, value: Any, *key: str | int) -> None:
+        """`value`: of one of the types above, a text or a number."""
+        self.store.set(_name(key), TypeAdapter(type(value)).dump_json(value).decode())
+
+    def heard(self, type_: type[T], *key: str | int) -> T | None:
+        """What was said by now, if anything was."""
+        return self.hear(type_, *key) if self.store.check([_name(key)]) else None
+
+    def hear(self, type_: type[T], *key: str | int, timeout_s: float | None = None) -> T:
+        """Waits for what is said; DistStoreError when it is not in time (the store's own)."""
+        if timeout_s is not None:
+            self.store.wait([_name(key)], timedelta(seconds=timeout_s))
+        return TypeAdapter(type_).validate_json(self.store.get(_name(key)))
+
+    def take(self, type_: type[T], *key: str | int) -> T | None:
+        """What was said by now; it can be said anew."""
+        if (value := self.heard(type_, *key)) is not None:
+            self.store.delete_key(_name(key))
+        return value
+
+
+def _name(key: tuple[str | int, ...]) -> str:
+    return "/".join(map(str, key))
+
+
+def generation_store(store: dist.Store, number: int) -> dist.Store:
+    """Of a generation's own process groups, control and watch."""
+    return dist.PrefixStore(f"generation {number}", store)
+
+
+def switch_store(store: dist.Store, number: int) -> dist.Store:
+    """Of the world that a generation's switch takes place in."""
+    return dist.PrefixStore(f"switch {number}", store)
+
+
+def node_of(member: str) -> str:
+    return member.rpartition("/")[0]

@@ -1,0 +1,451 @@
+"""Decides which generation trains: hears what became of the chips, and acts on it.
+
+`turn` is called many times a second and never waits. What there is decides what is done: whenever
+the chips that are up are not those of the generation that runs, another one is prepared. Phases:
+
+    planning   a plan for the chips that are up is searched, in a thread
+    joining    a switch: members that are new open their chips, while the steps run
+    switching  the generation that runs was told to; it becomes the new one after a step
+    starting   a start or a recovery: all members are new
+    running    the chips that are up train
+    dropping   members are killed that were to join a generation that shall not be
+    fencing    all members are killed, as one was lost or failed
+
+A loss leads from everywhere to fencing, from there to planning and to a recovery.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.distributed as dist
+
+from heteropp.cli.show import outline
+from heteropp.cluster import Cluster, write_cluster
+from heteropp.elastic.agent import GRACE_S, KILLED_S
+from heteropp.elastic.availability import Availability
+from heteropp.elastic.change import Change
+from heteropp.elastic.job import Account, Board, Generation, Job, Progress
+from heteropp.elastic.members import End, Members
+from heteropp.elastic.replan import replan
+from heteropp.elastic.roster import Roster
+from heteropp.files import write_json
+from heteropp.plan import Plan, PlanError, write_plan
+from heteropp.search.planner import SearchError
+
+TRIES = 3  # in a row without a step, but for those that cost a chip
+STOP_S = 600.0  # for the members to save when they are told to stop
+LINGER_S = 30.0  # for members that left a generation to end
+
+Phase = Literal["planning", "joining", "switching", "starting", "running", "dropping", "fencing"]
+Start = Literal["initial", "recover"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    exit_code: int
+    sentence: str | None = None  # what there is to say about it
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan for the chips that are up."""
+
+    cluster: Cluster  # of the chips that the plan uses: mostly all of them
+    plan: Plan
+    seconds: float  # of the search
+
+
+class Leader:
+    def __init__(
+        self,
+        job: Job,
+        roster: Roster,
+        store: dist.Store,
+        availability: Availability | None,
+        notice_s: float,
+        tell: Callable[[str], None],
+        node_gone: Callable[[str], None] | None,
+        first: Start,
+        planned_for: tuple[str, ...],
+    ) -> None:
+        """first, planned_for: of the first plan, how it starts and its members by rank.
+
+        `tell` takes sentences for the user, `node_gone` nodes of which no chip is left."""
+        self.job, self.roster, self.board = job, roster, Board(store)
+        self.availability, self.notice_s = availability, notice_s
+        self.tell, self.node_gone = tell, node_gone
+        self.members = Members(store)
+        self.start: Start = first  # of a generation that follows on none
+        self.plan = job.run.plan  # of the generation that runs, or ran last
+        self.planned_for = planned_for  # its members by rank
+        self.running: Generation | None = None
+        self.next: Generation | None = None
+        self.found: Found | None = None  # of the next
+        self.folder = job.run.output / "generations"
+        self.number = max((int(path.name) for path in self.folder.glob("[0-9]*")), default=0)
+        self.finished: set[str] = set()  # members that ended in order
+        self.progress: Progress | None = None
+        self.changes: list[Change] = []
+        self.causes: list[str] = []  # of the next change
+        self.refused: set[str] | None = None  # chips for which there is no plan
+        self.lost_at_s: float | None = None  # monotonic: since when no step runs
+        self.tries = 0
+        self.aim: set[str] = set()  # chips that a plan is searched for
+        self.served: set[str] = set()  # chips that the running generation's plan chose from
+        self.search: Future[Found] | None = None
+        self.phase: Phase
+        self.deadline_s = 0.0  # monotonic, of the phase
+        self.linger_until_s = 0.0  # monotonic
+        self.stop_by_s: float | None = None  # monotonic; None: not told to stop
+        self.verdict: Outcome | None = None  # once all members have ended
+        self.outcome: Outcome | None = None
+        self.cost_a_chip = False  # what happened since the last step
+        self.planner = ThreadPoolExecutor(1, "planner")
+        self._plan()
+
+    def turn(self) -> None:
+        """Hears what is new and does what follows; `outcome` says when there is no more to do."""
+        self._hear_availability()
+        self._hear_members()
+        if self.stop_by_s is not None:
+            self._stopping()
+        if self.outcome is None:
+            getattr(self, f"_{self.phase}")()
+
+    def stop(self, verdict: Outcome) -> None:
+        """Ends the job after the step, which is saved."""
+        if self.stop_by_s is None:
+            self.stop_by_s, self.verdict = time.monotonic() + STOP_S, verdict
+            self.board.say("", "stop")
+
+    # ---------------------------------------------------------------- what is new
+
+    def _hear_availability(self) -> None:
+        if self.availability is None:
+            return
+        if warning := self.availability.take_warning():
+            self.tell(f"warning: {warning}; going on with what it said before")
+        going, coming = self.roster.offer(self.availability.chips, self.notice_s)
+        if going:
+            self._note(f"{', '.join(going)} will go")
+        if coming:
+            self._note(f"{', '.join(coming)} came")
+
+    def _hear_members(self) -> None:
+        for member in self.members.live:
+            told = self.board.take(str, "notice", member) is not None
+            if told and self.roster.notice(member, self.notice_s):
+                self._note(f"{member} will go")
+        for end in self.members.ended():
+            self._hear_end(end)
+        for member in self.roster.overdue():
+            if member in self._training():
+                self._lose(member, f"had {self.notice_s:g} s to go")
+            else:
+                self.roster.leave(member)
+        if self.running is None:
+            return
+        news = self.board.heard(Progress, "progress", self.running.number)
+        if news and news != self.progress:
+            self.progress, self.tries = news, 0
+
+    def _hear_end(self, end: End) -> None:
+        if end.code == 0:
+            self.finished.add(end.member)
+        elif end.failure and end.failure.kind == "job":
+            self._give_up(f"{end.member} {end.failure.what}")
+        elif end.lost or (self._joins(end.member) and not end.killed):
+            self._lose(end.member, end.how)
+        elif not end.killed:
+            if end.failure:  # or else it ended because of another, which is heard, too
+                self._note(f"{end.member} {end.how}")
+            self._fence()
+
+    def _lose(self, member: str, how: str) -> None:
+        self.roster.lose(member)
+        self._note(f"{member} {how}")
+        if self._joins(member):
+            return
+        self.cost_a_chip = True
+        if member in self._training():
+            self._fence()
+
+    def _joins(self, member: str) -> bool:
+        """Whether it is new, and no step needs it yet."""
+        return self.phase in ("joining", "dropping") and member not in self._training()
+
+    def _training(self) -> set[str]:
+        """The members without whom training cannot go on."""
+        here = [self.running]
+        if self.phase in ("starting", "switching"):
+            here.append(self.next)
+        return {member for generation in here if generation for member in generation.members}
+
+    def _note(self, what: str) -> None:
+        """A cause of the next change."""
+        self.causes.append(what)
+        self.tell(what)
+
+    # ---------------------------------------------------------------- phases
+
+    def _stopping(self) -> None:
+        """No other generation shall follow."""
+        assert self.stop_by_s is not None
+        if self.phase == "planning" and self.running:
+            self.phase = "running"
+        elif self.phase == "joining":
+            self._drop()
+        elif self.phase in ("planning", "starting") or time.monotonic() > self.stop_by_s:
+            self._fence()
+
+    def _wait(self, phase: Phase, for_s: float) -> None:
+        self.phase, self.deadline_s = phase, time.monotonic() + for_s
+
+    def _late(self) -> bool:
+        return time.monotonic() > self.deadline_s
+
+    def _plan(self) -> None:
+        """Begins the search of a plan for the chips that are up."""
+        self.aim = self.roster.up()
+        self.search = self.planner.submit(self._search)
+        self._wait("planning", self.job.run.deadline_s)
+
+    def _search(self) -> Found:
+        """In the planner's thread. Raises PlanError or SearchError."""
+        if not self.aim:
+            raise PlanError("no chip is left")
+        cluster = self.roster.cluster_of(self.aim)
+        if cluster.members == self.planned_for:  # the first plan, or one whose members failed
+            return Found(cluster, self.plan, 0)
+        found = replan(cluster, self.plan, self.planned_for)
+        return Found(found.cluster, found.plan, found.search_s)
+
+    def _planning(self) -> None:
+        if self.running and self._as_it_should_be():
+            self.phase = "running"
+        elif self.running and self._completed():
+            self._end(Outcome(0))
+        elif self.search and self.search.done():
+            if self.aim == self.roster.up():
+                self._planned()
+            else:
+                self._plan()
+        elif self._late():
+            self._no_plan(f"no plan was found in {self.job.run.deadline_s:g} s")
+
+    def _planned(self) -> None:
+        assert self.search
+        lingering = self.members.live.keys() - self._training()
+        if lingering & self.aim:  # a chip that went and came back
+            self.members.kill(lingering)
+            return
+        try:
+            self.found = self.search.result()
+        except (PlanError, SearchError) as error:
+            self._no_plan(str(error))
+            return
+        members = self.found.cluster.members
+        before = self.running
+        if before and members == before.members:  # none of the chips that changed is of use
+            self.served, self.causes, self.phase = self.aim, [], "running"
+            return
+        self.number += 1
+        self.next = Generation(
+            number=self.number,
+            folder=self.folder / f"{self.number:04d}",
+            members=members,
+            start="switch" if before else self.start,
+            before=before.number if before else None,
+            leavers=tuple(m for m in before.members if m not in members) if before else (),
+            cause="; ".join(self.causes),
+            deadline_s=self.job.run.deadline_s,
+        )
+        write_cluster(self.found.cluster, self.next.cluster)
+        write_plan(self.found.plan, self.next.plan)
+        self.finished -= set(members)
+        self.members.start(self.next)
+        self._wait("joining" if before else "starting", self.job.run.deadline_s)
+
+    def _no_plan(self, why: str) -> None:
+        sentence = f"no plan for {len(self.aim)} chips: {why}"
+        if self.running is None:
+            self._end(Outcome(1, f"{sentence}; --resume goes on from the copies that there are"))
+            return
+        self.phase = "running"
+        if set(self.running.members) <= self.aim:
+            self.refused = self.aim
+            self.tell(f"{sentence}; training goes on as it is")
+        else:
+            self.stop(Outcome(1, f"{sentence}; the last step is saved, --resume goes on from it"))
+
+    def _joining(self) -> None:
+        assert self.running and self.next
+        joiners = self._joiners()
+        said = {m: self.board.heard(str, "ready", self.next.number, m) for m in joiners}
+        ready = {member for member in joiners if said[member] is not None}
+        if self._completed():
+            self._end(Outcome(0))
+        elif self.aim != self.roster.up():
+            self._drop()
+        elif ready == joiners:
+            self.board.say(self.next.number, "next", self.running.number)
+            step_s = self.progress.step_s if self.progress else 0
+            self._wait("switching", self.job.run.deadline_s + 2 * step_s)
+        elif self._late():
+            for member in joiners - ready:
+                self._lose(member, f"did not come up in {self.job.run.deadline_s:g} s")
+
+    def _joiners(self) -> set[str]:
+        assert self.running and self.next
+        return set(self.next.members) - set(self.running.members)
+
+    def _drop(self) -> None:
+        """Gives up a generation that nobody was told to switch to."""
+        self.members.kill(self._joiners())
+        self._wait("dropping", GRACE_S + KILLED_S)
+
+    def _dropping(self) -> None:
+        assert self.next
+        if not self._joiners() & self.members.live.keys():
+            shutil.rmtree(self.next.folder, ignore_errors=True)
+            self.next = None
+            self.phase = "running"
+        elif self._late():
+            self._give_up("a member that was killed does not end")
+
+    def _switching(self) -> None:
+        assert self.next
+        if account := self.board.heard(Account, "switched", self.next.number):
+            self._go_on(account)
+        elif self._completed():
+            self._end(Outcome(0))
+        elif self._late():
+            self._note("the switch was not done in time")
+            self._fence()
+
+    def _starting(self) -> None:
+        assert self.next
+        if account := self.board.heard(Account, "recovered", self.next.number):
+            self._go_on(account)
+        elif self._late():
+            self._note(f"training did not start in {self.next.deadline_s:g} s")
+            self._fence()
+
+    def _go_on(self, account: Account) -> None:
+        """A generation has its state, and trains."""
+        assert self.next and self.found
+        self.changes.append(self._change(account))
+        write_json(self.next.folder / "change.json", self.changes[-1])
+        for member in self.next.leavers:
+            if self.roster.standing[member] == "noticed":
+                self.roster.leave(member)
+        self.linger_until_s = time.monotonic() + LINGER_S
+        self.plan, self.planned_for = self.found.plan, self.next.members
+        self.running, self.next, self.served = self.next, None, self.aim
+        self.causes, self.refused, self.lost_at_s, self.cost_a_chip = [], None, None, False
+        self.phase = "running"
+        self._clear_nodes()
+
+    def _running(self) -> None:
+        assert self.running
+        if self._completed():
+            self._end(Outcome(0))
+        elif not self._as_it_should_be() and self.stop_by_s is None:
+            self._plan()
+        elif time.monotonic() > self.linger_until_s:
+            self.members.kill(self.members.live.keys() - set(self.running.members))
+
+    def _as_it_should_be(self) -> bool:
+        assert self.running
+        return self.roster.up() in (self.refused, self.served)
+
+    def _completed(self) -> bool:
+        """Whether the training has come to its end."""
+        return self.running is not None and self.finished >= set(self.running.members)
+
+    def _fence(self) -> None:
+        """Ends every process, before others go on with what they did."""
+        if self.phase == "fencing":
+            return
+        if self.lost_at_s is None:
+            self.lost_at_s = time.monotonic()
+        self.members.kill(list(self.members.live))
+        self._wait("fencing", GRACE_S + KILLED_S)
+
+    def _fencing(self) -> None:
+        if self.members.live:
+            if self._late():
+                left = ", ".join(self.members.live)
+                self.outcome = Outcome(1, f"{left} cannot be ended")
+            return
+        for generation in (self.running, self.next):
+            if generation and (silent := self.members.silent(generation)):
+                self._lose(silent, "did not answer")
+        self._clear_nodes()
+        if self.verdict:
+            self.planner.shutdown(wait=False)
+            self.outcome = self.verdict
+            return
+        self.tries = 0 if self.cost_a_chip else self.tries + 1
+        self.cost_a_chip = False
+        if self.tries == TRIES:
+            why = self.causes[-1] if self.causes else "members ended without a word"
+            self.outcome = Outcome(1, f"{why}; {TRIES} times in a row without a step")
+            return
+        if self._is_kept():
+            self.start = "recover"
+        self.running = self.next = None
+        self._plan()
+
+    def _is_kept(self) -> bool:
+        """Whether every member has certainly kept a step.
+
+        Before that the few steps are trained again, from the start.
+        """
+        if not (self.progress and self.changes):
+            return False
+        return self.progress.step - self.changes[0].step > 2 * self.job.keep_memory_every
+
+    def _give_up(self, sentence: str) -> None:
+        """Ends the job as it cannot go on."""
+        if self.verdict is None or self.verdict.exit_code != 1:
+            self.verdict = Outcome(1, sentence)
+        self._fence()
+
+    def _end(self, verdict: Outcome) -> None:
+        """Ends the job with what it was told before, or else with this."""
+        self.verdict = self.verdict or verdict
+        self._fence()
+
+    def _clear_nodes(self) -> None:
+        if self.node_gone:
+            for node in self.roster.empty_nodes():
+                self.node_gone(node)
+
+    def _change(self, account: Account) -> Change:
+        generation, found = self.next, self.found
+        assert generation and found
+        before = self.changes[-1].members if self.changes else ()
+        again = self.progress.step - account.step if self.progress else 0
+        stood_s = time.monotonic() - self.lost_at_s if self.lost_at_s else account.seconds
+        return Change(
+            number=generation.number,
+            start=generation.start,
+            cause=generation.cause,
+            members=generation.members,
+            left=tuple(m for m in before if m not in generation.members),
+            joined=tuple(m for m in generation.members if m not in before),
+            plan_before=outline(self.plan) if self.changes else None,
+            plan=outline(found.plan),
+            step=account.step,
+            steps_again=max(0, again),
+            searched_s=found.seconds,
+            downtime_s=stood_s,
+            moved=account.moved,
+        )
