@@ -93,6 +93,10 @@ class Keeper:
         for tier in self.tiers:
             self._wait(tier.kind)
 
+    def release(self) -> None:
+        """Lets go of the state: no step follows, while the threads go on with their copies."""
+        del self.state
+
     def _wait(self, kind: TierKind) -> None:
         if thread := self.threads.pop(kind, None):
             thread.join()

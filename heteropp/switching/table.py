@@ -77,14 +77,13 @@ class Table:
         return sent
 
     @property
-    def stayed_bytes(self) -> int:
-        """What ranks had already."""
-        return sum(
-            transfer.size_bytes
-            for round_ in self.rounds
-            for transfer in round_
-            if transfer.senders == (transfer.receiver,)
-        )
+    def stayed_bytes(self) -> Counter[int]:
+        """By rank, what it wants and had already."""
+        stayed: Counter[int] = Counter()
+        for transfer in (transfer for round_ in self.rounds for transfer in round_):
+            if transfer.senders == (transfer.receiver,):
+                stayed[transfer.receiver] += transfer.size_bytes
+        return stayed
 
 
 def table(

@@ -1,0 +1,57 @@
+"""The copies of the state that a generation keeps, and begins from (heteropp.recovery)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from heteropp.elastic.job import Account, Generation, Job, Moved, node_of
+from heteropp.recovery.keeper import Cadence, Keeper
+from heteropp.recovery.recover import recover
+from heteropp.recovery.tiers import Tiers
+from heteropp.training.ranks.control import Control
+from heteropp.training.train import Trainer
+
+Say = Callable[[str], None]
+
+
+def keeper(
+    job: Job, generation: Generation, trainer: Trainer, control: Control, warn: Say
+) -> Keeper:
+    """Every rank must make one; `control`: for its threads alone."""
+    cadence = Cadence(
+        memory=job.keep_memory_every, disk=job.keep_disk_every, remote=job.keep_remote_every
+    )
+    nodes = _nodes(generation)
+    tiers = _tiers(job, nodes[control.rank])
+    return Keeper(tiers, cadence, generation.number, nodes, trainer.state, control, warn)
+
+
+def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> Account | None:
+    """Takes the newest state there is a copy of; None where nothing was ever kept."""
+    nodes, control = _nodes(generation), trainer.control
+    tiers = _tiers(job, nodes[control.rank])
+    found = recover(trainer.state, trainer.manifest(), tiers, nodes, control)
+    if found is None:
+        return None
+    trainer.completed = found.step
+    if control.rank == 0:
+        for warning in found.warnings:
+            warn(warning)
+    total: Counter[tuple] = Counter()
+    for moved in found.moved:
+        total[moved.to, moved.source, moved.origin or job.remote] += moved.bytes
+    account = (
+        Moved(to=to, source=source, origin=origin, bytes=size_bytes)
+        for (to, source, origin), size_bytes in sorted(total.items())
+    )
+    return Account(step=found.step, moved=tuple(account), seconds=found.seconds)
+
+
+def _nodes(generation: Generation) -> list[str]:
+    """By rank."""
+    return [node_of(member) for member in generation.members]
+
+
+def _tiers(job: Job, node: str) -> Tiers:
+    return Tiers(job=job.name, memory=job.memory / node, disk=job.disk / node, remote=job.remote)

@@ -1,0 +1,202 @@
+"""One member of an elastic job: a process that has one chip, through its generations."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Literal, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from heteropp.checkpoint.manifest import CheckpointError
+from heteropp.elastic.job import (
+    Account,
+    Board,
+    Failure,
+    Generation,
+    Job,
+    Moved,
+    generation_store,
+    switch_store,
+)
+from heteropp.elastic.links import Links
+from heteropp.elastic.preparation import change_between, table_of
+from heteropp.elastic.session import Arrived, Left, Session
+from heteropp.files import FileError
+from heteropp.recovery.sources import LostError
+from heteropp.switching.buffers import to_host
+from heteropp.switching.change import Change, move
+from heteropp.switching.table import Table, state_bytes
+from heteropp.training.ranks.control import Control
+from heteropp.training.ranks.device import open_device
+from heteropp.training.ranks.transport import connect
+from heteropp.training.ranks.watch import POLL_S, Watch
+from heteropp.training.step.guard import DivergedError
+from heteropp.training.train import keep_traceback, one_line
+
+CALL_POLL_S = 0.1  # a joiner's, of the word to switch
+ROOM = 2.5  # times the new state, that is on a chip twice for a moment, and its gradients
+
+
+def run_member(job: Job, name: str, number: int) -> int:
+    """Trains as a member, from the generation that it is started for; gives the exit code."""
+    torch.set_num_threads(1)
+    return Member(job, name).run(number)
+
+
+class Member:
+    def __init__(self, job: Job, name: str) -> None:
+        self.job, self.name = job, name
+        self.wait_s = job.run.deadline_s + 5 * POLL_S  # the watch knows sooner who is silent
+        self.store = job.meeting.connect(self.wait_s)
+        self.board = Board(self.store)
+        self.watch: Watch | None = None
+        self.session: Session | None = None
+
+    def run(self, number: int) -> int:
+        """0: training has come to its end, or goes on without this member."""
+        try:
+            self._live(self.board.hear(Generation, "generation", number))
+            return 0
+        except torch.OutOfMemoryError as error:
+            self._fail("job", f"ran out of memory: {one_line(error)}")
+        except (FileError, CheckpointError, DivergedError, LostError) as error:
+            self._fail("job", f"stopped: {one_line(error)}")
+        except torch.AcceleratorError as error:
+            self._fail("chip", f"failed: {one_line(error)}")
+        except Exception as error:
+            keep_traceback(self.job.run.logs / f"{self.name.replace('/', '-')}.traceback")
+            time.sleep(POLL_S)  # mostly it is another's death: the watch gets a moment to say so
+            self._fail("other", f"failed: {type(error).__name__}: {one_line(error)}")
+
+    def _live(self, generation: Generation) -> None:
+        rank = generation.members.index(self.name)
+        chip = self.job.run_of(generation).chips[rank]
+        self.device = open_device(self.job.run.device, chip.file, chip.chip_type)
+        self.links: Links | None = None
+        if self.device.backend == "dicomm" and self.job.run.cluster is not None:
+            self.links = Links(self.job.run.cluster)
+        arrived = self._join(generation) if generation.start == "switch" else None
+        while True:
+            session = self._begin(generation, arrived)
+            follower = session.train()
+            if follower is None:
+                break
+            left = session.leave()
+            arrived = self._switch(generation, follower, left)
+            if arrived is None:
+                left.finish()
+                break
+            generation = follower
+        self._leave_world()
+        assert self.watch is not None
+        self.watch.finish()
+
+    def _begin(self, generation: Generation, arrived: Arrived | None) -> Session:
+        self.session = None
+        store = generation_store(self.store, generation.number)
+        control = self._enter_world(store, generation.members)
+
+        def fail(what: str) -> None:
+            self._fail("job", f"stopped: {what}")
+
+        self.session = Session(
+            self.job, generation, control, self.device, self.links, arrived, fail
+        )
+        return self.session
+
+    def _join(self, generation: Generation) -> Arrived:
+        """As one that is new: waits until the generation before comes to its last step."""
+        assert generation.before is not None
+        before = self.board.hear(Generation, "generation", generation.before)
+        self.board.say("", "ready", generation.number, self.name)
+        while self.board.heard(int, "switch-at", before.number) is None:
+            time.sleep(CALL_POLL_S)
+        arrived = self._switch(before, generation, None)
+        assert arrived is not None
+        return arrived
+
+    def _switch(self, old: Generation, new: Generation, left: Left | None) -> Arrived | None:
+        """Moves the state, in a world of both generations' members; None: this member leaves."""
+        change = change_between(old, new)
+        control = self._enter_world(switch_store(self.store, new.number), change.members)
+        if self.links:
+            self.links.pace(change.members)
+        table = left.tables.get(new.number) if left else None
+        table = table or table_of(change, self.links)
+        on_chip = self.name in new.members and self._has_room(change)
+        if left and not on_chip:
+            to_host(left.buffers)
+        position, buffers = move(
+            change,
+            table,
+            control,
+            (left.position, left.buffers) if left else None,
+            self.device.device if on_chip else torch.device("cpu"),
+        )
+        if buffers is None:
+            return None
+        return Arrived(position, buffers, _account(position.step, table, change.members))
+
+    def _enter_world(self, store: dist.Store, members: Sequence[str]) -> Control:
+        """Leaves the world that this member is in, if any; from now on these watch each other."""
+        self._leave_world()
+        control = Control(store, members.index(self.name), len(members), self.wait_s)
+        before, self.watch = self.watch, self._watch(store, control, members)
+        if before is not None:
+            before.finish()
+        run = self.job.run
+        connect(store, control.rank, len(members), self.device.backend, self.wait_s, run.p2p)
+        return control
+
+    def _leave_world(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _watch(self, store: dist.Store, control: Control, members: Sequence[str]) -> Watch:
+        notices = Board(self.job.meeting.connect(self.wait_s))  # of the watch's thread
+        run = self.job.run
+        return Watch(
+            store,
+            control,
+            list(members),
+            run.logs,
+            run.deadline_s,
+            lambda: self.session.doing() if self.session else "while starting",
+            lambda: None,
+            lambda: notices.say("", "notice", self.name),
+        )
+
+    def _has_room(self, change: Change) -> bool:
+        """Whether the chip holds the old state, the new one and what comes with it."""
+        if self.device.device.type == "cpu":
+            return True
+        free_bytes, _ = torch.accelerator.get_memory_info()
+        spare_bytes = torch.accelerator.memory_reserved() - torch.accelerator.memory_allocated()
+        rank = change.new_members.index(self.name)
+        return free_bytes + spare_bytes > ROOM * state_bytes(change.new, rank)
+
+    def _fail(self, kind: Literal["chip", "job", "other"], what: str) -> NoReturn:
+        with suppress(Exception):  # the store may be what failed
+            self.board.say(Failure(kind=kind, what=what), "failed", self.name)
+        if self.watch is not None:
+            self.watch.fail(what, wait_s=0)
+        print(f"{self.name} {what}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def _account(step: int, table: Table, members: Sequence[str]) -> Account:
+    """What moved, but for the time that it took."""
+    stayed = (
+        Moved(to=members[place], source="memory", origin=members[place], bytes=size_bytes)
+        for place, size_bytes in sorted(table.stayed_bytes.items())
+    )
+    came = (
+        Moved(to=members[receiver], source="peer", origin=members[sender], bytes=size_bytes)
+        for (sender, receiver), size_bytes in sorted(table.volume_bytes.items())
+    )
+    return Account(step=step, moved=(*stayed, *came), seconds=0)

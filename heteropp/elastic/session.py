@@ -1,0 +1,173 @@
+"""One member's part in one generation: it takes its state, trains, saves and keeps copies."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from heteropp.checkpoint.writer import Writer, set_aside
+from heteropp.elastic.copies import keeper, recovered
+from heteropp.elastic.job import Account, Board, Generation, Job, Progress, generation_store
+from heteropp.elastic.links import Links
+from heteropp.elastic.preparation import Preparation
+from heteropp.switching.buffers import Buffers, of_training
+from heteropp.switching.change import Position
+from heteropp.switching.table import Table
+from heteropp.training.loop import advance, finish
+from heteropp.training.measuring.metrics import StepMetrics
+from heteropp.training.measuring.report import Reporter, as_json
+from heteropp.training.ranks.control import Control
+from heteropp.training.ranks.device import Device
+from heteropp.training.train import LAST_STEP, SAVE_S, Trainer, starting_point
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What a switch gives a member of the new plan."""
+
+    position: Position
+    buffers: Buffers
+    account: Account  # but for the seconds
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a member has when it is to switch."""
+
+    position: Position
+    buffers: Buffers
+    tables: dict[int, Table]  # that were prepared, by number of the generation that follows
+    finish: Callable[[], None]  # waits until what was kept is kept
+
+
+class Session:
+    def __init__(
+        self,
+        job: Job,
+        generation: Generation,
+        control: Control,
+        device: Device,
+        links: Links | None,
+        arrived: Arrived | None,
+        fail: Say,
+    ) -> None:
+        """In the generation's world; `fail`, from any thread, ends the process with a sentence."""
+        begin_s = time.monotonic()
+        self.job, self.generation, self.control = job, generation, control
+        self.board = Board(job.meeting.connect(job.run.deadline_s))
+        self.run = job.run_of(generation)
+        self.trainer = Trainer(replace(self.run, resume=arrived is not None), device, control)
+        account = self._begin(arrived, begin_s)
+        self.reporter: Reporter | None = None
+        if control.rank == 0:
+            how = "switched" if arrived else "recovered"
+            self.board.say(account, how, generation.number)
+            completed, steps = self.trainer.completed, self.run.steps
+            quiet, board = False, self.run.tensorboard
+            self.reporter = Reporter(self.run.output, completed, steps, quiet, board)
+        self.writer = Writer(self.run.checkpoints, self._own_control(), self.run.keep, fail)
+        self.keeper = keeper(job, generation, self.trainer, self._own_control(), self._warn)
+        self.preparation = Preparation(job.meeting.connect(SAVE_S), generation, links)
+
+    def train(self) -> Generation | None:
+        """Until the end, or the step after which another generation follows, which it gives."""
+        trainer, run = self.trainer, self.run
+        while trainer.completed < run.steps:
+            if self.control.rank == 0:
+                self._announce()
+            metrics = advance(trainer, self.reporter)
+            # as in heteropp.training.train, all know by now what rank 0 announced before the step
+            last_step = min(run.steps, int(self.control.announced(LAST_STEP) or run.steps))
+            last = trainer.completed == last_step
+            if last or (run.checkpoint_every and trainer.completed % run.checkpoint_every == 0):
+                trainer.save(self.writer)
+            self.keeper.keep(trainer.manifest())
+            if metrics:
+                self._tell(metrics)
+            if last:
+                break
+            if trainer.completed == self.board.heard(int, "switch-at", self.generation.number):
+                number = self.board.hear(int, "next", self.generation.number)
+                return self.board.hear(Generation, "generation", number)
+        self._end()
+        return None
+
+    def leave(self) -> Left:
+        """Ends the training under this plan, but for its state."""
+        position = self.trainer.position()
+        self.writer.finish()
+        tables = self.preparation.finish()
+        if self.reporter:
+            self.reporter.close()
+        buffers = of_training(self.trainer.executor.update)
+        self.keeper.release()
+        finish = self.keeper.finish
+        del self.trainer
+        gc.collect()  # gradients and all else: what comes next needs the room
+        self.control.barrier("left")  # nobody waits for a message any more
+        return Left(position, buffers, tables, finish)
+
+    def doing(self) -> str:
+        return self.trainer.doing() if hasattr(self, "trainer") else "in a switch"
+
+    def _begin(self, arrived: Arrived | None, begin_s: float) -> Account:
+        """Takes the state from wherever it comes."""
+        trainer = self.trainer
+        if arrived is not None:
+            trainer.take_over(arrived.position, arrived.buffers)
+            stood_s = time.time() - arrived.position.ended_s
+            return replace(arrived.account, seconds=max(0.0, stood_s))
+        recovers = self.generation.start == "recover"
+        if recovers and (account := recovered(self.job, self.generation, trainer, self._warn)):
+            if self.control.rank == 0:
+                set_aside(self.run.checkpoints, trainer.completed)
+            return account
+        again = recovers or self.generation.number > 1
+        if checkpoint := starting_point(self.run, self.control, again):
+            trainer.restore(checkpoint)
+        return Account(step=trainer.completed, seconds=time.monotonic() - begin_s)
+
+    def _announce(self) -> None:
+        """As rank 0: whether the step that is about to begin is the last under this plan."""
+        number, step = self.generation.number, self.trainer.completed + 1
+        if step == self.run.steps or self.board.heard(int, "switch-at", number) is not None:
+            return
+        if self.board.heard(str, "stop") is not None:
+            if not self.control.announced(LAST_STEP):
+                self.control.announce(LAST_STEP, str(step))
+        elif self.board.heard(int, "next", number) is not None:
+            self.board.say(step, "switch-at", number)
+
+    def _tell(self, metrics: StepMetrics) -> None:
+        progress = Progress(
+            step=metrics.step,
+            loss=metrics.loss if math.isfinite(metrics.loss) else None,
+            tokens_per_s=metrics.tokens_per_s,
+            step_s=metrics.step_s,
+        )
+        self.board.say(progress, "progress", self.generation.number)
+
+    def _end(self) -> None:
+        """Of the training, or of as much of it as is wanted now."""
+        self.preparation.finish()
+        self.writer.finish()
+        if self.trainer.completed < self.run.steps:
+            if self.reporter:
+                self.reporter.stopped(self.trainer.completed)
+        elif summary := finish(self.trainer, self.reporter):
+            self.board.say(as_json(summary), "summary")
+        self.keeper.finish()
+        self.control.barrier("finish")
+
+    def _own_control(self) -> Control:
+        """For threads, which may wait for slow disks."""
+        store = generation_store(self.job.meeting.connect(SAVE_S), self.generation.number)
+        return Control(store, self.control.rank, self.control.world_size, SAVE_S)
+
+    def _warn(self, what: str) -> None:
+        print(f"warning: {what}", flush=True)
