@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 from heteropp.action import Action
 from heteropp.cluster import Cluster, Link
@@ -10,7 +12,7 @@ from heteropp.copies import exchanges
 from heteropp.cost import Memory, StageShape, Time, stage_time
 from heteropp.memory_walk import MemoryWalk
 from heteropp.plan import Pipeline, Plan, PlanError, ministage_layers
-from heteropp.profile import chip_profile
+from heteropp.profile import ChipProfile, chip_profile
 from heteropp.schedule import actions
 
 
@@ -45,6 +47,17 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
 
 def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
     """Predicted peak bytes, by rank; the cluster may be a measured one."""
+    chips = {r.chip for p in plan.pipelines for stage in p.stages for r in stage.replicas}
+    profiles = tuple((chip, chip_profile(cluster, chip)) for chip in sorted(chips))
+    return list(_rank_memory(replace(plan, profile=None, prediction=None), profiles))
+
+
+@lru_cache(maxsize=64)
+def _rank_memory(
+    plan: Plan, profiles: tuple[tuple[str, ChipProfile | None], ...]
+) -> tuple[Memory, ...]:
+    """A search asks for a plan's memory again and again: to choose, to relax and to predict it."""
+    profile_of = dict(profiles)
     memory: dict[int, Memory] = {}
     copies = exchanges(plan)
     for pipeline in plan.pipelines:
@@ -55,9 +68,9 @@ def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
                     summed = (copies.get((rank, k)) for k in range(stage.ministages))
                     key = replica.batch_share, replica.chip, *summed
                     if key not in alike:
-                        alike[key] = memory_walk(plan, rank, cluster).peak()
+                        alike[key] = _walk(plan, rank, profile_of[replica.chip]).peak()
                     memory[rank] = alike[key]
-    return [memory[rank] for rank in range(plan.world_size)]
+    return tuple(memory[rank] for rank in range(plan.world_size))
 
 
 def memory_walk(
@@ -65,9 +78,15 @@ def memory_walk(
 ) -> MemoryWalk:
     """Of a rank; table: its actions, when they are not the plan's."""
     p, s, r, _ = plan.place(rank)
-    pipeline = plan.pipelines[p]
-    profile = chip_profile(cluster, pipeline.stages[s].replicas[r].chip)
-    table = table or actions(plan.schedule, pipeline, s, plan.overlap)
+    chip = plan.pipelines[p].stages[s].replicas[r].chip
+    return _walk(plan, rank, chip_profile(cluster, chip), table)
+
+
+def _walk(
+    plan: Plan, rank: int, profile: ChipProfile | None, table: Sequence[Action] | None = None
+) -> MemoryWalk:
+    p, s, _, _ = plan.place(rank)
+    table = table or actions(plan.schedule, plan.pipelines[p], s, plan.overlap)
     return MemoryWalk(plan, rank, stage_shape(plan, rank), table, profile)
 
 

@@ -63,7 +63,7 @@ def ask(name: str, request: Request, simulated: int = 4) -> Verdict:
     candidates = [result.best, *result.runners_up][:simulated]
     judged = [judge(candidate, result, request.cluster) for candidate in candidates]
     if name == "exact" and request.schedule == "1f1b":
-        judged[0] = _relaxed(judged[0], result, request.cluster)
+        judged[0] = relaxed(judged[0], result, request.cluster)
     return Verdict(name, result, judged, search_s)
 
 
@@ -95,8 +95,8 @@ def judge(candidate: Candidate, result: Result, cluster: Cluster) -> Judged:
     return Judged(plan, candidate.cost_s, simulation)
 
 
-def _relaxed(judged: Judged, result: Result, cluster: Cluster) -> Judged:
-    """With the slack that memory has room for, where the simulated step gains by it."""
+def relaxed(judged: Judged, result: Result, cluster: Cluster) -> Judged:
+    """A 1F1B plan with the slack that memory has room for, where the simulated step gains by it."""
     plans = dict.fromkeys(with_slack(judged.plan, cluster, ahead) for ahead in AHEAD)
     others = [
         judge(Candidate(plan, judged.cost_s), result, cluster)

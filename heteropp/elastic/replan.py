@@ -1,0 +1,228 @@
+"""The next plan: the best one on the chips that there are, found from the plan before.
+
+What is left of the old plan, with its numbers dealt out anew, is the first to beat. Then come the
+planners, and skeletons of all the chips; last clusters with chips left out, such as those that
+leave whole nodes or one chip type. What cannot beat the best so far is skipped; of plans about as
+fast, the one is taken that moves least.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heteropp.cluster import Cluster
+from heteropp.elastic.balance import Balance, Sketch
+from heteropp.elastic.moved import moved_bytes
+from heteropp.elastic.skeletons import Skeleton, adapted, skeletons
+from heteropp.plan import Plan, PlanError, validate
+from heteropp.planned import check_memory, human_bytes
+from heteropp.profile import ProfileError
+from heteropp.search.judge import Judged, ask, judge, relaxed
+from heteropp.search.planner import (
+    Candidate,
+    DoesNotFitError,
+    Request,
+    Result,
+    SearchError,
+)
+
+NEAR = 1.02  # plans that take so many times as long as the best are about as fast
+COMPARED = 8  # of those, at most
+SIMULATED = 96  # ranks of plans on skeletons of a cluster, in all
+RELAXED = 3  # of the best plans
+SMALL = 32  # chips, up to which stages may have degrees of their own, and AutoHet is asked
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """A plan, and the cluster of the chips that it uses: mostly all that there are."""
+
+    cluster: Cluster
+    plan: Plan
+    step_s: float  # simulated
+    search_s: float
+    note: str  # where it comes from, and what it moves
+
+
+@dataclass(frozen=True)
+class _Found:
+    cluster: Cluster
+    judged: Judged
+    moved_bytes: int = 0
+
+    @property
+    def step_s(self) -> float:
+        return self.judged.simulation.step_s
+
+
+def replan(cluster: Cluster, old: Plan, old_members: Sequence[str]) -> Replanned:
+    """The best plan on a cluster for the model and global batch of an old plan.
+
+    old_members: the names of the old plan's chips, by its ranks. The schedule and ZeRO stage are
+    the old ones where a plan with them fits, else 1F1B, or Zorse's. Raises SearchError, one
+    sentence, where no plan fits.
+    """
+    began_s = time.perf_counter()
+    errors: list[SearchError] = []
+    for schedule in dict.fromkeys((old.schedule, "1f1b")):
+        search = _Search(cluster, replace(old, schedule=schedule), old_members)
+        search.run()
+        if search.found:
+            break
+        errors += search.errors
+    else:
+        search.ask("zorse", cluster)
+        if not search.found:
+            raise _no_plan(cluster, errors)
+    search.relax()
+    chosen = search.chosen()
+    return Replanned(
+        cluster=chosen.cluster,
+        plan=chosen.judged.plan,
+        step_s=chosen.step_s,
+        search_s=time.perf_counter() - began_s,
+        note=f"by {_planner(chosen.judged.plan)}; {human_bytes(chosen.moved_bytes)} of state move",
+    )
+
+
+def _no_plan(cluster: Cluster, errors: list[SearchError]) -> SearchError:
+    counts = (f"{len(cluster.ranks_of(name))} of {name}" for name in cluster.chip_names())
+    why = next((e for e in errors if isinstance(e, DoesNotFitError)), errors[0])
+    return SearchError(f"no plan for the chips that are left ({', '.join(counts)}): {why}")
+
+
+class _Search:
+    def __init__(self, cluster: Cluster, old: Plan, old_members: Sequence[str]) -> None:
+        self.cluster, self.old, self.old_members = cluster, old, old_members
+        self.found: list[_Found] = []
+        self.errors: list[SearchError] = []
+        self.bound_s = 0.0
+
+    @property
+    def best_s(self) -> float:
+        return min((found.step_s for found in self.found), default=math.inf)
+
+    def run(self) -> None:
+        balance = Balance(self.cluster, self.old)
+        self.bound_s = balance.bound_s()
+        present = {member: rank for rank, member in enumerate(self.cluster.members)}
+        left = adapted(self.old, [present.get(m) for m in self.old_members], self.cluster)
+        self._try("the old plan", balance, [left])
+        self._everything(balance)
+        for smaller in _smaller(self.cluster):
+            balance = Balance(smaller, self.old)
+            if balance.bound_s() < self.best_s:
+                self._everything(balance)
+        for count in _fewer(self.cluster.world_size):
+            if not self.found:
+                self._everything(Balance(self.cluster.kept(range(count)), self.old))
+
+    def _everything(self, balance: Balance) -> None:
+        cluster = balance.cluster
+        for sequences in dict.fromkeys((1, _sequences(self.old))):
+            self.ask("exact", cluster, sequences=sequences)
+        if cluster.world_size <= SMALL:
+            self.ask("exact", cluster, uneven_layers=True, stage_degrees=True)
+            self.ask("autohet", cluster)
+        self._try("skeletons", balance, skeletons(cluster, self.old.model, balance.power))
+
+    def ask(self, name: str, cluster: Cluster, **options: Any) -> None:
+        """A planner."""
+        old = self.old
+        request = Request(
+            cluster=cluster,
+            model=old.model,
+            global_batch=old.global_batch,
+            zero_stage=old.zero_stage,
+            schedule=old.schedule,
+            **options,
+        )
+        with suppress(ProfileError):  # what was not measured is not planned with
+            verdict = ask(name, request, simulated=2)
+            self.found += (_Found(cluster, judged) for judged in verdict.judged)
+            if verdict.error:
+                self.errors.append(verdict.error)
+
+    def _try(self, name: str, balance: Balance, tried: Iterable[Skeleton]) -> None:
+        """The best plans on skeletons."""
+        sketches: list[tuple[float, Sketch]] = []
+        for skeleton in dict.fromkeys(tried):
+            with suppress(ProfileError):
+                sketches += [(balance.estimate_s(s), s) for s in balance.sketches(skeleton)]
+        cluster, judged = balance.cluster, 0
+        for _, sketch in sorted(sketches):
+            if judged * cluster.world_size >= SIMULATED:
+                break
+            # a schedule may ask for more than there is, and memory be less than estimated
+            with suppress(PlanError, ProfileError):
+                if (candidate := balance.candidate(sketch)) is None:
+                    continue
+                validate(candidate.plan)
+                check_memory(candidate.plan, cluster)
+                result = Result(name, candidate, [], self.bound_s, 1)
+                self.found.append(_Found(cluster, judge(candidate, result, cluster)))
+                judged += 1
+
+    def relax(self) -> None:
+        """Gives the best few the slack that memory has room for."""
+        if self.old.schedule != "1f1b":
+            return
+        for found in sorted(self.found, key=lambda found: found.step_s)[:RELAXED]:
+            plan, cost_s = found.judged.plan, found.judged.cost_s
+            result = Result(_planner(plan), Candidate(plan, cost_s), [], self.bound_s, 1)
+            judged = relaxed(found.judged, result, found.cluster)
+            self.found.append(replace(found, judged=judged))
+
+    def chosen(self) -> _Found:
+        """Of those about as fast as the best, the one that moves least."""
+        near = sorted(self.found, key=lambda found: found.step_s)
+        near = [found for found in near if found.step_s <= NEAR * self.best_s][:COMPARED]
+        ranks = {member: rank for rank, member in enumerate(self.old_members)}
+        counted = (
+            replace(
+                found,
+                moved_bytes=moved_bytes(
+                    self.old, found.judged.plan, [ranks.get(m) for m in found.cluster.members]
+                ),
+            )
+            for found in near
+        )
+        return min(counted, key=lambda found: (found.moved_bytes, found.step_s))
+
+
+def _planner(plan: Plan) -> str:
+    assert plan.prediction is not None  # it was judged
+    return plan.prediction.planner
+
+
+def _sequences(plan: Plan) -> int:
+    """Of a micro-batch, that the busiest replica takes."""
+    return max(r.batch_share for p in plan.pipelines for s in p.stages for r in s.replicas)
+
+
+def _smaller(cluster: Cluster) -> Iterator[Cluster]:
+    """Without chips that make even degrees impossible, and of one chip type alone."""
+    tried = {tuple(range(cluster.world_size))}
+    for name in (None, *cluster.chip_names()):
+        nodes = [node for node in cluster.nodes if name in (None, node.chip_name)]
+        for whole in (True, False):
+            ranks = tuple(
+                rank for node in nodes for rank in (node.ranks if whole else _even(node.ranks))
+            )
+            if ranks not in tried:
+                tried.add(ranks)
+                yield cluster.kept(ranks)
+
+
+def _even(ranks: range) -> range:
+    return ranks[: 1 << (len(ranks).bit_length() - 1)]
+
+
+def _fewer(chips: int) -> list[int]:
+    """Numbers of chips to try where no plan uses all."""
+    return sorted({chips - 1, *(1 << n for n in range((chips - 1).bit_length()))} - {0})[::-1]

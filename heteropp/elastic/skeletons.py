@@ -1,0 +1,132 @@
+"""Plans without their numbers: which ranks make which replicas, stages and pipelines.
+
+Those worth a try on the chips of a cluster, and what is left of a plan's when chips have gone. As
+in Hetu v2 (appendix A.3), a tensor-parallel group that lost a rank goes on as smaller ones: of
+three ranks, as a stage of two and one of one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from heteropp.cluster import Cluster
+from heteropp.model import Model
+from heteropp.plan import Plan
+
+Ranks = tuple[int, ...]  # of a replica
+Stage = tuple[Ranks, ...]  # its replicas, all of one tensor-parallel degree
+Skeleton = tuple[tuple[Stage, ...], ...]  # by pipeline
+Power = Callable[[Ranks], float]  # layers a second of a tensor-parallel group
+
+PIPELINES = (1, 2, 3, 4, 6, 8)  # more exchange their gradients for too long
+STAGES = (1, 2, 3, 4, 6, 8, 12, 16)
+LARGE = 32  # chips, from which on only powers of two are tried of both
+
+
+def skeletons(cluster: Cluster, model: Model, power: Power) -> Iterator[Skeleton]:
+    """On all chips of a cluster; weak groups make the first stages. Some come more than once."""
+    large = cluster.world_size >= LARGE
+    counts, depths = (
+        [n for n in numbers if not large or n.bit_count() == 1] for numbers in (PIPELINES, STAGES)
+    )
+    for tp in _degrees(cluster, model):
+        units = [unit for node in cluster.nodes for unit in pieces(list(node.ranks), tp)]
+        for count in counts:
+            if count > len(units):
+                break
+            for groups in (_cut(units, count, power), _spread(units, count, power)):
+                ordered = [sorted(group, key=lambda unit: (power(unit), unit)) for group in groups]
+                most = min(model.layers, max(map(len, ordered)))
+                for stages in sorted({most, *(n for n in depths if n < most)}):
+                    yield tuple(
+                        tuple(_stages(units, min(stages, len(units)), power)) for units in ordered
+                    )
+
+
+def adapted(plan: Plan, rank_of: Sequence[int | None], cluster: Cluster) -> Skeleton:
+    """What is left of a plan's; chips that joined are the stages of one more pipeline.
+
+    rank_of: by rank of the plan, which one the chip is now, or None for one that has gone.
+    """
+    pipelines = []
+    for pipeline in plan.pipelines:
+        stages: list[Stage] = []
+        for stage in pipeline.stages:
+            left = [
+                sorted(r for rank in replica.ranks if (r := rank_of[rank]) is not None)
+                for replica in stage.replicas
+            ]
+            if stage.dp > 1 and any(len(ranks) % stage.tp for ranks in left):
+                # its replicas stay together, each of the largest degree that all have
+                whole = math.gcd(*map(len, left)) or 1
+                tp = next(tp for tp in _powers_down(stage.tp) if whole % tp == 0)
+            else:
+                tp = stage.tp
+            units = [unit for ranks in left for unit in pieces(ranks, tp)]
+            stages += _alike(units)
+        if stages:
+            pipelines.append(tuple(stages))
+    known = {rank for rank in rank_of if rank is not None}
+    joined = [[rank for rank in node.ranks if rank not in known] for node in cluster.nodes]
+    tp = max(stage.tp for pipeline in plan.pipelines for stage in pipeline.stages)
+    fresh = [(unit,) for ranks in joined for unit in pieces(ranks, tp)]
+    return tuple(pipelines) + ((tuple(fresh),) if fresh else ())
+
+
+def pieces(ranks: Sequence[int], tp: int) -> list[Ranks]:
+    """Ranks of one node in tensor-parallel groups, the last ones of smaller powers of two."""
+    result, first = [], 0
+    for size in (tp, *_powers_down(tp - 1)):
+        while first + size <= len(ranks):
+            result.append(tuple(ranks[first : first + size]))
+            first += size
+    return result
+
+
+def _powers_down(most: int) -> Iterator[int]:
+    return (1 << n for n in reversed(range(most.bit_length())))
+
+
+def _degrees(cluster: Cluster, model: Model) -> list[int]:
+    """Powers of two that divide the model, up to what some node has."""
+    divisor = math.gcd(model.kv_heads, model.intermediate, model.vocab, model.sequence_length)
+    most = max(min(len(node.ranks), node.chip.tp_limit) for node in cluster.nodes)
+    return [tp for tp in _powers_down(most) if divisor % tp == 0][::-1]
+
+
+def _spread(units: list[Ranks], count: int, power: Power) -> list[list[Ranks]]:
+    """Every unit, the most powerful first, to the group that is weakest so far."""
+    groups: list[list[Ranks]] = [[] for _ in range(count)]
+    powers = [0.0] * count
+    for unit in sorted(units, key=lambda unit: (-power(unit), unit)):
+        weakest = powers.index(min(powers))
+        groups[weakest].append(unit)
+        powers[weakest] += power(unit)
+    return groups
+
+
+def _stages(units: list[Ranks], count: int, power: Power) -> list[Stage]:
+    return [stage for group in _cut(units, count, power) for stage in _alike(group)]
+
+
+def _cut(units: list[Ranks], count: int, power: Power) -> list[list[Ranks]]:
+    """In `count` parts of about equal power, each of one unit at least."""
+    result: list[list[Ranks]] = []
+    total, past = sum(map(power, units)), 0.0
+    for index, unit in enumerate(units):
+        left = len(units) - index
+        begun = len(result)
+        middle = past + power(unit) / 2
+        full = begun < count and middle >= begun * total / count
+        if not result or full or count - begun >= left:  # which leaves one for each part to come
+            result.append([])
+        result[-1].append(unit)
+        past += power(unit)
+    return result
+
+
+def _alike(units: list[Ranks]) -> list[Stage]:
+    """One stage for each run of groups of one degree."""
+    return [tuple(same) for _, same in itertools.groupby(units, len)]

@@ -1,0 +1,194 @@
+"""The next plan: on any chips that are left, of any type, it is valid, fits, and is good."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from clusters import cluster_of, random_chip, tiny_model, write_cluster
+from training_run import Training
+
+from ditorch.chips import load_chip
+from heteropp.cluster import Cluster, read_cluster
+from heteropp.elastic.moved import moved_bytes
+from heteropp.elastic.replan import Replanned, replan
+from heteropp.model import Model
+from heteropp.plan import Plan, validate
+from heteropp.planned import check_cluster, check_memory, rank_memory
+from heteropp.search.judge import ask, ask_all
+from heteropp.search.planner import PLANNERS, DoesNotFitError, Request, SearchError
+from heteropp.simulate import simulate
+
+MODEL = tiny_model(6, hidden=32, intermediate=64, vocab=64)
+
+
+def first_plan(cluster: Cluster, model: Model = MODEL, global_batch: int = 16) -> Plan:
+    for verdict in ask_all(
+        PLANNERS, Request(cluster=cluster, model=model, global_batch=global_batch)
+    ):
+        assert verdict.judged, verdict.error
+        return verdict.best.plan
+    raise AssertionError
+
+
+def check(found: Replanned, cluster: Cluster, old: Plan) -> None:
+    validate(found.plan)
+    check_cluster(found.plan, found.cluster)
+    check_memory(found.plan, found.cluster)
+    assert set(found.cluster.members) <= set(cluster.members)
+    assert (found.plan.model, found.plan.global_batch) == (old.model, old.global_batch)
+    assert found.step_s == pytest.approx(simulate(found.plan, found.cluster).step_s, rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def shrunk() -> list[tuple[Cluster, Plan, Replanned]]:
+    """12 chips of three types, of which one after the other goes."""
+    chips = {name: load_chip(name) for name in ("a-mini", "b-mini", "c-mini")}
+    cluster = cluster_of(*((name, chip, 4) for name, chip in chips.items()))
+    plan, generator, found = first_plan(cluster), random.Random(3), []
+    while cluster.world_size > 1:
+        gone = generator.randrange(cluster.world_size)
+        left = cluster.kept(rank for rank in range(cluster.world_size) if rank != gone)
+        next_ = replan(left, plan, cluster.members)
+        found.append((left, plan, next_))
+        cluster, plan = next_.cluster, next_.plan
+    return found
+
+
+def test_chips_go_until_one_is_left(shrunk) -> None:
+    for cluster, old, found in shrunk:
+        check(found, cluster, old)
+    assert shrunk[-1][0].world_size == 1
+
+
+def test_odd_numbers_of_chips_are_used(shrunk) -> None:
+    used = [found.cluster.world_size for cluster, _, found in shrunk]
+    assert any(count % 2 and count > 3 for count in used)
+
+
+def test_seven_of_eight_chips_go_on() -> None:
+    """None of 8 alike chips is left out, but the one lost: the step is not that of 4 chips."""
+    chip = load_chip("a-mini")
+    full = cluster_of(("a-mini", chip, 4), ("a-mini", chip, 4))
+    model = tiny_model(8, hidden=128, intermediate=256, sequence_length=128)
+    old = ask("exact", Request(cluster=full, model=model, global_batch=32)).best
+    found = replan(full.kept(set(range(8)) - {5}), old.plan, full.members)
+    assert found.cluster.world_size == 7
+    four = ask("exact", Request(cluster=full.kept(range(4)), model=model, global_batch=32)).best
+    assert found.step_s < 0.75 * four.simulation.step_s
+    assert found.step_s < 8 / 7 * 1.2 * old.simulation.step_s
+
+
+def test_no_planner_knows_a_better_plan(shrunk) -> None:
+    for cluster, old, found in shrunk[::4]:
+        request = Request(cluster=cluster, model=old.model, global_batch=old.global_batch)
+        for verdict in ask_all(("exact", "heteroauto", "autohet", "uniform"), request):
+            if verdict.judged:
+                assert found.step_s <= 1.02 * verdict.best.simulation.step_s + 1e-12
+
+
+def test_nothing_moves_where_nothing_changes() -> None:
+    chip = load_chip("a-mini")
+    cluster = cluster_of(("a-mini", chip, 4), ("a-mini", chip, 4))
+    first = replan(cluster, first_plan(cluster), cluster.members)
+    again = replan(cluster, first.plan, cluster.members)
+    ranks = list(range(cluster.world_size))
+    assert moved_bytes(first.plan, again.plan, ranks) == 0
+    assert moved_bytes(first.plan, first.plan, ranks) == 0
+
+
+def test_who_has_nothing_is_sent_all_that_it_holds() -> None:
+    """Where the optimizer is not cut: a parameter and two averages of 4 bytes each."""
+    cluster = cluster_of(("a-mini", load_chip("a-mini"), 4))
+    plan = replace(first_plan(cluster), zero_stage=0)
+    memory = rank_memory(plan)
+    expected = sum(memory[rank].parameters + memory[rank].optimizer for rank in range(4))
+    moved = moved_bytes(plan, plan, [None] * 4)
+    assert 0.9 * expected < moved <= expected  # buffers are padded
+    swapped = moved_bytes(plan, plan, [1, 0, 2, 3])
+    assert swapped in (0, moved_bytes(plan, plan, [None, None, 2, 3]))
+
+
+def test_chips_that_join_are_used() -> None:
+    chip = load_chip("a-mini")
+    full = cluster_of(("a-mini", chip, 4), ("a-mini", chip, 3))
+    few = full.kept(range(3))
+    found = replan(full, first_plan(few), few.members)
+    check(found, full, found.plan)
+    assert found.cluster.world_size > 3
+
+
+def test_more_chips_than_work_are_left_out() -> None:
+    """2 sequences, 2 layers and 4 heads do not keep 12 chips busy, nor 11."""
+    chip = load_chip("a-mini")
+    full = cluster_of(("a-mini", chip, 4), ("a-mini", chip, 4), ("a-mini", chip, 4))
+    model = tiny_model(2, kv_heads=1)
+    old = first_plan(full.kept(range(2)), model, global_batch=2)
+    found = replan(full.kept(range(11)), old, full.kept(range(2)).members)
+    check(found, full, old)
+    assert 1 <= found.cluster.world_size <= 4
+
+
+def test_a_schedule_is_kept_where_it_can_be() -> None:
+    chip = load_chip("a-mini")
+    full = cluster_of(("a-mini", chip, 4))
+    request = Request(cluster=full, model=MODEL, global_batch=16, schedule="zb-h1", zero_stage=2)
+    old = ask("exact", request).best.plan
+    found = replan(full.kept([0, 1, 3]), old, full.members)
+    assert (found.plan.schedule, found.plan.zero_stage) == ("zb-h1", 2)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_clusters_lose_random_chips(seed: int) -> None:
+    """Unlike chips, memory and links; where it finds no plan, no planner does."""
+    generator = random.Random(seed)
+    nodes = [
+        (f"chip-{index}", random_chip(generator), generator.choice([1, 2, 3, 4]))
+        for index in range(generator.choice([1, 2, 3]))
+    ]
+    full = cluster_of(*nodes)
+    model = tiny_model(generator.randint(2, 6))
+    verdicts = ask_all(PLANNERS, Request(cluster=full, model=model, global_batch=8))
+    if not verdicts[0].judged:
+        pytest.skip("it did not fit before")
+    old = verdicts[0].best.plan
+    ranks = generator.sample(range(full.world_size), generator.randint(1, full.world_size))
+    left = full.kept(ranks)
+    try:
+        found = replan(left, old, full.members)
+    except SearchError as error:
+        assert "no plan for the chips that are left" in str(error) and "\n" not in str(error)
+        request = Request(cluster=left, model=model, global_batch=8, schedule=old.schedule)
+        assert not ask_all(PLANNERS, request)[0].judged
+        return
+    check(found, left, old)
+    assert found.plan == replan(left, old, full.members).plan
+
+
+def test_no_room_is_one_sentence() -> None:
+    full = cluster_of(("a-mini", load_chip("a-mini"), 4))
+    old = first_plan(full)
+    chip = load_chip("a-mini")
+    small = replace(chip, memory=replace(chip.memory, capacity_bytes=100_000))
+    left = cluster_of(("a-mini", small, 2))
+    with pytest.raises(SearchError) as error:
+        replan(left, old, full.members)
+    assert "2 of a-mini" in str(error.value) and "KiB" in str(error.value)
+    assert "\n" not in str(error.value) and not isinstance(error.value, DoesNotFitError)
+
+
+@pytest.mark.parametrize("lost", [(0,), (2, 3), (1, 4)])
+def test_what_is_found_trains(tmp_path: Path, lost: tuple[int, ...]) -> None:
+    """And as the plan before would have: the same losses."""
+    full = read_cluster(write_cluster(tmp_path / "c.toml", ("a-mini", 4), ("b-mini", 2)))
+    model = tiny_model(4, hidden=32, intermediate=64, vocab=256)
+    old = first_plan(full, model, global_batch=8)
+    found = replan(full.kept(set(range(6)) - set(lost)), old, full.members)
+    losses = []
+    for plan in (old, found.plan):
+        folder = tmp_path / str(plan.world_size)
+        folder.mkdir()
+        losses.append(Training(folder, plan, "--steps", "2", device="cpu").finish().losses)
+    assert losses[0] == pytest.approx(losses[1], rel=2e-6)
