@@ -8,11 +8,11 @@
                                        the step depends on; written last
 
 A *tier* is where copies lie: in host memory (/dev/shm: what outlives a process, but not its node),
-on the node's disk, in a remote store. In memory and on the disk each rank keeps all that it holds,
-so that replicas are copies of each other; the remote store gets each element once. There is no
-commit of all ranks: a step can be recovered when the manifests that are there cover every element
-of the model (AutoHet, section IV-B). Manifests are believed by job, and steps of one generation
-alone are put together: two generations may have come to a step by different roundings.
+on the node's disk, in a remote store. In memory and on the disk a node keeps all that its ranks
+hold, so that replicas on other nodes are copies; the remote store gets each element once. There is
+no commit of all ranks: a step can be recovered when the manifests that are there cover every
+element of the model (AutoHet, section IV-B). Manifests are believed by job, and steps of one
+generation alone are put together: two may have come to a step by different roundings.
 
 keeper.py writes. sources.py knows which step is whole, assignment.py who reads what, fetch.py reads
 and shares; recover.py is the whole way.

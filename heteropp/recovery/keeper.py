@@ -64,7 +64,7 @@ class Keeper:
         self.threads: dict[TierKind, threading.Thread] = {}
         for tier in self.tiers:
             self._publish(tier)
-        self.holders = self._holders(nodes)
+        self.holders, self.blocks = self._agree(nodes)
 
     def keep(self, manifest: Manifest) -> None:
         """Copies what tiers shall have of this step and leaves the rest to the threads.
@@ -78,7 +78,7 @@ class Keeper:
             self._wait(tier.kind)
         held = [_copy(one) for one in self.state.held()]
         for tier in due:
-            content = [one for one in held if one.spoken_for or tier.kind != "remote"]
+            content = [one for one in held if self._is_for(tier, one)]
             thread = threading.Thread(
                 target=self._keep,
                 args=(tier, manifest, content),
@@ -96,6 +96,12 @@ class Keeper:
     def release(self) -> None:
         """Lets go of the state: no step follows, while the threads go on with their copies."""
         del self.state
+
+    def _is_for(self, tier: Tier, held: Held) -> bool:
+        """The remote store gets each element once, and a node's own tiers what the node holds."""
+        if tier.kind == "remote":
+            return held.spoken_for
+        return block_of(held.slice.name) in self.blocks
 
     def _wait(self, kind: TierKind) -> None:
         if thread := self.threads.pop(kind, None):
@@ -171,14 +177,27 @@ class Keeper:
     def _publish(self, tier: Tier) -> None:
         self.control.publish(f"kept/{tier.kind}", json.dumps(self.kept[tier.kind]))
 
-    def _holders(self, nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """By block, the nodes that hold some of it; waits for all ranks."""
-        self.control.publish("holds", json.dumps(sorted(self.state.blocks())))
-        found: dict[str, set[str]] = defaultdict(set)
-        for node, text in zip(nodes, self.control.collect("holds"), strict=True):
-            for block in json.loads(text):
-                found[block].add(node)
-        return {block: tuple(sorted(names)) for block, names in sorted(found.items())}
+    def _agree(self, nodes: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+        """By block the nodes that hold some of it; and the blocks that this rank keeps.
+
+        Ranks of a node that hold the same of a block take turns. Waits for all ranks.
+        """
+        digests = {
+            block: checksum(repr(sorted(slices, key=lambda s: (s.name, s.box))).encode())
+            for block, slices in self.state.blocks().items()
+        }
+        self.control.publish("holds", json.dumps(digests))
+        alike: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+        for rank, text in enumerate(self.control.collect("holds")):
+            for block, digest in json.loads(text).items():
+                alike[nodes[rank], block, digest].append(rank)
+        holders: dict[str, set[str]] = defaultdict(set)
+        own = set()
+        for turn, ((node, block, _), ranks) in enumerate(sorted(alike.items())):
+            holders[block].add(node)
+            if ranks[turn % len(ranks)] == self.control.rank:
+                own.add(block)
+        return {block: tuple(sorted(names)) for block, names in holders.items()}, own
 
 
 def _copy(held: Held) -> Held:

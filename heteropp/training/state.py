@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -64,9 +65,13 @@ class State:
                 found |= {(what, Slice(piece.name, piece.box)) for what in kept}
         return found
 
-    def blocks(self) -> set[str]:
-        """The parts of the model that this rank holds some of."""
-        return {block_of(piece.name) for flat in self.update.flats for piece in flat.pieces}
+    def blocks(self) -> dict[str, set[Slice]]:
+        """What this rank holds of each block of the model."""
+        found: dict[str, set[Slice]] = defaultdict(set)
+        for flat in self.update.flats:
+            for piece in flat.pieces:
+                found[block_of(piece.name)].add(Slice(piece.name, piece.box))
+        return dict(found)
 
     def scalars(self) -> Scalars:
         guard, scaler = self.guard, self.update.scaler

@@ -106,6 +106,18 @@ def test_the_nodes_own_memory_is_enough(ranks: Ranks) -> None:
     assert all(moved.origin == moved.to for moved in found.moved)
 
 
+def test_replicas_of_a_node_share_the_keeping(ranks: Ranks, tmp_path: Path) -> None:
+    plan = make_plan(MODEL, (4,), (4,), (1,), (False,), zero_stage=0)
+    kept(ranks, plan, ["a-0", "a-0", "a-1", "a-1"], [1], Cadence(memory=1))
+    for node, those in (("a-0", "01"), ("a-1", "23")):
+        files = list((tmp_path / "memory" / node).glob("step-*/*.safetensors"))
+        blocks = [path.name.partition(".tp-")[0] for path in files]
+        assert len(blocks) == len(set(blocks)) == 7
+        by_rank = [path.name.split(".")[-2] for path in files]
+        assert {by_rank.count(f"rank-0000{rank}") for rank in those} == {3, 4}
+    assert recover_whole(ranks, tp(2), ["a-0", "a-1"]).bytes_from("peer") == 0
+
+
 def test_a_lost_nodes_share_comes_from_its_copy_on_another(ranks: Ranks, tmp_path: Path) -> None:
     kept(ranks, GROUPS, NODES, [1], Cadence(memory=1, disk=1))
     for tier in ("memory", "disk"):
@@ -209,7 +221,8 @@ def test_a_step_that_is_not_whole_gives_way_to_the_one_before(ranks: Ranks, tmp_
 def test_steps_of_two_generations_are_not_put_together(ranks: Ranks, tmp_path: Path) -> None:
     kept(ranks, GROUPS, NODES, [1, 2], Cadence(memory=1), 0)
     shutil.copytree(tmp_path / "memory" / "b-0", tmp_path / "aside")
-    kept(ranks, GROUPS, NODES, [1, 2], Cadence(memory=1), 1)  # removes generation 0
+    shutil.rmtree(tmp_path / "memory")
+    kept(ranks, GROUPS, NODES, [1, 2], Cadence(memory=1), 1)
     for node in ("b-0", "b-1"):
         next((tmp_path / "memory" / node).glob("step-000002.*/rank-*.json")).unlink()
     shutil.copytree(tmp_path / "aside", tmp_path / "memory" / "b-0", dirs_exist_ok=True)

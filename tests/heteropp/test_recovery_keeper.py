@@ -21,6 +21,7 @@ from training_run import tiny_model
 
 from heteropp.boxes import Box
 from heteropp.checkpoint.manifest import Manifest, Scalars, Slice
+from heteropp.checkpoint.writer import block_of
 from heteropp.files import FileError
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.recovery.fetch import Readings
@@ -52,8 +53,8 @@ class OneTensor:
             piece = Slice(f"layers.{layer}.mlp.up.weight", box)
             yield Held(Shard(), piece, {"value": tensor, "average": -tensor}, self.rank == 0)
 
-    def blocks(self) -> set[str]:
-        return {"layers.0", "layers.1"}
+    def blocks(self) -> dict[str, set[Slice]]:
+        return {block_of(held.slice.name): {held.slice} for held in self.held()}
 
 
 def manifest(step: int) -> Manifest:
