@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,12 @@ class Training:
 
     def steps(self) -> list[dict]:
         """The lines of metrics.jsonl but the first, which warms up. Raises TrainingError."""
+        self.finish()
+        lines = (self.folder / "run" / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines][1:]
+
+    def finish(self) -> None:
+        """Waits for its end. Raises TrainingError."""
         try:
             _, stderr = self.process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -35,8 +42,6 @@ class Training:
             raise TrainingError(f"no end within {DEADLINE_S} s") from None
         if self.process.returncode:
             raise TrainingError(f"exit code {self.process.returncode}: {stderr.strip()[-300:]}")
-        lines = (self.folder / "run" / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines][1:]
 
     def stop(self) -> None:
         if self.process.poll() is None:
@@ -53,13 +58,22 @@ def well_paced(steps: list[dict]) -> list[dict]:
     return paced
 
 
-def start(plan: Plan, cluster: Path, folder: Path, steps: int, *options: str) -> Training:
-    """`cluster`: its file; `folder`: to be made; `options` of heteropp-train."""
+def start(
+    plan: Plan | Sequence[Plan], cluster: Path | None, folder: Path, steps: int, *options: str
+) -> Training:
+    """`plan`, or one for each length; `cluster`: its file; `folder`: to be made; `options` of
+    heteropp-train."""
     folder.mkdir()
-    write_plan(plan, folder / "plan.json")
+    option, plans = ("--plan", [plan]) if isinstance(plan, Plan) else ("--bucket", plan)
+    files: list[object] = []
+    for number, each in enumerate(plans):
+        path = folder / f"plan-{number}.json"
+        write_plan(each, path)
+        files += [option, path]
     command = [
-        *(sys.executable, "-m", "heteropp.cli.train", "--plan", folder / "plan.json"),
-        *("--cluster", cluster, "--steps", steps, "--output", folder / "run", "--json", *options),
+        *(sys.executable, "-m", "heteropp.cli.train", *files),
+        *(("--cluster", cluster) if cluster else ()),
+        *("--steps", steps, "--output", folder / "run", "--json", *options),
     ]
     process = subprocess.Popen(
         [str(word) for word in command],

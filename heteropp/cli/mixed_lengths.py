@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from heteropp.data.token_file import TokenFile
-from heteropp.mixed_lengths.plans import by_length, documents_a_step, shortest_that_holds
+from heteropp.mixed_lengths.plans import by_length, shortest_that_holds
 from heteropp.plan import Plan, read_plan
 
 
@@ -18,18 +18,18 @@ def read_buckets(paths: Sequence[Path]) -> tuple[Plan, ...]:
 
 
 def say_documents(tokens: TokenFile, plans: Sequence[Plan]) -> str:
-    """How many documents each plan gets, and what is cut off."""
+    """How many documents, and of how many tokens, each plan gets, and what is cut off."""
     lengths = np.diff(tokens.ends, prepend=0) - 1  # the last token of each is a target only
     longest = plans[-1].model.sequence_length
-    counts = np.bincount(
-        shortest_that_holds(plans, np.clip(lengths, 0, longest)), minlength=len(plans)
-    )
+    chosen = shortest_that_holds(plans, np.clip(lengths, 0, longest))
+    counts = np.bincount(chosen, minlength=len(plans)) / len(lengths)
+    learnt = np.bincount(chosen, np.clip(lengths, 0, longest), len(plans))
     shares = ", ".join(
-        f"{count / len(lengths):.1%} up to {plan.model.sequence_length} tokens"
-        for count, plan in zip(counts, plans, strict=True)
+        f"{count:.1%} up to {plan.model.sequence_length} tokens ({sum_:.1%} of all tokens)"
+        for count, sum_, plan in zip(counts, learnt / learnt.sum(), plans, strict=True)
     )
-    said = f"{documents_a_step(plans)} documents a step; of {len(lengths):,}, {shares}"
+    said = f"of {len(lengths):,} documents {shares}"
     if cut := int((lengths > longest).sum()):
         lost = (lengths[lengths > longest] - longest).sum() / lengths.sum()
-        said += f"; {cut:,} are longer and cut, {lost:.1%} of all tokens"
+        said += f"; {cut:,} are longer and cut, by {lost:.1%} of all tokens"
     return said

@@ -34,7 +34,7 @@ Examples:
   heteropp-train --plan plan.json --cluster cluster.toml --from Llama-3.2-1B
   heteropp-train --plan plan.json --cluster cluster.toml --elastic \\
     --availability chips.json --remote s3://bucket/run
-  heteropp-train --bucket 512.json --bucket 8192.json --cluster cluster.toml ...
+  heteropp-train --bucket 1024.json --bucket 8192.json --documents 500 ...
   torchrun --nnodes 2 ... -m heteropp.cli.train --plan plan.json ...
 """
 
@@ -50,10 +50,13 @@ def train(
     bucket: Annotated[
         list[Path] | None,
         typer.Option(
-            help="In place of --plan, several times: a plan for each --sequence-length. Documents "
-            "are not packed, but go to the shortest sequence that holds them; a step has as many "
-            "as the plans' global batches sum up to.",
+            help="In place of --plan, several times: a plan for each length of sequence. A "
+            "document goes, whole, to the shortest that holds it; attention keeps it apart from "
+            "others."
         ),
+    ] = None,
+    documents: Annotated[
+        int | None, typer.Option(min=1, help="Those of an optimizer step, with --bucket.")
     ] = None,
     cluster: Annotated[Path | None, typer.Option(help="The cluster file of the plan.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps in all.")] = 60,
@@ -276,7 +279,7 @@ def train(
     with one_sentence():
         if validate_every and validation is None:
             raise InputError("--validate-every needs --validation, the data to try the model on")
-        files = _plan_files(plan, bucket)
+        files = _plan_files(plan, bucket, documents)
         by_length: tuple[Plan, ...] = ()
         if bucket:
             from heteropp.cli.mixed_lengths import read_buckets, say_documents
@@ -322,7 +325,15 @@ def train(
         hyperparameters = _hyperparameters(base.hyperparameters if base else None, steps, settings)
         if not launched:
             tokens = _check_files(
-                content, by_length, output, saved, data, validation, hyperparameters, seed
+                content,
+                by_length,
+                documents,
+                output,
+                saved,
+                data,
+                validation,
+                hyperparameters,
+                seed,
             )
             if by_length:
                 print(say_documents(tokens, by_length), file=sys.stderr)
@@ -359,6 +370,7 @@ def train(
         p2p=p2p,  # type: ignore[arg-type]
         tensorboard=tensorboard,
         by_length=by_length,
+        documents=documents or 0,
     )
     if elastic:
         from heteropp.cli.elastic import Elastic, train_elastically
@@ -388,10 +400,14 @@ def train(
     raise typer.Exit(code)
 
 
-def _plan_files(plan: Path | None, buckets: list[Path] | None) -> list[Path]:
+def _plan_files(plan: Path | None, buckets: list[Path] | None, documents: int | None) -> list[Path]:
     """Raises InputError unless there is one plan, or a plan for each length of sequence."""
     if (plan is None) == (not buckets):
         raise InputError("give one --plan, or a --bucket for each length of sequence")
+    if buckets and documents is None:
+        raise InputError("--bucket needs --documents: how many of them make a step")
+    if documents is not None and not buckets:
+        raise InputError("--documents is for --bucket; a --plan says itself what makes a step")
     return buckets or [plan]  # type: ignore[list-item]
 
 
@@ -491,6 +507,7 @@ def _hyperparameters(
 def _check_files(
     plan: Plan,
     by_length: Sequence[Plan],
+    documents: int | None,
     output: Path,
     saved: Checkpoint | None,
     data: Path | None,
@@ -516,7 +533,7 @@ def _check_files(
     if saved:
         run = Manifest(
             step=0,
-            **what_is_learnt(plan, by_length),
+            **what_is_learnt(plan, by_length, documents or 0),
             seed=seed,
             tokens_sha256=tokens.sha256,
             hyperparameters=hyperparameters,

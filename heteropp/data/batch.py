@@ -19,3 +19,5 @@ class Batch:
     targets: Tensor | None  # of the last
     counted: int  # targets of the whole global batch, by which the loss is divided
     first_rows: Sequence[int]  # of each micro-batch, counted over the whole run
+    # which document of its sequence a row is of, as the tokens; None: attention sees all of it
+    documents: Tensor | None = None

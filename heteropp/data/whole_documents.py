@@ -1,11 +1,13 @@
-"""Documents of a token file, each a sequence of its own length, in a run's order.
+"""Whole documents of a token file, in a run's order, packed so that none is cut into two sequences.
 
-The n-th document of a run is a function of (seed, n) and the tokens alone, as with packed sequences
-(sequences.py). What it has beyond the longest sequence is cut off. Behind a document that is
-shorter than its sequence nothing is learnt, and attention, which is causal, never looks there.
+The n-th document of a run is a function of (seed, n) and the tokens alone, as with the sequences of
+sequences.py. What it has beyond the longest sequence is cut off. Several may stand in one sequence;
+attention must keep them apart.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from heteropp.data.sequences import NOT_COUNTED, Numbers, check_vocabulary
 from heteropp.data.token_file import TokenFile
 from heteropp.files import FileError
 from heteropp.model import Model
+
+Rows = Sequence[Sequence[int]]  # by sequence, the documents in it
 
 
 class WholeDocuments:
@@ -31,28 +35,46 @@ class WholeDocuments:
                 f"{tokens.path} has no document of two tokens; there is nothing to learn"
             )
 
-    def read(self, numbers: Numbers, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets of the run's n-th documents, [len(numbers), length] int64 each.
+    def read(self, rows: Rows, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Inputs, targets and documents of sequences, [len(rows), length] int64 each.
 
-        Targets behind a document's end are NOT_COUNTED; number -1 is no document. What does not
-        fit in the length is left out.
+        A row names the run's documents that stand in it, one behind the other. They are numbered
+        from 0; behind the last there is number -1, and targets are NOT_COUNTED.
         """
-        inputs = np.zeros((len(numbers), length), np.int64)
+        inputs = np.zeros((len(rows), length), np.int64)
         targets = np.full_like(inputs, NOT_COUNTED)
-        for row, (start, size) in enumerate(zip(*self._spans(numbers), strict=True)):
-            size = min(size, length)
-            inputs[row, :size] = self.tokens.tokens[start : start + size]
-            targets[row, :size] = self.tokens.tokens[start + 1 : start + size + 1]
-        return inputs, targets
+        documents = np.full_like(inputs, -1)
+        for r, row in enumerate(rows):
+            first = 0
+            for number, (start, size) in enumerate(zip(*self._spans(row), strict=True)):
+                own = slice(first, first + size)
+                inputs[r, own] = self.tokens.tokens[start : start + size]
+                targets[r, own] = self.tokens.tokens[start + 1 : start + size + 1]
+                documents[r, own] = number
+                first += size
+        return inputs, targets, documents
 
     def lengths(self, numbers: Numbers) -> np.ndarray:
         """How many targets each of these documents has, at most the longest sequence's; int64."""
         return self._spans(numbers)[1]
 
     def _spans(self, numbers: Numbers) -> tuple[np.ndarray, np.ndarray]:
-        """Where documents begin, in tokens, and their lengths, which are 0 where there is none."""
-        numbers = np.asarray(numbers, np.int64)
-        places = np.where(numbers < 0, -1, shuffled(np.maximum(numbers, 0), self.count, self.seed))
+        """Where documents begin, in tokens, and their lengths, which are 0 after the only epoch."""
+        places = shuffled(np.asarray(numbers, np.int64), self.count, self.seed)
         starts = np.where(places > 0, self.tokens.ends[np.maximum(places, 1) - 1], 0)
         sizes = np.minimum(self.tokens.ends[np.maximum(places, 0)] - starts - 1, self.longest)
         return starts, np.where(places < 0, 0, np.maximum(sizes, 0))
+
+
+def pack(numbers: Numbers, lengths: Sequence[int] | np.ndarray, length: int) -> Rows:
+    """Documents into sequences, the longest first, each into the first one that has room for it."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for i in sorted(range(len(numbers)), key=lambda i: (-lengths[i], i)):
+        found = next((r for r, left in enumerate(room) if left >= lengths[i]), len(rows))
+        if found == len(rows):
+            rows.append([])
+            room.append(length)
+        rows[found].append(int(numbers[i]))
+        room[found] -= int(lengths[i])
+    return rows

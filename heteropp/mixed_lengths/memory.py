@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from heteropp.cluster import Cluster
 from heteropp.layout import layout
-from heteropp.mixed_lengths.layouts import alike
+from heteropp.mixed_lengths.parameters import alike
 from heteropp.plan import Plan, PlanError, ministage_layers
 from heteropp.planned import human_bytes, rank_memory
 

@@ -39,26 +39,20 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
             )
         if plan.model.dropout:
             raise PlanError(
-                f"the model has dropout {plan.model.dropout}, which rows of padding would change; "
-                "expected 0"
+                f"the model has dropout {plan.model.dropout}; expected 0, as documents have no rows "
+                "that are theirs under every plan"
             )
     return tuple(plans)
 
 
-def documents_a_step(plans: Sequence[Plan]) -> int:
-    """Each plan was made for its part of them, however many of a step have its length."""
-    return sum(plan.global_batch for plan in plans)
-
-
-def what_is_learnt(plan: Plan, by_length: Sequence[Plan]) -> dict[str, Any]:
+def what_is_learnt(plan: Plan, by_length: Sequence[Plan], documents: int) -> dict[str, Any]:
     """Of a checkpoint's manifest, what must stay on a resume, whatever the plans.
 
-    by_length: those of a run of mixed lengths, if it is one.
+    by_length: those of a run of mixed lengths, if it is one, with so many documents a step.
     """
     if not by_length:
         return {"model": plan.model, "global_batch": plan.global_batch}
-    batch = documents_a_step(by_length)
-    return {"model": by_length[-1].model, "global_batch": batch, "whole_documents": True}
+    return {"model": by_length[-1].model, "global_batch": documents, "whole_documents": True}
 
 
 def shortest_that_holds(plans: Sequence[Plan], lengths: np.ndarray) -> np.ndarray:
@@ -66,10 +60,10 @@ def shortest_that_holds(plans: Sequence[Plan], lengths: np.ndarray) -> np.ndarra
     return np.searchsorted([_length(plan) for plan in plans], lengths)
 
 
-def passes(plan: Plan, documents: int) -> list[int]:
+def passes(plan: Plan, sequences: int) -> list[int]:
     """Micro-batches of each time that a step runs the plan; only in the last they may be fewer."""
     whole = sum(pipeline.micro_batches for pipeline in plan.pipelines)
-    times, rest = divmod(-(-documents // plan.micro_batch), whole)
+    times, rest = divmod(-(-sequences // plan.micro_batch), whole)
     return [whole] * times + [rest] * (rest > 0)
 
 

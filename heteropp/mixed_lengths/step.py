@@ -1,7 +1,7 @@
 """A step over documents of mixed lengths: plan after plan, then one update.
 
 The plan of the shortest sequences is home: it holds the optimizer's state and makes the update. The
-others' parameters are copies of its, and their gradients are added to its (layouts.py), but where a
+others' parameters are copies of its, and their gradients are added to its, but where a
 rank holds the same in both: there they are the same tensors.
 """
 
@@ -17,7 +17,8 @@ from heteropp.action import Action, Kind
 from heteropp.data.batch import Batch
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.mixed_lengths.batches import MixedBatch
-from heteropp.mixed_lengths.layouts import Gradients, Parameters, alike
+from heteropp.mixed_lengths.gradients import Gradients
+from heteropp.mixed_lengths.parameters import Parameters, alike
 from heteropp.mixed_lengths.plans import with_micro_batches
 from heteropp.plan import Plan
 from heteropp.training.evaluation import evaluate

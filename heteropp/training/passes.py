@@ -203,10 +203,12 @@ class Passes:
             work.input.requires_grad_()
         halves = trains and k in self.halved and not (self.whole and (k, i) in self.whole)
         with put_off() if halves else nullcontext() as work.later:
+            first_row = self.batch.first_rows[i]
+            documents = None if self.batch.documents is None else self.batch.documents[i]
             if not module.is_last:
-                return module(work.input, first_row=self.batch.first_rows[i])
+                return module(work.input, first_row=first_row, documents=documents)
             assert self.batch.targets is not None
-            loss = module(work.input, self.batch.targets[i], self.batch.first_rows[i])
+            loss = module(work.input, self.batch.targets[i], first_row, documents)
             return loss / self.batch.counted
 
     def _send_activation(self, k: int, i: int) -> None:

@@ -92,7 +92,8 @@ class Run:
     device: Literal["chip", "cpu"]
     p2p: P2P | None = None  # None: as DICOMM_STRATEGY says
     tensorboard: bool = False
-    by_length: tuple[Plan, ...] = ()  # of documents that keep their length; `plan` is the first
+    by_length: tuple[Plan, ...] = ()  # of a run of mixed lengths; `plan` is the first
+    documents: int = 0  # of a step of such a run
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -165,7 +166,8 @@ class Trainer:
         check_same_data(self.control, what, tokens)
         if run.by_length:
             documents = WholeDocuments(tokens, run.by_length[-1].model, seed)
-            return MixedBatches(documents, run.by_length, self.place.rank, device)
+            rank = self.place.rank
+            return MixedBatches(documents, run.documents, run.by_length, rank, device)
         return Batches(Sequences(tokens, run.plan.model, seed), run.plan, self.place, device)
 
     def doing(self) -> str:
@@ -210,7 +212,7 @@ class Trainer:
     def manifest(self) -> Manifest:
         return Manifest(
             step=self.completed,
-            **what_is_learnt(self.run.plan, self.run.by_length),
+            **what_is_learnt(self.run.plan, self.run.by_length, self.run.documents),
             seed=self.run.seed,
             tokens_sha256=self.tokens.sha256,
             hyperparameters=self.run.hyperparameters,

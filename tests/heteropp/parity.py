@@ -74,13 +74,14 @@ class Ranks:
         checkpoints: Path | None = None,
         poisoned: int | None = None,
         by_length: Sequence[Plan] = (),
+        documents: int = 0,
         data: Path | None = None,
     ) -> Trained:
         """Runs a plan's steps. Raises RankError.
 
         checkpoints: a folder whose newest checkpoint the run goes on from, and to which it saves
         when it is done; poisoned: a step in which a micro-batch of rank 0 comes to NaN; by_length:
-        the plans, of which `plan` is the first, of documents that keep their length.
+        the plans, of which `plan` is the first, of mixed lengths, with so many documents a step.
         """
         validate(plan)
         while len(self.pipes) < plan.world_size:
@@ -89,7 +90,8 @@ class Ranks:
         used = self.pipes[: plan.world_size]
         for rank, pipe in enumerate(used):
             job = f"job {self.jobs}"
-            pipe.send((plan, rank, steps, job, checkpoints, poisoned, tuple(by_length), data))
+            mixed = tuple(by_length), documents, data
+            pipe.send((plan, rank, steps, job, checkpoints, poisoned, *mixed))
         answers = []
         for rank, pipe in enumerate(used):
             if not pipe.poll(DEADLINE_S):
@@ -196,6 +198,7 @@ def _train(
     checkpoints: Path | None,
     poisoned: int | None,
     by_length: tuple[Plan, ...],
+    documents: int,
     data: Path | None,
     folder: Path,
     store: dist.Store,
@@ -233,6 +236,7 @@ def _train(
         ),
         device="chip" if chip else "cpu",
         by_length=by_length,
+        documents=documents,
     )
     store = dist.PrefixStore(job, store)
     device = open_device(run.device, str(chip), "NEUTRAL")

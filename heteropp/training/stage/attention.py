@@ -15,9 +15,12 @@ from torch import Tensor
 
 def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """Query [pairs, n x length, size], key [pairs, size, length] and value [pairs, length, size]
-    to [pairs, n x length, size]; pairs of a sequence and a kv head, which n query heads share."""
-    length = len(mask)
-    scores = (query @ key).view(-1, length, length)
+    to [pairs, n x length, size]; pairs of a sequence and a kv head, which n query heads share.
+
+    The mask, [1 or sequences, 1, length, length], is added to the scores.
+    """
+    length = mask.shape[-1]
+    scores = (query @ key).view(len(mask), -1, length, length)
     scores = torch.add(mask, scores, alpha=query.shape[-1] ** -0.5)
     return torch.softmax(scores, -1).view(len(query), -1, length) @ value
 

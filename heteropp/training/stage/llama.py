@@ -74,7 +74,7 @@ class Attention(nn.Module):
         self.value = ColumnParallelLinear(model.hidden, kv, group, **kind)
         self.output = RowParallelLinear(model.hidden, model.hidden, group, **kind)
 
-    def forward(self, x: Tensor, tables: Tables) -> Tensor:
+    def forward(self, x: Tensor, tables: Tables, mask: Tensor) -> Tensor:
         query = tables.rotate(self.query(x).view(-1, self.length, self.heads, self.head_size))
         key = tables.rotate(self.key(x).view(-1, self.length, self.kv_heads, self.head_size))
         value = self.value(x).view(-1, self.length, self.kv_heads, self.head_size)
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         query = query.transpose(1, 2).reshape(pairs, -1, self.head_size)
         key = key.permute(0, 2, 3, 1).reshape(pairs, self.head_size, self.length)
         value = value.transpose(1, 2).reshape(pairs, self.length, self.head_size)
-        mixed = self.mix(query, key, value, tables.mask)
+        mixed = self.mix(query, key, value, mask)
         mixed = mixed.view(-1, self.heads, self.length, self.head_size)
         return self.output(mixed.transpose(1, 2).reshape(x.shape[0], -1))
 
@@ -122,8 +122,10 @@ class Layer(nn.Module):
         self.mlp = MLP(model, group, **kind)
         self.attention_dropout, self.mlp_dropout = dropouts
 
-    def forward(self, x: Tensor, tables: Tables, hashes: tuple[Tensor, Tensor] | None) -> Tensor:
-        mixed = self.attention(copy_to_group(self.attention_norm(x), self.group), tables)
+    def forward(
+        self, x: Tensor, tables: Tables, mask: Tensor, hashes: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        mixed = self.attention(copy_to_group(self.attention_norm(x), self.group), tables, mask)
         x = x + self.attention_dropout(mixed, hashes)
         return x + self.mlp_dropout(self.mlp(copy_to_group(self.mlp_norm(x), self.group)), hashes)
 
@@ -131,7 +133,7 @@ class Layer(nn.Module):
 class Tables(nn.Module):
     """Constants that all layers share: the causal mask and the angles of rotary embedding."""
 
-    mask: Tensor  # [length, length]
+    mask: Tensor  # [1, 1, length, length]
     cosine: Tensor  # [length, 1, head size]
     sine: Tensor  # the same, its first half negated
 
@@ -141,11 +143,20 @@ class Tables(nn.Module):
         angle = torch.outer(positions, rotary_frequencies(model)).unsqueeze(1)
         mask = torch.full((model.sequence_length, model.sequence_length), -math.inf).triu(1)
         for name, table in (
-            ("mask", mask),
+            ("mask", mask.view(1, 1, *mask.shape)),
             ("cosine", torch.cat((angle.cos(), angle.cos()), -1)),
             ("sine", torch.cat((-angle.sin(), angle.sin()), -1)),
         ):
             self.register_buffer(name, table.to(dtype).to(device), persistent=False)
+
+    def mask_between(self, documents: Tensor) -> Tensor:
+        """That which also keeps documents, [rows], apart: [sequences, 1, length, length].
+
+        Positions are left as they are: of two tokens only their distance counts.
+        """
+        documents = documents.view(-1, 1, self.mask.shape[-1])
+        apart = documents.unsqueeze(-1) != documents.unsqueeze(-2)
+        return self.mask.masked_fill(apart, -math.inf)
 
     def rotate(self, x: Tensor) -> Tensor:
         """Turns (x[i], x[i + half]) of each head by the angle of its position; three operators."""
@@ -192,12 +203,21 @@ class StageModule(nn.Module):
             self.head.weight = self.embedding.weight
         self.tables = Tables(model, **kind)
 
-    def forward(self, x: Tensor, targets: Tensor | None = None, first_row: int = 0) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        targets: Tensor | None = None,
+        first_row: int = 0,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """Tokens [rows] or activations [rows, hidden] to activations, or to the loss.
 
         The loss is the cross entropy summed over the rows, a scalar; it needs targets [rows].
         Dropout asks for the first row's number in the whole run, and is for training alone.
+        Rows attend to those of their own document, or of their whole sequence without `documents`,
+        [rows]: numbers that are unlike within a sequence.
         """
+        mask = self.tables.mask if documents is None else self.tables.mask_between(documents)
         if self.is_first:
             x = self.embedding(x)
         hashes = None
@@ -207,7 +227,7 @@ class StageModule(nn.Module):
         if self.is_first:
             x = self.embedding_dropout(x, hashes)
         for layer in self.layers.values():
-            x = layer(x, self.tables, hashes)
+            x = layer(x, self.tables, mask, hashes)
         if not self.is_last:
             return x
         assert targets is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,15 +16,13 @@ from heteropp.plan import Plan
 from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.transport import Place
 
-Read = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # of sequences: inputs and targets
-
 
 class Share:
     """A rank's part of a global batch, which is cut as the plan says: to pipelines, micro-batches,
     then replicas."""
 
     def __init__(self, plan: Plan, place: Place, device: torch.device) -> None:
-        self.device = device
+        self.device, self.global_batch = device, plan.global_batch
         self.reads = any(first == 0 for first, _ in place.layers)
         self.learns = any(last == plan.model.layers for _, last in place.layers)
         shares = [replica.batch_share for replica in place.stage.replicas]
@@ -41,16 +39,21 @@ class Share:
             ]
         )
 
-    def of(self, numbers: np.ndarray, counted: int, read: Read) -> Batch:
-        """numbers: of the global batch's sequences in the run."""
-        own = numbers[self.own]
-        tokens = targets = None
-        if self.reads or self.learns:
-            inputs, outputs = read(own)
-            tokens = self._to_device(inputs) if self.reads else None
-            targets = self._to_device(outputs) if self.learns else None
-        first_rows = own[:: self.share] * self.length
-        return Batch(tokens, targets, counted, first_rows.tolist())
+    def batch(
+        self,
+        read: Sequence[np.ndarray],
+        counted: int,
+        first_rows: Sequence[int],
+    ) -> Batch:
+        """read: of its own sequences inputs, targets and perhaps documents, [own, length] each."""
+        inputs, targets, *documents = read
+        return Batch(
+            self._to_device(inputs) if self.reads else None,
+            self._to_device(targets) if self.learns else None,
+            counted,
+            first_rows,
+            *map(self._to_device, documents),
+        )
 
     def _to_device(self, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(rows.reshape(self.micro_batches, -1)).to(self.device)
@@ -69,7 +72,11 @@ class Batches:
         """This rank's part of the global batch that begins with a sequence of the run."""
         everyones = first_sequence + np.arange(self.global_batch)
         counted = max(1, self.sequences.counted(everyones))
-        return self.share.of(everyones, counted, self.sequences.read)
+        own = everyones[self.share.own]
+        first_rows = (own[:: self.share.share] * self.share.length).tolist()
+        if not (self.share.reads or self.share.learns):
+            return Batch(None, None, counted, first_rows)
+        return self.share.batch(self.sequences.read(own), counted, first_rows)
 
 
 def check_same_data(control: Control, what: str, tokens: TokenFile) -> None:

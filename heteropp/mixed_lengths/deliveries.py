@@ -1,0 +1,130 @@
+"""Where each part of another plan's gradients is added to home's.
+
+Until a plan's ranks have summed their gradients, each has a summand, of its share of the batch.
+Home sums over its own ranks in any case: so a summand of another plan may go to any place of home
+that has the parameter, if it goes to one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from heteropp.boxes import Box
+from heteropp.layout import Entry, layout
+from heteropp.plan import Plan, Stage, ministage_layers
+
+
+@dataclass(frozen=True)
+class Summand:
+    """A slice of a parameter's gradient that ranks have alike, summed over what they worked on."""
+
+    box: Box
+    ranks: tuple[int, ...]
+    ministage: int
+    place: tuple[int, ...]  # where others have the rest of the parameter
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A slice that one rank of home adds to its own."""
+
+    tensor: int
+    name: str
+    whole: Box  # what the senders have
+    senders: tuple[int, ...]
+    source: int  # their ministage
+    box: Box
+    receiver: int
+    target: int  # its ministage
+
+
+def deliveries(home: Plan, other: Plan) -> list[Delivery]:
+    """Each summand of the other plan goes to one place of home, which sums it with all of them.
+
+    To where the most of it is already, else to whoever is sent the least.
+    """
+    everywhere: dict[str, dict[tuple[int, ...], list[Summand]]] = {}
+    for name, summands in _summands(home).items():
+        everywhere[name] = defaultdict(list)
+        for summand in summands:
+            everywhere[name][summand.place].append(summand)
+    loads: Counter[int] = Counter()  # elements, by rank
+    result: list[Delivery] = []
+    tensor = 0
+    for name, summands in sorted(_summands(other).items()):
+        for summand in summands:
+            options = [
+                _delivered(tensor, name, summand, targets) for targets in everywhere[name].values()
+            ]
+            best = min(options, key=lambda option: _cost(option, summand, loads))
+            for delivery in best:
+                if delivery.receiver not in delivery.senders:
+                    loads[delivery.receiver] += math.prod(delivery.box.shape)
+            result += best
+            tensor += 1
+    return result
+
+
+def _delivered(
+    tensor: int, name: str, summand: Summand, targets: Sequence[Summand]
+) -> list[Delivery]:
+    result = []
+    for target in targets:
+        common = target.box.intersect(summand.box)
+        if common is None:
+            continue
+        for rank in target.ranks:
+            result.append(
+                Delivery(
+                    tensor,
+                    name,
+                    summand.box,
+                    summand.ranks,
+                    summand.ministage,
+                    common,
+                    rank,
+                    target.ministage,
+                )
+            )
+    return result
+
+
+def _cost(option: Sequence[Delivery], summand: Summand, loads: Counter[int]) -> tuple[int, ...]:
+    far = [d for d in option if d.receiver not in d.senders]
+    elements = sum(math.prod(d.box.shape) for d in far)
+    elsewhere = sum(d.target != d.source for d in option)
+    return elements, elsewhere, max((loads[d.receiver] for d in far), default=0)
+
+
+def _summands(plan: Plan) -> dict[str, list[Summand]]:
+    """By parameter; the sum of all is its gradient."""
+    found: dict[str, list[Summand]] = defaultdict(list)
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, ministages in enumerate(ministage_layers(pipeline, plan.schedule)):
+            stage = pipeline.stages[s]
+            for k, layers in enumerate(ministages):
+                for t in range(stage.tp):
+                    for entry in layout(plan.model, layers, stage.tp, t, 1).entries:
+                        for r, ranks, extra in _having(stage, t, entry):
+                            place = (p, s, r, k, *extra)
+                            found[entry.global_name].append(Summand(entry.box, ranks, k, place))
+    return found
+
+
+def _having(
+    stage: Stage, tp_index: int, entry: Entry
+) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """By replica, the ranks that have a parameter's gradient alike, as the tp-th of them knows it.
+
+    Where rows are cut instead of the parameter each rank has a summand of the whole.
+    """
+    for r, replica in enumerate(stage.replicas):
+        if entry.sharded or stage.tp == 1:
+            yield r, (replica.ranks[tp_index],), ()
+        elif stage.sequence_parallel:
+            yield r, (replica.ranks[tp_index],), (tp_index,)
+        elif tp_index == 0:
+            yield r, replica.ranks, ()

@@ -1,0 +1,1 @@
+"""What tools/elastic-bench measures, a family a file."""
