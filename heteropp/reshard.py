@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from heteropp.boxes import Box, split
+from heteropp.hspmd.routing import Held, Wanted, route
 from heteropp.plan import Resharding, Stage
 
 SENDS_UNDER_WAY = 2  # boundary tensors on their way to one neighbour, at most
@@ -81,40 +82,31 @@ def messages(
     Where the stages' micro-batches are unlike, of as many as make a common multiple, whose rows
     the boxes are of; no message crosses a micro-batch of either side.
 
-    The source within a sending replica is chosen so that its ranks take turns by row order:
-    with tp 4 to tp 2, ranks 0 and 2 send; with tp 2 to tp 4, each sends two pieces. Where whole
-    rows go to every rank, they take turns by receiver.
+    Who sends is the resolver's answer: of ranks that hold the same rows, the one that has the least
+    to send. The strategy is what is wanted.
     """
     sender, receiver = common_multiple(sender, receiver)
-    result = []
-    for r, replica in enumerate(receiver.replicas):
-        for tp_index, destination in enumerate(replica.ranks):
-            wanted = received_box(receiver, r, tp_index, sequence_length, strategy)
-            if wanted is None:
-                continue
-            for s, sending in enumerate(sender.replicas):
-                held = replica_box(sender, s, sequence_length)
-                common = held.intersect(wanted)
-                if common is None:
-                    continue
-                if sender.sequence_parallel:
-                    result += _from_holders(sender, s, destination, common, sequence_length)
-                    continue
-                turn = tp_index % len(sending.ranks)
-                if strategy == "all-gather":
-                    first, (held_first, held_last) = common.ranges[0][0], held.ranges[0]
-                    turn = (first - held_first) * len(sending.ranks) // (held_last - held_first)
-                result.append(Message(sending.ranks[turn], destination, common))
-    return result
+    held = [
+        Held(0, replica.ranks[i], held_box(sender, r, i, sequence_length))
+        for r, replica in enumerate(sender.replicas)
+        for i in _far_apart(len(replica.ranks))
+    ]
+    received = (
+        (rank, received_box(receiver, r, i, sequence_length, strategy))
+        for r, replica in enumerate(receiver.replicas)
+        for i, rank in enumerate(replica.ranks)
+    )
+    wanted = [Wanted(0, rank, box) for rank, box in received if box is not None]
+    (round_,) = route(held, wanted, [1])
+    found = [Message(t.senders[0], t.receiver, t.box) for t in round_]
+    return sorted(found, key=lambda message: (message.box, message.destination))
 
 
-def _from_holders(
-    sender: Stage, replica: int, destination: int, wanted: Box, sequence_length: int
-) -> list[Message]:
-    """Of a sequence-parallel replica: each row from the one rank that holds it."""
-    result = []
-    for tp_index, source in enumerate(sender.replicas[replica].ranks):
-        common = held_box(sender, replica, tp_index, sequence_length).intersect(wanted)
-        if common is not None:
-            result.append(Message(source, destination, common))
-    return result
+def _far_apart(ranks: int) -> list[int]:
+    """So many ranks in an order of which any first few are far apart: they share no NIC."""
+    digits = (ranks - 1).bit_length()
+    return [i for i in (_reversed(n, digits) for n in range(1 << digits)) if i < ranks]
+
+
+def _reversed(number: int, digits: int) -> int:
+    return int(f"{number:0{digits}b}"[::-1], 2) if digits else 0

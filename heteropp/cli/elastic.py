@@ -226,7 +226,9 @@ def _under_torchrun(elastic: Elastic, earlier: Earlier | None, cluster: Cluster,
         raise InputError(str(error)) from None
     nodes = [agent.node for agent in gathered.agents]
     if len(set(nodes)) < len(nodes):
-        raise InputError(f"the agents' --node-name are {', '.join(nodes)}; expected each of them once")
+        raise InputError(
+            f"the agents' --node-name are {', '.join(nodes)}; expected each of them once"
+        )
     meeting = replace(meeting, prefix=f"start {gathered.id}")
     store = meeting.connect(run.deadline_s)
     board = Board(store)

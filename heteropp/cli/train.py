@@ -423,7 +423,11 @@ def check_runs(plan: Plan, path: Path, launched: bool = True) -> None:
 
 
 def _check_elastic(
-    cluster: Path | None, bucket: list[Path] | None, resume_from: int | None, restarts: int, force: bool
+    cluster: Path | None,
+    bucket: list[Path] | None,
+    resume_from: int | None,
+    restarts: int,
+    force: bool,
 ) -> None:
     if cluster is None:
         raise InputError("--elastic needs --cluster: it names the nodes, with --device cpu, too")

@@ -17,7 +17,7 @@ from heteropp.boxes import Box, split
 
 DUPLICATE, PARTIAL = -1, -2  # in the place of a dimension
 
-Summand = tuple[int, int]  # subgroup, and which of its summands
+Summand = tuple[int, ...]  # its name; of an annotation's: subgroup, and which of its summands
 
 
 class AnnotationError(ValueError):

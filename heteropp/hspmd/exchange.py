@@ -1,11 +1,10 @@
 """Carries out routed transfers over torch.distributed, on the host or on chips.
 
-All that one rank sends another in a round is one message. Ranks are those of the world group.
+Ranks are those of the world group.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from heteropp.boxes import Box
 from heteropp.hspmd.annotation import Holding
+from heteropp.hspmd.messages import Messages
 from heteropp.hspmd.resolution import Communication, Step
 from heteropp.hspmd.routing import Round, Transfer
 
@@ -26,9 +26,6 @@ class Piece:
     tensor: int
     box: Box
     values: Tensor
-
-    def part(self, box: Box) -> Tensor:
-        return self.values[box.within(self.box)]
 
 
 def exchange(
@@ -85,96 +82,28 @@ def _concerning(rounds: Sequence[Round], rank: int) -> Iterator[Transfer]:
 
 
 def _exchange(round_: Round, rank: int, held: Sequence[Piece], wanted: Sequence[Piece]) -> None:
-    held_by, wanted_by = _by_tensor(held), _by_tensor(wanted)
-    leaving = _start_sends(round_, rank, held_by)
-    received = _received(round_, rank, wanted_by)
-    for transfer in round_:
-        if transfer.receiver != rank:
-            continue
-        tensor, box = transfer.tensor, transfer.box
-        summands = [
-            _find(held_by[tensor], box) if sender == rank else received[sender, tensor, box]
-            for sender in transfer.senders
-        ]
-        for piece in wanted_by[tensor]:
-            if box.intersect(piece.box) == box:
-                _add_up(piece.part(box), summands)
-    for work, _ in leaving:
-        work.wait()
+    messages = Messages(round_, rank, _names(held), _names(wanted))
+    leaving, arriving, received = [], [], {}
+    for peer, message in messages.packed(_values(held)):
+        leaving.append((dist.isend(message, peer), message))  # it must live until it has left
+    for peer, size_bytes in messages.received_bytes.items():
+        message = torch.empty(size_bytes, dtype=torch.uint8, device=wanted[0].values.device)
+        arriving.append(dist.irecv(message, peer))
+        received[peer] = message
+    _wait(arriving)
+    messages.add_up(received, _values(held), _values(wanted))
+    _wait([work for work, _ in leaving])
 
 
-def _start_sends(
-    round_: Round, rank: int, held_by: dict[int, list[Piece]]
-) -> list[tuple[dist.Work, Tensor]]:
-    """One message to each peer; it must live until it has left."""
-    by_peer: dict[int, list[Tensor]] = defaultdict(list)
-    for transfer in round_:
-        if rank in transfer.senders and transfer.receiver != rank:
-            by_peer[transfer.receiver].append(_find(held_by[transfer.tensor], transfer.box))
-    leaving = []
-    for peer, parts in sorted(by_peer.items()):
-        message = _packed(parts)
-        work = dist.isend(message, peer)
-        assert work is not None
-        leaving.append((work, message))
-    return leaving
+def _names(pieces: Sequence[Piece]) -> list[tuple[int, Box]]:
+    return [(piece.tensor, piece.box) for piece in pieces]
 
 
-def _received(
-    round_: Round, rank: int, wanted_by: dict[int, list[Piece]]
-) -> dict[tuple[int, int, Box], Tensor]:
-    """What others send this rank, by sender, tensor and box."""
-    by_sender: dict[int, list[Transfer]] = defaultdict(list)
-    for transfer in round_:
-        if transfer.receiver == rank:
-            for sender in transfer.senders:
-                if sender != rank:
-                    by_sender[sender].append(transfer)
-    arriving = []
-    for sender, transfers in sorted(by_sender.items()):
-        size_bytes = sum(transfer.size_bytes for transfer in transfers)
-        device = wanted_by[transfers[0].tensor][0].values.device
-        message = torch.empty(size_bytes, dtype=torch.uint8, device=device)
-        arriving.append((sender, transfers, message, dist.irecv(message, sender)))
-    dtypes = {tensor: pieces[0].values.dtype for tensor, pieces in wanted_by.items()}
-    received = {}
-    for sender, transfers, message, work in arriving:
+def _values(pieces: Sequence[Piece]) -> list[Tensor]:
+    return [piece.values for piece in pieces]
+
+
+def _wait(works: Sequence[dist.Work | None]) -> None:
+    for work in works:
         assert work is not None
         work.wait()
-        for transfer, values in _unpacked(message, transfers, dtypes):
-            received[sender, transfer.tensor, transfer.box] = values
-    return received
-
-
-def _packed(parts: Sequence[Tensor]) -> Tensor:
-    """One message of bytes; wider dtypes first, so that every part is aligned."""
-    parts = sorted(parts, key=lambda part: -part.dtype.itemsize)
-    return torch.cat([part.reshape(-1).contiguous().view(torch.uint8) for part in parts])
-
-
-def _unpacked(
-    message: Tensor, transfers: Sequence[Transfer], dtypes: dict[int, torch.dtype]
-) -> Iterator[tuple[Transfer, Tensor]]:
-    first = 0
-    for transfer in sorted(transfers, key=lambda t: -dtypes[t.tensor].itemsize):
-        last = first + transfer.size_bytes
-        yield transfer, message[first:last].view(dtypes[transfer.tensor]).view(transfer.box.shape)
-        first = last
-
-
-def _add_up(total: Tensor, summands: Sequence[Tensor]) -> None:
-    first, *others = summands
-    total.copy_(first)
-    for summand in others:
-        total.add_(summand)
-
-
-def _by_tensor(pieces: Sequence[Piece]) -> dict[int, list[Piece]]:
-    result: dict[int, list[Piece]] = defaultdict(list)
-    for piece in pieces:
-        result[piece.tensor].append(piece)
-    return result
-
-
-def _find(pieces: Sequence[Piece], box: Box) -> Tensor:
-    return next(piece.part(box) for piece in pieces if box.intersect(piece.box) == box)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from heteropp.hspmd.annotation import (
@@ -22,6 +22,7 @@ from heteropp.hspmd.annotation import (
     AnnotationError,
     DistributedStates,
     Holding,
+    Summand,
     holdings,
 )
 from heteropp.hspmd.routing import (
@@ -62,12 +63,20 @@ class Operator:
 
 @dataclass(frozen=True)
 class Step:
-    """Communication operators that run beside each other, and what they send."""
+    """Communication operators that run beside each other, from one layout to another."""
 
     operators: tuple[Operator, ...]
     source: tuple[Holding, ...]
     target: tuple[Holding, ...]
-    rounds: tuple[Round, ...]
+    wanted: tuple[Wanted, ...]  # of what changes
+    itemsize: int
+    bytes_per_s: BytesPerS
+
+    @cached_property
+    def rounds(self) -> tuple[Round, ...]:
+        """What they send. Found when asked for: a library's collectives have their own ways."""
+        held = [Held(0, h.rank, h.box, h.summand) for h in self.source]
+        return tuple(route(held, self.wanted, [self.itemsize], self.bytes_per_s))
 
 
 @dataclass(frozen=True)
@@ -110,18 +119,14 @@ def resolve(
     holdings(source, shape), holdings(target, shape)  # both fit
     if here == there:
         held = tuple(holdings(here, shape))
-        step = Step((Operator("identity", here.ranks),), held, held, ())
+        operators = (Operator("identity", here.ranks),)
+        step = Step(operators, held, held, (), itemsize, bytes_per_s)
         return Communication(source, target, (step,))
 
     def stepped(a: Annotation, b: Annotation, operators: Sequence[Operator]) -> Step:
-        held, wanted = holdings(a, shape), holdings(b, shape)
-        rounds = route(
-            [Held(0, h.rank, h.box, h.summand) for h in held],
-            [Wanted(0, h.rank, h.box, _summands(a, b, h)) for h in wanted],
-            [itemsize],
-            bytes_per_s,
-        )
-        return Step(tuple(operators), tuple(held), tuple(wanted), tuple(rounds))
+        source, target = tuple(holdings(a, shape)), tuple(holdings(b, shape))
+        wanted = tuple(Wanted(0, h.rank, h.box, _summands(a, b, h)) for h in target)
+        return Step(tuple(operators), source, target, wanted, itemsize, bytes_per_s)
 
     if (here.hsize, here.hdim, here.shares) == (there.hsize, there.hdim, there.shares):
         steps = [stepped(here, there, _bottom(here, there, shape))]
@@ -239,7 +244,7 @@ def _top(source: Annotation, target: Annotation) -> Kind:
 
 def _summands(
     source: Annotation, target: Annotation, wanted: Holding
-) -> tuple[tuple[int, int] | None, ...]:
+) -> tuple[Summand | None, ...]:
     """What a rank must add up for what it shall hold."""
     if source.hdim == PARTIAL != target.hdim:
         return tuple((i, 0) for i in range(source.hsize))

@@ -3,7 +3,8 @@
 The boxes that ranks hold and want cut a tensor into its finest slices. Each slice that a rank wants
 comes from one that holds it, by three rules: from itself if it holds it, else over the fastest
 link, else from whoever has least to send. A slice that is a sum comes from one holder of each
-summand; where several ranks want it, each sums a part of it and hands that on to the others.
+summand; where several ranks want it, each sums a part of it and hands that on to the others, or
+each sums all of it.
 
 Several tensors are routed at once, so that loads are balanced over all of them (section 6.2).
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from heteropp.boxes import Box
@@ -75,12 +76,14 @@ def route(
     itemsizes: Sequence[int],
     bytes_per_s: BytesPerS = alike,
     divide: bool = False,
+    sums_shared: bool = True,
 ) -> list[Round]:
     """The rounds, at most two, in which ranks get what they want. Raises RoutingError.
 
     itemsizes: bytes of an element, by tensor; divide: large slices are cut, so that equal holders
-    share them. Slices with the fewest holders are routed first, and of those the largest, since
-    others can give way to them.
+    share them; sums_shared: a sum that several want is summed in parts, else in one round. Slices
+    with the fewest holders are routed first, and of those the largest, since others can give way to
+    them. Of holders that are all alike the first in `held` sends.
     """
     router = _Router(itemsizes, bytes_per_s)
     rows = _table(held, wanted)
@@ -90,7 +93,7 @@ def route(
     first: list[_Draft] = []
     second: list[_Draft] = []
     for row in rows:
-        if len(row.holders) == 1 or len(row.receivers) == 1:
+        if len(row.holders) == 1 or len(row.receivers) == 1 or not sums_shared:
             first += (router.draft(row, row.box, receiver) for receiver in row.receivers)
             continue
         for receiver, piece in zip(row.receivers, _cut(row.box, len(row.receivers)), strict=False):
@@ -182,50 +185,55 @@ class _Router:
         return [rank for rank, speed in zip(holders, speeds, strict=True) if speed == fastest]
 
     def _least_loaded(self, ranks: list[int]) -> int:
-        return min(ranks, key=lambda rank: (self.sent_bytes[rank], rank))
+        return min(ranks, key=self.sent_bytes.__getitem__)
 
 
 def _table(held: Sequence[Held], wanted: Sequence[Wanted]) -> list[_Row]:
     """One row for each finest slice that someone wants."""
-    holders: dict[int, dict[Box, dict[Summand | None, list[int]]]] = defaultdict(dict)
-    for h in held:
-        holders[h.tensor].setdefault(h.box, defaultdict(list))[h.summand].append(h.rank)
-    receivers: dict[tuple[int, Box, tuple[Summand | None, ...]], list[int]] = defaultdict(list)
-    boxes: dict[int, set[Box]] = {tensor: set(found) for tensor, found in holders.items()}
-    for w in wanted:
-        receivers[w.tensor, w.box, w.summands].append(w.rank)
-        boxes.setdefault(w.tensor, set()).add(w.box)
-    edges = {tensor: _edges(found) for tensor, found in boxes.items()}
-    rows: dict[tuple[int, Box, tuple[Summand | None, ...]], _Row] = {}
-    for (tensor, box, summands), ranks in receivers.items():
-        near = [(b, by) for b, by in holders[tensor].items() if b.intersect(box) is not None]
-        for piece in _finest(box, edges[tensor]):
-            found = [by for b, by in near if b.intersect(piece) == piece]
-            by_summand = [
-                list(dict.fromkeys(rank for by in found for rank in by.get(summand, ())))
-                for summand in summands
-            ]
-            if not all(by_summand):
-                raise RoutingError(
-                    f"rank {ranks[0]} wants {list(piece.ranges)} of tensor {tensor}, "
-                    "which no rank holds"
-                )
-            row = rows.setdefault((tensor, piece, summands), _Row(tensor, piece, by_summand, []))
-            row.receivers.extend(rank for rank in ranks if rank not in row.receivers)
-    return list(rows.values())
+    every: list[Held | Wanted] = [*held, *wanted]
+    by_tensor: dict[int, list[Held | Wanted]] = defaultdict(list)
+    for entry in every:
+        by_tensor[entry.tensor].append(entry)
+    rows = []
+    for tensor, entries in by_tensor.items():
+        for box, covering in _finest(entries):
+            holders: dict[Summand | None, list[int]] = defaultdict(list)
+            receivers: dict[tuple[Summand | None, ...], list[int]] = defaultdict(list)
+            for entry in covering:
+                if isinstance(entry, Held):
+                    if entry.rank not in holders[entry.summand]:
+                        holders[entry.summand].append(entry.rank)
+                elif entry.rank not in receivers[entry.summands]:
+                    receivers[entry.summands].append(entry.rank)
+            for summands, ranks in receivers.items():
+                if not all(summand in holders for summand in summands):
+                    raise RoutingError(
+                        f"rank {ranks[0]} wants {list(box.ranges)} of tensor {tensor}, "
+                        "which no rank holds"
+                    )
+                by_summand = [holders[summand] for summand in summands]
+                rows.append(_Row(tensor, box, by_summand, ranks))
+    return rows
 
 
-def _edges(boxes: Iterable[Box]) -> list[list[int]]:
-    """By dimension, where boxes begin and end."""
-    by_dimension = zip(*(box.ranges for box in boxes), strict=True)
-    return [sorted({edge for pair in ranges for edge in pair}) for ranges in by_dimension]
-
-
-def _finest(box: Box, edges: list[list[int]]) -> Iterable[Box]:
-    cuts = []
-    for (first, last), found in zip(box.ranges, edges, strict=True):
-        cuts.append(list(itertools.pairwise(edge for edge in found if first <= edge <= last)))
-    return (Box(ranges) for ranges in itertools.product(*cuts))
+def _finest(
+    entries: list[Held | Wanted], dimension: int = 0
+) -> Iterator[tuple[Box, list[Held | Wanted]]]:
+    """The slices that boxes cut each other into, and what covers each: bands, each cut in turn."""
+    if dimension == len(entries[0].box.ranges):
+        yield Box(()), entries
+        return
+    ranges = [entry.box.ranges[dimension] for entry in entries]
+    edges = sorted(set(itertools.chain.from_iterable(ranges)))
+    number = {edge: i for i, edge in enumerate(edges)}
+    bands: list[list[Held | Wanted]] = [[] for _ in edges]  # by the edge where they begin
+    for entry, (first, last) in zip(entries, ranges, strict=True):
+        for i in range(number[first], number[last]):
+            bands[i].append(entry)
+    for band, covering in zip(itertools.pairwise(edges), bands, strict=False):
+        if covering:
+            for inner, innermost in _finest(covering, dimension + 1):
+                yield Box((band, *inner.ranges)), innermost
 
 
 def _divided(rows: Iterable[_Row], itemsizes: Sequence[int]) -> list[_Row]:
