@@ -2,35 +2,30 @@
 
 Several pipelines hold every layer (AutoHet; Hetu v2), as do pipelines in opposite directions over
 the same stages (Chimera), and a tied head is the embedding once more. The gradient of a parameter
-is the sum over its copies. Where they are cut unlike, over tensor-parallel ranks or by ZeRO, each
-element goes from the rank that keeps it in one copy to those that keep it in another.
+is the sum over its copies: what a rank keeps is a summand of it, and the sum is what it wants. Who
+sends whom what is the resolver's answer, also where copies are cut unlike, over tensor-parallel
+ranks or by ZeRO.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import permutations
 
 from heteropp.boxes import Box
+from heteropp.hspmd.routing import Held, Round, Wanted, route, volume_bytes
 from heteropp.layout import layout
+from heteropp.model import Model
 from heteropp.parameters import global_name, model_parameters
 from heteropp.plan import Plan, Stage, ministage_layers
 
 Part = tuple[int, int, int]  # pipeline, stage and ministage
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """A slice of a parameter's gradient that one rank keeps, and another wants."""
-
-    source: int  # rank
-    destination: int
-    name: str
-    box: Box
+MINISTAGES = 1 << 10  # more than any stage has
 
 
 @dataclass(unsafe_hash=True)
@@ -40,31 +35,60 @@ class Exchange:
     sent: int = 0
     received: int = 0
     to_self: int = 0  # sent to another of its own ministages
-    apart: bool = False  # some copies before its own are summed apart
 
 
 @lru_cache(maxsize=64)
 def exchanges(plan: Plan) -> dict[tuple[int, int], Exchange]:
     """By rank and ministage, of those that stand at several places."""
-    everywhere = [parts for parts in holders(plan).values() if len(parts) > 1]
     found: dict[tuple[int, int], Exchange] = defaultdict(Exchange)
-    for sender, receiver in {pair for parts in everywhere for pair in permutations(parts, 2)}:
-        for delivery in deliveries(plan, sender, receiver):
-            size = math.prod(delivery.box.shape)
-            source = found[delivery.source, sender[2]]
-            if delivery.source == delivery.destination:
-                source.to_self += size
-                continue
-            source.sent += size
-            found[delivery.destination, receiver[2]].received += size
-    for p, s, k in {part for parts in everywhere for part in parts[2:]}:
-        for rank in _ranks(plan.pipelines[p].stages[s]):
-            found[rank, k].apart = True
+    for places in shared(plan):
+        for (source, destination), size in volume_bytes([sums(plan, places, 1)]).items():
+            (sender, k), (receiver, j) = divmod(source, MINISTAGES), divmod(destination, MINISTAGES)
+            if sender == receiver:
+                found[sender, k].to_self += size
+            else:
+                found[sender, k].sent += size
+                found[receiver, j].received += size
     return dict(found)
 
 
-def _ranks(stage: Stage) -> Iterable[int]:
-    return (rank for replica in stage.replicas for rank in replica.ranks)
+def seat(rank: int, ministage: int) -> int:
+    """The number by which a rank is routed to, for one of its ministages."""
+    return rank * MINISTAGES + ministage
+
+
+def sums(plan: Plan, places: tuple[Part, ...], itemsize: int) -> Round:
+    """How seats sum the gradients of the parameters that stand at just these places.
+
+    Each sums what it keeps, in the order of the places, all at once: beside the backward there is
+    no second round. Tensors are numbered as the model's parameters.
+    """
+    number, names = numbers(plan.model), set(shared(plan)[places])
+    kept = [
+        (number[name], seat(rank, part[2]), box, part)
+        for part in places
+        for name, by_box in _keepers(plan, part, names).items()
+        for box, ranks in by_box.items()
+        for rank in ranks
+    ]
+    rounds = route(
+        [Held(*one) for one in kept],
+        [Wanted(tensor, own, box, places) for tensor, own, box, _ in kept],
+        [itemsize] * len(number),
+        _nearness,
+        sums_shared=False,
+    )
+    return rounds[0]
+
+
+def numbers(model: Model) -> dict[str, int]:
+    """By which parameters are routed."""
+    return {parameter.name: i for i, parameter in enumerate(model_parameters(model))}
+
+
+def _nearness(source: int, destination: int) -> float:
+    """What a rank keeps at another of its ministages it need not be sent."""
+    return math.inf if source // MINISTAGES == destination // MINISTAGES else 1.0
 
 
 def part_layers(plan: Plan) -> dict[Part, tuple[int, int]]:
@@ -85,31 +109,23 @@ def holders(plan: Plan) -> dict[str, list[Part]]:
     return dict(found)
 
 
+@lru_cache(maxsize=64)
+def shared(plan: Plan) -> dict[tuple[Part, ...], list[str]]:
+    """The parameters that stand at several places, by those; in the order of the model."""
+    everywhere = holders(plan)
+    found: dict[tuple[Part, ...], list[str]] = defaultdict(list)
+    for parameter in model_parameters(plan.model):
+        if len(parts := everywhere[parameter.name]) > 1:
+            found[tuple(parts)].append(parameter.name)
+    return dict(found)
+
+
 def shards(plan: Plan, stage: Stage) -> int:
     """Over how many ranks ZeRO cuts what one rank of a replica would hold."""
     return stage.dp if plan.zero_stage else 1
 
 
-def deliveries(plan: Plan, sender: Part, receiver: Part) -> list[Delivery]:
-    """What the ranks of one place send those of another, of all that stands at both.
-
-    Ranks that keep the same take turns; who wants what it keeps itself takes its own.
-    """
-    ours, theirs = _keepers(plan, sender), _keepers(plan, receiver)
-    result = []
-    for name in ours.keys() & theirs.keys():
-        for wanted, destinations in theirs[name].items():
-            for kept, sources in ours[name].items():
-                common = kept.intersect(wanted)
-                if common is None:
-                    continue
-                for i, destination in enumerate(destinations):
-                    own = destination if destination in sources else sources[i % len(sources)]
-                    result.append(Delivery(own, destination, name, common))
-    return sorted(result, key=lambda delivery: (delivery.name, delivery.box))
-
-
-def _keepers(plan: Plan, part: Part) -> dict[str, dict[Box, list[int]]]:
+def _keepers(plan: Plan, part: Part, names: Container[str]) -> dict[str, dict[Box, list[int]]]:
     """By parameter, the boxes that ranks keep once the replicas have summed theirs."""
     p, s, k = part
     stage = plan.pipelines[p].stages[s]
@@ -120,5 +136,6 @@ def _keepers(plan: Plan, part: Part) -> dict[str, dict[Box, list[int]]]:
         held = layout(plan.model, layers, stage.tp, tp_index, count)
         for r, replica in enumerate(stage.replicas):
             for piece in held.pieces(r % count):
-                found[piece.name][piece.box].append(replica.ranks[tp_index])
+                if piece.name in names:
+                    found[piece.name][piece.box].append(replica.ranks[tp_index])
     return found

@@ -35,7 +35,6 @@ class StageShape:
     sequence_parallel: bool = False
     selective_recompute: bool = False
     copies: int = 1  # places in the plan that hold its layers, and sum their gradients
-    copy: int = 0  # which of them this is
 
     @property
     def kind(self) -> StageKind:
@@ -202,8 +201,7 @@ def _gradient_bytes(
 def _summed_bytes(model: Model, shape: StageShape, gradient_bytes: int) -> int:
     """Gradients on their way to and from the other places that hold the same parameters."""
     tied = model.tied_embeddings and (shape.first != shape.last or shape.ministages > 1)
-    apart = shape.copy > (0 if tied else 1)  # what comes before ours by two and more
-    result = (2 * (shape.copies - 1) + apart) * gradient_bytes
+    result = 2 * (shape.copies - 1) * gradient_bytes
     if tied:
         width = max(4, model.dtype_bytes)
         result += 2 * shape.copies * width * model.vocab * model.hidden // shape.tp

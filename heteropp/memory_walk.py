@@ -370,10 +370,8 @@ class MemoryWalk:
         self._note()
         while self.unsummed:
             self._sum_next()
-        for k, own in enumerate(self.ministages):
-            self._note(own.shard if own.exchange.apart else 0)
-            self.gradients.take(("exchanged", k))
         for k in range(len(self.ministages)):
+            self.gradients.take(("exchanged", k))
             self.gradients.take(("to self", k))
         for k, own in enumerate(self.ministages):
             if self.shape.offload:

@@ -147,9 +147,8 @@ class _Degree:
         alike = len({tuple(unit.chip for unit in units) for units in pipelines}) == 1
         copies = 1 if alike else len(pipelines)  # alike, they become the replicas of one
         stages, fits = [], True
-        for p, units in enumerate(pipelines):
-            copy = min(p, copies - 1)
-            layers, fit = _Partition(self, units, micro_batches, recompute, copies, copy).run()
+        for units in pipelines:
+            layers, fit = _Partition(self, units, micro_batches, recompute, copies).run()
             stages.append(self._stages(units, layers, recompute))
             fits = fits and fit
         return self._plan(stages, micro_batches), fits
@@ -264,12 +263,11 @@ class _Partition:
         micro_batches: int,
         recompute: bool,
         copies: int,
-        copy: int,
     ) -> None:
-        """`copies`: pipelines that hold the model, of which this is number `copy`."""
+        """`copies`: pipelines that hold the model."""
         self.degree, self.units, self.recompute = degree, units, recompute
         self.micro_batches = micro_batches
-        self.copies, self.copy = copies, copy
+        self.copies = copies
         stage = Stage(layers=(0, 1), recompute=recompute, replicas=())
         self.pipeline = Pipeline(micro_batches=micro_batches, stages=(stage,) * len(units))
 
@@ -306,7 +304,7 @@ class _Partition:
         held = in_flight("1f1b", self.pipeline, s)
 
         def fits(layers: int) -> bool:
-            shape = replace(self._shape(s, layers), copies=self.copies, copy=self.copy)
+            shape = replace(self._shape(s, layers), copies=self.copies)
             need = stage_memory(self.degree.model, shape, held, self.micro_batches, profile)
             return need.total <= capacity
 

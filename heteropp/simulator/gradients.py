@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from heteropp.action import Action, Kind
 from heteropp.cluster import Cluster
 from heteropp.communication import all_gather_s
-from heteropp.copies import Part, holders, shards
+from heteropp.copies import Part, shards, shared
 from heteropp.parameters import model_parameters
 from heteropp.plan import Plan
 from heteropp.planned import slowest_link
@@ -49,13 +49,9 @@ def reductions(
 def _shared_bytes(plan: Plan) -> dict[tuple[Part, ...], int]:
     """By the places that hold them, the gradients of parameters that stand at several."""
     width = max(4, plan.model.dtype_bytes)
-    places = holders(plan)
-    found: dict[tuple[Part, ...], int] = {}
-    for parameter in reversed(model_parameters(plan.model)):
-        parts = tuple(places[parameter.name])
-        if len(parts) > 1:
-            found[parts] = found.get(parts, 0) + width * math.prod(parameter.shape)
-    return found
+    sizes = {p.name: width * math.prod(p.shape) for p in model_parameters(plan.model)}
+    last_first = reversed(shared(plan).items())
+    return {parts: sum(sizes[name] for name in names) for parts, names in last_first}
 
 
 def _reduced_at(tables: Mapping[tuple[int, int], list[Action]], part: Part) -> int:

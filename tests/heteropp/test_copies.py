@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -12,7 +11,16 @@ from hypothesis import strategies as st
 from training_run import several_pipelines, tiny_model
 
 from heteropp.boxes import Box
-from heteropp.copies import Exchange, Part, deliveries, exchanges, holders, part_layers
+from heteropp.copies import (
+    MINISTAGES,
+    Exchange,
+    Part,
+    exchanges,
+    holders,
+    part_layers,
+    shared,
+    sums,
+)
 from heteropp.layout import layout
 from heteropp.parameters import global_name, model_parameters
 from heteropp.plan import Plan, validate
@@ -70,47 +78,54 @@ PIPELINES = st.lists(
 
 @given(pipelines=PIPELINES, zero_stage=st.sampled_from((0, 1, 2)), tied=st.booleans())
 @settings(max_examples=12, deadline=None)
-def test_every_rank_is_sent_once_by_each_place_what_it_keeps(
+def test_every_rank_sums_once_from_each_place_what_it_keeps(
     pipelines: list, zero_stage: int, tied: bool
 ) -> None:
     model = replace(MODEL, tied_embeddings=tied)
     plan = several_pipelines(model, *((*shape, 1) for shape in pipelines), micro_batch=12)
     plan = replace(plan, zero_stage=zero_stage)
     validate(plan)
-    places = holders(plan)
+    places = {name: parts for name, parts in holders(plan).items() if len(parts) > 1}
     keeps = {
         (part, rank): kept(plan, part, rank)
         for part in part_layers(plan)
         for rank in ranks(plan, part)
     }
-    shapes = {p.name: p.shape for p in model_parameters(model)}
-    for receiver, sender in itertools.permutations(part_layers(plan), 2):
-        common = {name for name, held in places.items() if sender in held and receiver in held}
-        sent: Counter[tuple[int, str, int]] = Counter()
-        for delivery in deliveries(plan, sender, receiver):
-            numbers = numbered(delivery.box, shapes[delivery.name]).flatten()
-            sent.update((delivery.destination, delivery.name, number) for number in numbers)
-            assert set(numbers) <= keeps[sender, delivery.source][delivery.name]
-        wanted = {
-            (rank, name, number)
-            for rank in ranks(plan, receiver)
-            for name, numbers in keeps[receiver, rank].items()
-            for number in numbers
-            if name in common
-        }
-        assert set(sent) == wanted
-        assert set(sent.values()) <= {1}
+    parameters = model_parameters(model)
+    part_of = {rank: part for part, rank in keeps}  # no rank of these plans holds two ministages
+    summed: Counter[tuple[int, str, int]] = Counter()
+    sent: Counter[int] = Counter()
+    received: Counter[int] = Counter()
+    for where in shared(plan):
+        for transfer in sums(plan, where, 4):
+            parameter = parameters[transfer.tensor]
+            numbers = numbered(transfer.box, parameter.shape).flatten()
+            rank = transfer.receiver // MINISTAGES
+            senders = [sender // MINISTAGES for sender in transfer.senders]
+            assert [part_of[sender] for sender in senders] == places[parameter.name]
+            for sender in senders:
+                assert set(numbers) <= keeps[part_of[sender], sender][parameter.name]
+                if sender != rank:
+                    sent[sender] += len(numbers)
+                    received[rank] += len(numbers)
+            assert rank in senders
+            summed.update((rank, parameter.name, number) for number in numbers)
+    wanted = {
+        (rank, name, number)
+        for (_, rank), held in keeps.items()
+        for name, numbers in held.items()
+        if name in places
+        for number in numbers
+    }
+    assert set(summed) == wanted
+    assert set(summed.values()) <= {1}
     counted = exchanges(plan)
-    assert sum(e.sent for e in counted.values()) == sum(e.received for e in counted.values())
-    for part, rank in keeps:  # no rank of these plans holds two ministages
-        found = counted.get((rank, part[2]), Exchange())
-        own = {name: len(numbers) for name, numbers in keeps[part, rank].items()}
-        assert found.received == sum((len(places[name]) - 1) * n for name, n in own.items())
-        assert found.apart == any(places[name].index(part) > 1 for name in names_at(plan, part))
-
-
-def names_at(plan: Plan, part: Part) -> list[str]:
-    return [name for name, places in holders(plan).items() if part in places]
+    for rank in part_of:
+        found = counted.get((rank, part_of[rank][2]), Exchange())
+        assert (found.sent, found.received) == (sent[rank], received[rank])
+        own = {name: len(numbers) for name, numbers in keeps[part_of[rank], rank].items()}
+        others = {name: len(places.get(name, [0])) - 1 for name in own}
+        assert found.received == sum(others[name] * n for name, n in own.items())
 
 
 def ranks(plan: Plan, part: Part) -> list[int]:

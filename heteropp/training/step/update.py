@@ -19,7 +19,7 @@ from heteropp.training.ranks.transport import Groups, Place
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.step.loss_scale import LossScale
 from heteropp.training.step.optimizer import clip
-from heteropp.training.step.sums import Sums
+from heteropp.training.step.sums import Sums, ToSelf
 from heteropp.training.step.zero import FlatParameters
 
 Accepts = Callable[[float, float], bool]  # of a loss and a gradient norm
@@ -54,7 +54,7 @@ class Update:
             Sums(plan, place.rank, (place.pipeline_index, place.stage_index, k), flat)
             for k, flat in enumerate(self.flats)
         ]
-        self.to_self: dict[int, Tensor] = {}  # messages between ministages of this rank
+        self.to_self: ToSelf = {}
         self.unsummed: list[int] = []  # ministages that are being reduced, in order
         names = [parameter.name for parameter in model_parameters(plan.model)]
         self.column = {name: i for i, name in enumerate(names)}  # of the table of norms
