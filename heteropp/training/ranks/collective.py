@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
+from heteropp.hspmd.resolution import Kind
+
 # torch 2.13 renames them and warns at the old names
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -20,15 +22,22 @@ def reduce_scatter(output: Tensor, whole: Tensor, group: dist.ProcessGroup) -> N
     _reduce_scatter(output, whole, group=group)
 
 
-def start_all_gather(output: Tensor, piece: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """The same as all_gather, to be waited for."""
-    work = _all_gather(output, piece, group=group, async_op=True)
-    assert work is not None
-    return work
+def start(
+    kind: Kind, result: Tensor, source: Tensor, group: dist.ProcessGroup | None
+) -> dist.Work | None:
+    """Starts what the resolver says takes one tensor from source to result; None: nothing moves.
 
-
-def start_reduce_scatter(output: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """The same as reduce_scatter, to be waited for."""
-    work = _reduce_scatter(output, whole, group=group, async_op=True)
+    An all-reduce is in place: its result is its source.
+    """
+    if kind == "identity":
+        return None
+    if kind == "all-reduce":
+        work = dist.all_reduce(result, group=group, async_op=True)
+    elif kind == "reduce-scatter":
+        work = _reduce_scatter(result, source, group=group, async_op=True)
+    elif kind == "all-gather":
+        work = _all_gather(result, source, group=group, async_op=True)
+    else:
+        raise ValueError(f"{kind} is no collective of one group")
     assert work is not None
     return work

@@ -1,9 +1,9 @@
 """ZeRO: parameters and gradients in flat buffers, the optimizer's state cut over the replicas.
 
-The replicas of a stage hold the same parameters. Gradients are reduce-scattered, each replica
-updates its shard, and the parameters are all-gathered. With ZeRO stage 0, or one replica, the
-shard is the whole buffer. With stage 2 the whole gradients stand only from a ministage's first
-backward until they are reduced.
+The replicas of a stage hold the same parameters, and summands of their gradients. Each updates its
+shard: part of the buffer, or with ZeRO stage 0, or one replica, the whole of it. Which collectives
+sum the gradients and gather the parameters is the resolver's answer. With stage 2 the whole
+gradients stand only from a ministage's first backward until they are reduced.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation
+from heteropp.hspmd.resolution import Kind, resolve
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.layout import Entry, Piece
-from heteropp.training.ranks.collective import start_all_gather, start_reduce_scatter
+from heteropp.training.ranks.collective import start
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.step.flat import FlatBuffers
 from heteropp.training.step.optimizer import AdamW
@@ -31,10 +33,11 @@ class FlatParameters(FlatBuffers):
         hyperparameters: Hyperparameters,
     ) -> None:
         self.group, self.zero_stage = group, zero_stage
-        self.replica = group.rank() if group is not None else 0
-        shards = group.size() if group is not None and zero_stage else 1
+        self.replica, replicas = (group.rank(), group.size()) if group is not None else (0, 1)
+        shards = replicas if zero_stage else 1
         super().__init__(module, shards, gradients=zero_stage < 2)
         self.shard = self.layout.shard(self.replica % shards)
+        self.summing, self.gathering = _collectives(replicas, shards, self.layout.size)
         # a model of 16 bits keeps a master copy in float32
         own = self.values[self.shard]
         self.master = own.float() if self.mixed else own
@@ -58,13 +61,9 @@ class FlatParameters(FlatBuffers):
         assert self.gradients is not None
         self._sum_copies(self.gradients)
         self.shard_gradient = self.gradients
-        if self.group is None:
-            return
-        if self.layout.shards == 1:
-            self.reducing = dist.all_reduce(self.gradients, group=self.group, async_op=True)
-            return
-        self.shard_gradient = torch.empty_like(self.gradients[self.shard])
-        self.reducing = start_reduce_scatter(self.shard_gradient, self.gradients, self.group)
+        if self.layout.shards > 1:
+            self.shard_gradient = torch.empty_like(self.gradients[self.shard])
+        self.reducing = start(self.summing, self.shard_gradient, self.gradients, self.group)
 
     def _sum_copies(self, gradients: Tensor) -> None:
         """Of parameters that tensor parallelism does not cut, where it cuts the rows instead."""
@@ -113,13 +112,25 @@ class FlatParameters(FlatBuffers):
 
     def gather(self) -> dist.Work | None:
         """Starts to gather the parameters over the replicas."""
-        if self.layout.shards == 1:
-            return None
-        assert self.group is not None
-        return start_all_gather(self.values, self.values[self.shard], self.group)
+        return start(self.gathering, self.values, self.values[self.shard], self.group)
 
     def end(self) -> None:
         """After the update, or in its place: the reduced gradients go."""
         self.shard_gradient = None
         if self.zero_stage == 2:
             self._let_gradients_go()
+
+
+def _collectives(replicas: int, shards: int, size: int) -> tuple[Kind, Kind]:
+    """What sums the gradients to where they are kept, and gathers parameters from there."""
+
+    def laid_out(dimension: int) -> Annotation:
+        return Annotation.of([(range(replicas), {dimension: replicas})])
+
+    kept = laid_out(0 if shards > 1 else DUPLICATE)
+    return _kind(laid_out(PARTIAL), kept, size), _kind(kept, laid_out(DUPLICATE), size)
+
+
+def _kind(source: Annotation, target: Annotation, size: int) -> Kind:
+    ((kind,),) = resolve(source, target, (size,), 1).kinds
+    return kind
