@@ -250,7 +250,6 @@ class Balance:
             recompute=seat.recompute,
             schedule=self.like.schedule,
             copies=seat.copies,
-            copy=seat.copies - 1,
         )
 
     def _sum_s(self, skeleton: Skeleton) -> float:

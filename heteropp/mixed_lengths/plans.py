@@ -39,8 +39,8 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
             )
         if plan.model.dropout:
             raise PlanError(
-                f"the model has dropout {plan.model.dropout}; expected 0, as documents have no rows "
-                "that are theirs under every plan"
+                f"the model has dropout {plan.model.dropout}; expected 0, as documents have no "
+                "rows that are theirs under every plan"
             )
     return tuple(plans)
 

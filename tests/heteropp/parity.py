@@ -7,7 +7,8 @@ import os
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -44,6 +45,7 @@ class Trained:
     forwards: list[Counter[str]]  # by rank: how often each layer ran
     peak_memory_bytes: list[int]  # by rank: in a step, on a chip
     sent_bytes: list[Counter[int]]  # by rank, to each peer: boundary tensors, as dicomm counts
+    messages_bytes: list[Counter[int]]  # by rank, to each peer: what is sent point to point
     posted_bytes: list[int]  # by rank: the most that waited for boundary tensors at once
 
 
@@ -106,7 +108,7 @@ class Ranks:
         # as text, in which nan is nan
         assert len({str(answer[:3]) for answer in answers}) == 1
         parameters = _whole(plan, [answer[3] for answer in answers])
-        by_rank = [[answer[i] for answer in answers] for i in range(4, 8)]
+        by_rank = [[answer[i] for answer in answers] for i in range(4, 9)]
         return Trained(losses, norms, parameters, validation_loss, *by_rank)
 
     def plainly(self, plan: Plan, steps: int = STEPS, without: int | None = None) -> Trained:
@@ -126,7 +128,7 @@ class Ranks:
         assert all(norm > CLIP for norm in norms), "clipping must be active"
         validation = open_tokens(self.validation, cache)
         validation_loss = plain_loss(plan.model, parameters, validation)
-        return Trained(losses, norms, parameters, validation_loss, [], [], [], [])
+        return Trained(losses, norms, parameters, validation_loss, [], [], [], [], [])
 
     def close(self) -> None:
         for process in self.processes:
@@ -258,8 +260,10 @@ def _train(
     if not by_length:
         sent, posted = watch_boundaries(trainer.executor, counted=chip is not None)
     losses, norms, validation_loss, peak_bytes = [], [], None, 0
+    messages: Counter[int] = Counter()
     while trainer.completed < steps:
-        result, _ = trainer.step()
+        with given_to_isend(messages):
+            result, _ = trainer.step()
         peak_bytes = max(peak_bytes, device.peak_memory_bytes())
         losses.append(result.loss)
         norms.append(result.gradient_norm)
@@ -275,7 +279,24 @@ def _train(
         writer.finish()
         control.barrier("saved")
     dist.destroy_process_group()
-    return losses, norms, validation_loss, held, forwards, peak_bytes, sent, max(posted)
+    result = losses, norms, validation_loss, held
+    return *result, forwards, peak_bytes, sent, messages, max(posted)
+
+
+@contextmanager
+def given_to_isend(found: Counter[int]) -> Iterator[None]:
+    """Counts the bytes by peer."""
+    isend = dist.isend
+
+    def counted(tensor: Tensor, dst: int, *rest: Any, **named: Any) -> Any:
+        found[dst] += tensor.nbytes
+        return isend(tensor, dst, *rest, **named)
+
+    dist.isend = counted
+    try:
+        yield
+    finally:
+        dist.isend = isend
 
 
 def watch_boundaries(executor: Any, counted: bool) -> tuple[Counter[int], list[int]]:
