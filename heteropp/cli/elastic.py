@@ -9,8 +9,8 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from heteropp.training.ranks.watch import SIGNALS
 from heteropp.training.train import Run
 
 TURN_S = 0.1
+LEAVE_S = 10.0  # for the other agents to hear that the job is over
 JOB = "job.json"
 GENERATIONS = "generations"
 SHARED_MEMORY = Path("/dev/shm")
@@ -88,7 +89,7 @@ class Place:
     meeting: Meeting
     name: str  # the job's
     nodes: Collection[str]  # that have an agent
-    own: Collection[str]  # of them, that this process is the agent of
+    own: Sequence[str]  # of them, that this process is the agent of
     leads: bool
 
 
@@ -121,7 +122,7 @@ def train_elastically(run: Run, elastic: Elastic, earlier: Earlier | None, quiet
             if place.leads:
                 outcome = _lead(job, elastic, cluster, place, agent, told, earlier, quiet)
             else:
-                outcome = _follow(agent, Board(place.store), told)
+                outcome = _follow(agent, Board(place.store), place.own[0], told)
     finally:
         agent.close()
         if outcome.exit_code:
@@ -179,23 +180,26 @@ def _lead(
     outcome = leader.outcome or Outcome(128 + told[0], "told to stop at once")
     board = Board(place.store)
     board.say(outcome.exit_code, "over")
+    for node in set(place.nodes) - set(place.own):  # the store may end with this process
+        with suppress(dist.DistStoreError):
+            board.hear(str, "left", node, timeout_s=LEAVE_S)
     screen.finish(leader, outcome, board.heard(str, "summary"))
     return outcome
 
 
-def _follow(agent: Agent, board: Board, told: list[int]) -> Outcome:
+def _follow(agent: Agent, board: Board, node: str, told: list[int]) -> Outcome:
     """Until the leader says that the job is over, or torchrun that this start is."""
-    parent = os.getppid()
-    while True:
-        agent.turn()
-        code = board.heard(int, "over")
-        if code is not None:
-            return Outcome(code)
-        if told:
-            return Outcome(128 + told[0])
-        if os.getppid() != parent:
-            return Outcome(1)
-        agent.wait(TURN_S)
+    launcher = os.getppid()
+    try:
+        while not told and os.getppid() == launcher:
+            agent.turn()
+            if (code := board.heard(int, "over")) is not None:
+                board.say("", "left", node)
+                return Outcome(code)
+            agent.wait(TURN_S)
+    except dist.DistNetworkError:  # the leader's node is gone, and the store with it
+        return Outcome(1)
+    return Outcome(128 + told[0] if told else 1)
 
 
 def _alone(earlier: Earlier | None, cluster: Cluster) -> Place:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from heteropp.elastic.job import Board, Ended, Generation, Job, node_of
 from heteropp.files import FileError, make_folder
+from heteropp.training.ranks.watch import name_process
 
 GRACE_S = 2.0  # for members to end by themselves, and to say why
 KILLED_S = 30.0  # after which a process that was killed should be gone
@@ -73,7 +74,6 @@ class Agent:
             one.kill()
         for one in self.started.values():
             one.process.join(KILLED_S)
-        self._reap()
 
     def forget_memory(self, node: str) -> None:
         """Removes what a node kept in host memory: a real one that goes takes it along."""
@@ -125,6 +125,7 @@ def log_file(logs: Path, number: int, member: str) -> Path:
 
 def _run(entrypoint: Entrypoint, job: Job, member: str, number: int, log: Path) -> None:
     """The member's process: its output goes to its log."""
+    name_process(member)
     os.setpgrp()  # what the terminal interrupts is the launcher alone
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for stream in (1, 2):

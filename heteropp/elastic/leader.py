@@ -40,6 +40,7 @@ from heteropp.search.planner import SearchError
 
 TRIES = 3  # in a row without a step, but for those that cost a chip
 STOP_S = 600.0  # for the members to save when they are told to stop
+UNEXPLAINED = "members ended without a word"
 LINGER_S = 30.0  # for members that left a generation to end
 
 Phase = Literal["planning", "joining", "switching", "starting", "running", "dropping", "fencing"]
@@ -263,7 +264,7 @@ class Leader:
             start="switch" if before else self.start,
             before=before.number if before else None,
             leavers=tuple(m for m in before.members if m not in members) if before else (),
-            cause="; ".join(self.causes),
+            cause="; ".join(self.causes) or UNEXPLAINED,
             deadline_s=self.job.run.deadline_s,
         )
         write_cluster(self.found.cluster, self.next.cluster)
@@ -395,7 +396,7 @@ class Leader:
         self.tries = 0 if self.cost_a_chip else self.tries + 1
         self.cost_a_chip = False
         if self.tries == TRIES:
-            why = self.causes[-1] if self.causes else "members ended without a word"
+            why = self.causes[-1] if self.causes else UNEXPLAINED
             self.outcome = Outcome(1, f"{why}; {TRIES} times in a row without a step")
             return
         if self._is_kept():
@@ -437,7 +438,7 @@ class Leader:
         return Change(
             number=generation.number,
             start=generation.start,
-            cause=generation.cause,
+            cause=generation.cause if self.changes else "",
             members=generation.members,
             left=tuple(m for m in before if m not in generation.members),
             joined=tuple(m for m in generation.members if m not in before),

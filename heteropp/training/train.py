@@ -49,7 +49,7 @@ from heteropp.training.ranks.attempt import attempt, launcher_store
 from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.device import Device, open_device, set_links
 from heteropp.training.ranks.transport import P2P, Groups, Place, connect
-from heteropp.training.ranks.watch import CAUSE_FILE, POLL_S, Watch
+from heteropp.training.ranks.watch import CAUSE_FILE, POLL_S, Watch, name_process
 from heteropp.training.stage.modules import stage_modules
 from heteropp.training.state import State
 from heteropp.training.step.batches import Batches, check_same_data
@@ -246,6 +246,7 @@ def train_rank(run: Run, json_summary: bool = False) -> int:
     """
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    name_process(str(rank))
     store = dist.PrefixStore(f"attempt {attempt()}", launcher_store())
     # the watch comes first: it knows which rank is silent
     wait_s = run.deadline_s + 5 * POLL_S

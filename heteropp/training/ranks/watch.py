@@ -60,7 +60,6 @@ class Watch:
         self.store = dist.PrefixStore("watch", store.clone())  # type: ignore[attr-defined]
         self.store.set_timeout(timedelta(seconds=10))
         self.notice = notice or (lambda: self.store.set("stop", ""))
-        Path("/proc/self/comm").write_text(f"heteropp-{self.rank}")  # for ps and top
         self.ending = threading.Lock()
         self.finished = threading.Event()
         self.told_to_stop = False  # some rank was
@@ -171,6 +170,11 @@ class Watch:
         with contextlib.suppress(OSError):
             print(line, file=sys.stderr, flush=True)
         os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """For ps and top, which show its first 15 characters."""
+    Path("/proc/self/comm").write_text(f"heteropp-{name}")
 
 
 def silent_rank(store: dist.Store) -> int | None:
