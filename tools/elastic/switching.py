@@ -1,0 +1,229 @@
+"""Switching between plans in running processes: how long no step runs, and who sends how much.
+
+The state moves over dicomm's shared memory, on the host; the table is made within the time. Beside
+our table stands one in which the first that holds a slice sends it (Hetu v2, section 7.4: a plan
+without heuristics).
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from evidence import Row, row
+from pipelines.ranks import Ranks
+
+from heteropp.model import Model
+from heteropp.plan import Pipeline, Plan, Replica, Stage, validate
+
+MODEL = Model(
+    name="75 MiB of state",
+    layers=8,
+    hidden=256,
+    heads=8,
+    kv_heads=4,
+    intermediate=704,
+    vocab=1280,
+    sequence_length=32,
+)
+DEADLINE_S = 60.0
+MEMBERS = tuple(f"a-0/{i}" for i in range(6))
+
+
+def plan_of(*stages: tuple[int, int, int]) -> Plan:
+    """Layers, replicas and tensor-parallel degree of each stage."""
+    made, layer, rank = [], 0, 0
+    for layers, dp, tp in stages:
+        replicas = []
+        for _ in range(dp):
+            ranks = tuple(range(rank, rank + tp))
+            replicas.append(Replica(ranks=ranks, chip="host", batch_share=4 // dp))
+            rank += tp
+        span = layer, layer + layers
+        made.append(Stage(layers=span, recompute=False, replicas=tuple(replicas)))
+        layer += layers
+    plan = Plan(
+        model=MODEL,
+        global_batch=8,
+        micro_batch=4,
+        schedule="1f1b",
+        zero_stage=1,
+        pipelines=(Pipeline(micro_batches=2, stages=tuple(made)),),
+    )
+    validate(plan)
+    return plan
+
+
+# one after the other: tensor parallelism up and down, replicas, one rank less, two more
+PLANS = {
+    "tp 2, 2 stages": plan_of((4, 1, 2), (4, 1, 2)),
+    "tp 4": plan_of((8, 1, 4)),
+    "dp 2, 2 stages": plan_of((5, 2, 1), (3, 2, 1)),
+    "5 ranks": plan_of((3, 2, 1), (3, 1, 2), (2, 1, 1)),
+    "4 ranks, tp 2": plan_of((6, 1, 2), (2, 2, 1)),
+    "6 ranks": plan_of((4, 2, 1), (2, 1, 2), (2, 2, 1)),
+}
+
+
+def rows(rounds: int) -> list[Row]:
+    names = [*PLANS, next(iter(PLANS))]
+    samples: dict[tuple[str, str], list[float]] = {}
+    with Ranks(len(MEMBERS), _Member) as ranks:
+        ranks.call("start", names[0])
+        for _ in range(rounds):
+            for old, new in pairwise(names):
+                seconds = [s for s in ranks.call("switch", old, new) if s is not None]
+                samples.setdefault((old, new), []).append(max(seconds))
+    result = [
+        row(f"switch {old} to {new}", "s", statistics.median(seconds), bar=1.0)
+        for (old, new), seconds in samples.items()
+    ]
+    return result + [_busiest(old, new) for old, new in samples]
+
+
+def _busiest(old: str, new: str) -> Row:
+    from heteropp.switching.change import Change
+
+    change = Change(PLANS[old], PLANS[new], *(_members(PLANS[name]) for name in (old, new)))
+    ours = change.table().sent_bytes
+    unplanned = _first_sends(change)
+    return row(
+        f"busiest sender, {old} to {new}",
+        "MiB",
+        max(ours.values()) / 2**20,
+        peer=max(unplanned.values()) / 2**20,
+        peer_name="the first holder sends",
+    )
+
+
+def _first_sends(change: Any) -> Counter[int]:
+    """Bytes by rank where whoever lacks a slice gets it from the lowest rank that has it."""
+    from heteropp.hspmd.routing import Held, Wanted, route
+    from heteropp.switching.table import holdings, state
+
+    table = change.table()
+    itemsizes = [quantity.itemsize for quantity in state(MODEL)] * len(table.tensors)
+
+    def boxes(kind: Any, plan: Plan) -> list[Any]:
+        return [
+            kind(table.tensors[h.name, h.quantity.name], rank, h.box)
+            for rank in range(plan.world_size)
+            for h in holdings(plan, rank, state(MODEL))
+        ]
+
+    # the lowest rank is the one with the fastest links
+    routed = route(
+        boxes(Held, change.old), boxes(Wanted, change.new), itemsizes, lambda a, _: -float(a)
+    )
+    sent: Counter[int] = Counter()
+    for transfer in (t for round_ in routed for t in round_):
+        if transfer.senders != (transfer.receiver,):
+            sent[transfer.senders[0]] += transfer.size_bytes
+    return sent
+
+
+def _members(plan: Plan) -> tuple[str, ...]:
+    return MEMBERS[: plan.world_size]
+
+
+class _Member:
+    """A process: a rank of those plans that are large enough."""
+
+    def __init__(self, rank: int, store: Any) -> None:
+        import torch
+
+        import dicomm.distributed  # noqa: F401  (registers the backend)
+        from heteropp.training.measuring.metrics import HostClock
+        from heteropp.training.ranks.device import Device
+        from heteropp.training.ranks.host_memory import keep_freed_memory
+
+        keep_freed_memory()
+        self.name, self.store, self.worlds = MEMBERS[rank], store, 0
+        self.device = Device(torch.device("cpu"), "dicomm", HostClock())
+        self.trainer: Any = None
+
+    def start(self, name: str) -> None:
+        if self.name in _members(PLANS[name]):
+            self._train(PLANS[name], resume=False)
+            self.trainer.step()
+        else:
+            self.worlds += 1
+
+    def switch(self, old: str, new: str) -> float | None:
+        """Seconds from the end of a step to where the next one can begin; then takes one."""
+        from heteropp.switching.change import Change, move
+
+        change = Change(PLANS[old], PLANS[new], *(_members(PLANS[name]) for name in (old, new)))
+        if self.name not in change.members:
+            self.worlds += 2
+            return None
+        begin_s = perf_counter()
+        own = self._leave() if self.trainer is not None else None
+        control = self._join(change.members)
+        position, buffers = move(change, change.table(), control, own, self.device.device)
+        del own
+        if buffers is None:
+            self.worlds += 1
+            self._disconnect()
+            return None
+        self._disconnect()
+        self._train(change.new, resume=True)
+        self.trainer.take_over(position, buffers)
+        seconds = perf_counter() - begin_s
+        self.trainer.step()
+        return seconds
+
+    def _leave(self) -> Any:
+        from heteropp.switching.buffers import of_training
+
+        own = self.trainer.position(), of_training(self.trainer.executor.update)
+        self.trainer.control.barrier("left")
+        self.trainer = None
+        gc.collect()
+        self._disconnect()
+        return own
+
+    def _train(self, plan: Plan, resume: bool) -> None:
+        from heteropp.hyperparameters import Hyperparameters
+        from heteropp.training.train import Run, Trainer
+
+        run = Run(
+            plan=plan,
+            cluster=None,
+            chips=(),
+            steps=1 << 30,
+            output=Path("unused"),
+            data=None,
+            weights=None,
+            resume=resume,
+            resume_from=None,
+            checkpoint_every=0,
+            keep=1,
+            deadline_s=DEADLINE_S,
+            seed=0,
+            hyperparameters=Hyperparameters(),
+            device="cpu",
+        )
+        self.trainer = Trainer(run, self.device, self._join(_members(plan)))
+
+    def _join(self, members: tuple[str, ...]) -> Any:
+        from torch.distributed import PrefixStore
+
+        from heteropp.training.ranks.control import Control
+        from heteropp.training.ranks.transport import connect
+
+        self.worlds += 1
+        store = PrefixStore(f"world {self.worlds}", self.store)
+        rank, size = members.index(self.name), len(members)
+        connect(store, rank, size, "dicomm", DEADLINE_S)
+        return Control(store, rank, size, DEADLINE_S)
+
+    def _disconnect(self) -> None:
+        from torch.distributed import destroy_process_group
+
+        destroy_process_group()
