@@ -1,0 +1,52 @@
+"""What a change of the cluster costs.
+
+Recovery: AutoHet's scenarios A, B and C under the bandwidths that its paper states, bytes and time
+scaled down, beside fetching the whole state from the remote store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from elastic.recovery import recovery_rows, scale
+from elastic.scenarios import GPT3
+from evidence import Row
+from pipelines.ranks import BadInput
+from pipelines.turns import report
+
+from dicomm.bench.quiet import Quiet
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(
+    help=__doc__,
+    epilog="Examples:  tools/elastic-bench  |  tools/elastic-bench --model 6.7B --json",
+)
+def main(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Of GPT-3: {', '.join(GPT3)}, repeatable; all if absent."),
+    ] = None,
+    remote_s: Annotated[
+        float, typer.Option(min=0.5, help="How long the remote store takes for the whole state.")
+    ] = 8.0,
+    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    models = model or list(GPT3)
+    notes = [__doc__ or "", *(scale(name, remote_s) for name in models if name in GPT3)]
+    report("elastic-bench", " ".join(notes), parts(models, remote_s), json)
+
+
+def parts(models: list[str], remote_s: float) -> Iterator[tuple[list[Row], Quiet]]:
+    """Raises BadInput or Failed."""
+    for name in models:
+        if name not in GPT3:
+            raise BadInput(f"--model is {name}; expected one of {', '.join(GPT3)}")
+    yield recovery_rows(models, remote_s)
+
+
+if __name__ == "__main__":
+    app()
