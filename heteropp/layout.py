@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from heteropp.boxes import Box
 from heteropp.model import Model
@@ -54,6 +55,7 @@ class Layout:
         return result
 
 
+@lru_cache(maxsize=4096)  # all who plan, move or sum ask for the same few
 def layout(model: Model, layers: tuple[int, int], tp: int, tp_index: int, shards: int) -> Layout:
     """How one rank of a tensor-parallel group holds layers [first, last)."""
     entries, offset = [], 0

@@ -206,17 +206,13 @@ def _sequences(plan: Plan) -> int:
 
 
 def _smaller(cluster: Cluster) -> Iterator[Cluster]:
-    """Without chips that make even degrees impossible, and of one chip type alone."""
-    tried = {tuple(range(cluster.world_size))}
-    for name in (None, *cluster.chip_names()):
-        nodes = [node for node in cluster.nodes if name in (None, node.chip_name)]
-        for whole in (True, False):
-            ranks = tuple(
-                rank for node in nodes for rank in (node.ranks if whole else _even(node.ranks))
-            )
-            if ranks not in tried:
-                tried.add(ranks)
-                yield cluster.kept(ranks)
+    """Without the chips that make even degrees impossible, or of one chip type alone."""
+    everything = tuple(range(cluster.world_size))
+    even = tuple(rank for node in cluster.nodes for rank in _even(node.ranks))
+    alone = (tuple(cluster.ranks_of(name)) for name in cluster.chip_names())
+    for ranks in dict.fromkeys((even, *alone)):
+        if ranks != everything:
+            yield cluster.kept(ranks)
 
 
 def _even(ranks: range) -> range:
