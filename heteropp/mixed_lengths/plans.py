@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,13 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
     """
     plans = sorted(plans, key=_length)
     first = plans[0]
+    for plan, longer in pairwise(plans):
+        if _length(plan) == _length(longer):
+            raise PlanError(
+                f"two plans have sequence_length {_length(plan)}; expected one a length"
+            )
     for plan in plans:
         length = _length(plan)
-        if plan is not first and length == _length(first):
-            raise PlanError(f"two plans have sequence_length {length}; expected one a length")
         if replace(plan.model, sequence_length=_length(first)) != first.model:
             raise PlanError(
                 f"the plans of sequence_length {_length(first)} and {length} have unlike models; "
@@ -39,8 +43,8 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
             )
         if plan.model.dropout:
             raise PlanError(
-                f"the model has dropout {plan.model.dropout}; expected 0, as documents have no "
-                "rows that are theirs under every plan"
+                f"the model has dropout {plan.model.dropout}; expected 0, as a document is not in "
+                "the same rows under every plan"
             )
     return tuple(plans)
 

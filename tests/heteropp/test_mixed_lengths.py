@@ -1,27 +1,54 @@
-"""Documents of mixed lengths in one step, under a plan for each length."""
+"""Documents of mixed lengths in one step, under a plan for each length.
+
+The truth is a plain loop of one process that learns each document alone, as long as it is.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import random
+import re
 import string
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import forks
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from layouts import plan_of
 from parity import CLIP, RATE, STEPS, TOLERANCE, WARMUP, Ranks, Trained
 from plain_llama import Attention, PlainLlama
-from training_run import several_pipelines, tiny_model
+from training_run import (
+    checkpoint_parameters,
+    several_pipelines,
+    tiny_model,
+    wait,
+    write_cluster,
+)
+from typer.testing import CliRunner
 
+from heteropp.cli.train import app
+from heteropp.data.sequences import NOT_COUNTED
 from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile
-from heteropp.data.whole_documents import WholeDocuments
+from heteropp.data.whole_documents import WholeDocuments, pack
+from heteropp.mixed_lengths.deliveries import deliveries
+from heteropp.mixed_lengths.memory import memory_bytes
+from heteropp.mixed_lengths.parameters import alike
+from heteropp.mixed_lengths.plans import by_length, passes, with_micro_batches
 from heteropp.model import Model
-from heteropp.plan import Plan
+from heteropp.parameters import model_parameters
+from heteropp.plan import Plan, PlanError, validate, write_plan
+from heteropp.planned import rank_memory
+from heteropp.switching.table import Quantity, table
 
 SHORT, MIDDLE, LONG = 8, 16, 32
 DOCUMENTS = 24  # of a step
@@ -160,3 +187,227 @@ def test_a_plan_for_each_length_trains_what_each_document_alone_does(
     tokens = open_tokens(data, Path(ranks.folder.name, "cache", "hyperhetero"))
     got = ranks.train(plans[0], by_length=plans, documents=DOCUMENTS, data=data)
     check(got, plainly(model, tokens, DOCUMENTS), TOLERANCE[dtype])
+
+
+def test_one_plan_for_all_lengths_trains_the_same(ranks: Ranks, data: Path) -> None:
+    """Padding and packing differ, and what is learnt does not."""
+    plans = layouts(tiny_model(dtype="float64"))["dp 4, then tp 4"]
+    several = ranks.train(plans[0], by_length=plans, documents=DOCUMENTS, data=data)
+    one = ranks.train(plans[1], by_length=plans[1:], documents=DOCUMENTS, data=data)
+    check(several, one, TOLERANCE["float64"])
+    assert several.validation_loss == pytest.approx(one.validation_loss, rel=1e-12)
+
+
+def test_a_plan_without_documents_has_no_part_in_a_step(ranks: Ranks, tmp_path: Path) -> None:
+    """Some steps have long documents, and others none."""
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for n in range(12):
+        (folder / f"{n:02}.txt").write_text("abcdefg"[: 3 + n % 5] if n else "a" * LONG)
+    plans = layouts(tiny_model(dtype="float64"))["dp 4, then tp 4"]
+    tokens = open_tokens(folder, Path(ranks.folder.name, "cache", "hyperhetero"))
+    documents = WholeDocuments(tokens, plans[-1].model, seed=0)
+    used = {bool((documents.lengths(range(n, n + 4)) > SHORT).any()) for n in range(0, 20, 4)}
+    assert used == {True, False}
+    got = ranks.train(plans[0], by_length=plans, documents=4, data=folder)
+    check(got, plainly(plans[-1].model, tokens, 4), TOLERANCE["float64"])
+
+
+def test_between_plans_that_hold_the_same_nothing_moves() -> None:
+    short, middle = layouts(tiny_model())["the same layout"]
+    found = table(
+        short, middle, range(4), range(4), quantities=[Quantity("parameter", "float32", whole=True)]
+    )
+    assert not found.volume_bytes
+    assert all(alike(short, middle, rank) for rank in range(4))
+    assert all(d.receiver in d.senders for d in deliveries(short, middle))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_part_of_a_gradient_is_added_once(case: str) -> None:
+    """Each rank's part goes, whole, to ranks of home that have its elements alike."""
+    home, *others = layouts(tiny_model())[case]
+    for other in others:
+        tensors = defaultdict(list)
+        for d in deliveries(home, other):
+            tensors[d.tensor].append(d)
+        for sent in tensors.values():
+            pieces = Counter(d.box for d in sent)
+            assert len(set(pieces.values())) == 1
+            covered = sum(math.prod(box.shape) for box in pieces)
+            assert covered == math.prod(sent[0].whole.shape)
+
+
+# ---------------------------------------------------------------- documents
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=2, max_size=30),
+    length=st.integers(4, 24),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_documents_stay_whole(sizes: list[int], length: int, seed: int) -> None:
+    tokens = file_of([*sizes, 2])
+    documents = WholeDocuments(tokens, tiny_model(vocab=1 << 20, sequence_length=length), seed)
+    numbers = range(len(sizes) + 1)  # an epoch
+    lengths = documents.lengths(numbers)
+    begins = [0, *tokens.ends.tolist()]
+    expected = [begins[i : i + 2] for i in range(len(numbers))]
+    rows = pack(numbers, lengths, length)
+    assert sorted(n for row in rows for n in row) == list(numbers)
+    inputs, targets, which = documents.read(rows, length)
+    found = []
+    for r, row in enumerate(rows):
+        assert sum(lengths[n] for n in row) <= length
+        for place, _ in enumerate(row):
+            own = which[r] == place
+            found.append((inputs[r][own].tolist(), targets[r][own].tolist()))
+    assert (targets[which < 0] == NOT_COUNTED).all()
+    cut = [(list(range(a, b))[: length + 1]) for a, b in expected]
+    assert sorted(found) == sorted((text[:-1], text[1:]) for text in cut)
+
+
+def test_an_order_without_a_seed_ends() -> None:
+    documents = WholeDocuments(file_of([3, 1, 9]), tiny_model(vocab=1 << 20, sequence_length=4))
+    assert documents.lengths(range(5)).tolist() == [2, 0, 4, 0, 0]
+    inputs, targets, which = documents.read([[0, 1], [2], [3]], 4)
+    assert inputs[:2].tolist() == [[0, 1, 0, 0], [4, 5, 6, 7]]
+    assert targets[0].tolist() == [1, 2, NOT_COUNTED, NOT_COUNTED]
+    assert which.tolist() == [[0, 0, -1, -1], [0, 0, 0, 0], [-1] * 4]
+
+
+def file_of(sizes: Sequence[int]) -> TokenFile:
+    """Token n is the n-th of the file."""
+    ends = np.cumsum(np.array(sizes, np.int64))
+    return TokenFile(Path("x"), np.arange(ends[-1]), ends, "t", "t", int(ends[-1]), "t")
+
+
+# ---------------------------------------------------------------- plans
+
+
+def test_micro_batches_are_shared_out_as_the_plan_does() -> None:
+    plan = several_pipelines(tiny_model(), ((4,), (1,), (1,), 6), ((4,), (1,), (1,), 2))
+    for count in range(1, 9):
+        cut = with_micro_batches(plan, count)
+        validate(cut)
+        assert sum(p.micro_batches for p in cut.pipelines) == max(2, count)
+    assert with_micro_batches(plan, 8) == plan
+    assert [p.micro_batches for p in with_micro_batches(plan, 4).pipelines] == [3, 1]
+    assert passes(plan, 0) == []
+    assert passes(plan, 1) == [1]
+    assert passes(plan, 32) == [8]
+    assert passes(plan, 69) == [8, 8, 2]
+
+
+def test_plans_that_cannot_share_a_step_are_refused() -> None:
+    model = tiny_model()
+    short = of_length(plan_of(model, (4,), (2,), (1,)), SHORT)
+    assert by_length([of_length(short, LONG), short]) == (short, of_length(short, LONG))
+    for other, why in (
+        (short, "two plans have sequence_length 8"),
+        (of_length(plan_of(tiny_model(hidden=64), (4,), (2,), (1,)), LONG), "unlike models"),
+        (of_length(plan_of(model, (4,), (3,), (1,), shares={0: (1, 1, 2)}), LONG), "2 and 3 ranks"),
+        (of_length(plan_of(model, (4,), (2,), (1,), offload=True), LONG), "32 offloads"),
+    ):
+        with pytest.raises(PlanError, match=why):
+            by_length([short, other])
+    dropout = of_length(plan_of(tiny_model(dropout=0.1), (4,), (2,), (1,)), LONG)
+    with pytest.raises(PlanError, match=r"dropout 0\.1"):
+        by_length([dropout])
+
+
+def test_what_plans_leave_standing_counts_together() -> None:
+    model = tiny_model()
+    short = of_length(plan_of(model, (4,), (2,), (1,)), SHORT)
+    long = of_length(plan_of(model, (4,), (1,), (2,)), LONG)
+    alone, (together, _) = rank_memory(short), memory_bytes([short, long])
+    copies = sum(math.prod(p.box(2, 0).shape) for p in model_parameters(model)) * 8
+    assert all(t >= a.total + copies for t, a in zip(together, alone, strict=True))
+    same = memory_bytes([short, of_length(short, MIDDLE)])[0]
+    assert all(s < t for s, t in zip(same, together, strict=True))
+
+
+# ---------------------------------------------------------------- the command
+
+
+class Command:
+    """heteropp-train on two emulated chips, with a plan for short documents and one for long."""
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self.folder, self.data = folder, data
+        model = tiny_model(dtype="float64")
+        self.plans = (
+            of_length(plan_of(model, (4,), (2,), (1,)), SHORT, 2),
+            of_length(plan_of(model, (4,), (1,), (2,)), LONG, 1),
+        )
+        self.files = [folder / "short.json", folder / "long.json"]
+        for plan, file in zip(self.plans, self.files, strict=True):
+            write_plan(plan, file)
+        write_cluster(folder, 2)
+
+    def arguments(self, *arguments: str, files: Sequence[Path] = ()) -> list[str]:
+        buckets = [word for file in files or self.files for word in ("--bucket", str(file))]
+        rate = ("--learning-rate", str(RATE["float64"]), "--gradient-clip", str(CLIP))
+        return [
+            *(*buckets, "--cluster", str(self.folder / "cluster.toml"), "--data", str(self.data)),
+            *("--output", str(self.folder / "run"), "--documents", str(DOCUMENTS)),
+            *(*rate, "--warmup-steps", str(WARMUP), "--decay-steps", str(STEPS), *arguments),
+        ]
+
+    def run(self, *arguments: str, files: Sequence[Path] = ()) -> str:
+        """What it says on standard error."""
+        environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache")}
+        words = ["-m", "heteropp.cli.train", *self.arguments(*arguments, files=files)]
+        code, stdout, stderr = wait(forks.start(words, environment), 150)
+        assert code == 0, stdout + stderr
+        return stderr
+
+    def refusal(self, *arguments: str) -> str:
+        os.environ["XDG_CACHE_HOME"] = str(self.folder / "cache")
+        result = CliRunner().invoke(app, list(arguments))
+        assert result.exit_code == 2, result.output
+        return result.stderr
+
+    @property
+    def losses(self) -> list[float]:
+        return [json.loads(line)["loss"] for line in (self.folder / "run/metrics.jsonl").open()]
+
+
+def test_the_command_goes_on_from_a_checkpoint_with_other_plans(tmp_path: Path, data: Path) -> None:
+    command = Command(tmp_path, data)
+    said = command.run("--steps", "3")
+    assert "of 97 documents" in said and "up to 8 tokens" in said and "2 are longer and cut" in said
+    command.run("--steps", str(STEPS), "--resume", files=command.files[1:])
+    tokens = open_tokens(data, tmp_path / "cache" / "hyperhetero")
+    expected = plainly(command.plans[1].model, tokens, DOCUMENTS)
+    assert command.losses == pytest.approx(expected.losses, rel=1e-12)
+    trained = checkpoint_parameters(tmp_path / "run" / "checkpoints" / f"step-{STEPS:06d}")
+    for name, value in expected.parameters.items():
+        assert (trained[name] - value).abs().max() <= 1e-12 * value.abs().max(), name
+    metrics = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
+    documents = WholeDocuments(tokens, command.plans[1].model, seed=0)
+    learnt = documents.lengths(range((STEPS - 1) * DOCUMENTS, STEPS * DOCUMENTS)).sum()
+    assert metrics["tokens_per_s"] * metrics["step_s"] == pytest.approx(learnt)
+
+    common = ("--steps", "9", "--resume", "--cluster", str(tmp_path / "cluster.toml"))
+    packed = ("--data", str(data), "--output", str(tmp_path / "run"), *common)
+    said = command.refusal("--plan", str(command.files[1]), *packed)
+    assert "was made with" in said and "a resumed run keeps its settings" in said
+
+
+def test_bad_requests_are_one_sentence(tmp_path: Path, data: Path) -> None:
+    command = Command(tmp_path, data)
+    short, long = map(str, command.files)
+    for arguments, why in (
+        (("--bucket", short), "--bucket needs --documents"),
+        (("--plan", short, "--documents", "4"), "--documents is for --bucket"),
+        (("--plan", short, "--bucket", long, "--documents", "4"), "give one --plan, or a --bucket"),
+        ((), "give one --plan, or a --bucket"),
+        (("--bucket", short, "--bucket", short, "--documents", "4"), "expected one a length"),
+    ):
+        said = command.refusal(*arguments)
+        assert why in said and len(said.strip().splitlines()) == 1
+    write_cluster(tmp_path, 2, capacity_bytes=200_000)
+    said = command.refusal(*command.arguments())
+    assert re.search(r"with what all 2 plans leave standing, the one of sequence_length \d+", said)
