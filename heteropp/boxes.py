@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,11 @@ class Box:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(last - first for first, last in self.ranges)
+
+    @property
+    def size(self) -> int:
+        """In elements."""
+        return math.prod(last - first for first, last in self.ranges)
 
     def intersect(self, other: Box) -> Box | None:
         """The common part, or None when there is none."""

@@ -8,23 +8,19 @@ comes over the network once, to one of its ranks that want it, and from there to
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from heteropp.boxes import Box, uncovered
-from heteropp.checkpoint.manifest import Slice
-from heteropp.checkpoint.reader import Quantity
 from heteropp.checkpoint.writer import block_of
 from heteropp.hspmd.routing import Held, Transfer, Wanted, route
+from heteropp.recovery.bundles import Bundle, Lot, Want, bundles
 from heteropp.recovery.manifest import TierKind
-from heteropp.recovery.sources import Copy, Key
+from heteropp.recovery.sources import NEARNESS, Copy
 
-Want = tuple[Quantity, Slice]
 SourceKind = Literal["memory", "disk", "peer", "remote"]
-NEARNESS: dict[TierKind, int] = {"memory": 0, "disk": 1, "remote": 2}
 
 
 @dataclass(frozen=True, order=True)
@@ -42,18 +38,20 @@ class Moved:
 class Share:
     """What one rank has to do with it."""
 
-    reads: tuple[Copy, ...]
-    keys: dict[int, Key]  # of transfers' tensors
-    dtypes: dict[int, str]
+    reads: tuple[tuple[Copy, ...], ...]  # of a lot each
+    bundles: dict[int, Bundle]  # the transfers' tensors
     # by block, in one order on all ranks: between nodes, then from a node's ranks to its others
     across: dict[str, tuple[Transfer, ...]]
     within: dict[str, tuple[Transfer, ...]]
 
+    def each_read(self) -> list[Copy]:
+        return [copy for lot in self.reads for copy in lot]
+
 
 @dataclass(frozen=True)
 class Assignment:
-    readers: dict[Copy, int]  # the rank that reads it
-    keys: list[Key]  # of transfers' tensors
+    bundles: list[Bundle]  # the transfers' tensors
+    reads: dict[int, list[tuple[Copy, ...]]]  # by rank
     across: list[Transfer]
     within: list[Transfer]
     moved: list[Moved]
@@ -61,18 +59,13 @@ class Assignment:
     def shares(self, ranks: int) -> list[Share]:
         """By rank."""
         across, within = (self._by_rank(transfers) for transfers in (self.across, self.within))
-        reads: dict[int, list[Copy]] = defaultdict(list)
-        for copy, rank in self.readers.items():
-            reads[rank].append(copy)
-        dtypes = {copy.key: copy.part.dtype for copy in self.readers}
         shares = []
         for rank in range(ranks):
             used = {t.tensor for some in (across, within) for ts in some[rank].values() for t in ts}
             shares.append(
                 Share(
-                    tuple(reads[rank]),
-                    {tensor: self.keys[tensor] for tensor in sorted(used)},
-                    {tensor: dtypes[self.keys[tensor]] for tensor in sorted(used)},
+                    tuple(self.reads.get(rank, ())),
+                    {tensor: self.bundles[tensor] for tensor in sorted(used)},
                     {block: tuple(some) for block, some in across[rank].items()},
                     {block: tuple(some) for block, some in within[rank].items()},
                 )
@@ -80,10 +73,10 @@ class Assignment:
         return shares
 
     def _by_rank(self, transfers: Iterable[Transfer]) -> dict[int, dict[str, list[Transfer]]]:
-        """Those that concern a rank, by block in the keys' order."""
+        """Those that concern a rank, by block."""
         result: dict[int, dict[str, list[Transfer]]] = defaultdict(lambda: defaultdict(list))
-        for transfer in sorted(transfers, key=lambda t: t.tensor):
-            block = block_of(self.keys[transfer.tensor][1])
+        for transfer in transfers:
+            block = block_of(self.bundles[transfer.tensor].name)
             for rank in {*transfer.senders, transfer.receiver}:
                 result[rank][block].append(transfer)
         return result
@@ -93,111 +86,109 @@ def assign(
     copies: Sequence[Copy], wants: Sequence[Collection[Want]], nodes: Sequence[str]
 ) -> Assignment:
     """wants and nodes: by rank. The copies are of one step and cover what is wanted."""
-    wanted: dict[Key, dict[int, set[Box]]] = defaultdict(lambda: defaultdict(set))
-    for rank, its in enumerate(wants):
-        for quantity, piece in its:
-            wanted[quantity, piece.name][rank].add(piece.box)
-    by_key: dict[Key, list[Copy]] = defaultdict(list)
-    for copy in copies:
-        by_key[copy.key].append(copy)
+    together = bundles(copies, wants)
     reading = _Reading(nodes)
-    keys = sorted(wanted, key=lambda key: (block_of(key[1]), key))
-    for key in keys:
-        reading.choose(by_key[key], wanted[key])
-    itemsizes = [_itemsize(by_key[key][0]) for key in keys]
-    across, within = _routes(reading, [wanted[key] for key in keys], keys, itemsizes)
+    for each in together:
+        reading.choose(each.bundle, list(each.lots), each.wanted)
+    across, within = _routes(
+        reading, [each.bundle for each in together], [each.wanted for each in together]
+    )
     for transfer in across:
         sender, receiver = nodes[transfer.senders[0]], nodes[transfer.receiver]
-        block = block_of(keys[transfer.tensor][1])
+        block = block_of(together[transfer.tensor].bundle.name)
         reading.moved[receiver, "peer", sender, block] += transfer.size_bytes
+    reads: dict[int, list[tuple[Copy, ...]]] = defaultdict(list)
+    for each, readers in zip(together, reading.readers, strict=True):
+        for lot, rank in readers.items():
+            reads[rank].append(each.lots[lot])
     moved = [Moved(*place, size) for place, size in sorted(reading.moved.items())]
-    return Assignment(reading.readers, keys, across, within, moved)
-
-
-def _itemsize(copy: Copy) -> int:
-    return copy.bytes // math.prod(copy.part.box.shape)
+    return Assignment([each.bundle for each in together], reads, across, within, moved)
 
 
 class _Reading:
-    """Chooses copies and readers, key after key, so that tiers' loads are spread over ranks."""
+    """Chooses lots and readers, bundle after bundle, so that tiers' loads are spread over ranks."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.nodes = nodes
         self.ranks: dict[str, list[int]] = defaultdict(list)
         for rank, node in enumerate(nodes):
             self.ranks[node].append(rank)
-        self.readers: dict[Copy, int] = {}
+        self.readers: list[dict[Lot, int]] = []  # by bundle
         self.load_bytes: Counter[tuple[TierKind, int]] = Counter()  # by tier and rank
         self.moved: Counter[tuple[str, SourceKind, str, str]] = Counter()
 
-    def choose(self, copies: Sequence[Copy], wanted: dict[int, set[Box]]) -> None:
-        """For one key; `wanted` by rank."""
-        copies = sorted(copies, key=_order)
+    def choose(self, bundle: Bundle, lots: list[Lot], wanted: dict[int, set[Box]]) -> None:
+        """`wanted` by rank."""
+        self.bundle, self.block = bundle, block_of(bundle.name)
+        self.readers.append({})
+        lots.sort(key=_order)
         lacking: dict[str, list[Box]] = {}
         for node in self.ranks:
-            ranks = [rank for rank in self.ranks[node] if rank in wanted]
-            own = [copy for copy in copies if copy.node == node]
-            lacking[node] = self._own(node, own, _union(wanted, ranks), ranks)
+            if ranks := [rank for rank in self.ranks[node] if rank in wanted]:
+                own = [lot for lot in lots if lot.node == node]
+                lacking[node] = self._own(node, own, _union(wanted, ranks), ranks)
         for node, boxes in lacking.items():
-            others = [c for c in copies if c.node in self.ranks and c.node != node]
-            lacking[node] = self._peers(others, boxes)
-        self._remote([c for c in copies if c.tier == "remote"], lacking, wanted)
+            if boxes:
+                others = [lot for lot in lots if lot.node in self.ranks and lot.node != node]
+                lacking[node] = self._peers(others, boxes)
+        lacking = {node: boxes for node, boxes in lacking.items() if boxes}
+        self._remote([lot for lot in lots if lot.tier == "remote"], lacking, wanted)
 
     def _own(
-        self, node: str, copies: Sequence[Copy], lacking: list[Box], ranks: Sequence[int]
+        self, node: str, lots: Sequence[Lot], lacking: list[Box], ranks: Sequence[int]
     ) -> list[Box]:
-        for copy in copies:
-            rest = uncovered(lacking, [copy.part.box])
+        for lot in lots:
+            rest = uncovered(lacking, [lot.box])
             if rest != lacking:
-                self._read(copy, ranks)
-                size_bytes = (_size(lacking) - _size(rest)) * _itemsize(copy)
-                kind: SourceKind = "memory" if copy.tier == "memory" else "disk"
-                self.moved[node, kind, node, block_of(copy.part.name)] += size_bytes
+                self._read(lot, ranks)
+                kind: SourceKind = "memory" if lot.tier == "memory" else "disk"
+                size_bytes = self.bundle.bytes_of(lacking) - self.bundle.bytes_of(rest)
+                self.moved[node, kind, node, self.block] += size_bytes
                 lacking = rest
         return lacking
 
-    def _peers(self, copies: Sequence[Copy], lacking: list[Box]) -> list[Box]:
+    def _peers(self, lots: Sequence[Lot], lacking: list[Box]) -> list[Box]:
         """What is read anyhow comes first; else nodes take turns, memory before disk."""
-        left = list(copies)
+        left, readers = list(lots), self.readers[-1]
         while left and lacking:
-            copy = min(left, key=lambda c: (c not in self.readers, *self._far(c)))
-            left.remove(copy)
-            rest = uncovered(lacking, [copy.part.box])
+            lot = min(left, key=lambda one: (one not in readers, *self._far(one)))
+            left.remove(lot)
+            rest = uncovered(lacking, [lot.box])
             if rest != lacking:
-                self._read(copy, self.ranks[copy.node])
+                self._read(lot, self.ranks[lot.node])
                 lacking = rest
         return lacking
 
-    def _far(self, copy: Copy) -> tuple[int, int, tuple]:
-        return NEARNESS[copy.tier], self._node_load_bytes(copy.tier, copy.node), _order(copy)
+    def _far(self, lot: Lot) -> tuple:
+        return NEARNESS[lot.tier], self._node_load_bytes(lot.tier, lot.node), _order(lot)
 
     def _remote(
-        self, copies: Sequence[Copy], lacking: dict[str, list[Box]], wanted: dict[int, set[Box]]
+        self, lots: Sequence[Lot], lacking: dict[str, list[Box]], wanted: dict[int, set[Box]]
     ) -> None:
-        """Each copy by the node that has fetched least, of those that lack it."""
-        for copy in copies:
-            lack = [n for n, boxes in lacking.items() if uncovered(boxes, [copy.part.box]) != boxes]
+        """Each lot by the node that has fetched least, of those that lack it."""
+        for lot in lots if lacking else ():
+            lack = [n for n, boxes in lacking.items() if uncovered(boxes, [lot.box]) != boxes]
             if not lack:
                 continue
             node = min(lack, key=lambda n: (self._node_load_bytes("remote", n), n))
-            self._read(copy, [rank for rank in self.ranks[node] if rank in wanted])
-            self.moved[node, "remote", "", block_of(copy.part.name)] += copy.bytes
+            self._read(lot, [rank for rank in self.ranks[node] if rank in wanted])
+            self.moved[node, "remote", "", self.block] += self.bundle.bytes_of([lot.box])
             for n in lack:
-                lacking[n] = uncovered(lacking[n], [copy.part.box])
+                lacking[n] = uncovered(lacking[n], [lot.box])
 
-    def _read(self, copy: Copy, ranks: Sequence[int]) -> None:
-        if copy not in self.readers:
-            rank = min(ranks, key=lambda rank: (self.load_bytes[copy.tier, rank], rank))
-            self.readers[copy] = rank
-            self.load_bytes[copy.tier, rank] += copy.bytes
+    def _read(self, lot: Lot, ranks: Sequence[int]) -> None:
+        if lot not in self.readers[-1]:
+            rank = min(ranks, key=lambda rank: (self.load_bytes[lot.tier, rank], rank))
+            self.readers[-1][lot] = rank
+            self.load_bytes[lot.tier, rank] += self.bundle.bytes_of([lot.box])
 
     def _node_load_bytes(self, tier: TierKind, node: str) -> int:
         return sum(self.load_bytes[tier, rank] for rank in self.ranks[node])
 
 
-def _order(copy: Copy) -> tuple:
+def _order(lot: Lot) -> tuple:
     """Nearer tiers, then larger boxes: one of them may do where many small ones would."""
-    return NEARNESS[copy.tier], -copy.bytes, copy.part.box, copy.node, copy.file
+    return NEARNESS[lot.tier], -lot.elements, lot.box.ranges, lot.node, lot.file
 
 
 def _union(wanted: dict[int, set[Box]], ranks: Sequence[int]) -> list[Box]:
@@ -208,28 +199,26 @@ def _union(wanted: dict[int, set[Box]], ranks: Sequence[int]) -> list[Box]:
     return result
 
 
-def _size(boxes: Iterable[Box]) -> int:
-    return sum(math.prod(box.shape) for box in boxes)
-
-
 def _routes(
-    reading: _Reading,
-    wanted: Sequence[dict[int, set[Box]]],
-    keys: Sequence[Key],
-    itemsizes: Sequence[int],
+    reading: _Reading, tensors: Sequence[Bundle], wanted: Sequence[dict[int, set[Box]]]
 ) -> tuple[list[Transfer], list[Transfer]]:
     """Transfers between nodes, then within them."""
-    nodes, index = reading.nodes, {key: tensor for tensor, key in enumerate(keys)}
-    held = [Held(index[copy.key], rank, copy.part.box) for copy, rank in reading.readers.items()]
-    entering = _entering(held, wanted, nodes, itemsizes)
-    across = [t for round_ in route(held, entering, itemsizes) for t in round_]
-    held += [Held(w.tensor, w.rank, w.box) for w in entering]
+    nodes = reading.nodes
+    itemsizes = [bundle.itemsize for bundle in tensors]
+    held = [
+        Held(tensor, rank, tensors[tensor].box(lot.box))
+        for tensor, readers in enumerate(reading.readers)
+        for lot, rank in readers.items()
+    ]
     everything = [
-        Wanted(tensor, rank, box)
+        Wanted(tensor, rank, tensors[tensor].box(box))
         for tensor, by_rank in enumerate(wanted)
         for rank, boxes in by_rank.items()
         for box in sorted(boxes)
     ]
+    entering = _entering(held, everything, nodes, itemsizes)
+    across = [t for round_ in route(held, entering, itemsizes) for t in round_]
+    held += [Held(w.tensor, w.rank, w.box) for w in entering]
 
     def prefer_own_node(source: int, destination: int) -> float:
         return 2.0 if nodes[source] == nodes[destination] else 1.0
@@ -240,25 +229,23 @@ def _routes(
 
 def _entering(
     held: Sequence[Held],
-    wanted: Sequence[dict[int, set[Box]]],
+    wanted: Sequence[Wanted],
     nodes: Sequence[str],
     itemsizes: Sequence[int],
 ) -> list[Wanted]:
     """What nodes lack, each slice by one of the node's ranks that want it."""
-    there: dict[tuple[str, int], list[Box]] = defaultdict(list)
+    there: dict[tuple[int, str], list[Box]] = defaultdict(list)
     for one in held:
-        there[nodes[one.rank], one.tensor].append(one.box)
+        there[one.tensor, nodes[one.rank]].append(one.box)
+    who: dict[tuple[int, str, Box], list[int]] = defaultdict(list)
+    for each in wanted:
+        who[each.tensor, nodes[each.rank], each.box].append(each.rank)
     load_bytes: Counter[int] = Counter()
     result = []
-    for tensor, by_rank in enumerate(wanted):
-        who: dict[tuple[str, Box], list[int]] = defaultdict(list)
-        for rank, boxes in by_rank.items():
-            for box in boxes:
-                who[nodes[rank], box].append(rank)
-        for (node, box), ranks in sorted(who.items(), key=lambda item: (item[0][0], item[0][1])):
-            for piece in uncovered([box], there[node, tensor]):
-                rank = min(ranks, key=lambda rank: (load_bytes[rank], rank))
-                load_bytes[rank] += _size([piece]) * itemsizes[tensor]
-                there[node, tensor].append(piece)
-                result.append(Wanted(tensor, rank, piece))
+    for (tensor, node, box), ranks in who.items():
+        for piece in uncovered([box], there[tensor, node]):
+            rank = min(ranks, key=lambda rank: (load_bytes[rank], rank))
+            load_bytes[rank] += piece.size * itemsizes[tensor]
+            there[tensor, node].append(piece)
+            result.append(Wanted(tensor, rank, piece))
     return result

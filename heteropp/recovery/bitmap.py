@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from heteropp.recovery.assignment import NEARNESS
 from heteropp.recovery.manifest import Shard, Step
-from heteropp.recovery.sources import Kept
+from heteropp.recovery.sources import NEARNESS, Kept
 
 Place = tuple[str, str]  # tier, and node; the remote store's is ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -13,7 +13,9 @@ from heteropp.boxes import Box
 from heteropp.checkpoint.manifest import CheckpointError
 from heteropp.checkpoint.reader import Quantity
 from heteropp.hspmd.exchange import Piece, exchange
-from heteropp.recovery.assignment import Share, Want
+from heteropp.hspmd.routing import Transfer
+from heteropp.recovery.assignment import Share
+from heteropp.recovery.bundles import Bundle, Want
 from heteropp.recovery.manifest import Part, Step, TierKind, checksum
 from heteropp.recovery.sources import Copy, Key
 from heteropp.recovery.tiers import Tier, Tiers
@@ -75,11 +77,15 @@ def _checked(part: Part, content: bytes | Exception) -> Tensor | Damaged:
 class Fetched:
     """A rank's share of the state, in host memory."""
 
-    def __init__(self, wants: Collection[Want], dtypes: Mapping[Key, torch.dtype]) -> None:
+    def __init__(self) -> None:
         self.values: dict[Key, list[tuple[Box, Tensor]]] = defaultdict(list)
-        for quantity, piece in wants:
-            values = torch.empty(piece.box.shape, dtype=dtypes[quantity, piece.name])
-            self.values[quantity, piece.name].append((piece.box, values))
+
+    def room(self, bundle: Bundle, box: Box) -> Tensor:
+        """For a box of a bundle's parameter, [quantities, ...]; it becomes what `read` gives."""
+        values = torch.empty((len(bundle.quantities), *box.shape), dtype=bundle.torch_dtype)
+        for quantity, part in zip(bundle.quantities, values, strict=True):
+            self.values[quantity, bundle.name].append((box, part))
+        return values
 
     def read(self, quantity: Quantity, name: str, box: Box) -> Tensor:
         """A box of a parameter. Raises CheckpointError for one that was not wanted."""
@@ -94,27 +100,34 @@ def pass_on(share: Share, rank: int, readings: Readings, wants: Collection[Want]
 
     Every rank calls it.
     """
-    dtypes = {tensor: getattr(torch, dtype) for tensor, dtype in share.dtypes.items()}
-    tensors = {key: tensor for tensor, key in share.keys.items()}
-    fetched = Fetched(wants, {key: dtypes[tensor] for key, tensor in tensors.items()})
+    tensors = {
+        (quantity, bundle.name): tensor
+        for tensor, bundle in share.bundles.items()
+        for quantity in bundle.quantities
+    }
     held: dict[int, list[Piece]] = defaultdict(list)  # by tensor
-    for copy in share.reads:
-        tensor = tensors[copy.key]
-        held[tensor].append(Piece(tensor, copy.part.box, readings.values[copy]))
+    for copies in share.reads:
+        tensor, box = tensors[copies[0].key], copies[0].part.box
+        values = torch.stack([readings.values.pop(copy) for copy in copies])
+        held[tensor].append(Piece(tensor, share.bundles[tensor].box(box), values))
+    fetched, wanted = Fetched(), defaultdict(list)
+    for tensor, box in sorted({(tensors[what, piece.name], piece.box) for what, piece in wants}):
+        bundle = share.bundles[tensor]
+        wanted[tensor].append(Piece(tensor, bundle.box(box), fetched.room(bundle, box)))
     for block in sorted({*share.across, *share.within}):
         across, within = share.across.get(block, ()), share.within.get(block, ())
         concerned = {transfer.tensor for transfer in (*across, *within)}
-        own = [piece for tensor in concerned for piece in held[tensor]]
+        own = [piece for tensor in concerned for piece in held.pop(tensor, ())]
         entering = [
-            Piece(t.tensor, t.box, torch.empty(t.box.shape, dtype=dtypes[t.tensor]))
+            Piece(t.tensor, t.box, torch.empty(t.box.shape, dtype=_dtype(share, t)))
             for t in across
             if t.receiver == rank
         ]
         exchange([across], rank, own, entering)
-        wanted = [
-            Piece(tensor, box, values)
-            for tensor in concerned
-            for box, values in fetched.values[share.keys[tensor]]
-        ]
-        exchange([within], rank, own + entering, wanted)
+        room = [piece for tensor in concerned for piece in wanted[tensor]]
+        exchange([within], rank, own + entering, room)
     return fetched
+
+
+def _dtype(share: Share, transfer: Transfer) -> torch.dtype:
+    return share.bundles[transfer.tensor].torch_dtype

@@ -23,7 +23,8 @@ from heteropp.checkpoint.manifest import (
     Scalars,
     check_resumable,
 )
-from heteropp.recovery.assignment import Moved, Share, SourceKind, Want, assign
+from heteropp.recovery.assignment import Moved, Share, SourceKind, assign
+from heteropp.recovery.bundles import Want
 from heteropp.recovery.fetch import Readings, pass_on
 from heteropp.recovery.sources import Copy, Kept, LostError, choose
 from heteropp.recovery.tiers import Tiers
@@ -87,8 +88,9 @@ def recover(
             break
         assert order.share is not None and order.scalars is not None
         share, step, scalars = order.share, order.step, order.scalars
-        damage = readings.read(share.reads)
-        found = {share.reads.index(copy): why for copy, why in damage.items()}
+        reads = share.each_read()
+        damage = readings.read(reads)
+        found = {reads.index(copy): why for copy, why in damage.items()}
         control.publish(f"recovery/damage {attempt}", json.dumps(found))
     fetched = pass_on(share, control.rank, readings, wants)
     state.restore(fetched, scalars)
@@ -130,7 +132,9 @@ class Decider:
 
     def __init__(self, run: Manifest, nodes: Sequence[str], control: Control) -> None:
         self.run, self.nodes, self.control = run, nodes, control
-        self.wants = [_wants.validate_json(text) for text in control.collect(WANTS)]
+        texts = control.collect(WANTS)  # those of replicas are alike
+        read = {text: _wants.validate_json(text) for text in set(texts)}
+        self.wants = [read[text] for text in texts]
         self.kept = [one for text in control.collect(KEPT) for one in _kept.validate_json(text)]
         unseen = control.collect("recovery/unseen")
         self.warnings = [warning for text in unseen for warning in json.loads(text)]
@@ -177,7 +181,7 @@ class Decider:
         found = False
         for share, text in zip(self.shares, texts, strict=True):
             for index, why in json.loads(text).items():
-                copy = share.reads[int(index)]
+                copy = share.each_read()[int(index)]
                 self.damaged.add(copy)
                 self.warnings.append(f"{copy.where}, {why}; it is taken from elsewhere")
                 found = True

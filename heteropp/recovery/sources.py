@@ -15,6 +15,7 @@ from heteropp.parameters import global_name, model_parameters
 from heteropp.recovery.manifest import Part, RankManifest, Step, TierKind
 
 Key = tuple[Quantity, str]  # of what, and the parameter's name
+NEARNESS: dict[TierKind, int] = {"memory": 0, "disk": 1, "remote": 2}
 
 
 class LostError(ValueError):
