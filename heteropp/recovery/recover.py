@@ -31,6 +31,7 @@ from heteropp.recovery.tiers import Tiers
 from heteropp.training.ranks.control import Control
 from heteropp.training.state import State
 
+READ_S = 24 * 3600.0
 KEPT, WANTS = "recovery/kept", "recovery/wants"  # keys
 
 
@@ -74,6 +75,7 @@ def recover(
     any more, and CheckpointError where the copies are of another run.
     """
     begin_s = time.monotonic()
+    control = _patient(control)
     wants = sorted(state.wanted(), key=lambda want: (want[0], want[1].name, want[1].box))
     _publish(wants, tiers, nodes, control)
     decider = Decider(run, nodes, control) if control.rank == 0 else None
@@ -96,6 +98,12 @@ def recover(
     state.restore(fetched, scalars)
     seconds = time.monotonic() - begin_s
     return decider.recovered(seconds) if decider else Recovered(step, seconds)
+
+
+def _patient(control: Control) -> Control:
+    """A connection that waits for slow stores; the watch knows which rank is silent."""
+    store = control.store.clone()  # type: ignore[attr-defined]
+    return Control(store, control.rank, control.world_size, READ_S)
 
 
 def _publish(wants: list[Want], tiers: Tiers, nodes: Sequence[str], control: Control) -> None:

@@ -81,12 +81,6 @@ class Tier:
         with contextlib.suppress(FileNotFoundError):  # another rank was faster
             files.rm(f"{root}/{step.folder}", recursive=True)
 
-    def clear(self) -> None:
-        """Removes everything, at the end of a job."""
-        files, root = self._place
-        with contextlib.suppress(FileNotFoundError):
-            files.rm(root, recursive=True)
-
     def _manifest(self, step: Step, name: str) -> RankManifest | None:
         files, root = self._place
         try:

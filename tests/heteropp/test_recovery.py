@@ -169,6 +169,13 @@ def test_the_remote_store_alone_is_enough(ranks: Ranks, tmp_path: Path) -> None:
     assert fetched_bytes(tmp_path / "store") == found.bytes_from("remote") == STATE_BYTES
 
 
+def test_a_store_that_cannot_be_read_is_said(ranks: Ranks) -> None:
+    kept(ranks, GROUPS, NODES, [1], Cadence(memory=1))
+    found = recover_whole(ranks, GROUPS, NODES, "/dev/null/store")
+    (warning,) = found.warnings
+    assert warning.startswith("/dev/null/store (remote) cannot be read: ")
+
+
 def torn(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
