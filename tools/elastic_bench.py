@@ -2,6 +2,8 @@
 
 Recovery: AutoHet's scenarios A, B and C under the bandwidths that its paper states, bytes and time
 scaled down, beside fetching the whole state from the remote store.
+
+Mixed lengths: documents under a plan for each length of sequence, beside packing with one plan.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
+from elastic.mixed_lengths import mixed_length_rows
 from elastic.recovery import recovery_rows, scale
 from elastic.scenarios import GPT3
 from evidence import Row
@@ -46,6 +49,7 @@ def parts(models: list[str], remote_s: float) -> Iterator[tuple[list[Row], Quiet
         if name not in GPT3:
             raise BadInput(f"--model is {name}; expected one of {', '.join(GPT3)}")
     yield recovery_rows(models, remote_s)
+    yield mixed_length_rows()
 
 
 if __name__ == "__main__":
