@@ -44,8 +44,6 @@ class Sums:
 
     def start(self, to_self: ToSelf) -> None:
         """Once the replicas' sums are there: sends them, and posts the receives."""
-        if not self.pieces:
-            return
         gradients = self._gradients()
         for other, message in self.messages.packed(gradients):
             peer, tag = other // MINISTAGES, _tag(self.seat, other)
@@ -72,9 +70,8 @@ class Sums:
                 self.received[other] = message
         for work in self.receiving:
             work.wait()
-        if self.pieces:
-            gradients = self._gradients()
-            self.messages.add_up(self.received, gradients, gradients)
+        gradients = self._gradients()
+        self.messages.add_up(self.received, gradients, gradients)
         for work, _ in self.sending:
             work.wait()
         self.sending, self.receiving, self.received = [], [], {}
