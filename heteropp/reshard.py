@@ -14,11 +14,14 @@ all its rows, and passes them on. "direct": every rank is sent all of them.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from math import lcm
 
 from heteropp.boxes import Box, split
-from heteropp.hspmd.routing import Held, Wanted, route
+from heteropp.hspmd.routing import Held, Wanted, alike, route
 from heteropp.plan import Resharding, Stage
 
 SENDS_UNDER_WAY = 2  # boundary tensors on their way to one neighbour, at most
@@ -82,31 +85,34 @@ def messages(
     Where the stages' micro-batches are unlike, of as many as make a common multiple, whose rows
     the boxes are of; no message crosses a micro-batch of either side.
 
-    Who sends is the resolver's answer: of ranks that hold the same rows, the one that has the least
-    to send. The strategy is what is wanted.
+    Who sends is the resolver's answer: of ranks that hold the same rows the one that has the least
+    to send. Links of pieces count as fast from the rank whose own piece has rows of them: it is as
+    far into its node as the receiver, and so is its NIC.
     """
     sender, receiver = common_multiple(sender, receiver)
-    held = [
-        Held(0, replica.ranks[i], held_box(sender, r, i, sequence_length))
-        for r, replica in enumerate(sender.replicas)
-        for i in _far_apart(len(replica.ranks))
-    ]
-    received = (
-        (rank, received_box(receiver, r, i, sequence_length, strategy))
-        for r, replica in enumerate(receiver.replicas)
-        for i, rank in enumerate(replica.ranks)
+    held = _boxes(sender, lambda r, i: held_box(sender, r, i, sequence_length))
+    pieces = _boxes(sender, lambda r, i: piece_box(sender, r, i, sequence_length))
+    wanted = _boxes(receiver, lambda r, i: received_box(receiver, r, i, sequence_length, strategy))
+
+    def bytes_per_s(source: int, destination: int) -> float:
+        pairs = product(pieces[source], wanted[destination])
+        return 2.0 if any(piece.intersect(box) for piece, box in pairs) else 1.0
+
+    (round_,) = route(
+        [Held(0, rank, box) for rank, boxes in held.items() for box in boxes],
+        [Wanted(0, rank, box) for rank, boxes in wanted.items() for box in boxes],
+        [1],
+        bytes_per_s if strategy == "all-gather" else alike,
     )
-    wanted = [Wanted(0, rank, box) for rank, box in received if box is not None]
-    (round_,) = route(held, wanted, [1])
     found = [Message(t.senders[0], t.receiver, t.box) for t in round_]
     return sorted(found, key=lambda message: (message.box, message.destination))
 
 
-def _far_apart(ranks: int) -> list[int]:
-    """So many ranks in an order of which any first few are far apart: they share no NIC."""
-    digits = (ranks - 1).bit_length()
-    return [i for i in (_reversed(n, digits) for n in range(1 << digits)) if i < ranks]
-
-
-def _reversed(number: int, digits: int) -> int:
-    return int(f"{number:0{digits}b}"[::-1], 2) if digits else 0
+def _boxes(stage: Stage, box_of: Callable[[int, int], Box | None]) -> dict[int, list[Box]]:
+    """By rank, as many as there are of replica and tensor-parallel index."""
+    found: dict[int, list[Box]] = defaultdict(list)
+    for r, replica in enumerate(stage.replicas):
+        for i, rank in enumerate(replica.ranks):
+            if box := box_of(r, i):
+                found[rank].append(box)
+    return found
