@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -36,7 +37,7 @@ from heteropp.training.ranks.device import open_device
 from heteropp.training.ranks.transport import connect
 from heteropp.training.ranks.watch import POLL_S, Watch
 from heteropp.training.step.guard import DivergedError
-from heteropp.training.train import keep_traceback, one_line
+from heteropp.training.train import keep_traceback, one_line, opened
 
 CALL_POLL_S = 0.1  # a joiner's, of the word to switch
 ROOM = 2.5  # times the new state, that is on a chip twice for a moment, and its gradients
@@ -80,6 +81,8 @@ class Member:
         self.links: Links | None = None
         if self.device.backend == "dicomm" and self.job.run.cluster is not None:
             self.links = Links(self.job.run.cluster)
+        gc.collect()
+        gc.freeze()  # what is imported by now lives on: later collections are for the trainings'
         arrived = self._join(generation) if generation.start == "switch" else None
         while True:
             session = self._begin(generation, arrived)
@@ -113,6 +116,7 @@ class Member:
         """As one that is new: waits until the generation before comes to its last step."""
         assert generation.before is not None
         before = self.board.hear(Generation, "generation", generation.before)
+        opened(self.job.run.data)
         self.board.say("", "ready", generation.number, self.name)
         while self.board.heard(int, "switch-at", before.number) is None:
             time.sleep(CALL_POLL_S)

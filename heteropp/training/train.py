@@ -11,6 +11,7 @@ import time
 import traceback
 from collections import deque
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,6 +116,9 @@ class Run:
         return self.output / "logs"
 
 
+opened = cache(open_tokens)  # once a process: its later plans train on the same tokens
+
+
 class Trainer:
     """One rank's share of a run."""
 
@@ -132,11 +136,11 @@ class Trainer:
             else:
                 load_weights(run.weights, module)
         self.executor = self._executor()
-        self.tokens = open_tokens(run.data)
+        self.tokens = opened(run.data)
         self.batches = self._batches(self.tokens, "data", run.seed)
         self.validation: Batches | MixedBatches | None = None
         if run.validation is not None:
-            self.validation = self._batches(open_tokens(run.validation), "validation")
+            self.validation = self._batches(opened(run.validation), "validation")
         self.state = State(self.executor.update, self.executor.guard)
         one_plan = not run.by_length
         self.gauges = Gauges(plan, run.cluster, control.rank, run.labels, device, one_plan)

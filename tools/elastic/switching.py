@@ -141,11 +141,15 @@ class _Member:
         from heteropp.training.measuring.metrics import HostClock
         from heteropp.training.ranks.device import Device
         from heteropp.training.ranks.host_memory import keep_freed_memory
+        from heteropp.training.train import opened
 
         keep_freed_memory()
         self.name, self.store, self.worlds = MEMBERS[rank], store, 0
         self.device = Device(torch.device("cpu"), "dicomm", HostClock())
         self.trainer: Any = None
+        opened(None)  # as a member that joins does beside the running steps
+        gc.collect()
+        gc.freeze()
 
     def start(self, name: str) -> None:
         if self.name in _members(PLANS[name]):
