@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from heteropp.elastic.job import Board, Ended, Failure, Generation, generation_store
+from heteropp.elastic.job import (
+    Board,
+    Ended,
+    Failure,
+    Generation,
+    generation_store,
+    switch_store,
+)
 from heteropp.training.ranks.watch import silent_rank
 
 
@@ -70,5 +77,8 @@ class Members:
 
     def silent(self, generation: Generation) -> str | None:
         """The member that the others of a generation waited for in vain, if there is one."""
-        rank = silent_rank(generation_store(self.store, generation.number))
-        return None if rank is None else generation.members[rank]
+        number, members = generation.number, (*generation.members, *generation.leavers)
+        for store in (switch_store(self.store, number), generation_store(self.store, number)):
+            if (rank := silent_rank(store)) is not None:
+                return members[rank]
+        return None
