@@ -3,6 +3,8 @@
 Recovery: AutoHet's scenarios A, B and C under the bandwidths that its paper states, bytes and time
 scaled down, beside fetching the whole state from the remote store.
 
+Switching: 75 MiB of state from plan to plan, planning included, over shared memory on the host.
+
 Mixed lengths: documents under a plan for each length of sequence, beside packing with one plan.
 """
 
@@ -15,6 +17,7 @@ import typer
 from elastic.mixed_lengths import mixed_length_rows
 from elastic.recovery import recovery_rows, scale
 from elastic.scenarios import GPT3
+from elastic.switching import switching_rows
 from evidence import Row
 from pipelines.ranks import BadInput
 from pipelines.turns import report
@@ -49,6 +52,7 @@ def parts(models: list[str], remote_s: float) -> Iterator[tuple[list[Row], Quiet
         if name not in GPT3:
             raise BadInput(f"--model is {name}; expected one of {', '.join(GPT3)}")
     yield recovery_rows(models, remote_s)
+    yield switching_rows()
     yield mixed_length_rows()
 
 

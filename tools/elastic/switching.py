@@ -17,7 +17,10 @@ from typing import Any
 
 from evidence import Row, row
 from pipelines.ranks import Ranks
+from rich.console import Console
+from rich.progress import Progress
 
+from dicomm.bench.quiet import Quiet, Watch
 from heteropp.model import Model
 from heteropp.plan import Pipeline, Plan, Replica, Stage, validate
 
@@ -70,20 +73,27 @@ PLANS = {
 }
 
 
-def rows(rounds: int) -> list[Row]:
-    names = [*PLANS, next(iter(PLANS))]
-    samples: dict[tuple[str, str], list[float]] = {}
-    with Ranks(len(MEMBERS), _Member) as ranks:
-        ranks.call("start", names[0])
+def switching_rows(rounds: int = 5) -> tuple[list[Row], Quiet]:
+    """Of every plan to the next, and back to the first. Raises Failed."""
+    pairs = list(pairwise([*PLANS, next(iter(PLANS))]))
+    samples: dict[tuple[str, str], list[float]] = {pair: [] for pair in pairs}
+    console = Console(stderr=True)
+    with Ranks(len(MEMBERS), _Member) as ranks, Progress(console=console, transient=True) as bar:
+        task = bar.add_task("switching", total=rounds * len(pairs))
+        watch = Watch()
+        ranks.call("start", pairs[0][0])
         for _ in range(rounds):
-            for old, new in pairwise(names):
-                seconds = [s for s in ranks.call("switch", old, new) if s is not None]
-                samples.setdefault((old, new), []).append(max(seconds))
+            for pair in pairs:
+                seconds = [s for s in ranks.call("switch", *pair) if s is not None]
+                samples[pair].append(max(seconds))
+                watch.spin()
+                bar.advance(task)
+        quiet = watch.result()
     result = [
-        row(f"switch {old} to {new}", "s", statistics.median(seconds), bar=1.0)
+        row(f"switch, {old} to {new}", "s", statistics.median(seconds), bar=1.0)
         for (old, new), seconds in samples.items()
     ]
-    return result + [_busiest(old, new) for old, new in samples]
+    return result + [_busiest(old, new) for old, new in pairs], quiet
 
 
 def _busiest(old: str, new: str) -> Row:
@@ -93,7 +103,7 @@ def _busiest(old: str, new: str) -> Row:
     ours = change.table().sent_bytes
     unplanned = _first_sends(change)
     return row(
-        f"busiest sender, {old} to {new}",
+        f"switch, {old} to {new}: busiest sender",
         "MiB",
         max(ours.values()) / 2**20,
         peer=max(unplanned.values()) / 2**20,
