@@ -38,7 +38,7 @@ def main(
     ] = None,
     remote_s: Annotated[
         float, typer.Option(min=0.5, help="How long the remote store takes for the whole state.")
-    ] = 8.0,
+    ] = 10.0,
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     models = model or list(GPT3)

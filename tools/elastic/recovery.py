@@ -39,6 +39,7 @@ from elastic.scenarios import (
     AFTER,
     BARS,
     BEFORE,
+    RANKS_PER_NODE,
     STATE_BYTES,
     Training,
     real_state_bytes,
@@ -58,8 +59,8 @@ from heteropp.training.state import State
 from heteropp.training.step.guard import Guard
 from heteropp.training.step.update import Update
 
-REMOTE, DISK, LINK = 1200e6, 3500e6, 50e9  # bytes per second; a link is shared by a node's chips
-CHIPS_PER_NODE, LATENCY_S = 8, 5e-6
+REMOTE, DISK, LINK = 1200e6, 3500e6, 50e9  # bytes per second; a link is shared by a node's ranks
+LATENCY_S = 5e-6
 DEADLINE_S = 100.0
 OURS, FROM_MEMORY, PEER = "disk", "memory", "remote"  # the nearest tier that is there
 
@@ -186,7 +187,7 @@ def recovery_rows(models: Sequence[str], peer_s: float) -> tuple[list[Row], Quie
                 found = {}
                 for kind in kinds:
                     call = partial(ranks.call, "recover", next(numbers), training(model, groups))
-                    answers = call(folder, kind, slow * LINK / CHIPS_PER_NODE)
+                    answers = call(folder, kind, slow * LINK / RANKS_PER_NODE)
                     found[kind] = [answer for answer in answers if answer]
                     watch.spin()
                     progress.advance(task)

@@ -1,7 +1,8 @@
 """AutoHet's three recoveries (section V-C): who trained, and who goes on.
 
 Node n0 has eight A100, node n1 eight H20. Four groups train, each of two A100 that hold the first
-half of the layers and two H20 that hold the second, tensor-parallel both.
+half of the layers and two H20 that hold the second, tensor-parallel both. A rank stands for two
+chips here: what a node holds and lacks is the same, and a small machine can run them all.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def scaled_model(name: str) -> Model:
 
 @dataclass(frozen=True)
 class Training:
-    """Groups of a plan, each on so many chips of each of its stages' nodes."""
+    """A plan, and where its ranks are."""
 
     plan: Plan
     nodes: tuple[str, ...]  # by rank
@@ -69,11 +70,12 @@ def training(model: Model, groups: Sequence[Sequence[tuple[str, int]]]) -> Train
     return Training(plan, tuple(nodes))
 
 
-PAIR = (("n0", 2), ("n1", 2))
+PAIR = (("n0", 1), ("n1", 1))  # tensor-parallel degrees, of ranks
+RANKS_PER_NODE = 4
 BEFORE = [PAIR] * 4
 AFTER = {
     "A: two of four groups go": [PAIR] * 2,
-    "B: node n0 goes": [(("n1", 4),)] * 2,
-    "C: nodes n2 and n3 come": [*BEFORE, (("n2", 2), ("n3", 2))],
+    "B: node n0 goes": [(("n1", 2),)] * 2,
+    "C: nodes n2 and n3 come": [*BEFORE, (("n2", 1), ("n3", 1))],
 }
 BARS = dict(zip(AFTER, (4.38, 1.49, 3.59), strict=True))
