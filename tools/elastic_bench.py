@@ -5,6 +5,9 @@ scaled down, beside fetching the whole state from the remote store.
 
 Switching: 75 MiB of state from plan to plan, planning included, over shared memory on the host.
 
+Traces: Hetu's C1 to C7, in which chips are lost, then the rest of their nodes, beside a restart on
+whole nodes.
+
 Mixed lengths: documents under a plan for each length of sequence, beside packing with one plan.
 """
 
@@ -18,6 +21,7 @@ from elastic.mixed_lengths import mixed_length_rows
 from elastic.recovery import recovery_rows, scale
 from elastic.scenarios import GPT3
 from elastic.switching import switching_rows
+from elastic.traces import trace_rows
 from evidence import Row
 from pipelines.ranks import BadInput
 from pipelines.turns import report
@@ -53,6 +57,7 @@ def parts(models: list[str], remote_s: float) -> Iterator[tuple[list[Row], Quiet
             raise BadInput(f"--model is {name}; expected one of {', '.join(GPT3)}")
     yield recovery_rows(models, remote_s)
     yield switching_rows()
+    yield trace_rows()
     yield mixed_length_rows()
 
 

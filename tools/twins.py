@@ -52,7 +52,7 @@ nic_bytes_per_s        = {nic_bytes_per_s}
 nic_latency_s          = {nic_latency_s}
 host_bytes_per_s       = {host_bytes_per_s}
 [numerics]
-neutral       = false
+neutral       = {neutral}
 accumulate    = "float32"
 order         = "sequential"
 split_k       = 1
@@ -97,5 +97,6 @@ def _write_chip(path: Path, name: str, scale: Scale, message_factor: float) -> N
             nic_bytes_per_s=nic,
             nic_latency_s=LATENCY_S * message_factor,
             host_bytes_per_s=host,
+            neutral="false",
         )
     )
