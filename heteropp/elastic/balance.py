@@ -79,8 +79,11 @@ class Balance:
         self._planes: dict[Seat, Plane] = {}
 
     def power(self, ranks: Ranks) -> float:
-        """Layers a second of a tensor-parallel group."""
-        return 1 / self._share_s(self._unit(ranks), 1)
+        """Layers a second of a tensor-parallel group; 0 where it was not measured."""
+        try:
+            return 1 / self._share_s(self._unit(ranks), 1)
+        except ProfileError:
+            return 0.0
 
     def bound_s(self) -> float:
         """What a step takes at least: all layers of all sequences, if every chip worked always.

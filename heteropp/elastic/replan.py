@@ -19,7 +19,7 @@ from heteropp.cluster import Cluster
 from heteropp.elastic.balance import Balance, Sketch
 from heteropp.elastic.moved import moved_bytes
 from heteropp.elastic.skeletons import Skeleton, adapted, skeletons
-from heteropp.plan import Plan, PlanError, validate
+from heteropp.plan import Plan, PlanError, Schedule, validate
 from heteropp.planned import check_memory, human_bytes
 from heteropp.profile import ProfileError
 from heteropp.search.judge import Judged, ask, judge, relaxed
@@ -70,7 +70,7 @@ def replan(cluster: Cluster, old: Plan, old_members: Sequence[str]) -> Replanned
     began_s = time.perf_counter()
     errors: list[SearchError] = []
     for schedule in dict.fromkeys((old.schedule, "1f1b")):
-        search = _Search(cluster, replace(old, schedule=schedule), old_members)
+        search = _Search(cluster, old, old_members, schedule)
         search.run()
         if search.found:
             break
@@ -92,13 +92,17 @@ def replan(cluster: Cluster, old: Plan, old_members: Sequence[str]) -> Replanned
 
 def _no_plan(cluster: Cluster, errors: list[SearchError]) -> SearchError:
     counts = (f"{len(cluster.ranks_of(name))} of {name}" for name in cluster.chip_names())
-    why = next((e for e in errors if isinstance(e, DoesNotFitError)), errors[0])
+    unmeasured = SearchError("the profile knows nothing of such stages")
+    why = next((e for e in errors if isinstance(e, DoesNotFitError)), [*errors, unmeasured][0])
     return SearchError(f"no plan for the chips that are left ({', '.join(counts)}): {why}")
 
 
 class _Search:
-    def __init__(self, cluster: Cluster, old: Plan, old_members: Sequence[str]) -> None:
+    def __init__(
+        self, cluster: Cluster, old: Plan, old_members: Sequence[str], schedule: Schedule
+    ) -> None:
         self.cluster, self.old, self.old_members = cluster, old, old_members
+        self.like = replace(old, schedule=schedule)
         self.found: list[_Found] = []
         self.errors: list[SearchError] = []
         self.bound_s = 0.0
@@ -108,38 +112,38 @@ class _Search:
         return min((found.step_s for found in self.found), default=math.inf)
 
     def run(self) -> None:
-        balance = Balance(self.cluster, self.old)
+        balance = Balance(self.cluster, self.like)
         self.bound_s = balance.bound_s()
         present = {member: rank for rank, member in enumerate(self.cluster.members)}
-        left = adapted(self.old, [present.get(m) for m in self.old_members], self.cluster)
+        left = adapted(self.like, [present.get(m) for m in self.old_members], self.cluster)
         self._try("the old plan", balance, [left])
         self._everything(balance)
         for smaller in _smaller(self.cluster):
-            balance = Balance(smaller, self.old)
+            balance = Balance(smaller, self.like)
             if balance.bound_s() < self.best_s:
                 self._everything(balance)
         for count in _fewer(self.cluster.world_size):
             if not self.found:
-                self._everything(Balance(self.cluster.kept(range(count)), self.old))
+                self._everything(Balance(self.cluster.kept(range(count)), self.like))
 
     def _everything(self, balance: Balance) -> None:
         cluster = balance.cluster
-        for sequences in dict.fromkeys((1, _sequences(self.old))):
+        for sequences in dict.fromkeys((1, _sequences(self.like))):
             self.ask("exact", cluster, sequences=sequences)
         if cluster.world_size <= SMALL:
             self.ask("exact", cluster, uneven_layers=True, stage_degrees=True)
             self.ask("autohet", cluster)
-        self._try("skeletons", balance, skeletons(cluster, self.old.model, balance.power))
+        self._try("skeletons", balance, skeletons(cluster, self.like.model, balance.power))
 
     def ask(self, name: str, cluster: Cluster, **options: Any) -> None:
         """A planner."""
-        old = self.old
+        like = self.like
         request = Request(
             cluster=cluster,
-            model=old.model,
-            global_batch=old.global_batch,
-            zero_stage=old.zero_stage,
-            schedule=old.schedule,
+            model=like.model,
+            global_batch=like.global_batch,
+            zero_stage=like.zero_stage,
+            schedule=like.schedule,
             **options,
         )
         with suppress(ProfileError):  # what was not measured is not planned with
@@ -170,7 +174,7 @@ class _Search:
 
     def relax(self) -> None:
         """Gives the best few the slack that memory has room for."""
-        if self.old.schedule != "1f1b":
+        if self.like.schedule != "1f1b":
             return
         for found in sorted(self.found, key=lambda found: found.step_s)[:RELAXED]:
             plan, cost_s = found.judged.plan, found.judged.cost_s

@@ -18,7 +18,7 @@ from heteropp.plan import Plan
 Ranks = tuple[int, ...]  # of a replica
 Stage = tuple[Ranks, ...]  # its replicas, all of one tensor-parallel degree
 Skeleton = tuple[tuple[Stage, ...], ...]  # by pipeline
-Power = Callable[[Ranks], float]  # layers a second of a tensor-parallel group
+Power = Callable[[Ranks], float]  # layers a second of a tensor-parallel group; 0: not known
 
 PIPELINES = (1, 2, 3, 4, 6, 8)  # more exchange their gradients for too long
 STAGES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -34,7 +34,7 @@ def skeletons(cluster: Cluster, model: Model, power: Power) -> Iterator[Skeleton
     for tp in _degrees(cluster, model):
         units = [unit for node in cluster.nodes for unit in pieces(list(node.ranks), tp)]
         for count in counts:
-            if count > len(units):
+            if count > len(units) or not all(map(power, units)):
                 break
             for groups in (_cut(units, count, power), _spread(units, count, power)):
                 ordered = [sorted(group, key=lambda unit: (power(unit), unit)) for group in groups]
