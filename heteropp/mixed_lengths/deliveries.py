@@ -46,18 +46,21 @@ def deliveries(home: Plan, other: Plan) -> list[Delivery]:
 
     To where the most of it is already, else to whoever is sent the least.
     """
-    everywhere: dict[str, dict[tuple[int, ...], list[Summand]]] = {}
-    for name, summands in _summands(home).items():
-        everywhere[name] = defaultdict(list)
-        for summand in summands:
-            everywhere[name][summand.place].append(summand)
+    at_home = _summands(home)
     loads: Counter[int] = Counter()  # elements, by rank
     result: list[Delivery] = []
     tensor = 0
     for name, summands in sorted(_summands(other).items()):
+        places: dict[tuple[int, ...], list[Summand]] = defaultdict(list)
+        of_rank: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+        for target in at_home[name]:
+            places[target.place].append(target)
+            for rank in target.ranks:
+                of_rank[rank].add(target.place)
         for summand in summands:
+            near = set[tuple[int, ...]]().union(*(of_rank[rank] for rank in summand.ranks))
             options = [
-                _delivered(tensor, name, summand, targets) for targets in everywhere[name].values()
+                _delivered(tensor, name, summand, places[place]) for place in sorted(near or places)
             ]
             best = min(options, key=lambda option: _cost(option, summand, loads))
             for delivery in best:
