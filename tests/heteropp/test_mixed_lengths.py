@@ -182,10 +182,19 @@ def layouts(model: Model) -> dict[str, tuple[Plan, ...]]:
 
 
 CASES = list(layouts(tiny_model()))
+EVERYDAY = CASES[1]  # in float32
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        *((case, "float64") for case in CASES),
+        *(
+            pytest.param(case, "float32", marks=() if case == EVERYDAY else pytest.mark.long)
+            for case in CASES
+        ),
+    ],
+)
 def test_a_plan_for_each_length_trains_what_each_document_alone_does(
     ranks: Ranks, data: Path, case: str, dtype: str
 ) -> None:

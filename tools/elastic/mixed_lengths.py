@@ -47,7 +47,7 @@ MODEL = Model(
     vocab=256,
     sequence_length=512,
 )
-SCALE = Scale(computing=2e4, memory=960, memory_bandwidth=1e3, links=3e3, nics=1e3)
+SCALE = Scale(computing=4e4, memory=960, memory_bandwidth=2e3, links=6e3, nics=2e3)
 CHIPS = {"d": [4]}
 DOCUMENTS = 64  # of a step
 # sequences that a plan is made for, by their length: as many as those documents fill of it
