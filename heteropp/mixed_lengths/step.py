@@ -118,12 +118,13 @@ class MixedLengths:
             )
         ]
         self.running: Passes | None = None
+        self.own: Action | None = None  # that is none of a plan's
         self.marks: list[tuple[Action, Mark, Mark]] = []
 
     @property
     def current(self) -> Action | None:
         """What this rank is doing."""
-        return self.running.current if self.running else None
+        return self.own or (self.running.current if self.running else None)
 
     def submit(self, learning_rate: float, batch: MixedBatch) -> None:
         """All of a step but the update."""
@@ -178,9 +179,10 @@ class MixedLengths:
 
     @contextmanager
     def _marked(self, kind: Kind, ministage: int = 0) -> Iterator[None]:
-        begin = self.clock.mark()
+        begin, self.own = self.clock.mark(), Action(kind, None, ministage)
         yield
-        self.marks.append((Action(kind, None, ministage), begin, self.clock.mark()))
+        self.marks.append((self.own, begin, self.clock.mark()))
+        self.own = None
 
 
 def _give(module: nn.Module, source: nn.Module) -> None:
