@@ -164,7 +164,7 @@ def _tiers(folder: Path, node: str, protocol: str, nearest: str = FROM_MEMORY) -
 
 def recovery_rows(models: Sequence[str], peer_s: float) -> tuple[list[Row], Quiet]:
     """Of every scenario and model. Raises Failed."""
-    kinds = (OURS, FROM_MEMORY, PEER)
+    kinds = (FROM_MEMORY, OURS, PEER)  # the first, to which least is owed, finds all cold
     rows: list[Row] = []
     numbers = itertools.count()
     after = {name: training(scaled_model("3B"), groups) for name, groups in AFTER.items()}
