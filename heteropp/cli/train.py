@@ -324,6 +324,8 @@ def train(
         base = earlier or (saved.manifest if saved else None)
         hyperparameters = _hyperparameters(base.hyperparameters if base else None, steps, settings)
         if not launched:
+            if not (saved or earlier):
+                _check_unused(output)
             tokens = _check_files(
                 content,
                 by_length,
@@ -508,6 +510,16 @@ def _hyperparameters(
     return hyperparameters
 
 
+def _check_unused(output: Path) -> None:
+    from heteropp.checkpoint.manifest import steps
+
+    if steps(output / "checkpoints"):
+        raise InputError(
+            f"{output / 'checkpoints'} holds checkpoints of an earlier run; "
+            "give --resume to go on from them, or another --output"
+        )
+
+
 def _check_files(
     plan: Plan,
     by_length: Sequence[Plan],
@@ -523,15 +535,10 @@ def _check_files(
 
     Raises InputError or FileError.
     """
-    from heteropp.checkpoint.manifest import CheckpointError, Manifest, check_resumable, steps
+    from heteropp.checkpoint.manifest import CheckpointError, Manifest, check_resumable
     from heteropp.data.source import check_data
     from heteropp.mixed_lengths.plans import what_is_learnt
 
-    if saved is None and steps(output / "checkpoints"):
-        raise InputError(
-            f"{output / 'checkpoints'} holds checkpoints of an earlier run; "
-            "give --resume to go on from them, or another --output"
-        )
     model = by_length[-1].model if by_length else plan.model
     tokens = check_data(data, validation, model, whole_documents=bool(by_length))
     if saved:

@@ -121,7 +121,7 @@ class Progress:
 class Moved:
     """State that a member got, in all, from one place."""
 
-    to: str  # member
+    to: str  # member; of a recovery its node, whose members share what they read
     source: Source
     origin: str  # member, node or URL
     bytes: int

@@ -17,11 +17,12 @@ A loss leads from everywhere to fencing, from there to planning and to a recover
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch.distributed as dist
 
@@ -39,10 +40,12 @@ from heteropp.plan import Plan, PlanError, write_plan
 from heteropp.search.planner import SearchError
 
 TRIES = 3  # in a row without a step, but for those that cost a chip
+SEARCH_S = 600.0  # for a plan
 STOP_S = 600.0  # for the members to save when they are told to stop
 UNEXPLAINED = "members ended without a word"
 LINGER_S = 30.0  # for members that left a generation to end
 
+T = TypeVar("T")
 Phase = Literal["planning", "joining", "switching", "starting", "running", "dropping", "fencing"]
 Start = Literal["initial", "recover"]
 
@@ -77,7 +80,8 @@ class Leader:
     ) -> None:
         """first, planned_for: of the first plan, how it starts and its members by rank.
 
-        `tell` takes sentences for the user, `node_gone` nodes of which no chip is left."""
+        `tell` takes sentences for the user, `node_gone` nodes of which no chip is left.
+        """
         self.job, self.roster, self.board = job, roster, Board(store)
         self.availability, self.notice_s = availability, notice_s
         self.tell, self.node_gone = tell, node_gone
@@ -107,7 +111,6 @@ class Leader:
         self.verdict: Outcome | None = None  # once all members have ended
         self.outcome: Outcome | None = None
         self.cost_a_chip = False  # what happened since the last step
-        self.planner = ThreadPoolExecutor(1, "planner")
         self._plan()
 
     def turn(self) -> None:
@@ -159,6 +162,8 @@ class Leader:
     def _hear_end(self, end: End) -> None:
         if end.code == 0:
             self.finished.add(end.member)
+        elif end.member not in self._training() and self.running and not self._joins(end.member):
+            pass  # it had left
         elif end.failure and end.failure.kind == "job":
             self._give_up(f"{end.member} {end.failure.what}")
         elif end.lost or (self._joins(end.member) and not end.killed):
@@ -214,8 +219,8 @@ class Leader:
     def _plan(self) -> None:
         """Begins the search of a plan for the chips that are up."""
         self.aim = self.roster.up()
-        self.search = self.planner.submit(self._search)
-        self._wait("planning", self.job.run.deadline_s)
+        self.search = _beside(self._search)
+        self._wait("planning", SEARCH_S)
 
     def _search(self) -> Found:
         """In the planner's thread. Raises PlanError or SearchError."""
@@ -226,6 +231,11 @@ class Leader:
             return Found(cluster, self.plan, 0)
         found = replan(cluster, self.plan, self.planned_for)
         return Found(found.cluster, found.plan, found.search_s)
+
+    def _rehearse(self) -> None:
+        """Searches in vain: the first loss shall not wait for what planners measure but once."""
+        members = self.planned_for
+        replan(self.roster.cluster_of(members), self.plan, members)
 
     def _planning(self) -> None:
         if self.running and self._as_it_should_be():
@@ -238,7 +248,7 @@ class Leader:
             else:
                 self._plan()
         elif self._late():
-            self._no_plan(f"no plan was found in {self.job.run.deadline_s:g} s")
+            self._no_plan(f"no plan was found in {SEARCH_S:g} s")
 
     def _planned(self) -> None:
         assert self.search
@@ -274,16 +284,15 @@ class Leader:
         self._wait("joining" if before else "starting", self.job.run.deadline_s)
 
     def _no_plan(self, why: str) -> None:
-        sentence = f"no plan for {len(self.aim)} chips: {why}"
         if self.running is None:
-            self._end(Outcome(1, f"{sentence}; --resume goes on from the copies that there are"))
+            self._end(Outcome(1, f"{why}; --resume goes on from the copies that there are"))
             return
         self.phase = "running"
         if set(self.running.members) <= self.aim:
             self.refused = self.aim
-            self.tell(f"{sentence}; training goes on as it is")
+            self.tell(f"{why}; training goes on as it is")
         else:
-            self.stop(Outcome(1, f"{sentence}; the last step is saved, --resume goes on from it"))
+            self.stop(Outcome(1, f"{why}; the last step is saved, --resume goes on from it"))
 
     def _joining(self) -> None:
         assert self.running and self.next
@@ -352,6 +361,8 @@ class Leader:
         self.causes, self.refused, self.lost_at_s, self.cost_a_chip = [], None, None, False
         self.phase = "running"
         self._clear_nodes()
+        if len(self.changes) == 1:
+            _beside(self._rehearse)
 
     def _running(self) -> None:
         assert self.running
@@ -390,7 +401,6 @@ class Leader:
                 self._lose(silent, "did not answer")
         self._clear_nodes()
         if self.verdict:
-            self.planner.shutdown(wait=False)
             self.outcome = self.verdict
             return
         self.tries = 0 if self.cost_a_chip else self.tries + 1
@@ -450,3 +460,21 @@ class Leader:
             downtime_s=stood_s,
             moved=account.moved,
         )
+
+
+searching = threading.Lock()  # what planners trace is the whole process's affair
+
+
+def _beside(work: Callable[[], T]) -> Future[T]:
+    """Begins it in a thread that the end of the process does not wait for; one works at a time."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            with searching:
+                future.set_result(work())
+        except BaseException as error:  # whoever asks for the result gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="planner", daemon=True).start()
+    return future

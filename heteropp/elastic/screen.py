@@ -19,7 +19,7 @@ from rich.text import Text
 
 from heteropp.cli.show import output_console, seconds
 from heteropp.elastic.change import Change
-from heteropp.elastic.job import Moved, Progress, node_of
+from heteropp.elastic.job import Progress, node_of
 from heteropp.elastic.leader import Leader, Outcome
 from heteropp.planned import human_bytes
 
@@ -61,7 +61,8 @@ class Screen:
             self.live.update(self._whole(leader), refresh=True)
             return
         for change in leader.changes[self.shown_changes :]:
-            self.console.print(change_table(change), soft_wrap=True)
+            for line in change_lines(change):
+                self._line(line)
         self.shown_changes = len(leader.changes)
         progress, every = leader.progress, max(1, self.steps // 10)
         if progress and progress.step // every > self.shown_step // every:
@@ -76,10 +77,20 @@ class Screen:
 
     def finish(self, leader: Leader, outcome: Outcome, summary: str | None) -> None:
         """The job's last lines: its generations, and how it ended."""
-        if self.quiet and summary:
-            print(as_json(json.loads(summary), leader.changes), flush=True)
         for change in leader.changes:
-            self._line(f"generation {change.number}, {how(change)}: {change.plan}")
+            self._line(f"generation {change.number}, {how(change)}")
+        found = json.loads(summary) if summary else {}
+        if found:
+            self._line(
+                f"loss {found['first_loss']:.4f} -> {found['last_loss']:.4f} over {self.steps} "
+                f"steps, written to {found['output']}"
+            )
+        if self.quiet:
+            print(as_json(found, leader.changes), flush=True)
+        if outcome.exit_code > 128 and leader.progress:
+            self._line(
+                f"told to stop: step {leader.progress.step} is saved, and --resume goes on from it"
+            )
         if outcome.sentence:
             print(f"training stopped: {outcome.sentence}", file=sys.stderr, flush=True)
 
@@ -92,7 +103,8 @@ class Screen:
             parts.append(Text(self._progress(leader.progress)))
         if doing := DOING[leader.phase]:
             parts.append(Text(doing, style="bold"))
-        parts += [change_table(change) for change in leader.changes[-SHOWN_CHANGES:]]
+        for change in leader.changes[-SHOWN_CHANGES:]:
+            parts += map(Text, change_lines(change))
         parts += [Text(sentence, style="dim") for sentence in self.news]
         return Group(*parts)
 
@@ -118,30 +130,29 @@ def chips_table(leader: Leader) -> Table:
     return table
 
 
-def change_table(change: Change) -> Table:
+def change_lines(change: Change) -> list[str]:
     """Plan before and after, what moved from where, and what the change cost."""
-    table = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
-    table.title = f"generation {change.number}, {how(change)}"
-    table.title_justify = "left"
-    table.title_style = ""
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    lines = [f"generation {change.number}, {how(change)}"]
     if change.plan_before is not None:
-        table.add_row("plan before", escape(change.plan_before))
-    table.add_row("plan", escape(change.plan))
+        lines.append(f"  plan before  {change.plan_before}")
+    lines.append(f"  plan         {change.plan}")
     if change.moved:
         total = change.bytes_by_source()
-        table.add_row("from", ", ".join(f"{s} {human_bytes(b)}" for s, b in total.items()))
+        lines.append(
+            f"  state from   {', '.join(f'{s} {human_bytes(b)}' for s, b in total.items())}"
+        )
         largest = sorted(change.moved, key=lambda moved: -moved.bytes)[:SHOWN_MOVES]
-        moves = [f"{m.to} {human_bytes(m.bytes)} from {_where(m)}" for m in largest]
+        moves = [f"{human_bytes(m.bytes)} {m.origin} -> {m.to} ({m.source})" for m in largest]
         if (more := len(change.moved) - len(moves)) > 0:
             moves.append(f"{more} more")
-        table.add_row("moved", escape("; ".join(moves)))
+        lines.append(f"  moved        {', '.join(moves)}")
     cost = f"{seconds(change.downtime_s)} without a step"
     if change.steps_again:
         cost += f", {change.steps_again} steps trained again"
-    table.add_row("cost", cost)
-    return table
+    if change.searched_s:
+        cost += f"; the plan was searched in {seconds(change.searched_s)}"
+    lines.append(f"  downtime     {cost}")
+    return lines
 
 
 def as_json(summary: dict[str, Any], changes: list[Change]) -> str:
@@ -153,7 +164,3 @@ def how(change: Change) -> str:
     what = {"initial": "the start", "switch": "a switch", "recover": "a recovery"}[change.start]
     when = f"{what} after step {change.step}" if change.step else what
     return f"{when}: {change.cause}" if change.cause else when
-
-
-def _where(moved: Moved) -> str:
-    return f"{moved.origin} ({moved.source})"

@@ -250,7 +250,7 @@ def train_rank(run: Run, json_summary: bool = False) -> int:
     """
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    name_process(str(rank))
+    name_process(f"heteropp-{rank}")
     store = dist.PrefixStore(f"attempt {attempt()}", launcher_store())
     # the watch comes first: it knows which rank is silent
     wait_s = run.deadline_s + 5 * POLL_S

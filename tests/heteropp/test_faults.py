@@ -19,9 +19,11 @@ from training_run import (
     Training,
     command,
     make_plan,
+    session,
     start,
     tiny_model,
     wait,
+    wait_until_nothing_is_left,
     write_cluster,
     write_text,
 )
@@ -31,20 +33,6 @@ from heteropp.plan import write_plan
 
 PLAN = make_plan(tiny_model(), (1, 2, 1), (2, 1, 1), (1, 2, 1), (True, False, False))
 RANKS = range(PLAN.world_size)
-
-
-def session(process: int) -> dict[int, str]:
-    """The living processes of a session, and their names."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            name, fields = (folder / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
-        except OSError:
-            continue  # it has just ended
-        state, _, _, leader = fields.split()[:4]
-        if int(leader) == process and state != "Z":
-            found[int(folder.name)] = name
-    return found
 
 
 def named_shared_memory(process: int) -> list[str]:
@@ -97,13 +85,6 @@ def wait_for_steps(training: Training, steps: int, within_s: float = 60) -> None
         assert time.monotonic() < deadline, f"the run did not come to step {steps}"
         assert training.process.poll() is None, training.process.communicate()
         time.sleep(0.05)
-
-
-def wait_until_nothing_is_left(training: Training, within_s: float = 30) -> None:
-    deadline = time.monotonic() + within_s
-    while left := session(training.process.pid):
-        assert time.monotonic() < deadline, f"still there: {left}"
-        time.sleep(0.1)
 
 
 def assert_all_name(victim: int, lines: list[str]) -> None:

@@ -8,6 +8,7 @@ import random
 import signal
 import string
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -220,6 +221,27 @@ def wait(process: forks.Forked | subprocess.Popen[str], deadline_s: float) -> tu
         stdout, stderr = process.communicate(timeout=60)
         raise AssertionError(f"still running after {deadline_s} s\n{stdout}\n{stderr}") from None
     return process.returncode, stdout, stderr
+
+
+def session(process: int) -> dict[int, str]:
+    """The living processes of a session, and their names."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name, fields = (folder / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+        except OSError:
+            continue  # it has just ended
+        state, _, _, leader = fields.split()[:4]
+        if int(leader) == process and state != "Z":
+            found[int(folder.name)] = name
+    return found
+
+
+def wait_until_nothing_is_left(training: Training, within_s: float = 30) -> None:
+    deadline = time.monotonic() + within_s
+    while left := session(training.process.pid):
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.1)
 
 
 def checkpoint_parameters(checkpoint: Path) -> dict[str, Tensor]:

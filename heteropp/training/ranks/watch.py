@@ -174,7 +174,7 @@ class Watch:
 
 def name_process(name: str) -> None:
     """For ps and top, which show its first 15 characters."""
-    Path("/proc/self/comm").write_text(f"heteropp-{name}")
+    Path("/proc/self/comm").write_text(name)
 
 
 def silent_rank(store: dist.Store) -> int | None:
