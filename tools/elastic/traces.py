@@ -204,8 +204,9 @@ class Seen:
 class Training:
     """A heteropp-train process, in a session of its own."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     output: Path
+    said: Path  # what it printed
     seen: Seen
 
     def phase(self, chips: int) -> Phase:
@@ -236,7 +237,7 @@ class Training:
         for process in _session(self.process.pid).values():
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        self.process.communicate()
+        self.process.wait()
         self.seen.last = self._steps()[-1]["step"]
 
     def _await(self, number: int) -> dict:
@@ -244,7 +245,7 @@ class Training:
         deadline_s = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline_s:
             if self.process.poll() is not None:
-                raise TrainingError(self.process.communicate()[1].strip()[-500:])
+                raise TrainingError(self.said.read_text().strip()[-500:])
             for step in self._steps():
                 if step["step"] == number:
                     return step
@@ -270,16 +271,16 @@ def _training(
         *("--cluster", given / "cluster.toml", "--data", folder / "text", "--steps", 10_000),
         *("--output", folder / name, "--json", *options),
     ]
-    with open(given / "stdout", "w") as stdout:
+    said = given / "said"
+    with open(said, "w") as file:
         process = subprocess.Popen(
             [str(word) for word in command],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
+            stdout=file,
+            stderr=file,
             start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-    training = Training(process, folder / name, seen or Seen())
+    training = Training(process, folder / name, said, seen or Seen())
     try:
         yield training
     finally:
