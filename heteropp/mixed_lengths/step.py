@@ -1,8 +1,8 @@
 """A step over documents of mixed lengths: plan after plan, then one update.
 
 The plan of the shortest sequences is home: it holds the optimizer's state and makes the update. The
-others' parameters are copies of its, and their gradients are added to its, but where a
-rank holds the same in both: there they are the same tensors.
+others' parameters are copies of its, and their gradients are added to its; a rank that holds the
+same in both has them once.
 """
 
 from __future__ import annotations
