@@ -217,10 +217,14 @@ class Leader:
         return time.monotonic() > self.deadline_s
 
     def _plan(self) -> None:
-        """Begins the search of a plan for the chips that are up."""
-        self.aim = self.roster.up()
+        """Begins the search of a plan for the chips that are to train."""
+        self.aim = self._trainable()
         self.search = _beside(self._search)
         self._wait("planning", SEARCH_S)
+
+    def _trainable(self) -> set[str]:
+        """Those that are up; for a start those that will go, too: they may hold the last copy."""
+        return self.roster.up() if self.running else self.roster.there()
 
     def _search(self) -> Found:
         """In the planner's thread. Raises PlanError or SearchError."""
@@ -243,7 +247,7 @@ class Leader:
         elif self.running and self._completed():
             self._end(Outcome(0))
         elif self.search and self.search.done():
-            if self.aim == self.roster.up():
+            if self.aim == self._trainable():
                 self._planned()
             else:
                 self._plan()
@@ -333,11 +337,16 @@ class Leader:
         assert self.next
         if account := self.board.heard(Account, "switched", self.next.number):
             self._go_on(account)
-        elif self._completed():
+        elif self._completed() and not self._switches():
             self._end(Outcome(0))
         elif self._late():
             self._note("the switch was not done in time")
             self._fence()
+
+    def _switches(self) -> bool:
+        """Whether the generation that runs has begun to: all of its members may be leavers."""
+        assert self.running
+        return self.board.heard(int, "switch-at", self.running.number) is not None
 
     def _starting(self) -> None:
         assert self.next

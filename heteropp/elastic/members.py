@@ -53,6 +53,10 @@ class Members:
 
     def start(self, generation: Generation) -> None:
         """Those that are not there yet."""
+        for member in generation.members:
+            if member not in self.live:  # what an earlier process of its said too late
+                self.board.take(str, "notice", member)
+                self.board.take(Failure, "failed", member)
         self.board.say(generation, "generation", generation.number)
         self.board.say(generation.number, "newest")
         for member in generation.members:

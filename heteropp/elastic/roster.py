@@ -30,6 +30,7 @@ class Roster:
         self.standing: dict[str, Standing] = dict.fromkeys(cluster.members, "away")
         self.goes_at_s: dict[str, float] = {}  # monotonic, of those that are noticed
         self.offered: dict[str, int] = {}  # by node, as availability was last told
+        self.withdrawn: set[str] = set()  # noticed members that availability left out
         if chips is not None:
             self.offer(chips, 0)
             return
@@ -39,6 +40,10 @@ class Roster:
 
     def up(self) -> set[str]:
         return {member for member, what in self.standing.items() if what == "up"}
+
+    def there(self) -> set[str]:
+        """Those that are up, and those that will go."""
+        return {member for member, what in self.standing.items() if what in ("up", "noticed")}
 
     def cluster_of(self, members: Iterable[str]) -> Cluster:
         """Raises ValueError when there is none."""
@@ -53,7 +58,15 @@ class Roster:
         return True
 
     def lose(self, member: str) -> None:
+        """The member's chip has gone at once.
+
+        It may be the one that a picture left out, which does not name chips: then another stays.
+        """
         self._set(member, "lost")
+        node = node_of(member)
+        for other in sorted(m for m in self.withdrawn if node_of(m) == node):
+            if len([m for m in self.up() if node_of(m) == node]) < self.offered[node]:
+                self._set(other, "up")
 
     def leave(self, member: str) -> None:
         """The member's chip has gone in order."""
@@ -66,8 +79,7 @@ class Roster:
 
     def empty_nodes(self) -> set[str]:
         """Nodes none of whose chips is there."""
-        there = {node_of(m) for m, what in self.standing.items() if what in ("up", "noticed")}
-        return set(self.cluster.node_names) - there
+        return set(self.cluster.node_names) - set(map(node_of, self.there()))
 
     def offer(self, chips: Mapping[str, int], lives_s: float) -> tuple[list[str], list[str]]:
         """Takes availability's newest picture: chips by node; absent nodes have none.
@@ -91,6 +103,7 @@ class Roster:
             coming += gone[: max(0, count - len(up))]
         for member in going:
             self.notice(member, lives_s)
+            self.withdrawn.add(member)
         for member in coming:
             self._set(member, "up")
         return going, coming
@@ -98,3 +111,4 @@ class Roster:
     def _set(self, member: str, standing: Standing) -> None:
         self.standing[member] = standing
         self.goes_at_s.pop(member, None)
+        self.withdrawn.discard(member)
