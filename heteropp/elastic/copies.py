@@ -9,6 +9,7 @@ from heteropp.elastic.job import Account, Generation, Job, Moved, node_of
 from heteropp.recovery.keeper import Cadence, Keeper
 from heteropp.recovery.recover import recover
 from heteropp.recovery.tiers import Tiers
+from heteropp.training.measuring.metrics import METRICS, newest_step
 from heteropp.training.ranks.control import Control
 from heteropp.training.train import Trainer
 
@@ -31,7 +32,8 @@ def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> 
     """Takes the newest state there is a copy of; None where nothing was ever kept."""
     nodes, control = _nodes(generation), trainer.control
     tiers = _tiers(job, nodes[control.rank])
-    found = recover(trainer.state, trainer.manifest(), tiers, nodes, control)
+    reported = newest_step(job.run.output / METRICS)
+    found = recover(trainer.state, trainer.manifest(), tiers, nodes, control, reported)
     if found is None:
         return None
     trainer.completed = found.step

@@ -72,6 +72,8 @@ class Session:
             self.reporter = Reporter(self.run.output, completed, steps, quiet, board)
         self.writer = Writer(self.run.checkpoints, self._own_control(), self.run.keep, fail)
         self.keeper = keeper(job, generation, self.trainer, self._own_control(), self._warn)
+        if arrived:  # who left may have held the only copies
+            self.keeper.keep(self.trainer.manifest(), first=True)
         self.preparation = Preparation(job.meeting.connect(SAVE_S), generation, links)
 
     def train(self) -> Generation | None:

@@ -66,12 +66,17 @@ class Keeper:
             self._publish(tier)
         self.holders, self.blocks = self._agree(nodes)
 
-    def keep(self, manifest: Manifest) -> None:
+    def keep(self, manifest: Manifest, first: bool = False) -> None:
         """Copies what tiers shall have of this step and leaves the rest to the threads.
 
         Every rank calls it after each step. Waits for a tier that is still busy with an older one.
+        first: the memory has nothing of this generation yet, and shall, whatever the cadence.
         """
-        due = [tier for tier in self.tiers if self.cadence.is_due(tier.kind, manifest.step)]
+        due = [
+            tier
+            for tier in self.tiers
+            if self.cadence.is_due(tier.kind, manifest.step) or (first and tier.kind == "memory")
+        ]
         if not due:
             return
         for tier in due:

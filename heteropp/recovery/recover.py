@@ -66,19 +66,25 @@ _order = TypeAdapter(Order)
 
 
 def recover(
-    state: State, run: Manifest, tiers: Tiers, nodes: Sequence[str], control: Control
+    state: State,
+    run: Manifest,
+    tiers: Tiers,
+    nodes: Sequence[str],
+    control: Control,
+    reported: int | None = None,
 ) -> Recovered | None:
     """Fills the state of all ranks, each of which calls it; None where nothing was ever kept.
 
     run: what this run is, as its next manifest would say; tiers: those of this rank's node; nodes:
-    their names, by rank. The world group must be there. Raises LostError where no step is whole
+    their names, by rank; reported: on rank 0, the newest step that the run's metrics have: a later
+    one would leave a gap. The world group must be there. Raises LostError where no step is whole
     any more, and CheckpointError where the copies are of another run.
     """
     begin_s = time.monotonic()
     control = _patient(control)
     wants = sorted(state.wanted(), key=lambda want: (want[0], want[1].name, want[1].box))
     _publish(wants, tiers, nodes, control)
-    decider = Decider(run, nodes, control) if control.rank == 0 else None
+    decider = Decider(run, nodes, control, reported) if control.rank == 0 else None
     readings = Readings(tiers)
     for attempt in itertools.count():
         if decider:
@@ -138,8 +144,10 @@ def _heard(control: Control, attempt: int) -> Order | None:
 class Decider:
     """What rank 0 does besides: it knows what all hold and want."""
 
-    def __init__(self, run: Manifest, nodes: Sequence[str], control: Control) -> None:
-        self.run, self.nodes, self.control = run, nodes, control
+    def __init__(
+        self, run: Manifest, nodes: Sequence[str], control: Control, reported: int | None
+    ) -> None:
+        self.run, self.nodes, self.control, self.reported = run, nodes, control, reported
         texts = control.collect(WANTS)  # those of replicas are alike
         read = {text: _wants.validate_json(text) for text in set(texts)}
         self.wants = [read[text] for text in texts]
@@ -171,7 +179,7 @@ class Decider:
         if not self.kept:
             return [Order("nothing")] * ranks
         try:
-            step, copies = choose(self.kept, self.run.model, self.damaged)
+            step, copies = choose(self.kept, self.run.model, self.damaged, self.reported)
             manifest = next(one.manifest.run for one in self.kept if one.manifest.step == step)
             check_resumable(Checkpoint(Path(step.folder), manifest), self.run)
         except LostError as error:

@@ -57,14 +57,22 @@ class Copy:
 
 
 def choose(
-    kept: Sequence[Kept], model: Model, damaged: Collection[Copy] = ()
+    kept: Sequence[Kept],
+    model: Model,
+    damaged: Collection[Copy] = (),
+    reported: int | None = None,
 ) -> tuple[Step, list[Copy]]:
-    """The newest step of which there is a copy of every element, and its copies. LostError."""
+    """The newest step of which there is a copy of every element, and its copies. LostError.
+
+    reported: the newest step that was; of later ones the first is taken, where no other is whole.
+    """
     copies: dict[Step, list[Copy]] = defaultdict(list)
     for one in kept:
         copies[one.manifest.step].extend(each for each in _copies(one) if each not in damaged)
     missing: dict[Step, list[str]] = {}
-    for step in sorted({one.manifest.step for one in kept}, reverse=True):
+    steps = sorted({one.manifest.step for one in kept}, reverse=True)
+    known = [step for step in steps if reported is None or step.step <= reported]
+    for step in known + steps[: len(steps) - len(known)][::-1]:
         missing[step] = missing_blocks(copies[step], model)
         if not missing[step]:
             return step, copies[step]

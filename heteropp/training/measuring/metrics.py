@@ -14,6 +14,7 @@ import torch
 
 from heteropp.files import FileError, write_text
 
+METRICS = "metrics.jsonl"  # in a run's output
 Mark = Any  # a clock's own: nanoseconds, or an event
 
 
@@ -114,6 +115,12 @@ class MetricsFile:
 
     def close(self) -> None:
         self.file.close()
+
+
+def newest_step(path: Path) -> int | None:
+    """The last step that metrics.jsonl has a line of; None where it has none."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return max((int(step) for step in map(_step_of, lines) if math.isfinite(step)), default=None)
 
 
 def _json_number(value: Any) -> Any:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from heteropp.files import make_folder
 from heteropp.timeline import Span, draw_timeline, write_chrome_trace
-from heteropp.training.measuring.metrics import MetricsFile, StepMetrics, draw_loss
+from heteropp.training.measuring.metrics import METRICS, MetricsFile, StepMetrics, draw_loss
 
 if TYPE_CHECKING:
     from heteropp.training.measuring.tensorboard import TensorBoard
@@ -46,7 +46,7 @@ class Reporter:
     ) -> None:
         make_folder(output)
         self.output, self.first_here, self.steps = output, completed, steps
-        self.file = MetricsFile(output / "metrics.jsonl", completed)
+        self.file = MetricsFile(output / METRICS, completed)
         self.board: TensorBoard | None = None
         if tensorboard:
             # needs a package that not all have
