@@ -96,6 +96,7 @@ class Leader:
         self.number = max((int(path.name) for path in self.folder.glob("[0-9]*")), default=0)
         self.finished: set[str] = set()  # members that ended in order
         self.progress: Progress | None = None
+        self.progress_at_s = time.monotonic()  # when it was heard
         self.changes: list[Change] = []
         self.causes: list[str] = []  # of the next change
         self.refused: set[str] | None = None  # chips for which there is no plan
@@ -157,7 +158,7 @@ class Leader:
             return
         news = self.board.heard(Progress, "progress", self.running.number)
         if news and news != self.progress:
-            self.progress, self.tries = news, 0
+            self.progress, self.progress_at_s, self.tries = news, time.monotonic(), 0
 
     def _hear_end(self, end: End) -> None:
         if end.code == 0:
@@ -395,7 +396,7 @@ class Leader:
         if self.phase == "fencing":
             return
         if self.lost_at_s is None:
-            self.lost_at_s = time.monotonic()
+            self.lost_at_s = self.progress_at_s  # a rank may have been silent for long
         self.members.kill(list(self.members.live))
         self._wait("fencing", GRACE_S + KILLED_S)
 
