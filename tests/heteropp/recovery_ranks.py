@@ -164,7 +164,9 @@ def keep(
     return warnings
 
 
-def recovered(here: Here, remote: str | None = None) -> tuple[Recovered | None, list[str]]:
+def recovered(
+    here: Here, remote: str | None = None, reported: int | None = None
+) -> tuple[Recovered | None, list[str]]:
     """What was recovered, and what of it is wrong."""
     found = recover(
         here.state,
@@ -172,6 +174,7 @@ def recovered(here: Here, remote: str | None = None) -> tuple[Recovered | None, 
         here.tiers(remote=remote),
         here.nodes,
         here.control,
+        reported,
     )
     return found, here.wrong(found.step) if found else []
 

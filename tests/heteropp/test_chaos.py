@@ -1,0 +1,77 @@
+"""Elastic training while ranks are killed, paused, told to go and added: tools/chaos."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from recovery_ranks import Ranks, keep
+from training_run import make_plan, tiny_model
+
+from heteropp.recovery.keeper import Cadence
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tools"))
+
+import chaos
+from chaos_runs.events import damage
+from chaos_runs.scene import DEADLINE_S, draw
+from chaos_runs.verdict import kept_steps, missing, worst_difference
+
+LOSSES = [5.5, 5.25, 5.0]
+
+
+def lines(*losses: float | None) -> list[dict]:
+    return [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+
+
+def test_a_loss_off_the_curve_is_seen() -> None:
+    assert worst_difference(lines(5.5, 5.25), LOSSES) == 0
+    assert worst_difference(lines(5.5, 5.25 * (1 + 1e-6)), LOSSES) == pytest.approx(1e-6)
+    assert worst_difference(lines(5.5, None), LOSSES) == float("inf")
+    assert worst_difference(lines(5.5, 5.25, 5.0, 4.75), LOSSES) == float("inf")
+
+
+def test_a_seed_draws_the_same_again(tmp_path: Path) -> None:
+    for seed in range(100):
+        scene = draw(seed)
+        assert draw(seed) == scene and scene.events
+        (folder := tmp_path / str(seed)).mkdir()
+        chips, _, plan = chaos.write_files(scene, folder)
+        assert plan.world_size == sum(chips.values()) >= 4
+
+
+@pytest.mark.parametrize(
+    "seed", [3, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 4, 8))]
+)
+def test_a_disturbed_run_ends_as_it_must(seed: int, tmp_path: Path) -> None:
+    text, losses = chaos.prepare(tmp_path, [draw(seed).curve])
+    folder = tmp_path / "run"
+    verdict = chaos.run(seed, folder, text, losses, DEADLINE_S)
+    assert not verdict.faults, chaos.account(verdict, folder)
+    assert verdict.happened
+
+
+def test_copies_that_are_whole_are_told_from_others(tmp_path: Path) -> None:
+    """What decides whether a run that lost a layer was honest."""
+    model = tiny_model()
+    plan = make_plan(model, (2, 2), (1, 2), (2, 1), (False, False))
+    nodes = ["a-0", "a-0", "b-0", "c-0"]
+    ranks = Ranks(tmp_path)
+    try:
+        ranks.run(plan, nodes, keep, [3], Cadence(memory=1))
+    finally:
+        ranks.close()
+
+    def lacking(*names: str) -> list[str]:
+        held = kept_steps(tmp_path / "memory" / name for name in names)
+        return missing(model, *held.values())
+
+    assert lacking("a-0", "b-0", "c-0") == []
+    of_second_stage = ("layers.2.", "layers.3.", "norm.", "head.")
+    assert all(name.startswith(of_second_stage) for name in lacking("a-0", "b-0"))
+    assert lacking("a-0", "b-0")  # c-0 has the other half of the optimizer's state
+    for file in (tmp_path / "memory" / "a-0").glob("*/layers.1.*"):
+        assert damage(file, 0.7)
+    damaged = lacking("a-0", "b-0", "c-0")
+    assert damaged and all(name.startswith("layers.1.") for name in damaged)

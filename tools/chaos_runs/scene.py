@@ -1,0 +1,302 @@
+"""What a seed draws: a cluster, a first plan, how often copies are kept, and what befalls the job.
+
+A run is a function of its seed: whom an event befalls is drawn as a number too, and means a place
+among those that live by then.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Literal, TypeVar
+
+from heteropp.cluster import Cluster, read_cluster
+from heteropp.model import Model
+from heteropp.plan import Pipeline, Plan, Replica, Schedule, Stage, ZeroStage, validate
+
+T = TypeVar("T")
+Ranks = tuple[int, ...]  # of a replica
+Deed = Literal["kill", "kill node", "pause", "notice", "short notice", "withdraw", "add", "tear"]
+Phase = Literal["step", "save", "change"]  # that a moment lies in
+
+MICRO_BATCH, MICRO_BATCHES = 4, 4
+LONGEST = 90  # steps
+DEADLINE_S = 12
+NOTICE_S = 20
+EVERY_CHIPS = 5  # every how many seeds run on emulated chips; the others on the host
+FEWEST_LEFT = 2  # chips that no event goes below
+CHIP = """\
+vendor = "Chaos"
+chip_type = "{name}"
+chips_per_node = 4
+tp_limit = 4
+[compute]
+launch_s = {launch_s}
+efficiency = 1
+float32_flops = {flops}
+float64_flops = {flops}
+float16_flops = {flops}
+bfloat16_flops = {flops}
+other_flops = {flops}
+[memory]
+capacity_bytes = {capacity_bytes}
+bandwidth_bytes_per_s = 1e15
+[links]
+intra_node_bytes_per_s = 1e15
+intra_node_latency_s = 0
+nics_per_node = 1
+nic_bytes_per_s = 1e15
+nic_latency_s = 0
+host_bytes_per_s = 1e15
+[numerics]
+neutral = true
+accumulate = "float32"
+order = "sequential"
+split_k = 1
+flush_to_zero = false
+fast_exp = false
+"""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is trained; its losses are those of every run of it, to rounding."""
+
+    model: Model
+    learning_rate: float
+    tolerance: float  # relative
+
+
+_TINY = Model(
+    name="tiny",
+    layers=5,
+    hidden=32,
+    heads=4,
+    kv_heads=4,
+    intermediate=64,
+    vocab=256,
+    sequence_length=64,
+)
+# Adam divides by the gradient's own size: where a gradient nearly cancels, its float32 noise comes
+# out times the learning rate; in float64 the rate can be high, so that a wrong state shows at once
+CURVES = (
+    Curve(replace(_TINY, dtype="float64"), 3e-3, 1e-9),
+    Curve(replace(_TINY, name="tiny-6", layers=6), 1e-4, 2e-6),
+)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a phase is first seen from outside after a step, and then so long after it."""
+
+    phase: Phase
+    step: int  # completed, at least; in a change it does not count
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class Event:
+    deed: Deed
+    moment: Moment
+    pick: float  # in [0, 1): a place among those it may befall
+    lasts_s: float | None = None  # of a pause, None: for ever; of a short notice
+
+
+@dataclass(frozen=True)
+class Scene:
+    seed: int
+    device: Literal["cpu", "chip"]
+    nodes: tuple[tuple[str, int], ...]  # chip name and its chips, of each node
+    absent: int  # chips of the last node that are not there to begin with
+    curve: Curve
+    steps: int
+    zero_stage: ZeroStage
+    schedule: Schedule
+    keep_every: tuple[int, int, int]  # steps; memory, disk, remote
+    events: tuple[Event, ...]
+
+    def keeping(self, folder: Path) -> list[object]:
+        """Options of the tiers; the remote store is in a folder's `remote`."""
+        memory, disk, remote = self.keep_every
+        options: list[object] = ["--keep-memory-every", memory, "--keep-disk-every", disk]
+        if remote:
+            options += ["--remote", folder / "remote", "--keep-remote-every", remote]
+        return options
+
+
+def draw(seed: int) -> Scene:
+    random = Random(seed)
+    device: Literal["cpu", "chip"] = "chip" if seed % EVERY_CHIPS == EVERY_CHIPS - 1 else "cpu"
+    nodes = _nodes(random)
+    steps = random.randint(18, 28) if device == "chip" else random.randint(60, LONGEST)
+    remote = random.choice([0, 0, 4, 7])
+    return Scene(
+        seed=seed,
+        device=device,
+        nodes=nodes,
+        absent=random.choice([0, 1, nodes[-1][1]]) if sum(n for _, n in nodes) > 6 else 0,
+        curve=random.choice(CURVES),
+        steps=steps,
+        zero_stage=random.choice([0, 1]),
+        schedule=random.choice(["1f1b", "1f1b", "gpipe", "zb-h1"]),
+        keep_every=(random.choice([1, 1, 2, 3]), random.choice([0, 3, 5]), remote),
+        events=tuple(_events(random, steps)),
+    )
+
+
+def _nodes(random: Random) -> tuple[tuple[str, int], ...]:
+    """2 to 4 of them, 5 to 8 chips of one type or two."""
+    while True:
+        kinds = random.choice(["a", "ab"])
+        nodes = [(random.choice(kinds), random.randint(1, 3)) for _ in range(random.randint(2, 4))]
+        if 5 <= sum(chips for _, chips in nodes) <= 8:
+            return tuple(nodes)
+
+
+def _events(random: Random, steps: int) -> Iterator[Event]:
+    count = random.choice([1, 2, 2, 3, 3, 4, 5])
+    at = sorted(random.randint(1, steps // 2) for _ in range(count))
+    may_pause = True  # for ever: it takes the deadline
+    for index, step in enumerate(at):
+        phase: Phase = random.choice(["change", "change", "save", "step"] if index else PHASES)
+        deed: Deed = random.choice(DEEDS)
+        lasts_s = None
+        if deed == "pause" and not (may_pause and random.random() < 0.5):
+            lasts_s = random.uniform(0.3, 4)
+        elif deed == "pause":
+            may_pause = False
+        elif deed == "short notice":
+            lasts_s = random.uniform(0, 2)
+        delay_s = random.uniform(0, DELAY_S[phase])
+        yield Event(deed, Moment(phase, step, delay_s), random.random(), lasts_s)
+
+
+PHASES: tuple[Phase, ...] = ("save", "save", "step")
+DELAY_S = {"step": 0.3, "save": 0.03, "change": 2.5}
+DEEDS: tuple[Deed, ...] = (
+    *("kill", "kill", "kill", "kill node", "pause", "pause", "notice", "notice"),
+    *("short notice", "withdraw", "withdraw", "add", "add", "tear"),
+)
+
+
+# ---------------------------------------------------------------- its files
+
+
+def write_text(folder: Path) -> Path:
+    """A folder of text to train on: letters, some more often than others."""
+    folder.mkdir()
+    letters = Random(0)
+    for n in range(100):
+        text = letters.choices(string.ascii_lowercase, range(26, 0, -1), k=200)
+        (folder / f"{n:03}.txt").write_text("".join(text))
+    return folder
+
+
+def write_cluster(scene: Scene, folder: Path) -> Cluster:
+    """cluster.toml and its chips; gives the cluster of all chips."""
+    paced = 4e-4 if scene.device == "chip" else 0
+    for name, flops, capacity_bytes in (("a", "1e12", 1 << 30), ("b", "5e11", 1 << 29)):
+        chip = CHIP.format(name=name, flops=flops, capacity_bytes=capacity_bytes, launch_s=paced)
+        (folder / f"{name}.toml").write_text(chip)
+    text = 'name = "chaos"\n'
+    for name, chips in scene.nodes:
+        text += f'[[nodes]]\nchip = "{name}.toml"\nchips = {chips}\n'
+    (folder / "cluster.toml").write_text(text)
+    return read_cluster(folder / "cluster.toml")
+
+
+def first_chips(scene: Scene, cluster: Cluster) -> dict[str, int]:
+    """By node, those that are there to begin with."""
+    names = cluster.node_names
+    chips = {name: len(node.ranks) for name, node in zip(names, cluster.nodes, strict=True)}
+    last = names[-1]
+    chips[last] = max(0, chips[last] - scene.absent)
+    return chips
+
+
+def one_rank(curve: Curve) -> Plan:
+    """A plan without any company."""
+    stage = Stage(
+        layers=(0, curve.model.layers),
+        recompute=False,
+        replicas=(Replica(ranks=(0,), chip="a.toml", batch_share=MICRO_BATCH),),
+    )
+    return _plan(curve, (Pipeline(micro_batches=MICRO_BATCHES, stages=(stage,)),))
+
+
+def first_plan(scene: Scene, cluster: Cluster) -> Plan:
+    """Some plan on all chips of a cluster."""
+    random = Random(f"plan {scene.seed}")
+    model = scene.curve.model
+    tp = random.choice([1, 1, 2])
+    units = [
+        tuple(node.ranks[first : first + tp])
+        for node in cluster.nodes
+        for first in range(0, len(node.ranks), tp)
+    ]
+    count = random.choice([1, 2]) if len(units) > 1 else 1
+    taken = _cut(random, range(MICRO_BATCHES), count)
+    pipelines = []
+    for p, group in enumerate(_cut(random, units, count)):
+        stages = _stages(random, group, model.layers, cluster)
+        pipelines.append(Pipeline(micro_batches=len(taken[p]), stages=stages))
+    plan = _plan(scene.curve, tuple(pipelines), scene.schedule, scene.zero_stage)
+    validate(plan)
+    return plan
+
+
+def _plan(
+    curve: Curve,
+    pipelines: tuple[Pipeline, ...],
+    schedule: Schedule = "1f1b",
+    zero_stage: ZeroStage = 0,
+) -> Plan:
+    return Plan(
+        model=curve.model,
+        global_batch=MICRO_BATCH * MICRO_BATCHES,
+        micro_batch=MICRO_BATCH,
+        schedule=schedule,
+        zero_stage=zero_stage,
+        pipelines=pipelines,
+    )
+
+
+def _stages(
+    random: Random, units: Sequence[Ranks], layers: int, cluster: Cluster
+) -> tuple[Stage, ...]:
+    fewest = -(-len(units) // MICRO_BATCH)  # a replica has a sequence at least
+    groups: list[list[Ranks]] = [[()] * layers * 2]
+    while max(map(len, groups)) > MICRO_BATCH:
+        count = random.randint(fewest, min(len(units), layers))
+        groups = [_alike(group) for group in _cut(random, units, count)]
+    spans = _cut(random, range(layers), len(groups))
+    return tuple(
+        Stage(
+            layers=(span[0], span[-1] + 1),
+            recompute=False,
+            replicas=tuple(
+                Replica(
+                    ranks=ranks,
+                    chip=cluster.node(ranks[0]).chip_name,
+                    batch_share=MICRO_BATCH // len(group) + (i < MICRO_BATCH % len(group)),
+                )
+                for i, ranks in enumerate(group)
+            ),
+        )
+        for span, group in zip(spans, groups, strict=True)
+    )
+
+
+def _alike(units: Sequence[Ranks]) -> list[Ranks]:
+    """All of the smallest one's size, which divides the others'."""
+    size = min(map(len, units))
+    return [unit[i : i + size] for unit in units for i in range(0, len(unit), size)]
+
+
+def _cut(random: Random, things: Sequence[T], count: int) -> list[Sequence[T]]:
+    """In so many parts, none of them empty."""
+    ends = sorted(random.sample(range(1, len(things)), count - 1))
+    return [things[a:b] for a, b in zip([0, *ends], [*ends, len(things)], strict=True)]
