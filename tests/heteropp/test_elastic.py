@@ -304,7 +304,8 @@ def test_a_layer_without_a_copy_stops_the_job(launch: Launch) -> None:
     code, _, stderr = training.wait(250)
     assert code == 1
     last = stderr.splitlines()[-1]
-    assert last.startswith("training stopped: ") and "has no copy left" in last, stderr
+    assert last.startswith("training stopped: "), stderr
+    assert "no copy left: the last were of step" in last
     assert f"{NODE}-0" in last
     assert "Traceback" not in stderr
     assert_nothing_is_left(training)
