@@ -168,7 +168,8 @@ class Leader:
         elif end.failure and end.failure.kind == "job":
             self._give_up(f"{end.member} {end.failure.what}")
         elif end.lost or (self._joins(end.member) and not end.killed):
-            self._lose(end.member, end.how)
+            silent = end.member in self._silent()
+            self._lose(end.member, "did not answer in time" if silent else end.how)
         elif not end.killed:
             if end.failure:  # or else it ended because of another, which is heard, too
                 self._note(f"{end.member} {end.how}")
@@ -182,6 +183,11 @@ class Leader:
         self.cost_a_chip = True
         if member in self._training():
             self._fence()
+
+    def _silent(self) -> set[str]:
+        """Members that the others gave up."""
+        generations = [one for one in (self.running, self.next) if one]
+        return {m for one in generations if (m := self.members.silent(one))}
 
     def _joins(self, member: str) -> bool:
         """Whether it is new, and no step needs it yet."""
@@ -406,9 +412,9 @@ class Leader:
                 left = ", ".join(self.members.live)
                 self.outcome = Outcome(1, f"{left} cannot be ended")
             return
-        for generation in (self.running, self.next):
-            if generation and (silent := self.members.silent(generation)):
-                self._lose(silent, "did not answer")
+        for member in self._silent():
+            if self.roster.standing[member] != "lost":  # on another machine
+                self._lose(member, "did not answer in time")
         self._clear_nodes()
         if self.verdict:
             self.outcome = self.verdict

@@ -86,6 +86,7 @@ class Member:
         arrived = self._join(generation) if generation.start == "switch" else None
         while True:
             session = self._begin(generation, arrived)
+            arrived = None  # the chip's room for it is the training's by now
             follower = session.train()
             if follower is None:
                 break
@@ -95,6 +96,7 @@ class Member:
                 left.finish()
                 break
             generation = follower
+            del session, left  # and with them the old state
         self._leave_world()
         assert self.watch is not None
         self.watch.finish()

@@ -27,8 +27,10 @@ from training_run import (
     write_text,
 )
 
+from heteropp.cluster import read_cluster
 from heteropp.elastic.job import node_of
-from heteropp.plan import Plan, write_plan
+from heteropp.plan import Plan, read_plan, write_plan
+from heteropp.planned import rank_memory
 
 MODEL = tiny_model()
 SIX = plan_of(MODEL, (2, 1, 1), (1, 2, 1), (2, 1, 2))
@@ -279,6 +281,7 @@ def test_a_silent_member_is_lost_past_the_deadline(
     training.until_generation(2)
     assert_as_undisturbed(training, undisturbed)
     assert training.changes[-1]["left"] == [silent]
+    assert training.changes[-1]["cause"] == f"{silent} did not answer in time"
 
 
 @pytest.mark.long
@@ -317,12 +320,12 @@ def test_a_loss_in_a_recovery_is_recovered_from(launch: Launch, undisturbed: Und
     training.until(8)
     training.send(signal.SIGKILL, f"{NODE}-1/0")
     training.until_members(2)
-    training.wait_for(lambda: f"{NODE}-1/1" in training.members, 60)
-    training.send(signal.SIGKILL, f"{NODE}-1/1")
+    training.wait_for(lambda: f"{NODE}-2/1" in training.members, 60)
+    training.send(signal.SIGKILL, f"{NODE}-2/1")
     training.wait_for(lambda: len(training.changes[-1]["members"]) <= 4, 200)
     assert_as_undisturbed(training, undisturbed)
     gone = {member for change in training.changes for member in change["left"]}
-    assert gone >= {f"{NODE}-1/0", f"{NODE}-1/1"}
+    assert gone >= {f"{NODE}-1/0", f"{NODE}-2/1"}
 
 
 @pytest.mark.long
@@ -376,6 +379,12 @@ def test_emulated_chips_are_lost_and_noticed(launch: Launch, undisturbed: Undist
     generations = json.loads(training.wait()[1])["generations"]
     assert [g["start"] for g in generations] == ["initial", "switch", "recover"]
     assert generations == training.changes
+    folder = training.output / "generations" / "0002"
+    cluster = read_cluster(folder / "cluster.toml")
+    predicted = rank_memory(read_plan(folder / "plan.json"), cluster)
+    after_switch = training.metrics[generations[1]["step"] + 1]
+    for peak, expected in zip(after_switch["peak_memory_bytes"], predicted, strict=True):
+        assert peak <= 1.05 * expected.total  # the old state is gone
 
 
 def test_bad_requests_are_one_sentence(tmp_path: Path) -> None:
