@@ -432,7 +432,7 @@ def test_a_node_dies_and_comes_back_under_torchrun(
             *("--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "job"),
             *("--rdzv-conf", f"{timing},is_host={node == 0}"),
             *("-m", "heteropp.cli.train", *command(tmp_path, "--device", "cpu", "--elastic")),
-            *("--node-name", f"{NODE}-{node}", *SETTINGS),
+            *("--node-name", f"{NODE}-{node}", *SETTINGS, "--steps", "100000"),
             *("--remote", str(tmp_path / "remote"), "--keep-remote-every", "2"),
         ]
         return forks.start(arguments, environment)
