@@ -21,6 +21,7 @@ from typing import Annotated
 import typer
 from chaos_runs.events import Events, offer
 from chaos_runs.job import start, undisturbed
+from chaos_runs.plans import first_plan
 from chaos_runs.scene import (
     CURVES,
     DEADLINE_S,
@@ -28,7 +29,6 @@ from chaos_runs.scene import (
     Scene,
     draw,
     first_chips,
-    first_plan,
     write_cluster,
     write_text,
 )

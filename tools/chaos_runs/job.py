@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos_runs.scene import LONGEST, NOTICE_S, Curve, Scene, one_rank
+from chaos_runs.plans import one_rank
+from chaos_runs.scene import LONGEST, NOTICE_S, Curve, Scene
 
 import heteropp
 from heteropp.plan import write_plan

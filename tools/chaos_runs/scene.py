@@ -1,4 +1,4 @@
-"""What a seed draws: a cluster, a first plan, how often copies are kept, and what befalls the job.
+"""What a seed draws: a cluster, a job, how often copies are kept, and what befalls it.
 
 A run is a function of its seed: whom an event befalls is drawn as a number too, and means a place
 among those that live by then.
@@ -7,18 +7,16 @@ among those that live by then.
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Literal, TypeVar
+from typing import Literal
 
 from heteropp.cluster import Cluster, read_cluster
 from heteropp.model import Model
-from heteropp.plan import Pipeline, Plan, Replica, Schedule, Stage, ZeroStage, validate
+from heteropp.plan import Schedule, ZeroStage
 
-T = TypeVar("T")
-Ranks = tuple[int, ...]  # of a replica
 Deed = Literal["kill", "kill node", "pause", "notice", "short notice", "withdraw", "add", "tear"]
 Phase = Literal["step", "save", "change"]  # that a moment lies in
 
@@ -215,88 +213,3 @@ def first_chips(scene: Scene, cluster: Cluster) -> dict[str, int]:
     last = names[-1]
     chips[last] = max(0, chips[last] - scene.absent)
     return chips
-
-
-def one_rank(curve: Curve) -> Plan:
-    """A plan without any company."""
-    stage = Stage(
-        layers=(0, curve.model.layers),
-        recompute=False,
-        replicas=(Replica(ranks=(0,), chip="a.toml", batch_share=MICRO_BATCH),),
-    )
-    return _plan(curve, (Pipeline(micro_batches=MICRO_BATCHES, stages=(stage,)),))
-
-
-def first_plan(scene: Scene, cluster: Cluster) -> Plan:
-    """Some plan on all chips of a cluster."""
-    random = Random(f"plan {scene.seed}")
-    model = scene.curve.model
-    tp = random.choice([1, 1, 2])
-    units = [
-        tuple(node.ranks[first : first + tp])
-        for node in cluster.nodes
-        for first in range(0, len(node.ranks), tp)
-    ]
-    count = random.choice([1, 2]) if len(units) > 1 else 1
-    taken = _cut(random, range(MICRO_BATCHES), count)
-    pipelines = []
-    for p, group in enumerate(_cut(random, units, count)):
-        stages = _stages(random, group, model.layers, cluster)
-        pipelines.append(Pipeline(micro_batches=len(taken[p]), stages=stages))
-    plan = _plan(scene.curve, tuple(pipelines), scene.schedule, scene.zero_stage)
-    validate(plan)
-    return plan
-
-
-def _plan(
-    curve: Curve,
-    pipelines: tuple[Pipeline, ...],
-    schedule: Schedule = "1f1b",
-    zero_stage: ZeroStage = 0,
-) -> Plan:
-    return Plan(
-        model=curve.model,
-        global_batch=MICRO_BATCH * MICRO_BATCHES,
-        micro_batch=MICRO_BATCH,
-        schedule=schedule,
-        zero_stage=zero_stage,
-        pipelines=pipelines,
-    )
-
-
-def _stages(
-    random: Random, units: Sequence[Ranks], layers: int, cluster: Cluster
-) -> tuple[Stage, ...]:
-    fewest = -(-len(units) // MICRO_BATCH)  # a replica has a sequence at least
-    groups: list[list[Ranks]] = [[()] * layers * 2]
-    while max(map(len, groups)) > MICRO_BATCH:
-        count = random.randint(fewest, min(len(units), layers))
-        groups = [_alike(group) for group in _cut(random, units, count)]
-    spans = _cut(random, range(layers), len(groups))
-    return tuple(
-        Stage(
-            layers=(span[0], span[-1] + 1),
-            recompute=False,
-            replicas=tuple(
-                Replica(
-                    ranks=ranks,
-                    chip=cluster.node(ranks[0]).chip_name,
-                    batch_share=MICRO_BATCH // len(group) + (i < MICRO_BATCH % len(group)),
-                )
-                for i, ranks in enumerate(group)
-            ),
-        )
-        for span, group in zip(spans, groups, strict=True)
-    )
-
-
-def _alike(units: Sequence[Ranks]) -> list[Ranks]:
-    """All of the smallest one's size, which divides the others'."""
-    size = min(map(len, units))
-    return [unit[i : i + size] for unit in units for i in range(0, len(unit), size)]
-
-
-def _cut(random: Random, things: Sequence[T], count: int) -> list[Sequence[T]]:
-    """In so many parts, none of them empty."""
-    ends = sorted(random.sample(range(1, len(things)), count - 1))
-    return [things[a:b] for a, b in zip([0, *ends], [*ends, len(things)], strict=True)]
