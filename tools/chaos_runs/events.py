@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from chaos_runs.job import Job, listed
+from chaos_runs.job import Job, listed, steps_in
 from chaos_runs.scene import FEWEST_LEFT, Deed, Event, Moment
 
 T = TypeVar("T")
@@ -207,15 +207,15 @@ class Events:
         offer(self.job.folder, self.chips)
 
     def _tear(self, event: Event) -> Sequence[str]:
-        """Damages the newest copies of a node, and kills a member of another one."""
-        tiers = [tier for tier in self.job.tiers() if listed(tier)]
+        """Damages the newest copies in a tier, and kills a member."""
+        tiers = self.job.tiers()
         if not tiers or not self._living():
             return ()
-        tier = picked(event.pick, sorted(tiers))
-        newest = max(listed(tier))
-        torn = [name for name in listed(tier / newest) if damage(tier / newest / name, event.pick)]
+        tier = picked(event.pick, tiers)
+        newest = max(steps_in(tier), default=tier)
+        torn = [name for name in listed(newest) if damage(newest / name, event.pick)]
         self.torn |= bool(torn)
-        return (f"{len(torn)} files of {tier.name}/{newest}", *self._kill(event))
+        return (f"{len(torn)} files of {tier.name}/{newest.name}", *self._kill(event))
 
 
 def damage(path: Path, pick: float) -> bool:

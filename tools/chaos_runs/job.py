@@ -85,22 +85,26 @@ class Job:
         return SHARED_MEMORY / f"heteropp-{name}"
 
     def tiers(self) -> list[Path]:
-        """Folders of steps."""
-        memory, disk = self.memory, self.output / "copies"
-        nodes = [p for tier in (memory, disk) if tier and tier.is_dir() for p in tier.iterdir()]
+        """Folders that have steps in them: a node's, named by it, and the remote store's."""
+        memory = self.memory
         self.memory_seen |= bool(memory and memory.is_dir())
-        return [*nodes, self.folder / "remote"]
+        roots = [memory] if memory else []
+        return sorted(
+            {step.parent for step in steps_in(*roots, self.output / "copies", self.remote)}
+        )
+
+    @property
+    def remote(self) -> Path:
+        return self.folder / "remote"
 
     def kept(self) -> dict[Path, tuple[set[str], set[str]]]:
         """By step folder, the ranks of whom there are files, and those who have a manifest too."""
         found = {}
-        for tier in self.tiers():
-            for step in listed(tier):
-                if STEP_FOLDER.fullmatch(step):
-                    names = listed(tier / step)
-                    ranks = {m[0] for name in names if (m := re.search(r"rank-\d+", name))}
-                    whole = {name.partition(".")[0] for name in names if name.endswith(".json")}
-                    found[tier / step] = ranks, whole
+        for step in steps_in(*self.tiers()):
+            names = listed(step)
+            ranks = {m[0] for name in names if (m := re.search(r"rank-\d+", name))}
+            whole = {name.partition(".")[0] for name in names if name.endswith(".json")}
+            found[step] = ranks, whole
         return found
 
     def saving(self) -> bool:
@@ -200,6 +204,17 @@ def session(leader: int) -> dict[int, str]:
             state, _, _, owner = fields.split()[:4]
             if int(owner) == leader != int(folder.name) and state not in "ZX":
                 found[int(folder.name)] = name
+    return found
+
+
+def steps_in(*roots: Path) -> list[Path]:
+    """The folders of steps below some folders, however deep."""
+    found = []
+    for root in roots:
+        for folder, names, _ in os.walk(root):
+            steps = [name for name in names if STEP_FOLDER.fullmatch(name)]
+            found += [Path(folder, name) for name in steps]
+            names[:] = [name for name in names if name not in steps]
     return found
 
 

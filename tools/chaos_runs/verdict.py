@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from chaos_runs.events import Events, Happened, node_of
-from chaos_runs.job import STEP_FOLDER, Job, listed, read
+from chaos_runs.job import Job, listed, read, steps_in
 
 from heteropp.boxes import Box, uncovered
 from heteropp.checkpoint.reader import QUANTITIES
@@ -159,7 +159,7 @@ def dishonest(job: Job, events: Events, changes: list[Change]) -> list[str]:
     nodes = events.nodes_left()
     found = []
     model = job.scene.curve.model
-    tiers = [job.output / "copies" / node for node in sorted(nodes)] + [job.folder / "remote"]
+    tiers = [t for t in job.tiers() if t.name in nodes or t.is_relative_to(job.remote)]
     for folder, held in kept_steps(tiers).items():
         if not missing(model, held):
             found.append(f"it says that no copy is left, but {folder} has one of everything")
@@ -191,12 +191,11 @@ def held_by(change: Change, nodes: Collection[str]) -> Boxes:
 def kept_steps(folders: Iterable[Path]) -> dict[str, Boxes]:
     """By step folder's name, what the files in some tiers hold; damaged ones do not count."""
     held: dict[str, Boxes] = defaultdict(lambda: defaultdict(set))
-    for folder in folders:
-        for step in filter(STEP_FOLDER.fullmatch, listed(folder)):
-            for name in listed(folder / step):
-                if name.endswith(".json"):
-                    for key, box in _parts(folder / step, name):
-                        held[step][key].add(box)
+    for step in steps_in(*folders):
+        for name in listed(step):
+            if name.endswith(".json"):
+                for key, box in _parts(step, name):
+                    held[step.name][key].add(box)
     return held
 
 
