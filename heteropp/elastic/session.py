@@ -61,7 +61,7 @@ class Session:
         self.job, self.generation, self.control = job, generation, control
         self.board = Board(job.meeting.connect(job.run.deadline_s))
         self.run = job.run_of(generation)
-        self.trainer = Trainer(replace(self.run, resume=arrived is not None), device, control)
+        self.trainer = Trainer(self.run, device, control)
         account = self._begin(arrived, begin_s)
         self.reporter: Reporter | None = None
         if control.rank == 0:
@@ -132,6 +132,8 @@ class Session:
         again = recovers or self.generation.number > 1
         if checkpoint := starting_point(self.run, self.control, again):
             trainer.restore(checkpoint)
+        else:
+            trainer.initialise()
         return Account(step=trainer.completed, seconds=time.monotonic() - begin_s)
 
     def _announce(self) -> None:

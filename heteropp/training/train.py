@@ -120,7 +120,7 @@ opened = cache(open_tokens)  # once a process: its later plans train on the same
 
 
 class Trainer:
-    """One rank's share of a run."""
+    """One rank's share of a run; it begins with `initialise`, `restore` or `take_over`."""
 
     def __init__(self, run: Run, device: Device, control: Control) -> None:
         self.run, self.device, self.control = run, device, control
@@ -130,11 +130,6 @@ class Trainer:
         if run.cluster is not None:
             set_links(run.cluster, self.groups)
         self.modules = stage_modules(plan, self.place, self.groups, device.device, run.seed)
-        for module in [] if run.resume else self.modules:  # what it goes on from fills them
-            if run.weights is None:
-                module.initialise(run.seed)
-            else:
-                load_weights(run.weights, module)
         self.executor = self._executor()
         self.tokens = opened(run.data)
         self.batches = self._batches(self.tokens, "data", run.seed)
@@ -227,6 +222,15 @@ class Trainer:
         """Every rank must."""
         writer.save(self.manifest(), self.state.slices())
 
+    def initialise(self) -> None:
+        """Begins at step 0. Raises FileError where the weights to start from are bad."""
+        for flat in self.executor.update.each():
+            if self.run.weights is None:
+                flat.module.initialise(self.run.seed)
+            else:
+                load_weights(self.run.weights, flat.module)
+            flat.take_values()
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from a checkpoint, of whichever plan. Raises CheckpointError."""
         check_resumable(checkpoint, self.manifest())
@@ -273,6 +277,8 @@ def train_rank(run: Run, json_summary: bool = False) -> int:
         trainer = Trainer(run, device, control)
         if checkpoint := starting_point(run, control, attempt() > 0):
             trainer.restore(checkpoint)
+        else:
+            trainer.initialise()
         if rank == 0:
             reporter = Reporter(
                 run.output, trainer.completed, run.steps, json_summary, run.tensorboard

@@ -191,9 +191,11 @@ class _Member:
         rank, world_size = new_members.index(self.name), len(new_members)
         connect(store, rank, world_size, self.device.backend, timeout_s=DEADLINE_S)
         control = Control(store, rank, world_size)
-        self.trainer = Trainer(self._run(new, position is not None), self.device, control)
+        self.trainer = Trainer(self._run(new), self.device, control)
         if position is not None:
             self.trainer.take_over(position, buffers)
+        else:
+            self.trainer.initialise()
         came = self._held()
         losses = [self.trainer.step()[0].loss for _ in range(steps)]
         return Told(losses, came, self._held(), sent, planned)
@@ -232,7 +234,7 @@ class _Member:
         dist.destroy_process_group()
         return position, buffers, sent, table.sent_bytes[rank]
 
-    def _run(self, plan: Plan, resume: bool) -> Any:
+    def _run(self, plan: Plan) -> Any:
         from heteropp.training.train import Run
 
         return Run(
@@ -243,7 +245,7 @@ class _Member:
             output=self.folder / "run",
             data=self.folder / "text",
             weights=None,
-            resume=resume,
+            resume=False,
             resume_from=None,
             checkpoint_every=0,
             keep=1,

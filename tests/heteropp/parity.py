@@ -247,6 +247,8 @@ def _train(
     trainer = Trainer(run, device, control)
     if checkpoints and (checkpoint := find(checkpoints)):
         trainer.restore(checkpoint)
+    else:
+        trainer.initialise()
     forwards: Counter[str] = Counter()
     for module in trainer.modules:
         for name, part in module.named_modules():

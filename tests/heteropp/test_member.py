@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,9 @@ def test_a_switch_then_a_recovery_then_the_end(leader: Leader) -> None:
     leader.trained(3)
     os.kill(leader.processes[leader.names[1]].pid, signal.SIGTERM)  # notice: nobody ends
     leader.hear(str, "notice", leader.names[1])
+    # from now on nobody needs what the first values were read from
+    gone = replace(leader.job.run, weights=leader.folder / "gone")
+    leader.job = replace(leader.job, run=gone)
     leader.generation(SECOND, second, "switch", first)
     account = leader.hear(Account, "switched", 2)
     assert leader.wait(leader.names[1]) == 0

@@ -163,7 +163,8 @@ class _Member:
 
     def start(self, name: str) -> None:
         if self.name in _members(PLANS[name]):
-            self._train(PLANS[name], resume=False)
+            self._train(PLANS[name])
+            self.trainer.initialise()
             self.trainer.step()
         else:
             self.worlds += 1
@@ -186,7 +187,7 @@ class _Member:
             self._disconnect()
             return None
         self._disconnect()
-        self._train(change.new, resume=True)
+        self._train(change.new)
         self.trainer.take_over(position, buffers)
         seconds = perf_counter() - begin_s
         self.trainer.step()
@@ -202,7 +203,7 @@ class _Member:
         self._disconnect()
         return own
 
-    def _train(self, plan: Plan, resume: bool) -> None:
+    def _train(self, plan: Plan) -> None:
         from heteropp.hyperparameters import Hyperparameters
         from heteropp.training.train import Run, Trainer
 
@@ -214,7 +215,7 @@ class _Member:
             output=Path("unused"),
             data=None,
             weights=None,
-            resume=resume,
+            resume=False,
             resume_from=None,
             checkpoint_every=0,
             keep=1,

@@ -104,6 +104,11 @@ class FlatParameters(FlatBuffers):
                 )
         return norms
 
+    def take_values(self) -> None:
+        """The parameters have been set: what is kept of them apart follows."""
+        if self.mixed:
+            self.master.copy_(self.values[self.shard])
+
     def update(self, learning_rate: float) -> None:
         """Updates this rank's shard with its reduced gradient."""
         self.optimizer.update(self.reduced(), learning_rate)
