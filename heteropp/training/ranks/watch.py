@@ -38,6 +38,8 @@ CAUSE_FILE = "cause"  # in the logs, for the launcher
 
 
 class Watch:
+    newest: Watch | None = None  # of this process: it has the signals
+
     def __init__(
         self,
         store: dist.Store,
@@ -68,6 +70,7 @@ class Watch:
         signal.set_wakeup_fd(self.wakeup_write, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)  # the thread below reads it from the pipe
+        Watch.newest = self
         control.publish("process", json.dumps([_machine(), os.getpid()]))
         self.peers: dict[int, int] = {}  # file descriptor of the process: rank
         for rank, text in enumerate(control.collect("process")):
@@ -81,13 +84,11 @@ class Watch:
     def finish(self) -> None:
         """This rank has done its part; its end, and the others', are no longer a failure."""
         self.store.set(f"finished/{self.rank}", "")
+        if Watch.newest is self:
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)  # before the thread closes it
         self.finished.set()
-        taker = signal.set_wakeup_fd(-1)
-        if taker != self.wakeup_write:  # another watch has begun
-            signal.set_wakeup_fd(taker, warn_on_full_buffer=False)
-            return
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
 
     def fail(self, what: str, wait_s: float = 1.0) -> None:
         """Ends this process because of an error here; does not return.
@@ -115,14 +116,19 @@ class Watch:
                 if not self._has_finished(rank):
                     self._end({"rank": rank, "what": "died"})
             try:
-                if self.wakeup in ready:
-                    os.read(self.wakeup, 4096)
-                    self.notice()
+                self._take_signals()
                 self._read_store()
             except dist.DistNetworkError:
                 self._end({"rank": LAUNCHER, "what": "died"})  # and the store with it
+        with contextlib.suppress(RuntimeError):  # the launcher may have ended
+            self._take_signals()  # that came before another watch had them
         for descriptor in (*self.peers, self.wakeup, self.wakeup_write):
             os.close(descriptor)
+
+    def _take_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wakeup, 4096)
+            self.notice()
 
     def _has_finished(self, rank: int) -> bool:
         if self.finished.is_set():
