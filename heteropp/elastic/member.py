@@ -25,7 +25,7 @@ from heteropp.elastic.job import (
     switch_store,
 )
 from heteropp.elastic.links import Links
-from heteropp.elastic.preparation import change_between, table_of
+from heteropp.elastic.preparation import change_between, predict, table_of
 from heteropp.elastic.session import Arrived, Left, Session
 from heteropp.files import FileError
 from heteropp.recovery.sources import LostError
@@ -119,6 +119,7 @@ class Member:
         assert generation.before is not None
         before = self.board.hear(Generation, "generation", generation.before)
         opened(self.job.run.data)
+        predict(self.job, generation)
         self.board.say("", "ready", generation.number, self.name)
         while self.board.heard(int, "switch-at", before.number) is None:
             time.sleep(CALL_POLL_S)

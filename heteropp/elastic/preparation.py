@@ -1,17 +1,17 @@
-"""Makes the table of a switch beside the running steps, as soon as there is word of one."""
+"""What a switch needs is made beside the running steps, as soon as there is word of one."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
 
-import torch.distributed as dist
-
-from heteropp.elastic.job import Board, Generation
+from heteropp.elastic.job import Board, Generation, Job
 from heteropp.elastic.links import Links
 from heteropp.plan import read_plan
 from heteropp.switching.change import Change
 from heteropp.switching.table import Table
+from heteropp.training.measuring.gauges import predicted
+from heteropp.training.train import SAVE_S
 
 POLL_S = 0.5
 
@@ -24,12 +24,19 @@ def table_of(change: Change, links: Links | None) -> Table:
     return change.table(links.bytes_per_s if links else None)
 
 
+def predict(job: Job, generation: Generation) -> None:
+    """Simulates the step that the generation's trainings will hold theirs against."""
+    run = job.run_of(generation)
+    if run.cluster is not None:
+        predicted(run.plan, run.cluster)
+
+
 class Preparation:
     """Of what may follow on one generation."""
 
-    def __init__(self, store: dist.Store, generation: Generation, links: Links | None) -> None:
-        """`store`: a connection for the thread alone."""
-        self.board, self.generation, self.links = Board(store), generation, links
+    def __init__(self, job: Job, generation: Generation, links: Links | None) -> None:
+        self.job, self.generation, self.links = job, generation, links
+        self.board = Board(job.meeting.connect(SAVE_S))  # the thread's own
         self.tables: dict[int, Table] = {}  # by number of the generation that is to follow
         self.finished = threading.Event()
         threading.Thread(target=self._run, name="preparation", daemon=True).start()
@@ -51,3 +58,4 @@ class Preparation:
         if new.start == "switch" and new.before == self.generation.number:
             change = change_between(self.generation, new)
             self.tables[new.number] = table_of(change, self.links)
+            predict(self.job, new)

@@ -74,7 +74,7 @@ class Session:
         self.keeper = keeper(job, generation, self.trainer, self._own_control(), self._warn)
         if arrived:  # who left may have held the only copies
             self.keeper.keep(self.trainer.manifest(), first=True)
-        self.preparation = Preparation(job.meeting.connect(SAVE_S), generation, links)
+        self.preparation = Preparation(job, generation, links)
 
     def train(self) -> Generation | None:
         """Until the end, or the step after which another generation follows, which it gives."""

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from heteropp.cluster import Cluster, read_cluster
@@ -41,6 +42,15 @@ class Reading:
         return Reading(**json.loads(text))
 
 
+@lru_cache(maxsize=2)  # of a process: the plan that runs, and the one that may follow
+def predicted(plan: Plan, cluster: Path) -> Simulation | None:
+    """A step, simulated; None where the cluster's profile measured no such stage. FileError."""
+    try:
+        return simulate(plan, read_cluster(cluster), emulated=True)
+    except ProfileError:
+        return None
+
+
 class Gauges:
     """What is known of the links comes from the cluster file; without one, waits are bubble."""
 
@@ -63,11 +73,9 @@ class Gauges:
         if cluster is None:
             return
         self.cluster = read_cluster(cluster)
-        if not one_plan:
-            return
-        try:
-            self.simulation = simulate(plan, self.cluster, emulated=True)
-        except ProfileError:  # the cluster's profile measured no such stage: nothing is predicted
+        if one_plan:
+            self.simulation = predicted(plan, cluster)
+        if self.simulation is None:
             return
         self.links = links_of(self.simulation, rank)
         self.stragglers = _stragglers(self.simulation, labels)
