@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Literal, NoReturn
 
 import torch
@@ -147,6 +148,8 @@ class Member:
         )
         if buffers is None:
             return None
+        if left:  # by this machine's clock
+            position = replace(position, ended_s=left.position.ended_s)
         return Arrived(position, buffers, _account(position.step, table, change.members))
 
     def _enter_world(self, store: dist.Store, members: Sequence[str]) -> Control:

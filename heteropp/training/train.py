@@ -140,6 +140,7 @@ class Trainer:
         one_plan = not run.by_length
         self.gauges = Gauges(plan, run.cluster, control.rank, run.labels, device, one_plan)
         self.completed = 0
+        self.ended_s = time.time()  # when the newest step did, by the time of day
         self.batch: Any = None  # what the executor takes, of the next step, once made
         # (step, its seconds, when its actions ran)
         self.spans: deque[tuple[int, float, list[Span]]] = deque(maxlen=TRACED_STEPS)
@@ -187,7 +188,7 @@ class Trainer:
         if self.completed + 1 < self.run.steps:
             self.batch = self._batch(self.completed + 1)  # while the device is busy
         result = self.executor.finish()
-        step_s = time.monotonic() - start_s
+        step_s, self.ended_s = time.monotonic() - start_s, time.time()
         self.reading = self.gauges.read(result)
         self.completed += 1
         self.device.end_step()
@@ -238,7 +239,7 @@ class Trainer:
         self.completed = checkpoint.manifest.step
 
     def position(self) -> Position:
-        return Position(self.completed, self.state.scalars(), time.time())
+        return Position(self.completed, self.state.scalars(), self.ended_s)
 
     def take_over(self, position: Position, buffers: Buffers) -> None:
         """Goes on from another plan's state, which was moved to buffers of this plan and rank."""
