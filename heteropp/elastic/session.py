@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from heteropp.checkpoint.writer import Writer, set_aside
+from heteropp.checkpoint.writer import Writer, remove_partial, set_aside
 from heteropp.elastic.copies import keeper, recovered
 from heteropp.elastic.job import Account, Board, Generation, Job, Progress, generation_store
 from heteropp.elastic.links import Links
@@ -96,6 +96,8 @@ class Session:
             if trainer.completed == self.board.heard(int, "switch-at", self.generation.number):
                 number = self.board.hear(int, "next", self.generation.number)
                 return self.board.hear(Generation, "generation", number)
+        if self.generation.start == "recover" and not trainer.spans:
+            trainer.save(self.writer)  # of the last step, whose checkpoint may not be whole
         self._end()
         return None
 
@@ -127,6 +129,7 @@ class Session:
         recovers = self.generation.start == "recover"
         if recovers and (account := recovered(self.job, self.generation, trainer, self._warn)):
             if self.control.rank == 0:
+                remove_partial(self.run.checkpoints)
                 set_aside(self.run.checkpoints, trainer.completed)
             return account
         again = recovers or self.generation.number > 1

@@ -40,11 +40,20 @@ def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:
 def finish(
     trainer: Trainer, reporter: Reporter | None, json_summary: bool = False
 ) -> Summary | None:
-    """Gathers the trace of the median step and writes what the run leaves; rank 0 sums it up."""
-    if not trainer.spans:
-        if reporter:
-            reporter.nothing_to_do()
+    """Writes what the run leaves, a trace of the median step too; rank 0 sums it up."""
+    if trainer.spans:
+        _trace(trainer, reporter)
+    elif reporter:
+        reporter.nothing_to_do()
+    if reporter is None or (summary := reporter.finish()) is None:
         return None
+    reporter.show(summary)
+    if json_summary:
+        print(as_json(summary), flush=True)
+    return summary
+
+
+def _trace(trainer: Trainer, reporter: Reporter | None) -> None:
     if reporter:
         by_time = sorted(trainer.spans, key=lambda step: step[1])
         trainer.control.store.set("traced step", str(by_time[len(by_time) // 2][0]))
@@ -52,15 +61,9 @@ def finish(
     spans = next(spans for step, _, spans in trainer.spans if step == traced)
     trainer.control.publish("spans", json.dumps([asdict(span) for span in spans]))
     if not reporter:
-        return None
+        return
     texts = trainer.control.collect("spans")
     measured = [Span(**span) for text in texts for span in json.loads(text)]
     simulation = trainer.gauges.simulation
     predicted = simulation.spans if simulation else []
     reporter.trace(measured, predicted, list(trainer.run.labels))
-    summary = reporter.finish()
-    assert summary is not None
-    reporter.show(summary)
-    if json_summary:
-        print(as_json(summary), flush=True)
-    return summary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from layouts import plan_of
 from training_run import Training, tiny_model, write_cluster, write_text
 
 from heteropp import cluster as clusters
+from heteropp.checkpoint.manifest import find
 from heteropp.cluster import read_cluster
 from heteropp.elastic.job import Account, Board, Generation, Job, Meeting, Progress
 from heteropp.hyperparameters import Hyperparameters
@@ -184,3 +186,20 @@ def test_a_switch_then_a_recovery_then_the_end(leader: Leader) -> None:
     assert len(found) >= recovered.step + 2
     expected = uninterrupted(leader.folder, len(found))
     assert found == pytest.approx(expected, rel=2e-6)
+
+
+def test_a_job_that_is_lost_after_its_last_step_still_ends_as_others(leader: Leader) -> None:
+    """What has that step is copies of the state: no checkpoint, no summary."""
+    alone = plan_of(MODEL, (8,), (1,), (1,))
+    leader.job = replace(leader.job, run=replace(leader.job.run, steps=3))
+    leader.generation(alone, (0,), "initial")
+    assert leader.wait(leader.names[0]) == 0
+    summary = leader.hear(str, "summary")
+    leader.board.take(str, "summary")
+    shutil.rmtree(leader.job.run.checkpoints)
+    leader.generation(alone, (0,), "recover")
+    assert leader.wait(leader.names[0]) == 0
+    assert json.loads(leader.hear(str, "summary")) == json.loads(summary)
+    assert leader.hear(Account, "recovered", 2).step == 3
+    checkpoint = find(leader.job.run.checkpoints)
+    assert checkpoint is not None and checkpoint.manifest.step == 3

@@ -110,10 +110,10 @@ class Reporter:
         )
 
     def nothing_to_do(self) -> None:
-        """For a run that was resumed at its end."""
+        """For a run that was resumed, or recovered, at its end."""
         self.stop()
         self.console.print(
-            f"nothing to do: the checkpoint is of step {self.first_here}, and --steps {self.steps}",
+            f"nothing to do: step {self.first_here} is done, and --steps {self.steps}",
             soft_wrap=True,
         )
 
@@ -130,12 +130,15 @@ class Reporter:
         draw_timeline(self.output / "timeline.png", timelines, labels)
 
     def finish(self) -> Summary | None:
-        """Draws the loss; gives the summary of the steps run here, None when there were none."""
+        """Draws the loss; gives the summary of the steps run here.
+
+        Where there were none, of those that earlier runs left metrics of; None without any.
+        """
         self.close()
         every = self.file.metrics
-        here = [metrics for metrics in every if metrics["step"] > self.first_here]
-        if not here:
+        if not every:
             return None
+        here = [metrics for metrics in every if metrics["step"] > self.first_here] or every
         losses = [m["loss"] for m in every if m["loss"] is not None] or [math.nan]
         draw_loss(every, self.output / "loss.png")
         validations = [m["validation_loss"] for m in here if m["validation_loss"] is not None]
