@@ -77,12 +77,12 @@ class Agent:
 
     def forget_memory(self, node: str) -> None:
         """Removes what a node kept in host memory: a real one that goes takes it along."""
-        shutil.rmtree(self.job.memory / node, ignore_errors=True)
+        shutil.rmtree(self.job.memory_of(node), ignore_errors=True)
 
     def save_memory(self) -> None:
         """Copies what the nodes keep in host memory to their disks. Raises FileError."""
         for node in self.nodes:
-            memory, disk = self.job.memory / node, self.job.disk / node
+            memory, disk = self.job.memory_of(node), self.job.disk_of(node)
             try:
                 if memory.exists():
                     shutil.copytree(memory, disk, dirs_exist_ok=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from heteropp.elastic.job import Account, Generation, Job, Moved, node_of
 from heteropp.recovery.keeper import Cadence, Keeper
 from heteropp.recovery.recover import recover
-from heteropp.recovery.tiers import Tiers
 from heteropp.training.measuring.metrics import METRICS, newest_step
 from heteropp.training.ranks.control import Control
 from heteropp.training.train import Trainer
@@ -24,14 +23,14 @@ def keeper(
         memory=job.keep_memory_every, disk=job.keep_disk_every, remote=job.keep_remote_every
     )
     nodes = _nodes(generation)
-    tiers = _tiers(job, nodes[control.rank])
+    tiers = job.tiers_of(nodes[control.rank])
     return Keeper(tiers, cadence, generation.number, nodes, trainer.state, control, warn)
 
 
 def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> Account | None:
     """Takes the newest state there is a copy of; None where nothing was ever kept."""
     nodes, control = _nodes(generation), trainer.control
-    tiers = _tiers(job, nodes[control.rank])
+    tiers = job.tiers_of(nodes[control.rank])
     reported = newest_step(job.run.output / METRICS)
     found = recover(trainer.state, trainer.manifest(), tiers, nodes, control, reported)
     if found is None:
@@ -53,7 +52,3 @@ def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> 
 def _nodes(generation: Generation) -> list[str]:
     """By rank."""
     return [node_of(member) for member in generation.members]
-
-
-def _tiers(job: Job, node: str) -> Tiers:
-    return Tiers(job=job.name, memory=job.memory / node, disk=job.disk / node, remote=job.remote)

@@ -36,6 +36,7 @@ from pydantic import TypeAdapter
 
 from heteropp.cluster import read_cluster
 from heteropp.plan import read_plan
+from heteropp.recovery.tiers import Tiers
 from heteropp.training.train import RankChip, Run
 
 T = TypeVar("T")
@@ -65,9 +66,9 @@ class Job:
     name: str  # that no other job has; whatever goes on with --resume keeps it
     run: Run  # its plan, cluster and chips are those that the job begins with
     meeting: Meeting
-    memory: Path  # copies of the state in host memory: a folder a node
-    disk: Path  # on the nodes' disks, likewise
-    remote: str | None  # in a store that all reach, an fsspec URL
+    memory: Path  # copies of the state in host memory: a folder of this job's own
+    disk: Path  # on the nodes' disks: a folder that other jobs may use as well
+    remote: str | None  # in a store that all reach, an fsspec URL, likewise
     keep_memory_every: int = 1  # steps
     keep_disk_every: int = 10  # steps
     keep_remote_every: int = 0  # steps; 0: never
@@ -84,6 +85,19 @@ class Job:
             plan=read_plan(generation.plan),
             cluster=generation.cluster if self.run.device == "chip" else None,
             chips=chips,
+        )
+
+    def memory_of(self, node: str) -> Path:
+        return self.memory / node
+
+    def disk_of(self, node: str) -> Path:
+        return self.disk / self.name / node
+
+    def tiers_of(self, node: str) -> Tiers:
+        """Where a node keeps copies; what a job removes there is never another one's."""
+        remote = f"{self.remote.removesuffix('/')}/{self.name}" if self.remote else None
+        return Tiers(
+            job=self.name, memory=self.memory_of(node), disk=self.disk_of(node), remote=remote
         )
 
 

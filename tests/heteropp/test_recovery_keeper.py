@@ -22,6 +22,7 @@ from training_run import tiny_model
 from heteropp.boxes import Box
 from heteropp.checkpoint.manifest import Manifest, Scalars, Slice
 from heteropp.checkpoint.writer import block_of
+from heteropp.elastic.job import Job, Meeting
 from heteropp.files import FileError
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.recovery.fetch import Readings
@@ -200,6 +201,32 @@ def test_older_generations_go_once_this_one_has_a_step(tmp_path: Path) -> None:
         keeping.keep(manifest(4))
         keeping.finish()
         assert memory.steps() == [Step(4, generation)]
+
+
+def test_jobs_that_share_folders_leave_each_others_copies(tmp_path: Path) -> None:
+    jobs = [
+        Job(
+            name=name,
+            run=None,  # type: ignore[arg-type]  # tiers do not depend on it
+            meeting=Meeting(host="", port=0),
+            memory=tmp_path / f"memory-{name}",
+            disk=tmp_path / "disk",
+            remote=f"file://{tmp_path}/store/",
+        )
+        for name in ("first", "second")
+    ]
+    for generation, job in enumerate(jobs):
+        keeping = keeper(
+            job.tiers_of("a-0"), OneTensor().at(1), Cadence(memory=1, disk=1, remote=1), generation
+        )
+        keeping.keep(manifest(1))
+        keeping.finish()
+    for generation, job in enumerate(jobs):
+        tiers = job.tiers_of("a-0")
+        for tier in tiers.each():
+            (found,) = tier.manifests(job.name)
+            assert found.step == Step(1, generation)
+            assert len(values(tiers, tier, found)) == 4
 
 
 def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path: Path) -> None:
