@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from heteropp.checkpoint.writer import Writer, remove_partial, set_aside
 from heteropp.elastic.copies import keeper, recovered
@@ -42,7 +43,7 @@ class Left:
     position: Position
     buffers: Buffers
     tables: dict[int, Table]  # that were prepared, by number of the generation that follows
-    finish: Callable[[], None]  # waits until what was kept is kept
+    finish: Callable[[], None]  # waits until what was kept is kept, for a while
 
 
 class Session:
@@ -110,7 +111,7 @@ class Session:
             self.reporter.close()
         buffers = of_training(self.trainer.executor.update)
         self.keeper.release()
-        finish = self.keeper.finish
+        finish = partial(self.keeper.finish, self.run.deadline_s)
         del self.trainer
         gc.collect()  # gradients and all else: what comes next needs the room
         self.control.barrier("left")  # nobody waits for a message any more
@@ -168,7 +169,7 @@ class Session:
                 self.reporter.stopped(self.trainer.completed)
         elif summary := finish(self.trainer, self.reporter):
             self.board.say(as_json(summary), "summary")
-        self.keeper.finish()
+        self.keeper.finish(self.run.deadline_s)
         self.control.barrier("finish")
 
     def _own_control(self) -> Control:

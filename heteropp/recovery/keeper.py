@@ -1,13 +1,15 @@
 """Keeps copies of the state while the training goes on: from one in host memory, in threads.
 
 Each tier has a thread of its own, so that a slow store does not hold up the nearer ones. A copy
-that cannot be written is said in a sentence, and the training goes on: an older one is there.
+that cannot be written, or not by when the next is due, is said in a sentence, and the training goes
+on: an older one is there.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -61,6 +63,7 @@ class Keeper:
         self.leads_node = nodes.index(nodes[control.rank]) == control.rank
         self.kept: dict[TierKind, list[int]] = {tier.kind: [] for tier in self.tiers}
         self.failing: set[TierKind] = set()
+        self.slow: set[TierKind] = set()
         self.threads: dict[TierKind, threading.Thread] = {}
         for tier in self.tiers:
             self._publish(tier)
@@ -69,7 +72,8 @@ class Keeper:
     def keep(self, manifest: Manifest, first: bool = False) -> None:
         """Copies what tiers shall have of this step and leaves the rest to the threads.
 
-        Every rank calls it after each step. Waits for a tier that is still busy with an older one.
+        Every rank calls it after each step. Waits for the memory where it is still busy with an
+        older one; the other tiers go without this one then.
         first: the memory has nothing of this generation yet, and shall, whatever the cadence.
         """
         due = [
@@ -77,11 +81,10 @@ class Keeper:
             for tier in self.tiers
             if self.cadence.is_due(tier.kind, manifest.step) or (first and tier.kind == "memory")
         ]
-        if not due:
-            return
-        for tier in due:
-            self._wait(tier.kind)
-        held = [_copy(one) for one in self.state.held()]
+        due = [tier for tier in due if self._is_free(tier, manifest.step)]
+        held = [
+            _copy(one) for one in self.state.held() if any(self._is_for(tier, one) for tier in due)
+        ]
         for tier in due:
             content = [one for one in held if self._is_for(tier, one)]
             thread = threading.Thread(
@@ -93,10 +96,15 @@ class Keeper:
             self.threads[tier.kind] = thread
             thread.start()
 
-    def finish(self) -> None:
-        """Waits until all that was asked for is kept, or has failed."""
-        for tier in self.tiers:
-            self._wait(tier.kind)
+    def finish(self, deadline_s: float) -> None:
+        """Waits until all that was asked for is kept, or has failed; but for so long in all."""
+        end_s = time.monotonic() + deadline_s
+        for kind, thread in self.threads.items():
+            thread.join(max(0.0, end_s - time.monotonic()))
+            if thread.is_alive():
+                self.warn(
+                    f"the newest copy ({kind}) is not written in {deadline_s:g} s; it is left"
+                )
 
     def release(self) -> None:
         """Lets go of the state: no step follows, while the threads go on with their copies."""
@@ -108,9 +116,20 @@ class Keeper:
             return held.spoken_for
         return block_of(held.slice.name) in self.blocks
 
-    def _wait(self, kind: TierKind) -> None:
-        if thread := self.threads.pop(kind, None):
+    def _is_free(self, tier: Tier, step: int) -> bool:
+        """Whether it is done with the copy before; only the memory, this host's, is waited for."""
+        thread = self.threads.get(tier.kind)
+        if thread and tier.kind == "memory":
             thread.join()
+        if thread and thread.is_alive():
+            if tier.kind not in self.slow:
+                self.warn(
+                    f"step {step} is not kept in {tier.url} ({tier.kind}): "
+                    "the copy before is still being written; training goes on"
+                )
+            self.slow.add(tier.kind)
+            return False
+        return True
 
     def _keep(self, tier: Tier, manifest: Manifest, held: list[Held]) -> None:
         step = Step(manifest.step, self.generation)

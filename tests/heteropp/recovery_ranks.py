@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import traceback
 import zlib
 from collections.abc import Callable, Sequence
@@ -159,7 +160,7 @@ def keep(
         here.fill(step)
         keeper.keep(manifest_of(here.plan, step))
         dist.barrier()  # as every step of a training is
-    keeper.finish()
+        keeper.finish(DEADLINE_S)
     here.control.barrier("kept by all")
     return warnings
 
@@ -274,7 +275,22 @@ class Full(LocalFileSystem):
         return LocalFileSystem._strip_protocol(str(path).removeprefix("full://"))
 
 
-for each in (Counted, Full):
+class Hanging(LocalFileSystem):
+    """A store whose writes do not return until it is told to go on."""
+
+    protocol = "hanging"
+    goes_on = threading.Event()
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        assert self.goes_on.wait(DEADLINE_S)
+        super().pipe_file(path, value, mode, **kwargs)
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return LocalFileSystem._strip_protocol(str(path).removeprefix("hanging://"))
+
+
+for each in (Counted, Full, Hanging):
     fsspec.register_implementation(each.protocol, each, clobber=True)
 
 

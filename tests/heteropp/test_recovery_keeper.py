@@ -15,7 +15,7 @@ import forkserver
 import pytest
 import torch
 import torch.distributed as dist
-from recovery_ranks import JOB, Full, tiers_of
+from recovery_ranks import JOB, Full, Hanging, tiers_of
 from torch import Tensor
 from training_run import tiny_model
 
@@ -34,6 +34,7 @@ from heteropp.training.ranks.control import Control
 from heteropp.training.state import Held
 
 ROWS, COLUMNS = 64, 256
+WAIT_S = 60.0
 
 
 @dataclass
@@ -109,7 +110,7 @@ def test_each_tier_has_the_steps_that_it_is_given(tmp_path: Path) -> None:
         state.at(step)
         keeping.keep(manifest(step))
         state.tensors[0].zero_()  # the training goes on
-    keeping.finish()
+        keeping.finish(WAIT_S)
     memory, disk, remote = tiers.each()
     assert (steps(memory), steps(disk), steps(remote)) == ([5, 6], [4, 6], [3, 6])
     for tier in (memory, disk, remote):
@@ -124,7 +125,7 @@ def test_a_tier_can_be_any_url_of_fsspec(tmp_path: Path) -> None:
     tiers = Tiers(job=JOB, memory=None, disk=None, remote="memory://a-store/job")
     keeping = keeper(tiers, OneTensor().at(3), Cadence(memory=1, remote=1))
     keeping.keep(manifest(3))
-    keeping.finish()
+    keeping.finish(WAIT_S)
     (remote,) = tiers.each()
     (found,) = remote.manifests(JOB)
     assert len(values(tiers, remote, found)) == 4
@@ -155,7 +156,7 @@ def together(arguments: list[tuple], saved: list[int]) -> list[Keeper]:
         made[index] = keeping = keeper(*arguments[index])
         for step in saved:
             keeping.keep(manifest(step))
-        keeping.finish()
+        keeping.finish(WAIT_S)
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(arguments))]
     for thread in threads:
@@ -175,17 +176,17 @@ def test_what_a_slow_rank_has_not_replaced_stays(tmp_path: Path) -> None:
     (memory,) = tiers[0].each()
     for step in (2, 3, 4, 5):
         fast.keep(manifest(step))
-        fast.finish()
+        fast.finish(WAIT_S)
     assert steps(memory) == [1, 4, 5]
     slow.keep(manifest(4))
-    slow.finish()
+    slow.finish(WAIT_S)
     fast.keep(manifest(6))
-    fast.finish()
+    fast.finish(WAIT_S)
     assert steps(memory) == [1, 4, 5, 6]  # two that both have, and its own two
     slow.keep(manifest(5))
-    slow.finish()
+    slow.finish(WAIT_S)
     fast.keep(manifest(7))
-    fast.finish()
+    fast.finish(WAIT_S)
     assert steps(memory) == [4, 5, 6, 7]
 
 
@@ -196,10 +197,10 @@ def test_older_generations_go_once_this_one_has_a_step(tmp_path: Path) -> None:
     for generation in (0, 1):
         keeping = keeper(tiers, state, Cadence(memory=2), generation)
         keeping.keep(manifest(1))  # is not due
-        keeping.finish()
+        keeping.finish(WAIT_S)
         assert memory.steps() == ([Step(4, 0)] if generation else [])
         keeping.keep(manifest(4))
-        keeping.finish()
+        keeping.finish(WAIT_S)
         assert memory.steps() == [Step(4, generation)]
 
 
@@ -220,7 +221,7 @@ def test_jobs_that_share_folders_leave_each_others_copies(tmp_path: Path) -> Non
             job.tiers_of("a-0"), OneTensor().at(1), Cadence(memory=1, disk=1, remote=1), generation
         )
         keeping.keep(manifest(1))
-        keeping.finish()
+        keeping.finish(WAIT_S)
     for generation, job in enumerate(jobs):
         tiers = job.tiers_of("a-0")
         for tier in tiers.each():
@@ -236,7 +237,7 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path: Path) -> None:
     keeping = keeper(tiers, OneTensor().at(1), Cadence(memory=1, disk=1), warnings=warnings)
     for step in (1, 2, 3):
         keeping.keep(manifest(step))
-    keeping.finish()
+        keeping.finish(WAIT_S)
     assert warnings == [
         f"step 1 is not kept in {url} (disk): No space left on device; training goes on"
     ]
@@ -250,10 +251,33 @@ def test_a_store_that_is_gone_is_said(tmp_path: Path) -> None:
     warnings: list[str] = []
     keeping = keeper(tiers, OneTensor().at(1), Cadence(memory=1, remote=1), warnings=warnings)
     keeping.keep(manifest(1))
-    keeping.finish()
+    keeping.finish(WAIT_S)
     (warning,) = warnings
     assert warning.startswith("step 1 is not kept in file:///dev/null/")
     assert "(remote): Not a directory" in warning
+
+
+def test_a_store_that_hangs_is_said_once_and_training_goes_on(tmp_path: Path) -> None:
+    Hanging.goes_on.clear()
+    url = f"{Hanging.protocol}://{tmp_path / 'store'}"
+    tiers = Tiers(job=JOB, memory=tmp_path / "memory", disk=None, remote=url)
+    warnings: list[str] = []
+    keeping = keeper(tiers, OneTensor().at(1), Cadence(memory=1, remote=1), warnings=warnings)
+    for step in (1, 2, 3):
+        keeping.keep(manifest(step))
+    keeping.finish(0.5)
+    assert warnings == [
+        f"step 2 is not kept in {url} (remote): the copy before is still being written; "
+        "training goes on",
+        "the newest copy (remote) is not written in 0.5 s; it is left",
+    ]
+    memory, remote = tiers.each()
+    assert steps(memory) == [2, 3]
+    Hanging.goes_on.set()
+    keeping.finish(WAIT_S)
+    keeping.keep(manifest(4))
+    keeping.finish(WAIT_S)
+    assert len(warnings) == 2 and steps(remote) == [1, 4]
 
 
 def test_a_url_that_nothing_reads_is_refused() -> None:
@@ -295,7 +319,7 @@ def killed_once(root: Path, generation: int) -> bool:
         for step in range(1, 100_000):
             state.at(step)
             keeping.keep(manifest(step))
-            keeping.finish()
+            keeping.finish(WAIT_S)
             os.write(writing, step.to_bytes(4, "little"))
     os.close(writing)
     os.read(reading, 4)

@@ -84,7 +84,7 @@ class Member:
         cadence = Cadence(memory=1, disk=1, remote=1)
         keeper = Keeper(tiers, cadence, 0, what.nodes, state, control, _fail)
         keeper.keep(_manifest(what))
-        keeper.finish()
+        keeper.finish(DEADLINE_S)
         self._end(control)
 
     def recover(
