@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from heteropp.checkpoint.manifest import steps
 from heteropp.elastic.job import Account, Generation, Job, Moved, node_of
 from heteropp.recovery.keeper import Cadence, Keeper
 from heteropp.recovery.recover import recover
@@ -28,11 +29,15 @@ def keeper(
 
 
 def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> Account | None:
-    """Takes the newest state there is a copy of; None where nothing was ever kept."""
+    """Takes the newest state there is a copy of; None where there is none, or a newer checkpoint.
+
+    Raises LostError where no step is whole, and CheckpointError.
+    """
     nodes, control = _nodes(generation), trainer.control
     tiers = job.tiers_of(nodes[control.rank])
     reported = newest_step(job.run.output / METRICS)
-    found = recover(trainer.state, trainer.manifest(), tiers, nodes, control, reported)
+    saved = max((step for step, _ in steps(job.run.checkpoints)), default=0)
+    found = recover(trainer.state, trainer.manifest(), tiers, nodes, control, reported, saved)
     if found is None:
         return None
     trainer.completed = found.step

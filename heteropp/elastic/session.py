@@ -14,6 +14,7 @@ from heteropp.elastic.copies import keeper, recovered
 from heteropp.elastic.job import Account, Board, Generation, Job, Progress, generation_store
 from heteropp.elastic.links import Links
 from heteropp.elastic.preparation import Preparation
+from heteropp.recovery.sources import LostError
 from heteropp.switching.buffers import Buffers, of_training
 from heteropp.switching.change import Position
 from heteropp.switching.table import Table
@@ -127,18 +128,28 @@ class Session:
             trainer.take_over(arrived.position, arrived.buffers)
             stood_s = time.time() - arrived.position.ended_s
             return replace(arrived.account, seconds=max(0.0, stood_s))
-        recovers = self.generation.start == "recover"
-        if recovers and (account := recovered(self.job, self.generation, trainer, self._warn)):
-            if self.control.rank == 0:
-                remove_partial(self.run.checkpoints)
-                set_aside(self.run.checkpoints, trainer.completed)
-            return account
-        again = recovers or self.generation.number > 1
+        found = self._recovered() if self.generation.start == "recover" else None
+        if isinstance(found, Account):
+            return found
+        again = self.generation.start == "recover" or self.generation.number > 1
         if checkpoint := starting_point(self.run, self.control, again):
             trainer.restore(checkpoint)
+        elif found:
+            raise LostError(f"{found}; and there is no checkpoint")
         else:
             trainer.initialise()
         return Account(step=trainer.completed, seconds=time.monotonic() - begin_s)
+
+    def _recovered(self) -> Account | LostError | None:
+        """From copies; what these lack, where no step is whole; None: a checkpoint is newer."""
+        try:
+            account = recovered(self.job, self.generation, self.trainer, self._warn)
+        except LostError as error:
+            return error
+        if account and self.control.rank == 0:
+            remove_partial(self.run.checkpoints)
+            set_aside(self.run.checkpoints, account.step)
+        return account
 
     def _announce(self) -> None:
         """As rank 0: whether the step that is about to begin is the last under this plan."""

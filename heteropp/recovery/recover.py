@@ -72,19 +72,24 @@ def recover(
     nodes: Sequence[str],
     control: Control,
     reported: int | None = None,
+    saved: int = 0,
 ) -> Recovered | None:
-    """Fills the state of all ranks, each of which calls it; None where nothing was ever kept.
+    """Fills the state of all ranks, each of which calls it.
 
     run: what this run is, as its next manifest would say; tiers: those of this rank's node; nodes:
-    their names, by rank; reported: on rank 0, the newest step that the run's metrics have: a later
-    one would leave a gap. The world group must be there. Raises LostError where no step is whole
-    any more, and CheckpointError where the copies are of another run.
+    their names, by rank. On rank 0, reported: the newest step that the run's metrics have, as a
+    later one would leave a gap; saved: the newest one that there is a checkpoint of. The world
+    group must be there.
+
+    None where nothing was ever kept, or the checkpoint is newer than the newest whole step. Raises
+    LostError where no step is whole any more, and CheckpointError where the copies are of another
+    run.
     """
     begin_s = time.monotonic()
     control = _patient(control)
     wants = sorted(state.wanted(), key=lambda want: (want[0], want[1].name, want[1].box))
     _publish(wants, tiers, nodes, control)
-    decider = Decider(run, nodes, control, reported) if control.rank == 0 else None
+    decider = Decider(run, nodes, control, reported, saved) if control.rank == 0 else None
     readings = Readings(tiers)
     for attempt in itertools.count():
         if decider:
@@ -132,7 +137,7 @@ def _publish(wants: list[Want], tiers: Tiers, nodes: Sequence[str], control: Con
 
 
 def _heard(control: Control, attempt: int) -> Order | None:
-    """This rank's order; None where nothing was kept. Raises LostError and CheckpointError."""
+    """This rank's order; None where there is nothing to recover. LostError, CheckpointError."""
     order = _order.validate_json(control.hear(f"recovery/order {attempt}/{control.rank}"))
     if order.kind == "lost":
         raise LostError(order.what)
@@ -145,9 +150,15 @@ class Decider:
     """What rank 0 does besides: it knows what all hold and want."""
 
     def __init__(
-        self, run: Manifest, nodes: Sequence[str], control: Control, reported: int | None
+        self,
+        run: Manifest,
+        nodes: Sequence[str],
+        control: Control,
+        reported: int | None,
+        saved: int,
     ) -> None:
-        self.run, self.nodes, self.control, self.reported = run, nodes, control, reported
+        self.run, self.nodes, self.control = run, nodes, control
+        self.reported, self.saved = reported, saved
         texts = control.collect(WANTS)  # those of replicas are alike
         read = {text: _wants.validate_json(text) for text in set(texts)}
         self.wants = [read[text] for text in texts]
@@ -186,6 +197,8 @@ class Decider:
             return [Order("lost", str(error))] * ranks
         except CheckpointError as error:
             return [Order("unlike", str(error))] * ranks
+        if step.step < self.saved:
+            return [Order("nothing")] * ranks
         assignment = assign(copies, self.wants, self.nodes)
         self.step, self.moved = step.step, assignment.moved
         self.shares = assignment.shares(ranks)

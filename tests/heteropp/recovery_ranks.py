@@ -166,7 +166,7 @@ def keep(
 
 
 def recovered(
-    here: Here, remote: str | None = None, reported: int | None = None
+    here: Here, remote: str | None = None, reported: int | None = None, saved: int = 0
 ) -> tuple[Recovered | None, list[str]]:
     """What was recovered, and what of it is wrong."""
     found = recover(
@@ -176,6 +176,7 @@ def recovered(
         here.nodes,
         here.control,
         reported,
+        saved,
     )
     return found, here.wrong(found.step) if found else []
 

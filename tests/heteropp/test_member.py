@@ -160,7 +160,10 @@ def uninterrupted(folder: Path, steps: int) -> list[float]:
 
 
 def test_a_switch_then_a_recovery_then_the_end(leader: Leader) -> None:
-    """Three ranks; one goes and one comes; then one is killed, and two go on from the copies."""
+    """Three ranks; one goes and one comes; then one is killed, and two go on from the copies.
+
+    The end is a checkpoint; from it they go on when the copies lack a layer.
+    """
     first, second, third = (0, 1, 2), (0, 2, 3), (0, 3)
     leader.generation(FIRST, first, "initial")
     leader.trained(3)
@@ -182,8 +185,15 @@ def test_a_switch_then_a_recovery_then_the_end(leader: Leader) -> None:
     leader.trained(recovered.step + 2)
     leader.board.say("", "stop")
     assert [leader.wait(leader.names[p]) for p in third] == [0, 0]
+    saved = len(losses(leader))
+    for place in (leader.job.memory, leader.job.disk):
+        for copy in place.rglob("layers.2.*.safetensors"):
+            copy.unlink()
+    leader.generation(plan_of(MODEL, (8,), (1,), (1,)), [3], "recover")
+    assert leader.hear(Account, "recovered", 4).step == saved  # and is told to stop
+    assert leader.wait(leader.names[3]) == 0
     found = losses(leader)
-    assert len(found) >= recovered.step + 2
+    assert len(found) == saved + 1 >= recovered.step + 3
     expected = uninterrupted(leader.folder, len(found))
     assert found == pytest.approx(expected, rel=2e-6)
 

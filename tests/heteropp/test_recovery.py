@@ -244,6 +244,12 @@ def test_a_step_that_was_not_reported_is_taken_only_where_none_was(
         assert recover_whole(ranks, GROUPS, NODES, None, reported).step == step
 
 
+def test_a_newer_checkpoint_wins(ranks: Ranks) -> None:
+    kept(ranks, GROUPS, NODES, [4, 5], Cadence(memory=1))
+    assert recover_whole(ranks, GROUPS, NODES, None, None, 5).step == 5  # memory is nearer
+    assert ranks.run(GROUPS, NODES, recovered, None, None, 6) == [(None, [])] * 4
+
+
 def test_another_jobs_copies_are_not_believed(ranks: Ranks, tmp_path: Path) -> None:
     kept(ranks, GROUPS, NODES, [1], Cadence(memory=1))
     for node in NODES:
