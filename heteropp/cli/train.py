@@ -172,14 +172,16 @@ def train(
         Path | None,
         typer.Option(
             help="Where each node keeps copies of its state, on a disk of its own; copies in "
-            "--output if absent.",
+            "--output if absent. They are in a folder that is called as --output's job.json says, "
+            "and stay there for --resume when the job ends.",
             rich_help_panel=ELASTIC,
         ),
     ] = None,
     remote: Annotated[
         str | None,
         typer.Option(
-            help="Where copies go that outlive every node: a folder or URL, as fsspec takes it.",
+            help="Where copies go that outlive every node: a folder or URL, as fsspec takes it. "
+            "They are called and stay as those on the disk.",
             rich_help_panel=ELASTIC,
         ),
     ] = None,
