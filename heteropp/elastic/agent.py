@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -126,9 +127,19 @@ def log_file(logs: Path, number: int, member: str) -> Path:
 def _run(entrypoint: Entrypoint, job: Job, member: str, number: int, log: Path) -> None:
     """The member's process: its output goes to its log."""
     name_process(member)
+    threading.Thread(target=_end_with_agent, name="agent", daemon=True).start()
     os.setpgrp()  # what the terminal interrupts is the launcher alone
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)
     sys.exit(entrypoint(job, member, number))
+
+
+def _end_with_agent() -> None:
+    """Ends this process with its agent's, also while no watch does so yet."""
+    agent = multiprocessing.parent_process()
+    assert agent is not None
+    agent.join()
+    time.sleep(GRACE_S)  # for the watch to say what this process was at
+    os._exit(1)
