@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Literal
 
 from pydantic import TypeAdapter
@@ -27,11 +29,12 @@ from heteropp.recovery.assignment import Moved, Share, SourceKind, assign
 from heteropp.recovery.bundles import Want
 from heteropp.recovery.fetch import Readings, pass_on
 from heteropp.recovery.sources import Copy, Kept, LostError, choose
-from heteropp.recovery.tiers import Tiers
+from heteropp.recovery.tiers import Tier, Tiers
 from heteropp.training.ranks.control import Control
 from heteropp.training.state import State
 
 READ_S = 24 * 3600.0
+LIST_S = 60.0  # for the remote store to say what it has
 KEPT, WANTS = "recovery/kept", "recovery/wants"  # keys
 
 
@@ -89,7 +92,7 @@ def recover(
     control = _patient(control)
     wants = sorted(state.wanted(), key=lambda want: (want[0], want[1].name, want[1].box))
     _publish(wants, tiers, nodes, control)
-    decider = Decider(run, nodes, control, reported, saved) if control.rank == 0 else None
+    decider = Decider(run, tiers, nodes, control, reported, saved) if control.rank == 0 else None
     readings = Readings(tiers)
     for attempt in itertools.count():
         if decider:
@@ -118,22 +121,41 @@ def _patient(control: Control) -> Control:
 
 
 def _publish(wants: list[Want], tiers: Tiers, nodes: Sequence[str], control: Control) -> None:
-    """What this rank wants; what its node holds, if it is the node's first; rank 0: the store."""
+    """What this rank wants; what its node holds, if it is the node's first."""
     rank = control.rank
-    seen = [tier for tier in tiers.own() if nodes.index(nodes[rank]) == rank]
-    seen += [tier for tier in tiers.each() if tier.kind == "remote" and rank == 0]
     kept: list[Kept] = []
     warnings: list[str] = []
-    for tier in seen:
-        node = "" if tier.kind == "remote" else nodes[rank]
-        try:
-            kept += [Kept(tier.kind, node, manifest) for manifest in tier.manifests(tiers.job)]
-        except Exception as error:  # of whatever store
-            why = " ".join(str(error).split()) or type(error).__name__
-            warnings.append(f"{tier.url} ({tier.kind}) cannot be read: {why}")
+    for tier in tiers.own() if nodes.index(nodes[rank]) == rank else []:
+        kept += _kept_in(tier, nodes[rank], tiers.job, warnings)
     control.publish("recovery/unseen", json.dumps(warnings))
     control.publish(WANTS, _wants.dump_json(wants).decode())
     control.publish(KEPT, _kept.dump_json(kept).decode())
+
+
+def _kept_in(tier: Tier, node: str, job: str, warnings: list[str]) -> list[Kept]:
+    try:
+        return [Kept(tier.kind, node, manifest) for manifest in tier.manifests(job)]
+    except Exception as error:  # of whatever store
+        why = " ".join(str(error).split()) or type(error).__name__
+        warnings.append(f"{tier.url} ({tier.kind}) cannot be read: {why}")
+        return []
+
+
+def _kept_remotely(tier: Tier, job: str, warnings: list[str]) -> list[Kept]:
+    """In a thread, as a store that is gone may never answer."""
+    answers: Queue[tuple[list[Kept], list[str]]] = Queue()
+
+    def ask() -> None:
+        said: list[str] = []
+        answers.put((_kept_in(tier, "", job, said), said))
+
+    threading.Thread(target=ask, name="list-remote", daemon=True).start()
+    try:
+        kept, said = answers.get(timeout=LIST_S)
+    except Empty:
+        kept, said = [], [f"{tier.url} ({tier.kind}) does not answer in {LIST_S:g} s"]
+    warnings += said
+    return kept
 
 
 def _heard(control: Control, attempt: int) -> Order | None:
@@ -152,12 +174,14 @@ class Decider:
     def __init__(
         self,
         run: Manifest,
+        tiers: Tiers,
         nodes: Sequence[str],
         control: Control,
         reported: int | None,
         saved: int,
     ) -> None:
-        self.run, self.nodes, self.control = run, nodes, control
+        self.run, self.job, self.nodes, self.control = run, tiers.job, nodes, control
+        self.unasked = [tier for tier in tiers.each() if tier.kind == "remote"]
         self.reported, self.saved = reported, saved
         texts = control.collect(WANTS)  # those of replicas are alike
         read = {text: _wants.validate_json(text) for text in set(texts)}
@@ -187,6 +211,9 @@ class Decider:
 
     def _orders(self) -> list[Order]:
         ranks = len(self.nodes)
+        if not self._have_newest():
+            while self.unasked:
+                self.kept += _kept_remotely(self.unasked.pop(), self.job, self.warnings)
         if not self.kept:
             return [Order("nothing")] * ranks
         try:
@@ -203,6 +230,16 @@ class Decider:
         self.step, self.moved = step.step, assignment.moved
         self.shares = assignment.shares(ranks)
         return [Order("read", "", step.step, manifest.scalars, share) for share in self.shares]
+
+    def _have_newest(self) -> bool:
+        """Whether the nodes themselves hold all of their newest step."""
+        if self.damaged or not self.kept:
+            return False
+        try:
+            step, _ = choose(self.kept, self.run.model, (), self.reported)
+        except LostError:
+            return False
+        return step == max(one.manifest.step for one in self.kept)
 
     def _learn(self, attempt: int) -> bool:
         """Whether copies were damaged of those that ranks were to read."""

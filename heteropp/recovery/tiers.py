@@ -41,8 +41,14 @@ class Tier:
         """Those of a job that are whole, with the files that are there in the size they say."""
         for step in self.steps():
             sizes = self._sizes(step)
-            for name in sorted(filter(MANIFEST.fullmatch, sizes)):
-                manifest = self._manifest(step, name)
+            names = [name for name in sorted(sizes) if MANIFEST.fullmatch(name) and sizes[name]]
+            found = self.read(step, [(name, 0, sizes[name]) for name in names])
+            for name, content in zip(names, found, strict=True):
+                if isinstance(content, FileNotFoundError):  # it was just replaced
+                    continue
+                if isinstance(content, Exception):
+                    raise content
+                manifest = decoded(name, content)
                 if manifest is None or manifest.job != job or manifest.step != step:
                     continue
                 there = (file for file in manifest.files if sizes.get(file.name) == file.bytes)
@@ -80,13 +86,6 @@ class Tier:
         files, root = self._place
         with contextlib.suppress(FileNotFoundError):  # another rank was faster
             files.rm(f"{root}/{step.folder}", recursive=True)
-
-    def _manifest(self, step: Step, name: str) -> RankManifest | None:
-        files, root = self._place
-        try:
-            return decoded(name, files.cat_file(f"{root}/{step.folder}/{name}"))
-        except FileNotFoundError:
-            return None
 
     def _sizes(self, step: Step) -> dict[str, int]:
         """Of a step's files, in bytes, by name."""

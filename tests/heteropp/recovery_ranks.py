@@ -277,7 +277,7 @@ class Full(LocalFileSystem):
 
 
 class Hanging(LocalFileSystem):
-    """A store whose writes do not return until it is told to go on."""
+    """A store that neither writes nor lists anything until it is told to go on."""
 
     protocol = "hanging"
     goes_on = threading.Event()
@@ -289,6 +289,10 @@ class Hanging(LocalFileSystem):
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         return LocalFileSystem._strip_protocol(str(path).removeprefix("hanging://"))
+
+    def ls(self, path: str, detail: bool = False, **kwargs: Any) -> Any:
+        assert self.goes_on.wait(DEADLINE_S)
+        return super().ls(path, detail, **kwargs)
 
 
 for each in (Counted, Full, Hanging):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from layouts import figure_8, plan_of, three_pipelines, two_pipelines
-from recovery_ranks import Counted, Ranks, fetched_bytes, keep, recovered
+from recovery_ranks import Counted, Hanging, Ranks, fetched_bytes, keep, recovered
 from training_run import make_plan, several_pipelines, tiny_model
 
 from heteropp.plan import Plan
@@ -167,6 +167,12 @@ def test_the_remote_store_alone_is_enough(ranks: Ranks, tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / tier)
     found = recover_whole(ranks, tp(4), ["c-0", "c-0", "d-0", "d-0"], store)
     assert fetched_bytes(tmp_path / "store") == found.bytes_from("remote") == STATE_BYTES
+
+
+def test_a_store_is_not_asked_for_what_the_nodes_have(ranks: Ranks, tmp_path: Path) -> None:
+    kept(ranks, GROUPS, NODES, [1], Cadence(memory=1))
+    store = f"{Hanging.protocol}://{tmp_path / 'store'}"
+    assert recover_whole(ranks, GROUPS, NODES, store).warnings == ()
 
 
 def test_a_store_that_cannot_be_read_is_said(ranks: Ranks) -> None:
