@@ -10,6 +10,7 @@ A *member* is a process that has one chip and its name: "a-0/1" is chip 1 of nod
     next/N            number of the generation that N is to switch to, by the leader
     switch-at/N       step at whose end all of N do so, by rank 0 of N
     switched/N        Account of the switch that began N, by its rank 0, before its first step
+    reading/N         "": rank 0 of N has its chip open, and begins to read the copies
     recovered/N       likewise, of every other start: also of an initial one
     progress/N        Progress of the newest step, by rank 0 of N
     notice/MEMBER     "": the member was told by SIGTERM that its chip will go, by itself

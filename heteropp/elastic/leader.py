@@ -43,6 +43,7 @@ TRIES = 3  # in a row without a step, but for those that cost a chip
 SEARCH_S = 600.0  # for a plan
 STOP_S = 600.0  # for the members to save when they are told to stop
 UNEXPLAINED = "members ended without a word"
+READ_S = 3600.0  # for a recovery's members to read the state
 LINGER_S = 30.0  # for members that left a generation to end
 
 T = TypeVar("T")
@@ -359,9 +360,15 @@ class Leader:
         assert self.next
         if account := self.board.heard(Account, "recovered", self.next.number):
             self._go_on(account)
-        elif self._late():
-            self._note(f"training did not start in {self.next.deadline_s:g} s")
+        elif self._late() and not self._reads():
+            self._note("training did not start in time")
             self._fence()
+
+    def _reads(self) -> bool:
+        """Whether members read the state, and have time left: silent ones end by themselves."""
+        assert self.next
+        begun = self.board.heard(str, "reading", self.next.number) is not None
+        return begun and time.monotonic() < self.deadline_s + READ_S
 
     def _go_on(self, account: Account) -> None:
         """A generation has its state, and trains."""

@@ -142,6 +142,8 @@ class Session:
 
     def _recovered(self) -> Account | LostError | None:
         """From copies; what these lack, where no step is whole; None: a checkpoint is newer."""
+        if self.control.rank == 0:
+            self.board.say("", "reading", self.generation.number)
         try:
             account = recovered(self.job, self.generation, self.trainer, self._warn)
         except LostError as error:
