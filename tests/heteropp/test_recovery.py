@@ -175,9 +175,13 @@ def test_a_store_is_not_asked_for_what_the_nodes_have(ranks: Ranks, tmp_path: Pa
     assert recover_whole(ranks, GROUPS, NODES, store).warnings == ()
 
 
-def test_a_store_that_cannot_be_read_is_said(ranks: Ranks) -> None:
-    kept(ranks, GROUPS, NODES, [1], Cadence(memory=1))
+def test_a_store_that_cannot_be_read_is_said(ranks: Ranks, tmp_path: Path) -> None:
+    """It is asked, as the nodes lack a part of their newest step."""
+    kept(ranks, GROUPS, NODES, [1, 2], Cadence(memory=1))
+    for node in ("b-0", "b-1"):
+        next((tmp_path / "memory" / node).glob("step-000002.*/rank-*.json")).unlink()
     found = recover_whole(ranks, GROUPS, NODES, "/dev/null/store")
+    assert found.step == 1
     (warning,) = found.warnings
     assert warning.startswith("/dev/null/store (remote) cannot be read: ")
 
