@@ -25,7 +25,11 @@ def table_of(change: Change, links: Links | None) -> Table:
 
 
 def predict(job: Job, generation: Generation) -> None:
-    """Simulates the step that the generation's trainings will hold theirs against."""
+    """Simulates the step that the generation's trainings will hold theirs against.
+
+    Not beside a step: what simulations trace puts torch in modes that are the whole process's, and
+    the step would compute something else.
+    """
     run = job.run_of(generation)
     if run.cluster is not None:
         predicted(run.plan, run.cluster)
@@ -58,4 +62,3 @@ class Preparation:
         if new.start == "switch" and new.before == self.generation.number:
             change = change_between(self.generation, new)
             self.tables[new.number] = table_of(change, self.links)
-            predict(self.job, new)

@@ -65,7 +65,13 @@ class SleepingStage(StageModule):
         self.shape = (model.sequence_length, model.hidden)
         self.one = torch.ones(1, 1)
 
-    def forward(self, x: Tensor, targets: Tensor | None = None, first_row: int = 0) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        targets: Tensor | None = None,
+        first_row: int = 0,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         if self.is_first:
             x = torch.zeros(self.shape)
         y = _Sleep.apply(x, linear(self.one, self.weight), self.seconds)
