@@ -79,8 +79,16 @@ class Messages:
     def packed(self, held: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
         """The messages that leave, in bytes, by receiver."""
         for receiver, slices in sorted(self.sent.items()):
-            parts = (part.of(held).reshape(-1).contiguous() for part in slices)
-            yield receiver, torch.cat([part.view(torch.uint8) for part in parts])
+            parts = [part.of(held) for part in slices]
+            message = torch.empty(
+                sum(part.nbytes for part in parts), dtype=torch.uint8, device=parts[0].device
+            )
+            first = 0
+            for part in parts:  # one after another: columns would have to be copied for a cat
+                last = first + part.nbytes
+                message[first:last].view(part.dtype).view(part.shape).copy_(part)
+                first = last
+            yield receiver, message
 
     def add_up(
         self, received: Mapping[int, Tensor], held: Sequence[Tensor], wanted: Sequence[Tensor]
