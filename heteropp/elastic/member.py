@@ -26,13 +26,14 @@ from heteropp.elastic.job import (
     switch_store,
 )
 from heteropp.elastic.links import Links
-from heteropp.elastic.preparation import change_between, predict, table_of
+from heteropp.elastic.preparation import change_between, table_of
 from heteropp.elastic.session import Arrived, Left, Session
 from heteropp.files import FileError
 from heteropp.recovery.sources import LostError
 from heteropp.switching.buffers import to_host
 from heteropp.switching.change import Change, move
 from heteropp.switching.table import Table, state_bytes
+from heteropp.training.measuring.gauges import predicted
 from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.device import open_device
 from heteropp.training.ranks.transport import connect
@@ -120,7 +121,7 @@ class Member:
         assert generation.before is not None
         before = self.board.hear(Generation, "generation", generation.before)
         opened(self.job.run.data)
-        predict(self.job, generation)
+        _predict(self.job, generation)
         self.board.say("", "ready", generation.number, self.name)
         while self.board.heard(int, "switch-at", before.number) is None:
             time.sleep(CALL_POLL_S)
@@ -197,6 +198,17 @@ class Member:
             self.watch.fail(what, wait_s=0)
         print(f"{self.name} {what}", file=sys.stderr, flush=True)
         os._exit(1)
+
+
+def _predict(job: Job, generation: Generation) -> None:
+    """As a joiner: simulates the step that the generation's trainings will hold theirs against.
+
+    Not beside a step: what simulations trace puts torch in modes that are the whole process's, and
+    the step would compute something else.
+    """
+    run = job.run_of(generation)
+    if run.cluster is not None:
+        predicted(run.plan, run.cluster)
 
 
 def _account(step: int, table: Table, members: Sequence[str]) -> Account:

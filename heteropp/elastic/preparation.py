@@ -10,7 +10,6 @@ from heteropp.elastic.links import Links
 from heteropp.plan import read_plan
 from heteropp.switching.change import Change
 from heteropp.switching.table import Table
-from heteropp.training.measuring.gauges import predicted
 from heteropp.training.train import SAVE_S
 
 POLL_S = 0.5
@@ -22,17 +21,6 @@ def change_between(old: Generation, new: Generation) -> Change:
 
 def table_of(change: Change, links: Links | None) -> Table:
     return change.table(links.bytes_per_s if links else None)
-
-
-def predict(job: Job, generation: Generation) -> None:
-    """Simulates the step that the generation's trainings will hold theirs against.
-
-    Not beside a step: what simulations trace puts torch in modes that are the whole process's, and
-    the step would compute something else.
-    """
-    run = job.run_of(generation)
-    if run.cluster is not None:
-        predicted(run.plan, run.cluster)
 
 
 class Preparation:
