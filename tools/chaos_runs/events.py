@@ -30,6 +30,8 @@ class Happened:
     whom: tuple[str, ...]  # members, nodes or files; (): there was nobody left for it
     step: int
     saving: bool  # whether a rank was amidst a copy
+    changing: bool  # whether a generation was planned that did not train yet
+    standing: bool  # likewise, and no step had ended for a while
 
     def __str__(self) -> str:
         return f"{self.deed} {' '.join(self.whom) or 'of nobody'} after step {self.step}"
@@ -53,10 +55,12 @@ class Events:
                 return
             seen = self.job.generation
             step, saving = self.job.step, self.job.saving()
+            changing, standing = self.job.changes, self.job.stands
             deed, at_s = event.deed, time.time()
             if not (whom := self._befall(event)):  # too few are left: one may come instead
                 deed, whom = "add", self._add(event)
-            self.happened.append(Happened(deed, at_s, tuple(whom), step, saving))
+            happened = Happened(deed, at_s, tuple(whom), step, saving, changing, standing)
+            self.happened.append(happened)
 
     def close(self) -> None:
         for timer in self.later:
@@ -80,7 +84,7 @@ class Events:
         while not self._has_come(moment, seen):
             if self.job.over or time.monotonic() > until_s:
                 return False
-            if moment.phase == "change" and time.monotonic() > change_s:
+            if moment.phase in ("change", "switch") and time.monotonic() > change_s:
                 break
             time.sleep(POLL_S)
         time.sleep(moment.delay_s)
@@ -89,6 +93,8 @@ class Events:
     def _has_come(self, moment: Moment, seen: int) -> bool:
         if moment.phase == "change":
             return self.job.generation > seen
+        if moment.phase == "switch":
+            return self.job.stands
         if moment.phase == "save":
             return self.job.newest_kept() > moment.step
         return self.job.step >= moment.step

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chaos_runs.plans import one_rank
 from chaos_runs.scene import LONGEST, NOTICE_S, Curve, Scene
@@ -28,6 +29,8 @@ MEMBER_LOG = re.compile(r"/logs/\d+/(\w+-\d+)-(\d+)\.log$")
 STEP_FOLDER = re.compile(r"step-(\d+)\.generation-(\d+)")
 SHARED_MEMORY = Path("/dev/shm")
 UNDISTURBED_S = 600
+STANDS_S = 0.05  # without a step, besides twice what the last ones took
+STEPS_BEFORE = 5
 
 
 @dataclass
@@ -50,16 +53,38 @@ class Job:
     @property
     def step(self) -> int:
         """Newest that was reported; 0: none."""
-        lines = read(self.output / "metrics.jsonl").splitlines()
-        for line in reversed(lines):
-            with contextlib.suppress(ValueError):
-                return json.loads(line)["step"]
-        return 0
+        return max((line["step"] for line in self._lines()[-1:]), default=0)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Of metrics.jsonl, as far as they are whole."""
+        text = read(self.output / "metrics.jsonl")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     @property
     def generation(self) -> int:
         """Newest that was planned; 0: none."""
-        return max((int(path.parent.name) for path in self._generations("plan.json")), default=0)
+        return self._newest("plan.json")
+
+    @property
+    def changes(self) -> bool:
+        """Whether a generation is planned that has not come to train."""
+        return self.generation > self._newest("change.json")
+
+    @property
+    def stands(self) -> bool:
+        """Whether it changes, and no step has ended for longer than steps take: it may switch."""
+        if not self.changes:
+            return False
+        try:
+            ended_s = (self.output / "metrics.jsonl").stat().st_mtime
+        except OSError:
+            return True
+        step_s = max((line["step_s"] for line in self._lines()[-STEPS_BEFORE:]), default=0.0)
+        return time.time() - ended_s > max(STANDS_S, 2 * step_s)
+
+    def _newest(self, name: str) -> int:
+        """Generation that has a file; 0: none."""
+        return max((int(path.parent.name) for path in self._generations(name)), default=0)
 
     def _generations(self, name: str) -> Iterator[Path]:
         return (self.output / "generations").glob(f"[0-9]*/{name}")

@@ -7,7 +7,7 @@ among those that live by then.
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -18,10 +18,10 @@ from heteropp.model import Model
 from heteropp.plan import Schedule, ZeroStage
 
 Deed = Literal["kill", "kill node", "pause", "notice", "short notice", "withdraw", "add", "tear"]
-Phase = Literal["step", "save", "change"]  # that a moment lies in
+Phase = Literal["step", "save", "change", "switch"]  # that a moment lies in
 
 MICRO_BATCH, MICRO_BATCHES = 4, 4
-LONGEST = 90  # steps
+LONGEST = 160  # steps
 DEADLINE_S = 12
 NOTICE_S = 20
 EVERY_CHIPS = 5  # every how many seeds run on emulated chips; the others on the host
@@ -91,7 +91,7 @@ class Moment:
     """When a phase is first seen from outside after a step, and then so long after it."""
 
     phase: Phase
-    step: int  # completed, at least; in a change it does not count
+    step: int  # completed, at least; in a change or a switch it does not count
     delay_s: float
 
 
@@ -129,7 +129,7 @@ def draw(seed: int) -> Scene:
     random = Random(seed)
     device: Literal["cpu", "chip"] = "chip" if seed % EVERY_CHIPS == EVERY_CHIPS - 1 else "cpu"
     nodes = _nodes(random)
-    steps = random.randint(18, 28) if device == "chip" else random.randint(60, LONGEST)
+    steps = random.randint(24, 36) if device == "chip" else random.randint(110, LONGEST)
     remote = random.choice([0, 0, 4, 7])
     return Scene(
         seed=seed,
@@ -156,11 +156,12 @@ def _nodes(random: Random) -> tuple[tuple[str, int], ...]:
 
 def _events(random: Random, steps: int) -> Iterator[Event]:
     count = random.choice([1, 2, 2, 3, 3, 4, 5])
-    at = sorted(random.randint(1, steps // 2) for _ in range(count))
+    at = sorted(random.randint(1, steps // 3) for _ in range(count))
     may_pause = True  # for ever: it takes the deadline
-    for index, step in enumerate(at):
-        phase: Phase = random.choice(["change", "change", "save", "step"] if index else PHASES)
-        deed: Deed = random.choice(DEEDS)
+    before: Deed | None = None
+    for step in at:
+        phase: Phase = random.choice(_phases(before))
+        before = deed = random.choice(DEEDS)
         lasts_s = None
         if deed == "pause" and not (may_pause and random.random() < 0.5):
             lasts_s = random.uniform(0.3, 4)
@@ -172,8 +173,16 @@ def _events(random: Random, steps: int) -> Iterator[Event]:
         yield Event(deed, Moment(phase, step, delay_s), random.random(), lasts_s)
 
 
-PHASES: tuple[Phase, ...] = ("save", "save", "step")
-DELAY_S = {"step": 0.3, "save": 0.03, "change": 2.5}
+def _phases(before: Deed | None) -> Sequence[Phase]:
+    """Of the event after another one."""
+    if before is None:
+        return ("save", "save", "step")
+    if before in ("notice", "withdraw", "add"):  # the job switches
+        return ("change", "switch", "switch", "switch")
+    return ("change", "change", "save", "step")
+
+
+DELAY_S = {"step": 0.3, "save": 0.03, "change": 2.5, "switch": 0.3}
 DEEDS: tuple[Deed, ...] = (
     *("kill", "kill", "kill", "kill node", "pause", "pause", "notice", "notice"),
     *("short notice", "withdraw", "withdraw", "add", "add", "tear"),

@@ -134,7 +134,10 @@ def read_changes(output: Path) -> list[Change]:
 
 
 def places(happened: Sequence[Happened], changes: list[Change]) -> Iterator[Where]:
-    """What the job was at in each event; the first one in a loss's downtime led to it."""
+    """What the job was at in each event; the first one in a loss's downtime led to it.
+
+    A switch that an event ends has no change of its own: what was seen then has to do.
+    """
     led: set[Path] = set()
     for one in happened:
         change = next((c for c in changes[1:] if c.begins_at_s < one.at_s < c.done_at_s), None)
@@ -145,6 +148,8 @@ def places(happened: Sequence[Happened], changes: list[Change]) -> Iterator[Wher
             yield "a switch" if stands else "the preparation of a switch"
         elif change and change.plan in led:
             yield "a recovery"
+        elif one.changing:
+            yield "a switch" if one.standing else "the preparation of a switch"
         else:
             yield "a save" if one.saving else "a step"
         if change:
