@@ -134,8 +134,8 @@ def _keepers(plan: Plan, part: Part, names: Container[str]) -> dict[str, dict[Bo
     found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
     for tp_index in range(stage.tp):
         held = layout(plan.model, layers, stage.tp, tp_index, count)
-        for r, replica in enumerate(stage.replicas):
-            for piece in held.pieces(r % count):
+        for turn, rank in enumerate(sorted(replica.ranks[tp_index] for replica in stage.replicas)):
+            for piece in held.pieces(turn % count):
                 if piece.name in names:
-                    found[piece.name][piece.box].append(replica.ranks[tp_index])
+                    found[piece.name][piece.box].append(rank)
     return found

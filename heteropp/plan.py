@@ -67,6 +67,14 @@ class Stage:
         """Sequences that it works on at once; the plan's micro-batch may be several of them."""
         return sum(replica.batch_share for replica in self.replicas)
 
+    def turn(self, replica: int, tp_index: int) -> int:
+        """Which of the ranks that hold the same slices one is, by number, as a group orders them.
+
+        It is the ZeRO shard that the rank keeps.
+        """
+        peers = sorted(replica.ranks[tp_index] for replica in self.replicas)
+        return peers.index(self.replicas[replica].ranks[tp_index])
+
     @property
     def layer_count(self) -> int:
         return self.layers[1] - self.layers[0]

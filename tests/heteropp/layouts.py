@@ -77,6 +77,15 @@ def two_pipelines(model: Model) -> Plan:
     return replace(plan_of(model, (8,), (1,), (1,)), global_batch=20, pipelines=pipelines)
 
 
+def turned(plan: Plan) -> Plan:
+    """Every stage's replicas in the opposite order."""
+    pipelines = tuple(
+        replace(p, stages=tuple(replace(s, replicas=s.replicas[::-1]) for s in p.stages))
+        for p in plan.pipelines
+    )
+    return replace(plan, pipelines=pipelines)
+
+
 def three_pipelines(model: Model) -> Plan:
     """A tied head beside, so that six places sum an embedding; ZeRO over all of them."""
     plan = several_pipelines(
@@ -85,7 +94,7 @@ def three_pipelines(model: Model) -> Plan:
         ((6, 2), (1, 1), (2, 1), 3),
         ((4, 4), (1, 1), (1, 1), 2),
     )
-    return replace(plan, zero_stage=2)
+    return replace(turned(plan), zero_stage=2)
 
 
 # of one rank a stage: bit for bit what the plain loop computes

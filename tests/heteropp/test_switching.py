@@ -13,7 +13,7 @@ from typing import Any
 import networkx
 import numpy as np
 import pytest
-from layouts import plan_of, scheduled
+from layouts import plan_of, scheduled, turned
 from members import Members, whole
 from training_run import CHIP, several_pipelines, tiny_model, write_cluster
 
@@ -43,7 +43,7 @@ def offloaded(model: Model) -> Plan:
 PLANS: dict[str, Callable[[Model], Plan]] = {
     "tp 2": lambda m: plan_of(m, (4, 4), (1, 1), (2, 2)),
     "tp 4": lambda m: plan_of(m, (8,), (1,), (4,), sequence_parallel=True),
-    "5 ranks": lambda m: plan_of(m, (3, 3, 2), (2, 2, 1), (1, 1, 1)),
+    "5 ranks": lambda m: turned(plan_of(m, (3, 3, 2), (2, 2, 1), (1, 1, 1))),
     "4 ranks, dp 3": lambda m: plan_of(m, (5, 3), (3, 1), (1, 1), shares={0: (1, 2, 1)}),
     "6 ranks": lambda m: plan_of(m, (2, 4, 2), (2, 1, 1), (1, 2, 2)),
     "two pipelines": lambda m: several_pipelines(
