@@ -98,11 +98,15 @@ class MetricsFile:
 
     def __init__(self, path: Path, completed_steps: int) -> None:
         """Keeps the lines of the first `completed_steps` steps, which a resumed run continues."""
-        lines = path.read_text().splitlines() if path.exists() and completed_steps else []
+        text = path.read_text() if path.exists() else ""
         self.path = path
-        kept = [line for line in lines if _step_of(line) <= completed_steps]
-        self.metrics = [json.loads(line) for line in kept]
-        write_text(path, "".join(line + "\n" for line in kept))
+        self.metrics, kept = [], ""
+        for line in text.splitlines() if completed_steps else ():
+            if _step_of(line) <= completed_steps:
+                self.metrics.append(json.loads(line))
+                kept += line + "\n"
+        if kept != text or not path.exists():
+            write_text(path, kept)
         self.file = open(path, "a", buffering=1)  # noqa: SIM115
 
     def append(self, metrics: StepMetrics) -> None:
