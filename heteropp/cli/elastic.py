@@ -16,16 +16,16 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from heteropp.cli.elastic_screen import Screen
 from heteropp.cli.errors import InputError
 from heteropp.cluster import Cluster, read_cluster
-from heteropp.elastic.agent import Agent
-from heteropp.elastic.availability import Availability
-from heteropp.elastic.gathering import GatheringError, gather
 from heteropp.elastic.job import Board, Job, Meeting
-from heteropp.elastic.leader import Leader, Outcome
-from heteropp.elastic.member import run_member
-from heteropp.elastic.roster import Roster
-from heteropp.elastic.screen import Screen
+from heteropp.elastic.launcher.agent import Agent
+from heteropp.elastic.launcher.availability import Availability
+from heteropp.elastic.launcher.gathering import GatheringError, gather
+from heteropp.elastic.launcher.leader import Leader, Outcome
+from heteropp.elastic.launcher.roster import Roster
+from heteropp.elastic.member.member import run_member
 from heteropp.files import read_json, write_json
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.planned import check_cluster, check_memory

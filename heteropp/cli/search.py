@@ -14,7 +14,6 @@ from rich.console import Console
 from heteropp.cli.errors import InputError, one_sentence
 from heteropp.cli.show import (
     as_dict,
-    outline,
     output_console,
     say,
     seconds,
@@ -25,6 +24,7 @@ from heteropp.cli.show import (
 )
 from heteropp.cluster import Cluster, read_cluster
 from heteropp.model import LARGEST, Model, read_model
+from heteropp.outline import outline
 from heteropp.plan import Schedule, ZeroStage, write_plan
 from heteropp.profile import measured_cluster, read_profile
 from heteropp.search.planner import PLANNERS, DoesNotFitError, Request, SearchError

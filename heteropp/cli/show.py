@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import IO, TYPE_CHECKING
 
@@ -12,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from heteropp.cluster import Cluster
-from heteropp.plan import Plan, Stage
+from heteropp.outline import layers_of, outline, together
+from heteropp.plan import Plan
 
 if TYPE_CHECKING:
     from heteropp.search.judge import Judged, Verdict
@@ -56,10 +56,10 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
         need, capacity = memory[fullest].total, cluster.chip(fullest).memory.capacity_bytes
         cells = [
             str(s),
-            _together(cluster.chip(r.ranks[0]).vendor for r in stage.replicas),
-            _together(r.chip for r in stage.replicas),
+            together(cluster.chip(r.ranks[0]).vendor for r in stage.replicas),
+            together(r.chip for r in stage.replicas),
             ranges(ranks),
-            _layers(stage),
+            layers_of(stage),
             str(stage.dp),
             f"{stage.tp}{' s' if stage.sequence_parallel else ''}",
             "yes" if stage.recompute else "attention" if stage.selective_recompute else "no",
@@ -188,30 +188,6 @@ def as_dict(verdict: Verdict) -> dict:
     }
 
 
-def outline(plan: Plan) -> str:
-    """A plan in a line; stages that are alike together."""
-    pipelines = []
-    for pipeline in plan.pipelines:
-        alike: list[tuple[str, int]] = []
-        for stage in pipeline.stages:
-            words = (
-                f"{_together(r.chip for r in stage.replicas)} {_layers(stage)} layers "
-                f"dp {stage.dp} tp {stage.tp}"
-            )
-            words += " with sequence parallelism" if stage.sequence_parallel else ""
-            words += " recompute" if stage.recompute else ""
-            words += " recompute of attention" if stage.selective_recompute else ""
-            if alike and alike[-1][0] == words:
-                alike[-1] = (words, alike[-1][1] + 1)
-            else:
-                alike.append((words, 1))
-        pipelines.append(", ".join(f"{n} x {w}" if n > 1 else w for w, n in alike))
-    distinct = list(dict.fromkeys(pipelines))
-    return " | ".join(
-        f"{pipelines.count(p)} pipelines of {p}" if pipelines.count(p) > 1 else p for p in distinct
-    )
-
-
 def why_slower(judged: Judged, best: Judged) -> str:
     """What makes a runner-up lose."""
     more = judged.simulation.step_s / best.simulation.step_s - 1
@@ -260,18 +236,9 @@ def _busiest_s(judged: Judged) -> float:
     return work * judged.simulation.step_s
 
 
-def _layers(stage: Stage) -> str:
-    count = f"{stage.layer_count}{' o' if stage.offload else ''}"
-    return f"{count} in {stage.ministages}" if stage.ministages > 1 else count
-
-
 def _place(place: tuple[int, int], plan: Plan) -> str:
     pipeline, stage = place
     return f"{stage} of pipeline {pipeline}" if len(plan.pipelines) > 1 else str(stage)
-
-
-def _together(names: Iterable[str]) -> str:
-    return " + ".join(dict.fromkeys(names))
 
 
 def _words(name: str) -> str:

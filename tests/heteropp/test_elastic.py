@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import forks
@@ -37,6 +38,7 @@ SIX = plan_of(MODEL, (2, 1, 1), (1, 2, 1), (2, 1, 2))
 FIVE = plan_of(MODEL, (2, 1, 1), (1, 1, 1), (2, 1, 2))
 STEPS = 600  # more than a test needs
 SETTINGS = ("--steps", str(STEPS), "--decay-steps", str(STEPS), "--warmup-steps", "2")
+SLOW = "slow.toml"
 NODE = CHIP.removesuffix(".toml")  # of which there are three of up to two chips
 
 
@@ -50,8 +52,10 @@ class Elastic(Training):
         *arguments: str,
         device: str = "cpu",
         capacity_bytes: int = 1 << 30,
+        last: str = CHIP,
     ) -> None:
-        write_nodes(folder, plan.world_size, capacity_bytes)
+        """last: the last node's chip."""
+        write_nodes(folder, plan.world_size, capacity_bytes, last)
         super().__init__(folder, plan, "--elastic", *SETTINGS, *arguments, device=device)
 
     @property
@@ -120,11 +124,14 @@ def whole_lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def write_nodes(folder: Path, chips: int, capacity_bytes: int = 1 << 30) -> None:
-    (folder / CHIP).write_text(NEUTRAL_CHIP.format(chips_per_node=2, capacity_bytes=capacity_bytes))
+def write_nodes(folder: Path, chips: int, capacity_bytes: int = 1 << 30, last: str = CHIP) -> None:
+    chip = NEUTRAL_CHIP.format(chips_per_node=2, capacity_bytes=capacity_bytes)
+    (folder / CHIP).write_text(chip)
+    (folder / SLOW).write_text(chip.replace("_flops = 1e15", "_flops = 1e3"))
     text = 'name = "test"\n'
     for first in range(0, chips, 2):
-        text += f'[[nodes]]\nchip = "{CHIP}"\nchips = {min(2, chips - first)}\n'
+        name = last if first + 2 >= chips else CHIP
+        text += f'[[nodes]]\nchip = "{name}"\nchips = {min(2, chips - first)}\n'
     (folder / "cluster.toml").write_text(text)
 
 
@@ -312,6 +319,27 @@ def test_a_layer_without_a_copy_stops_the_job(launch: Launch) -> None:
     assert f"{NODE}-0" in last
     assert "Traceback" not in stderr
     assert_nothing_is_left(training)
+
+
+@pytest.mark.long
+def test_a_node_that_the_best_plan_leaves_out_gives_what_it_keeps(
+    launch: Launch, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """A chip of next to no speed is in a person's plan, and in none that is searched."""
+    plan = plan_of(MODEL, (2, 2), (1, 1), (2, 1))
+    (pipeline,) = plan.pipelines
+    first, last = pipeline.stages
+    last = replace(last, replicas=(replace(last.replicas[0], chip=SLOW),))
+    plan = replace(plan, pipelines=(replace(pipeline, stages=(first, last)),))
+    training = launch("--keep-disk-every", "0", plan=plan, last=SLOW)
+    training.until(8)
+    training.send(signal.SIGKILL, f"{NODE}-0/0")
+    training.until_generation(3)
+    assert_as_undisturbed(training, undisturbed)
+    _, recovery, switch = training.changes
+    assert "no copy left" in recovery["cause"] and "left out slow-0" in recovery["cause"]
+    assert set(recovery["members"]) == {f"{NODE}-0/1", "slow-0/0"}
+    assert switch["start"] == "switch" and switch["left"] == ["slow-0/0"]
 
 
 @pytest.mark.long

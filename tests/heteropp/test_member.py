@@ -132,7 +132,7 @@ _NONE = Progress(step=-1, loss=None, tokens_per_s=0, step_s=0)
 
 def _member(job: Job, name: str, number: int, folder: Path) -> None:
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    from heteropp.elastic.member import run_member
+    from heteropp.elastic.member.member import run_member
 
     raise SystemExit(run_member(job, name, number))
 

@@ -12,8 +12,8 @@ from training_run import Training
 
 from ditorch.chips import load_chip
 from heteropp.cluster import Cluster, read_cluster
-from heteropp.elastic.moved import moved_bytes
-from heteropp.elastic.replan import Replanned, replan
+from heteropp.elastic.replanning.moved import moved_bytes
+from heteropp.elastic.replanning.replan import Replanned, replan
 from heteropp.model import Model
 from heteropp.plan import Plan, validate
 from heteropp.planned import check_cluster, check_memory

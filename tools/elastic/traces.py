@@ -32,7 +32,7 @@ from twins import CHIP
 
 from dicomm.bench.quiet import Quiet, Watch
 from heteropp.cluster import Cluster, read_cluster, write_cluster
-from heteropp.elastic.replan import replan
+from heteropp.elastic.replanning.replan import replan
 from heteropp.model import Model
 from heteropp.plan import Plan, write_plan
 from heteropp.search.judge import ask

@@ -17,26 +17,25 @@ A loss leads from everywhere to fencing, from there to planning and to a recover
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch.distributed as dist
 
-from heteropp.cli.show import outline
-from heteropp.cluster import Cluster, write_cluster
-from heteropp.elastic.agent import GRACE_S, KILLED_S
-from heteropp.elastic.availability import Availability
-from heteropp.elastic.change import Change
-from heteropp.elastic.job import Account, Board, Generation, Job, Progress
-from heteropp.elastic.members import End, Members
-from heteropp.elastic.replan import replan
-from heteropp.elastic.roster import Roster
+from heteropp.cluster import write_cluster
+from heteropp.elastic.job import Account, Board, Generation, Job, Progress, node_of
+from heteropp.elastic.launcher.agent import GRACE_S, KILLED_S
+from heteropp.elastic.launcher.availability import Availability
+from heteropp.elastic.launcher.change import Change
+from heteropp.elastic.launcher.members import End, Members
+from heteropp.elastic.launcher.plan_search import Planned, rehearse_beside, search_beside
+from heteropp.elastic.launcher.roster import Roster
 from heteropp.files import write_json
-from heteropp.plan import Plan, PlanError, write_plan
+from heteropp.outline import outline
+from heteropp.plan import PlanError, write_plan
 from heteropp.search.planner import SearchError
 
 TRIES = 3  # in a row without a step, but for those that cost a chip
@@ -46,7 +45,6 @@ UNEXPLAINED = "members ended without a word"
 READ_S = 3600.0  # for a recovery's members to read the state
 LINGER_S = 30.0  # for members that left a generation to end
 
-T = TypeVar("T")
 Phase = Literal["planning", "joining", "switching", "starting", "running", "dropping", "fencing"]
 Start = Literal["initial", "recover"]
 
@@ -55,15 +53,6 @@ Start = Literal["initial", "recover"]
 class Outcome:
     exit_code: int
     sentence: str | None = None  # what there is to say about it
-
-
-@dataclass(frozen=True)
-class Found:
-    """A plan for the chips that are up."""
-
-    cluster: Cluster  # of the chips that the plan uses: mostly all of them
-    plan: Plan
-    seconds: float  # of the search
 
 
 class Leader:
@@ -92,7 +81,7 @@ class Leader:
         self.planned_for = planned_for  # its members by rank
         self.running: Generation | None = None
         self.next: Generation | None = None
-        self.found: Found | None = None  # of the next
+        self.found: Planned | None = None  # of the next
         self.folder = job.run.output / "generations"
         self.number = max((int(path.name) for path in self.folder.glob("[0-9]*")), default=0)
         self.finished: set[str] = set()  # members that ended in order
@@ -105,7 +94,7 @@ class Leader:
         self.tries = 0
         self.aim: set[str] = set()  # chips that a plan is searched for
         self.served: set[str] = set()  # chips that the running generation's plan chose from
-        self.search: Future[Found] | None = None
+        self.search: Future[Planned] | None = None
         self.phase: Phase
         self.deadline_s = 0.0  # monotonic, of the phase
         self.linger_until_s = 0.0  # monotonic
@@ -113,6 +102,7 @@ class Leader:
         self.verdict: Outcome | None = None  # once all members have ended
         self.outcome: Outcome | None = None
         self.cost_a_chip = False  # what happened since the last step
+        self.every_node = False  # the next plan is to use all: one that it leaves out has copies
         self._plan()
 
     def turn(self) -> None:
@@ -166,7 +156,9 @@ class Leader:
             self.finished.add(end.member)
         elif end.member not in self._training() and self.running and not self._joins(end.member):
             pass  # it had left
-        elif end.failure and end.failure.kind == "job":
+        elif end.failure and end.failure.kind == "lost" and self._unasked():
+            self._ask_all_nodes(f"{end.member} {end.failure.what}")
+        elif end.failure and end.failure.kind in ("job", "lost"):
             self._give_up(f"{end.member} {end.failure.what}")
         elif end.lost or (self._joins(end.member) and not end.killed):
             silent = end.member in self._silent()
@@ -183,6 +175,19 @@ class Leader:
             return
         self.cost_a_chip = True
         if member in self._training():
+            self._fence()
+
+    def _unasked(self) -> set[str]:
+        """Nodes that are there and have no member in the next generation to say what they keep."""
+        asked = set(map(node_of, self.next.members)) if self.next else set()
+        return set(map(node_of, self.roster.there())) - asked
+
+    def _ask_all_nodes(self, why: str) -> None:
+        """Begins again on all nodes, whichever plan is the best one."""
+        if self.phase != "fencing":
+            nodes = ", ".join(sorted(self._unasked()))
+            self._note(f"{why}; the plan left out {nodes}, which may have one")
+            self.every_node = True
             self._fence()
 
     def _silent(self) -> set[str]:
@@ -227,27 +232,24 @@ class Leader:
     def _plan(self) -> None:
         """Begins the search of a plan for the chips that are to train."""
         self.aim = self._trainable()
-        self.search = _beside(self._search)
+        self.search = self._begin_search()
         self._wait("planning", SEARCH_S)
+
+    def _begin_search(self) -> Future[Planned]:
+        if not self.aim:
+            none: Future[Planned] = Future()
+            none.set_exception(PlanError("no chip is left"))
+            return none
+        cluster = self.roster.cluster_of(self.aim)
+        if cluster.members == self.planned_for and not self.running:
+            known: Future[Planned] = Future()  # the first plan, or one whose members failed
+            known.set_result(Planned(cluster, self.plan, 0))
+            return known
+        return search_beside(cluster, self.plan, self.planned_for, self.every_node)
 
     def _trainable(self) -> set[str]:
         """Those that are up; for a start those that will go, too: they may hold the last copy."""
         return self.roster.up() if self.running else self.roster.there()
-
-    def _search(self) -> Found:
-        """In the planner's thread. Raises PlanError or SearchError."""
-        if not self.aim:
-            raise PlanError("no chip is left")
-        cluster = self.roster.cluster_of(self.aim)
-        if cluster.members == self.planned_for:  # the first plan, or one whose members failed
-            return Found(cluster, self.plan, 0)
-        found = replan(cluster, self.plan, self.planned_for)
-        return Found(found.cluster, found.plan, found.search_s)
-
-    def _rehearse(self) -> None:
-        """Searches in vain: the first loss shall not wait for what planners measure but once."""
-        members = self.planned_for
-        replan(self.roster.cluster_of(members), self.plan, members)
 
     def _planning(self) -> None:
         if self.running and self._as_it_should_be():
@@ -380,12 +382,14 @@ class Leader:
                 self.roster.leave(member)
         self.linger_until_s = time.monotonic() + LINGER_S
         self.plan, self.planned_for = self.found.plan, self.next.members
-        self.running, self.next, self.served = self.next, None, self.aim
+        self.running, self.next = self.next, None
+        self.served = set() if self.every_node else self.aim  # the best plan has yet to come
+        self.every_node = False
         self.causes, self.refused, self.lost_at_s, self.cost_a_chip = [], None, None, False
         self.phase = "running"
         self._clear_nodes()
         if len(self.changes) == 1:
-            _beside(self._rehearse)
+            rehearse_beside(self.roster.cluster_of(self.planned_for), self.plan)
 
     def _running(self) -> None:
         assert self.running
@@ -483,21 +487,3 @@ class Leader:
             downtime_s=stood_s,
             moved=account.moved,
         )
-
-
-searching = threading.Lock()  # what planners trace is the whole process's affair
-
-
-def _beside(work: Callable[[], T]) -> Future[T]:
-    """Begins it in a thread that the end of the process does not wait for; one works at a time."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            with searching:
-                future.set_result(work())
-        except BaseException as error:  # whoever asks for the result gets it
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="planner", daemon=True).start()
-    return future

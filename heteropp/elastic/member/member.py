@@ -25,9 +25,9 @@ from heteropp.elastic.job import (
     generation_store,
     switch_store,
 )
-from heteropp.elastic.links import Links
-from heteropp.elastic.preparation import change_between, table_of
-from heteropp.elastic.session import Arrived, Left, Session
+from heteropp.elastic.member.links import Links
+from heteropp.elastic.member.preparation import change_between, table_of
+from heteropp.elastic.member.session import Arrived, Left, Session
 from heteropp.files import FileError
 from heteropp.recovery.sources import LostError
 from heteropp.switching.buffers import to_host
@@ -67,7 +67,9 @@ class Member:
             return 0
         except torch.OutOfMemoryError as error:
             self._fail("job", f"ran out of memory: {one_line(error)}")
-        except (FileError, CheckpointError, DivergedError, LostError) as error:
+        except LostError as error:
+            self._fail("lost", f"stopped: {one_line(error)}")
+        except (FileError, CheckpointError, DivergedError) as error:
             self._fail("job", f"stopped: {one_line(error)}")
         except torch.AcceleratorError as error:
             self._fail("chip", f"failed: {one_line(error)}")
@@ -191,7 +193,7 @@ class Member:
         rank = change.new_members.index(self.name)
         return free_bytes + spare_bytes > ROOM * state_bytes(change.new, rank)
 
-    def _fail(self, kind: Literal["chip", "job", "other"], what: str) -> NoReturn:
+    def _fail(self, kind: Literal["chip", "job", "lost", "other"], what: str) -> NoReturn:
         with suppress(Exception):  # the store may be what failed
             self.board.say(Failure(kind=kind, what=what), "failed", self.name)
         if self.watch is not None:

@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 
 from heteropp.elastic.job import Board, Generation, Job
-from heteropp.elastic.links import Links
+from heteropp.elastic.member.links import Links
 from heteropp.plan import read_plan
 from heteropp.switching.change import Change
 from heteropp.switching.table import Table

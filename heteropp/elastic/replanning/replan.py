@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heteropp.cluster import Cluster
-from heteropp.elastic.balance import Balance, Sketch
-from heteropp.elastic.moved import moved_bytes
-from heteropp.elastic.skeletons import Skeleton, adapted, skeletons
+from heteropp.elastic.replanning.balance import Balance, Sketch
+from heteropp.elastic.replanning.moved import moved_bytes
+from heteropp.elastic.replanning.skeletons import Skeleton, adapted, skeletons
 from heteropp.plan import Plan, PlanError, Schedule, validate
 from heteropp.planned import check_memory, human_bytes
 from heteropp.profile import ProfileError
@@ -60,17 +60,20 @@ class _Found:
         return self.judged.simulation.step_s
 
 
-def replan(cluster: Cluster, old: Plan, old_members: Sequence[str]) -> Replanned:
+def replan(
+    cluster: Cluster, old: Plan, old_members: Sequence[str], every_node: bool = False
+) -> Replanned:
     """The best plan on a cluster for the model and global batch of an old plan.
 
-    old_members: the names of the old plan's chips, by its ranks. The schedule and ZeRO stage are
-    the old ones where a plan with them fits, else 1F1B, or Zorse's. Raises SearchError, one
-    sentence, where no plan fits.
+    old_members: the names of the old plan's chips, by its ranks; every_node: of plans that use
+    chips of every node, whatever others come to. The schedule and ZeRO stage are the old ones where
+    a plan with them fits, else 1F1B, or Zorse's. Raises SearchError, one sentence, where no plan
+    fits.
     """
     began_s = time.perf_counter()
     errors: list[SearchError] = []
     for schedule in dict.fromkeys((old.schedule, "1f1b")):
-        search = _Search(cluster, old, old_members, schedule)
+        search = _Search(cluster, old, old_members, schedule, every_node)
         search.run()
         if search.found:
             break
@@ -99,10 +102,15 @@ def _no_plan(cluster: Cluster, errors: list[SearchError]) -> SearchError:
 
 class _Search:
     def __init__(
-        self, cluster: Cluster, old: Plan, old_members: Sequence[str], schedule: Schedule
+        self,
+        cluster: Cluster,
+        old: Plan,
+        old_members: Sequence[str],
+        schedule: Schedule,
+        every_node: bool,
     ) -> None:
         self.cluster, self.old, self.old_members = cluster, old, old_members
-        self.like = replace(old, schedule=schedule)
+        self.like, self.every_node = replace(old, schedule=schedule), every_node
         self.found: list[_Found] = []
         self.errors: list[SearchError] = []
         self.bound_s = 0.0
@@ -118,13 +126,17 @@ class _Search:
         left = adapted(self.like, [present.get(m) for m in self.old_members], self.cluster)
         self._try("the old plan", balance, [left])
         self._everything(balance)
-        for smaller in _smaller(self.cluster):
+        for smaller in filter(self._may_do, _smaller(self.cluster)):
             balance = Balance(smaller, self.like)
             if balance.bound_s() < self.best_s:
                 self._everything(balance)
-        for count in _fewer(self.cluster.world_size):
+        fewer = (self.cluster.kept(range(n)) for n in _fewer(self.cluster.world_size))
+        for smaller in filter(self._may_do, fewer):
             if not self.found:
-                self._everything(Balance(self.cluster.kept(range(count)), self.like))
+                self._everything(Balance(smaller, self.like))
+
+    def _may_do(self, smaller: Cluster) -> bool:
+        return not self.every_node or smaller.node_names == self.cluster.node_names
 
     def _everything(self, balance: Balance) -> None:
         cluster = balance.cluster

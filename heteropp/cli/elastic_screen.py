@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from heteropp.cli.show import output_console, seconds
-from heteropp.elastic.change import Change
 from heteropp.elastic.job import Progress, node_of
-from heteropp.elastic.leader import Leader, Outcome
+from heteropp.elastic.launcher.change import Change
+from heteropp.elastic.launcher.leader import Leader, Outcome
 from heteropp.planned import human_bytes
 
 SHOWN_CHANGES = 3

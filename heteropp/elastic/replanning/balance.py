@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from heteropp.cluster import Cluster, Link
 from heteropp.cost import StageShape, all_reduce_s, stage_memory, stage_time
-from heteropp.elastic.skeletons import LARGE, Ranks, Skeleton
+from heteropp.elastic.replanning.skeletons import LARGE, Ranks, Skeleton
 from heteropp.parameters import model_parameters
 from heteropp.plan import INTERLEAVING, Pipeline, Plan, Replica, Stage
 from heteropp.planned import slowest_link

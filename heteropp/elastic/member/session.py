@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from heteropp.checkpoint.writer import Writer, remove_partial, set_aside
-from heteropp.elastic.copies import keeper, recovered
 from heteropp.elastic.job import Account, Board, Generation, Job, Progress, generation_store
-from heteropp.elastic.links import Links
-from heteropp.elastic.preparation import Preparation
+from heteropp.elastic.member.copies import keeper, recovered
+from heteropp.elastic.member.links import Links
+from heteropp.elastic.member.preparation import Preparation
 from heteropp.recovery.sources import LostError
 from heteropp.switching.buffers import Buffers, of_training
 from heteropp.switching.change import Position

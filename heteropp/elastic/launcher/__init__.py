@@ -1,0 +1,1 @@
+"""Who decides which generation trains, and starts and reaps its members."""

@@ -1,0 +1,57 @@
+"""The search of the next plan, in a thread beside whatever the leader does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from heteropp.cluster import Cluster
+from heteropp.elastic.replanning.replan import replan
+from heteropp.plan import Plan
+
+T = TypeVar("T")
+searching = threading.Lock()  # what planners trace is the whole process's affair
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan for the chips that there are."""
+
+    cluster: Cluster  # of the chips that the plan uses: mostly all of them
+    plan: Plan
+    seconds: float  # of the search
+
+
+def search_beside(
+    cluster: Cluster, old: Plan, old_members: tuple[str, ...], every_node: bool
+) -> Future[Planned]:
+    """Begins it, as replan has it."""
+
+    def search() -> Planned:
+        found = replan(cluster, old, old_members, every_node)
+        return Planned(found.cluster, found.plan, found.search_s)
+
+    return _beside(search)
+
+
+def rehearse_beside(cluster: Cluster, plan: Plan) -> None:
+    """Searches in vain: the first loss shall not wait for what planners measure but once."""
+    _beside(lambda: replan(cluster, plan, cluster.members))
+
+
+def _beside(work: Callable[[], T]) -> Future[T]:
+    """Begins it in a thread that the end of the process does not wait for; one works at a time."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            with searching:
+                future.set_result(work())
+        except BaseException as error:  # whoever asks for the result gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="planner", daemon=True).start()
+    return future

@@ -1,0 +1,1 @@
+"""A process that has one chip: it trains under one plan after another."""
