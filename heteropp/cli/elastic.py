@@ -127,6 +127,8 @@ def train_elastically(run: Run, elastic: Elastic, earlier: Earlier | None, quiet
         agent.close()
         if outcome.exit_code:
             agent.save_memory()
+        else:
+            agent.clear_disk()
         if not (launched and told):  # torchrun ends a start to begin another
             agent.clear_memory()
     return outcome.exit_code
@@ -178,6 +180,8 @@ def _lead(
         if availability:
             availability.close()
     outcome = leader.outcome or Outcome(128 + told[0], "told to stop at once")
+    if outcome.exit_code == 0:
+        _clear_remote(job, screen)
     board = Board(place.store)
     board.say(outcome.exit_code, "over")
     for node in set(place.nodes) - set(place.own):  # the store may end with this process
@@ -185,6 +189,18 @@ def _lead(
             board.hear(str, "left", node, timeout_s=LEAVE_S)
     screen.finish(leader, outcome, board.heard(str, "summary"))
     return outcome
+
+
+def _clear_remote(job: Job, screen: Screen) -> None:
+    """Removes what is kept in the remote store: the last step has a checkpoint."""
+    for tier in job.tiers_of("").each():
+        if tier.kind == "remote":
+            try:
+                tier.clear()
+            except Exception as error:  # of whatever store
+                screen.tell(
+                    f"warning: {tier.url} cannot be removed: {' '.join(str(error).split())}"
+                )
 
 
 def _follow(agent: Agent, board: Board, node: str, told: list[int]) -> Outcome:

@@ -1,8 +1,8 @@
 """Keeps copies of the state while the training goes on: from one in host memory, in threads.
 
 Each tier has a thread of its own, so that a slow store does not hold up the nearer ones. A copy
-that cannot be written, or not by when the next is due, is said in a sentence, and the training goes
-on: an older one is there.
+that cannot be written, or not on all ranks by when the next is due, is said in a sentence, and the
+training goes on: an older one is there.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ class Cadence:
     remote: int = 0
 
     def is_due(self, kind: TierKind, step: int) -> bool:
-        every = {"memory": self.memory, "disk": self.disk, "remote": self.remote}[kind]
+        every = self.every(kind)
         return bool(every) and step % every == 0
+
+    def every(self, kind: TierKind) -> int:
+        return {"memory": self.memory, "disk": self.disk, "remote": self.remote}[kind]
 
 
 class Keeper:
@@ -64,24 +67,21 @@ class Keeper:
         self.kept: dict[TierKind, list[int]] = {tier.kind: [] for tier in self.tiers}
         self.failing: set[TierKind] = set()
         self.slow: set[TierKind] = set()
+        self.begun: dict[TierKind, int] = {}  # the step that all ranks keep, or kept last
         self.threads: dict[TierKind, threading.Thread] = {}
         for tier in self.tiers:
             self._publish(tier)
+            self._is_done(tier, 0)
         self.holders, self.blocks = self._agree(nodes)
 
     def keep(self, manifest: Manifest, first: bool = False) -> None:
         """Copies what tiers shall have of this step and leaves the rest to the threads.
 
         Every rank calls it after each step. Waits for the memory where it is still busy with an
-        older one; the other tiers go without this one then.
+        older one; where a rank is with another tier, all ranks go without this one then.
         first: the memory has nothing of this generation yet, and shall, whatever the cadence.
         """
-        due = [
-            tier
-            for tier in self.tiers
-            if self.cadence.is_due(tier.kind, manifest.step) or (first and tier.kind == "memory")
-        ]
-        due = [tier for tier in due if self._is_free(tier, manifest.step)]
+        due = [tier for tier in self.tiers if self._takes(tier, manifest.step, first)]
         held = [
             _copy(one) for one in self.state.held() if any(self._is_for(tier, one) for tier in due)
         ]
@@ -116,20 +116,34 @@ class Keeper:
             return held.spoken_for
         return block_of(held.slice.name) in self.blocks
 
-    def _is_free(self, tier: Tier, step: int) -> bool:
-        """Whether it is done with the copy before; only the memory, this host's, is waited for."""
-        thread = self.threads.get(tier.kind)
-        if thread and tier.kind == "memory":
-            thread.join()
-        if thread and thread.is_alive():
-            if tier.kind not in self.slow:
+    def _takes(self, tier: Tier, step: int, first: bool) -> bool:
+        due = self.cadence.is_due(tier.kind, step)
+        if tier.kind != "memory":
+            return due and self._all_are_free(tier, step)
+        if (due or first) and (thread := self.threads.get(tier.kind)):
+            thread.join()  # only the memory, this host's, is waited for
+        return due or first
+
+    def _all_are_free(self, tier: Tier, step: int) -> bool:
+        """Whether every rank is done with the copy before; a step that some lack is of no use."""
+        key, before = f"keeping/{tier.kind}", self.begun.get(tier.kind, 0)
+        if self.control.rank == 0:
+            free = set(self.control.collect(f"done/{tier.kind}")) == {str(before)}
+            self.control.announce(f"{key}/{step}", str(int(free)))
+            self.control.retract(f"{key}/{step - self.cadence.every(tier.kind)}")
+            if not free and tier.kind not in self.slow:
+                self.slow.add(tier.kind)
                 self.warn(
                     f"step {step} is not kept in {tier.url} ({tier.kind}): "
                     "the copy before is still being written; training goes on"
                 )
-            self.slow.add(tier.kind)
-            return False
-        return True
+        free = self.control.hear(f"{key}/{step}") == "1"
+        if free:
+            self.begun[tier.kind] = step
+        return free
+
+    def _is_done(self, tier: Tier, step: int) -> None:
+        self.control.publish(f"done/{tier.kind}", str(step))
 
     def _keep(self, tier: Tier, manifest: Manifest, held: list[Held]) -> None:
         step = Step(manifest.step, self.generation)
@@ -150,6 +164,7 @@ class Keeper:
         except Exception as error:  # of whatever store; nobody waits for the thread
             self._say(tier, step, error)
             _quietly(tier.remove_rank, step, self.control.rank)
+        _quietly(self._is_done, tier, manifest.step)
         _quietly(self._retire, tier)
 
     def _write(self, tier: Tier, step: Step, block: str, shard: Shard, held: list[Held]) -> File:

@@ -87,6 +87,12 @@ class Tier:
         with contextlib.suppress(FileNotFoundError):  # another rank was faster
             files.rm(f"{root}/{step.folder}", recursive=True)
 
+    def clear(self) -> None:
+        """Removes all of the steps."""
+        files, root = self._place
+        with contextlib.suppress(FileNotFoundError):
+            files.rm(root, recursive=True)
+
     def _sizes(self, step: Step) -> dict[str, int]:
         """Of a step's files, in bytes, by name."""
         files, root = self._place

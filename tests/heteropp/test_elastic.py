@@ -204,9 +204,10 @@ def assert_nothing_is_left(training: Elastic) -> None:
 
 
 def test_a_killed_member_costs_its_chip_and_few_steps(
-    launch: Launch, undisturbed: Undisturbed
+    launch: Launch, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    training = launch("--steps", "24")
+    remote = tmp_path / "remote"
+    training = launch("--steps", "24", "--remote", str(remote), "--keep-remote-every", "3")
     training.until(8)
     lost = f"{NODE}-1/0"
     training.send(signal.SIGKILL, lost)
@@ -219,15 +220,17 @@ def test_a_killed_member_costs_its_chip_and_few_steps(
     assert set(recovery["members"]) <= set(first["members"]) - {lost}
     assert recovery["steps_again"] <= 2
     assert {moved["source"] for moved in recovery["moved"]} <= {"memory", "peer"}
+    assert not (training.output / "copies").exists()  # of a job that is done
+    assert remote.exists() and not list(remote.iterdir())
 
 
 def test_a_noticed_member_leaves_after_a_step_and_costs_none(
     launch: Launch, undisturbed: Undisturbed
 ) -> None:
     training = launch("--notice", "250")
-    training.until(5)
     left = f"{NODE}-0/1"
-    training.send(signal.SIGTERM, left)
+    training.wait_for(lambda: left in training.members, 60)
+    training.send(signal.SIGTERM, left)  # before there is a step
     training.until_generation(2)
     assert_as_undisturbed(training, undisturbed)
     _, switch = training.changes

@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,7 +148,7 @@ def test_the_remote_store_gets_what_a_rank_speaks_for_alone(tmp_path: Path) -> N
         assert by_rank == {0: 2, 1: 0}
 
 
-def together(arguments: list[tuple], saved: list[int]) -> list[Keeper]:
+def together(arguments: list[tuple], saved: Sequence[int] = ()) -> list[Keeper]:
     """One keeper a thread, as they wait for each other to begin."""
     made: dict[int, Keeper] = {}
 
@@ -278,6 +278,30 @@ def test_a_store_that_hangs_is_said_once_and_training_goes_on(tmp_path: Path) ->
     keeping.keep(manifest(4))
     keeping.finish(WAIT_S)
     assert len(warnings) == 2 and steps(remote) == [1, 4]
+
+
+def test_a_store_that_is_slow_for_one_rank_gets_whole_steps_alone(tmp_path: Path) -> None:
+    Hanging.goes_on.clear()
+    store, nodes = dist.HashStore(), ("a-0", "b-0")
+    folder, cadence = tmp_path / "store", Cadence(memory=1, remote=1)
+    found = [
+        tiers_of(tmp_path, node, disk=False, remote=f"{protocol}://{folder}")
+        for node, protocol in zip(nodes, ("file", Hanging.protocol), strict=True)
+    ]
+    warnings: list[str] = []
+    fast, slow = together(
+        [(found[r], OneTensor(r), cadence, 0, store, nodes, warnings) for r in range(2)]
+    )
+    for step in (1, 2, 3, 4):
+        for keeping in (fast, slow):
+            keeping.keep(manifest(step))
+        fast.threads["remote"].join(WAIT_S)
+        if step > 1:
+            Hanging.goes_on.set()
+            slow.threads["remote"].join(WAIT_S)
+    assert len(warnings) == 1 and warnings[0].startswith("step 2 is not kept")
+    ranks = {(one.run.step, one.rank) for one in found[0].each()[-1].manifests(JOB)}
+    assert ranks >= {(3, 0), (3, 1), (4, 0), (4, 1)} and not ranks & {(2, 0), (2, 1)}
 
 
 def test_a_url_that_nothing_reads_is_refused() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -90,6 +91,14 @@ class Agent:
             except OSError as error:  # shutil.Error is one, of several
                 raise FileError(f"{memory} cannot be copied to {disk}: {error}") from None
 
+    def clear_disk(self) -> None:
+        """Removes what the nodes keep on their disks: the job is done, and its state saved."""
+        for node in self.nodes:
+            shutil.rmtree(self.job.disk_of(node), ignore_errors=True)
+        with contextlib.suppress(OSError):  # of other nodes, or of other jobs
+            self.job.disk_of("").rmdir()
+            self.job.disk.rmdir()
+
     def clear_memory(self) -> None:
         """Removes what the nodes keep in host memory, at the end of the job."""
         for node in self.nodes:
@@ -126,6 +135,7 @@ def log_file(logs: Path, number: int, member: str) -> Path:
 
 def _run(entrypoint: Entrypoint, job: Job, member: str, number: int, log: Path) -> None:
     """The member's process: its output goes to its log."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # a notice waits for the watch
     name_process(member)
     threading.Thread(target=_end_with_agent, name="agent", daemon=True).start()
     os.setpgrp()  # what the terminal interrupts is the launcher alone

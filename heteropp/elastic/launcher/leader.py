@@ -88,7 +88,8 @@ class Leader:
         self.progress: Progress | None = None
         self.progress_at_s = time.monotonic()  # when it was heard
         self.changes: list[Change] = []
-        self.causes: list[str] = []  # of the next change
+        self.causes: list[str] = []  # of the next change, and of what follows it
+        self.known_causes = 0  # of them, when the next generation was planned
         self.refused: set[str] | None = None  # chips for which there is no plan
         self.lost_at_s: float | None = None  # monotonic: since when no step runs
         self.tries = 0
@@ -281,6 +282,7 @@ class Leader:
             self.served, self.causes, self.phase = self.aim, [], "running"
             return
         self.number += 1
+        self.known_causes = len(self.causes)
         self.next = Generation(
             number=self.number,
             folder=self.folder / f"{self.number:04d}",
@@ -385,7 +387,8 @@ class Leader:
         self.running, self.next = self.next, None
         self.served = set() if self.every_node else self.aim  # the best plan has yet to come
         self.every_node = False
-        self.causes, self.refused, self.lost_at_s, self.cost_a_chip = [], None, None, False
+        self.causes = self.causes[self.known_causes :]
+        self.refused, self.lost_at_s, self.cost_a_chip = None, None, False
         self.phase = "running"
         self._clear_nodes()
         if len(self.changes) == 1:

@@ -37,6 +37,10 @@ class Control:
         """Says something once for all ranks."""
         self.store.set(key, text)
 
+    def retract(self, key: str) -> None:
+        """Frees what was announced, if it was, when all who want it have heard it."""
+        self.store.delete_key(key)
+
     def hear(self, key: str) -> str:
         """Waits for what is announced."""
         return self.store.get(key).decode()

@@ -70,6 +70,7 @@ class Watch:
         signal.set_wakeup_fd(self.wakeup_write, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)  # the thread below reads it from the pipe
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # which a member held back until now
         Watch.newest = self
         control.publish("process", json.dumps([_machine(), os.getpid()]))
         self.peers: dict[int, int] = {}  # file descriptor of the process: rank
