@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from heteropp.cli.errors import InputError, one_sentence
 from heteropp.cli.tools import leave_tools_to_ranks
-from heteropp.files import make_folder
-from heteropp.hyperparameters import Hyperparameters
+from heteropp.cli.train_checks import (
+    check_elastic,
+    check_files,
+    check_not_elastic,
+    check_p2p,
+    check_runs,
+    check_tensorboard,
+    check_unused,
+    chip_of,
+    choose_chip,
+    chosen_hyperparameters,
+    cluster_of,
+    plan_files,
+)
 from heteropp.plan import Plan, read_plan
 
 if TYPE_CHECKING:
     from heteropp.checkpoint.manifest import Checkpoint
     from heteropp.cli.elastic import Earlier
-    from heteropp.cluster import Cluster
-    from heteropp.data.token_file import TokenFile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -46,6 +52,7 @@ ELASTIC = "When the cluster changes"
 
 @app.command(help=__doc__, epilog=EXAMPLES)
 def train(
+    context: typer.Context,
     plan: Annotated[Path | None, typer.Option(help="What heteropp-search wrote.")] = None,
     bucket: Annotated[
         list[Path] | None,
@@ -173,7 +180,7 @@ def train(
         typer.Option(
             help="Where each node keeps copies of its state, on a disk of its own; copies in "
             "--output if absent. They are in a folder that is called as --output's job.json says, "
-            "and stay there for --resume when the job ends.",
+            "and stay there for --resume unless the run comes to its end.",
             rich_help_panel=ELASTIC,
         ),
     ] = None,
@@ -281,7 +288,7 @@ def train(
     with one_sentence():
         if validate_every and validation is None:
             raise InputError("--validate-every needs --validation, the data to try the model on")
-        files = _plan_files(plan, bucket, documents)
+        files = plan_files(plan, bucket, documents)
         by_length: tuple[Plan, ...] = ()
         if bucket:
             from heteropp.cli.mixed_lengths import read_buckets, say_documents
@@ -292,20 +299,20 @@ def train(
         if elastic:
             from heteropp.cli.elastic import earlier_job
 
-            _check_elastic(cluster, bucket, resume_from, restarts, force)
+            check_elastic(cluster, bucket, resume_from, restarts, force)
             earlier = earlier_job(output, resume)
-        elif availability or disk or remote or node_name:
-            raise InputError("--availability, --disk, --remote and --node-name are for --elastic")
+        else:
+            check_not_elastic(given(context))
         start = 0
         if launched and not elastic:
-            _choose_chip(content, cluster, int(os.environ["RANK"]))  # before torch is imported
+            choose_chip(content, cluster, int(os.environ["RANK"]))  # before torch is imported
             from heteropp.training.ranks.attempt import attempt
 
             start = attempt()
         if launched and restarts:
             raise InputError("--restarts is not for torchrun's ranks; give it --max-restarts")
-        _check_p2p(p2p, device)
-        _check_tensorboard(tensorboard)
+        check_p2p(p2p, device)
+        check_tensorboard(tensorboard)
         if elastic:
             pass  # this process has no chip
         elif launched and device == "chip":
@@ -314,7 +321,7 @@ def train(
             leave_tools_to_ranks()
         machines = None
         if not elastic:
-            machines = _cluster(by_length or (content,), cluster, device, force)
+            machines = cluster_of(by_length or (content,), cluster, device, force)
         for file in files:
             check_runs(content, file, launched and not elastic)
         saved: Checkpoint | None = None
@@ -324,11 +331,13 @@ def train(
             step = None if start else resume_from  # ranks that start again take the newest
             saved = checkpoint_to_resume(output / "checkpoints", step, whole=not launched)
         base = earlier or (saved.manifest if saved else None)
-        hyperparameters = _hyperparameters(base.hyperparameters if base else None, steps, settings)
+        hyperparameters = chosen_hyperparameters(
+            base.hyperparameters if base else None, steps, settings
+        )
         if not launched:
             if not (saved or earlier):
-                _check_unused(output)
-            tokens = _check_files(
+                check_unused(output)
+            tokens = check_files(
                 content,
                 by_length,
                 documents,
@@ -354,7 +363,7 @@ def train(
         chips=tuple(
             RankChip(str(machines.chip(rank).path), machines.chip(rank).chip_type)
             if machines
-            else RankChip(_chip(content, rank), _chip(content, rank))
+            else RankChip(chip_of(content, rank), chip_of(content, rank))
             for rank in range(content.world_size)
         ),
         steps=steps,
@@ -404,161 +413,10 @@ def train(
     raise typer.Exit(code)
 
 
-def _plan_files(plan: Path | None, buckets: list[Path] | None, documents: int | None) -> list[Path]:
-    """Raises InputError unless there is one plan, or a plan for each length of sequence."""
-    if (plan is None) == (not buckets):
-        raise InputError("give one --plan, or a --bucket for each length of sequence")
-    if buckets and documents is None:
-        raise InputError("--bucket needs --documents: how many of them make a step")
-    if documents is not None and not buckets:
-        raise InputError("--documents is for --bucket; a --plan says itself what makes a step")
-    return buckets or [plan]  # type: ignore[list-item]
-
-
-def check_runs(plan: Plan, path: Path, launched: bool = True) -> None:
-    """Raises InputError for a plan that this release cannot run, or torchrun's ranks cannot."""
-    if plan.model.attention != "explicit":
-        raise InputError(
-            f"{path}: the model's attention is {plan.model.attention}; this release trains explicit"
-        )
-    world_size = os.environ.get("WORLD_SIZE") if launched else None
-    if world_size is not None and int(world_size) != plan.world_size:
-        raise InputError(f"{path} needs {plan.world_size} ranks; torchrun started {world_size}")
-
-
-def _check_elastic(
-    cluster: Path | None,
-    bucket: list[Path] | None,
-    resume_from: int | None,
-    restarts: int,
-    force: bool,
-) -> None:
-    if cluster is None:
-        raise InputError("--elastic needs --cluster: it names the nodes, with --device cpu, too")
-    for option, given, why in (
-        ("--bucket", bool(bucket), "one plan at a time changes into another"),
-        ("--resume-from", resume_from is not None, "it goes on from the newest step it finds"),
-        ("--restarts", restarts > 0, "it starts again by itself"),
-        ("--force", force, "the plans that it searches fit"),
-    ):
-        if given:
-            raise InputError(f"{option} is not for --elastic: {why}")
-
-
-def _check_p2p(p2p: str | None, device: str) -> None:
-    if p2p not in (None, "device-direct", "cpu-mediated"):
-        raise InputError(f"--p2p is {p2p}; expected device-direct or cpu-mediated")
-    if p2p and device == "cpu":
-        raise InputError("--p2p says how dicomm reaches chips; --device cpu has none")
-
-
-def _check_tensorboard(wanted: bool) -> None:
-    if wanted and find_spec("tensorboard") is None:
-        raise InputError("--tensorboard needs a package: pip install 'hyperhetero[tensorboard]'")
-
-
-def _cluster(plans: Sequence[Plan], path: Path | None, device: str, force: bool) -> Cluster | None:
-    """Reads the cluster, on which the plans must fit. Raises InputError, PlanError or FileError."""
-    if device not in ("chip", "cpu"):
-        raise InputError(f"--device is {device}; expected chip or cpu")
-    if device == "cpu":
-        if force:
-            raise InputError("--force skips the check of the chips' memory; --device cpu has none")
-        return None
-    if path is None:
-        raise InputError("--cluster is missing: it says which chips and links the plan has")
-    from heteropp.cluster import read_cluster
-    from heteropp.mixed_lengths.memory import check_together
-    from heteropp.planned import check_cluster, check_memory
-    from heteropp.profile import ProfileError
-    from heteropp.simulate import simulate
-
-    cluster = read_cluster(path)
-    for plan in plans:
-        check_cluster(plan, cluster)
-    if len(plans) > 1:
-        if not force:
-            check_together(plans, cluster)
-        return cluster
-    if not force:
-        check_memory(plans[0], cluster)
-    with suppress(ProfileError):  # every rank does so: what it takes is traced here, once
-        simulate(plans[0], cluster, emulated=True)
-    return cluster
-
-
-def _choose_chip(plan: Plan, cluster: Path | None, rank: int) -> None:
-    """Names this rank's chip to ditorch, which opens it as it is imported."""
-    if "DITORCH_VENDOR" in os.environ or rank >= plan.world_size:
-        return
-    chip = _chip(plan, rank)
-    beside = cluster is not None and chip.endswith(".toml")
-    os.environ["DITORCH_CHIP"] = str(cluster.parent / chip) if beside else chip  # type: ignore[union-attr]
-
-
-def _chip(plan: Plan, rank: int) -> str:
-    pipeline, stage, replica, _ = plan.place(rank)
-    return plan.pipelines[pipeline].stages[stage].replicas[replica].chip
-
-
-def _hyperparameters(
-    base: Hyperparameters | None, steps: int, settings: dict[str, Any]
-) -> Hyperparameters:
-    """What the command line says, over what the run to resume says, over the defaults."""
-    base = base or Hyperparameters(decay_steps=steps)
-    given = {name: value for name, value in settings.items() if value is not None}
-    hyperparameters = replace(base, **given)
-    hyperparameters.validate()
-    return hyperparameters
-
-
-def _check_unused(output: Path) -> None:
-    from heteropp.checkpoint.manifest import steps
-
-    if steps(output / "checkpoints"):
-        raise InputError(
-            f"{output / 'checkpoints'} holds checkpoints of an earlier run; "
-            "give --resume to go on from them, or another --output"
-        )
-
-
-def _check_files(
-    plan: Plan,
-    by_length: Sequence[Plan],
-    documents: int | None,
-    output: Path,
-    saved: Checkpoint | None,
-    data: Path | None,
-    validation: Path | None,
-    hyperparameters: Hyperparameters,
-    seed: int,
-) -> TokenFile:
-    """Checks what the ranks will read and write to, before any of them starts; gives the data.
-
-    Raises InputError or FileError.
-    """
-    from heteropp.checkpoint.manifest import CheckpointError, Manifest, check_resumable
-    from heteropp.data.source import check_data
-    from heteropp.mixed_lengths.plans import what_is_learnt
-
-    model = by_length[-1].model if by_length else plan.model
-    tokens = check_data(data, validation, model, whole_documents=bool(by_length))
-    if saved:
-        run = Manifest(
-            step=0,
-            **what_is_learnt(plan, by_length, documents or 0),
-            seed=seed,
-            tokens_sha256=tokens.sha256,
-            hyperparameters=hyperparameters,
-        )
-        try:
-            check_resumable(saved, run)
-        except CheckpointError as error:
-            raise InputError(str(error)) from None
-    make_folder(output)
-    if not os.access(output, os.W_OK):
-        raise InputError(f"--output {output} is a folder that cannot be written to")
-    return tokens
+def given(context: typer.Context) -> set[str]:
+    """The parameters that the command line names."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def main() -> None:

@@ -424,7 +424,9 @@ def test_bad_requests_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("a" * 1000)
     cpu = ("--device", "cpu")
-    assert "--remote and --node-name are for --elastic" in refusal(tmp_path, *cpu, "--remote", "x")
+    assert refusal(tmp_path, *cpu, "--remote", "x") == "--remote is for --elastic\n"
+    several = refusal(tmp_path, *cpu, "--keep-disk-every", "10", "--notice", "30")
+    assert several == "--notice, --keep-disk-every are for --elastic\n"
     elastic = (*cpu, "--elastic")
     assert "--restarts is not for --elastic" in refusal(tmp_path, *elastic, "--restarts", "1")
     missing = refusal(tmp_path, *elastic, "--availability", str(tmp_path / "none.json"))

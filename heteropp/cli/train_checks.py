@@ -1,0 +1,199 @@
+"""What heteropp-train is asked for, held against the files and the machine before a rank starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heteropp.cli.errors import InputError
+from heteropp.files import make_folder
+from heteropp.hyperparameters import Hyperparameters
+from heteropp.plan import Plan
+
+if TYPE_CHECKING:
+    from heteropp.checkpoint.manifest import Checkpoint
+    from heteropp.cluster import Cluster
+    from heteropp.data.token_file import TokenFile
+
+
+ELASTIC_ALONE = (
+    "availability",
+    "node_name",
+    "notice",
+    "disk",
+    "remote",
+    "keep_memory_every",
+    "keep_disk_every",
+    "keep_remote_every",
+)
+
+
+def plan_files(plan: Path | None, buckets: list[Path] | None, documents: int | None) -> list[Path]:
+    """Raises InputError unless there is one plan, or a plan for each length of sequence."""
+    if (plan is None) == (not buckets):
+        raise InputError("give one --plan, or a --bucket for each length of sequence")
+    if buckets and documents is None:
+        raise InputError("--bucket needs --documents: how many of them make a step")
+    if documents is not None and not buckets:
+        raise InputError("--documents is for --bucket; a --plan says itself what makes a step")
+    return buckets or [plan]  # type: ignore[list-item]
+
+
+def check_runs(plan: Plan, path: Path, launched: bool = True) -> None:
+    """Raises InputError for a plan that this release cannot run, or torchrun's ranks cannot."""
+    if plan.model.attention != "explicit":
+        raise InputError(
+            f"{path}: the model's attention is {plan.model.attention}; this release trains explicit"
+        )
+    world_size = os.environ.get("WORLD_SIZE") if launched else None
+    if world_size is not None and int(world_size) != plan.world_size:
+        raise InputError(f"{path} needs {plan.world_size} ranks; torchrun started {world_size}")
+
+
+def check_not_elastic(given: Collection[str]) -> None:
+    """given: names of parameters on the command line. Raises InputError for those of --elastic."""
+    stray = [f"--{name.replace('_', '-')}" for name in ELASTIC_ALONE if name in given]
+    if stray:
+        raise InputError(f"{', '.join(stray)} {'are' if len(stray) > 1 else 'is'} for --elastic")
+
+
+def check_elastic(
+    cluster: Path | None,
+    bucket: list[Path] | None,
+    resume_from: int | None,
+    restarts: int,
+    force: bool,
+) -> None:
+    if cluster is None:
+        raise InputError("--elastic needs --cluster: it names the nodes, with --device cpu, too")
+    for option, given, why in (
+        ("--bucket", bool(bucket), "one plan at a time changes into another"),
+        ("--resume-from", resume_from is not None, "it goes on from the newest step it finds"),
+        ("--restarts", restarts > 0, "it starts again by itself"),
+        ("--force", force, "the plans that it searches fit"),
+    ):
+        if given:
+            raise InputError(f"{option} is not for --elastic: {why}")
+
+
+def check_p2p(p2p: str | None, device: str) -> None:
+    if p2p not in (None, "device-direct", "cpu-mediated"):
+        raise InputError(f"--p2p is {p2p}; expected device-direct or cpu-mediated")
+    if p2p and device == "cpu":
+        raise InputError("--p2p says how dicomm reaches chips; --device cpu has none")
+
+
+def check_tensorboard(wanted: bool) -> None:
+    if wanted and find_spec("tensorboard") is None:
+        raise InputError("--tensorboard needs a package: pip install 'hyperhetero[tensorboard]'")
+
+
+def cluster_of(
+    plans: Sequence[Plan], path: Path | None, device: str, force: bool
+) -> Cluster | None:
+    """Reads the cluster, on which the plans must fit. Raises InputError, PlanError or FileError."""
+    if device not in ("chip", "cpu"):
+        raise InputError(f"--device is {device}; expected chip or cpu")
+    if device == "cpu":
+        if force:
+            raise InputError("--force skips the check of the chips' memory; --device cpu has none")
+        return None
+    if path is None:
+        raise InputError("--cluster is missing: it says which chips and links the plan has")
+    from heteropp.cluster import read_cluster
+    from heteropp.mixed_lengths.memory import check_together
+    from heteropp.planned import check_cluster, check_memory
+    from heteropp.profile import ProfileError
+    from heteropp.simulate import simulate
+
+    cluster = read_cluster(path)
+    for plan in plans:
+        check_cluster(plan, cluster)
+    if len(plans) > 1:
+        if not force:
+            check_together(plans, cluster)
+        return cluster
+    if not force:
+        check_memory(plans[0], cluster)
+    with suppress(ProfileError):  # every rank does so: what it takes is traced here, once
+        simulate(plans[0], cluster, emulated=True)
+    return cluster
+
+
+def choose_chip(plan: Plan, cluster: Path | None, rank: int) -> None:
+    """Names this rank's chip to ditorch, which opens it as it is imported."""
+    if "DITORCH_VENDOR" in os.environ or rank >= plan.world_size:
+        return
+    chip = chip_of(plan, rank)
+    beside = cluster is not None and chip.endswith(".toml")
+    os.environ["DITORCH_CHIP"] = str(cluster.parent / chip) if beside else chip  # type: ignore[union-attr]
+
+
+def chip_of(plan: Plan, rank: int) -> str:
+    pipeline, stage, replica, _ = plan.place(rank)
+    return plan.pipelines[pipeline].stages[stage].replicas[replica].chip
+
+
+def chosen_hyperparameters(
+    base: Hyperparameters | None, steps: int, settings: dict[str, Any]
+) -> Hyperparameters:
+    """What the command line says, over what the run to resume says, over the defaults."""
+    base = base or Hyperparameters(decay_steps=steps)
+    given = {name: value for name, value in settings.items() if value is not None}
+    hyperparameters = replace(base, **given)
+    hyperparameters.validate()
+    return hyperparameters
+
+
+def check_unused(output: Path) -> None:
+    from heteropp.checkpoint.manifest import steps
+
+    if steps(output / "checkpoints"):
+        raise InputError(
+            f"{output / 'checkpoints'} holds checkpoints of an earlier run; "
+            "give --resume to go on from them, or another --output"
+        )
+
+
+def check_files(
+    plan: Plan,
+    by_length: Sequence[Plan],
+    documents: int | None,
+    output: Path,
+    saved: Checkpoint | None,
+    data: Path | None,
+    validation: Path | None,
+    hyperparameters: Hyperparameters,
+    seed: int,
+) -> TokenFile:
+    """Checks what the ranks will read and write to, before any of them starts; gives the data.
+
+    Raises InputError or FileError.
+    """
+    from heteropp.checkpoint.manifest import CheckpointError, Manifest, check_resumable
+    from heteropp.data.source import check_data
+    from heteropp.mixed_lengths.plans import what_is_learnt
+
+    model = by_length[-1].model if by_length else plan.model
+    tokens = check_data(data, validation, model, whole_documents=bool(by_length))
+    if saved:
+        run = Manifest(
+            step=0,
+            **what_is_learnt(plan, by_length, documents or 0),
+            seed=seed,
+            tokens_sha256=tokens.sha256,
+            hyperparameters=hyperparameters,
+        )
+        try:
+            check_resumable(saved, run)
+        except CheckpointError as error:
+            raise InputError(str(error)) from None
+    make_folder(output)
+    if not os.access(output, os.W_OK):
+        raise InputError(f"--output {output} is a folder that cannot be written to")
+    return tokens
