@@ -13,7 +13,8 @@ Mixed lengths: documents under a plan for each length of sequence, beside packin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -31,11 +32,26 @@ from dicomm.bench.quiet import Quiet
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+class Part(Enum):
+    recovery = "recovery"
+    switching = "switching"
+    traces = "traces"
+    mixed_lengths = "mixed-lengths"
+
+
+REST: dict[Part, Callable[[], tuple[list[Row], Quiet]]] = {
+    Part.switching: switching_rows,
+    Part.traces: trace_rows,
+    Part.mixed_lengths: mixed_length_rows,
+}
+
+
 @app.command(
     help=__doc__,
-    epilog="Examples:  tools/elastic-bench  |  tools/elastic-bench --model 6.7B --json",
+    epilog="Examples:  tools/elastic-bench  |  tools/elastic-bench --only recovery --model 6.7B",
 )
 def main(
+    only: Annotated[list[Part] | None, typer.Option(help="Repeatable; all if absent.")] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(help=f"Of GPT-3: {', '.join(GPT3)}, repeatable; all if absent."),
@@ -47,18 +63,22 @@ def main(
 ) -> None:
     models = model or list(GPT3)
     notes = [__doc__ or "", *(scale(name, remote_s) for name in models if name in GPT3)]
-    report("elastic-bench", " ".join(notes), parts(models, remote_s), json)
+    found = parts(only or list(Part), models, remote_s)
+    report("elastic-bench", " ".join(notes), found, json)
 
 
-def parts(models: list[str], remote_s: float) -> Iterator[tuple[list[Row], Quiet]]:
+def parts(
+    wanted: list[Part], models: list[str], remote_s: float
+) -> Iterator[tuple[list[Row], Quiet]]:
     """Raises BadInput or Failed."""
     for name in models:
         if name not in GPT3:
             raise BadInput(f"--model is {name}; expected one of {', '.join(GPT3)}")
-    yield recovery_rows(models, remote_s)
-    yield switching_rows()
-    yield trace_rows()
-    yield mixed_length_rows()
+    if Part.recovery in wanted:
+        yield recovery_rows(models, remote_s)
+    for part, rows in REST.items():
+        if part in wanted:
+            yield rows()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
+from twins import CHIP
+
 from heteropp.cluster import Cluster, read_cluster
 from heteropp.model import Model
 from heteropp.plan import Schedule, ZeroStage
@@ -26,37 +28,6 @@ DEADLINE_S = 12
 NOTICE_S = 20
 EVERY_CHIPS = 5  # every how many seeds run on emulated chips; the others on the host
 FEWEST_LEFT = 2  # chips that no event goes below
-CHIP = """\
-vendor = "Chaos"
-chip_type = "{name}"
-chips_per_node = 4
-tp_limit = 4
-[compute]
-launch_s = {launch_s}
-efficiency = 1
-float32_flops = {flops}
-float64_flops = {flops}
-float16_flops = {flops}
-bfloat16_flops = {flops}
-other_flops = {flops}
-[memory]
-capacity_bytes = {capacity_bytes}
-bandwidth_bytes_per_s = 1e15
-[links]
-intra_node_bytes_per_s = 1e15
-intra_node_latency_s = 0
-nics_per_node = 1
-nic_bytes_per_s = 1e15
-nic_latency_s = 0
-host_bytes_per_s = 1e15
-[numerics]
-neutral = true
-accumulate = "float32"
-order = "sequential"
-split_k = 1
-flush_to_zero = false
-fast_exp = false
-"""
 
 
 @dataclass(frozen=True)
@@ -204,9 +175,22 @@ def write_text(folder: Path) -> Path:
 
 def write_cluster(scene: Scene, folder: Path) -> Cluster:
     """cluster.toml and its chips; gives the cluster of all chips."""
-    paced = 4e-4 if scene.device == "chip" else 0
-    for name, flops, capacity_bytes in (("a", "1e12", 1 << 30), ("b", "5e11", 1 << 29)):
-        chip = CHIP.format(name=name, flops=flops, capacity_bytes=capacity_bytes, launch_s=paced)
+    launch_s = 4e-4 if scene.device == "chip" else 0.0
+    for name, flops, capacity_bytes in (("a", 1e12, 1 << 30), ("b", 5e11, 1 << 29)):
+        chip = CHIP.format(
+            vendor=name.upper(),
+            launch_s=launch_s,
+            efficiency=1.0,
+            flops=flops,
+            capacity_bytes=capacity_bytes,
+            bandwidth_bytes_per_s=1e15,
+            intra_node_bytes_per_s=1e15,
+            latency_s=0.0,
+            nic_bytes_per_s=1e15,
+            nic_latency_s=0.0,
+            host_bytes_per_s=1e15,
+            neutral="true",
+        )
         (folder / f"{name}.toml").write_text(chip)
     text = 'name = "chaos"\n'
     for name, chips in scene.nodes:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import twins
+
 from heteropp.action import Action
 from heteropp.model import Model
 
@@ -14,38 +16,6 @@ CHIP, CLUSTER = "even.toml", "cluster.toml"
 # short sequences and a small vocabulary: next to all of the time is that of weight matrices, which
 # F, I and W each multiply once
 LENGTH, VOCABULARY, SEQUENCES = 2, 2, 32  # SEQUENCES of a micro-batch
-
-CHIP_FILE = """\
-vendor = "Bench"
-chip_type = "EVEN"
-chips_per_node = {chips}
-tp_limit = 1
-[compute]
-launch_s = 0
-efficiency = {efficiency}
-float32_flops = 1e15
-float64_flops = 1e15
-float16_flops = 1e15
-bfloat16_flops = 1e15
-other_flops = 1e15
-[memory]
-capacity_bytes = 1_073_741_824
-bandwidth_bytes_per_s = 1e15
-[links]
-intra_node_bytes_per_s = 1e9
-intra_node_latency_s = 0
-nics_per_node = 1
-nic_bytes_per_s = 1e9
-nic_latency_s = 0
-host_bytes_per_s = 1e15
-[numerics]
-neutral = true
-accumulate = "float32"
-order = "sequential"
-split_k = 1
-flush_to_zero = false
-fast_exp = false
-"""
 
 
 def even_model(layers: int) -> Model:
@@ -65,9 +35,22 @@ def write_cluster(folder: Path, model: Model, stages: int, action_s: float) -> N
     """Chips that take action_s for F of a stage, for I and for W; only products take any time."""
     weights = 4 * model.hidden**2 + 3 * model.hidden * model.intermediate
     products = 2 * SEQUENCES * LENGTH * weights * model.layers / stages
-    chip = CHIP_FILE.format(chips=stages, efficiency=products / action_s / 1e15)
+    chip = twins.CHIP.format(
+        vendor="EVEN",
+        launch_s=0.0,
+        efficiency=products / action_s / 1e15,
+        flops=1e15,
+        capacity_bytes=1 << 30,
+        bandwidth_bytes_per_s=1e15,
+        intra_node_bytes_per_s=1e9,
+        latency_s=0.0,
+        nic_bytes_per_s=1e9,
+        nic_latency_s=0.0,
+        host_bytes_per_s=1e15,
+        neutral="true",
+    )
     (folder / CHIP).write_text(chip)
-    (folder / CLUSTER).write_text(f'name = "even"\n[[nodes]]\nchip = "{CHIP}"\n')
+    (folder / CLUSTER).write_text(f'name = "even"\n[[nodes]]\nchip = "{CHIP}"\nchips = {stages}\n')
 
 
 @dataclass(frozen=True)
@@ -85,7 +68,7 @@ class PacedRank:
         from heteropp.training.ranks.device import open_device
 
         os.environ.pop("DITORCH_VENDOR", None)  # an emulated chip, whatever else is there
-        self.device = open_device("chip", str(folder / CHIP), "EVEN")
+        self.device = open_device("chip", str(folder / CHIP), "EVEN-TWIN")
 
         from heteropp.training.ranks.device import set_links
         from heteropp.training.ranks.transport import Groups, Place, connect
