@@ -219,6 +219,14 @@ def test_a_killed_member_costs_its_chip_and_few_steps(
     assert recovery["left"] == [lost]
     assert set(recovery["members"]) <= set(first["members"]) - {lost}
     assert recovery["steps_again"] <= 2
+    held = (training.output / "generations" / "0002" / "copies.txt").read_text()
+    assert [line.split()[0] for line in held.splitlines()] == [
+        "embedding",
+        *(f"layers.{layer}" for layer in range(MODEL.layers)),
+        "norm",
+        "head",
+    ]
+    assert f": memory {NODE}-0" in held
     assert {moved["source"] for moved in recovery["moved"]} <= {"memory", "peer"}
     assert not (training.output / "copies").exists()  # of a job that is done
     assert remote.exists() and not list(remote.iterdir())

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from heteropp.checkpoint.manifest import steps
 from heteropp.elastic.job import Account, Generation, Job, Moved, node_of
+from heteropp.files import write_text
+from heteropp.recovery import bitmap
 from heteropp.recovery.keeper import Cadence, Keeper
 from heteropp.recovery.recover import recover
 from heteropp.training.measuring.metrics import METRICS, newest_step
@@ -14,6 +16,7 @@ from heteropp.training.ranks.control import Control
 from heteropp.training.train import Trainer
 
 Say = Callable[[str], None]
+HELD = "copies.txt"  # of a recovery: which node held what of each layer
 
 
 def keeper(
@@ -44,6 +47,8 @@ def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> 
     if control.rank == 0:
         for warning in found.warnings:
             warn(warning)
+        text = "".join(line + "\n" for line in bitmap.lines(found.kept))
+        write_text(generation.folder / HELD, text)
     total: Counter[tuple] = Counter()
     for moved in found.moved:
         total[moved.to, moved.source, moved.origin or job.remote] += moved.bytes
