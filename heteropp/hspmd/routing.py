@@ -245,7 +245,7 @@ def _divided(rows: Iterable[_Row], itemsizes: Sequence[int]) -> list[_Row]:
         for holders in row.holders
     )
     senders = {rank for row in rows for holders in row.holders for rank in holders}
-    part_bytes = max(LEAST_PART_BYTES, total_bytes / (PARTS * len(senders)))
+    part_bytes = max(LEAST_PART_BYTES, total_bytes / (PARTS * max(1, len(senders))))
     result: list[_Row] = []
     for row in rows:
         size_bytes = math.prod(row.box.shape) * itemsizes[row.tensor]

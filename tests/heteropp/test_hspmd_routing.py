@@ -37,6 +37,11 @@ def test_what_a_rank_holds_it_copies() -> None:
     assert volume_bytes([only]) == {}
 
 
+@pytest.mark.parametrize("divide", [False, True])
+def test_where_nothing_is_wanted_nothing_moves(divide: bool) -> None:
+    assert route([Held(0, 0, rows(0, 4))], [], [4], divide=divide) == []
+
+
 def test_the_fastest_link_is_chosen() -> None:
     """Figure 8: ranks 1 and 9 hold a slice, and 9 is nearer to 8."""
 

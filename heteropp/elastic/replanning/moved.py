@@ -6,11 +6,11 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from heteropp.boxes import Box
+from heteropp.boxes import Box, uncovered
 from heteropp.plan import Plan
 from heteropp.switching.table import Quantity, holdings, state
 
-Held = dict[tuple[str, Quantity], list[Box]]  # by parameter
+Held = dict[tuple[str, Quantity], set[Box]]  # by parameter
 
 
 def moved_bytes(old: Plan, new: Plan, old_rank_of: Sequence[int | None]) -> int:
@@ -22,19 +22,13 @@ def moved_bytes(old: Plan, new: Plan, old_rank_of: Sequence[int | None]) -> int:
     for rank, was in enumerate(old_rank_of):
         had = _held(old, was) if was is not None else {}
         for (name, quantity), boxes in _held(new, rank).items():
-            for box in boxes:
-                common = (box.intersect(other) for other in had.get((name, quantity), ()))
-                lacking = _size(box) - sum(_size(part) for part in common if part)
-                total += quantity.itemsize * max(0, lacking)
+            lacking = uncovered(boxes, had.get((name, quantity), ()))
+            total += quantity.itemsize * sum(math.prod(box.shape) for box in lacking)
     return total
 
 
 def _held(plan: Plan, rank: int) -> Held:
-    found: Held = defaultdict(list)
+    found: Held = defaultdict(set)
     for holding in holdings(plan, rank, state(plan.model)):
-        found[holding.name, holding.quantity].append(holding.box)
+        found[holding.name, holding.quantity].add(holding.box)
     return found
-
-
-def _size(box: Box) -> int:
-    return math.prod(box.shape)
