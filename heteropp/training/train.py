@@ -40,7 +40,7 @@ from heteropp.mixed_lengths.plans import what_is_learnt
 from heteropp.mixed_lengths.step import MixedLengths
 from heteropp.plan import Plan
 from heteropp.switching.buffers import Buffers, fill
-from heteropp.switching.change import Position
+from heteropp.switching.switch import Position
 from heteropp.timeline import Span
 from heteropp.training.executor import Executor, StepResult
 from heteropp.training.loop import advance, finish

@@ -210,7 +210,7 @@ class _Member:
     ) -> Any:
         from dicomm.distributed import bytes_sent
         from heteropp.switching.buffers import of_training, to_host
-        from heteropp.switching.change import Change, move
+        from heteropp.switching.switch import Switch, move
         from heteropp.training.ranks.control import Control
         from heteropp.training.ranks.transport import connect
 
@@ -222,14 +222,14 @@ class _Member:
             if through_host:
                 to_host(own[1])
             dist.destroy_process_group()
-        change = Change(old, new, old_members, new_members)
-        rank = change.members.index(self.name)
+        switch = Switch(old, new, old_members, new_members)
+        rank = switch.members.index(self.name)
         store = dist.PrefixStore(f"switch {turn}", self.store)
-        connect(store, rank, len(change.members), self.device.backend, timeout_s=DEADLINE_S)
-        table = change.table()
-        control = Control(store, rank, len(change.members))
+        connect(store, rank, len(switch.members), self.device.backend, timeout_s=DEADLINE_S)
+        table = switch.table()
+        control = Control(store, rank, len(switch.members))
         device = torch.device("cpu") if through_host else self.device.device
-        position, buffers = move(change, table, control, own, device)
+        position, buffers = move(switch, table, control, own, device)
         sent = sum(bytes_sent().values()) if self.chip else 0
         dist.destroy_process_group()
         return position, buffers, sent, table.sent_bytes[rank]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,8 @@ def test_a_plan_that_does_not_fit_says_where(capsys, tmp_path: Path) -> None:
     assert "stage 2 of pipeline 0 needs" in sentences[2]
     assert "on rank 2 at F of micro-batch 0" in sentences[2]
     assert "the chip has 32.0 MiB" in sentences[2]
+
+
+def test_simulating_does_not_import_torch() -> None:
+    code = "import sys, heteropp.cli.simulate; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0

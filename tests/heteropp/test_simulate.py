@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +23,7 @@ from heteropp.schedule import actions
 from heteropp.simulate import DeadlockError, hetero_speedup_ratio, simulate
 from heteropp.simulator import program
 from heteropp.simulator.picture import draw_simulation
-from heteropp.timeline import Span, shades, write_chrome_trace
+from heteropp.timeline import write_chrome_trace
 
 
 def chip_with(**links: float) -> ChipSpec:
@@ -499,17 +497,3 @@ def test_a_trace_has_reductions_beside_the_work_and_memory(monkeypatch, tmp_path
         for rank in range(2)
     ]
     assert peaks == simulation.memory_bytes
-
-
-def test_shades_are_as_dark_as_the_time_is_filled() -> None:
-    spans = [Span(0, "step", None, 0.0, 1.0), Span(0, "step", None, 2.0, 2.5)]
-    image = shades([spans, []], end_s=4.0, columns=4)
-    full = 1 - image[0][0]
-    assert (1 - image[0][2]).tolist() == pytest.approx((full / 2).tolist())
-    assert image[0][1].tolist() == image[0][3].tolist() == [1, 1, 1]
-    assert (image[1] == 1).all()
-
-
-def test_simulating_does_not_import_torch() -> None:
-    code = "import sys, heteropp.cli.simulate; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0

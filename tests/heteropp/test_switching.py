@@ -20,7 +20,7 @@ from training_run import CHIP, several_pipelines, tiny_model, write_cluster
 from heteropp.model import Model
 from heteropp.parameters import model_parameters
 from heteropp.plan import Plan, validate
-from heteropp.switching.change import Change
+from heteropp.switching.switch import Switch
 from heteropp.switching.table import Table, holdings, state, table
 
 
@@ -159,9 +159,9 @@ def test_between_fast_and_slow_links_the_fast_ones_are_taken() -> None:
     """Two nodes that both hold everything: what a joiner lacks comes from its own."""
     old = plan_of(MODEL, (8,), (2,), (1,), zero_stage=0)
     new = plan_of(MODEL, (4, 4), (1, 2), (1, 1))
-    change = Change(old, new, ("a-0/0", "b-0/0"), ("a-0/0", "a-0/1", "b-0/1"))
-    members = change.members
-    moved = change.table(lambda a, b: 10.0 if a[:3] == b[:3] else 1.0)
+    switch = Switch(old, new, ("a-0/0", "b-0/0"), ("a-0/0", "a-0/1", "b-0/1"))
+    members = switch.members
+    moved = switch.table(lambda a, b: 10.0 if a[:3] == b[:3] else 1.0)
     assert moved.volume_bytes
     assert all(members[a][:3] == members[b][:3] for a, b in moved.volume_bytes)
 

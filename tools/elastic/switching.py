@@ -97,11 +97,11 @@ def switching_rows(rounds: int = 5) -> tuple[list[Row], Quiet]:
 
 
 def _busiest(old: str, new: str) -> Row:
-    from heteropp.switching.change import Change
+    from heteropp.switching.switch import Switch
 
-    change = Change(PLANS[old], PLANS[new], *(_members(PLANS[name]) for name in (old, new)))
-    ours = change.table().sent_bytes
-    unplanned = _first_sends(change)
+    switch = Switch(PLANS[old], PLANS[new], *(_members(PLANS[name]) for name in (old, new)))
+    ours = switch.table().sent_bytes
+    unplanned = _first_sends(switch)
     return row(
         f"switch, {old} to {new}: busiest sender",
         "MiB",
@@ -111,12 +111,12 @@ def _busiest(old: str, new: str) -> Row:
     )
 
 
-def _first_sends(change: Any) -> Counter[int]:
+def _first_sends(switch: Any) -> Counter[int]:
     """Bytes by rank where whoever lacks a slice gets it from the lowest rank that has it."""
     from heteropp.hspmd.routing import Held, Wanted, route
     from heteropp.switching.table import holdings, state
 
-    table = change.table()
+    table = switch.table()
     itemsizes = [quantity.itemsize for quantity in state(MODEL)] * len(table.tensors)
 
     def boxes(kind: Any, plan: Plan) -> list[Any]:
@@ -128,7 +128,7 @@ def _first_sends(change: Any) -> Counter[int]:
 
     # the lowest rank is the one with the fastest links
     routed = route(
-        boxes(Held, change.old), boxes(Wanted, change.new), itemsizes, lambda a, _: -float(a)
+        boxes(Held, switch.old), boxes(Wanted, switch.new), itemsizes, lambda a, _: -float(a)
     )
     sent: Counter[int] = Counter()
     for transfer in (t for round_ in routed for t in round_):
@@ -171,23 +171,23 @@ class _Member:
 
     def switch(self, old: str, new: str) -> float | None:
         """Seconds from the end of a step to where the next one can begin; then takes one."""
-        from heteropp.switching.change import Change, move
+        from heteropp.switching.switch import Switch, move
 
-        change = Change(PLANS[old], PLANS[new], *(_members(PLANS[name]) for name in (old, new)))
-        if self.name not in change.members:
+        switch = Switch(PLANS[old], PLANS[new], *(_members(PLANS[name]) for name in (old, new)))
+        if self.name not in switch.members:
             self.worlds += 2
             return None
         begin_s = perf_counter()
         own = self._leave() if self.trainer is not None else None
-        control = self._join(change.members)
-        position, buffers = move(change, change.table(), control, own, self.device.device)
+        control = self._join(switch.members)
+        position, buffers = move(switch, switch.table(), control, own, self.device.device)
         del own
         if buffers is None:
             self.worlds += 1
             self._disconnect()
             return None
         self._disconnect()
-        self._train(change.new)
+        self._train(switch.new)
         self.trainer.take_over(position, buffers)
         seconds = perf_counter() - begin_s
         self.trainer.step()

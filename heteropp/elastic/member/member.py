@@ -26,12 +26,12 @@ from heteropp.elastic.job import (
     switch_store,
 )
 from heteropp.elastic.member.links import Links
-from heteropp.elastic.member.preparation import change_between, table_of
+from heteropp.elastic.member.preparation import switch_between, table_of
 from heteropp.elastic.member.session import Arrived, Left, Session
 from heteropp.files import FileError
 from heteropp.recovery.sources import LostError
 from heteropp.switching.buffers import to_host
-from heteropp.switching.change import Change, move
+from heteropp.switching.switch import Switch, move
 from heteropp.switching.table import Table, state_bytes
 from heteropp.training.measuring.gauges import predicted
 from heteropp.training.ranks.control import Control
@@ -133,17 +133,17 @@ class Member:
 
     def _switch(self, old: Generation, new: Generation, left: Left | None) -> Arrived | None:
         """Moves the state, in a world of both generations' members; None: this member leaves."""
-        change = change_between(old, new)
-        control = self._enter_world(switch_store(self.store, new.number), change.members)
+        switch = switch_between(old, new)
+        control = self._enter_world(switch_store(self.store, new.number), switch.members)
         if self.links:
-            self.links.pace(change.members)
+            self.links.pace(switch.members)
         table = left.tables.get(new.number) if left else None
-        table = table or table_of(change, self.links)
-        on_chip = self.name in new.members and self._has_room(change)
+        table = table or table_of(switch, self.links)
+        on_chip = self.name in new.members and self._has_room(switch)
         if left and not on_chip:
             to_host(left.buffers)
         position, buffers = move(
-            change,
+            switch,
             table,
             control,
             (left.position, left.buffers) if left else None,
@@ -153,7 +153,7 @@ class Member:
             return None
         if left:  # by this machine's clock
             position = replace(position, ended_s=left.position.ended_s)
-        return Arrived(position, buffers, _account(position.step, table, change.members))
+        return Arrived(position, buffers, _account(position.step, table, switch.members))
 
     def _enter_world(self, store: dist.Store, members: Sequence[str]) -> Control:
         """Leaves the world that this member is in, if any; from now on these watch each other."""
@@ -184,14 +184,14 @@ class Member:
             lambda: notices.say("", "notice", self.name),
         )
 
-    def _has_room(self, change: Change) -> bool:
+    def _has_room(self, switch: Switch) -> bool:
         """Whether the chip holds the old state, the new one and what comes with it."""
         if self.device.device.type == "cpu":
             return True
         free_bytes, _ = torch.accelerator.get_memory_info()
         spare_bytes = torch.accelerator.memory_reserved() - torch.accelerator.memory_allocated()
-        rank = change.new_members.index(self.name)
-        return free_bytes + spare_bytes > ROOM * state_bytes(change.new, rank)
+        rank = switch.new_members.index(self.name)
+        return free_bytes + spare_bytes > ROOM * state_bytes(switch.new, rank)
 
     def _fail(self, kind: Literal["chip", "job", "lost", "other"], what: str) -> NoReturn:
         with suppress(Exception):  # the store may be what failed

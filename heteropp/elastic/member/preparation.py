@@ -8,19 +8,19 @@ from contextlib import suppress
 from heteropp.elastic.job import Board, Generation, Job
 from heteropp.elastic.member.links import Links
 from heteropp.plan import read_plan
-from heteropp.switching.change import Change
+from heteropp.switching.switch import Switch
 from heteropp.switching.table import Table
 from heteropp.training.train import SAVE_S
 
 POLL_S = 0.5
 
 
-def change_between(old: Generation, new: Generation) -> Change:
-    return Change(read_plan(old.plan), read_plan(new.plan), old.members, new.members)
+def switch_between(old: Generation, new: Generation) -> Switch:
+    return Switch(read_plan(old.plan), read_plan(new.plan), old.members, new.members)
 
 
-def table_of(change: Change, links: Links | None) -> Table:
-    return change.table(links.bytes_per_s if links else None)
+def table_of(switch: Switch, links: Links | None) -> Table:
+    return switch.table(links.bytes_per_s if links else None)
 
 
 class Preparation:
@@ -48,5 +48,5 @@ class Preparation:
 
     def _prepare(self, new: Generation) -> None:
         if new.start == "switch" and new.before == self.generation.number:
-            change = change_between(self.generation, new)
-            self.tables[new.number] = table_of(change, self.links)
+            switch = switch_between(self.generation, new)
+            self.tables[new.number] = table_of(switch, self.links)

@@ -16,7 +16,7 @@ from heteropp.elastic.member.links import Links
 from heteropp.elastic.member.preparation import Preparation
 from heteropp.recovery.sources import LostError
 from heteropp.switching.buffers import Buffers, of_training
-from heteropp.switching.change import Position
+from heteropp.switching.switch import Position
 from heteropp.switching.table import Table
 from heteropp.training.loop import advance, finish
 from heteropp.training.measuring.metrics import StepMetrics

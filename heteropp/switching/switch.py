@@ -34,7 +34,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Change:
+class Switch:
     """Two plans of one model, and who their ranks are."""
 
     old: Plan
@@ -62,7 +62,7 @@ class Change:
 
 
 def move(
-    change: Change,
+    switch: Switch,
     table: Table,
     control: Control,
     own: tuple[Position, Buffers] | None,
@@ -73,18 +73,18 @@ def move(
     own: what this member has under the old plan, if it was a rank of that; device: where the new
     buffers are to be.
     """
-    name = change.members[control.rank]
+    name = switch.members[control.rank]
     held, wanted, buffers = [], [], None
     if own is not None:
         position, old_buffers = own
-        old_rank = change.old_members.index(name)
-        held = pieces(change.old, old_rank, table, old_buffers)
+        old_rank = switch.old_members.index(name)
+        held = pieces(switch.old, old_rank, table, old_buffers)
         if old_rank == 0:
             control.announce(POSITION, _position.dump_json(position).decode())
-    if name in change.new_members:
-        rank = change.new_members.index(name)
-        buffers = fresh(change.new, rank, table.quantities, device)
-        wanted = pieces(change.new, rank, table, buffers)
+    if name in switch.new_members:
+        rank = switch.new_members.index(name)
+        buffers = fresh(switch.new, rank, table.quantities, device)
+        wanted = pieces(switch.new, rank, table, buffers)
     exchange(table.rounds, control.rank, held, wanted)
     position = _position.validate_json(control.hear(POSITION))
     control.barrier("moved")  # nobody leaves while another still waits for it
