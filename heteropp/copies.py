@@ -134,7 +134,7 @@ def _keepers(plan: Plan, part: Part, names: Container[str]) -> dict[str, dict[Bo
     found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
     for tp_index in range(stage.tp):
         held = layout(plan.model, layers, stage.tp, tp_index, count)
-        for turn, rank in enumerate(sorted(replica.ranks[tp_index] for replica in stage.replicas)):
+        for turn, rank in enumerate(stage.peers(tp_index)):
             for piece in held.pieces(turn % count):
                 if piece.name in names:
                     found[piece.name][piece.box].append(rank)

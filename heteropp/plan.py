@@ -67,13 +67,12 @@ class Stage:
         """Sequences that it works on at once; the plan's micro-batch may be several of them."""
         return sum(replica.batch_share for replica in self.replicas)
 
-    def turn(self, replica: int, tp_index: int) -> int:
-        """Which of the ranks that hold the same slices one is, by number, as a group orders them.
+    def peers(self, tp_index: int) -> list[int]:
+        """The ranks that hold the same slices, by number, as a group orders them.
 
-        It is the ZeRO shard that the rank keeps.
+        With ZeRO the first of them keeps the first shard.
         """
-        peers = sorted(replica.ranks[tp_index] for replica in self.replicas)
-        return peers.index(self.replicas[replica].ranks[tp_index])
+        return sorted(replica.ranks[tp_index] for replica in self.replicas)
 
     @property
     def layer_count(self) -> int:

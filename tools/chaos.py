@@ -103,6 +103,7 @@ def account(verdict: Verdict, folder: Path) -> str:
     lines = [
         f"seed {verdict.seed}: {verdict.outcome}, {verdict.seconds:.0f} s, "
         f"{len(verdict.changes)} generations, longest downtime {verdict.downtime_s:.1f} s, "
+        f"{verdict.steps_again} steps again, "
         f"losses within {verdict.worst:.1g}: {events or 'nothing happened'}"
     ]
     lines += [f"  {fault}" for fault in verdict.faults]
@@ -120,6 +121,7 @@ def rows(verdicts: Sequence[Verdict]) -> list[Row]:
         row("runs that reach their last step", "runs", reached, better="higher"),
         row("runs that lost all copies of a layer", "runs", lost),
         row("longest time without a step", "s", max(v.downtime_s for v in verdicts)),
+        row("most steps trained again after a loss", "steps", max(v.steps_again for v in verdicts)),
         row("losses off the undisturbed run's", "x", max(v.worst for v in verdicts)),
     ]  # fmt: skip
     hit = Counter(place for v in verdicts for one, place in v.happened if one.whom)

@@ -61,10 +61,10 @@ def main(
     ] = 10.0,
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    models = model or list(GPT3)
-    notes = [__doc__ or "", *(scale(name, remote_s) for name in models if name in GPT3)]
-    found = parts(only or list(Part), models, remote_s)
-    report("elastic-bench", " ".join(notes), found, json)
+    models, wanted, notes = model or list(GPT3), only or list(Part), [__doc__ or ""]
+    if Part.recovery in wanted:
+        notes += [scale(name, remote_s) for name in models if name in GPT3]
+    report("elastic-bench", " ".join(notes), parts(wanted, models, remote_s), json)
 
 
 def parts(

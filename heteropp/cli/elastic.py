@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +36,7 @@ from heteropp.training.ranks.watch import SIGNALS
 from heteropp.training.train import Run
 
 TURN_S = 0.1
+CLEAR_S = 60.0  # for the remote store to remove what the job kept
 LEAVE_S = 10.0  # for the other agents to hear that the job is over
 JOB = "job.json"
 GENERATIONS = "generations"
@@ -129,6 +131,9 @@ def train_elastically(run: Run, elastic: Elastic, earlier: Earlier | None, quiet
             agent.save_memory()
         else:
             agent.clear_disk()
+            if elastic.disk is None:
+                with suppress(OSError):  # of other nodes
+                    job.disk.rmdir()
         if not (launched and told):  # torchrun ends a start to begin another
             agent.clear_memory()
     return outcome.exit_code
@@ -180,27 +185,35 @@ def _lead(
         if availability:
             availability.close()
     outcome = leader.outcome or Outcome(128 + told[0], "told to stop at once")
-    if outcome.exit_code == 0:
-        _clear_remote(job, screen)
     board = Board(place.store)
     board.say(outcome.exit_code, "over")
     for node in set(place.nodes) - set(place.own):  # the store may end with this process
         with suppress(dist.DistStoreError):
             board.hear(str, "left", node, timeout_s=LEAVE_S)
+    if outcome.exit_code == 0 and job.remote:
+        _clear_remote(job, screen)
     screen.finish(leader, outcome, board.heard(str, "summary"))
     return outcome
 
 
 def _clear_remote(job: Job, screen: Screen) -> None:
     """Removes what is kept in the remote store: the last step has a checkpoint."""
-    for tier in job.tiers_of("").each():
-        if tier.kind == "remote":
-            try:
-                tier.clear()
-            except Exception as error:  # of whatever store
-                screen.tell(
-                    f"warning: {tier.url} cannot be removed: {' '.join(str(error).split())}"
-                )
+    (tier,) = (tier for tier in job.tiers_of("").each() if tier.kind == "remote")
+    failures: list[str] = []
+
+    def clear() -> None:
+        try:
+            tier.clear()
+        except Exception as error:  # of whatever store
+            failures.append(" ".join(str(error).split()))
+
+    clearing = threading.Thread(target=clear, name="clear-remote", daemon=True)
+    clearing.start()
+    clearing.join(CLEAR_S)  # a store that is gone may never answer
+    if clearing.is_alive():
+        failures.append(f"no answer in {CLEAR_S:g} s")
+    if failures:
+        screen.tell(f"warning: {tier.url} cannot be removed: {failures[0]}")
 
 
 def _follow(agent: Agent, board: Board, node: str, told: list[int]) -> Outcome:

@@ -158,9 +158,9 @@ class Account:
 class Failure:
     """Why a member ends."""
 
-    # "chip": its chip failed, and is lost; "job": no chip's fault, and would come again; "lost":
-    # likewise, of state that no node of the generation has a copy of; "other": to be tried again
-    kind: Literal["chip", "job", "lost", "other"]
+    # "chip": its chip failed, and is lost; "job": no chip's fault, and would come again;
+    # "other": to be tried again
+    kind: Literal["chip", "job", "other"]
     what: str  # a sentence
 
 

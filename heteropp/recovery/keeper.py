@@ -58,7 +58,7 @@ class Keeper:
     ) -> None:
         """generation: a number that no other one of the job has; nodes: their names, by rank.
 
-        `control`: a connection for the threads alone, who also call `warn`.
+        `control`: a connection for the copies alone; the threads use it and call `warn`, too.
         """
         self.tiers = [tier for tier in tiers.each() if getattr(cadence, tier.kind)]
         self.job, self.cadence, self.generation = tiers.job, cadence, generation
@@ -143,7 +143,9 @@ class Keeper:
         return free
 
     def _is_done(self, tier: Tier, step: int) -> None:
-        self.control.publish(f"done/{tier.kind}", str(step))
+        """With a step, kept or not, so that the next one may come."""
+        if tier.kind != "memory":
+            self.control.publish(f"done/{tier.kind}", str(step))
 
     def _keep(self, tier: Tier, manifest: Manifest, held: list[Held]) -> None:
         step = Step(manifest.step, self.generation)
@@ -162,10 +164,10 @@ class Keeper:
             self.kept[tier.kind].append(manifest.step)
             self.failing.discard(tier.kind)
         except Exception as error:  # of whatever store; nobody waits for the thread
-            self._say(tier, step, error)
+            _quietly(self._say, tier, step, error)  # where the disk is full, the log may be, too
             _quietly(tier.remove_rank, step, self.control.rank)
-        _quietly(self._is_done, tier, manifest.step)
         _quietly(self._retire, tier)
+        _quietly(self._is_done, tier, manifest.step)
 
     def _write(self, tier: Tier, step: Step, block: str, shard: Shard, held: list[Held]) -> File:
         """A block's file; safetensors says where in it each tensor came to stand."""

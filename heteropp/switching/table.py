@@ -132,9 +132,10 @@ def holdings(plan: Plan, rank: int, quantities: Sequence[Quantity]) -> Iterator[
 
 def layouts(plan: Plan, rank: int) -> list[tuple[Layout, int]]:
     """By ministage, how a rank's flat buffers are laid out, and which shard the rank keeps."""
-    p, s, replica, tp_index = plan.place(rank)
+    p, s, _, tp_index = plan.place(rank)
     stage = plan.pipelines[p].stages[s]
-    shards, turn = stage.dp if plan.zero_stage else 1, stage.turn(replica, tp_index)
+    shards = stage.dp if plan.zero_stage else 1
+    turn = stage.peers(tp_index).index(rank)
     return [
         (layout(plan.model, layers, stage.tp, tp_index, shards), turn % shards)
         for layers in ministage_layers(plan.pipelines[p], plan.schedule)[s]

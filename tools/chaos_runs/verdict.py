@@ -41,6 +41,7 @@ class Change:
     start: str
     members: tuple[str, ...]
     step: int
+    steps_again: int
     downtime_s: float
     planned_at_s: float  # by the time of day
     done_at_s: float
@@ -61,6 +62,11 @@ class Verdict:
     happened: list[tuple[Happened, Where]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     worst: float = 0.0  # relative difference of a loss
+
+    @property
+    def steps_again(self) -> int:
+        """The most that a change cost."""
+        return max((change.steps_again for change in self.changes), default=0)
 
     @property
     def downtime_s(self) -> float:
@@ -124,6 +130,7 @@ def read_changes(output: Path) -> list[Change]:
                 start=said["start"],
                 members=tuple(said["members"]),
                 step=said["step"],
+                steps_again=said["steps_again"],
                 downtime_s=said["downtime_s"],
                 planned_at_s=plan.stat().st_mtime,
                 done_at_s=path.stat().st_mtime,

@@ -95,9 +95,8 @@ class Agent:
         """Removes what the nodes keep on their disks: the job is done, and its state saved."""
         for node in self.nodes:
             shutil.rmtree(self.job.disk_of(node), ignore_errors=True)
-        with contextlib.suppress(OSError):  # of other nodes, or of other jobs
+        with contextlib.suppress(OSError):  # of other nodes
             self.job.disk_of("").rmdir()
-            self.job.disk.rmdir()
 
     def clear_memory(self) -> None:
         """Removes what the nodes keep in host memory, at the end of the job."""

@@ -11,7 +11,9 @@ the chips that are up are not those of the generation that runs, another one is 
     dropping   members are killed that were to join a generation that shall not be
     fencing    all members are killed, as one was lost or failed
 
-A loss leads from everywhere to fencing, from there to planning and to a recovery.
+A loss leads from everywhere to fencing, from there to planning and to a recovery. As the newest
+copy of a layer may be with any node that is there, the plan of a recovery uses all of them; a
+better one that leaves some out follows by a switch.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Literal
 import torch.distributed as dist
 
 from heteropp.cluster import write_cluster
-from heteropp.elastic.job import Account, Board, Generation, Job, Progress, node_of
+from heteropp.elastic.job import Account, Board, Generation, Job, Progress
 from heteropp.elastic.launcher.agent import GRACE_S, KILLED_S
 from heteropp.elastic.launcher.availability import Availability
 from heteropp.elastic.launcher.change import Change
@@ -94,7 +96,8 @@ class Leader:
         self.lost_at_s: float | None = None  # monotonic: since when no step runs
         self.tries = 0
         self.aim: set[str] = set()  # chips that a plan is searched for
-        self.served: set[str] = set()  # chips that the running generation's plan chose from
+        # chips that the running generation's plan is the best one for; None: that is to be seen
+        self.served: set[str] | None = None
         self.search: Future[Planned] | None = None
         self.phase: Phase
         self.deadline_s = 0.0  # monotonic, of the phase
@@ -103,7 +106,6 @@ class Leader:
         self.verdict: Outcome | None = None  # once all members have ended
         self.outcome: Outcome | None = None
         self.cost_a_chip = False  # what happened since the last step
-        self.every_node = False  # the next plan is to use all: one that it leaves out has copies
         self._plan()
 
     def turn(self) -> None:
@@ -157,9 +159,7 @@ class Leader:
             self.finished.add(end.member)
         elif end.member not in self._training() and self.running and not self._joins(end.member):
             pass  # it had left
-        elif end.failure and end.failure.kind == "lost" and self._unasked():
-            self._ask_all_nodes(f"{end.member} {end.failure.what}")
-        elif end.failure and end.failure.kind in ("job", "lost"):
+        elif end.failure and end.failure.kind == "job":
             self._give_up(f"{end.member} {end.failure.what}")
         elif end.lost or (self._joins(end.member) and not end.killed):
             silent = end.member in self._silent()
@@ -176,19 +176,6 @@ class Leader:
             return
         self.cost_a_chip = True
         if member in self._training():
-            self._fence()
-
-    def _unasked(self) -> set[str]:
-        """Nodes that are there and have no member in the next generation to say what they keep."""
-        asked = set(map(node_of, self.next.members)) if self.next else set()
-        return set(map(node_of, self.roster.there())) - asked
-
-    def _ask_all_nodes(self, why: str) -> None:
-        """Begins again on all nodes, whichever plan is the best one."""
-        if self.phase != "fencing":
-            nodes = ", ".join(sorted(self._unasked()))
-            self._note(f"{why}; the plan left out {nodes}, which may have one")
-            self.every_node = True
             self._fence()
 
     def _silent(self) -> set[str]:
@@ -246,7 +233,8 @@ class Leader:
             known: Future[Planned] = Future()  # the first plan, or one whose members failed
             known.set_result(Planned(cluster, self.plan, 0))
             return known
-        return search_beside(cluster, self.plan, self.planned_for, self.every_node)
+        recovers = self.start == "recover" and not self.running
+        return search_beside(cluster, self.plan, self.planned_for, every_node=recovers)
 
     def _trainable(self) -> set[str]:
         """Those that are up; for a start those that will go, too: they may hold the last copy."""
@@ -290,7 +278,7 @@ class Leader:
             start="switch" if before else self.start,
             before=before.number if before else None,
             leavers=tuple(m for m in before.members if m not in members) if before else (),
-            cause="; ".join(self.causes) or UNEXPLAINED,
+            cause="; ".join(self.causes) or self._unexplained(members),
             deadline_s=self.job.run.deadline_s,
         )
         write_cluster(self.found.cluster, self.next.cluster)
@@ -298,6 +286,17 @@ class Leader:
         self.finished -= set(members)
         self.members.start(self.next)
         self._wait("joining" if before else "starting", self.job.run.deadline_s)
+
+    def _unexplained(self, members: tuple[str, ...]) -> str:
+        """Why another generation follows, where nothing happened."""
+        left = [m for m in self.running.members if m not in members] if self.running else ()
+        return f"the best plan is without {', '.join(left)}" if left else UNEXPLAINED
+
+    def _will_go(self) -> list[str]:
+        """What there is to say of members that train and have had notice."""
+        assert self.running
+        noticed = [m for m in self.running.members if self.roster.standing[m] == "noticed"]
+        return [what for m in noticed if (what := f"{m} will go") not in self.causes]
 
     def _no_plan(self, why: str) -> None:
         if self.running is None:
@@ -385,9 +384,8 @@ class Leader:
         self.linger_until_s = time.monotonic() + LINGER_S
         self.plan, self.planned_for = self.found.plan, self.next.members
         self.running, self.next = self.next, None
-        self.served = set() if self.every_node else self.aim  # the best plan has yet to come
-        self.every_node = False
-        self.causes = self.causes[self.known_causes :]
+        self.served = None if self.running.start == "recover" else self.aim
+        self.causes = self.causes[self.known_causes :] + self._will_go()
         self.refused, self.lost_at_s, self.cost_a_chip = None, None, False
         self.phase = "running"
         self._clear_nodes()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from heteropp.cluster import Cluster
-from heteropp.elastic.replanning.replan import replan
+from heteropp.elastic.replanning.replan import Replanned, replan
 from heteropp.plan import Plan
+from heteropp.search.planner import SearchError
 
 T = TypeVar("T")
 searching = threading.Lock()  # what planners trace is the whole process's affair
@@ -28,10 +30,15 @@ class Planned:
 def search_beside(
     cluster: Cluster, old: Plan, old_members: tuple[str, ...], every_node: bool
 ) -> Future[Planned]:
-    """Begins it, as replan has it."""
+    """Begins it, as replan has it; every_node: if there is a plan that uses all nodes."""
 
     def search() -> Planned:
-        found = replan(cluster, old, old_members, every_node)
+        if every_node:
+            with suppress(SearchError):
+                return planned(replan(cluster, old, old_members, every_node=True))
+        return planned(replan(cluster, old, old_members))
+
+    def planned(found: Replanned) -> Planned:
         return Planned(found.cluster, found.plan, found.search_s)
 
     return _beside(search)

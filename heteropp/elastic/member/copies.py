@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from heteropp.checkpoint.manifest import steps
 from heteropp.elastic.job import Account, Generation, Job, Moved, node_of
-from heteropp.files import write_text
+from heteropp.files import FileError, write_text
 from heteropp.recovery import bitmap
 from heteropp.recovery.keeper import Cadence, Keeper
 from heteropp.recovery.recover import recover
@@ -22,7 +22,7 @@ HELD = "copies.txt"  # of a recovery: which node held what of each layer
 def keeper(
     job: Job, generation: Generation, trainer: Trainer, control: Control, warn: Say
 ) -> Keeper:
-    """Every rank must make one; `control`: for its threads alone."""
+    """Every rank must make one; `control`: for it alone."""
     cadence = Cadence(
         memory=job.keep_memory_every, disk=job.keep_disk_every, remote=job.keep_remote_every
     )
@@ -48,7 +48,10 @@ def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> 
         for warning in found.warnings:
             warn(warning)
         text = "".join(line + "\n" for line in bitmap.lines(found.kept))
-        write_text(generation.folder / HELD, text)
+        try:
+            write_text(generation.folder / HELD, text)
+        except FileError as error:
+            warn(str(error))
     total: Counter[tuple] = Counter()
     for moved in found.moved:
         total[moved.to, moved.source, moved.origin or job.remote] += moved.bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -67,9 +68,7 @@ class Member:
             return 0
         except torch.OutOfMemoryError as error:
             self._fail("job", f"ran out of memory: {one_line(error)}")
-        except LostError as error:
-            self._fail("lost", f"stopped: {one_line(error)}")
-        except (FileError, CheckpointError, DivergedError) as error:
+        except (FileError, CheckpointError, DivergedError, LostError) as error:
             self._fail("job", f"stopped: {one_line(error)}")
         except torch.AcceleratorError as error:
             self._fail("chip", f"failed: {one_line(error)}")
@@ -125,7 +124,11 @@ class Member:
         opened(self.job.run.data)
         _predict(self.job, generation)
         self.board.say("", "ready", generation.number, self.name)
+        noticed = False  # which no watch hears yet
         while self.board.heard(int, "switch-at", before.number) is None:
+            if not noticed and signal.SIGTERM in signal.sigpending():
+                self.board.say("", "notice", self.name)
+                noticed = True
             time.sleep(CALL_POLL_S)
         arrived = self._switch(before, generation, None)
         assert arrived is not None
@@ -193,7 +196,7 @@ class Member:
         rank = switch.new_members.index(self.name)
         return free_bytes + spare_bytes > ROOM * state_bytes(switch.new, rank)
 
-    def _fail(self, kind: Literal["chip", "job", "lost", "other"], what: str) -> NoReturn:
+    def _fail(self, kind: Literal["chip", "job", "other"], what: str) -> NoReturn:
         with suppress(Exception):  # the store may be what failed
             self.board.say(Failure(kind=kind, what=what), "failed", self.name)
         if self.watch is not None:

@@ -85,7 +85,7 @@ def set_environment() -> None:
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_S))  # torch 2.13
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     os.environ.setdefault("DICOMM_SECRET", secrets.token_hex(32))
-    # torch asks DNS for the name of whoever connects: a server that is silent shall not cost 5 s
+    # torch asks DNS for the name of whoever connects: a silent server shall cost 2 s, not 10
     os.environ.setdefault("RES_OPTIONS", "timeout:1")
     os.environ["OMP_NUM_THREADS"] = "1"  # many ranks share this machine's cores
 
