@@ -385,7 +385,8 @@ class Leader:
         self.plan, self.planned_for = self.found.plan, self.next.members
         self.running, self.next = self.next, None
         self.served = None if self.running.start == "recover" else self.aim
-        self.causes = self.causes[self.known_causes :] + self._will_go()
+        self.causes = self.causes[self.known_causes :]
+        self.causes += self._will_go()
         self.refused, self.lost_at_s, self.cost_a_chip = None, None, False
         self.phase = "running"
         self._clear_nodes()
