@@ -12,7 +12,7 @@ the chips that are up are not those of the generation that runs, another one is 
     fencing    all members are killed, as one was lost or failed
 
 A loss leads from everywhere to fencing, from there to planning and to a recovery. As the newest
-copy of a layer may be with any node that is there, the plan of a recovery uses all of them; a
+copy of a layer may be with any node that trained last, the plan of a recovery uses all of those; a
 better one that leaves some out follows by a switch.
 """
 
@@ -28,7 +28,7 @@ from typing import Literal
 import torch.distributed as dist
 
 from heteropp.cluster import write_cluster
-from heteropp.elastic.job import Account, Board, Generation, Job, Progress
+from heteropp.elastic.job import Account, Board, Generation, Job, Progress, node_of
 from heteropp.elastic.launcher.agent import GRACE_S, KILLED_S
 from heteropp.elastic.launcher.availability import Availability
 from heteropp.elastic.launcher.change import Change
@@ -234,7 +234,9 @@ class Leader:
             known.set_result(Planned(cluster, self.plan, 0))
             return known
         recovers = self.start == "recover" and not self.running
-        return search_beside(cluster, self.plan, self.planned_for, every_node=recovers)
+        keepers = set(map(node_of, self.planned_for)) if recovers else set()
+        nodes = keepers.intersection(cluster.node_names)
+        return search_beside(cluster, self.plan, self.planned_for, nodes)
 
     def _trainable(self) -> set[str]:
         """Those that are up; for a start those that will go, too: they may hold the last copy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ class Planned:
 
 
 def search_beside(
-    cluster: Cluster, old: Plan, old_members: tuple[str, ...], every_node: bool
+    cluster: Cluster, old: Plan, old_members: tuple[str, ...], nodes: Collection[str] = ()
 ) -> Future[Planned]:
-    """Begins it, as replan has it; every_node: if there is a plan that uses all nodes."""
+    """Begins it, as replan has it; nodes: to be used, if there is a plan that does."""
 
     def search() -> Planned:
-        if every_node:
+        if nodes:
             with suppress(SearchError):
-                return planned(replan(cluster, old, old_members, every_node=True))
+                return planned(replan(cluster, old, old_members, nodes))
         return planned(replan(cluster, old, old_members))
 
     def planned(found: Replanned) -> Planned:

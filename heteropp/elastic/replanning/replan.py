@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,19 +61,19 @@ class _Found:
 
 
 def replan(
-    cluster: Cluster, old: Plan, old_members: Sequence[str], every_node: bool = False
+    cluster: Cluster, old: Plan, old_members: Sequence[str], nodes: Collection[str] = ()
 ) -> Replanned:
     """The best plan on a cluster for the model and global batch of an old plan.
 
-    old_members: the names of the old plan's chips, by its ranks; every_node: of plans that use
-    chips of every node, whatever others come to. The schedule and ZeRO stage are the old ones where
-    a plan with them fits, else 1F1B, or Zorse's. Raises SearchError, one sentence, where no plan
-    fits.
+    old_members: the names of the old plan's chips, by its ranks; nodes: the plan is to use chips of
+    each of them, even if another would be faster. The schedule and ZeRO stage are the old ones
+    where a plan with them fits, else 1F1B, or Zorse's. Raises SearchError, one sentence, where no
+    plan fits.
     """
     began_s = time.perf_counter()
     errors: list[SearchError] = []
     for schedule in dict.fromkeys((old.schedule, "1f1b")):
-        search = _Search(cluster, old, old_members, schedule, every_node)
+        search = _Search(cluster, old, old_members, schedule, nodes)
         search.run()
         if search.found:
             break
@@ -107,10 +107,10 @@ class _Search:
         old: Plan,
         old_members: Sequence[str],
         schedule: Schedule,
-        every_node: bool,
+        nodes: Collection[str],
     ) -> None:
         self.cluster, self.old, self.old_members = cluster, old, old_members
-        self.like, self.every_node = replace(old, schedule=schedule), every_node
+        self.like, self.nodes = replace(old, schedule=schedule), nodes
         self.found: list[_Found] = []
         self.errors: list[SearchError] = []
         self.bound_s = 0.0
@@ -136,7 +136,7 @@ class _Search:
                 self._everything(Balance(smaller, self.like))
 
     def _may_do(self, smaller: Cluster) -> bool:
-        return not self.every_node or smaller.node_names == self.cluster.node_names
+        return set(smaller.node_names).issuperset(self.nodes)
 
     def _everything(self, balance: Balance) -> None:
         cluster = balance.cluster
