@@ -159,8 +159,8 @@ def keep(
     for step in steps:
         here.fill(step)
         keeper.keep(manifest_of(here.plan, step))
-        dist.barrier()  # as every step of a training is
         keeper.finish(DEADLINE_S)
+        dist.barrier()  # as every step of a training is
     here.control.barrier("kept by all")
     return warnings
 
