@@ -183,7 +183,9 @@ def test_no_room_is_one_sentence() -> None:
     assert "\n" not in str(error.value) and not isinstance(error.value, DoesNotFitError)
 
 
-@pytest.mark.parametrize("lost", [(0,), (2, 3), (1, 4)])
+@pytest.mark.parametrize(
+    "lost", [(0,), *(pytest.param(lost, marks=pytest.mark.long) for lost in ((2, 3), (1, 4)))]
+)
 def test_what_is_found_trains(tmp_path: Path, lost: tuple[int, ...]) -> None:
     """And as the plan before would have: the same losses."""
     full = read_cluster(write_cluster(tmp_path / "c.toml", ("a-mini", 4), ("b-mini", 2)))

@@ -228,7 +228,7 @@ def test_training_goes_on_from_any_plan_to_any_other(start: Callable[..., Member
     assert losses == pytest.approx(members.plainly(16), rel=2e-6)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
 def test_a_model_of_16_bits_takes_its_wide_values_along(
     start: Callable[..., Members], dtype: str
 ) -> None:
