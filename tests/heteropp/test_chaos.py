@@ -42,7 +42,7 @@ def test_a_seed_draws_the_same_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [17, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 4, 8))]
+    "seed", [17, *(pytest.param(seed, marks=pytest.mark.long) for seed in (4, 8))]
 )
 def test_a_disturbed_run_ends_as_it_must(seed: int, tmp_path: Path) -> None:
     text, losses = chaos.prepare(tmp_path, [draw(seed).curve])
