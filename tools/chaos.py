@@ -21,6 +21,7 @@ from typing import Annotated
 import typer
 from chaos_runs.events import Events, offer
 from chaos_runs.job import start, undisturbed
+from chaos_runs.load import load
 from chaos_runs.plans import first_plan
 from chaos_runs.scene import (
     CURVES,
@@ -134,12 +135,15 @@ def _count(verdicts: Sequence[Verdict], outcome: str) -> int:
 
 @app.command(
     help=__doc__,
-    epilog="Examples:  tools/chaos --runs 50 --seed 0  |  tools/chaos --runs 1 --seed 17 --keep",
+    epilog="Examples:  tools/chaos --runs 50 --seed 0  |  tools/chaos --seed 17 --runs 1 --load 3",
 )
 def main(
     runs: Annotated[int, typer.Option(min=1, help="One a seed.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="The first run's.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    busy: Annotated[
+        int, typer.Option("--load", min=0, help="Processes that compute beside the runs.")
+    ] = 0,
     deadline: Annotated[
         float, typer.Option(min=5, help="Seconds that a rank waits for another.")
     ] = DEADLINE_S,
@@ -157,7 +161,7 @@ def main(
             shutil.rmtree(folder)
         return verdict
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with load(busy), ThreadPoolExecutor(jobs) as pool:
         verdicts = list(pool.map(one, range(seed, seed + runs)))
     right = not any(verdict.faults for verdict in verdicts)
     if right and not keep:

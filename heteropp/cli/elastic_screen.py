@@ -33,6 +33,7 @@ DOING = {
     "running": "",
     "dropping": "the chips changed again: new members end",
     "fencing": "ending all members",
+    "awaiting": "waiting for a node that keeps what the others lack",
 }
 STYLES = {"trains": "green", "coming": "cyan", "noticed": "yellow", "lost": "red", "away": "dim"}
 

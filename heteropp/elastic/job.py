@@ -42,6 +42,9 @@ from heteropp.training.train import RankChip, Run
 
 T = TypeVar("T")
 Source = Literal["memory", "disk", "peer", "remote"]
+# "chip": its chip failed, and is lost; "job": no chip's fault, and would come again; "lost": no
+# copy is left on the nodes that there are; "other": to be tried again
+FailureKind = Literal["chip", "job", "lost", "other"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +161,9 @@ class Account:
 class Failure:
     """Why a member ends."""
 
-    # "chip": its chip failed, and is lost; "job": no chip's fault, and would come again;
-    # "other": to be tried again
-    kind: Literal["chip", "job", "other"]
+    kind: FailureKind
     what: str  # a sentence
+    nodes: tuple[str, ...] = ()  # of "lost": that held what is missing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,7 @@ class Order:
 
     kind: Literal["read", "pass on", "nothing", "lost", "unlike"]
     what: str = ""  # of an error
+    nodes: tuple[str, ...] = ()  # of a LostError
     step: int = 0
     scalars: Scalars | None = None
     share: Share | None = None
@@ -162,7 +163,7 @@ def _heard(control: Control, attempt: int) -> Order | None:
     """This rank's order; None where there is nothing to recover. LostError, CheckpointError."""
     order = _order.validate_json(control.hear(f"recovery/order {attempt}/{control.rank}"))
     if order.kind == "lost":
-        raise LostError(order.what)
+        raise LostError(order.what, order.nodes)
     if order.kind == "unlike":
         raise CheckpointError(order.what)
     return None if order.kind == "nothing" else order
@@ -221,7 +222,7 @@ class Decider:
             manifest = next(one.manifest.run for one in self.kept if one.manifest.step == step)
             check_resumable(Checkpoint(Path(step.folder), manifest), self.run)
         except LostError as error:
-            return [Order("lost", str(error))] * ranks
+            return [Order("lost", str(error), error.nodes)] * ranks
         except CheckpointError as error:
             return [Order("unlike", str(error))] * ranks
         if step.step < self.saved:
@@ -229,7 +230,10 @@ class Decider:
         assignment = assign(copies, self.wants, self.nodes)
         self.step, self.moved = step.step, assignment.moved
         self.shares = assignment.shares(ranks)
-        return [Order("read", "", step.step, manifest.scalars, share) for share in self.shares]
+        scalars = manifest.scalars
+        return [
+            Order("read", step=step.step, scalars=scalars, share=share) for share in self.shares
+        ]
 
     def _have_newest(self) -> bool:
         """Whether the nodes themselves hold all of their newest step."""

@@ -19,7 +19,14 @@ NEARNESS: dict[TierKind, int] = {"memory": 0, "disk": 1, "remote": 2}
 
 
 class LostError(ValueError):
-    """No step can be recovered: one sentence says what has no copy left, and since when."""
+    """No step can be recovered: one sentence says what has no copy left, and since when.
+
+    nodes: whoever held some of what is missing; one that is not here may have it still.
+    """
+
+    def __init__(self, what: str, nodes: Iterable[str] = ()) -> None:
+        super().__init__(what)
+        self.nodes = tuple(sorted(nodes))
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ def choose(
         missing[step] = missing_blocks(copies[step], model)
         if not missing[step]:
             return step, copies[step]
-    raise LostError(_sentence(missing, kept))
+    raise LostError(_sentence(missing, kept), _once_held(missing, kept))
 
 
 def _copies(kept: Kept) -> Iterable[Copy]:
@@ -115,6 +122,16 @@ def _sentence(missing: Mapping[Step, list[str]], kept: Sequence[Kept]) -> str:
         for step, blocks in sorted(missing.items(), reverse=True)
     )
     return f"no step has a copy of every layer left: {'; '.join(gaps)}"
+
+
+def _once_held(missing: Mapping[Step, list[str]], kept: Sequence[Kept]) -> set[str]:
+    """Nodes that held some of what any step lacks."""
+    return {
+        node
+        for one in kept
+        for block in missing[one.manifest.step]
+        for node in one.manifest.holders.get(block, ())
+    }
 
 
 def _last_holders(blocks: Sequence[str], step: Step, kept: Sequence[Kept]) -> str:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tools"))
 
 import chaos
 from chaos_runs.events import damage
+from chaos_runs.load import load
 from chaos_runs.scene import DEADLINE_S, draw
 from chaos_runs.verdict import kept_steps, missing, worst_difference
 
@@ -39,6 +40,14 @@ def test_a_seed_draws_the_same_again(tmp_path: Path) -> None:
         (folder := tmp_path / str(seed)).mkdir()
         chips, _, plan = chaos.write_files(scene, folder)
         assert plan.world_size == sum(chips.values()) >= 4
+
+
+def test_the_load_computes_and_ends() -> None:
+    with load(1) as (busy,):
+        used = f"/proc/{busy.pid}/stat"
+        while int(Path(used).read_text().split()[13]) < 5:  # clock ticks of its own
+            assert busy.poll() is None
+    assert busy.poll() is not None
 
 
 @pytest.mark.parametrize(

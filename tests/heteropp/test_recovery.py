@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from layouts import figure_8, plan_of, three_pipelines, two_pipelines
@@ -16,6 +17,7 @@ from heteropp.plan import Plan
 from heteropp.recovery.bitmap import lines
 from heteropp.recovery.keeper import Cadence
 from heteropp.recovery.recover import Recovered
+from heteropp.recovery.sources import LostError
 
 MODEL = tiny_model(kv_heads=4)
 ELEMENTS = sum(
@@ -288,6 +290,16 @@ def test_what_has_no_copy_left_is_named(ranks: Ranks, tmp_path: Path) -> None:
             "LostError: layers.2, layers.3, norm and head have no copy left: "
             "the last were of step 12, on nodes b-0, b-1"
         )
+    assert ranks.run(GROUPS, ["a-0", "c-0", "a-1", "c-1"], who_held) == [("b-0", "b-1")] * 4
+
+
+def who_held(here: Any) -> tuple[str, ...]:
+    """Of what a recovery lacks; () where it lacks nothing."""
+    try:
+        recovered(here)
+    except LostError as error:
+        return error.nodes
+    return ()
 
 
 def test_where_every_step_has_another_gap_each_is_named(ranks: Ranks, tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from heteropp.elastic.job import Moved, Source
+from heteropp.elastic.job import Account, Generation, Moved, Progress, Source
+from heteropp.elastic.launcher.plan_search import Planned
+from heteropp.outline import outline
+from heteropp.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +34,32 @@ class Change:
             if size := sum(m.bytes for m in self.moved if m.source == source):
                 total[source] = size
         return total
+
+
+def changed(
+    generation: Generation,
+    found: Planned,
+    before: Change | None,
+    plan_before: Plan,
+    account: Account,
+    progress: Progress | None,
+    downtime_s: float,
+) -> Change:
+    """What became of the job with a generation that has its state; progress: of the one before."""
+    members = before.members if before else ()
+    again = progress.step - account.step if progress else 0
+    return Change(
+        number=generation.number,
+        start=generation.start,
+        cause=generation.cause if before else "",
+        members=generation.members,
+        left=tuple(m for m in members if m not in generation.members),
+        joined=tuple(m for m in generation.members if m not in members),
+        plan_before=outline(plan_before) if before else None,
+        plan=outline(found.plan),
+        step=account.step,
+        steps_again=max(0, again),
+        searched_s=found.seconds,
+        downtime_s=downtime_s,
+        moved=account.moved,
+    )

@@ -10,6 +10,7 @@ the chips that are up are not those of the generation that runs, another one is 
     running    the chips that are up train
     dropping   members are killed that were to join a generation that shall not be
     fencing    all members are killed, as one was lost or failed
+    awaiting   a recovery lacks copies that a node without chips may have: one may come back
 
 A loss leads from everywhere to fencing, from there to planning and to a recovery. As the newest
 copy of a layer may be with any node that trained last, the plan of a recovery uses all of those; a
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
@@ -31,12 +32,12 @@ from heteropp.cluster import write_cluster
 from heteropp.elastic.job import Account, Board, Generation, Job, Progress, node_of
 from heteropp.elastic.launcher.agent import GRACE_S, KILLED_S
 from heteropp.elastic.launcher.availability import Availability
-from heteropp.elastic.launcher.change import Change
+from heteropp.elastic.launcher.awaited import Awaited
+from heteropp.elastic.launcher.change import Change, changed
 from heteropp.elastic.launcher.members import End, Members
 from heteropp.elastic.launcher.plan_search import Planned, rehearse_beside, search_beside
 from heteropp.elastic.launcher.roster import Roster
 from heteropp.files import write_json
-from heteropp.outline import outline
 from heteropp.plan import PlanError, write_plan
 from heteropp.search.planner import SearchError
 
@@ -47,7 +48,9 @@ UNEXPLAINED = "members ended without a word"
 READ_S = 3600.0  # for a recovery's members to read the state
 LINGER_S = 30.0  # for members that left a generation to end
 
-Phase = Literal["planning", "joining", "switching", "starting", "running", "dropping", "fencing"]
+Phase = Literal[
+    "planning", "joining", "switching", "starting", "running", "dropping", "fencing", "awaiting"
+]
 Start = Literal["initial", "recover"]
 
 
@@ -106,6 +109,7 @@ class Leader:
         self.verdict: Outcome | None = None  # once all members have ended
         self.outcome: Outcome | None = None
         self.cost_a_chip = False  # what happened since the last step
+        self.awaited: Awaited | None = None  # what the last recovery lacked
         self._plan()
 
     def turn(self) -> None:
@@ -161,6 +165,8 @@ class Leader:
             pass  # it had left
         elif end.failure and end.failure.kind == "job":
             self._give_up(f"{end.member} {end.failure.what}")
+        elif end.failure and end.failure.kind == "lost":
+            self._lack(f"{end.member} {end.failure.what}", end.failure.nodes)
         elif end.lost or (self._joins(end.member) and not end.killed):
             silent = end.member in self._silent()
             self._lose(end.member, "did not answer in time" if silent else end.how)
@@ -168,6 +174,17 @@ class Leader:
             if end.failure:  # or else it ended because of another, which is heard, too
                 self._note(f"{end.member} {end.how}")
             self._fence()
+
+    def _lack(self, what: str, keepers: Collection[str]) -> None:
+        """The nodes that there are have no whole step; others of the keepers may come back."""
+        here = self.next.members if self.next else ()
+        known = set(keepers) & set(self.roster.nodes)
+        awaited = Awaited.of(what, known, map(node_of, here), self.job.run.deadline_s)
+        if awaited.nodes and self.availability:
+            self.awaited = awaited
+            self._fence()
+        else:
+            self._give_up(what)
 
     def _lose(self, member: str, how: str) -> None:
         self.roster.lose(member)
@@ -208,7 +225,7 @@ class Leader:
             self.phase = "running"
         elif self.phase == "joining":
             self._drop()
-        elif self.phase in ("planning", "starting") or time.monotonic() > self.stop_by_s:
+        elif self.running is None or time.monotonic() > self.stop_by_s:
             self._fence()
 
     def _wait(self, phase: Phase, for_s: float) -> None:
@@ -235,6 +252,7 @@ class Leader:
             return known
         recovers = self.start == "recover" and not self.running
         keepers = set(map(node_of, self.planned_for)) if recovers else set()
+        keepers |= self.awaited.keepers if self.awaited else set()
         nodes = keepers.intersection(cluster.node_names)
         return search_beside(cluster, self.plan, self.planned_for, nodes)
 
@@ -378,8 +396,11 @@ class Leader:
     def _go_on(self, account: Account) -> None:
         """A generation has its state, and trains."""
         assert self.next and self.found
-        self.changes.append(self._change(account))
-        write_json(self.next.folder / "change.json", self.changes[-1])
+        before = self.changes[-1] if self.changes else None
+        stood_s = time.monotonic() - self.lost_at_s if self.lost_at_s else account.seconds
+        change = changed(self.next, self.found, before, self.plan, account, self.progress, stood_s)
+        self.changes.append(change)
+        write_json(self.next.folder / "change.json", change)
         for member in self.next.leavers:
             if self.roster.standing[member] == "noticed":
                 self.roster.leave(member)
@@ -390,6 +411,7 @@ class Leader:
         self.causes = self.causes[self.known_causes :]
         self.causes += self._will_go()
         self.refused, self.lost_at_s, self.cost_a_chip = None, None, False
+        self.awaited = None
         self.phase = "running"
         self._clear_nodes()
         if len(self.changes) == 1:
@@ -443,7 +465,18 @@ class Leader:
         if self._is_kept():
             self.start = "recover"
         self.running = self.next = None
-        self._plan()
+        if self.awaited and not self.awaited.came_back(self.roster):
+            self._note(self.awaited.sentence)
+            self._wait("awaiting", self.awaited.wait_s)
+        else:
+            self._plan()
+
+    def _awaiting(self) -> None:
+        assert self.awaited
+        if self.awaited.came_back(self.roster):
+            self._plan()
+        elif self._late():
+            self.outcome = Outcome(1, self.awaited.in_vain)
 
     def _is_kept(self) -> bool:
         """Whether every member has certainly kept a step.
@@ -469,25 +502,3 @@ class Leader:
         if self.node_gone:
             for node in self.roster.empty_nodes():
                 self.node_gone(node)
-
-    def _change(self, account: Account) -> Change:
-        generation, found = self.next, self.found
-        assert generation and found
-        before = self.changes[-1].members if self.changes else ()
-        again = self.progress.step - account.step if self.progress else 0
-        stood_s = time.monotonic() - self.lost_at_s if self.lost_at_s else account.seconds
-        return Change(
-            number=generation.number,
-            start=generation.start,
-            cause=generation.cause if self.changes else "",
-            members=generation.members,
-            left=tuple(m for m in before if m not in generation.members),
-            joined=tuple(m for m in generation.members if m not in before),
-            plan_before=outline(self.plan) if self.changes else None,
-            plan=outline(found.plan),
-            step=account.step,
-            steps_again=max(0, again),
-            searched_s=found.seconds,
-            downtime_s=stood_s,
-            moved=account.moved,
-        )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from heteropp.elastic.job import (
     Account,
     Board,
     Failure,
+    FailureKind,
     Generation,
     Job,
     Moved,
@@ -68,7 +69,9 @@ class Member:
             return 0
         except torch.OutOfMemoryError as error:
             self._fail("job", f"ran out of memory: {one_line(error)}")
-        except (FileError, CheckpointError, DivergedError, LostError) as error:
+        except LostError as error:
+            self._fail("lost", f"stopped: {one_line(error)}", error.nodes)
+        except (FileError, CheckpointError, DivergedError) as error:
             self._fail("job", f"stopped: {one_line(error)}")
         except torch.AcceleratorError as error:
             self._fail("chip", f"failed: {one_line(error)}")
@@ -196,9 +199,9 @@ class Member:
         rank = switch.new_members.index(self.name)
         return free_bytes + spare_bytes > ROOM * state_bytes(switch.new, rank)
 
-    def _fail(self, kind: Literal["chip", "job", "other"], what: str) -> NoReturn:
+    def _fail(self, kind: FailureKind, what: str, nodes: tuple[str, ...] = ()) -> NoReturn:
         with suppress(Exception):  # the store may be what failed
-            self.board.say(Failure(kind=kind, what=what), "failed", self.name)
+            self.board.say(Failure(kind=kind, what=what, nodes=nodes), "failed", self.name)
         if self.watch is not None:
             self.watch.fail(what, wait_s=0)
         print(f"{self.name} {what}", file=sys.stderr, flush=True)

@@ -135,7 +135,7 @@ class Session:
         if checkpoint := starting_point(self.run, self.control, again):
             trainer.restore(checkpoint)
         elif found:
-            raise LostError(f"{found}; and there is no checkpoint")
+            raise LostError(f"{found}; and there is no checkpoint", found.nodes)
         else:
             trainer.initialise()
         return Account(step=trainer.completed, seconds=time.monotonic() - begin_s)

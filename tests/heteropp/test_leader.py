@@ -1,0 +1,149 @@
+"""What the leader of an elastic job decides, where a test says what became of its members."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from clusters import write_cluster
+from layouts import plan_of
+from training_run import tiny_model
+
+from heteropp.cluster import read_cluster
+from heteropp.elastic.job import Board, Ended, Failure, Generation, Job, Meeting
+from heteropp.elastic.launcher import awaited
+from heteropp.elastic.launcher.leader import Leader
+from heteropp.elastic.launcher.roster import Roster
+from heteropp.hyperparameters import Hyperparameters
+from heteropp.training.train import Run
+
+A, B = "a-mini-0", "b-mini-0"
+LACK = f"stopped: layers.1 has no copy left: the last were of step 9, on node {B}"
+
+
+class Chips:
+    """Availability, as a test has it."""
+
+    def __init__(self, **chips: int) -> None:
+        self.offer(**chips)
+
+    def offer(self, a: int, b: int) -> None:
+        self.chips = {A: a, B: b}
+
+    def take_warning(self) -> None:
+        return None
+
+
+class Recovery:
+    """Of a job that two nodes of a chip each trained, whose only agent is the test."""
+
+    def __init__(self, folder: Path, chips: Chips) -> None:
+        path = write_cluster(folder / "cluster.toml", ("a-mini", 1), ("b-mini", 1))
+        cluster = read_cluster(path)
+        model = tiny_model(layers=2)
+        names = [cluster.node(rank).chip_name for rank in range(2)]
+        plan = plan_of(model, (1, 1), (1, 1), (1, 1))
+        (pipeline,) = plan.pipelines
+        stages = [
+            replace(stage, replicas=(replace(stage.replicas[0], chip=name),))
+            for stage, name in zip(pipeline.stages, names, strict=True)
+        ]
+        plan = replace(plan, pipelines=(replace(pipeline, stages=tuple(stages)),))
+        run = Run(
+            plan=plan,
+            cluster=path,
+            chips=(),
+            steps=100,
+            output=folder / "run",
+            data=folder,
+            weights=None,
+            resume=True,
+            resume_from=None,
+            checkpoint_every=0,
+            keep=2,
+            deadline_s=30,
+            seed=0,
+            hyperparameters=Hyperparameters(),
+            device="cpu",
+        )
+        store = dist.HashStore()
+        self.board = Board(store)
+        job = Job(
+            name="test",
+            run=run,
+            meeting=Meeting(host="localhost", port=0),
+            memory=folder / "memory",
+            disk=folder / "disk",
+            remote=None,
+        )
+        self.told: list[str] = []
+        self.leader = Leader(
+            job,
+            Roster(cluster, chips.chips),
+            store,
+            chips,  # type: ignore[arg-type]
+            10,
+            self.told.append,
+            None,
+            "recover",
+            cluster.members,
+        )
+
+    def until(self, comes: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 60
+        while not comes():
+            assert time.monotonic() < deadline_s, (self.leader.phase, self.told)
+            self.leader.turn()
+            time.sleep(0.01)
+
+    def generation(self, number: int) -> Generation:
+        self.until(lambda: self.board.heard(int, "newest") == number)
+        return self.board.hear(Generation, "generation", number)
+
+    def lacks(self, generation: Generation) -> None:
+        """All of its members end, as node b alone had layers.1."""
+        for member in generation.members:
+            self.board.say(Failure(kind="lost", what=LACK, nodes=(B,)), "failed", member)
+            ended = Ended(code=1, killed=False)
+            self.board.say(ended, "ended", generation.number, member)
+        self.until(lambda: not self.leader.members.live)
+        self.leader.turn()
+
+
+def test_a_recovery_waits_for_a_node_that_lost_its_chips(tmp_path: Path) -> None:
+    """Its disk has what the others lack, and the chip comes back."""
+    chips = Chips(a=1, b=0)
+    recovery = Recovery(tmp_path, chips)
+    first = recovery.generation(1)
+    assert first.members == (f"{A}/0",)
+    recovery.lacks(first)
+    assert recovery.leader.outcome is None
+    assert recovery.told[-1] == f"{A}/0 {LACK}; {B} may come back within 120 s"
+    chips.offer(a=1, b=1)
+    second = recovery.generation(2)
+    assert second.start == "recover" and set(second.members) == {f"{A}/0", f"{B}/0"}
+
+
+def test_a_node_that_does_not_come_back_is_not_awaited_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(awaited, "WAITED_DEADLINES", 0)
+    recovery = Recovery(tmp_path, Chips(a=1, b=0))
+    recovery.lacks(recovery.generation(1))
+    recovery.until(lambda: recovery.leader.outcome is not None)
+    outcome = recovery.leader.outcome
+    assert outcome and outcome.exit_code == 1
+    assert outcome.sentence == f"{A}/0 {LACK}; {B} did not come back in 0 s"
+
+
+def test_what_a_node_that_is_there_lost_is_not_waited_for(tmp_path: Path) -> None:
+    recovery = Recovery(tmp_path, Chips(a=1, b=1))
+    recovery.lacks(recovery.generation(1))
+    outcome = recovery.leader.outcome
+    assert outcome and outcome.exit_code == 1
+    assert re.fullmatch(rf"[ab]-mini-0/0 {LACK}", outcome.sentence or "")
