@@ -1,0 +1,59 @@
+"""The asynchronous chip of the tests, built when first asked for and whenever its source changes.
+
+Set DITORCH_VENDOR_LIBRARY to `library()` for a process that shall have it; see async_chip/chip.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = Path(__file__).parent / "async_chip"
+ABI = ROOT / "csrc" / "ditorch" / "abi"
+KEPT = ROOT / "build" / "async_chip"
+
+
+@cache
+def library() -> Path:
+    files = sorted([*SOURCE.iterdir(), *ABI.glob("*.h")])
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    made = KEPT / digest / "libasyncchip.so"
+    if made.exists():
+        return made
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+        fresh = Path(scratch) / made.name
+        subprocess.run(
+            ["g++", "-std=c++20", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+             "-pthread", f"-I{ABI}", *map(str, SOURCE.glob("*.cpp")), "-o", str(fresh)],
+            check=True, timeout=120,
+        )  # fmt: skip
+        os.replace(fresh, made)
+    return made
+
+
+def environment(seed: int = 1, delay_us: int = 300, kernels: bool = True) -> dict[str, str]:
+    return {
+        "DITORCH_VENDOR_LIBRARY": str(library()),
+        "ASYNC_CHIP_SEED": str(seed),
+        "ASYNC_CHIP_DELAY_US": str(delay_us),
+        "ASYNC_CHIP_KERNELS": str(int(kernels)),
+    }
+
+
+def hold(milliseconds: int) -> None:
+    """In a process that has the chip: what is submitted to its default stream from now on waits.
+
+    It does until release(), or for so long.
+    """
+    ctypes.CDLL(os.environ["DITORCH_VENDOR_LIBRARY"]).async_chip_hold(milliseconds)
+
+
+def release() -> None:
+    ctypes.CDLL(os.environ["DITORCH_VENDOR_LIBRARY"]).async_chip_release()

@@ -1,0 +1,116 @@
+// Device pointers lie in a range of addresses that nothing may touch; the bytes are in another
+// range, which only the work of streams knows.
+#include <sys/mman.h>
+
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "chip.h"
+
+namespace async_chip {
+
+namespace {
+
+constexpr std::size_t kAlignmentBytes = 64;
+constexpr int kPoison = 0xFF;  // NaN in every floating dtype
+
+struct Memory {
+  std::mutex mutex;
+  std::map<std::size_t, std::size_t> held;  // offset -> bytes
+  std::size_t used_bytes = 0;
+  char* addresses = map(PROT_NONE);
+  char* bytes = map(PROT_READ | PROT_WRITE);
+
+  static char* map(int protection) {
+    void* found =
+        mmap(nullptr, kMemoryBytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (found == MAP_FAILED) std::abort();
+    return static_cast<char*>(found);
+  }
+
+  // The first gap that is large enough, so that freed memory is used again soon.
+  std::size_t find(std::size_t wanted) const {
+    std::size_t begin = 0;
+    for (const auto& [offset, length] : held) {
+      if (offset - begin >= wanted) break;
+      begin = offset + length;
+    }
+    return begin;
+  }
+
+  bool holds(const void* pointer) const {
+    return pointer >= addresses && pointer < addresses + kMemoryBytes;
+  }
+};
+
+Memory& memory() {
+  static auto* memory = new Memory();
+  return *memory;
+}
+
+}  // namespace
+
+void* bytes_behind(const void* device_pointer) {
+  return memory().bytes + (static_cast<const char*>(device_pointer) - memory().addresses);
+}
+
+ditorch_status memory_allocate(std::int32_t, std::size_t bytes, void** pointer) {
+  *pointer = nullptr;
+  if (bytes == 0) return DITORCH_OK;
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  if (bytes > kMemoryBytes - all.used_bytes)
+    return fail(DITORCH_OUT_OF_MEMORY, std::to_string(bytes) + " bytes were asked for");
+  const std::size_t padded = (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+  const std::size_t offset = all.find(padded);
+  if (offset + padded > kMemoryBytes)
+    return fail(DITORCH_OUT_OF_MEMORY, "no piece of " + std::to_string(bytes) + " bytes is free");
+  all.held[offset] = padded;
+  all.used_bytes += padded;
+  std::memset(all.bytes + offset, kPoison, padded);
+  *pointer = all.addresses + offset;
+  return DITORCH_OK;
+}
+
+ditorch_status memory_free(std::int32_t, void* pointer) {
+  if (!pointer) return DITORCH_OK;
+  synchronize_all();
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.holds(pointer) ? all.held.find(static_cast<char*>(pointer) - all.addresses)
+                                        : all.held.end();
+  if (found == all.held.end()) return fail(DITORCH_INVALID, "a pointer that was not allocated");
+  std::memset(all.bytes + found->first, kPoison, found->second);
+  all.used_bytes -= found->second;
+  all.held.erase(found);
+  return DITORCH_OK;
+}
+
+ditorch_status memory_info(std::int32_t, std::size_t* free_bytes, std::size_t* total_bytes) {
+  std::lock_guard lock(memory().mutex);
+  *free_bytes = kMemoryBytes - memory().used_bytes;
+  *total_bytes = kMemoryBytes;
+  return DITORCH_OK;
+}
+
+ditorch_status memory_copy(std::int32_t, ditorch_stream* stream, void* destination,
+                           const void* source, std::size_t bytes, ditorch_copy_kind kind) {
+  if (bytes == 0) return DITORCH_OK;
+  const bool to_chip = kind != DITORCH_COPY_DEVICE_TO_HOST;
+  const bool from_chip = kind != DITORCH_COPY_HOST_TO_DEVICE;
+  if (memory().holds(destination) != to_chip || memory().holds(source) != from_chip)
+    return fail(DITORCH_INVALID, "a copy whose kind does not fit its pointers");
+  void* to = to_chip ? bytes_behind(destination) : destination;
+  if (from_chip) {
+    const void* from = bytes_behind(source);
+    queue_of(stream).submit([=] { std::memcpy(to, from, bytes); });
+  } else {  // the host may change the source at once
+    const auto* begin = static_cast<const char*>(source);
+    auto sent = std::make_shared<const std::vector<char>>(begin, begin + bytes);
+    queue_of(stream).submit([=] { std::memcpy(to, sent->data(), bytes); });
+  }
+  return DITORCH_OK;
+}
+
+}  // namespace async_chip
