@@ -15,8 +15,11 @@ and shares it through torch.distributed's store, which the job trusts anyway).
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import secrets
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -41,8 +44,9 @@ class Options:
         the default), "shm", "tcp" or "verbs".
     chip: the PCI address of this rank's chip, to choose the nearest NICs for.
     nics: ``device[:port],...`` instead of that choice.
-    listen_address: the address at which other machines reach this one; by default what this
-        host's name resolves to.
+    listen_address: the address at which other machines reach this one; by default that of the
+        interface which leads to the job's store, or, where the store is on this machine's
+        loopback, what this host's name resolves to.
     node: the name of this rank's node, for collectives over several; by default the host.
     vendor: the name of this chip's vendor. Set on every rank or on none: then collectives run on
         each vendor's own backend inside the vendor and on dicomm between vendors (dicomm.mixed).
@@ -186,7 +190,7 @@ def _create(base: dist.distributed_c10d._DistributedBackendOptions, options: obj
         secret=_secret(store, base.group_rank, base.group_size, base.timeout),
         strategy=strategy,
         transport=transport,
-        listen_address=options.chosen("listen_address"),
+        listen_address=options.chosen("listen_address") or _address_towards(base.store),
         chip=options.chosen("chip"),
         nics=options.chosen("nics"),
         node=options.chosen("node"),
@@ -203,6 +207,27 @@ def _fresh(store: dist.Store, world_size: int) -> dist.Store:
     """
     generation = (store.add("dicomm/members", 1) - 1) // world_size
     return dist.PrefixStore(f"dicomm/{generation}", store)
+
+
+def _address_towards(store: dist.Store) -> str:
+    """This machine's address on the way to the store, which the other machines reach as well.
+
+    Empty where the way is the loopback, or the store is none that has an address.
+    """
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):
+        return ""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(
+            store.host, store.port, type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)  # chooses a route, and sends nothing
+                own = ipaddress.ip_address(probe.getsockname()[0])
+                if not (own.is_loopback or own.is_link_local):
+                    return str(own)
+    return ""
 
 
 def _secret(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> str:

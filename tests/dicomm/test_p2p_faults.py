@@ -1,5 +1,6 @@
 """What the others learn when a rank dies, aborts, leaves or is late."""
 
+import re
 import time
 from pathlib import Path
 
@@ -106,8 +107,10 @@ def killed_before_connecting(rank, folder, transport):
         Path(folder, "published").touch()
         time.sleep(jobs.DEADLINE_S)
     jobs.wait_for_file(Path(folder, "killed"))
-    with pytest.raises(dicomm.PeerError, match="rank 0 died or left before it was connected"):
+    with pytest.raises(dicomm.PeerError, match="rank 0 died or left before it was connected") as e:
         communicator.recv(bytearray(1), 0)
+    listens = r"\(it listens at [0-9.]+:\d+, this rank at [0-9.]+:\d+\)"
+    assert re.search(listens, str(e.value))
 
 
 def test_kill_before_the_first_connection(tmp_path, transport):

@@ -13,6 +13,8 @@ constexpr const char* kFormat = "dicomm-contact-3";
 
 }  // namespace
 
+std::string Contact::where() const { return endpoint(tcp_address, std::to_string(tcp_port)); }
+
 std::string Contact::encode() const {
   return text(kFormat, ' ', static_cast<int>(transport), ' ', host_id, ' ', local_name, ' ',
               tcp_address, ' ', tcp_port, ' ', verbs::encode(rails));

@@ -17,6 +17,7 @@ struct Contact {
   int tcp_port = 0;
   std::vector<verbs::PublishedRail> rails;  // empty: no RDMA
 
+  std::string where() const;  // "10.0.0.3:4242", shown in errors
   std::string encode() const;
   // Throws Error: the Store may hold anything.
   static Contact decode(const std::string& value, int rank);

@@ -42,6 +42,7 @@ Engine::Engine(std::shared_ptr<Store> store, const Options& options)
           options.rank_label, host_name(),        options.secret},
       cores_(usable_cores()),
       peers_(options.world_size),
+      lobby_(me_, [this](Guest& guest) { judge(guest); }),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !wake_) throw Error(text("no file descriptors left: ", system_error(errno)));
@@ -339,7 +340,7 @@ void Engine::close() {
     peer.crossed = Fd();
   }
   live_.clear();
-  guests_.clear();
+  lobby_.close();
   tcp_listener_.fd = Fd();
   local_listener_.fd = Fd();
   epoll_ = Fd();

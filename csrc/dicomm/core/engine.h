@@ -3,13 +3,12 @@
 //
 //   engine.cpp    the public calls, and what happens when a peer fails
 //   progress.cpp  who moves bytes when: spinning, sleeping, the engine's thread
-//   meeting.cpp   how connections come to be: dialling, guests
+//   meeting.cpp   how connections come to be: dialling, and judging who dials us
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -22,6 +21,7 @@
 #include "core/contact.h"
 #include "core/fd.h"
 #include "core/handshake.h"
+#include "core/lobby.h"
 #include "core/matching.h"
 #include "core/request.h"
 #include "transport/shm/shm.h"
@@ -70,6 +70,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Peer {
     std::unique_ptr<Connection> connection;
     bool dialling = false;
+    std::string address;                // it published, once known
+    std::string turned_away;            // why our last call was in vain
     std::string gone;                   // why no request with it can succeed any more
     std::deque<RequestState*> backlog;  // sends until it is connected
     Fd crossed;  // its own call, kept until ours is through: its end tells it that we died
@@ -87,8 +89,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::string told_to_peers;  // who connect only now, too
   };
 
-  // What epoll reports: an Event, and a rank or descriptor.
-  enum Event { wake_event, tcp_guest, local_guest, guest_event, peer_event };
+  // What epoll reports: an Event, and a rank.
+  enum Event { wake_event, lobby_event, peer_event };
 
   // engine.cpp
   void open_rails();
@@ -116,8 +118,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void lead(Lock& lock, Time until, const RequestState* awaited = nullptr);
   bool ready_to_sleep();
   void leave_rest_to_leader();
+  Time check_all_alive();
   void handle_event(Event event, int which);
   void kick();
+  std::string hint_for(int peer) const;
   void block(Lock& lock, RequestState& request, Time deadline);
   void progress_loop();
   void look_out(RequestState& request);
@@ -139,12 +143,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void unreachable(int peer, const std::string& reason);
   std::optional<Contact> find_contact(int peer);
   void connected(int peer, std::unique_ptr<Connection> connection);
-  void accept_guests(const Fd& listener, bool local);
-  void advance_guest(int fd);
   void judge(Guest& guest);
   void answer_calls(const PeerIdentity& peer, verbs::Endpoint endpoint, Fd caller);
-  void dismiss_late_guests();
-  std::optional<Time> first_guest_deadline() const;
+  std::string addresses(int peer) const;
 
   const std::shared_ptr<Store> store_;
   const Options options_;
@@ -162,8 +163,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Peer> peers_;
   std::vector<int> live_;  // ranks of peers with a live connection
   std::atomic<int> same_host_peers_{0};
-  std::map<int, Guest> guests_;
-  std::string last_refusal_;
+  Lobby lobby_;
   std::optional<Failure> failure_;
   std::atomic<bool> closing_{false};
   bool closed_ = false;
@@ -175,6 +175,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool stop_ = false;
   bool parked_ = false;        // the engine's thread waits until no caller leads
   int shared_core_turns_ = 0;  // how often in a row a waiting thread met its peer on its core
+  Time next_check_{};          // that peers are alive
   bool touched_ = false;       // a call came from outside since the engine's thread looked
   std::condition_variable progress_wanted_;
   std::thread progress_thread_;

@@ -56,6 +56,10 @@ std::string verdict_words(const VerdictMessage& message) {
   return std::string(bytes_of(message.verdict)).append(bytes_of(message.card));
 }
 
+constexpr const char* kHungUp =
+    "it hung up during the handshake: it is leaving, or has more callers than it can take, or "
+    "another program listens there";
+
 // Blocking halves, for the dialler.
 void wait_for(const Fd& socket, short events, const Patience& patience) {
   if (!patience.wait(socket.get(), events)) throw Error("the handshake was not answered in time");
@@ -70,7 +74,7 @@ void send_all(const Fd& socket, std::string_view data, const Patience& patience)
     } else if (errno == EAGAIN || errno == EINTR) {
       wait_for(socket, POLLOUT, patience);
     } else {
-      throw Error(text("the handshake broke: ", system_error(errno)));
+      throw TurnedAway(text(kHungUp, " (", system_error(errno), ")"));
     }
   }
 }
@@ -103,15 +107,17 @@ Fd receive_all(const Fd& socket, T& value, const Patience& patience) {
       got += received;
     } else if (received < 0 && (errno == EAGAIN || errno == EINTR)) {
       wait_for(socket, POLLIN, patience);
-    } else if (std::is_same_v<T, Hello> && got == 0) {
-      throw TurnedAway("it hung up without a word");
     } else {
-      throw Error(
-          "it hung up during the handshake: the secrets differ, or it is leaving, or another "
-          "program listens there");
+      throw TurnedAway(kHungUp);
     }
+    if (message.msg_flags & MSG_CTRUNC) throw TurnedAway(kNoDescriptors);
   }
   return descriptor;
+}
+
+std::string words_on(const TransportCard& card) {
+  const char* words = reinterpret_cast<const char*>(card.data());
+  return std::string(words, ::strnlen(words, card.size()));
 }
 
 std::string meaning(Verdict verdict) {
@@ -122,6 +128,8 @@ std::string meaning(Verdict verdict) {
       return "it belongs to another communicator, or one of another world size";
     case Verdict::duplicate:
       return "it already has a connection with this rank: two processes with the same rank?";
+    case Verdict::unproven:
+      return "the secrets differ: it says that this rank does not know its job's";
     default:
       return "it gave an unknown verdict";
   }
@@ -146,12 +154,18 @@ Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const 
   if (theirs.version != kVersion)
     throw Error(
         text("it speaks version ", theirs.version, " of the handshake, this rank ", kVersion));
+  if (theirs.no_descriptors != 0)
+    throw TurnedAway(
+        text(identity(theirs).describe(), " has no file descriptors left (ulimit -n)"));
   const ProofMessage proven{card, proof(me, "dialler", mine, theirs, bytes_of(card))};
   send_all(socket, bytes_of(proven), patience);
   VerdictMessage message{};
   Fd segment = receive_all(socket, message, patience);
+  if (message.verdict == Verdict::unproven) throw Error(meaning(message.verdict));
   if (!equal(message.proof, proof(me, "acceptor", mine, theirs, verdict_words(message))))
     throw Error("it does not know this job's secret");
+  if (message.verdict == Verdict::failed)
+    throw TurnedAway(text("it could not make the connection: ", words_on(message.card)));
   if (message.verdict != Verdict::welcome && message.verdict != Verdict::crossed)
     throw Error(meaning(message.verdict));
   if (theirs.rank != to_rank) throw Error(meaning(Verdict::wrong_rank));
@@ -161,11 +175,18 @@ Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const 
 Guest::Guest(Fd socket, bool local)
     : socket_(std::move(socket)),
       local_(local),
-      deadline_(std::chrono::steady_clock::now() + kHandshakePatience) {}
+      since_(std::chrono::steady_clock::now()),
+      deadline_(since_ + kHandshakePatience) {}
 
 Guest::State Guest::refuse(std::string why) {
   refusal_ = std::move(why);
   return State::refused;
+}
+
+Guest::State Guest::refuse_unproven() {
+  const VerdictMessage reply{Verdict::unproven, {}, {}};
+  (void)!::send(socket_.get(), &reply, sizeof reply, MSG_DONTWAIT | MSG_NOSIGNAL);
+  return refuse("does not know this job's secret");
 }
 
 Guest::State Guest::advance(const Identity& me) {
@@ -181,15 +202,16 @@ Guest::State Guest::advance(const Identity& me) {
     if (got_ < wanted) continue;
     got_ = 0;
     if (greeted_) break;
-    if (theirs_.version != kVersion) return refuse("spoke another version of the handshake");
     mine_ = make_hello(me, theirs_.rank);
     greeted_ = true;
+    since_ = std::chrono::steady_clock::now();
     // An empty socket buffer takes a hello at once; a guest that makes it not do so is no rank.
     if (::send(socket_.get(), &mine_, sizeof mine_, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof mine_)
       return refuse("did not take the answer to its hello");
+    if (theirs_.version != kVersion) return refuse("spoke another version of the handshake");
   }
   if (!equal(proof_.proof, proof(me, "dialler", theirs_, mine_, bytes_of(proof_.card))))
-    return refuse("does not know this job's secret");
+    return refuse_unproven();
   peer_ = identity(theirs_);
   if (theirs_.name != mine_.name || theirs_.world_size != me.world_size)
     verdict_ = Verdict::wrong_world;
@@ -219,6 +241,21 @@ bool Guest::answer(const Identity& me, Verdict verdict, const Fd& segment,
     std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
   }
   return ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof reply;
+}
+
+void Guest::tell_failure(const Identity& me, const std::string& why) {
+  TransportCard card{};
+  why.copy(reinterpret_cast<char*>(card.data()), card.size() - 1);
+  answer(me, Verdict::failed, Fd(), card);
+}
+
+void say_no_descriptors(const Fd& socket, const Identity& me) {
+  Hello hello{};
+  // What is unread when the socket is closed would destroy what is said.
+  (void)!::recv(socket.get(), &hello, sizeof hello, MSG_DONTWAIT);
+  hello = make_hello(me, 0);
+  hello.no_descriptors = 1;
+  (void)!::send(socket.get(), &hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 }  // namespace dicomm

@@ -9,7 +9,8 @@
 // A card is what the transport has to tell the other side: verbs' queue pairs, else zeros.
 //
 // Every message has a fixed size and the exchange a deadline of its own, so a stranger can neither
-// make us allocate nor wait; it learns a nonce and nothing else.
+// make us allocate nor wait; it learns a nonce and nothing else. An acceptor that has no room for a
+// caller hangs up on it before the verdict, and the caller tries again.
 #pragma once
 
 #include <array>
@@ -48,7 +49,8 @@ struct Hello {
   char magic[8];
   std::uint32_t version;
   std::int32_t rank, to_rank, world_size;
-  std::int32_t pid, reserved;
+  std::int32_t pid;
+  std::int32_t no_descriptors;  // 1: the acceptor has none left and hangs up
   Digest name;
   std::uint8_t nonce[32];
   char label[64];
@@ -62,6 +64,8 @@ enum class Verdict : std::uint32_t {
   wrong_rank,   // you want another rank, or are not who you can be
   wrong_world,  // another communicator or world size
   duplicate,    // your rank is connected already
+  failed,       // the card says what went wrong: try again
+  unproven,     // you do not know the secret; so this one comes without a proof, too
 };
 
 using TransportCard = std::array<std::uint8_t, 528>;
@@ -85,12 +89,7 @@ struct Dialled {
   TransportCard card;
   Fd segment;  // where one came along
 };
-// The listener hung up without a word: it may have too many callers just now.
-class TurnedAway : public Error {
- public:
-  using Error::Error;
-};
-// Throws Error saying what went wrong.
+// Throws Error saying what went wrong, TurnedAway where calling again may help.
 Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const Patience& patience,
                        const TransportCard& card = {});
 
@@ -105,10 +104,15 @@ class Guest {
   // Tells a proven guest the verdict, with the segment if there is one. False: it is gone.
   bool answer(const Identity& me, Verdict verdict, const Fd& segment,
               const TransportCard& card = {});
+  // The same where there is no connection for it now.
+  void tell_failure(const Identity& me, const std::string& why);
 
   int fd() const { return socket_.get(); }
   Fd release() { return std::move(socket_); }
   bool local() const { return local_; }
+  bool greeted() const { return greeted_; }
+  // When it came, or was greeted.
+  std::chrono::steady_clock::time_point since() const { return since_; }
   const PeerIdentity& peer() const { return peer_; }
   const TransportCard& card() const { return proof_.card; }
   // What to answer, as far as the guest's own words tell.
@@ -118,9 +122,11 @@ class Guest {
 
  private:
   State refuse(std::string why);
+  State refuse_unproven();
 
   Fd socket_;
   bool local_;
+  std::chrono::steady_clock::time_point since_;
   std::chrono::steady_clock::time_point deadline_;
   std::size_t got_ = 0;
   Hello theirs_{}, mine_{};
@@ -130,5 +136,8 @@ class Guest {
   Verdict verdict_ = Verdict::welcome;
   std::string refusal_;
 };
+
+// To a caller who was accepted with the last descriptor.
+void say_no_descriptors(const Fd& socket, const Identity& me);
 
 }  // namespace dicomm

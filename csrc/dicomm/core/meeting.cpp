@@ -2,9 +2,7 @@
 //
 // Both sides of a pair may dial. Where they do at once, the lower rank turns the other's call
 // down ("crossed") and its own counts.
-#include <sys/epoll.h>
-#include <sys/socket.h>
-
+#include <algorithm>
 #include <bit>
 #include <cstdio>
 
@@ -19,10 +17,9 @@ namespace {
 
 constexpr std::chrono::seconds kDialPatience{30};
 constexpr std::chrono::milliseconds kStoreTurn{200};  // so that close() is noticed
-constexpr std::size_t kMaxGuests = 256;
-// A crowd at the peer's door may cost a call; it is made again, each time after twice the pause.
-constexpr int kCalls = 10;
+// A crowd at the peer's door may cost a call; it is made again, each time after a longer pause.
 constexpr std::chrono::milliseconds kFirstPause{5};
+constexpr std::chrono::milliseconds kLongestPause{640};
 
 static_assert(sizeof(TransportCard) == sizeof(verbs::Card));
 
@@ -83,18 +80,23 @@ void Engine::dial(int rank) {
 
 Dialled Engine::call(const Contact& contact, Transport transport, int rank,
                      const Patience& patience, const TransportCard& card, Fd& socket) {
-  auto pause = kFirstPause;
-  for (int calls = 1;; ++calls) {
-    socket = transport == Transport::shm
-                 ? local_connect(contact.local_name)
-                 : tcp_connect(contact.tcp_address, contact.tcp_port, patience);
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     try {
+      socket = transport == Transport::shm
+                   ? local_connect(contact.local_name, patience)
+                   : tcp_connect(contact.tcp_address, contact.tcp_port, patience);
       return dial_handshake(socket, me_, rank, patience, card);
-    } catch (const TurnedAway&) {
-      if (calls == kCalls || closing_) throw;
+    } catch (const TurnedAway& why) {
+      {
+        Lock lock(mutex_);
+        peers_[rank].turned_away = why.what();
+      }
+      // Ranks that were turned away together do not come back together.
+      const auto own_pause = pause + pause * (me_.rank % 16) / 16;
+      if (!patience.rest(own_pause))
+        throw Error(text("turned away for ", seconds(kDialPatience), ", the last time because ",
+                         why.what()));
     }
-    std::this_thread::sleep_for(pause);
-    pause *= 2;
   }
 }
 
@@ -108,8 +110,16 @@ void Engine::unreachable(int rank, const std::string& reason) {
   Lock lock(mutex_);
   Peer& peer = peers_[rank];
   if (closing_ || peer.connection) return;
-  peer.gone = text("rank ", rank, " died or left before it was connected: ", reason);
+  peer.gone =
+      text("rank ", rank, " died or left before it was connected: ", reason, addresses(rank));
   fail_all(Outcome::peer_error, peer.gone, peer.gone);
+}
+
+// To be told where a connection failed: a wrong one is the usual reason.
+std::string Engine::addresses(int rank) const {
+  const std::string& theirs = peers_[rank].address;
+  return text(" (it ", theirs.empty() ? "has published no address" : "listens at " + theirs,
+              ", this rank at ", contact_.where(), ")");
 }
 
 // Nothing: closing, or connected from the other side meanwhile, or never published in time.
@@ -117,7 +127,11 @@ std::optional<Contact> Engine::find_contact(int rank) {
   const Time deadline = deadline_after(options_.timeout);
   while (Clock::now() < deadline) {
     try {
-      return Contact::decode(store_->get(contact_key(options_.name, rank), kStoreTurn), rank);
+      auto contact =
+          Contact::decode(store_->get(contact_key(options_.name, rank), kStoreTurn), rank);
+      Lock lock(mutex_);
+      peers_[rank].address = contact.where();
+      return contact;
     } catch (const TimeoutError&) {
     }
     Lock lock(mutex_);
@@ -141,40 +155,6 @@ void Engine::connected(int rank, std::unique_ptr<Connection> connection) {
   if (failure_) there.send_abort(failure_->told_to_peers);
   settle(there);
   kick();
-}
-
-void Engine::accept_guests(const Fd& listener, bool local) {
-  while (true) {
-    Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket) return;
-    // The longest waiting stranger makes room: ranks are quick.
-    if (guests_.size() >= kMaxGuests) {
-      auto oldest = guests_.begin();
-      for (auto at = guests_.begin(); at != guests_.end(); ++at)
-        if (at->second.deadline() < oldest->second.deadline()) oldest = at;
-      guests_.erase(oldest);
-    }
-    const int fd = socket.get();
-    guests_.emplace(fd, Guest(std::move(socket), local));
-    watch(fd, guest_event, fd);
-  }
-}
-
-void Engine::advance_guest(int fd) {
-  const auto found = guests_.find(fd);
-  if (found == guests_.end()) return;
-  Guest& guest = found->second;
-  switch (guest.advance(me_)) {
-    case Guest::State::talking:
-      return;
-    case Guest::State::proven:
-      judge(guest);
-      break;
-    case Guest::State::refused:
-      last_refusal_ = "a caller " + guest.refusal();
-      break;
-  }
-  guests_.erase(found);
 }
 
 void Engine::judge(Guest& guest) {
@@ -202,7 +182,6 @@ void Engine::judge(Guest& guest) {
     if (!guest.answer(me_, verdict, segment,
                       endpoint ? to_card(endpoint->card()) : TransportCard{}))
       return;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, guest.fd(), nullptr);
     if (verdict == Verdict::crossed) peers_[rank].crossed = guest.release();
     if (verdict != Verdict::welcome) return;
     const PeerIdentity peer = guest.peer();
@@ -215,7 +194,8 @@ void Engine::judge(Guest& guest) {
                            : tcp_stream(std::move(socket));
     connected(rank, std::make_unique<Connection>(peer, std::move(stream), ledger_, matcher_));
   } catch (const Error& error) {
-    last_refusal_ = error.what();
+    lobby_.last_refusal = error.what();
+    guest.tell_failure(me_, error.what());
   }
 }
 
@@ -238,29 +218,9 @@ void Engine::answer_calls(const PeerIdentity& peer, verbs::Endpoint made, Fd cal
       failure = error.what();
     }
     Lock lock(mutex_);
-    last_refusal_ = failure;
-
+    lobby_.last_refusal = failure;
     if (nobody_dialled) peers_[peer.rank].dialling = false;  // the next request tries
   });
-}
-
-void Engine::dismiss_late_guests() {
-  const auto now = Clock::now();
-  for (auto at = guests_.begin(); at != guests_.end();) {
-    if (at->second.deadline() > now) {
-      ++at;
-      continue;
-    }
-    last_refusal_ = "a caller was too slow to prove who it is";
-    at = guests_.erase(at);
-  }
-}
-
-std::optional<Engine::Time> Engine::first_guest_deadline() const {
-  std::optional<Time> first;
-  for (const auto& [fd, guest] : guests_)
-    if (!first || guest.deadline() < *first) first = guest.deadline();
-  return first;
 }
 
 }  // namespace dicomm

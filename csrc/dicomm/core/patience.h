@@ -1,13 +1,32 @@
-// Waiting for a descriptor until a deadline, or until the one who waits is called off.
+// Waiting for a descriptor until a deadline, or until the one who waits is called off; and what may
+// succeed when it is tried again until then.
 #pragma once
 
 #include <poll.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <thread>
+
+#include "core/communicator.h"
+#include "core/text.h"
 
 namespace dicomm {
+
+// Not this time: there may be too many callers, or a side lacks descriptors just now.
+class TurnedAway : public Error {
+ public:
+  using Error::Error;
+};
+
+constexpr const char* kNoDescriptors = "this rank has no file descriptors left (ulimit -n)";
+
+[[noreturn]] inline void throw_no_socket(int error) {
+  if (error == EMFILE || error == ENFILE) throw TurnedAway(kNoDescriptors);
+  throw Error(text("cannot make a socket: ", system_error(error)));
+}
 
 struct Patience {
   std::chrono::steady_clock::time_point deadline;
@@ -25,6 +44,13 @@ struct Patience {
         return true;
     }
     return false;
+  }
+
+  // False: it ends before the pause does, or is called off.
+  bool rest(std::chrono::milliseconds pause) const {
+    if (std::chrono::steady_clock::now() + pause >= deadline) return false;
+    std::this_thread::sleep_for(pause);
+    return !called_off;
   }
 };
 

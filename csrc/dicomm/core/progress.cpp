@@ -28,6 +28,7 @@ constexpr int kPatienceWithSharing = 100;  // looks, a few hundred microseconds
 constexpr int kTurnsBetweenClocks = 32;
 constexpr int kFewTurns = 2;  // where each costs much, or keeps the peer from its core
 constexpr int kLooksBeforeClock = 4;
+constexpr std::chrono::seconds kCheckEvery{5};  // that peers are alive
 constexpr timespec kShortSleep{0, 20'000};
 
 // The scheduler leaves two threads that keep waking each other on one core; it moves this one at
@@ -54,8 +55,9 @@ void Engine::start() {
   if (me_.world_size > 1) {
     tcp_listener_ = tcp_listen(options_.listen_address);
     local_listener_ = local_listen();
-    watch(tcp_listener_.fd.get(), tcp_guest, 0);
-    watch(local_listener_.fd.get(), local_guest, 0);
+    lobby_.open(tcp_listener_.fd.get(), false);
+    lobby_.open(local_listener_.fd.get(), true);
+    watch(lobby_.fd(), lobby_event, 0);
     open_rails();
     contact_ = {options_.transport,    host_id(),          local_listener_.name,
                 tcp_listener_.address, tcp_listener_.port, {}};
@@ -181,7 +183,8 @@ void Engine::lead(Lock& lock, Time until, const RequestState* awaited) {
   leading_ = true;
   ledger_.awaited_by_leader = awaited;
   turn_all(Communicator::any_source);
-  if (const auto deadline = first_guest_deadline()) until = std::min(until, *deadline);
+  const Time lobby_time = lobby_.wake_at();
+  until = std::min({until, lobby_time, check_all_alive()});
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
   int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
   if (stop_ || (awaited && awaited->done) || (timeout_ms > 0 && !ready_to_sleep())) timeout_ms = 0;
@@ -195,12 +198,30 @@ void Engine::lead(Lock& lock, Time until, const RequestState* awaited) {
   for (int i = 0; i < count; ++i)
     handle_event(static_cast<Event>(events[i].data.u64 >> 32),
                  static_cast<int>(events[i].data.u64 & 0xffffffff));
-  dismiss_late_guests();
+  if (lobby_time <= Clock::now()) lobby_.serve();
   if (count > 0) turn_all(me_.rank);
   ledger_.awaited_by_leader = nullptr;
   leading_ = false;
   if (ledger_.sleepers > 0) ledger_.changed.notify_all();
   if (parked_) progress_wanted_.notify_all();
+}
+
+// Returns when to come again.
+Engine::Time Engine::check_all_alive() {
+  if (live_.empty()) return Time::max();
+  const Time now = Clock::now();
+  if (now < next_check_) return next_check_;
+  next_check_ = now + kCheckEvery;
+  for (const int rank : std::vector<int>(live_)) {
+    Connection* connection = peers_[rank].live();
+    if (!connection) continue;
+    try {
+      connection->stream().check_alive();
+    } catch (const StreamEnd& end) {
+      conclude(*connection, &end);
+    }
+  }
+  return next_check_;
 }
 
 void Engine::handle_event(Event event, int which) {
@@ -210,12 +231,8 @@ void Engine::handle_event(Event event, int which) {
       (void)!::read(wake_.get(), &count, sizeof count);
       return;
     }
-    case tcp_guest:
-      return accept_guests(tcp_listener_.fd, false);
-    case local_guest:
-      return accept_guests(local_listener_.fd, true);
-    case guest_event:
-      return advance_guest(which);
+    case lobby_event:
+      return lobby_.serve();
     case peer_event:
       if (Connection* connection = peers_[which].live()) {
         connection->stream().on_event();
@@ -297,11 +314,21 @@ void Engine::wait(RequestState& request, std::optional<std::chrono::milliseconds
   if (request.posted_at_ns == 0) request.posted_at_ns = now_ns();
   block(held, request, deadline);
   if (request.done) return;
-  std::string hint;
-  if (request.peer_number != Communicator::any_source && !peers_[request.peer_number].live())
-    hint = text("; rank ", request.peer_number, " is not connected yet");
-  if (!last_refusal_.empty()) hint += text("; a connection was refused: ", last_refusal_);
+  const std::string hint = hint_for(request.peer_number);
   throw TimeoutError(text(describe(request), ": not done after ", seconds(request.age()), hint));
+}
+
+// What may explain a wait in vain.
+std::string Engine::hint_for(int rank) const {
+  std::string hint;
+  if (rank != Communicator::any_source && !peers_[rank].live()) {
+    const Peer& peer = peers_[rank];
+    hint = text("; rank ", rank, " is not connected yet", addresses(rank));
+    if (!peer.turned_away.empty()) hint += "; the last call failed as " + peer.turned_away;
+  }
+  if (!lobby_.last_refusal.empty())
+    hint += text("; a connection was refused: ", lobby_.last_refusal);
+  return hint;
 }
 
 void Engine::block(Lock& lock, RequestState& request, Time deadline) {

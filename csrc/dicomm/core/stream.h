@@ -83,6 +83,10 @@ class Stream {
   // last: then spinning only keeps it from answering.
   virtual bool peer_shares_core(int /*core*/) { return false; }
 
+  // Looked at every few seconds: throws StreamEnd where the peer's machine has vanished in silence
+  // and nothing else would tell.
+  virtual void check_alive() {}
+
   // Tells the peer that nothing more is written.
   virtual void finish_writing() = 0;
 };

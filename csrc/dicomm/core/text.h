@@ -22,6 +22,12 @@ inline std::string seconds(std::chrono::nanoseconds duration) {
   return buffer;
 }
 
+// "10.0.0.3:4242", "[fd00::3]:4242"
+inline std::string endpoint(const std::string& address, const std::string& port) {
+  const bool ip_6 = address.find(':') != address.npos;
+  return (ip_6 ? '[' + address + ']' : address) + ':' + port;
+}
+
 // "Connection refused", for an errno.
 inline std::string system_error(int error) { return std::strerror(error); }
 

@@ -43,14 +43,17 @@ LocalListener local_listen() {
   return listener;
 }
 
-Fd local_connect(const std::string& name) {
+Fd local_connect(const std::string& name, const Patience& patience) {
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const timeval patience{10, 0};  // connect() only waits where the listener's queue is full
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  if (!fd) throw_no_socket(errno);
+  const timeval turn{0, 100'000};  // connect() only waits where the listener's queue is full
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &turn, sizeof turn);
   sockaddr_un address;
   const socklen_t length = abstract_address(name, address);
-  if (!fd || ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0)
-    throw Error(system_error(errno));
+  while (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
+    if (errno != EAGAIN && errno != EINTR) throw Error(system_error(errno));
+    if (!patience.rest({})) throw Error("no answer to the connection request");
+  }
   return fd;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/fd.h"
+#include "core/patience.h"
 #include "core/stream.h"
 
 namespace dicomm {
@@ -17,9 +18,10 @@ struct LocalListener {
   std::string name;
 };
 
-LocalListener local_listen();               // throws Error
-Fd local_connect(const std::string& name);  // throws Error
-Fd make_segment();                          // throws Error
+LocalListener local_listen();  // throws Error
+// Throws Error; TurnedAway where this rank has no descriptors.
+Fd local_connect(const std::string& name, const Patience& patience);
+Fd make_segment();  // throws Error
 // The side that made the segment is its owner; the two sides must differ. Throws Error.
 std::unique_ptr<Stream> shm_stream(Fd socket, Fd segment, bool owner);
 

@@ -3,8 +3,11 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <vector>
 
@@ -31,11 +34,25 @@ Addresses resolve(const std::string& host, int port, int flags) {
           }};
 }
 
+// An idle connection ends once the peer's kernel has not answered for kSilence. Accepted sockets
+// inherit it from the listening one.
+void ask_for_life(const Fd& socket) {
+  const int on = 1;
+  const int idle_s = 10;
+  const int interval_s = 5;
+  const int unanswered = (static_cast<int>(kSilence.count()) - idle_s) / interval_s;
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &unanswered, sizeof unanswered);
+}
+
 // -1 with errno where the address is not this host's.
 int listen_on(const addrinfo& address) {
   Fd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return -1;
   if (::bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0) return -1;
+  ask_for_life(fd);
   if (::listen(fd.get(), SOMAXCONN) != 0) return -1;
   return ::dup(fd.get());
 }
@@ -59,38 +76,77 @@ bool is_loopback(const sockaddr& address) {
          IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
 }
 
-// The IPv4 addresses of this host's network interfaces, where other machines may reach it.
-std::vector<std::string> interface_addresses() {
+std::string numeric(const sockaddr* address, socklen_t length) {
+  char host[NI_MAXHOST];
+  const bool known =
+      ::getnameinfo(address, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST) == 0;
+  return known ? host : "";
+}
+
+// This host's address on the way to other networks; empty where none leads there.
+std::string default_address() {
+  const Addresses far = resolve("192.0.2.1", 9, AI_NUMERICHOST);  // of nobody: for documentation
+  const Fd probe(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_in own{};
+  socklen_t length = sizeof own;
+  auto* address = reinterpret_cast<sockaddr*>(&own);
+  // Connecting chooses a route, and sends nothing.
+  if (!far || !probe || ::connect(probe.get(), far->ai_addr, far->ai_addrlen) != 0 ||
+      ::getsockname(probe.get(), address, &length) != 0 || is_loopback(*address))
+    return "";
+  return numeric(address, length);
+}
+
+struct Interfaces {
+  std::vector<std::string> addresses;  // IPv4
+  std::vector<std::string> inner;      // those of bridges: of docker0, say, behind which no other
+                                       // machine is
+};
+
+Interfaces interfaces() {
   ifaddrs* first = nullptr;
   if (::getifaddrs(&first) != 0) return {};
-  std::vector<std::string> found;
+  Interfaces found;
   for (const ifaddrs* at = first; at; at = at->ifa_next) {
-    char host[NI_MAXHOST];
-    if (at->ifa_addr && at->ifa_addr->sa_family == AF_INET && (at->ifa_flags & IFF_UP) &&
-        !is_loopback(*at->ifa_addr) &&
-        ::getnameinfo(at->ifa_addr, sizeof(sockaddr_in), host, sizeof host, nullptr, 0,
-                      NI_NUMERICHOST) == 0)
-      found.push_back(host);
+    if (!at->ifa_addr || at->ifa_addr->sa_family != AF_INET || !(at->ifa_flags & IFF_UP) ||
+        is_loopback(*at->ifa_addr))
+      continue;
+    const bool bridge =
+        ::access(text("/sys/class/net/", at->ifa_name, "/bridge").c_str(), F_OK) == 0;
+    (bridge ? found.inner : found.addresses).push_back(numeric(at->ifa_addr, sizeof(sockaddr_in)));
   }
   ::freeifaddrs(first);
   return found;
+}
+
+// Where other machines may reach this one, the likeliest first.
+std::vector<std::string> likely_addresses() {
+  const Interfaces all = interfaces();
+  const std::string by_default = default_address();
+  std::vector<std::string> likely;
+  // Many hosts call themselves 127.0.1.1, where no other machine reaches them.
+  const Addresses named = resolve(host_name(), 0, 0);
+  for (const addrinfo* at = named.get(); at; at = at->ai_next)
+    if (!is_loopback(*at->ai_addr)) likely.push_back(numeric(at->ai_addr, at->ai_addrlen));
+  likely.push_back(by_default);
+  likely.insert(likely.end(), all.addresses.begin(), all.addresses.end());
+  std::stable_partition(likely.begin(), likely.end(), [&](const std::string& address) {
+    return std::find(all.inner.begin(), all.inner.end(), address) == all.inner.end() ||
+           address == by_default;
+  });
+  likely.insert(likely.end(), all.inner.begin(), all.inner.end());
+  likely.push_back("127.0.0.1");
+  std::erase(likely, "");
+  return likely;
 }
 
 }  // namespace
 
 TcpListener tcp_listen(const std::string& host) {
   int error = 0;
-  std::vector<std::string> candidates{host};
-  if (host.empty()) {
-    candidates = interface_addresses();
-    candidates.insert(candidates.begin(), host_name());
-    candidates.push_back("127.0.0.1");
-  }
-  for (const std::string& candidate : candidates) {
+  for (const std::string& candidate : host.empty() ? likely_addresses() : std::vector{host}) {
     const Addresses addresses = resolve(candidate, 0, 0);
     for (const addrinfo* at = addresses.get(); at; at = at->ai_next) {
-      // Many hosts call themselves 127.0.1.1, where no other machine reaches them.
-      if (host.empty() && is_loopback(*at->ai_addr) && candidate != candidates.back()) continue;
       const int fd = listen_on(*at);
       if (fd < 0) {
         error = errno;
@@ -109,7 +165,8 @@ Fd tcp_connect(const std::string& host, int port, const Patience& patience) {
   if (!addresses) throw Error(text("'", host, "' is not a numeric address"));
   const addrinfo& address = *addresses;
   Fd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd) throw Error(text("cannot make a socket: ", system_error(errno)));
+  if (!fd) throw_no_socket(errno);
+  ask_for_life(fd);
   int error = 0;
   if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) throw Error(system_error(errno));

@@ -1,3 +1,4 @@
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sched.h>
@@ -28,6 +29,8 @@ constexpr int kLocalSendBytes = 256 << 10;
 constexpr std::size_t kFlowBytes = 64 << 10;
 constexpr std::chrono::microseconds kFlowPause{50};
 
+constexpr int kUnanswered = 3;  // repeated segments or probes; one may only just have been sent
+
 bool leads_to_this_host(int socket) {
   sockaddr_storage own{}, peers{};
   socklen_t own_length = sizeof own, peers_length = sizeof peers;
@@ -43,9 +46,27 @@ bool leads_to_this_host(int socket) {
                      &reinterpret_cast<sockaddr_in6&>(peers).sin6_addr, sizeof(in6_addr)) == 0;
 }
 
+// Of the socket's own end, or the peer's.
+template <class GetName>
+std::string end_of(int socket, GetName get_name) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  auto* address = reinterpret_cast<sockaddr*>(&storage);
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (get_name(socket, address, &length) != 0 ||
+      ::getnameinfo(address, length, host, sizeof host, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "?";
+  return endpoint(host, port);
+}
+
 class TcpStream final : public Stream {
  public:
-  explicit TcpStream(Fd socket) : socket_(std::move(socket)), ahead_(kReadAheadBytes) {
+  explicit TcpStream(Fd socket)
+      : socket_(std::move(socket)),
+        name_(text("its TCP connection from ", end_of(socket_.get(), ::getsockname), " to ",
+                   end_of(socket_.get(), ::getpeername))),
+        ahead_(kReadAheadBytes) {
     const int on = 1;
     ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     if (leads_to_this_host(socket_.get()))
@@ -59,7 +80,7 @@ class TcpStream final : public Stream {
     const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent >= 0) return moved(sent);
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
-    throw StreamEnd{system_error(errno)};
+    throw broken(errno);
   }
 
   std::size_t read(void* data, std::size_t bytes) override {
@@ -88,6 +109,17 @@ class TcpStream final : public Stream {
     if (flowing_) ::sched_yield();  // the peer may be waiting for this core
     return !flowing_;
   }
+  // The kernel goes on for a quarter of an hour while bytes are unacknowledged. TCP_USER_TIMEOUT
+  // would also end the connection with a process that is stopped and whose window is full, although
+  // its kernel answers each probe.
+  void check_alive() override {
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return;
+    const int unanswered = std::max(info.tcpi_retransmits, info.tcpi_probes);
+    if (unanswered >= kUnanswered && std::chrono::milliseconds(info.tcpi_last_ack_recv) >= kSilence)
+      throw broken(ETIMEDOUT);
+  }
   void finish_writing() override { ::shutdown(socket_.get(), SHUT_WR); }
 
  private:
@@ -97,9 +129,18 @@ class TcpStream final : public Stream {
       drained_ = static_cast<std::size_t>(got) < bytes;
       return moved(got);
     }
-    if (got == 0) throw StreamEnd{"its connection closed"};
+    if (got == 0) throw StreamEnd{name_ + " closed"};
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
-    throw StreamEnd{system_error(errno)};
+    throw broken(errno);
+  }
+
+  // A machine that has vanished is not a process that died.
+  StreamEnd broken(int error) const {
+    if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH)
+      return {text(name_, " got no answer for ", kSilence.count(),
+                   " s: its machine or the network to it is gone"),
+              false};
+    return {text(system_error(error), " on ", name_)};
   }
 
   std::size_t moved(std::size_t bytes) {
@@ -111,6 +152,7 @@ class TcpStream final : public Stream {
   }
 
   Fd socket_;
+  const std::string name_;
   std::vector<char> ahead_;
   std::size_t first_ = 0, last_ = 0;
   bool drained_ = false;  // the last call took all there was: the next may be saved

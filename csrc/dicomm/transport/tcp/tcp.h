@@ -1,6 +1,7 @@
 // TCP: listening, dialling, and the stream over a connected socket.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -10,16 +11,20 @@
 
 namespace dicomm {
 
+// A machine that says nothing for this long, though it was asked, has vanished: it lost its power,
+// or the network to it. A process that is stopped is not silent, its kernel answers.
+constexpr std::chrono::seconds kSilence{30};
+
 struct TcpListener {
   Fd fd;
   std::string address;  // numeric
   int port = 0;
 };
 
-// host: empty for the address this host's name resolves to, or of a network interface where that
-// is the loopback's; where there is none, loopback. Throws Error.
+// host: empty for the address this host's name resolves to, else that of its default route, else of
+// a network interface, a bridge's last; where there is none, loopback. Throws Error.
 TcpListener tcp_listen(const std::string& host);
-// Throws Error.
+// Throws Error; TurnedAway where this rank has no descriptors.
 Fd tcp_connect(const std::string& address, int port, const Patience& patience);
 std::unique_ptr<Stream> tcp_stream(Fd socket);
 
