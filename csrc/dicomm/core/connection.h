@@ -97,6 +97,7 @@ class Connection {
   bool fits(RequestState& request, std::uint64_t bytes);
   void deliver(RequestState& request, std::uint64_t bytes, std::int64_t delivered_at_ns);
   void consumed(std::size_t bytes);
+  void dropped(std::size_t bytes);
   void taken_back(std::uint64_t id);
 
   PeerIdentity peer_;
@@ -126,7 +127,9 @@ class Connection {
   MemoryKeys sink_keys_{};
   std::unordered_map<std::uint64_t, Incoming> accepted_;
   std::list<Pulling> pulls_;
-  std::size_t consumed_ = 0;
+  std::size_t consumed_ = 0;  // eager bytes of which the peer is to be told
+  std::size_t held_ = 0;      // eager bytes that nobody has received yet
+  std::size_t offered_ = 0;   // offers whose answer has not been written yet
   bool has_left_ = false;
   std::string abort_reason_;
 };

@@ -17,6 +17,12 @@ constexpr std::size_t kDiscardBytes = 64 << 10;
   throw StreamEnd{text("it sent a malformed frame (", what, ")")};
 }
 
+// A peer that does not keep to what both sides know is not to take this side's memory.
+[[noreturn]] void too_much(const std::string& what) {
+  throw StreamEnd{text("it sent ", what, " that nobody here had asked for, and was cut off"),
+                  false};
+}
+
 }  // namespace
 
 bool Connection::receive() {
@@ -99,6 +105,9 @@ void Connection::begin_eager() {
     consumed(header_.bytes);
     return;
   }
+  if (held_ + header_.bytes + kMessageOverheadBytes > kCreditBytes)
+    too_much(text("more than ", kCreditBytes, " bytes"));
+  held_ += header_.bytes + kMessageOverheadBytes;
   sink_arrival_ = std::make_shared<Arrival>();
   sink_arrival_->peer = peer_.rank;
   sink_arrival_->tag = header_.tag;
@@ -162,6 +171,8 @@ void Connection::end_frame() {
 }
 
 void Connection::end_offer() {
+  if (offered_ == kMaxOffers) too_much(text("more than ", kMaxOffers, " offers"));
+  ++offered_;
   auto offer = std::make_shared<Arrival>();
   offer->peer = peer_.rank;
   offer->tag = header_.tag;
@@ -204,6 +215,12 @@ void Connection::consumed(std::size_t bytes) {
   if (consumed_ >= kCreditBytes / 4) queue({.kind = FrameKind::credit});
 }
 
+// A message that was held is not any more.
+void Connection::dropped(std::size_t bytes) {
+  held_ -= bytes + kMessageOverheadBytes;
+  consumed(bytes);
+}
+
 void Connection::receive_arrival(RequestState& request, const std::shared_ptr<Arrival>& arrival) {
   request.peer_number = peer_.rank;
   if (arrival->offered) return receive_offer(request, *arrival);
@@ -211,7 +228,7 @@ void Connection::receive_arrival(RequestState& request, const std::shared_ptr<Ar
     arrival->receiver = &request;
     return;
   }
-  consumed(arrival->bytes);
+  dropped(arrival->bytes);
   if (!fits(request, arrival->bytes)) return;
   if (arrival->bytes > 0) std::memcpy(request.data, arrival->payload.get(), arrival->bytes);
   deliver(request, arrival->bytes, arrival->delivered_at_ns);
@@ -271,8 +288,8 @@ void Connection::taken_back(std::uint64_t id) {
     if (ended(*at)) pulls_.erase(at);
     return;
   }
-  queue({.kind = FrameKind::done, .id = id});
-  if (matcher_.remove_offer(peer_.rank, id)) return;
+  if (matcher_.remove_offer(peer_.rank, id)) return queue({.kind = FrameKind::done, .id = id});
+  // Every other offer has been answered already.
   const auto accepted = accepted_.find(id);
   if (accepted == accepted_.end()) return;
   if (RequestState* request = accepted->second.request)

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/connection.h"
+#include "core/text.h"
 
 namespace dicomm {
 
@@ -39,14 +40,21 @@ void Connection::enqueue(Outgoing& frame) {
 }
 
 void Connection::send_message(RequestState& request) {
+  const std::size_t cost = request.bytes + kMessageOverheadBytes;
+  const bool eager =
+      request.bytes <= stream_->eager_bytes() && eager_outstanding_ + cost <= kCreditBytes;
+  if (!eager && offers_.size() == kMaxOffers)
+    return ledger_.fail(request, Outcome::error,
+                        text("send to ", peer_.describe(), ", tag ", request.tag, ": ", kMaxOffers,
+                             " messages wait there for a receive already; let it receive some "
+                             "before more are sent"));
   Outgoing& frame = new_frame();
   frame.header.tag = request.tag;
   frame.header.bytes = request.bytes;
   request.id = next_id_++;
   frame.header.delivered_at_ns = request.delivered_at;
   frame.header.is_long = request.delivered_at != 0;
-  const std::size_t cost = request.bytes + kMessageOverheadBytes;
-  if (request.bytes <= stream_->eager_bytes() && eager_outstanding_ + cost <= kCreditBytes) {
+  if (eager) {
     eager_outstanding_ += cost;
     frame.header.kind = FrameKind::eager;
     frame.payload = request.data;
@@ -118,7 +126,11 @@ void Connection::frame_written() {
   writing_ = false;
   current_.owned.reset();
   RequestState* request = current_.request;
-  if (!request) return;
+  if (!request) {
+    const FrameKind kind = current_.header.kind;
+    if ((kind == FrameKind::accept || kind == FrameKind::done)) --offered_;
+    return;
+  }
   if (current_.header.kind == FrameKind::data) {
     request->moved += current_.payload_bytes;
     if (request->moved < request->bytes) return;
@@ -135,7 +147,10 @@ void Connection::own_current_payload() {
 bool Connection::release(RequestState& request) {
   if (!request.is_send) {
     if (sink_request_ == &request) sink_request_ = nullptr, sink_ = nullptr;
-    if (sink_arrival_ && sink_arrival_->receiver == &request) sink_arrival_->receiver = nullptr;
+    if (sink_arrival_ && sink_arrival_->receiver == &request) {
+      sink_arrival_->receiver = nullptr;
+      dropped(sink_arrival_->bytes);
+    }
     for (auto& [id, incoming] : accepted_)
       if (incoming.request == &request) incoming.request = nullptr;
     for (auto at = pulls_.begin(); at != pulls_.end(); ++at) {

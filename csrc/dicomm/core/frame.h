@@ -18,7 +18,7 @@ enum class FrameKind : std::uint8_t {
   accept,     // id
   data,       // id, bytes; payload
   done,       // id: the sender's buffer is free
-  cancel,     // id: the sender takes its offer back; answered by done
+  cancel,     // id: the sender takes its offer back; an offer not answered yet is, by done
   credit,     // only the credit field
   abort,      // bytes; payload is the reason
   leave,      // closed in order: nothing follows
@@ -54,6 +54,10 @@ static_assert(sizeof(FrameHeader) == 48 &&
 constexpr std::size_t kMessageOverheadBytes = 64;
 // Eager bytes on their way to one peer or waiting there unmatched; beyond, messages are offered.
 constexpr std::size_t kCreditBytes = 4 << 20;
+// Offers to one peer that it has not answered. Each costs the peer about 200 bytes, as a short
+// message beyond the credit does; a sender fails the next send, and a peer that does not is cut
+// off.
+constexpr std::size_t kMaxOffers = 1 << 18;
 // The unit in which long messages move, so that short ones and aborts get in between.
 constexpr std::size_t kChunkBytes = 1 << 20;
 constexpr std::size_t kMaxReasonBytes = 4096;

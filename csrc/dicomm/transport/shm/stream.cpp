@@ -17,6 +17,8 @@ namespace dicomm {
 namespace {
 
 constexpr std::size_t kSegmentBytes = 2 * sizeof(Ring);  // the owner writes the first
+// Touching memory that the peer took away would end this process.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 // Consecutive bytes of several parts.
 class Gather {
@@ -158,10 +160,11 @@ class ShmStream final : public Stream {
     const std::uint64_t word = slot.turn_and_bytes.load(std::memory_order_acquire);
     if (word >> 32 != Ring::turn(read_slots_)) return false;
     const std::size_t bytes = word & 0xffffffff;
+    if (bytes == 0) throw StreamEnd{"it wrote nonsense into shared memory"};
     piece_left_ = bytes;
     if (bytes <= Slot::kInlineBytes) {
       piece_ = slot.data;
-      return bytes > 0;
+      return true;
     }
     const std::size_t at = read_bytes_ % Ring::kBytes;
     if (bytes > Ring::kPieceBytes || bytes > Ring::kBytes - at)
@@ -218,13 +221,16 @@ class ShmStream final : public Stream {
 Fd make_segment() {
   Fd segment(::memfd_create("dicomm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!segment || ::fallocate(segment.get(), 0, 0, kSegmentBytes) != 0 ||
-      ::fcntl(segment.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
+      ::fcntl(segment.get(), F_ADD_SEALS, kSeals) != 0)
     throw Error(
         text("cannot make ", kSegmentBytes, " bytes of shared memory: ", system_error(errno)));
   return segment;
 }
 
 std::unique_ptr<Stream> shm_stream(Fd socket, Fd segment, bool owner) {
+  const int seals = ::fcntl(segment.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals)
+    throw Error("the peer's shared memory is not sealed: it could be taken away while in use");
   struct stat status{};
   if (::fstat(segment.get(), &status) != 0 ||
       static_cast<std::size_t>(status.st_size) != kSegmentBytes)

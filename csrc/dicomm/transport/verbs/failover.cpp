@@ -17,6 +17,9 @@ namespace {
 // socket tells which, if it can, within this time.
 constexpr int kLastWordsMs = 1000;
 constexpr std::size_t kMaxSocketMessage = kSlotBytes;
+// All that a well-behaved peer can have on its way, twice; one that never stops keeps nobody
+// waiting.
+constexpr int kReadsPerTurn = 2 * kSlots;
 
 }  // namespace
 
@@ -114,27 +117,33 @@ void VerbsStream::flush_socket() {
 
 void VerbsStream::read_socket() {
   char buffer[kSlotBytes];
-  ssize_t got;
-  while ((got = ::recv(socket_.get(), buffer, sizeof buffer, MSG_DONTWAIT)) > 0)
-    socket_in_.append(buffer, static_cast<std::size_t>(got));
+  ssize_t got = 0;
   try {
-    std::size_t at = 0;
-    while (socket_in_.size() - at >= sizeof(SocketMessage)) {
-      SocketMessage message;
-      std::memcpy(&message, socket_in_.data() + at, sizeof message);
-      if (message.bytes > kMaxSocketMessage) throw StreamEnd{"it sent a malformed word"};
-      if (socket_in_.size() - at < sizeof message + message.bytes) break;
-      const auto* data =
-          reinterpret_cast<const std::byte*>(socket_in_.data() + at + sizeof message);
-      socket_message(message, data);
-      at += sizeof message + message.bytes;
+    for (int turns = 0; turns < kReadsPerTurn; ++turns) {
+      got = ::recv(socket_.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+      if (got <= 0) break;
+      socket_in_.append(buffer, static_cast<std::size_t>(got));
+      socket_messages();
     }
-    socket_in_.erase(0, at);
   } catch (const StreamEnd& end) {
     end_ = end;
   }
   // What came over the rails before counts, too.
   if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) peer_gone_ = true;
+}
+
+void VerbsStream::socket_messages() {
+  std::size_t at = 0;
+  while (socket_in_.size() - at >= sizeof(SocketMessage)) {
+    SocketMessage message;
+    std::memcpy(&message, socket_in_.data() + at, sizeof message);
+    if (message.bytes > kMaxSocketMessage) throw StreamEnd{"it sent a malformed word"};
+    if (socket_in_.size() - at < sizeof message + message.bytes) break;
+    socket_message(message,
+                   reinterpret_cast<const std::byte*>(socket_in_.data() + at + sizeof message));
+    at += sizeof message + message.bytes;
+  }
+  socket_in_.erase(0, at);
 }
 
 void VerbsStream::socket_message(const SocketMessage& message, const std::byte* data) {

@@ -272,6 +272,7 @@ void VerbsStream::arrive(int rail, std::uint32_t buffer, const std::byte* slot, 
   }
   if (link) rail_in_ = rail;
   if (header.sequence == expected_) {
+    if (arrived_.size() == kSlots) throw StreamEnd{"it sent a malformed slot (over its window)"};
     ++expected_;
     arrived_.push_back(std::move(arrived));
     return;

@@ -108,6 +108,7 @@ class VerbsStream final : public Stream {
   void send_on_socket(SocketMessage::Kind kind, const void* data, std::size_t bytes);
   void flush_socket();
   void read_socket();
+  void socket_messages();
   void socket_message(const SocketMessage& message, const std::byte* data);
 
   const std::shared_ptr<Rails> rails_;
