@@ -20,6 +20,10 @@ def test_memory_streams_random_numbers_and_files() -> None:
     run_checks("b-mini", "check_memory.py", "check_streams.py", "check_random.py", "check_files.py")
 
 
+def test_a_module_moved_to_a_chip_keeps_its_parameters() -> None:
+    run_checks("b-mini", "check_module_to.py")
+
+
 def test_operators_write_where_torch_says() -> None:
     run_checks("c-mini", "check_operators.py", "check_autocast.py")
 

@@ -90,6 +90,19 @@ at::Tensor& set_empty(at::Tensor& self) {
   return at::native::set_storage_cpu_(self, std::move(storage), 0, {0}, {});
 }
 
+bool is_dense(const at::Tensor& tensor) {
+  if (tensor.device().type() == kChip) return tensor.layout() == c10::kStrided;
+  const c10::DispatchKeySet dense(c10::DispatchKey::CPU);
+  return tensor.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(dense);
+}
+
+// Whether `self.data = from` is allowed. Module.to assigns so and keeps its Parameters, with all
+// that refers to them; where it is not allowed, it makes new ones. torch allows it between dense
+// tensors of the devices it knows, and leaves this operator to the others.
+bool may_share_data(const at::Tensor& self, const at::Tensor& from) {
+  return is_dense(self) && is_dense(from);
+}
+
 void record_stream(at::Tensor& self, c10::Stream stream) {
   c10::getDeviceAllocator(kChip)->recordStream(self.storage().data_ptr(), stream);
 }
@@ -216,6 +229,7 @@ void register_memory_operators(torch::Library& library) {
   library.impl("set_.source_Storage", TORCH_FN(set_storage));
   library.impl("set_.source_Storage_storage_offset", TORCH_FN(set_part_of_storage));
   library.impl("set_", TORCH_FN(set_empty));
+  library.impl("_has_compatible_shallow_copy_type", TORCH_FN(may_share_data));
   library.impl("record_stream", TORCH_FN(record_stream));
   library.impl("copy_", TORCH_FN(copy));
   library.impl("_copy_from", TORCH_FN(copy_from));
