@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
-TESTS = (
-    "test_all_reduce_sum", "test_all_gather_coalesced_simple", "test_send_recv_any_source",
-    "test_broadcast_cuda",
-)  # fmt: skip
+TESTS = ("test_all_reduce_sum", "test_broadcast_cuda")
+MORE = (*TESTS, "test_all_gather_coalesced_simple", "test_send_recv_any_source")
 
 
 def run_tool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,12 +24,13 @@ def run_tool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_slice_of_pytorchs_own_tests(tmp_path: Path) -> None:
-    done = run_tool(tmp_path, *TESTS, "--json")
+@pytest.mark.parametrize("tests", [TESTS, pytest.param(MORE, marks=pytest.mark.long)])
+def test_a_slice_of_pytorchs_own_tests(tmp_path: Path, tests: tuple[str, ...]) -> None:
+    done = run_tool(tmp_path, *tests, "--json")
     outcomes = {test["name"]: test["outcome"] for test in json.loads(done.stdout)["tests"]}
     assert outcomes.pop("test_broadcast_cuda") == "not applicable"
     assert outcomes == dict.fromkeys(outcomes, "passed"), done.stdout
-    assert len(outcomes) == len(TESTS) - 1
+    assert len(outcomes) == len(tests) - 1
     assert done.returncode == 0
 
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from installed import need
 
 import dicomm
 
@@ -39,7 +40,9 @@ def run(program: Path, *arguments: str) -> None:
 
 
 def test_the_cpp_suite(programs: Path) -> None:
-    run(programs / "dicomm_tests")
+    need("doctest-dev", str(programs / "dicomm_tests"))
+    # test_p2p.py has such a message every day, tools/sanitize this one in CI
+    run(programs / "dicomm_tests", "--test-case-exclude=*2 GiB*")
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from installed import need
+
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _DEADLINE_S = 60.0
 
@@ -96,8 +98,8 @@ def browser(profile: Path) -> Iterator[Page]:
     Args:
         profile: an empty directory for what the browser keeps.
     """
-    program = next((found for name in _NAMES if (found := shutil.which(name))), None)
-    assert program, f"no browser: install one of {', '.join(_NAMES)} (apt-get install {_NAMES[0]})"
+    need(_NAMES[0], *_NAMES)
+    program = next(found for name in _NAMES if (found := shutil.which(name)))
     their_in, our_out = os.pipe()
     our_in, their_out = os.pipe()
     # Chromium reads commands from descriptor 3 and answers on 4.

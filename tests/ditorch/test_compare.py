@@ -10,7 +10,10 @@ def test_faults_are_found_and_named() -> None:
     run_checks("d-mini", "check_compare.py")
 
 
-@pytest.mark.parametrize("chip", ["a-mini", "b-mini", "c-mini", "d-mini"])
+@pytest.mark.parametrize(
+    "chip",
+    ["c-mini", "d-mini", *(pytest.param(c, marks=pytest.mark.long) for c in ("a-mini", "b-mini"))],
+)
 def test_right_kernels_of_every_chip_pass(chip: str) -> None:
     run_checks(chip, "check_compare_training.py")
 

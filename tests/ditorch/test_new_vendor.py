@@ -9,6 +9,7 @@ from pathlib import Path
 
 import forks
 import pytest
+from installed import need
 from on_chip import ROOT, run_checks, run_python
 
 NEW_VENDOR = ROOT / "tools" / "new-vendor"
@@ -22,6 +23,7 @@ def new_vendor(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def build(folder: Path) -> Path:
+    need("make", "make")
     done = subprocess.run(
         ["make", "-s", "-C", str(folder), "CFLAGS=-O2 -Werror"],
         capture_output=True,
@@ -143,7 +145,7 @@ def test_kernels_and_fallbacks_share_memory_the_host_cannot_reach(
 
 def test_operators_on_memory_the_host_cannot_reach(make_hidden: Callable[[bool], Path]) -> None:
     library = str(make_hidden(False))
-    run_checks(None, "check_against_cpu.py", DITORCH_VENDOR_LIBRARY=library, ONE_OPERATOR_IN="5")
+    run_checks(None, "check_against_cpu.py", DITORCH_VENDOR_LIBRARY=library, ONE_OPERATOR_IN="10")
 
 
 @pytest.mark.parametrize("name", ["cpu", "device", "nn", "Acme", "9x", "a-b", ""])

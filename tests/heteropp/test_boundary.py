@@ -28,7 +28,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 @pytest.mark.parametrize(
     ("schedule", "layout"),
-    [(schedule, LAYOUTS[i % len(LAYOUTS)]) for i, schedule in enumerate(SCHEDULES)],
+    [
+        pytest.param(schedule, LAYOUTS[i % len(LAYOUTS)], marks=pytest.mark.long if i % 2 else ())
+        for i, schedule in enumerate(SCHEDULES)
+    ],
 )
 def test_each_byte_crosses_once_and_no_more_room_waits_than_planned(
     ranks: Ranks, schedule: Schedule, layout: str

@@ -29,7 +29,9 @@ def run(arguments: list[str], capsys) -> tuple[int, str, str]:
     return int(ended.value.code or 0), printed.out, printed.err
 
 
-@pytest.mark.parametrize("chip", ["a", "b", "c", "d"])
+@pytest.mark.parametrize(
+    "chip", ["b", *(pytest.param(chip, marks=pytest.mark.long) for chip in ("a", "c", "d"))]
+)
 def test_the_papers_chips_hold_what_the_command_in_their_file_gives(chip: str, capsys) -> None:
     """H2, Table 6."""
     text = load_chip(chip).path.read_text()

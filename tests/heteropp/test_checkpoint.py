@@ -141,7 +141,7 @@ def chain_links(dtype: str) -> Iterator[tuple[Plan, Plan]]:
 
 
 LINKS = [
-    pytest.param(dtype, link, marks=() if dtype == "float64" else pytest.mark.long)
+    pytest.param(dtype, link, marks=() if dtype == "float64" and link % 2 else pytest.mark.long)
     for dtype in TOLERANCE
     for link in range(len(list(chain_links(dtype))))
 ]
@@ -164,7 +164,10 @@ def test_any_plan_goes_on_from_any_other(
     assert [step for step, _ in steps(tmp_path)] == [3, STEPS]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float16", *(pytest.param(d, marks=pytest.mark.long) for d in ("float32", "bfloat16"))],
+)
 def test_the_same_plan_goes_on_bit_for_bit(ranks: Ranks, tmp_path: Path, dtype: str) -> None:
     plan = make_plan(tiny_model(dtype=dtype), (2, 2), (2, 1), (1, 2), (True, False))
     expected = ranks.train(plan)

@@ -16,12 +16,13 @@ from training_run import tiny_model
 
 from heteropp.cluster import read_cluster
 from heteropp.elastic.job import Board, Ended, Failure, Generation, Job, Meeting
-from heteropp.elastic.launcher import awaited
+from heteropp.elastic.launcher import awaited, leader
 from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.roster import Roster
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.training.train import Run
 
+DEADLINE_S = 30.0
 A, B = "a-mini-0", "b-mini-0"
 LACK = f"stopped: layers.1 has no copy left: the last were of step 9, on node {B}"
 
@@ -37,6 +38,16 @@ class Chips:
 
     def take_warning(self) -> None:
         return None
+
+
+class Clock:
+    """Stands still at a time."""
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+
+    def monotonic(self) -> float:
+        return self.now_s
 
 
 class Recovery:
@@ -66,7 +77,7 @@ class Recovery:
             resume_from=None,
             checkpoint_every=0,
             keep=2,
-            deadline_s=30,
+            deadline_s=DEADLINE_S,
             seed=0,
             hyperparameters=Hyperparameters(),
             device="cpu",
@@ -147,3 +158,16 @@ def test_what_a_node_that_is_there_lost_is_not_waited_for(tmp_path: Path) -> Non
     outcome = recovery.leader.outcome
     assert outcome and outcome.exit_code == 1
     assert re.fullmatch(rf"[ab]-mini-0/0 {LACK}", outcome.sentence or "")
+
+
+def test_members_may_be_slow_to_come_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy host's are, by more than the deadline that they have for each other."""
+    recovery = Recovery(tmp_path, Chips(a=1, b=1))
+    recovery.generation(1)
+    begin_s = time.monotonic()
+    monkeypatch.setattr(leader, "time", Clock(begin_s + DEADLINE_S + 30))
+    recovery.leader.turn()
+    assert recovery.leader.phase == "starting" and not recovery.told
+    monkeypatch.setattr(leader, "time", Clock(begin_s + DEADLINE_S + 90))
+    recovery.leader.turn()
+    assert recovery.told == ["training did not start in time"]

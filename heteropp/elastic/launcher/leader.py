@@ -45,6 +45,7 @@ TRIES = 3  # in a row without a step, but for those that cost a chip
 SEARCH_S = 600.0  # for a plan
 STOP_S = 600.0  # for the members to save when they are told to stop
 UNEXPLAINED = "members ended without a word"
+START_S = 60.0  # for members to come up, besides the deadline: many at once on a busy host
 READ_S = 3600.0  # for a recovery's members to read the state
 LINGER_S = 30.0  # for members that left a generation to end
 
@@ -305,7 +306,11 @@ class Leader:
         write_plan(self.found.plan, self.next.plan)
         self.finished -= set(members)
         self.members.start(self.next)
-        self._wait("joining" if before else "starting", self.job.run.deadline_s)
+        self._wait("joining" if before else "starting", self._start_s())
+
+    def _start_s(self) -> float:
+        """For new members to come up; those that wait for each other give up sooner, and say so."""
+        return START_S + self.job.run.deadline_s
 
     def _unexplained(self, members: tuple[str, ...]) -> str:
         """Why another generation follows, where nothing happened."""
@@ -344,7 +349,7 @@ class Leader:
             self._wait("switching", self.job.run.deadline_s + 2 * step_s)
         elif self._late():
             for member in joiners - ready:
-                self._lose(member, f"did not come up in {self.job.run.deadline_s:g} s")
+                self._lose(member, f"did not come up in {self._start_s():g} s")
 
     def _joiners(self) -> set[str]:
         assert self.running and self.next
