@@ -9,6 +9,9 @@ torch.distributed backend.
 Errors derive from `dicomm.Error`: `TimeoutError` (also a builtin TimeoutError), `PeerError` (a
 peer died, left or aborted; also a ConnectionError) and `AbortedError` (this rank aborted or
 closed).
+
+A process that a rank forks, a data loader's worker say, has no part in the rank's connections: it
+closes them at once, and using the rank's communicator there is an `Error`. It may make its own.
 """
 
 from typing import Any

@@ -64,6 +64,7 @@ class Counting final : public Communicator {
   void abort(const std::string& reason) override { real_->abort(reason); }
   void relay(const std::string& cause) override { real_->relay(cause); }
   std::string failure() const override { return real_->failure(); }
+  void require_own_process() const override { real_->require_own_process(); }
   void close() override { real_->close(); }
 
   void reset() { messages = sent = std::vector<std::uint64_t>(kWorld); }

@@ -1,7 +1,11 @@
 #include "membership.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
+#include <iterator>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "device_memory.h"
@@ -39,8 +43,12 @@ bool is_over(Request& request) {
 
 std::shared_ptr<Membership> Membership::create(std::shared_ptr<Store> store,
                                                const Options& options) {
+  // In a forked child nothing can be destroyed without the threads that only the parent has.
   std::shared_ptr<Membership> membership(
-      new Membership(Communicator::create(std::move(store), options), options));
+      new Membership(Communicator::create(std::move(store), options), options),
+      [](Membership* old) {
+        if (old->origin_.is_here()) delete old;
+      });
   std::lock_guard lock(registry_mutex);
   std::erase_if(registry(), [](const auto& other) { return other.expired(); });
   registry().push_back(membership->communicator_);
@@ -54,6 +62,15 @@ Membership::Membership(std::shared_ptr<Communicator> communicator, const Options
       name_(options.name),
       timeout_(options.timeout) {}
 
+OrderedQueue& Membership::collectives() {
+  try {
+    communicator_->require_own_process();
+  } catch (const Error& error) {
+    C10_THROW_ERROR(DistBackendError, "dicomm process group '" + name_ + "': " + error.what());
+  }
+  return collectives_;
+}
+
 void Membership::abort_all(const std::string& reason) {
   for (const auto& communicator : all_communicators()) communicator->abort(reason);
 }
@@ -62,22 +79,34 @@ void Membership::relay_to_all(const std::string& cause) {
   for (const auto& communicator : all_communicators()) communicator->relay(cause);
 }
 
+// Under the mutex nothing is waited for and no memory let go of: both may take the interpreter's
+// lock, which the next to come may hold.
 void Membership::keep(std::shared_ptr<Request> send, std::shared_ptr<void> memory) {
+  if (!origin_.is_here()) return;
+  std::vector<Kept> over;
   std::lock_guard lock(kept_mutex_);
-  std::erase_if(kept_, [](const auto& other) { return is_over(*other.second); });
-  kept_.emplace_back(std::move(memory), std::move(send));
+  const auto ended = std::partition(kept_.begin(), kept_.end(),
+                                    [](const Kept& kept) { return !is_over(*kept.send); });
+  over.assign(std::make_move_iterator(ended), std::make_move_iterator(kept_.end()));
+  kept_.erase(ended, kept_.end());
+  kept_.push_back({std::move(memory), std::move(send)});
+}
+
+std::vector<Membership::Kept> Membership::take_kept() {
+  std::lock_guard lock(kept_mutex_);
+  return std::exchange(kept_, {});
 }
 
 void Membership::shutdown() {
+  if (!origin_.is_here()) return;
   collectives_.stop();
-  std::lock_guard lock(kept_mutex_);
-  for (auto& [memory, send] : kept_) {
-    try {
-      send->wait(timeout());
-    } catch (const Error&) {  // nobody asked for its outcome
+  for (auto kept = take_kept(); !kept.empty(); kept = take_kept())
+    for (const Kept& one : kept) {
+      try {
+        one.send->wait(timeout());
+      } catch (const Error&) {  // nobody asked for its outcome
+      }
     }
-  }
-  kept_.clear();
   communicator_->close();
 }
 

@@ -7,11 +7,11 @@
 #include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <utility>
 #include <vector>
 
 #include "collective/group.h"
 #include "core/communicator.h"
+#include "core/fork.h"
 #include "ordered_queue.h"
 
 namespace dicomm {
@@ -23,7 +23,8 @@ class Membership {
 
   Communicator& communicator() { return *communicator_; }
   Group& group() { return group_; }
-  OrderedQueue& collectives() { return collectives_; }
+  // Throws DistBackendError in a forked child.
+  OrderedQueue& collectives();
   const std::string& name() const { return name_; }
 
   std::chrono::milliseconds timeout() const { return timeout_; }
@@ -48,9 +49,16 @@ class Membership {
   void shutdown();
 
  private:
+  struct Kept {
+    std::shared_ptr<void> memory;  // goes after the send
+    std::shared_ptr<Request> send;
+  };
+
   Membership(std::shared_ptr<Communicator> communicator, const Options& options);
+  std::vector<Kept> take_kept();
   void leave();
 
+  const Origin origin_;
   std::shared_ptr<Communicator> communicator_;
   Group group_;
   std::string name_;
@@ -58,7 +66,7 @@ class Membership {
   std::atomic<c10d::ErrorType> error_ = c10d::ErrorType::SUCCESS;
   OrderedQueue collectives_;
   std::mutex kept_mutex_;
-  std::vector<std::pair<std::shared_ptr<void>, std::shared_ptr<Request>>> kept_;
+  std::vector<Kept> kept_;
 };
 
 }  // namespace dicomm

@@ -170,6 +170,10 @@ class Communicator {
   virtual void relay(const std::string& cause) = 0;
   // The first cause of the failure that ended this communicator; empty while there is none.
   virtual std::string failure() const = 0;
+  // A child that is forked from this process has no part in its connections, and closes them there
+  // at once. In the child, whatever asks something of a communicator of before throws Error, as
+  // this does; what only lets go of something does nothing.
+  virtual void require_own_process() const = 0;
   // Leaves in order; pending requests fail. Idempotent; the destructor calls it.
   virtual void close() = 0;
 };

@@ -38,6 +38,7 @@ Options with_environment(Options options) {
 Engine::Engine(std::shared_ptr<Store> store, const Options& options)
     : store_(std::move(store)),
       options_(with_environment(options)),
+      pid_(::getpid()),
       me_{options.rank,       options.world_size, options.name,
           options.rank_label, host_name(),        options.secret},
       cores_(usable_cores()),
@@ -47,6 +48,19 @@ Engine::Engine(std::shared_ptr<Store> store, const Options& options)
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !wake_) throw Error(text("no file descriptors left: ", system_error(errno)));
   ledger_.wake_leader = [this] { kick(); };
+}
+
+std::shared_ptr<Engine> Engine::create(std::shared_ptr<Store> store, const Options& options) {
+  return {new Engine(std::move(store), options), [](Engine* engine) {
+            if (engine->is_here()) delete engine;
+          }};
+}
+
+void Engine::require_here() const {
+  if (is_here()) return;
+  throw Error(text("this communicator belongs to process ", pid_, ", and this is process ",
+                   ::getpid(), ", forked from it, which has none of its connections: let process ",
+                   pid_, " communicate, or make a communicator for this process"));
 }
 
 Engine::Peer& Engine::checked_peer(int peer, const char* operation) {
@@ -288,6 +302,7 @@ void Engine::abort(const std::string& reason) {
 
 // Waits until nobody else reads or writes the buffer.
 void Engine::cancel(RequestState& request) {
+  if (!is_here()) return;
   Lock lock(mutex_);
   if (request.done) return;
   Connection* connection = request.peer_number == Communicator::any_source

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "core/connection.h"
 #include "core/contact.h"
 #include "core/fd.h"
+#include "core/fork.h"
 #include "core/handshake.h"
 #include "core/lobby.h"
 #include "core/matching.h"
@@ -34,7 +36,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
  public:
   Engine(std::shared_ptr<Store> store, const Options& options);
   ~Engine() { close(); }
+  // One that lives, whoever holds it, until its process ends where that is a forked child: nothing
+  // in there can be destroyed without the threads that the child lacks.
+  static std::shared_ptr<Engine> create(std::shared_ptr<Store> store, const Options& options);
   void start();
+
+  // False in a child that was forked from the process that made it.
+  bool is_here() const { return origin_.is_here(); }
+  void require_here() const;  // throws Error
 
   int rank() const { return me_.rank; }
   int world_size() const { return me_.world_size; }
@@ -111,6 +120,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void linger(Lock& lock);
 
   // progress.cpp; under the mutex
+  class Leadership;
   void settle(Connection& connection);
   void conclude(Connection& connection, const StreamEnd* end);
   void turn(Connection& connection);
@@ -120,6 +130,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void leave_rest_to_leader();
   Time check_all_alive();
   void handle_event(Event event, int which);
+  void serve_lobby();
   void kick();
   std::string hint_for(int peer) const;
   void block(Lock& lock, RequestState& request, Time deadline);
@@ -136,6 +147,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // meeting.cpp
   void need_connection(int peer);
+  void start_dialler(std::function<void()> body);
   void dial(int peer);
   Dialled call(const Contact& contact, Transport transport, int peer, const Patience& patience,
                const TransportCard& card, Fd& socket);
@@ -149,6 +161,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   const std::shared_ptr<Store> store_;
   const Options options_;
+  const Origin origin_;
+  const int pid_;
   Identity me_;
   Contact contact_;
   TcpListener tcp_listener_;

@@ -46,8 +46,17 @@ void Engine::open_rails() {
 void Engine::need_connection(int rank) {
   Peer& peer = peers_[rank];
   if (peer.connection || peer.dialling) return;
+  start_dialler([this, rank] { dial(rank); });
   peer.dialling = true;
-  diallers_.emplace_back([this, rank] { dial(rank); });
+}
+
+// Throws Error where there is no thread left: nothing has begun then, and the next request tries.
+void Engine::start_dialler(std::function<void()> body) {
+  try {
+    diallers_.emplace_back(std::move(body));
+  } catch (const std::system_error& error) {
+    throw Error(text("no thread left to connect with: ", error.what()));
+  }
 }
 
 // On a thread of its own, so that one slow peer delays no other.
@@ -193,7 +202,7 @@ void Engine::judge(Guest& guest) {
                   : local  ? shm_stream(std::move(socket), std::move(segment), true)
                            : tcp_stream(std::move(socket));
     connected(rank, std::make_unique<Connection>(peer, std::move(stream), ledger_, matcher_));
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     lobby_.last_refusal = error.what();
     guest.tell_failure(me_, error.what());
   }
@@ -201,10 +210,10 @@ void Engine::judge(Guest& guest) {
 
 // On a thread of its own, as dialling: the guest is a rank, but it may be slow.
 void Engine::answer_calls(const PeerIdentity& peer, verbs::Endpoint made, Fd caller) {
-  const bool nobody_dialled = !std::exchange(peers_[peer.rank].dialling, true);
+  const bool nobody_dialled = !peers_[peer.rank].dialling;
   auto endpoint = std::make_shared<verbs::Endpoint>(std::move(made));
   auto socket = std::make_shared<Fd>(std::move(caller));
-  diallers_.emplace_back([this, peer, endpoint, socket, nobody_dialled] {
+  start_dialler([this, peer, endpoint, socket, nobody_dialled] {
     std::string failure;
     try {
       endpoint->answer(*socket, Patience{Clock::now() + kHandshakePatience, closing_});
@@ -221,6 +230,7 @@ void Engine::answer_calls(const PeerIdentity& peer, verbs::Endpoint made, Fd cal
     lobby_.last_refusal = failure;
     if (nobody_dialled) peers_[peer.rank].dialling = false;  // the next request tries
   });
+  peers_[peer.rank].dialling = true;
 }
 
 }  // namespace dicomm

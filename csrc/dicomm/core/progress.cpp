@@ -65,7 +65,11 @@ void Engine::start() {
     store_->set(contact_key(options_.name, me_.rank), contact_.encode());
   }
   watch(wake_.get(), wake_event, 0);
-  progress_thread_ = std::thread([this] { progress_loop(); });
+  try {
+    progress_thread_ = std::thread([this] { progress_loop(); });
+  } catch (const std::system_error& error) {
+    throw Error(text("no thread left to communicate with: ", error.what()));
+  }
 }
 
 namespace {
@@ -91,9 +95,27 @@ void Engine::watch_peer(Connection& connection, bool writable) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.stream().fd(), &changed);
 }
 
+namespace {
+
+// Why the connection is over, if it is, after some of its bytes were moved. Where this side fails,
+// for want of memory, say, bytes are lost: it is over, too.
+template <class F>
+std::optional<StreamEnd> end_after(F&& move) {
+  try {
+    move();
+  } catch (const StreamEnd& end) {
+    return end;
+  } catch (const std::exception& error) {
+    return StreamEnd{text("this rank failed to take part: ", error.what()), false};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 // Writes what fits; if that is not all, sees to it that someone writes the rest.
 void Engine::settle(Connection& connection) {
-  try {
+  const auto end = end_after([&] {
     const bool blocked = !connection.flush();
     Stream& stream = connection.stream();
     if (stream.watch_writable()) {
@@ -101,15 +123,14 @@ void Engine::settle(Connection& connection) {
     } else if (blocked && sleeping_ && !stream.prepare_sleep(true)) {
       kick();
     }
-  } catch (const StreamEnd& end) {
-    // The peer's last words may still be unread.
-    try {
-      while (connection.receive()) {
-      }
-    } catch (const StreamEnd&) {
+  });
+  if (!end) return;
+  // The peer's last words may still be unread.
+  end_after([&] {
+    while (connection.receive()) {
     }
-    conclude(connection, &end);
-  }
+  });
+  conclude(connection, &*end);
 }
 
 // What follows from the peer's words so far: why it gave up counts before that it left.
@@ -126,13 +147,10 @@ void Engine::conclude(Connection& connection, const StreamEnd* end) {
 
 // One look at a connection: reads, copies, writes, and draws the conclusions.
 void Engine::turn(Connection& connection) {
-  std::optional<StreamEnd> end;
-  try {
+  const auto end = end_after([&] {
     connection.receive();
     connection.pull();
-  } catch (const StreamEnd& ended) {
-    end = ended;
-  }
+  });
   conclude(connection, end ? &*end : nullptr);
   if (!connection.ended() && connection.has_output()) settle(connection);
 }
@@ -155,6 +173,7 @@ bool Engine::costly_to_poll(int peer) const {
 }
 
 void Engine::poll(const RequestState& request) {
+  require_here();
   Lock lock(mutex_, std::try_to_lock);
   if (!lock) return;
   touched_ = true;
@@ -178,10 +197,27 @@ void Engine::leave_rest_to_leader() {
   if (sleeping_ && !ready_to_sleep()) kick();
 }
 
+class Engine::Leadership {
+ public:
+  Leadership(Engine& engine, const RequestState* awaited) : engine_(engine) {
+    engine.leading_ = true;
+    engine.ledger_.awaited_by_leader = awaited;
+  }
+  // Whatever happened: nobody could ever lead again.
+  ~Leadership() {
+    engine_.ledger_.awaited_by_leader = nullptr;
+    engine_.leading_ = false;
+    if (engine_.ledger_.sleepers > 0) engine_.ledger_.changed.notify_all();
+    if (engine_.parked_) engine_.progress_wanted_.notify_all();
+  }
+
+ private:
+  Engine& engine_;
+};
+
 // Moves bytes; sleeps until there is a reason not to, or `until`. Leaves after one round.
 void Engine::lead(Lock& lock, Time until, const RequestState* awaited) {
-  leading_ = true;
-  ledger_.awaited_by_leader = awaited;
+  const Leadership leadership(*this, awaited);
   turn_all(Communicator::any_source);
   const Time lobby_time = lobby_.wake_at();
   until = std::min({until, lobby_time, check_all_alive()});
@@ -198,12 +234,8 @@ void Engine::lead(Lock& lock, Time until, const RequestState* awaited) {
   for (int i = 0; i < count; ++i)
     handle_event(static_cast<Event>(events[i].data.u64 >> 32),
                  static_cast<int>(events[i].data.u64 & 0xffffffff));
-  if (lobby_time <= Clock::now()) lobby_.serve();
+  if (lobby_time <= Clock::now()) serve_lobby();
   if (count > 0) turn_all(me_.rank);
-  ledger_.awaited_by_leader = nullptr;
-  leading_ = false;
-  if (ledger_.sleepers > 0) ledger_.changed.notify_all();
-  if (parked_) progress_wanted_.notify_all();
 }
 
 // Returns when to come again.
@@ -224,6 +256,15 @@ Engine::Time Engine::check_all_alive() {
   return next_check_;
 }
 
+// A caller costs nobody but itself, not even where memory is short.
+void Engine::serve_lobby() {
+  try {
+    lobby_.serve();
+  } catch (const std::exception& error) {
+    lobby_.last_refusal = error.what();
+  }
+}
+
 void Engine::handle_event(Event event, int which) {
   switch (event) {
     case wake_event: {
@@ -232,7 +273,7 @@ void Engine::handle_event(Event event, int which) {
       return;
     }
     case lobby_event:
-      return lobby_.serve();
+      return serve_lobby();
     case peer_event:
       if (Connection* connection = peers_[which].live()) {
         connection->stream().on_event();
@@ -299,6 +340,7 @@ void Engine::give_way(const RequestState& request) {
 }
 
 void Engine::wait(RequestState& request, std::optional<std::chrono::milliseconds> timeout) {
+  require_here();
   // Most are done before it pays to ask a clock: that can be a system call.
   for (int i = 0; i < kLooksBeforeClock; ++i) {
     if (turns(request)) return;

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <utility>
 
 namespace dicomm::testing {
 
@@ -43,6 +44,11 @@ struct Pair {
   FakeNic* nic;
   std::uint32_t peer = 0;
   std::deque<std::pair<std::uint64_t, ibv::Piece>> receives;
+  struct Held {
+    ibv::SendRequest request;
+    ibv::Piece piece;
+  };
+  std::vector<Held> held;  // reads
 
   Queue& queue() const { return *reinterpret_cast<Queue*>(base.send_cq); }
 };
@@ -98,27 +104,39 @@ int do_read(Pair& into, const ibv::SendRequest& request) {
   return ibv::kSuccess;
 }
 
+void complete(Pair& pair, const ibv::SendRequest& request, int status) {
+  if (status == ibv::kSuccess && !(request.flags & ibv::kSignaled)) return;
+  const bool read = request.opcode == ibv::SendOpcode::rdma_read;
+  ibv::Completion done{};
+  done.id = request.id;
+  done.status = status;
+  done.opcode = read ? ibv::CompletionOpcode::rdma_read : ibv::CompletionOpcode::send;
+  done.qp_number = pair.base.number;
+  pair.queue().push(done);
+}
+
 int post_send(ibv::Qp* qp, ibv::SendRequest* request, ibv::SendRequest**) {
   const std::lock_guard held(whole);
   Pair& pair = *reinterpret_cast<Pair*>(qp);
   for (; request; request = request->next) {
     const bool read = request->opcode == ibv::SendOpcode::rdma_read;
-    const int status = read ? do_read(pair, *request) : do_send(pair, *request);
-    if (status == ibv::kSuccess && !(request->flags & ibv::kSignaled)) continue;
-    ibv::Completion done{};
-    done.id = request->id;
-    done.status = status;
-    done.opcode = read ? ibv::CompletionOpcode::rdma_read : ibv::CompletionOpcode::send;
-    done.qp_number = pair.base.number;
-    pair.queue().push(done);
+    if (!pair.nic->takes(read ? Post::read : Post::send)) return ENOMEM;
+    if (read && pair.nic->holds_reads) {
+      pair.held.push_back({*request, *request->pieces});
+      continue;
+    }
+    complete(pair, *request, read ? do_read(pair, *request) : do_send(pair, *request));
   }
   return 0;
 }
 
 int post_receive(ibv::Qp* qp, ibv::ReceiveRequest* request, ibv::ReceiveRequest**) {
   const std::lock_guard held(whole);
-  for (; request; request = request->next)
-    reinterpret_cast<Pair*>(qp)->receives.emplace_back(request->id, *request->pieces);
+  Pair& pair = *reinterpret_cast<Pair*>(qp);
+  for (; request; request = request->next) {
+    if (!pair.nic->takes(Post::receive)) return ENOMEM;
+    pair.receives.emplace_back(request->id, *request->pieces);
+  }
   return 0;
 }
 
@@ -140,6 +158,7 @@ int arm_queue(ibv::Cq* cq, int) {
 ibv::Context* open_device(ibv::Device* device) {
   auto* context = new Context{{}, reinterpret_cast<FakeNic*>(device)};
   context->base.device = device;
+  context->base.command_fd = context->base.async_fd = -1;
   context->base.operations.poll_cq = poll_queue;
   context->base.operations.req_notify_cq = arm_queue;
   context->base.operations.post_send = post_send;
@@ -229,6 +248,9 @@ int modify_pair(ibv::Qp* qp, ibv::QpAttributes* attributes, int mask) {
   auto* pair = reinterpret_cast<Pair*>(qp);
   pair->nic->connected.push_back(*attributes);
   if (mask & ibv::kDestinationQp) pair->peer = attributes->destination_qp;
+  if (attributes->state == ibv::QpState::error)
+    for (const Pair::Held& read : std::exchange(pair->held, {}))
+      complete(*pair, read.request, ibv::kFlushed);
   return 0;
 }
 
@@ -240,6 +262,18 @@ int destroy_pair(ibv::Qp* qp) {
 }
 
 }  // namespace
+
+int finish_reads() {
+  const std::lock_guard held(whole);
+  int count = 0;
+  for (auto& [number, pair] : pairs)
+    for (Pair::Held& read : std::exchange(pair->held, {})) {
+      read.request.pieces = &read.piece;
+      complete(*pair, read.request, do_read(*pair, read.request));
+      ++count;
+    }
+  return count;
+}
 
 bool deliver(std::uint32_t qp_number, const void* bytes, std::uint32_t count,
              std::optional<std::uint32_t> immediate) {

@@ -12,6 +12,8 @@
 
 namespace dicomm::testing {
 
+enum class Post { send, read, receive };
+
 struct FakeNic {
   explicit FakeNic(std::string name);
 
@@ -24,6 +26,11 @@ struct FakeNic {
   // Or it may seem to work, and return what is not there.
   std::function<bool(std::uint64_t address)> garbles = [](std::uint64_t) { return false; };
 
+  // Whether it takes the work at all.
+  std::function<bool(Post)> takes = [](Post) { return true; };
+  // Reads begin, and end only with finish_reads(), or flushed where their queue pair is closed.
+  bool holds_reads = false;
+
   int registrations = 0;                     // that are live
   std::vector<ibv::QpAttributes> connected;  // what queue pairs were told, each state change
   std::vector<std::uint32_t> reads;          // lengths of the RDMA READs it did
@@ -31,6 +38,9 @@ struct FakeNic {
 };
 
 std::shared_ptr<const ibv::Library> fake_library();
+
+// Does the reads that are held, of all NICs. How many there were.
+int finish_reads();
 
 // Puts bytes into the next receive buffer of a queue pair, as a peer's SEND does. False: it has
 // none.

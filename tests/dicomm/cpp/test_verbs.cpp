@@ -50,6 +50,22 @@ std::string refusal_of(const char* variable, const char* value) {
   return "";
 }
 
+// What arrives of bytes that are written.
+Bytes copied(Stream& writer, Stream& reader, const Bytes& from) {
+  Bytes into(from.size());
+  std::size_t written = 0, read = 0;
+  for (int turns = 0; read < from.size(); ++turns) {
+    REQUIRE(turns < 1'000'000);
+    const iovec part{const_cast<std::byte*>(from.data()) + written,
+                     std::min<std::size_t>(from.size() - written, 50'000)};
+    if (part.iov_len > 0) written += writer.write(&part, 1);
+    read += reader.read(into.data() + read, into.size() - read);
+    std::byte none;
+    CHECK(writer.read(&none, 1) == 0);  // hears what was consumed
+  }
+  return into;
+}
+
 // The right side's memory read into the left side's; what the pull threw, or "".
 std::string pull_with(Wire& wire, const MemoryKeys& keys, std::span<const std::byte> from,
                       Bytes& into) {
@@ -274,6 +290,88 @@ TEST_CASE("two rails share a long message, and one finishes it where the other f
   }
 }
 
+TEST_CASE("a device that takes no more work loses its rail, not the connection") {
+  for (const Post kind : {Post::send, Post::read, Post::receive}) {
+    for (const int before : {0, 1, 7}) {
+      FakeNic left0("left0"), left1("left1"), right0("right0"), right1("right1");
+      Wire wire(fake_rails({&left0, &left1}, 1), fake_rails({&right0, &right1}, 2));
+      for (FakeNic* nic : {&left0, &right0})
+        nic->takes = [kind, left = before](Post post) mutable {
+          return post != kind || left-- > 0;
+        };
+      words_on_stderr([&] {
+        const Bytes from = payload(2 << 20, 21);
+        CHECK(copied(*wire.left, *wire.right, from) == from);
+        CHECK(copied(*wire.right, *wire.left, from) == from);
+        const Bytes long_one = payload(20 << 20, 22);
+        Bytes into(long_one.size());
+        CHECK(pull_over(wire, long_one, into) == "");
+        CHECK(into == long_one);
+      });
+      const auto rails = wire.left->describe().rails;
+      CHECK_FALSE(rails[0].up);
+      CHECK(rails[1].up);
+    }
+  }
+}
+
+TEST_CASE("a device that takes no work at all is an error with a reason") {
+  for (const bool from_the_start : {false, true}) {
+    FakeNic left("left"), right("right");
+    const auto refuse = [](Post post) { return post != Post::send; };
+    if (from_the_start) left.takes = refuse;
+    Wire wire(fake_rails({&left}, 1), fake_rails({&right}, 2));
+    left.takes = refuse;
+    std::string reason;
+    try {
+      const Bytes from = payload(1000, 22);
+      copied(*wire.left, *wire.right, from);
+    } catch (const StreamEnd& end) {
+      reason = end.reason;
+    }
+    CHECK(contains(reason, "its device took no more work"));
+  }
+  FakeNic left("left"), right("right");
+  const auto left_rails = fake_rails({&left}, 1), right_rails = fake_rails({&right}, 2);
+  left.takes = [](Post post) { return post != Post::receive; };
+  CHECK_THROWS_WITH_AS(verbs::Endpoint(left_rails, right_rails->published()),
+                       doctest::Contains("no more receive buffers"), Error);
+}
+
+TEST_CASE("an abandoned pull is over only when no device can write any more") {
+  FakeNic left("left"), right("right");
+  const auto left_rails = fake_rails({&left}, 1), right_rails = fake_rails({&right}, 2);
+  verbs::Endpoint ours(left_rails, right_rails->published());
+  verbs::Endpoint theirs(right_rails, left_rails->published());
+  const std::uint32_t number = ours.card().rail[0].qp_number;
+  theirs.connect(ours.card());
+  ours.connect(theirs.card());
+  int both[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) == 0);
+  const auto right_stream = theirs.stream(Fd(both[0]), false);
+  const auto stream = ours.stream(Fd(both[1]), true);
+  std::byte byte;
+  CHECK(right_stream->read(&byte, 1) == 0);  // each hears of the other
+  CHECK(stream->read(&byte, 1) == 0);
+  right_stream->prepare_sleep(false);
+  const iovec one{&byte, 1};
+  CHECK(right_stream->write(&one, 1) == 1);
+  CHECK(stream->read(&byte, 1) == 1);
+  left.holds_reads = true;
+  const Bytes from = payload(1 << 20, 23);
+  Bytes into(from.size());
+  Pull pull{1, into.data(), reinterpret_cast<std::uint64_t>(from.data()), from.size(),
+            right_stream->expose(1, from.data(), from.size())};
+  REQUIRE(stream->can_pull(pull));
+  REQUIRE(stream->pull(pull));
+  CHECK_FALSE(stream->abandon(pull));
+  // The peer says nonsense: the stream is over, and nobody polls it any more.
+  REQUIRE(deliver(number, "words", 5));
+  CHECK(stream->abandon(pull));
+  CHECK(finish_reads() == 0);
+  CHECK(into == Bytes(from.size()));
+}
+
 TEST_CASE("memory that a device cannot register is not offered to it") {
   FakeNic left("left"), right("right");
   Wire wire(fake_rails({&left}, 1), fake_rails({&right}, 2));
@@ -344,17 +442,6 @@ TEST_CASE("bytes written on one side are read on the other, in order") {
   const Bytes from = payload(3 << 20, 5);
   for (const auto& [writer, reader] : {std::pair(wire.left.get(), wire.right.get()),
                                        std::pair(wire.right.get(), wire.left.get())}) {
-    Bytes into(from.size());
-    std::size_t written = 0, read = 0;
-    for (int turns = 0; read < from.size(); ++turns) {
-      REQUIRE(turns < 1'000'000);
-      const iovec part{const_cast<std::byte*>(from.data()) + written,
-                       std::min<std::size_t>(from.size() - written, 50'000)};
-      if (part.iov_len > 0) written += writer->write(&part, 1);
-      read += reader->read(into.data() + read, into.size() - read);
-      std::byte none;
-      CHECK(writer->read(&none, 1) == 0);  // hears what was consumed
-    }
-    CHECK(into == from);
+    CHECK(copied(*writer, *reader, from) == from);
   }
 }

@@ -238,6 +238,7 @@ std::unique_ptr<Stream> shm_stream(Fd socket, Fd segment, bool owner) {
   void* memory =
       ::mmap(nullptr, kSegmentBytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment.get(), 0);
   if (memory == MAP_FAILED) throw Error(text("cannot map shared memory: ", system_error(errno)));
+  ::madvise(memory, kSegmentBytes, MADV_DONTFORK);
   return std::make_unique<ShmStream>(std::move(socket), static_cast<Ring*>(memory), owner);
 }
 

@@ -57,8 +57,11 @@ std::uint8_t at_most_255(int value) { return static_cast<std::uint8_t>(std::clam
 CmMeeting::CmMeeting(std::shared_ptr<const cm::Library> library) : library_(std::move(library)) {
   cm::Channel* channel = library_->create_event_channel();
   if (!channel) throw Error(text("rdma_cm cannot be used: ", system_error(errno)));
-  channel_ = {channel,
-              [library = library_](cm::Channel* old) { library->destroy_event_channel(old); }};
+  auto fd = std::make_shared<ClosedInChildren>(channel->fd);
+  channel_ = {channel, [library = library_, fd](cm::Channel* old) mutable {
+                fd.reset();
+                library->destroy_event_channel(old);
+              }};
   ::fcntl(channel->fd, F_SETFL, ::fcntl(channel->fd, F_GETFL) | O_NONBLOCK);
 }
 

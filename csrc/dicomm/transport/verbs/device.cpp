@@ -23,9 +23,13 @@ Device::Device(std::shared_ptr<const ibv::Library> library, ibv::Device* device)
     library_->close_device(context_);
     throw Error(text("cannot use ", name_, ": ", system_error(error)));
   }
+  if (context_->command_fd >= 0) commands_.emplace(context_->command_fd);
+  if (context_->async_fd >= 0) events_.emplace(context_->async_fd);
 }
 
 Device::~Device() {
+  commands_.reset();
+  events_.reset();
   library_->dealloc_pd(pd_);
   library_->close_device(context_);
 }

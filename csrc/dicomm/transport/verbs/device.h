@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/fork.h"
 #include "transport/verbs/cm_library.h"
 #include "transport/verbs/gids.h"
 #include "transport/verbs/library.h"
@@ -34,6 +36,7 @@ class Device final : public Registrar {
   std::shared_ptr<const ibv::Library> library_;
   std::string name_;
   ibv::Context* context_ = nullptr;
+  std::optional<ClosedInChildren> commands_, events_;
   ibv::Pd* pd_ = nullptr;
   ibv::DeviceAttributes attributes_{};
 };

@@ -57,9 +57,8 @@ void VerbsStream::send_again() {
   post_slots(first, count);
 }
 
-void VerbsStream::give_up_rails() {
-  if (on_socket_) return;
-  on_socket_ = true;
+// Nothing of the peer's reads or writes memory here from now on, nor do reads of ours.
+void VerbsStream::close_rails() {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     if (!links_[i]) continue;
     links_[i]->pair.close();
@@ -67,6 +66,12 @@ void VerbsStream::give_up_rails() {
     links_[i]->reads = 0;
   }
   rail_ = kNone;
+}
+
+void VerbsStream::give_up_rails() {
+  if (on_socket_) return;
+  on_socket_ = true;
+  close_rails();
   reads_.clear();
   readings_.clear();
   send_again();

@@ -1,5 +1,7 @@
 #include "transport/verbs/library.h"
 
+#include <cstdio>
+
 #include "transport/verbs/loading.h"
 
 namespace dicomm::ibv {
@@ -10,6 +12,7 @@ std::shared_ptr<const Library> Library::load(const std::string& file) {
   const auto find = [&](const char* name, auto*& function, const char* version = "IBVERBS_1.1") {
     find_function(library, file, name, version, function);
   };
+  find("ibv_fork_init", functions->fork_init);
   find("ibv_get_device_list", functions->get_device_list);
   find("ibv_free_device_list", functions->free_device_list);
   find("ibv_get_device_name", functions->get_device_name);
@@ -33,6 +36,11 @@ std::shared_ptr<const Library> Library::load(const std::string& file) {
   find("ibv_wc_status_str", functions->wc_status_str);
   functions->reg_dmabuf_mr = reinterpret_cast<decltype(functions->reg_dmabuf_mr)>(
       ::dlvsym(library, "ibv_reg_dmabuf_mr", "IBVERBS_1.12"));
+  // Before anything is registered: else, with older kernels, a fork takes registered pages from
+  // under the device. Newer ones need nothing, and say so by 0.
+  if (const int error = functions->fork_init())
+    std::fprintf(stderr, "dicomm: a rank that forks may lose what RDMA receives: %s\n",
+                 system_error(error).c_str());
   return functions;
 }
 

@@ -13,6 +13,7 @@ struct Library {
   // threads and handlers.
   static std::shared_ptr<const Library> load(const std::string& file);
 
+  int (*fork_init)();
   Device** (*get_device_list)(int* count);
   void (*free_device_list)(Device**);
   const char* (*get_device_name)(Device*);

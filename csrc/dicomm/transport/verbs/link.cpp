@@ -26,6 +26,8 @@ SlotMemory::SlotMemory(std::size_t bytes, const Rails& rails) : bytes_(bytes) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED)
     throw Error(text("no ", bytes, " bytes for message buffers: ", system_error(errno)));
+  // Devices write here behind the processor's back: a fork must not move the pages.
+  ::madvise(memory, bytes, MADV_DONTFORK);
   data_ = static_cast<std::byte*>(memory);
   registration_ =
       Registration::make({reinterpret_cast<std::uint64_t>(memory), bytes}, registrars(rails));

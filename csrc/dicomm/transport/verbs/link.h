@@ -56,7 +56,7 @@ class Link {
   std::byte* received(std::uint32_t buffer) const {
     return receive_memory_.data() + std::size_t{buffer} * (kFrontRoom + kSlotBytes) + kFrontRoom;
   }
-  // A receive buffer was read; the device gets it back, a few at a time.
+  // A receive buffer was read; the device gets it back, a few at a time. Throws RailError.
   void give_back(std::uint32_t buffer);
   std::string describe() const;
 

@@ -7,7 +7,6 @@
 #include <bit>
 #include <cerrno>
 
-#include "core/stream.h"
 #include "core/text.h"
 
 namespace dicomm::verbs {
@@ -26,6 +25,7 @@ QueuePair::QueuePair(const Rail& rail, const Settings& settings, const QueueDept
   const Device& device = *rail.device;
   channel_ = library_.create_comp_channel(device.context());
   if (channel_) {
+    channel_fd_.emplace(channel_->fd);
     ::fcntl(channel_->fd, F_SETFL, ::fcntl(channel_->fd, F_GETFL) | O_NONBLOCK);
     cq_ = library_.create_cq(device.context(), static_cast<int>(depths.sends + depths.receives),
                              nullptr, channel_, 0);
@@ -67,6 +67,7 @@ QueuePair::~QueuePair() { reset(); }
 void QueuePair::reset() {
   destroy();
   if (cq_) library_.destroy_cq(cq_);
+  channel_fd_.reset();
   if (channel_) library_.destroy_comp_channel(channel_);
 }
 
@@ -161,12 +162,12 @@ void QueuePair::connect(const RailCard& theirs, const ibv::QpAttributes& route) 
 
 void QueuePair::post(ibv::SendRequest* first) {
   if (const int error = ibv::post(qp_, first))
-    throw StreamEnd{text("cannot post to ", rail_.describe(), ": ", system_error(error))};
+    throw RailError(text("its device took no more work: ", system_error(error)));
 }
 
 void QueuePair::post(ibv::ReceiveRequest* first) {
   if (const int error = ibv::post(qp_, first))
-    throw StreamEnd{text("cannot post a receive to ", rail_.describe(), ": ", system_error(error))};
+    throw RailError(text("its device took no more receive buffers: ", system_error(error)));
 }
 
 void QueuePair::arm() {

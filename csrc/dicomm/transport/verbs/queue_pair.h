@@ -2,12 +2,20 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "core/fork.h"
 #include "transport/verbs/device.h"
 #include "transport/verbs/wire.h"
 
 namespace dicomm::verbs {
+
+// A device takes no more work on a rail: that rail is lost.
+class RailError : public Error {
+ public:
+  using Error::Error;
+};
 
 struct QueueDepths {
   std::uint32_t sends;
@@ -34,8 +42,8 @@ class QueuePair {
   bool closed() const { return closed_; }
   void destroy();  // the surer way, which may take long
 
-  void post(ibv::SendRequest* first);     // throws StreamEnd
-  void post(ibv::ReceiveRequest* first);  // throws StreamEnd
+  void post(ibv::SendRequest* first);     // throws RailError
+  void post(ibv::ReceiveRequest* first);  // throws RailError
   int poll(ibv::Completion* completions, int count) { return ibv::poll(cq_, count, completions); }
 
   // The descriptor turns readable at the first completion after arm().
@@ -58,6 +66,7 @@ class QueuePair {
   const Settings& settings_;
   const ibv::Library& library_;
   ibv::Channel* channel_ = nullptr;
+  std::optional<ClosedInChildren> channel_fd_;
   ibv::Cq* cq_ = nullptr;
   ibv::Qp* qp_ = nullptr;
   std::uint32_t psn_ = 0;

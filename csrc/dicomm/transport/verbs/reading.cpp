@@ -71,7 +71,7 @@ bool VerbsStream::pull(Pull& pull) {
   if (found == readings_.end()) throw StreamEnd{"it withdrew a message's memory"};
   Reading& reading = found->second;
   for (int rail; !reading.to_do.empty() && (rail = rail_for(reading)) != kNone;)
-    start_read(pull.id, reading, rail);
+    if (!start_read(pull.id, reading, rail)) return this->pull(pull);  // over the rails left
   if (!reading.to_do.empty() || reading.under_way > 0) return true;
   pull.moved = pull.bytes;
   readings_.erase(found);
@@ -92,7 +92,8 @@ int VerbsStream::rail_for(const Reading& reading) const {
   return best;
 }
 
-void VerbsStream::start_read(std::uint64_t id, Reading& reading, int rail) {
+// False: the rail failed, and with the last one `reading` may be gone, too.
+bool VerbsStream::start_read(std::uint64_t id, Reading& reading, int rail) {
   Link& link = *links_[rail];
   const Chunk chunk = reading.to_do.front();
   ibv::Piece piece{reinterpret_cast<std::uint64_t>(reading.pull.data) + chunk.offset, chunk.bytes,
@@ -105,11 +106,17 @@ void VerbsStream::start_read(std::uint64_t id, Reading& reading, int rail) {
   request.flags = ibv::kSignaled;
   request.remote_address = reading.pull.address + chunk.offset;
   request.rkey = reading.pull.keys[rail];
-  link.pair.post(&request);
+  try {
+    link.pair.post(&request);
+  } catch (const RailError& error) {
+    fail(rail, error.what());
+    return false;
+  }
   reading.to_do.pop_front();
   ++reading.under_way;
   ++link.reads;
   reads_.emplace(next_read_++, Read{id, chunk, rail});
+  return true;
 }
 
 void VerbsStream::read_done(std::uint64_t number) {
@@ -170,8 +177,14 @@ bool VerbsStream::abandon(Pull& pull) {
   found->second.given_up = true;
   found->second.to_do.clear();
   progress();
-  if (found->second.under_way > 0 && !end_ && !on_socket_) return false;
-  readings_.erase(pull.id);
+  const auto left = readings_.find(pull.id);
+  if (left == readings_.end()) return true;
+  if (left->second.under_way > 0) {
+    if (!end_) return false;
+    close_rails();  // nobody asks any more what ended
+    reads_.clear();
+  }
+  readings_.erase(left);
   return true;
 }
 

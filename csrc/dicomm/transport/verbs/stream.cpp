@@ -49,10 +49,14 @@ VerbsStream::VerbsStream(std::shared_ptr<Rails> rails, Links links, Fd socket, c
   for (std::size_t i = 0; i < links_.size(); ++i)
     if (links_[i]) watch(epoll_, links_[i]->pair.fd(), static_cast<int>(i));
   if (!dialler) return;
-  for (std::size_t i = 0; i < links_.size(); ++i) {
-    if (!links_[i]) continue;
-    links_[i]->heard = true;
-    send_empty(static_cast<int>(i));
+  try {
+    for (std::size_t i = 0; i < links_.size(); ++i) {
+      if (!links_[i]) continue;
+      links_[i]->heard = true;
+      send_empty(static_cast<int>(i));
+    }
+  } catch (const StreamEnd& end) {
+    end_ = end;
   }
 }
 
@@ -153,7 +157,13 @@ void VerbsStream::post_slots(std::uint32_t first, std::uint32_t count) {
       link.unsignaled = 0;
     }
   }
-  if (!on_socket_) links_[rail_]->pair.post(requests);
+  if (on_socket_) return;
+  const int rail = rail_;
+  try {
+    links_[rail]->pair.post(requests);
+  } catch (const RailError& error) {
+    fail(rail, error.what());  // the slots go out again, on another
+  }
 }
 
 void VerbsStream::send_empty(int rail, bool signaled) {
@@ -179,7 +189,11 @@ void VerbsStream::send_empty(int rail, bool signaled) {
     request.flags |= ibv::kSignaled;
     link.unsignaled = 0;
   }
-  link.pair.post(&request);
+  try {
+    link.pair.post(&request);
+  } catch (const RailError& error) {
+    fail(rail, error.what());
+  }
 }
 
 // Collects what ended on every rail, and does what follows from it.
@@ -209,10 +223,12 @@ void VerbsStream::poll_rail(int rail) {
   int count;
   do {
     count = links_[rail]->pair.poll(completions, 16);
+    if (count < 0) return fail(rail, "its device does not tell what became of its work");
     for (int i = 0; i < count; ++i) {
       if (completions[i].status != ibv::kSuccess)
         return failed(rail, std::span(completions + i, completions + count));
       completed(rail, completions[i]);
+      if (!links_[rail]->up()) return;  // what came after will come again, on another
     }
   } while (count == 16);
 }
@@ -266,10 +282,7 @@ void VerbsStream::arrive(int rail, std::uint32_t buffer, const std::byte* slot, 
   heard(rail, header);
   Arrived arrived{rail, buffer, slot + sizeof header, bytes - sizeof header, std::move(owned)};
   Link* link = rail == kNone ? nullptr : links_[rail].get();
-  if (arrived.bytes == 0) {
-    if (link) link->give_back(buffer);
-    return;
-  }
+  if (arrived.bytes == 0) return give_back(rail, buffer);
   if (link) rail_in_ = rail;
   if (header.sequence == expected_) {
     if (arrived_.size() == kSlots) throw StreamEnd{"it sent a malformed slot (over its window)"};
@@ -280,10 +293,8 @@ void VerbsStream::arrive(int rail, std::uint32_t buffer, const std::byte* slot, 
   if (static_cast<std::int32_t>(header.sequence - expected_) > 0)
     throw StreamEnd{"it sent a malformed slot (one before is missing)"};
   announce_ = true;  // a double, after a rail failed
-  if (link) {
-    ++link->consumed;
-    link->give_back(buffer);
-  }
+  if (link) ++link->consumed;
+  give_back(rail, buffer);
 }
 
 // What a slot says besides its bytes.
@@ -316,19 +327,29 @@ std::size_t VerbsStream::read(void* data, std::size_t bytes) {
   std::memcpy(data, slot.data, taken);
   slot.data += taken;
   slot.bytes -= taken;
-  if (slot.bytes == 0) {
+  if (slot.bytes > 0) return taken;
+  try {
     consumed(slot);
-    arrived_.pop_front();
+  } catch (const StreamEnd& end) {  // what was read before counts
+    end_ = end;
   }
+  arrived_.pop_front();
   return taken;
 }
 
-void VerbsStream::consumed(Arrived& slot) {
+void VerbsStream::consumed(const Arrived& slot) {
   ++consumed_;
-  if (slot.rail == kNone) return;
-  Link& link = *links_[slot.rail];
-  ++link.consumed;
-  link.give_back(slot.buffer);
+  if (slot.rail != kNone) ++links_[slot.rail]->consumed;
+  give_back(slot.rail, slot.buffer);
+}
+
+void VerbsStream::give_back(int rail, std::uint32_t buffer) {
+  if (rail == kNone) return;
+  try {
+    links_[rail]->give_back(buffer);
+  } catch (const RailError& error) {
+    fail(rail, error.what());
+  }
 }
 
 void VerbsStream::on_event() {
@@ -376,6 +397,7 @@ void VerbsStream::finish() {
       if (!links_[rail_]->has_send_room()) return;
       last_sent_ = true;
       send_empty(rail_, true);
+      if (!last_sent_) return;  // the rail failed: it goes out on another
     }
     if (links_[rail_]->sends_completed != links_[rail_]->sends_posted) return;
   }

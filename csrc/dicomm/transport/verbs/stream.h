@@ -81,7 +81,8 @@ class VerbsStream final : public Stream {
   void arrive(int rail, std::uint32_t buffer, const std::byte* slot, std::size_t bytes,
               std::unique_ptr<std::byte[]> owned = nullptr);
   void heard(int rail, const SlotHeader& header);
-  void consumed(Arrived& slot);
+  void consumed(const Arrived& slot);
+  void give_back(int rail, std::uint32_t buffer);
   bool can_write() const;
   void post_slots(std::uint32_t first, std::uint32_t count);
   void send_empty(int rail, bool signaled = false);
@@ -95,13 +96,14 @@ class VerbsStream final : public Stream {
   // reading.cpp
   bool reaches(const Pull& pull, const Registration& into, std::size_t rail) const;
   int rail_for(const Reading& reading) const;
-  void start_read(std::uint64_t id, Reading& reading, int rail);
+  bool start_read(std::uint64_t id, Reading& reading, int rail);
   void read_done(std::uint64_t slot);
   void await_reads(int rail);
   void reissue_reads(int rail);
 
   // failover.cpp
   void fail(int rail, const std::string& reason);
+  void close_rails();
   void give_up_rails();
   void all_failed();
   void send_again();

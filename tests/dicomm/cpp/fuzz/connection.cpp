@@ -113,6 +113,7 @@ class Session {
         return hear_frame();
       case 5: {
         const auto words = input_.ConsumeRandomLengthString(200);
+        in_step_ = false;
         return stream_->say(words.data(), words.size());
       }
       case 6:
@@ -146,6 +147,8 @@ class Session {
         for (const auto& call : calls_)
           if (!call->request.done) ledger_.fail(call->request, Outcome::aborted, "gone");
         return forget_finished();
+      case 4:
+        return flood();
       default:
         return;
     }
@@ -175,6 +178,30 @@ class Session {
 
   void send() { connection_.send_message(add(true, 1)); }
 
+  // More than a peer may send of what nobody receives: it has to be cut off. Where the peer was in
+  // the midst of something else, this may be its payload.
+  void flood() {
+    constexpr std::uint64_t lengths[] = {0, 1, 1000, 70'000};
+    FrameHeader header;
+    header.tag = 77;
+    header.bytes = input_.PickValueInArray(lengths);
+    header.kind = FrameKind::eager;
+    std::size_t count = kCreditBytes / (header.bytes + kMessageOverheadBytes) + 1;
+    if (input_.ConsumeIntegralInRange<int>(0, 100) == 7) {  // takes longer
+      header.kind = FrameKind::offer;
+      header.is_long = 1;
+      count = kMaxOffers + 1;
+    }
+    const std::string payload(header.payload_bytes(), 'p');
+    for (header.id = 1000; header.id < 1000 + count; ++header.id) {
+      stream_->say(&header, header.header_bytes());
+      stream_->say(payload.data(), payload.size());
+    }
+    while (connection_.receive()) {
+    }
+    expect(!in_step_ || connection_.has_left());
+  }
+
   void hear_frame() {
     FrameHeader header;
     header.kind = static_cast<FrameKind>(input_.ConsumeIntegralInRange<int>(0, 10));
@@ -186,6 +213,7 @@ class Session {
     stream_->say(&header, header.header_bytes());
     const std::size_t payload = std::min<std::uint64_t>(header.payload_bytes(), 2 << 20);
     const std::string words(input_.ConsumeBool() ? payload : payload / 2, 'p');
+    if (words.size() < header.payload_bytes()) in_step_ = false;
     stream_->say(words.data(), words.size());
   }
 
@@ -221,6 +249,7 @@ class Session {
   std::vector<std::unique_ptr<Call>> calls_;
   FuzzedStream* stream_;
   Connection connection_;
+  bool in_step_ = true;  // the peer said whole frames so far
 };
 
 }  // namespace

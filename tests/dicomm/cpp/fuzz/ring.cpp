@@ -1,6 +1,7 @@
 // Shared memory whose other side writes anything into it: counters, flags, bytes.
 #include "transport/shm/ring.h"
 
+#include <fcntl.h>
 #include <fuzzer/FuzzedDataProvider.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -91,11 +92,36 @@ void use(FuzzedDataProvider& input, Segment& segment, Stream& stream, const Fd& 
   }
 }
 
+// A segment that the peer made: whatever is mapped must stay there.
+void take_strange_segment(FuzzedDataProvider& input) {
+  static const std::size_t right_bytes = 2 * sizeof(Ring);
+  Fd segment(::memfd_create("strange", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const auto bytes =
+      input.ConsumeBool() ? right_bytes : input.ConsumeIntegralInRange<std::size_t>(0, 1 << 20);
+  if (!segment || ::ftruncate(segment.get(), static_cast<off_t>(bytes)) != 0) std::abort();
+  ::fcntl(segment.get(), F_ADD_SEALS, input.ConsumeIntegralInRange<int>(0, 31));
+  const Fd peers(::dup(segment.get()));
+  int both[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) != 0) std::abort();
+  const Fd socket(both[1]);
+  try {
+    const auto stream = shm_stream(Fd(both[0]), std::move(segment), input.ConsumeBool());
+    if (bytes != right_bytes || ::ftruncate(peers.get(), 0) == 0) std::abort();
+    std::byte byte{};
+    stream->read(&byte, 1);
+  } catch (const Error&) {
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
   static Segment segment;
   FuzzedDataProvider input(data, bytes);
+  if (input.ConsumeIntegralInRange<int>(0, 100) == 7) {
+    take_strange_segment(input);
+    return 0;
+  }
   segment.reset();
   int both[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) != 0) std::abort();
