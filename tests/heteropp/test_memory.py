@@ -43,26 +43,29 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 EVERYDAY = (
     ("two stages", "1f1b"),
-    ("figure 8", "zb-h1"),
     ("micro-batch 4, 1", "chimera"),
     ("two pipelines", "interleaved-1f1b"),
-    ("three pipelines", "1f1b"),
-    ("three pipelines", "chimera"),
     ("mixed chips", "zb-v"),
     ("offload", "gpipe"),
-    ("offload", "zb-v"),
-    ("sequence parallel, dropout", "interleaved-1f1b"),
     ("sequence parallel, dropout", "zb-h1"),
-    ("selective recompute", "gpipe"),
     ("ZeRO-2", "zb-v"),
 )
-ON_CI = (1, 4)  # turns
+LONG = (
+    ("figure 8", "zb-h1"),
+    ("three pipelines", "1f1b"),
+    ("three pipelines", "chimera"),
+    ("offload", "zb-v"),
+    ("sequence parallel, dropout", "interleaved-1f1b"),
+    ("selective recompute", "gpipe"),
+)
+ON_CI = (1, 4)  # turns, besides
 
 
 def marks(layout: str, schedule: Schedule) -> tuple[pytest.MarkDecorator, ...]:
     if (layout, schedule) in EVERYDAY:
         return ()
-    return (pytest.mark.long if turn(layout, schedule) in ON_CI else pytest.mark.exhaustive,)
+    on_ci = (layout, schedule) in LONG or turn(layout, schedule) in ON_CI
+    return (pytest.mark.long if on_ci else pytest.mark.exhaustive,)
 
 
 def check(ranks: Ranks, plan: Plan) -> None:

@@ -71,8 +71,15 @@ def test_every_layout_in_float32(ranks: Ranks, layout: str) -> None:
     check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float32"])
 
 
-@pytest.mark.parametrize("layout", EXACT)
-@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s != "chimera"])
+@pytest.mark.parametrize(
+    ("schedule", "layout"),
+    [
+        pytest.param(schedule, layout, marks=pytest.mark.long if (s + e) % 2 else ())
+        for e, layout in enumerate(EXACT)
+        for s, schedule in enumerate(SCHEDULES)
+        if schedule != "chimera"
+    ],
+)
 def test_ranks_alone_equal_the_plain_loop_bit_for_bit(
     ranks: Ranks, schedule: Schedule, layout: str
 ) -> None:
@@ -104,7 +111,10 @@ def test_300_steps(ranks: Ranks) -> None:
     assert sum(abs(a / b - 1) for a, b in pairs) / 300 <= 1e-5
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule",
+    [pytest.param(s, marks=pytest.mark.long if i % 2 else ()) for i, s in enumerate(SCHEDULES)],
+)
 def test_a_layer_runs_once_more_for_each_micro_batch_where_it_is_recomputed(
     ranks: Ranks, schedule: Schedule
 ) -> None:
