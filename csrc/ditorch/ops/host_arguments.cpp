@@ -143,6 +143,10 @@ HostArguments::Bytes HostArguments::written_to(const c10::Storage& host) const {
 }
 
 void HostArguments::write_back() {
+  if (std::none_of(tensors_.begin(), tensors_.end(),
+                   [](const auto& known) { return known.written; })) {
+    return;
+  }
   for (auto& storages : storages_) {
     staged_ ? write_back_staged(storages) : write_back_aliased(storages);
   }

@@ -106,7 +106,10 @@ void run_on_host(const c10::OperatorHandle& handle, const Operator& op, c10::Dev
     }
     RandomNumbers numbers(op, device, op.generator ? &(*stack)[first + *op.generator] : nullptr);
     const auto outputs = host.results_on_chip();
-    at::DisableRecordFunctionGuard unseen;  // by profilers: one operator, however it is computed
+    // Profilers see one operator, however it is computed. The guard costs as much as the kernel of
+    // a small tensor, so it stands only where somebody looks.
+    std::optional<at::DisableRecordFunctionGuard> unseen;
+    if (at::hasCallbacks()) unseen.emplace();
     op.host_kernel(handle, stack);
   }
   host.write_back();

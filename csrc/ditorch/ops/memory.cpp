@@ -1,5 +1,6 @@
 #include "ops/memory.h"
 
+#include <ATen/Dispatch_v2.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -7,12 +8,14 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/item.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
+
+#include <cstddef>
+#include <cstring>
 
 #include "ops/charge.h"
 #include "ops/host_arguments.h"
@@ -210,10 +213,21 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destin
   return copy(target, self, false);
 }
 
+// The one element, straight into the host's memory: no tensor is made on the way.
 at::Scalar read_scalar(const at::Tensor& self) {
-  auto value = empty_on_host({}, self.scalar_type());
-  copy_back(value, self.reshape(c10::IntArrayRef{}));
-  return value.item();
+  const auto element = self.resolve_conj().resolve_neg();
+  alignas(c10::complex<double>) std::byte value[sizeof(c10::complex<double>)];
+  copy_to_host(element.device().index(), value, element.const_data_ptr(), element.element_size());
+  at::Scalar scalar;
+  AT_DISPATCH_V2(element.scalar_type(), "item", AT_WRAP([&] {
+                   scalar_t typed;
+                   std::memcpy(&typed, value, sizeof typed);
+                   scalar = typed;
+                 }),
+                 AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX), AT_EXPAND(AT_FLOAT8_TYPES),
+                 AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kComplexHalf, at::kHalf, at::kBFloat16,
+                 at::kBool);
+  return scalar;
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "ops/operator.h"
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -67,6 +69,11 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
   const auto& qualified = schema.name();
   auto colon = qualified.rfind(':');
   op->name = colon == std::string::npos ? qualified : qualified.substr(colon + 1);
+  // A structured operator is one computation in all its forms, so add_ counts as add.
+  if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) &&
+      op->name.ends_with('_')) {
+    op->name.pop_back();
+  }
 
   op->is_view = is_view(handle);
   op->writes = find_writes(schema, op->name);
@@ -98,6 +105,20 @@ std::map<std::string, uint64_t> count(std::atomic<uint64_t> Operator::* runs) {
 thread_local constinit uint64_t host_runs_here = 0;
 
 Operator& Operator::of(const c10::OperatorHandle& handle) {
+  // Programs launch the same few operators again and again: those need no lock.
+  struct Recent {
+    const c10::FunctionSchema* schema;
+    Operator* op;
+  };
+  constexpr size_t kRecent = 256;
+  thread_local constinit std::array<Recent, kRecent> recent{};
+  const auto* key = &handle.schema();
+  auto& slot = recent[std::hash<const void*>{}(key) / alignof(c10::FunctionSchema) % kRecent];
+  if (slot.schema != key) slot = {key, &find(handle)};
+  return *slot.op;
+}
+
+Operator& Operator::find(const c10::OperatorHandle& handle) {
   auto& all = registry();
   const auto* key = &handle.schema();
   {

@@ -34,6 +34,9 @@ struct Operator {
   std::atomic<uint64_t> chip_runs{0};  // the vendor's kernel computed it
 
   static Operator& of(const c10::OperatorHandle& handle);
+
+ private:
+  static Operator& find(const c10::OperatorHandle& handle);
 };
 
 // How often the host computed each operator since the last reset, by name; no zeros.

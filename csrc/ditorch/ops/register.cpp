@@ -26,6 +26,8 @@ torch::Library& new_library(const char* name, c10::DispatchKey key) {
 // Operators that torch would otherwise take apart before they reach the fallback, although they are
 // one operator: those the CPU has a kernel for (so that a chip gives what the CPU gives), a step of
 // an optimizer over a list of tensors (one launch on real chips), and what the chip's kernel fuses.
+// Structured operators work out the result's shape first and then call their .out form, which is
+// only of use where the vendor has a kernel for that form: the host's kernel would do it again.
 bool is_whole(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   const auto& [name, overload] = op.operator_name();
@@ -35,7 +37,9 @@ bool is_whole(const c10::OperatorHandle& op) {
   if (name == "aten::convolution_backward_overrideable") return overload.empty();
   if (name == "aten::mode" || name == "aten::conj_physical_") return true;  // CPU's, but composite
   return op.hasKernelForDispatchKey(DispatchKey::CPU) &&
-         (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
+         ((op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) &&
+           !vendor_may_compute(name)) ||
+          op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
           op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
 }
 

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <string_view>
 
 #include "ops/charge.h"
 #include "ops/host_arguments.h"
@@ -332,11 +333,9 @@ const ditorch_tensor_accessors kAccessors = {
     [](const ditorch_tensor* tensor) { return of_handle(tensor).strides().data(); },
 };
 
-}  // namespace
-
 // Functional and in-place forms reach their .out form with memory already allocated, except for
 // the normalisations, which have none.
-VendorKernel find_vendor_kernel(const std::string& qualified_name, const std::string& overload) {
+const std::map<std::string, VendorKernel>& kernels() {
   using Table = ditorch_operators;
   static const std::map<std::string, VendorKernel> kernels = {
       {"aten::mm.out", matmul_out},
@@ -354,9 +353,24 @@ VendorKernel find_vendor_kernel(const std::string& qualified_name, const std::st
       {"aten::sum.IntList_out", reduce_out<&Table::sum>},
       {"aten::mean.out", reduce_out<&Table::mean>},
   };
+  return kernels;
+}
+
+}  // namespace
+
+VendorKernel find_vendor_kernel(const std::string& qualified_name, const std::string& overload) {
   if (!vendor().operators) return nullptr;
-  auto found = kernels.find(overload.empty() ? qualified_name : qualified_name + "." + overload);
-  return found == kernels.end() ? nullptr : found->second;
+  auto found = kernels().find(overload.empty() ? qualified_name : qualified_name + "." + overload);
+  return found == kernels().end() ? nullptr : found->second;
+}
+
+bool vendor_may_compute(std::string_view qualified_name) {
+  if (qualified_name.ends_with('_')) qualified_name.remove_suffix(1);
+  return vendor().operators &&
+         std::any_of(kernels().begin(), kernels().end(), [&](const auto& kernel) {
+           const std::string_view name = kernel.first;
+           return name.substr(0, name.find('.')) == qualified_name;
+         });
 }
 
 bool vendor_has_rms_norm() {

@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/vendor.h"
@@ -19,6 +20,10 @@ using VendorKernel = ditorch_status (*)(const ditorch_context& context,
 
 // The kernel of an operator, or null if the vendor has none.
 VendorKernel find_vendor_kernel(const std::string& qualified_name, const std::string& overload);
+
+// Whether the vendor's library has a kernel for some form of the operator: functional, in place or
+// .out. Whether the chip at hand takes part shows only when it is called.
+bool vendor_may_compute(std::string_view qualified_name);
 
 // Whether the chip has an rms_norm of its own: asked with a small tensor, as only the call can
 // tell. The CPU composes rms_norm from other operators; a chip without the kernel does the same, so

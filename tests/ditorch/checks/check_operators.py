@@ -186,6 +186,25 @@ def test_what_the_chip_computes_and_what_the_host_does() -> None:
     assert ditorch.fallback_counts() == {"add": 2, "cumsum": 1}
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["bool", "uint8", "int16", "uint32", "int64", "float8_e4m3fn", "bfloat16", "half", "float64"],
+)
+def test_one_element_is_read_as_it_is(name: str) -> None:
+    value = torch.tensor([0, 3, 1]).to(getattr(torch, name))
+    on_chip = value.to("device")
+    for place in range(3):
+        assert on_chip[place].item() == value[place].item()
+        assert type(on_chip[place].item()) is type(value[place].item())
+
+
+def test_a_conjugate_or_negated_element_is_read_as_it_is() -> None:
+    value = torch.tensor([2 - 3j, 1 + 4j])
+    on_chip = value.to("device")
+    assert on_chip.conj()[1].item() == 1 - 4j  # conj() and its imag are computed when they are read
+    assert on_chip.conj().imag[1].item() == -4
+
+
 def test_attention_forward_and_backward() -> None:
     torch.manual_seed(0)
     on_cpu = [torch.randn(2, 4, 8, 16, requires_grad=True) for _ in range(3)]

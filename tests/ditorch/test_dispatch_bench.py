@@ -1,0 +1,44 @@
+"""tools/dispatch-bench: the evidence it prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from on_chip import DEADLINE_S, ROOT, environment
+
+
+def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / "tools" / "dispatch-bench"), *arguments],
+        env=environment(None),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+@pytest.mark.long
+def test_evidence() -> None:
+    done = run_bench("--json", "--rounds", "4", "--chip", "a-mini")
+    assert done.returncode == 0, done.stderr
+    evidence = json.loads(done.stdout)
+    assert evidence["tool"] == "dispatch-bench"
+    for name in ("add", "sum().item()", "training step"):
+        timeless, paced = (row for row in evidence["rows"] if row["name"].startswith(f"{name} on "))
+        assert timeless["bar"] == pytest.approx(1.5 * timeless["peer"], rel=1e-3)
+        assert paced["bar"] is None
+        assert timeless["ours"] > 0 and timeless["unit"] == paced["unit"] == "us"
+    reading = next(
+        row for row in evidence["rows"] if row["name"].startswith("sum().item() on chip")
+    )
+    assert reading["ours"] > 40  # two launches of chip a-mini, which it waits for
+
+
+@pytest.mark.long
+def test_a_chip_that_is_not_there() -> None:
+    done = run_bench("--chip", "nope", "--rounds", "4")
+    assert done.returncode == 2
+    assert "chip 'nope': expected one of a, " in done.stderr
+    assert "Traceback" not in done.stderr
