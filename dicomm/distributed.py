@@ -8,9 +8,10 @@ Importing this module registers the backend, for host tensors and for the Privat
 Environment: ``DICOMM_STRATEGY`` (device-direct or cpu-mediated, the two point-to-point strategies
 of the H2 paper; may differ between ranks), ``DICOMM_TRANSPORT`` (auto, shm, tcp or verbs) and what
 else can be set about verbs (``DICOMM_NICS``, ``DICOMM_GID_INDEX`` ...), ``DICOMM_LISTEN_ADDRESS``
-(where other machines reach this one), ``DICOMM_RANK_LABEL`` (shown next to the rank in every error,
-e.g. "chip B") and ``DICOMM_SECRET`` (the job's; without it the first rank of each group draws one
-and shares it through torch.distributed's store, which the job trusts anyway).
+(where other machines reach this one; by default on the interface that leads to the job's store),
+``DICOMM_RANK_LABEL`` (shown next to the rank in every error, e.g. "chip B") and ``DICOMM_SECRET``
+(the job's; without it the first rank of each group draws one and shares it through
+torch.distributed's store, which the job trusts anyway).
 """
 
 from __future__ import annotations

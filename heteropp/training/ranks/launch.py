@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from heteropp.files import make_folder
+from heteropp.training.ranks.loopback import LOOPBACK, loopback_store
 from heteropp.training.ranks.watch import CAUSE_FILE
 
 ELASTIC = "torch.distributed.elastic"
@@ -24,6 +25,7 @@ TALKATIVE = (
     *("torch.distributed", "torch.multiprocessing"),
     *(f"{ELASTIC}.agent.server.api", f"{ELASTIC}.multiprocessing.api"),
 )
+STORE_S = 60  # for an answer of the store
 STOP_S = 600  # for the ranks to save when they are told to stop
 
 
@@ -49,14 +51,16 @@ def launch(
         [entrypoint.__module__, "typer"]
     )
     others = range(1, len(labels))
+    store = loopback_store()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=len(labels),
         run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
+        rdzv_backend="static",
+        rdzv_endpoint=f"{store.host}:{store.port}",
+        rdzv_configs={"rank": 0, "timeout": STORE_S},
+        local_addr=LOOPBACK,
         max_restarts=restarts,
         start_method="forkserver",
         log_line_prefix_template=" ",  # the lines name their rank themselves

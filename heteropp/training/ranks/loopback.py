@@ -1,0 +1,28 @@
+"""A store for the ranks of this machine alone, which nobody can call from another."""
+
+from __future__ import annotations
+
+import socket
+
+from torch.distributed import TCPStore
+
+LOOPBACK = "127.0.0.1"
+
+
+def loopback_store() -> TCPStore:
+    """A server of torch's store.
+
+    Left to itself it listens on every address, takes orders from anyone, and asks DNS for the name
+    of each caller before it hears the next one: a thousand silent strangers keep it from answering
+    for 20 s, and for hours where DNS does not answer either.
+    """
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port = listener.getsockname()[1]
+        return TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,  # torch's launcher finds it by its port
+            master_listen_fd=listener.detach(),
+        )
