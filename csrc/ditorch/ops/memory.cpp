@@ -167,8 +167,10 @@ void copy_back(const at::Tensor& destination, const at::Tensor& source, bool non
   }
   const bool direct = are_alike(destination, sent);
   const auto landing = direct ? destination : empty_on_host(source.sizes(), source.scalar_type());
-  copy_to_host(source.device().index(), landing.mutable_data_ptr(), sent.const_data_ptr(),
-               sent.nbytes(), non_blocking && direct && is_pinned(destination.const_data_ptr()));
+  const auto device = source.device().index();
+  const bool unawaited =
+      non_blocking && direct && use_pinned(landing.const_data_ptr(), current_stream(device));
+  copy_to_host(device, landing.mutable_data_ptr(), sent.const_data_ptr(), sent.nbytes(), unawaited);
   if (!direct) destination.copy_(landing);
 }
 

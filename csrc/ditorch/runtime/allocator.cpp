@@ -13,6 +13,7 @@
 #include "runtime/copy.h"
 #include "runtime/memory_watch.h"
 #include "runtime/stream.h"
+#include "runtime/stream_uses.h"
 #include "runtime/vendor.h"
 
 namespace ditorch {
@@ -38,9 +39,8 @@ struct Block {
   size_t capacity = 0;   // what the vendor gave
   size_t allocated = 0;  // what the tensor holds, rounded up
   c10::DeviceIndex device = 0;
-  c10::StreamId stream = 0;            // the stream it was allocated for; it is reused only there
-  std::vector<c10::Stream> used_by;    // other streams that touch it
-  std::vector<ditorch_event*> events;  // the last work of those streams, once it was freed
+  c10::StreamId stream = 0;  // the stream it was allocated for; it is reused only there
+  StreamUses uses;           // other streams that touch it
 };
 
 void free_pointer(void* pointer);
@@ -69,18 +69,10 @@ class ChipAllocator final : public c10::DeviceAllocator {
     aggregate(stats.allocation).decrease(1);
     aggregate(stats.allocated_bytes).decrease(block->allocated);
     aggregate(stats.requested_bytes).decrease(block->allocated);
-    if (block->used_by.empty()) {
+    if (!block->uses.freed()) {
       cache(std::move(block));
       return true;
     }
-    for (auto stream : block->used_by) {
-      ditorch_event* event = nullptr;
-      const auto& runtime = *vendor().runtime;
-      if (runtime.event_create(block->device, 0, &event) != DITORCH_OK) continue;
-      runtime.event_record(block->device, event, handle_of(stream));
-      block->events.push_back(event);
-    }
-    block->used_by.clear();
     of(block->device).waiting.push_back(std::move(block));
     return true;
   }
@@ -89,7 +81,7 @@ class ChipAllocator final : public c10::DeviceAllocator {
     std::lock_guard lock(mutex_);
     auto found = live_.find(pointer.get());
     if (found == live_.end() || found->second->stream == stream.id()) return;
-    found->second->used_by.push_back(stream);
+    found->second->uses.add(stream);
   }
 
   void emptyCache(c10::MempoolId_t) override {
@@ -195,17 +187,9 @@ class ChipAllocator final : public c10::DeviceAllocator {
 
   // Moves freed blocks whose other streams have finished into the cache.
   void collect(Memory& memory, bool wait) {
-    const auto& runtime = *vendor().runtime;
     std::vector<BlockPtr> still_waiting;
     for (auto& block : memory.waiting) {
-      while (!block->events.empty()) {
-        auto* event = block->events.back();
-        if (wait) runtime.event_synchronize(block->device, event);
-        if (runtime.event_query(block->device, event) == DITORCH_NOT_READY) break;
-        runtime.event_destroy(block->device, event);
-        block->events.pop_back();
-      }
-      if (block->events.empty()) {
+      if (block->uses.finished(wait)) {
         cache(std::move(block));
       } else {
         still_waiting.push_back(std::move(block));

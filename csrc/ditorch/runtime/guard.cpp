@@ -35,10 +35,10 @@ class ChipGuard final : public c10::impl::DeviceGuardImplInterface {
     return default_stream(index(device));
   }
   c10::Stream getNewStream(c10::Device device, int priority) const override {
-    return new_stream(index(device), priority);
+    return pool_stream(index(device), priority);
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority) const override {
-    return new_stream(index(device), high_priority ? -1 : 0);
+    return pool_stream(index(device), high_priority ? -1 : 0);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
 

@@ -1,5 +1,6 @@
-// The runtime ABI copies from any host memory alike and has no way to lock some: what is left is to
-// remember which memory torch asked for as pinned, because scripts ask is_pinned().
+// The runtime ABI copies from any host memory alike and has no way to lock some. What is left is to
+// remember which memory torch asked for as pinned, because scripts ask is_pinned(), and because a
+// copy that nobody waits for may still write to it when its tensor is gone.
 #include "runtime/pinned.h"
 
 #include <ATen/core/CachingHostAllocator.h>
@@ -8,15 +9,28 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <vector>
 
+#include "runtime/stream_uses.h"
 #include "runtime/vendor.h"
 
 namespace ditorch {
 namespace {
 
+struct Block {
+  size_t bytes;
+  StreamUses uses;
+};
+
+struct Freed {
+  void* data;
+  StreamUses uses;
+};
+
 struct Blocks {
   std::mutex mutex;
-  std::map<uintptr_t, size_t> bytes_of;  // start -> bytes
+  std::map<uintptr_t, Block> held;  // by start
+  std::vector<Freed> waiting;       // freed, but a stream may still write to them
 };
 
 Blocks& blocks() {
@@ -24,22 +38,42 @@ Blocks& blocks() {
   return *blocks;
 }
 
+// The block that `data` lies in; the caller holds the lock.
+Block* find(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  auto after = blocks().held.upper_bound(address);
+  if (after == blocks().held.begin()) return nullptr;
+  auto& [start, block] = *std::prev(after);
+  return address < start + block.bytes || address == start ? &block : nullptr;
+}
+
+// Returns to the host what no stream writes to any more; the caller holds the lock.
+void collect() {
+  std::erase_if(blocks().waiting, [](Freed& freed) {
+    if (!freed.uses.finished(/*wait=*/false)) return false;
+    c10::GetCPUAllocator()->raw_deallocate(freed.data);
+    return true;
+  });
+}
+
 void free_block(void* data) {
-  {
-    std::lock_guard lock(blocks().mutex);
-    blocks().bytes_of.erase(reinterpret_cast<uintptr_t>(data));
+  std::lock_guard lock(blocks().mutex);
+  collect();
+  auto node = blocks().held.extract(reinterpret_cast<uintptr_t>(data));
+  if (!node.empty() && node.mapped().uses.freed()) {
+    blocks().waiting.push_back({data, std::move(node.mapped().uses)});
+  } else {
+    c10::GetCPUAllocator()->raw_deallocate(data);
   }
-  c10::GetCPUAllocator()->raw_deallocate(data);
 }
 
 class PinnedAllocator final : public at::HostAllocator {
  public:
   at::DataPtr allocate(size_t bytes) override {
+    std::lock_guard lock(blocks().mutex);
+    collect();
     void* data = c10::GetCPUAllocator()->raw_allocate(bytes);
-    if (data) {
-      std::lock_guard lock(blocks().mutex);
-      blocks().bytes_of[reinterpret_cast<uintptr_t>(data)] = bytes;
-    }
+    if (data) blocks().held.emplace(reinterpret_cast<uintptr_t>(data), Block{bytes, {}});
     return {data, data, &free_block, at::DeviceType::CPU};
   }
   at::DeleterFnPtr raw_deleter() const override { return &free_block; }
@@ -47,9 +81,13 @@ class PinnedAllocator final : public at::HostAllocator {
     default_copy_data(target, source, bytes);
   }
 
-  // Nothing is cached, and the runtime's copies have read the host's memory when they return.
-  bool record_event(void*, void*, c10::Stream) override { return true; }
-  void empty_cache() override {}
+  bool record_event(void* data, void*, c10::Stream stream) override {
+    return use_pinned(data, stream);
+  }
+  void empty_cache() override {
+    std::lock_guard lock(blocks().mutex);
+    collect();
+  }
   at::HostStats get_stats() override { return {}; }
   void reset_accumulated_stats() override {}
   void reset_peak_stats() override {}
@@ -67,12 +105,16 @@ void register_pinned_allocator() {
 }
 
 bool is_pinned(const void* data) {
-  auto address = reinterpret_cast<uintptr_t>(data);
   std::lock_guard lock(blocks().mutex);
-  auto after = blocks().bytes_of.upper_bound(address);
-  if (after == blocks().bytes_of.begin()) return false;
-  auto [start, bytes] = *std::prev(after);
-  return address < start + bytes || address == start;
+  return find(data) != nullptr;
+}
+
+bool use_pinned(const void* data, c10::Stream stream) {
+  std::lock_guard lock(blocks().mutex);
+  auto* block = find(data);
+  if (!block) return false;
+  block->uses.add(stream);
+  return true;
 }
 
 }  // namespace ditorch

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 #include <shared_mutex>
@@ -11,6 +12,8 @@ namespace ditorch {
 namespace {
 
 constexpr int kMaxDevices = 64;
+constexpr size_t kStreamsOfAPool = 32;  // as many as torch keeps on CUDA
+constexpr int kPriorities = 4;          // 0, and -1 to -3, which go first
 
 // Stream 0 is the default one; stream n is entry n - 1. Streams live as long as the process,
 // because torch copies their ids freely.
@@ -18,6 +21,18 @@ std::shared_mutex streams_mutex;
 std::vector<ditorch_stream*>& streams() {
   static auto* all = new std::vector<ditorch_stream*>();
   return *all;
+}
+
+// Streams of one device and priority. They are handed out in turn, and after the last one the first
+// again: a program that asks for a stream in every step does not fill the chip with them.
+struct Pool {
+  std::array<c10::StreamId, kStreamsOfAPool> ids{};  // 0: not made yet
+  size_t asked = 0;
+};
+
+Pool& pool_of(c10::DeviceIndex device, int priority) {
+  static auto* pools = new std::array<std::array<Pool, kPriorities>, kMaxDevices>();
+  return pools->at(device).at(static_cast<size_t>(-priority));
 }
 
 thread_local c10::DeviceIndex this_device = 0;
@@ -44,13 +59,20 @@ c10::DeviceIndex exchange_device(c10::DeviceIndex device) {
 
 c10::Stream default_stream(c10::DeviceIndex device) { return make_stream(device, 0); }
 
-c10::Stream new_stream(c10::DeviceIndex device, int priority) {
+c10::Stream pool_stream(c10::DeviceIndex device, int priority) {
   check_index(device);
-  ditorch_stream* created = nullptr;
-  check(vendor().runtime->stream_create(device, priority, &created), "create a stream");
+  priority = std::clamp(priority, 1 - kPriorities, 0);
   std::unique_lock lock(streams_mutex);
-  streams().push_back(created);
-  return make_stream(device, static_cast<c10::StreamId>(streams().size()));
+  auto& pool = pool_of(device, priority);
+  auto& id = pool.ids[pool.asked % kStreamsOfAPool];
+  if (id == 0) {
+    ditorch_stream* created = nullptr;
+    check(vendor().runtime->stream_create(device, priority, &created), "create a stream");
+    streams().push_back(created);
+    id = static_cast<c10::StreamId>(streams().size());
+  }
+  pool.asked += 1;
+  return make_stream(device, id);
 }
 
 c10::Stream current_stream(c10::DeviceIndex device) {

@@ -11,7 +11,8 @@ c10::DeviceIndex current_device() noexcept;
 c10::DeviceIndex exchange_device(c10::DeviceIndex device);  // returns the previous one
 
 c10::Stream default_stream(c10::DeviceIndex device);
-c10::Stream new_stream(c10::DeviceIndex device, int priority);
+// The next of the device's streams of that priority; 32 of them take turns.
+c10::Stream pool_stream(c10::DeviceIndex device, int priority);
 c10::Stream current_stream(c10::DeviceIndex device);
 c10::Stream exchange_stream(c10::Stream stream);  // returns the previous one
 
