@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hyperhetero_output import LOCK, held
+
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
@@ -117,7 +119,7 @@ def run(
             from ditorch.align.tables import alignment_evidence, show_alignments, show_report
 
         names = _split(chips)
-        with _bar() as bar:
+        with _alone(output), _bar() as bar:
             tasks: dict[str, TaskID] = {}
 
             def progress(name: str, taken: int) -> None:
@@ -219,18 +221,20 @@ def isolate(
 
             check_chip(chip)
             check_chip(reference)
+            losses = read_losses(reference_losses) if reference_losses else None
             try:
-                found = search(
-                    script,
-                    args or [],
-                    chip=chip,
-                    output=output,
-                    reference=reference,
-                    reference_losses=read_losses(reference_losses) if reference_losses else None,
-                    max_runs=max_runs,
-                    deadline_s=deadline,
-                    progress=lambda line: status.update(escape(line.strip())),
-                )
+                with _alone(output):
+                    found = search(
+                        script,
+                        args or [],
+                        chip=chip,
+                        output=output,
+                        reference=reference,
+                        reference_losses=losses,
+                        max_runs=max_runs,
+                        deadline_s=deadline,
+                        progress=lambda line: status.update(escape(line.strip())),
+                    )
             except RunError as error:
                 raise ValueError(str(error)) from None
         _finish(found, html, json)
@@ -326,6 +330,14 @@ def conform(context: typer.Context) -> None:
 
 
 # --- what the commands share --------------------------------------------------------------------
+
+
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """No other run writes to the folder in the meantime. Raises LockError."""
+    output.mkdir(parents=True, exist_ok=True)
+    with held(output / LOCK, str(output)):
+        yield
 
 
 def _finish(found: Findings, page: Path | None, json: bool) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+
+from hyperhetero_output import target_of, write_file
 
 T = TypeVar("T")
 
@@ -62,9 +63,22 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text file atomically. Raises FileError."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file atomically, and its folder where that is missing. Raises FileError."""
     make_folder(path.parent)
     try:
-        _replace(path, text)
+        write_file(path, content)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def check_file(path: Path) -> None:
+    """Raises FileError where a file that is read and written again cannot be."""
+    try:
+        target_of(path)
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -76,20 +90,6 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _read_text(path: Path) -> str:

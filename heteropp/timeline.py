@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heteropp.files import FileError, make_folder, write_text
+from heteropp.files import write_bytes, write_text
 
 COLOURS = {
     "F": "#4c8ed9",
@@ -145,12 +146,11 @@ def height_of(rows: int) -> float:
 
 
 def save(figure: Any, path: Path) -> None:
-    make_folder(path.parent)
-    try:
-        figure.savefig(path, dpi=110, format="png", bbox_inches="tight")
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror}") from None
+    """Writes a PNG file. Raises FileError."""
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=110, format="png", bbox_inches="tight")
     drawing().close(figure)
+    write_bytes(path, picture.getvalue())
 
 
 def draw_rows(axes: Any, rows: Sequence[Row], together: int = 1) -> None:

@@ -24,7 +24,7 @@ from trained import TrainingError, start, well_paced
 
 from heteropp.chips import ChipSpec, load_chip
 from heteropp.cluster import Cluster, read_cluster
-from heteropp.files import write_text
+from heteropp.files import check_file, write_text
 from heteropp.model import Model
 from heteropp.plan import Plan
 from heteropp.planned import rank_memory
@@ -82,6 +82,8 @@ def main(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
+    if output:
+        check_file(output)  # it has a picture beside it
     rows: list[Row] = []
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
@@ -240,9 +242,9 @@ def _draw(rows: list[Row], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from heteropp.timeline import drawing, save
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.6))
+    figure, (left, right) = drawing().subplots(1, 2, figsize=(10, 4.6))
     for cluster in sorted({row.cluster for row in rows}):
         own = [row for row in rows if row.cluster == cluster]
         label = f"{cluster}, {own[0].ranks} chips"
@@ -263,10 +265,7 @@ def _draw(rows: list[Row], path: Path) -> None:
         axes.grid(alpha=0.3)
     left.legend(fontsize=7)
     figure.tight_layout()
-    temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, dpi=120, format="png")
-    pyplot.close(figure)
-    os.replace(temporary, path)
+    save(figure, path)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from dicomm.bench.options import (
 )
 from dicomm.bench.quiet import worst
 from dicomm.bench.timing import Failed
+from dicomm.pictures import PictureError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -51,9 +52,9 @@ def speaks_plainly(command: Callable[..., None]) -> Callable[..., None]:
     def guarded(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
-        except (BadOption, Failed) as error:
+        except (BadOption, Failed, PictureError) as error:
             typer.echo(f"dicomm-bench: {error}", err=True)
-            raise typer.Exit(2 if isinstance(error, BadOption) else 1) from None
+            raise typer.Exit(1 if isinstance(error, Failed) else 2) from None
 
     return guarded
 

@@ -14,6 +14,7 @@ from dicomm.bench.latency import Latencies
 from dicomm.bench.options import size_name
 from dicomm.bench.strategies import PAPER_RATIOS, STRATEGIES, Strategies
 from dicomm.bench.throughput import DIRECTIONS, Throughput
+from dicomm.pictures import save
 
 Line = tuple[str, str, str, str]  # contestant, label, colour, style
 
@@ -130,7 +131,7 @@ def _finish(axes: Axes, sizes: Sequence[int]) -> None:
 
 def _save(figure: Figure, machine: str, path: Path) -> None:
     figure.supxlabel(machine, fontsize=7, color="#666666")
-    figure.savefig(path, dpi=150)
+    save(figure, path, dpi=150)
 
 
 def _ratios(axes: Axes, found: Latencies, transport: str) -> None:

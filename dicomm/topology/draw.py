@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path as Curve
 
 from dicomm._dicomm import Nic, Topology
+from dicomm.pictures import save
 from dicomm.topology.choice import Choice
 from dicomm.topology.outline import Box, outline, vendor_name
 
@@ -67,7 +67,7 @@ def draw(topology: Topology, choices: list[Choice], file: Path) -> None:
     axes.text(0, height - 0.3, "Chips (above), NICs (below) and the links chosen",
               fontsize=12, fontweight="bold", va="center")  # fmt: skip
     _draw_legend(axes, used)
-    _write(figure, file)
+    save(figure, file, dpi=160)
 
 
 def _rows(server: Box) -> list[list[Box]]:
@@ -181,12 +181,3 @@ def _rectangle(
         FancyBboxPatch((left, bottom), width, height, linewidth=0.8, facecolor=fill,
                        edgecolor=edge, boxstyle="round,pad=0,rounding_size=0.07")
     )  # fmt: skip
-
-
-def _write(figure: Figure, file: Path) -> None:
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}{file.suffix}")
-    try:
-        figure.savefig(unfinished, dpi=160)
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -31,6 +31,7 @@ from ditorch.align.report import (
 from ditorch.precision.errors import merged
 from ditorch.precision.loss import BAR
 from ditorch.precision.results import Where, write_atomically
+from hyperhetero_output import target_of
 
 _HERE = Path(__file__).parent
 _CARDS = 30  # failed operators that get a card; all of them are in the table
@@ -45,6 +46,7 @@ def write_report(report: Report, page: Path) -> str:
     data = page.with_suffix(".json")
     if page == data:
         raise ValueError(f"{page}: the page's data is written there, expected a name in .html")
+    target_of(page)  # it has to be a file, for there is one beside it
     write_atomically(page, render_page(report).encode())
     write_atomically(data, report.model_dump_json(indent=1).encode())
     return f"{page} and {data}"

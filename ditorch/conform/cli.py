@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ditorch.conform.results import Conformance
 from ditorch.conform.suite import run_conformance
 from ditorch.conform.table import print_table, write_markdown
+from hyperhetero_output import held, target_of
 
 _EXAMPLES = """Examples:
 
@@ -51,7 +52,9 @@ def conform(
     input.
     """
     try:
-        with _bar() as bar:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        lock = target_of(output).with_name(f".{output.name}.lock")
+        with held(lock, str(output)), _bar() as bar:
             task = bar.add_task("starting", total=None)
             conformance = run_conformance(
                 output=output,

@@ -6,13 +6,13 @@ does not fill keep their defaults.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ditorch.precision.place import Place
+from hyperhetero_output import write_file
 
 
 class _Model(BaseModel):
@@ -168,12 +168,4 @@ def read_findings(path: Path) -> Findings:
 def write_atomically(path: Path, content: bytes) -> None:
     """All of `content`, or the file as it was: never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_file(path, content)

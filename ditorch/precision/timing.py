@@ -21,6 +21,7 @@ from ditorch.precision.results import Findings, OperatorTime, write_findings
 from ditorch.precision.select import Selection
 from ditorch.precision.tensors import chip_of, has_to_stay
 from ditorch.precision.tool import Proceed, Tool, new_findings
+from hyperhetero_output import keep_permissions, target_of
 
 _MOST_UNRESOLVED = 8192  # calls whose events are kept before the oldest are resolved
 _BATCH = 4096
@@ -199,7 +200,8 @@ class _Trace:
     def __init__(self, path: Path) -> None:
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        target = target_of(self._path)
+        self._unfinished = target.with_name(f".{target.name}.{os.getpid()}")
         self._file: IO[str] = self._unfinished.open("w", encoding="utf-8")
         self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         self._tracks: dict[tuple[int, str], int] = {}
@@ -236,7 +238,9 @@ class _Trace:
         with self._file:
             self._file.write(",\n".join(json.dumps(name) for name in names) + "\n]}\n")
         path = self._path
-        self._unfinished.replace(path.with_stem(f"{path.stem}-rank{rank}") if rank else path)
+        target = target_of(path.with_stem(f"{path.stem}-rank{rank}") if rank else path)
+        keep_permissions(self._unfinished, target)
+        self._unfinished.replace(target)
 
 
 def _metadata(kind: str, track: int, name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from heteropp.files import FileError
 from heteropp.hyperparameters import HyperparameterError
 from heteropp.plan import PlanError
 from heteropp.profile import ProfileError
+from hyperhetero_output import LockError
 
 
 class InputError(ValueError):
@@ -26,6 +27,13 @@ def one_sentence() -> Iterator[None]:
     """Turns an error about the input into its sentence on standard error."""
     try:
         yield
-    except (FileError, HyperparameterError, InputError, PlanError, ProfileError) as error:
+    except (
+        FileError,
+        HyperparameterError,
+        InputError,
+        LockError,
+        PlanError,
+        ProfileError,
+    ) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from None

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from heteropp.cli.errors import InputError, one_sentence
 from heteropp.cluster import Cluster, read_cluster
+from heteropp.files import check_file
 from heteropp.model import LARGEST, Model, read_model
 from heteropp.profile import (
     Block,
@@ -88,6 +89,7 @@ def profile(
 ) -> None:
     console = Console(highlight=False)
     with one_sentence():
+        check_file(output)
         machines, shape = read_cluster(cluster), read_model(model, sequence_length)
         blocks = _blocks(machines, shape, chip, tp, sequences or [1], most_layers)
         if "RANK" in os.environ:  # torchrun's: every rank of the cluster takes part

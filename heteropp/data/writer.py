@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ import numpy as np
 from heteropp.data.token_file import DTYPES, FORMAT, VERSION
 from heteropp.data.tokenizer import Tokenizer
 from heteropp.files import FileError, make_folder
+from hyperhetero_output import held, keep_permissions, target_of
 
 HEADER_BYTES = 1024  # kept free at the front: what it says is known at the end
 ALIGNMENT_BYTES = 8  # of the ends, which are searched where they lie
@@ -31,7 +31,6 @@ class TokenWriter:
         self.ends = array("q")
         self.tokens = 0
         self.digest = hashlib.sha256()
-        file.truncate(0)
         file.seek(HEADER_BYTES)
 
     def append(self, document: np.ndarray) -> None:
@@ -79,33 +78,26 @@ class TokenWriter:
 def token_writer(path: Path, tokenizer: Tokenizer) -> Iterator[TokenWriter]:
     """Gives the file, which the block must finish, its name when that ends without an error.
 
-    What a killed run left is written over by the next one. Raises FileError.
+    What a killed run left is written over by the next one. Raises FileError, and LockError where
+    another process writes the file.
     """
     if path.is_dir():
         raise FileError(f"{path} is a folder; expected the name of a file to write")
     make_folder(path.parent)
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        with open(os.open(partial, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
-            if not _take(file, partial):
-                raise FileError(f"{path} is being written by another process")
+        target = target_of(path)
+        partial = target.with_name(f".{target.name}.partial")
+        with held(target.with_name(f".{target.name}.lock"), str(path)):
             try:
-                yield TokenWriter(path, file, tokenizer)
-                os.replace(partial, path)
+                with partial.open("w+b") as file:
+                    yield TokenWriter(path, file, tokenizer)
+                keep_permissions(partial, target)
+                partial.replace(target)
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _take(file: IO[bytes], partial: Path) -> bool:
-    """Whether this process now has the partial file: not if another is at it, or just was."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(partial))
-    except (BlockingIOError, FileNotFoundError):
-        return False
 
 
 def _tensor(dtype: str, size: int, first: int, last: int) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from math import prod
@@ -14,11 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from heteropp.files import FileError, flush, read_json, write_text
+from heteropp.files import FileError, flush, make_folder, read_json, write_text
 from heteropp.hugging_face.config import config_of
 from heteropp.hugging_face.weights import INDEX, SINGLE, check_same, tensor_name
 from heteropp.model import Model
 from heteropp.parameters import Parameter, model_parameters
+from hyperhetero_output import held
 
 FILE_BYTES = 5 << 30  # of a file of weights, at most, as transformers cuts them
 # what goes along from the folder that a model came from
@@ -35,15 +37,28 @@ def export(
     source: Path | None = None,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Writes a folder, which appears whole or not at all. Raises FileError.
+    """Writes a folder, which appears whole or not at all. Raises FileError or LockError.
 
     read: gives a whole parameter on the host; it is written in the model's dtype.
     source: the Hugging Face folder that the model came from; its config.json is kept as it is but
     for the dtype, and its tokenizer's files go along.
     """
     config = _config(model, source)
-    if output.exists():
+    if os.path.lexists(output):
         raise FileError(f"{output} is there already; expected the name of a new folder")
+    make_folder(output.absolute().parent)
+    with held(output.with_name(f".{output.name}.lock"), str(output)):
+        _export(model, read, output, config, source, file_bytes)
+
+
+def _export(
+    model: Model,
+    read: Callable[[Parameter], Tensor],
+    output: Path,
+    config: dict[str, Any],
+    source: Path | None,
+    file_bytes: int,
+) -> None:
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import json
+import os
 from pathlib import Path
 
 import forks
@@ -20,6 +20,7 @@ from heteropp.data.documents import PIECE_BYTES
 from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile, open_token_file
 from heteropp.files import FileError
+from hyperhetero_output import held
 
 TEXTS = [f"The {n}th document, naïve\nand short. " * (n % 4 + 1) for n in range(40)]
 
@@ -153,9 +154,9 @@ def test_what_a_killed_run_left_is_written_over_and_a_running_one_is_not(tmp_pat
     source = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     partial = tmp_path / ".out.tokens.partial"
     partial.write_bytes(b"half" * 10_000)
-    with open(partial) as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert "out.tokens is being written by another process" in refusal(tmp_path, source)
+    with held(tmp_path / ".out.tokens.lock", "it"):
+        said = refusal(tmp_path, source)
+        assert f"out.tokens is used by process {os.getpid()} on host" in said
     file = make(tmp_path / "out.tokens", source)
     assert documents(file) == [[*text.encode(), 0] for text in TEXTS]
     assert not partial.exists()

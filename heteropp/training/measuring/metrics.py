@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from heteropp.files import FileError, write_text
+from heteropp.timeline import drawing, save
 
 METRICS = "metrics.jsonl"  # in a run's output
 Mark = Any  # a clock's own: nanoseconds, or an event
@@ -140,13 +141,8 @@ def _step_of(line: str) -> float:
 
 
 def draw_loss(metrics: list[dict[str, Any]], path: Path) -> None:
-    """Draws the loss over the steps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
+    """Draws the loss over the steps. Raises FileError."""
+    figure, axes = drawing().subplots(figsize=(7, 4))
     axes.plot([m["step"] for m in metrics], [m["loss"] for m in metrics], label="training")
     validated = [m for m in metrics if m.get("validation_loss") is not None]
     if validated:
@@ -160,5 +156,4 @@ def draw_loss(metrics: list[dict[str, Any]], path: Path) -> None:
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save(figure, path)
