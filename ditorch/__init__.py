@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from ditorch.command import is_the_command, refuse
+from ditorch.command import is_the_command, refuse, say_plainly
 
 if sys.platform != "linux":
     refuse(f"ditorch runs on Linux only, not on {sys.platform}")
@@ -277,5 +277,9 @@ if "ditorch.chips" in sys.modules:  # read before the chip was opened, as planne
     from ditorch import chips  # noqa: F401
 
 if not is_the_command():  # which starts by itself, so that it can show what fails
-    start()
-    _open_configured_tools()
+    try:
+        start()
+        _open_configured_tools()
+    except ImportError as error:
+        say_plainly(error)
+        raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from typing import NoReturn
 
 
@@ -19,3 +20,21 @@ def refuse(reason: str) -> NoReturn:
         raise ImportError(reason) from None
     print(f"ditorch: {reason}", file=sys.stderr)
     sys.exit(2)
+
+
+def say_plainly(error: ImportError) -> None:
+    """Lets a program that does not catch this error end with its sentence, not with a traceback.
+
+    What is wrong is said there in full, and lies outside the program.
+    """
+    before = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], value: BaseException, trace: types.TracebackType | None
+    ) -> None:
+        if value is error:
+            print(f"{kind.__name__}: {value}", file=sys.stderr)
+        else:
+            before(kind, value, trace)
+
+    sys.excepthook = hook

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+LARGEST = 1e36  # with room for float32 to multiply it by what a step has
+
 
 class HyperparameterError(ValueError):
     """A setting that cannot be; the message is one sentence."""
@@ -41,11 +43,19 @@ class Hyperparameters:
     def validate(self) -> None:
         """Raises HyperparameterError, one sentence."""
         for name, fits, expected in (
-            ("learning_rate", 0 < self.learning_rate < math.inf, "a positive number"),
+            (
+                "learning_rate",
+                0 < self.learning_rate <= LARGEST,
+                f"a positive number up to {LARGEST:g}",
+            ),
             ("warmup_steps", self.warmup_steps >= 0, "at least 0"),
             ("decay_steps", self.decay_steps >= 1, "at least 1"),
-            ("gradient_clip", 0 <= self.gradient_clip < math.inf, "0 or a positive number"),
-            ("weight_decay", 0 <= self.weight_decay < math.inf, "0 or a positive number"),
+            (
+                "gradient_clip",
+                0 <= self.gradient_clip <= LARGEST,
+                f"0 or a positive number up to {LARGEST:g}",
+            ),
+            ("weight_decay", 0 <= self.weight_decay <= 100, "0 to 100"),
             ("most_skipped", self.most_skipped >= 1, "at least 1"),
             (
                 "spike_factor",

@@ -121,9 +121,13 @@ def search(
             uneven_layers=uneven_layers,
             stage_degrees=stage_degrees,
         )
+        elsewhere = [(text, _changed(request.cluster, text)) for text in what_if or []]
         verdicts = _ask(planner, request)
         best = verdicts[0]
-        others = [(text, *_elsewhere(text, best.planner, request)) for text in what_if or []]
+        others = [
+            (text, machines, _ask_elsewhere(text, machines, best.planner, request))
+            for text, machines in elsewhere
+        ]
         if not best.judged and (output or not any(v.judged for _, _, v in others)):
             _refuse(best, request, output, force, json)
             return
@@ -205,17 +209,22 @@ def _remedies(name: str, request: Request) -> str:
     return "; possible: " + ", or ".join(f"{each.what} ({each.option})" for each in found)
 
 
-def _elsewhere(text: str, name: str, request: Request) -> tuple[Cluster, Verdict]:
-    """The same request on a changed cluster."""
-    from heteropp.search.judge import ask
+def _changed(cluster: Cluster, text: str) -> Cluster:
+    """Raises InputError."""
     from heteropp.search.what_if import changed, parse
 
     try:
-        cluster = changed(request.cluster, parse(text))
+        return changed(cluster, parse(text))
     except SearchError as error:
         raise InputError(str(error)) from None
+
+
+def _ask_elsewhere(text: str, cluster: Cluster, name: str, request: Request) -> Verdict:
+    """The same request on a changed cluster."""
+    from heteropp.search.judge import ask
+
     with Console(stderr=True).status(f"searching with {text}"):
-        return cluster, ask(name, replace(request, cluster=cluster))
+        return ask(name, replace(request, cluster=cluster))
 
 
 def _show_elsewhere(

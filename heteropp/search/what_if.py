@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from heteropp.cluster import Cluster, in_order
+from heteropp.cluster import LARGEST, Cluster, in_order
 from heteropp.search.planner import SearchError
 
 CHANGE = re.compile(r"([+-]\d+) +(\S+)")
@@ -55,6 +55,12 @@ def changed(cluster: Cluster, changes: list[Change]) -> Cluster:
                 f"{-change.nodes} cannot be lost"
             )
         last = of_chip[-1]
+        chips = sum(len(node.ranks) for node in nodes) + change.nodes * len(nodes[last].ranks)
+        if chips > LARGEST:
+            raise SearchError(
+                f"cluster {cluster.name} with {change} would have {chips} chips; expected at most "
+                f"{LARGEST}"
+            )
         if change.nodes > 0:
             nodes[last + 1 : last + 1] = [replace(nodes[last], name="")] * change.nodes
         else:

@@ -6,7 +6,7 @@ import ctypes.util
 from collections.abc import Callable
 from pathlib import Path
 
-from on_chip import ROOT, run_each, run_python
+from on_chip import ROOT, run_each, run_new_python, run_python
 
 EMUCHIP = ROOT / "ditorch" / "lib" / "libemuchip.so"
 B_MINI = ROOT / "ditorch" / "chips" / "b-mini.toml"
@@ -33,6 +33,12 @@ def failures(*environments: dict[str, str]) -> list[str]:
     said = done.stdout.splitlines()
     assert len(said) == len(environments), done.stdout
     return said
+
+
+def test_a_program_with_an_unknown_chip_ends_with_a_sentence() -> None:
+    done = run_new_python("import ditorch", "b-maxi")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("ImportError: DITORCH_CHIP is 'b-maxi': chip 'b-maxi': expected")
 
 
 def test_the_vendor_is_found() -> None:

@@ -70,7 +70,15 @@ def test_malformed_requests_are_one_sentence(folder: Path, capsys) -> None:
         "--schedule": ["zigzag", "1F1B", ""],
         "--zero-stage": ["3", "-1", "one"],
         "--micro-batch-per-replica": ["0", "3", "-1", "x"],
-        "--what-if": ["", "b-mini", "+0 b-mini", "-2 b-mini", "+1 z", "-1 a-mini, -1 b-mini"],
+        "--what-if": [
+            "",
+            "b-mini",
+            "+0 b-mini",
+            "+999999999 a-mini",
+            "-2 b-mini",
+            "+1 z",
+            "-1 a-mini, -1 b-mini",
+        ],
         "--cluster": [str(folder), str(folder / "none.toml"), "no-such-preset", ""],
         "--model": [str(folder), str(folder / "none.json"), "no-such-preset", ""],
     }

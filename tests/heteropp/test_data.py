@@ -21,10 +21,11 @@ from training_run import make_plan, tiny_model
 
 from heteropp.data.convert import convert
 from heteropp.data.documents import Document
+from heteropp.data.integrity import verify
 from heteropp.data.permutation import Permutation
 from heteropp.data.sequences import NOT_COUNTED, Sequences
 from heteropp.data.source import open_tokens
-from heteropp.data.token_file import TokenFile
+from heteropp.data.token_file import TokenFile, open_token_file
 from heteropp.data.tokenizer import Bytes
 from heteropp.files import FileError
 from heteropp.model import Model
@@ -76,6 +77,37 @@ def test_the_cache_follows_the_text(text: Path, tmp_path: Path) -> None:
     after = open_tokens(text, cache)
     assert after.sha256 != before.sha256
     assert bytes(after.tokens).endswith(b"more\0third, na\xc3\xafve\0")
+
+
+def test_a_flipped_byte_is_found_and_large_files_are_read_once(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    tokens, read = open_tokens(text, tmp_path / "cache"), list[int]()
+    (made,) = (tmp_path / "cache").glob("*.tokens")
+
+    def check(small_bytes: int) -> None:
+        verify(tokens, lambda done, total: read.append(total - done), small_bytes)
+
+    check(small_bytes=1 << 30)
+    assert read == [0], "all of it"
+    check(small_bytes=1 << 30)
+    check(small_bytes=0)
+    assert len(read) == 3, "nothing is kept of small files"
+    check(small_bytes=0)
+    assert len(read) == 3, "it is known by now"
+    times = made.stat()
+    content = bytearray(made.read_bytes())
+    content[-1] ^= 1
+    made.write_bytes(content)
+    os.utime(made, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(FileError, match=r"tokens is damaged: it does not hold .*; remove it"):
+        check(small_bytes=0)
+    assert len(read) == 4
+    moved = made.with_name("moved.tokens")  # where it is the user's own
+    made.rename(moved)
+    with pytest.raises(FileError, match=r"moved.tokens is damaged.*make it again with heteropp-da"):
+        verify(open_token_file(moved))
 
 
 def test_the_same_text_elsewhere_is_the_same_data(text: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from heteropp.files import make_folder
+from heteropp.files import FileError, make_folder
 from heteropp.training.ranks.loopback import LOOPBACK, loopback_store
 from heteropp.training.ranks.watch import CAUSE_FILE
 
@@ -25,6 +25,9 @@ TALKATIVE = (
     *("torch.distributed", "torch.multiprocessing"),
     *(f"{ELASTIC}.agent.server.api", f"{ELASTIC}.multiprocessing.api"),
 )
+SHARED_MEMORY = Path("/dev/shm")
+# as of torch 2.13 (5, and 2 a rank), twice: those of the start before may still be there
+SEMAPHORES, SEMAPHORES_A_RANK = 10, 4
 STORE_S = 60  # for an answer of the store
 STOP_S = 600  # for the ranks to save when they are told to stop
 
@@ -41,8 +44,10 @@ def launch(
 
     Rank 0 has the terminal; the others write to a folder of `logs`, and their errors here too.
     When a rank fails all of them are started again, at most `restarts` times. The exit code is
-    what the entrypoint gives, 0 for None; 128 + the signal's number when told to stop.
+    what the entrypoint gives, 0 for None; 128 + the signal's number when told to stop. Raises
+    FileError when the machine cannot start them.
     """
+    check_shared_memory(len(labels))
     set_environment()
     make_folder(logs)
     (logs / CAUSE_FILE).unlink(missing_ok=True)
@@ -79,6 +84,22 @@ def launch(
         print(f"{what} stopped: {error.sigval.name} received", file=sys.stderr)
         return 128 + error.sigval
     return max(code or 0 for code in codes.values())
+
+
+def check_shared_memory(ranks: int, folder: Path = SHARED_MEMORY) -> None:
+    """Raises FileError where semaphores have no room, with which ranks are started."""
+    try:
+        status = os.statvfs(folder)
+    except OSError as error:
+        raise FileError(f"{folder} cannot be used: {error.strerror}") from None
+    free_bytes = status.f_bavail * status.f_frsize
+    needed_bytes = (SEMAPHORES + SEMAPHORES_A_RANK * ranks) * status.f_bsize  # a page for each
+    if free_bytes < needed_bytes:
+        raise FileError(
+            f"{folder} has {free_bytes // 1024} KiB free, and {ranks} ranks need "
+            f"{needed_bytes // 1024} KiB to start; enlarge it (mount -o remount,size=1g {folder}; "
+            "docker run --shm-size 1g), or remove what is left in it"
+        )
 
 
 def set_environment() -> None:

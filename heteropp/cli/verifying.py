@@ -1,0 +1,47 @@
+"""Reads all of a run's data before it is trained on, with a bar where that takes a while."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from heteropp.data.integrity import verify
+from heteropp.data.source import open_tokens
+
+SILENT_S = 2.0
+
+
+def verify_data(data: Path | None, validation: Path | None) -> None:
+    """Raises FileError where a token file is not as it was written."""
+    verify_shown(data)
+    if validation is not None:
+        verify_shown(validation)
+
+
+def verify_shown(source: Path | None) -> None:
+    tokens = open_tokens(source)
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn(f"checking {tokens.path.name}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("")
+    start_s = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        if time.monotonic() - start_s > SILENT_S:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        verify(tokens, progress)
+    finally:
+        bar.stop()
