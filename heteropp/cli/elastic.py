@@ -66,6 +66,17 @@ class Earlier:
     hyperparameters: Hyperparameters
     torchrun: str | None  # its run id, where it started the job
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the torchrun that started this process started the job, and does so again."""
+        return self.torchrun is not None and self.torchrun == _torchrun()
+
+
+def job_goes_on(output: Path) -> bool:
+    """Whether torchrun starts the job in this folder again by itself. Raises FileError."""
+    path = output / JOB
+    return path.exists() and read_json(path, Earlier).goes_on
+
 
 def earlier_job(output: Path, resume: bool) -> Earlier | None:
     """The job whose copies this one takes: torchrun starts again by itself, others on --resume.
@@ -76,7 +87,7 @@ def earlier_job(output: Path, resume: bool) -> Earlier | None:
     if not path.exists():
         return None
     earlier = read_json(path, Earlier)
-    if resume or (earlier.torchrun and earlier.torchrun == _torchrun()):
+    if resume or earlier.goes_on:
         return earlier
     raise InputError(
         f"{path} is of an earlier run; give --resume to go on from it, or another --output"

@@ -1,8 +1,11 @@
-"""Which checkpoint a command goes on from."""
+"""Which run a command goes on with, and from which checkpoint."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from heteropp.checkpoint.manifest import (
     Checkpoint,
@@ -13,6 +16,7 @@ from heteropp.checkpoint.manifest import (
     verify,
 )
 from heteropp.cli.errors import InputError
+from heteropp.cli.starts import newest_options
 from heteropp.files import FileError
 
 
@@ -36,3 +40,32 @@ def checkpoint_to_resume(folder: Path, step: int | None, whole: bool) -> Checkpo
         raise InputError(f"{error}; {way_out}") from None
     of = "" if step is None else f" of step {step}"
     raise InputError(f"{folder} holds no checkpoint{of} to resume from")
+
+
+def run_to_resume(said: Mapping[str, Any], default: Path) -> dict[str, Any]:
+    """What the command line need not say of a run that goes on, by parameter.
+
+    said: what it says, as texts; default: the output of one that names none. Raises InputError or
+    FileError.
+    """
+    folder, output = said.get("folder"), said.get("output")
+    if not (said.get("resume") or said.get("resume_from")):
+        if isinstance(folder, str):
+            raise InputError(f"{folder} is no option; a run's folder is given to --resume")
+        return {}
+    if isinstance(folder, str) and output and Path(folder) != Path(output):
+        raise InputError(
+            f"--resume {folder} goes on in its own folder; leave out --output {output}"
+        )
+    run = Path(folder if isinstance(folder, str) else output or default)
+    options = newest_options(run)
+    if not options and not (said.get("plan") or said.get("bucket")):
+        raise InputError(
+            f"{run} does not say what it was started with; give its --plan and --cluster, too"
+        )
+    if said.get("plan") or said.get("bucket"):  # instead of the other one
+        for name in ("plan", "bucket", "documents") if said.get("plan") else ("plan",):
+            options.pop(name, None)
+    if "RANK" in os.environ:  # torchrun has its own
+        options.pop("restarts", None)
+    return {**options, "output": str(run)}

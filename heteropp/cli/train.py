@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from heteropp.cli.errors import InputError, one_sentence
+from heteropp.cli.starts import keep_start
 from heteropp.cli.tools import leave_tools_to_ranks
 from heteropp.cli.train_checks import (
     check_elastic,
     check_files,
+    check_finite,
     check_not_elastic,
     check_p2p,
     check_runs,
@@ -23,6 +26,7 @@ from heteropp.cli.train_checks import (
     choose_chip,
     chosen_hyperparameters,
     cluster_of,
+    hold,
     plan_files,
 )
 from heteropp.plan import Plan, read_plan
@@ -31,12 +35,15 @@ if TYPE_CHECKING:
     from heteropp.checkpoint.manifest import Checkpoint
     from heteropp.cli.elastic import Earlier
 
+OUTPUT = Path("runs/train")
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 EXAMPLES = """\b
 Examples:
   heteropp-train --plan plan.json --cluster cluster.toml --steps 60
-  heteropp-train --plan plan.json --cluster cluster.toml --steps 90 --resume
+  heteropp-train --resume runs/train
+  heteropp-train --resume runs/train --steps 90 --plan another.json
   heteropp-train --plan plan.json --cluster cluster.toml --from Llama-3.2-1B
   heteropp-train --plan plan.json --cluster cluster.toml --elastic \\
     --availability chips.json --remote s3://bucket/run
@@ -50,9 +57,30 @@ DATA, CHECKPOINTS, OPTIMIZER = "Data and weights", "Checkpoints and failures", "
 ELASTIC = "When the cluster changes"
 
 
-@app.command(help=__doc__, epilog=EXAMPLES)
+class Resumable(TyperCommand):
+    """Takes what the command line leaves out from the run that it goes on with."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        said, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        if not said.get("help"):
+            from heteropp.cli.resume import run_to_resume
+
+            with one_sentence():
+                ctx.default_map = run_to_resume(said, OUTPUT)
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=Resumable, help=__doc__, epilog=EXAMPLES)
 def train(
     context: typer.Context,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FOLDER",
+            help="With --resume: the run to go on with. Its plan, cluster, data and options are "
+            "in its folder; those that are given replace them.",
+        ),
+    ] = None,
     plan: Annotated[Path | None, typer.Option(help="What heteropp-search wrote.")] = None,
     bucket: Annotated[
         list[Path] | None,
@@ -99,12 +127,12 @@ def train(
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where everything is written.")
-    ] = Path("runs/train"),
+    ] = OUTPUT,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Go on from the newest checkpoint, whatever its plan was.",
+            help="Go on from the newest checkpoint, whatever its plan was; of FOLDER, or --output.",
             rich_help_panel=CHECKPOINTS,
         ),
     ] = False,
@@ -285,7 +313,9 @@ def train(
         "skip_spikes": skip_spikes,
     }
     launched = "RANK" in os.environ  # by torchrun, which started every rank itself
+    keeps = int(os.environ.get("RANK", "0")) == 0  # the process that has the run's folder
     with one_sentence():
+        check_finite({"--deadline": deadline, "--notice": notice})
         if validate_every and validation is None:
             raise InputError("--validate-every needs --validation, the data to try the model on")
         files = plan_files(plan, bucket, documents)
@@ -296,11 +326,12 @@ def train(
             by_length = read_buckets(bucket)
         content = by_length[0] if by_length else read_plan(files[0])
         earlier: Earlier | None = None
+        begun = False  # by torchrun, which starts it again
         if elastic:
-            from heteropp.cli.elastic import earlier_job
+            from heteropp.cli.elastic import earlier_job, job_goes_on
 
             check_elastic(cluster, bucket, resume_from, restarts, force)
-            earlier = earlier_job(output, resume)
+            begun = job_goes_on(output)
         else:
             check_not_elastic(given(context))
         start = 0
@@ -309,6 +340,12 @@ def train(
             from heteropp.training.ranks.attempt import attempt
 
             start = attempt()
+            begun = start > 0
+        there = output.exists()
+        if keeps and there:  # who has it is said before what is in it
+            hold(context, output, begun)
+        if elastic:
+            earlier = earlier_job(output, resume)
         if launched and restarts:
             raise InputError("--restarts is not for torchrun's ranks; give it --max-restarts")
         check_p2p(p2p, device)
@@ -316,7 +353,7 @@ def train(
         if elastic:
             pass  # this process has no chip
         elif launched and device == "chip":
-            import ditorch  # noqa: F401  (autograd counts devices once, at the first backward)
+            open_chip()
         elif device == "chip":
             leave_tools_to_ranks()
         machines = None
@@ -350,10 +387,20 @@ def train(
             )
             if by_length:
                 print(say_documents(tokens, by_length), file=sys.stderr)
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # one process of each node
+            from heteropp.cli.verifying import verify_data
+
+            verify_data(data, validation)
         if weights and not saved:
             from heteropp.hugging_face.weights import check_from
 
             check_from(weights, content.model)
+        if keeps and not there:
+            hold(context, output, begun)
+        if keeps and not begun:
+            keep_start(
+                output, given(context), by_length or (content,), cluster, seed, hyperparameters
+            )
 
     from heteropp.training.train import RankChip, Run, train_rank  # torch is a second's import
 
@@ -408,15 +455,29 @@ def train(
     from heteropp.checkpoint.writer import remove_partial
     from heteropp.training.ranks.launch import launch
 
-    code = launch(train_rank, run, json, labels=run.labels, logs=run.logs, restarts=restarts)
+    with one_sentence():
+        code = launch(train_rank, run, json, labels=run.labels, logs=run.logs, restarts=restarts)
     remove_partial(run.checkpoints)  # a full disk has room again
     raise typer.Exit(code)
 
 
-def given(context: typer.Context) -> set[str]:
-    """The parameters that the command line names."""
+def open_chip() -> None:
+    """Autograd counts devices once, at the first backward. Raises InputError."""
+    try:
+        import ditorch  # noqa: F401
+    except ImportError as error:
+        raise InputError(str(error)) from None
+
+
+def given(context: typer.Context) -> dict[str, Any]:
+    """The parameters that the command line names, or the run that it goes on with."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    names = ("COMMANDLINE", "DEFAULT_MAP")
+    return {
+        name: context.params[name]
+        for name, source in sources.items()
+        if source and source.name in names
+    }
 
 
 def main() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from heteropp.cli.errors import InputError
 from heteropp.files import make_folder
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan
+from hyperhetero_output import LOCK, held
 
 if TYPE_CHECKING:
     from heteropp.checkpoint.manifest import Checkpoint
@@ -79,6 +83,21 @@ def check_elastic(
     ):
         if given:
             raise InputError(f"{option} is not for --elastic: {why}")
+
+
+def check_finite(settings: Mapping[str, float]) -> None:
+    for option, value in settings.items():
+        if not math.isfinite(value):
+            raise InputError(f"{option} is {value}; expected a number of seconds")
+
+
+def hold(context: typer.Context, output: Path, begun: bool) -> None:
+    """Keeps other runs out of the folder, which is made, until the command ends.
+
+    begun: a start of the same job had it before. Raises FileError or LockError.
+    """
+    make_folder(output)
+    context.with_resource(held(output / LOCK, str(output), own=begun))
 
 
 def check_p2p(p2p: str | None, device: str) -> None:
@@ -147,6 +166,12 @@ def chosen_hyperparameters(
     given = {name: value for name, value in settings.items() if value is not None}
     hyperparameters = replace(base, **given)
     hyperparameters.validate()
+    if "warmup_steps" in given and hyperparameters.warmup_steps > hyperparameters.decay_steps:
+        raise InputError(
+            f"--warmup-steps is {hyperparameters.warmup_steps}, and the learning rate's cosine "
+            f"ends at step {hyperparameters.decay_steps}; expected no more, or a longer "
+            "--decay-steps"
+        )
     return hyperparameters
 
 

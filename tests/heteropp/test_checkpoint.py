@@ -16,10 +16,12 @@ from layouts import lay_out, two_pipelines
 from parity import STEPS, TOLERANCE, Ranks
 from safetensors.torch import load_file
 from training_run import (
+    CHIP,
     Training,
     checkpoint_parameters,
     make_plan,
     start,
+    start_with,
     tiny_model,
     wait,
     write_cluster,
@@ -57,6 +59,12 @@ def resume(folder: Path, *arguments: str) -> None:
     assert code == 0, stderr
 
 
+def changed_paths(run: Path) -> dict[str, str]:
+    """The options of a resume that differ: it has the first start's own copies."""
+    kept = run / "starts" / "1"
+    return {"plan": str(kept / "plan.json"), "cluster": str(kept / "cluster.toml")}
+
+
 def refusal(folder: Path, *arguments: str) -> str:
     """The one sentence of a resume that is refused."""
     sentence = training_run.refusal(folder, "--resume", "--steps", "8", *arguments)
@@ -69,7 +77,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(whole: Training, copy: Path) 
     damaged = next(newest.glob("layers.*"))
     damaged.write_bytes(b"")
     (newest.parent / ".step-000006.partial").mkdir()  # what a crash leaves
-    resume(copy, "--resume-from", "4", "--steps", "6")
+    for name in ("plan.json", "cluster.toml", CHIP):  # the run keeps its own
+        (copy / name).unlink()
+    process = start_with(copy, "--resume", str(copy / "run"), "--resume-from", "4")
+    code, _, stderr = wait(process, 120)
+    assert code == 0, stderr
+    starts = [json.loads((copy / "run" / "starts" / n / "start.json").read_text()) for n in "12"]
+    assert starts[1]["options"] == {**starts[0]["options"], **changed_paths(copy / "run")}
+    assert starts[1]["command"][1:] == ["--resume", str(copy / "run"), "--resume-from", "4"]
+    assert starts[1]["versions"]["torch"] == torch.__version__
+    assert starts[1]["hyperparameters"]["warmup_steps"] == 2
     metrics = [json.loads(line) for line in (copy / "run" / "metrics.jsonl").open()]
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
     for name in ("loss", "gradient_norm", "learning_rate"):

@@ -14,12 +14,15 @@ from pathlib import Path
 import pytest
 import training_run
 from training_run import Training, make_plan, tiny_model, wait, write_cluster, write_text
+from typer.testing import CliRunner
 
+from heteropp.cli.train import app
 from heteropp.data.convert import convert
 from heteropp.data.documents import Document
 from heteropp.data.tokenizer import Bytes
 from heteropp.plan import Plan, Prediction, write_plan
 from heteropp.schedule import actions as table_of
+from hyperhetero_output import held
 
 PLAN = make_plan(tiny_model(), (3, 1), (2, 1), (1, 1), (True, False))
 
@@ -191,6 +194,12 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
         tmp_path, PLAN, "--learning-rate", "-1"
     )
     assert "learning_rate is nan" in refusal(tmp_path, PLAN, "--learning-rate", "nan")
+    for option in ("learning-rate", "gradient-clip", "weight-decay"):
+        said = refusal(tmp_path, PLAN, f"--{option}", "1e300")
+        assert f"{option.replace('-', '_')} is 1e+300; expected " in said
+    assert "--deadline is inf; expected a number" in refusal(tmp_path, PLAN, "--deadline", "inf")
+    warmup = ("--warmup-steps", "61", "--steps", "60")
+    assert "--warmup-steps is 61, and the learning" in refusal(tmp_path, PLAN, *warmup)
     assert "gradient_clip is -2.0" in refusal(tmp_path, PLAN, "--gradient-clip", "-2")
     assert "--device is tpu; expected chip or cpu" in refusal(tmp_path, PLAN, "--device", "tpu")
     assert "--p2p is tcp; expected device-direct or cpu" in refusal(tmp_path, PLAN, "--p2p", "tcp")
@@ -200,6 +209,54 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
     assert "--force skips the check of the chips' memory" in refusal(tmp_path, PLAN, "--force")
     assert "--steps" in refusal(tmp_path, PLAN, "--steps", "0")
     assert "No such option" in refusal(tmp_path, PLAN, "--stepz", "1")
+
+
+def test_a_folder_that_another_run_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "run"
+    output.mkdir()
+    monkeypatch.setenv("DITORCH_CHIP", "")  # which a rank sets, and monkeypatch puts back
+    with held(output / ".lock", "it"):
+        for rank in (None, "0"):  # rank 0 of torchrun's
+            if rank:
+                monkeypatch.setenv("RANK", rank)
+            for more in ((), ("--resume",)):
+                said = refusal(tmp_path, PLAN, *more)
+                assert said.startswith(f"{output} is used by process {os.getpid()} on host ")
+    monkeypatch.delenv("RANK")
+    write_cluster(tmp_path, PLAN.world_size)
+    with held(output / ".lock", "it"):
+        said = refusal(tmp_path, PLAN, "--elastic")
+        assert said.startswith(f"{output} is used by process {os.getpid()} on host ")
+
+
+def test_a_run_to_resume_is_named_once_and_says_its_plan(tmp_path: Path) -> None:
+    runner = CliRunner()
+    for arguments, expected in (
+        ([str(tmp_path)], f"{tmp_path} is no option; a run's folder is given to --resume"),
+        (["--resume", str(tmp_path)], "does not say what it was started with; give its --plan"),
+        (["--resume", "a", "--output", "b"], "--resume a goes on in its own folder; leave out"),
+    ):
+        result = runner.invoke(app, arguments)
+        assert result.exit_code == 2 and expected in result.stderr
+
+
+def test_too_little_shared_memory_is_said_before_anything_starts(tmp_path: Path) -> None:
+    """In a mount namespace with a small /dev/shm, as containers have it."""
+    inside = ["unshare", "--mount", "bash", "-c"]
+    small = "mount -t tmpfs -o size=64k tmpfs /dev/shm && "
+    if subprocess.run([*inside, f"{small} true"], capture_output=True).returncode:
+        pytest.skip("this machine lets us mount no /dev/shm of our own; root can")
+    program = (
+        "from heteropp.training.ranks.launch import launch; from pathlib import Path;"
+        f"launch(print, labels=('a',) * 6, logs=Path({str(tmp_path / 'logs')!r}))"
+    )
+    ended = subprocess.run(
+        [*inside, f'{small} exec {sys.executable} -c "{program}"'], capture_output=True, text=True
+    )
+    assert "FileError: /dev/shm has 64 KiB free, and 6 ranks need 136 KiB to start" in ended.stderr
+    assert not (tmp_path / "logs").exists()
 
 
 def test_torchrun_alone_counts_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +288,14 @@ def test_bad_data_is_refused(tmp_path: Path) -> None:
     assert "x.tokens is not a token file, or is damaged" in refusal(
         tmp_path, PLAN, "--data", str(tmp_path / "x.tokens")
     )
+    flipped = bytearray(content)
+    flipped[-100] ^= 1
+    (tmp_path / "x.tokens").write_bytes(flipped)
+    for option in ("--data", "--validation"):
+        assert (
+            "x.tokens is damaged: it does not hold what was written to it, by the sha256 in its "
+            "header; make it again with heteropp-data"
+        ) in refusal(tmp_path, PLAN, option, str(tmp_path / "x.tokens"))
     (tmp_path / "x.tokens").write_bytes(content.replace(Bytes.sha256.encode(), b"0" * 64))
     others = ("--validation", str(tmp_path / "x.tokens"))
     assert "x.tokens was made with tokenizer bytes, and what" in refusal(tmp_path, PLAN, *others)

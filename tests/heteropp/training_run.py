@@ -207,9 +207,14 @@ def refusal(folder: Path, *arguments: str) -> str:
 
 def start(folder: Path, *arguments: str) -> forks.Forked:
     """Starts heteropp-train on what lies in a folder; the arguments go last."""
+    return start_with(folder, *command(folder, *arguments))
+
+
+def start_with(folder: Path, *arguments: str) -> forks.Forked:
+    """Starts heteropp-train with these arguments alone."""
     environment = {key: value for key, value in os.environ.items() if key != "RANK"}
     environment["XDG_CACHE_HOME"] = str(folder / "cache")
-    return forks.start(["-m", "heteropp.cli.train", *command(folder, *arguments)], environment)
+    return forks.start(["-m", "heteropp.cli.train", *arguments], environment)
 
 
 def wait(process: forks.Forked | subprocess.Popen[str], deadline_s: float) -> tuple[int, str, str]:
