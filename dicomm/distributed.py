@@ -232,12 +232,18 @@ def _address_towards(store: dist.Store) -> str:
 
 
 def _secret(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> str:
-    given = os.environ.get("DICOMM_SECRET")
-    if given or world_size == 1:
-        return given or ""
+    given = os.environ.get("DICOMM_SECRET") or ""
+    if world_size == 1:
+        return given
     if rank == 0:
-        store.set("secret", secrets.token_hex(32))
-    return _get(store, "secret", timeout, "the secret of its rank 0").decode()
+        store.set("secret", "" if given else secrets.token_hex(32))
+    shared = given or _get(store, "secret", timeout, "the secret of its rank 0").decode()
+    if not shared:
+        raise dist.DistBackendError(
+            f"dicomm: DICOMM_SECRET is set for rank 0 of the new process group and not for rank "
+            f"{rank}; expected the same for every rank, or for none"
+        )
+    return shared
 
 
 def _get(store: dist.Store, key: str, timeout: timedelta, what: str) -> bytes:

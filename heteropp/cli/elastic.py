@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import threading
+import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,13 +27,15 @@ from heteropp.elastic.launcher.agent import Agent
 from heteropp.elastic.launcher.availability import Availability
 from heteropp.elastic.launcher.gathering import GatheringError, gather
 from heteropp.elastic.launcher.leader import Leader, Outcome
+from heteropp.elastic.launcher.pulse import Heart, Pulse
 from heteropp.elastic.launcher.roster import Roster
 from heteropp.elastic.member.member import run_member
 from heteropp.files import read_json, write_json
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.planned import check_cluster, check_memory
 from heteropp.training.ranks.attempt import launcher_store
-from heteropp.training.ranks.launch import set_environment
+from heteropp.training.ranks.launch import draw_secret, set_environment
+from heteropp.training.ranks.store import limit_answers
 from heteropp.training.ranks.watch import SIGNALS
 from heteropp.training.train import Run
 
@@ -115,7 +119,9 @@ def train_elastically(run: Run, elastic: Elastic, earlier: Earlier | None, quiet
     set_environment()
     launched = _torchrun() is not None
     place = (
-        _under_torchrun(elastic, earlier, cluster, run) if launched else _alone(earlier, cluster)
+        _under_torchrun(elastic, earlier, cluster, run)
+        if launched
+        else _alone(earlier, cluster, run)
     )
     job = Job(
         name=place.name,
@@ -135,7 +141,7 @@ def train_elastically(run: Run, elastic: Elastic, earlier: Earlier | None, quiet
             if place.leads:
                 outcome = _lead(job, elastic, cluster, place, agent, told, earlier, quiet)
             else:
-                outcome = _follow(agent, Board(place.store), place.own[0], told)
+                outcome = _follow(agent, place, told)
     finally:
         agent.close()
         if outcome.exit_code:
@@ -183,22 +189,25 @@ def _lead(
         "recover" if earlier else "initial",
         members,
     )
+    board, others = Board(place.store), set(place.nodes) - set(place.own)
+    pulse = Pulse(board, others, job.run.deadline_s, screen.tell, leader.lose_node)
     try:
         while leader.outcome is None and len(told) < patience:
             if told:
                 leader.stop(Outcome(128 + told[0]))
             agent.turn()
             leader.turn()
+            pulse.turn()
             screen.update(leader)
             agent.wait(TURN_S)
+        others -= pulse.name_silent() if told else pulse.lost
     finally:
         screen.stop()
         if availability:
             availability.close()
     outcome = leader.outcome or Outcome(128 + told[0], "told to stop at once")
-    board = Board(place.store)
     board.say(outcome.exit_code, "over")
-    for node in set(place.nodes) - set(place.own):  # the store may end with this process
+    for node in others:  # the store may end with this process
         with suppress(dist.DistStoreError):
             board.hear(str, "left", node, timeout_s=LEAVE_S)
     if outcome.exit_code == 0 and job.remote:
@@ -227,26 +236,36 @@ def _clear_remote(job: Job, screen: Screen) -> None:
         screen.tell(f"warning: {tier.url} cannot be removed: {failures[0]}")
 
 
-def _follow(agent: Agent, board: Board, node: str, told: list[int]) -> Outcome:
+def _follow(agent: Agent, place: Place, told: list[int]) -> Outcome:
     """Until the leader says that the job is over, or torchrun that this start is."""
-    launcher = os.getppid()
+    board, node, meeting = Board(place.store), place.own[0], place.meeting
+    launcher, asked_s = os.getppid(), time.monotonic()
+    heart = Heart(Board(meeting.connect(meeting.answer_s)), node)
     try:
         while not told and os.getppid() == launcher:
+            asked_s = time.monotonic()
             agent.turn()
             if (code := board.heard(int, "over")) is not None:
                 board.say("", "left", node)
                 return Outcome(code)
             agent.wait(TURN_S)
-    except dist.DistNetworkError:  # the leader's node is gone, and the store with it
+    except dist.DistNetworkError:
+        is_silent = time.monotonic() - asked_s > meeting.answer_s / 2
+        how = f"has not answered for {meeting.answer_s:g} s" if is_silent else "has hung up"
+        who = f"{meeting.host}, the machine of the job's store,"
+        print(f"node {node} stopped: {who} {how}", file=sys.stderr, flush=True)
         return Outcome(1)
+    finally:
+        heart.stop()
     return Outcome(128 + told[0] if told else 1)
 
 
-def _alone(earlier: Earlier | None, cluster: Cluster) -> Place:
+def _alone(earlier: Earlier | None, cluster: Cluster, run: Run) -> Place:
+    draw_secret()
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     return Place(
         store=store,
-        meeting=Meeting(host="localhost", port=store.port),
+        meeting=Meeting(host="localhost", port=store.port, answer_s=run.deadline_s),
         name=earlier.name if earlier else uuid.uuid4().hex,
         nodes=cluster.node_names,
         own=cluster.node_names,
@@ -262,16 +281,27 @@ def _under_torchrun(elastic: Elastic, earlier: Earlier | None, cluster: Cluster,
         raise InputError(f"--node-name is missing: under torchrun it says which of {names} this is")
     if node not in cluster.node_names:
         raise InputError(f"--node-name is {node}; expected one of {names}")
-    meeting = Meeting(host=os.environ["MASTER_ADDR"], port=int(os.environ["MASTER_PORT"]))
+    meeting = Meeting(
+        host=os.environ["MASTER_ADDR"],
+        port=int(os.environ["MASTER_PORT"]),
+        answer_s=run.deadline_s,
+    )
     world_size = int(os.environ["WORLD_SIZE"])
+    limit_answers(launcher_store(), run.deadline_s)
     try:
         gathered = gather(launcher_store(), rank, world_size, node, run.deadline_s)
     except GatheringError as error:
         raise InputError(str(error)) from None
+    except dist.DistError as error:
+        raise InputError(f"the job's store on {meeting.host} does not answer: {error}") from None
     nodes = [agent.node for agent in gathered.agents]
     if len(set(nodes)) < len(nodes):
         raise InputError(
             f"the agents' --node-name are {', '.join(nodes)}; expected each of them once"
+        )
+    if len({agent.secret for agent in gathered.agents}) > 1:
+        raise InputError(
+            "DICOMM_SECRET is not the same on all nodes; expected the same on each, or on none"
         )
     meeting = replace(meeting, prefix=f"start {gathered.id}")
     store = meeting.connect(run.deadline_s)

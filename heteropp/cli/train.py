@@ -314,6 +314,7 @@ def train(
     }
     launched = "RANK" in os.environ  # by torchrun, which started every rank itself
     keeps = int(os.environ.get("RANK", "0")) == 0  # the process that has the run's folder
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the ranks say what there is to say
     with one_sentence():
         check_finite({"--deadline": deadline, "--notice": notice})
         if validate_every and validation is None:

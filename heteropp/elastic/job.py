@@ -19,6 +19,7 @@ A *member* is a process that has one chip and its name: "a-0/1" is chip 1 of nod
     stop              "": the step is to be finished and saved, by the leader
     end/N/MEMBER      "": a member that was started for N is to be killed, by the leader
     ended/N/MEMBER    Ended, of a member that was started for N, by its agent
+    beat/NODE         number that grows while the node's agent is alive
     over              exit code of the job, by the leader: agents end
 
 The stores of torch.distributed's own groups are under "generation N", and under "switch N" for the
@@ -38,6 +39,7 @@ from pydantic import TypeAdapter
 from heteropp.cluster import read_cluster
 from heteropp.plan import read_plan
 from heteropp.recovery.tiers import Tiers
+from heteropp.training.ranks.store import limit_answers
 from heteropp.training.train import RankChip, Run
 
 T = TypeVar("T")
@@ -53,13 +55,15 @@ class Meeting:
 
     host: str
     port: int
+    answer_s: float  # that it has to answer in; DistNetworkError after it
     prefix: str = ""  # of this start of the job, where the store outlives it
 
     def connect(self, timeout_s: float) -> dist.Store:
-        """A connection of this process, which waits no longer than that for anything."""
+        """A connection of this process, which waits no longer than that for another member."""
         store = dist.TCPStore(
             self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s)
         )
+        limit_answers(store, self.answer_s)
         return dist.PrefixStore(self.prefix, store) if self.prefix else store
 
 

@@ -49,8 +49,10 @@ from heteropp.training.measuring.report import Reporter
 from heteropp.training.ranks.attempt import attempt, launcher_store
 from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.device import Device, open_device, set_links
+from heteropp.training.ranks.heartbeats import POLL_S
+from heteropp.training.ranks.store import limit_answers
 from heteropp.training.ranks.transport import P2P, Groups, Place, connect
-from heteropp.training.ranks.watch import CAUSE_FILE, POLL_S, Watch, name_process
+from heteropp.training.ranks.watch import CAUSE_FILE, Watch, name_process
 from heteropp.training.stage.modules import stage_modules
 from heteropp.training.state import State
 from heteropp.training.step.batches import Batches, check_same_data
@@ -257,6 +259,7 @@ def train_rank(run: Run, json_summary: bool = False) -> int:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name_process(f"heteropp-{rank}")
     store = dist.PrefixStore(f"attempt {attempt()}", launcher_store())
+    limit_answers(store, run.deadline_s)
     # the watch comes first: it knows which rank is silent
     wait_s = run.deadline_s + 5 * POLL_S
     control = Control(store, rank, world_size, wait_s)
@@ -270,7 +273,12 @@ def train_rank(run: Run, json_summary: bool = False) -> int:
         if reporter:
             reporter.stop()
 
-    watch = Watch(store, control, list(run.labels), run.logs, run.deadline_s, doing, on_exit)
+    labels = list(run.labels)
+    try:
+        watch = Watch(store, control, labels, run.logs, run.deadline_s, doing, on_exit)
+    except dist.DistError as error:
+        print(f"{labels[rank]} stopped while starting: {one_line(error)}", file=sys.stderr)
+        return 1
     try:
         chip = run.chips[rank]
         device = open_device(run.device, chip.file, chip.chip_type)
@@ -285,7 +293,10 @@ def train_rank(run: Run, json_summary: bool = False) -> int:
                 run.output, trainer.completed, run.steps, json_summary, run.tensorboard
             )
         own = Control(store.clone(), rank, world_size, SAVE_S)  # type: ignore[attr-defined]
-        writer = Writer(run.checkpoints, own, run.keep, lambda what: watch.fail(f"stopped: {what}"))
+        limit_answers(store, run.deadline_s)
+        writer = Writer(
+            run.checkpoints, own, run.keep, lambda what: watch.fail(f"stopped: {what}", True)
+        )
         stopped = _loop(trainer, reporter, writer, watch)
         writer.finish()
         if not stopped:
@@ -299,9 +310,9 @@ def train_rank(run: Run, json_summary: bool = False) -> int:
             _end_without_launcher()
         return 128 + signal.SIGTERM if stopped else 0
     except torch.OutOfMemoryError as error:
-        watch.fail(f"ran out of memory: {one_line(error)}", wait_s=0)
+        watch.fail(f"ran out of memory: {one_line(error)}", is_own=True)
     except (FileError, CheckpointError, DivergedError) as error:
-        watch.fail(f"stopped: {one_line(error)}", wait_s=0)
+        watch.fail(f"stopped: {one_line(error)}", is_own=True)
     except Exception as error:
         # the line that the watch prints has room for the error alone
         keep_traceback(run.logs / f"rank-{rank}.traceback")

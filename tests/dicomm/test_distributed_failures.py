@@ -133,6 +133,19 @@ def test_a_rank_with_another_secret_is_refused() -> None:
     run_processes(2, with_own_secret)
 
 
+def without_the_secret(rank: int) -> None:
+    if rank == 0:
+        os.environ["DICOMM_SECRET"] = "only here"
+        dist.new_group([0, 1], timeout=timedelta(seconds=5))
+        return
+    with pytest.raises(dist.DistBackendError, match="DICOMM_SECRET is set for rank 0"):
+        dist.new_group([0, 1], timeout=timedelta(seconds=5))
+
+
+def test_a_secret_that_some_ranks_lack_is_told() -> None:
+    run_processes(2, without_the_secret)
+
+
 def bad_option(rank: int, strategy: Any) -> None:
     with pytest.raises((ValueError, TypeError), match="expected"):
         dist.new_group([0], pg_options=strategy)

@@ -87,7 +87,7 @@ class Recovery:
         job = Job(
             name="test",
             run=run,
-            meeting=Meeting(host="localhost", port=0),
+            meeting=Meeting(host="localhost", port=0, answer_s=60),
             memory=folder / "memory",
             disk=folder / "disk",
             remote=None,

@@ -60,7 +60,7 @@ class Leader:
                 hyperparameters=Hyperparameters(decay_steps=STEPS),
                 device=device,  # type: ignore[arg-type]
             ),
-            meeting=Meeting(host="127.0.0.1", port=self.store.port),
+            meeting=Meeting(host="127.0.0.1", port=self.store.port, answer_s=60),
             memory=folder / "memory",
             disk=folder / "disk",
             remote=None,

@@ -209,7 +209,7 @@ def test_jobs_that_share_folders_leave_each_others_copies(tmp_path: Path) -> Non
         Job(
             name=name,
             run=None,  # type: ignore[arg-type]  # tiers do not depend on it
-            meeting=Meeting(host="", port=0),
+            meeting=Meeting(host="", port=0, answer_s=60),
             memory=tmp_path / f"memory-{name}",
             disk=tmp_path / "disk",
             remote=f"file://{tmp_path}/store/",

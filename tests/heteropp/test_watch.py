@@ -1,17 +1,21 @@
-"""Watches of one process that follow on each other, and the signals that come meanwhile."""
+"""Watches of one process that follow on each other, and those of a job: what they end with."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import forkserver
+import pytest
 import torch.distributed as dist
 
+from heteropp.training.ranks import processes
 from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.watch import Watch
 
@@ -54,3 +58,97 @@ def test_a_signal_is_taken_by_the_watch_that_follows_or_ends_the_process(tmp_pat
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGTERM
+
+
+class Rank:
+    """A process with a watch, on a machine of its own as far as it can tell."""
+
+    def __init__(self, logs: Path, rank: int, world_size: int, port: int) -> None:
+        arguments = (logs / f"machine-{rank}", rank, world_size, port)
+        self.logs = arguments[0]
+        self.pipe, theirs = forkserver.context().Pipe()
+        self.process = forkserver.context().Process(target=watched, args=(*arguments, theirs))
+        self.process.start()
+        theirs.close()
+
+    def cause(self) -> str:
+        """That it ends with."""
+        self.process.join(60)
+        assert self.process.exitcode == 1
+        return (self.logs / "cause").read_text()
+
+
+DEADLINE_S = 3.0
+
+
+def watched(logs: Path, rank: int, world_size: int, port: int, pipe: Connection) -> None:
+    processes._machine = lambda: f"machine-{rank}"
+    logs.mkdir()
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    control = Control(store, rank, world_size, 60)
+    labels = [f"rank {number}" for number in range(world_size)]
+    watch = Watch(store, control, labels, logs, DEADLINE_S, lambda: "", lambda: None)
+    pipe.send("watched")
+    watch.fail(*pipe.recv())
+
+
+def keep_store(pipe: Connection) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
+    pipe.recv()
+
+
+class Job:
+    def __init__(self, logs: Path, world_size: int) -> None:
+        self.pipe, theirs = forkserver.context().Pipe()
+        self.store = forkserver.context().Process(target=keep_store, args=(theirs,))
+        self.store.start()
+        port = self.pipe.recv()
+        self.ranks = [Rank(logs, rank, world_size, port) for rank in range(world_size)]
+        for rank in self.ranks:
+            assert rank.pipe.poll(60)
+            assert rank.pipe.recv() == "watched"
+
+    def end(self) -> None:
+        for process in (self.store, *(rank.process for rank in self.ranks)):
+            process.kill()
+            process.join(30)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path, 3)
+    yield job
+    job.end()
+
+
+def test_a_silent_store_ends_the_ranks(job: Job) -> None:
+    assert job.store.pid
+    os.kill(job.store.pid, signal.SIGSTOP)
+    for rank in job.ranks:
+        assert rank.cause() == "the launcher has not answered for 3 s"
+
+
+def test_the_rank_that_died_is_named_and_not_the_one_that_noticed(job: Job) -> None:
+    first, dead, last = job.ranks
+    dead.process.kill()
+    last.pipe.send(("failed: rank 1 has hung up",))
+    for rank in (first, last):
+        who = f"rank 1 on {socket.gethostname()}"
+        assert rank.cause() in (f"{who} died or is cut off", f"{who} has not answered for 3 s")
+
+
+def test_an_error_of_a_rank_is_told_before_its_launcher_ends(job: Job) -> None:
+    """Whose end is that of the store."""
+    full = "stopped: /checkpoints/step-5 cannot be written: No space left on device"
+    job.ranks[1].pipe.send((full, True))
+    job.ranks[1].process.join(60)
+    job.store.kill()
+    for rank in job.ranks:
+        assert rank.cause() == f"rank 1 on {socket.gethostname()} {full}"
+
+
+def test_an_error_that_nobody_died_of_is_the_rank_s_own(job: Job) -> None:
+    job.ranks[1].pipe.send(("failed: ValueError",))
+    for rank in job.ranks:
+        assert rank.cause() == f"rank 1 on {socket.gethostname()} failed: ValueError"

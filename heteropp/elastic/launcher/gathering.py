@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 import uuid
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ class Present:
 
     id: str
     node: str
+    secret: str  # tells whether the agents were given the same one; "": none was given
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ def gather(store: dist.Store, rank: int, world_size: int, node: str, timeout_s: 
     earlier start left is overwritten, and never answered. Raises GatheringError.
     """
     board = Board(store)
-    own = Present(uuid.uuid4().hex, node)
+    own = Present(uuid.uuid4().hex, node, _fingerprint(os.environ.get("DICOMM_SECRET")))
     board.say(own, "agent", rank)
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
@@ -56,3 +59,10 @@ def gather(store: dist.Store, rank: int, world_size: int, node: str, timeout_s: 
                 return found
         time.sleep(POLL_S)
     raise GatheringError(f"{world_size} agents did not come together in {timeout_s:g} s")
+
+
+def _fingerprint(secret: str | None) -> str:
+    """It costs a while, so that a short secret cannot be guessed from it."""
+    if not secret:
+        return ""
+    return hashlib.scrypt(secret.encode(), salt=b"heteropp", n=1 << 14, r=8, p=1).hex()

@@ -128,6 +128,18 @@ class Leader:
             self.stop_by_s, self.verdict = time.monotonic() + STOP_S, verdict
             self.board.say("", "stop")
 
+    def lose_node(self, node: str) -> None:
+        """Its agent was silent past the deadline, and so cannot say that its members ended.
+
+        Where they live, they do not hear the store either, and end by themselves.
+        """
+        silent = f"is lost: its node has not answered for {self.job.run.deadline_s:g} s"
+        for member in self.roster.cluster.members:
+            if node_of(member) == node:
+                self.members.live.pop(member, None)
+                if member in self.roster.there():
+                    self._lose(member, silent)
+
     # ---------------------------------------------------------------- what is new
 
     def _hear_availability(self) -> None:

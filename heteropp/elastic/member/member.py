@@ -38,8 +38,9 @@ from heteropp.switching.table import Table, state_bytes
 from heteropp.training.measuring.gauges import predicted
 from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.device import open_device
+from heteropp.training.ranks.heartbeats import POLL_S
 from heteropp.training.ranks.transport import connect
-from heteropp.training.ranks.watch import POLL_S, Watch
+from heteropp.training.ranks.watch import Watch
 from heteropp.training.step.guard import DivergedError
 from heteropp.training.train import keep_traceback, one_line, opened
 
@@ -77,7 +78,6 @@ class Member:
             self._fail("chip", f"failed: {one_line(error)}")
         except Exception as error:
             keep_traceback(self.job.run.logs / f"{self.name.replace('/', '-')}.traceback")
-            time.sleep(POLL_S)  # mostly it is another's death: the watch gets a moment to say so
             self._fail("other", f"failed: {type(error).__name__}: {one_line(error)}")
 
     def _live(self, generation: Generation) -> None:
@@ -200,10 +200,13 @@ class Member:
         return free_bytes + spare_bytes > ROOM * state_bytes(switch.new, rank)
 
     def _fail(self, kind: FailureKind, what: str, nodes: tuple[str, ...] = ()) -> NoReturn:
-        with suppress(Exception):  # the store may be what failed
+        def tell() -> None:
             self.board.say(Failure(kind=kind, what=what, nodes=nodes), "failed", self.name)
-        if self.watch is not None:
-            self.watch.fail(what, wait_s=0)
+
+        if self.watch is not None:  # an error of another kind may be another member's death
+            self.watch.fail(what, kind != "other", tell)
+        with suppress(Exception):  # the store may be what failed
+            tell()
         print(f"{self.name} {what}", file=sys.stderr, flush=True)
         os._exit(1)
 

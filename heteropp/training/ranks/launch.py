@@ -49,6 +49,7 @@ def launch(
     """
     check_shared_memory(len(labels))
     set_environment()
+    draw_secret()
     make_folder(logs)
     (logs / CAUSE_FILE).unlink(missing_ok=True)
     # ranks are forked from one process that has imported everything: torch once, not once a rank
@@ -109,10 +110,14 @@ def set_environment() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_S))  # torch 2.13
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
-    os.environ.setdefault("DICOMM_SECRET", secrets.token_hex(32))
     # torch asks DNS for the name of whoever connects: a silent server shall cost 2 s, not 10
     os.environ.setdefault("RES_OPTIONS", "timeout:1")
     os.environ["OMP_NUM_THREADS"] = "1"  # many ranks share this machine's cores
+
+
+def draw_secret() -> None:
+    """One for all that this process starts; a job of several launchers shares dicomm's own."""
+    os.environ.setdefault("DICOMM_SECRET", secrets.token_hex(32))
 
 
 def _cause(error: ChildFailedError, labels: tuple[str, ...], logs: Path) -> str:

@@ -1,0 +1,51 @@
+"""A limit to how long a call of the job's store waits for its answer.
+
+torch waits for ever: a machine that vanishes without a word never answers, nor does it hang up.
+What torch offers, `set_timeout`, ends the wait for a key that nobody sets, but not the wait for the
+answer to a `check`, an `add` or a `set`. The operating system ends these.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch.distributed as dist
+
+
+def limit_answers(store: dist.Store, limit_s: float) -> None:
+    """Calls of all of this process's connections to the store raise DistNetworkError in time.
+
+    The connection cannot be used any more then: the answer may still come.
+    """
+    limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
+    for connection in _connections(store):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def is_here(store: dist.Store) -> bool:
+    """Whether the store is on this machine."""
+    for connection in _connections(store):
+        return connection.getsockname()[0] == connection.getpeername()[0]
+    return True  # it is not reached over a network
+
+
+def _connections(store: dist.Store) -> Iterator[socket.socket]:
+    """Torch does not give them away, but they are among this process's files."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):
+        return
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # it is not connected, or another thread has closed it
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                is_inet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                if is_inet and connection.getpeername()[1] == store.port:
+                    yield connection
