@@ -1,0 +1,165 @@
+"""Ranks on machines of their own: where they are reached, and what shows that one has vanished."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from machines import Machine, machines, needed
+
+DEADLINE_S = 120
+pytestmark = needed
+
+
+class Party:
+    """Each script on its machine; what is left of them is killed."""
+
+    def __init__(self, folder: Path, scripts: list[tuple[Machine, str]]) -> None:
+        self.files = [folder / f"{i}.txt" for i in range(len(scripts))]
+        self.processes = []
+        for (machine, script), path in zip(scripts, self.files, strict=True):
+            with path.open("w") as file:
+                words = ["-u", "-c", script]
+                self.processes.append(machine.start(words, {**os.environ}, file))
+
+    def __enter__(self) -> Party:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def wait_until_all_said(self, words: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not all(words in text for text in self.said()):
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.05)
+
+    def said(self) -> list[str]:
+        return [path.read_text() for path in self.files]
+
+    def all_said(self) -> list[str]:
+        for process in self.processes:
+            process.wait(DEADLINE_S)
+        return self.said()
+
+
+REDUCED = """
+import torch, torch.distributed as dist
+import dicomm.distributed
+store = dist.TCPStore("10.77.0.1", 29511, 2, is_master={rank} == 0)
+dist.init_process_group("dicomm", store=store, rank={rank}, world_size=2)
+total = torch.full((3,), {rank} + 1.0)
+dist.all_reduce(total)
+print("the sum is", total.tolist())
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_are_reached_where_the_store_is_not_at_the_address_of_docker(tmp_path):
+    with machines(2, tmp_path) as both:
+        for machine in both:
+            # As resolvers do that know every address of the host.
+            machine.namespaces.do(
+                "ip link add docker0 type bridge; ip address add 172.17.0.1/16 dev docker0;"
+                "ip link set docker0 up; hostname docker-host"
+            )
+        with (tmp_path / "hosts").open("a") as hosts:
+            hosts.write("172.17.0.1 docker-host\n")
+        scripts = [(machine, REDUCED.format(rank=rank)) for rank, machine in enumerate(both)]
+        with Party(tmp_path, scripts) as party:
+            for text in party.all_said():
+                assert "the sum is [3.0, 3.0, 3.0]" in text, text
+
+
+CONNECT = """
+import os, time
+import dicomm
+communicator = dicomm.Communicator(
+    {rank}, 2, dicomm.FileStore({folder!r}), secret="s", name={name!r}, transport="tcp",
+    timeout_s={timeout_s},
+)
+communicator.send(b"hello", 1 - {rank})
+communicator.recv(bytearray(5), 1 - {rank})
+print("met", flush=True)
+"""
+
+# Nothing is under way to the peer: only asking whether it lives can tell.
+IDLE = """
+try:
+    communicator.recv(bytearray(1), 1 - {rank})
+except dicomm.Error as error:
+    print(type(error).__name__, error)
+"""
+
+# The kernel repeats what is not acknowledged.
+BUSY = """
+try:
+    while True:
+        communicator.{verb}(bytearray(1 << 20), 1 - {rank})
+        time.sleep(0.01)
+except dicomm.Error as error:
+    print(type(error).__name__, error)
+"""
+
+
+def script(folder: Path, name: str, rank: int, rest: str, **values: object) -> str:
+    values = {"folder": str(folder), "timeout_s": DEADLINE_S} | values
+    return (CONNECT + rest).format(name=name, rank=rank, **values)
+
+
+@pytest.mark.long
+def test_a_machine_that_vanishes_is_named_and_one_that_is_away_for_5_s_is_not_missed(tmp_path):
+    with machines(2, tmp_path) as (here, there):
+        scripts = [
+            (here, script(tmp_path, "idle", 0, IDLE)),
+            (there, script(tmp_path, "idle", 1, IDLE)),
+            (here, script(tmp_path, "busy", 0, BUSY, verb="send")),
+            (there, script(tmp_path, "busy", 1, BUSY, verb="recv")),
+        ]
+        with Party(tmp_path, scripts) as party:
+            party.wait_until_all_said("met")
+            there.cut_off()
+            time.sleep(5)
+            there.come_back()
+            time.sleep(5)
+            assert party.said() == ["met\n"] * 4
+            there.cut_off()
+            for text, rank in zip(party.all_said(), [1, 0, 1, 0], strict=True):
+                assert text.startswith("met\nPeerError") and f": rank {rank}, pid " in text, text
+                assert "was lost (its TCP connection from 10.77.0." in text, text
+                assert "got no answer for 30 s" in text, text
+
+
+STOPPED = """
+request = communicator.{verb}(bytearray(64 << 20), 1 - {rank})
+print("under way", os.getpid())
+request.wait()
+print("done")
+"""
+
+
+@pytest.mark.long
+def test_a_stopped_process_with_a_full_window_is_not_taken_for_a_vanished_machine(tmp_path):
+    with machines(2, tmp_path) as (here, there):
+        # Slow enough to be stopped in the midst of it.
+        here.namespaces.do("tc qdisc add dev eth0 root tbf rate 200mbit burst 256kb latency 50ms")
+        scripts = [
+            (here, script(tmp_path, "stopped", 0, STOPPED, verb="isend")),
+            (there, script(tmp_path, "stopped", 1, STOPPED, verb="irecv")),
+        ]
+        with Party(tmp_path, scripts) as party:
+            party.wait_until_all_said("under way")
+            time.sleep(0.5)
+            before = party.said()
+            receiver = before[1].split()[-1]  # its number on its machine
+            there.namespaces.do(f"kill -STOP {receiver}")
+            time.sleep(45)
+            assert party.said() == before
+            there.namespaces.do(f"kill -CONT {receiver}")
+            party.processes[1].send_signal(signal.SIGCONT)  # nsenter had stopped with it
+            assert party.all_said() == [text + "done\n" for text in before]
