@@ -82,7 +82,7 @@ def register_backend() -> None:
     Call it again after PrivateUse1 was renamed, so that the new name's default backend is dicomm.
     """
     devices = ["cpu", torch._C._get_privateuse1_backend_name()]
-    dist.Backend.register_backend("dicomm", _create, extended_api=True, devices=devices)
+    dist.Backend.register_backend("dicomm", create, extended_api=True, devices=devices)
 
 
 def set_device_clock(device_type: str, ready_at_ns: int, wait_until_ns: int) -> None:
@@ -156,8 +156,12 @@ def monitored_barrier(
     backend.monitored_barrier(timeout or timedelta(milliseconds=-1), wait_all_ranks)
 
 
-def _create(base: dist.distributed_c10d._DistributedBackendOptions, options: object) -> object:
-    """Called by torch.distributed on every member of a new group."""
+def create(base: dist.distributed_c10d._DistributedBackendOptions, options: object) -> object:
+    """Called by torch.distributed on every member of a new group.
+
+    The distribution's entry point "torch.distributed.backends" names it, for programs that need a
+    backend for a chip's tensors and have not imported this module.
+    """
     if options is not None and not isinstance(options, Options):
         raise TypeError(
             f"pg_options of a dicomm process group: {type(options).__name__} given, "

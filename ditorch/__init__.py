@@ -34,7 +34,7 @@ try:
 except ImportError as error:
     refuse(f"ditorch's C++ part does not load ({error}); build ditorch again")
 
-from ditorch import moving, names, safetensors_devices
+from ditorch import clients, dlpack, moving, names, process_groups, safetensors_devices
 from ditorch.peer import PeerHandle, peer_handle
 from ditorch.vendors import Choice, adopted, choose_vendor, quirks
 
@@ -224,6 +224,8 @@ def _make_device(library: str) -> str:
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch.set_autocast_dtype(device_type, torch.bfloat16)
     moving.send_through_multiprocessing(device_type)
+    dlpack.accept(torch.device(device_type))
+    process_groups.accept(device_type)
     atexit.register(_let_autograd_rest)
     return device_type
 
@@ -253,6 +255,8 @@ def start() -> None:
     names.accept("device", device)
     moving.accept_map_location("device", device)
     safetensors_devices.accept(device)
+    if _is_made_here():
+        clients.teach(device)
     wanted = os.environ.get("DITORCH_CUDA_COMPAT", "0")
     if wanted not in ("0", "1"):
         raise ImportError(f"DITORCH_CUDA_COMPAT is {wanted!r}, expected 0 or 1")

@@ -88,11 +88,18 @@ def _is_tensor_type(value: Any) -> bool:
 
 def _serve(name: str, is_class: bool) -> Any:
     if hasattr(_module, name) and name not in _ALWAYS_OURS:
-        return getattr(_module, name)
+        return _as_class(getattr(_module, name)) if is_class else getattr(_module, name)
     if name in _ANSWERS:
-        return _ANSWERS[name]
+        return _as_class(_ANSWERS[name]) if is_class else _ANSWERS[name]
     refuse = _unserved(f"torch.cuda.{name}")
     return type(name, (), {"__new__": refuse}) if is_class else refuse
+
+
+def _as_class(served: Any) -> type:
+    """What is a class on CUDA stays one: torch.compile asks isinstance(x, torch.cuda.<name>)."""
+    if isinstance(served, type):
+        return served
+    return type(served.__name__, (), {"__new__": lambda _, *args, **named: served(*args, **named)})
 
 
 def _unserved(name: str) -> Callable[..., Any]:
@@ -204,15 +211,6 @@ def _default_stream(device: Any = None) -> torch.Stream:
     )
 
 
-def _memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    rows = {
-        "allocated": _module.memory_allocated(device),
-        "peak allocated": _module.max_memory_allocated(device),
-        "reserved": _module.memory_reserved(device),
-    }
-    return "\n".join(f"{name:>14}: {value:15,} bytes" for name, value in rows.items())
-
-
 def _device_memory_used(device: Any = None) -> int:
     free, total = _module.mem_get_info(device)
     return int(total - free)
@@ -246,7 +244,6 @@ _ANSWERS: dict[str, Any] = {
     "is_tf32_supported": lambda: False,
     "max_memory_cached": _alias("max_memory_reserved"),
     "memory_cached": _alias("memory_reserved"),
-    "memory_summary": _memory_summary,
     "reset_accumulated_memory_stats": lambda device=None: (
         torch.accelerator.reset_accumulated_memory_stats(device)
     ),

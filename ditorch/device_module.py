@@ -115,6 +115,17 @@ def mem_get_info(device: _Device = None) -> tuple[int, int]:
     return torch.accelerator.get_memory_info(_index(device))
 
 
+def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
+    """Bytes in use, for people to read; `abbreviated` is CUDA's, and changes nothing."""
+    rows = {
+        "allocated": memory_allocated(device),
+        "peak allocated": max_memory_allocated(device),
+        "reserved": memory_reserved(device),
+        "peak reserved": max_memory_reserved(device),
+    }
+    return "\n".join(f"{name:>14}: {value:15,} bytes" for name, value in rows.items())
+
+
 def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
 

@@ -29,8 +29,18 @@ def look() -> Look:
     if not _LIBRARY.is_file():
         why = f"{_LIBRARY} is not built; install ditorch with its C++ parts"
         return Look("broken", why, asked=True)
+    os.environ.setdefault("EMUCHIP_DEVICES", _chips_of_the_node())
     named_by = "DITORCH_CHIP" if chip else "EMUCHIP_CHIP"
     return Look("found", f"{named_by} names its chip", library=_LIBRARY, asked=True)
+
+
+def _chips_of_the_node() -> str:
+    """Under torchrun as many as ranks on this node, so that set_device(LOCAL_RANK) finds its own.
+
+    As on a node of GPUs, each process sees them all and uses one; there are 64 at most.
+    """
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return ranks if ranks.isdigit() and 1 <= int(ranks) <= 64 else "1"
 
 
 VENDOR = Vendor("emuchip", "emulated", look)
