@@ -21,8 +21,9 @@ from torch.testing._internal import common_device_type
 _output = Path(os.environ["CLIENT_TESTS_OUTPUT"])
 _instantiate = common_device_type.instantiate_device_type_tests
 
-for vendor in ("torch_npu", "torch_npu.testing"):  # what Ascend's copies import
-    sys.modules.setdefault(vendor, types.ModuleType(vendor))
+if "PYTORCH_TESTING_DEVICE_ONLY_FOR" in os.environ:  # Ascend's copies of PyTorch's import these
+    for vendor in ("torch_npu", "torch_npu.testing"):
+        sys.modules.setdefault(vendor, types.ModuleType(vendor))
 
 
 def for_this_device(generic: Any, scope: Any, **named: Any) -> None:
