@@ -24,6 +24,15 @@ def test_a_module_moved_to_a_chip_keeps_its_parameters() -> None:
     run_checks("b-mini", "check_module_to.py")
 
 
+def test_a_chip_has_the_dtypes_that_cuda_has() -> None:
+    run_checks("c-mini", "check_dtypes.py", "check_batch_norm.py")
+
+
+@pytest.mark.long
+def test_a_chip_has_every_dtype_that_cuda_has() -> None:
+    run_checks("c-mini", "check_dtypes.py", EVERY_PAIR="1")
+
+
 def test_operators_write_where_torch_says() -> None:
     run_checks("c-mini", "check_operators.py", "check_autocast.py")
 

@@ -12,6 +12,7 @@
 #include "ops/charge.h"
 #include "ops/host_arguments.h"
 #include "ops/operator.h"
+#include "ops/wider.h"
 #include "runtime/generator.h"
 #include "runtime/stream.h"
 #include "runtime/vendor.h"
@@ -110,7 +111,7 @@ void run_on_host(const c10::OperatorHandle& handle, const Operator& op, c10::Dev
     // a small tensor, so it stands only where somebody looks.
     std::optional<at::DisableRecordFunctionGuard> unseen;
     if (at::hasCallbacks()) unseen.emplace();
-    op.host_kernel(handle, stack);
+    compute_on_host(handle, op, stack);
   }
   host.write_back();
   for (size_t i = first; i < stack->size(); ++i) (*stack)[i] = host.restore((*stack)[i]);

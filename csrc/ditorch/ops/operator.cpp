@@ -44,7 +44,8 @@ void find_product(Operator& op) {
 // Which arguments the operator writes to: what its schema says, and the running statistics that
 // batch norm's schema is silent about.
 std::vector<bool> find_writes(const c10::FunctionSchema& schema, std::string_view name) {
-  const bool is_batch_norm = name == "native_batch_norm" || name == "batch_norm_update_stats";
+  const bool is_batch_norm = name == "native_batch_norm" || name == "batch_norm_update_stats" ||
+                             name.starts_with("batch_norm_gather_stats");
   std::vector<bool> writes;
   for (const auto& argument : schema.arguments()) {
     const auto* alias = argument.alias_info();
@@ -87,6 +88,7 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
       handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape);
   find_product(*op);
   op->host_kernel = find_host_kernel(qualified);
+  if (op->name.starts_with("_fft_")) op->missing_dtypes = UINT8_MAX;  // MKL says so unlike the rest
   op->vendor_kernel = find_vendor_kernel(qualified, schema.overload_name());
   return op;
 }

@@ -30,8 +30,9 @@ struct Operator {
   double passes = 1;  // products of that shape it does (attention: 2 forward, 5 backward)
   VendorKernel vendor_kernel = nullptr;  // null: the host always computes it
   HostKernel host_kernel = nullptr;
-  std::atomic<uint64_t> host_runs{0};  // the host computed it in the chip's stead
-  std::atomic<uint64_t> chip_runs{0};  // the vendor's kernel computed it
+  mutable std::atomic<uint8_t> missing_dtypes{0};  // that the host has no kernel for: see wider.cpp
+  std::atomic<uint64_t> host_runs{0};              // the host computed it in the chip's stead
+  std::atomic<uint64_t> chip_runs{0};              // the vendor's kernel computed it
 
   static Operator& of(const c10::OperatorHandle& handle);
 
