@@ -171,3 +171,15 @@ def test_members_may_be_slow_to_come_up(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(leader, "time", Clock(begin_s + DEADLINE_S + 90))
     recovery.leader.turn()
     assert recovery.told == ["training did not start in time"]
+
+
+def test_a_node_that_vanishes_is_left_out(tmp_path: Path) -> None:
+    """Nobody says that its member ended."""
+    recovery = Recovery(tmp_path, Chips(a=1, b=1))
+    assert set(recovery.generation(1).members) == {f"{A}/0", f"{B}/0"}
+    recovery.leader.lose_node(B)
+    recovery.until(lambda: recovery.board.heard(str, "end", 1, f"{A}/0") is not None)
+    recovery.board.say(Ended(code=-9, killed=True), "ended", 1, f"{A}/0")
+    second = recovery.generation(2)
+    assert second.members == (f"{A}/0",)
+    assert second.cause == f"{B}/0 is lost: its node has not answered for {DEADLINE_S:g} s"

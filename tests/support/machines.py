@@ -7,6 +7,7 @@ with the process that made it, as nothing has a name outside of the namespaces.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -101,6 +102,9 @@ class Machine:
         """Nothing comes through to it or from it any more, and nobody is told."""
         self.switch.do(f"ip link set {self.port} nomaster")
 
+    def come_back(self) -> None:
+        self.switch.do(f"ip link set {self.port} master bridge")
+
     def kill(self) -> None:
         """All of its processes at once; its kernel lives on, and hangs up for them."""
         self.namespaces.end()
@@ -125,3 +129,15 @@ def machines(count: int, folder: Path) -> Iterator[list[Machine]]:
 
 def _address(number: int) -> str:
     return f"{NETWORK}.{number + 1}"
+
+
+def enter(first: int) -> None:
+    """This process is on a machine from now on, but for its number and its files.
+
+    first: the number of the machine's first process, `machine.namespaces.first`.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind in ("net", "uts", "ipc"):
+        with Path(f"/proc/{first}/ns/{kind}").open() as file:
+            if libc.setns(file.fileno(), 0):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
