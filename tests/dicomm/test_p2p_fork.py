@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import jobs
@@ -68,10 +69,10 @@ def test_a_forked_child_neither_ends_nor_prolongs_its_parents_connections(tmp_pa
     store = tmp_path / "store"
     store.mkdir()
     command = [sys.executable, program, store, transport, jobs.SECRET]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent,
-        jobs.connect(store, 1, 2, transport=transport) as communicator,
-    ):
+    with ExitStack() as opened:
+        parent = opened.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        opened.callback(parent.kill)  # however the test ends, nothing is left to wait for
+        communicator = opened.enter_context(jobs.connect(store, 1, 2, transport=transport))
         communicator.recv(bytearray(1), 0)
         communicator.send(b"x", 0)
         words = bytearray(20)
