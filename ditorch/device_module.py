@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ditorch import _ditorch
+from ditorch.memory_table import memory_table
 
 Stream = torch.Stream
 Event = torch.Event
@@ -117,13 +118,12 @@ def mem_get_info(device: _Device = None) -> tuple[int, int]:
 
 def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
     """Bytes in use, for people to read; `abbreviated` is CUDA's, and changes nothing."""
-    rows = {
-        "allocated": memory_allocated(device),
-        "peak allocated": max_memory_allocated(device),
-        "reserved": memory_reserved(device),
-        "peak reserved": max_memory_reserved(device),
-    }
-    return "\n".join(f"{name:>14}: {value:15,} bytes" for name, value in rows.items())
+    return memory_table(
+        memory_allocated(device),
+        max_memory_allocated(device),
+        memory_reserved(device),
+        max_memory_reserved(device),
+    )
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

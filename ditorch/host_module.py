@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ditorch.memory_table import memory_table
+
 _Device = torch.device | str | int | None
 
 
@@ -185,13 +187,12 @@ def memory_stats(device: _Device = None) -> dict[str, Any]:
 
 def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
     """Bytes in use, for people to read; `abbreviated` is CUDA's, and changes nothing."""
-    rows = {
-        "allocated": memory_allocated(device),
-        "peak allocated": max_memory_allocated(device),
-        "reserved": memory_reserved(device),
-        "peak reserved": max_memory_reserved(device),
-    }
-    return "\n".join(f"{name:>14}: {value:15,} bytes" for name, value in rows.items())
+    return memory_table(
+        memory_allocated(device),
+        max_memory_allocated(device),
+        memory_reserved(device),
+        max_memory_reserved(device),
+    )
 
 
 def reset_peak_memory_stats(device: _Device = None) -> None:

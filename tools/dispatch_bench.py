@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import typer
 from evidence import Row, row, show
+from small_llama import training_step
 from twins import CHIP
 
 from dicomm.bench.quiet import Quiet, Watch, worst
@@ -51,28 +52,6 @@ def operators(device: str) -> dict[str, Callable[[], Any]]:
     }
 
 
-def training_step(device: str) -> Callable[[], Any]:
-    """A step of a Llama so small that launches are most of it."""
-    import torch
-    import torch.nn.functional as F
-
-    from ditorch.align.example import Llama, make_tokens
-
-    torch.manual_seed(0)
-    model = Llama(layers=2, dim=64, heads=4, length=32).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    tokens = make_tokens(1, 4, 32)[0].to(device)
-
-    def step() -> None:
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.item()  # waits for the chip
-
-    return step
-
-
 def measure(rounds: int) -> dict[str, Any]:
     """In a process of its own, on the chip that DITORCH_CHIP names."""
     import torch
@@ -82,7 +61,10 @@ def measure(rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     devices = {"cpu": "cpu", "chip": str(ditorch.device)}
     calls = {device: operators(name) for device, name in devices.items()}
-    steps = {device: training_step(name) for device, name in devices.items()}
+    steps = {
+        device: training_step(torch.device(name), dim=64, length=32)
+        for device, name in devices.items()
+    }
     samples: Samples = {}
     watch = Watch()
 

@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
+from small_llama import training_step
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 DEADLINE_S = 600
@@ -36,24 +37,9 @@ Samples = dict[str, list[float]]
 
 def measure_steps(rounds: int) -> Samples:
     """Seconds of a training step on this process's chip, by the tool that looks on."""
-    import torch
-    import torch.nn.functional as F
-
     import ditorch
-    from ditorch.align.example import Llama, make_tokens
 
-    torch.manual_seed(0)
-    model = Llama(layers=2, dim=128, heads=4, length=64).to(ditorch.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    tokens = make_tokens(1, 4, 64)[0].to(ditorch.device)
-
-    def step() -> None:
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.item()  # waits for the chip
-
+    step = training_step(ditorch.device, dim=128, length=64)
     seconds: Samples = defaultdict(list)
     with TemporaryDirectory() as folder:
         tools = make_tools(Path(folder))

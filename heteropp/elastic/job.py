@@ -120,7 +120,6 @@ class Generation:
     before: int | None = None  # for a switch: the generation that goes on
     leavers: tuple[str, ...] = ()  # for a switch: members of that one who end with it
     cause: str = ""  # what made it necessary, a sentence
-    deadline_s: float  # for it to take its first step
 
     @property
     def cluster(self) -> Path:

@@ -54,6 +54,17 @@ def run_new_python(
     )
 
 
+def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs tools/<name>."""
+    return subprocess.run(
+        [str(ROOT / "tools" / name), *arguments],
+        env=environment(None),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
 def run_checks(chip: str | Path | None, *files: str, **extra: str) -> None:
     """Runs checks/<files> on the chip; fails with the child's report if one of them does."""
     done = forks.run(

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
-from on_chip import DEADLINE_S, ROOT, environment
-
-
-def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROOT / "tools" / "dispatch-bench"), *arguments],
-        env=environment(None),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+from on_chip import run_tool
 
 
 @pytest.mark.long
 def test_evidence() -> None:
-    done = run_bench("--json", "--rounds", "4", "--chip", "a-mini")
+    done = run_tool("dispatch-bench", "--json", "--rounds", "4", "--chip", "a-mini")
     assert done.returncode == 0, done.stderr
     evidence = json.loads(done.stdout)
     assert evidence["tool"] == "dispatch-bench"
@@ -38,7 +27,7 @@ def test_evidence() -> None:
 
 @pytest.mark.long
 def test_a_chip_that_is_not_there() -> None:
-    done = run_bench("--chip", "nope", "--rounds", "4")
+    done = run_tool("dispatch-bench", "--chip", "nope", "--rounds", "4")
     assert done.returncode == 2
     assert "chip 'nope': expected one of a, " in done.stderr
     assert "Traceback" not in done.stderr

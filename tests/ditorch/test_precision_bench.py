@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
-from on_chip import DEADLINE_S, ROOT, environment
-
-
-def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROOT / "tools" / "precision-bench"), *arguments],
-        env=environment(None),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+from on_chip import run_tool
 
 
 @pytest.mark.long
 def test_evidence() -> None:
-    done = run_bench("--json", "--rounds", "1", "--operator-rounds", "0", "--chip", "b")
+    done = run_tool(
+        "precision-bench", "--json", "--rounds", "1", "--operator-rounds", "0", "--chip", "b"
+    )
     assert done.returncode == 0, done.stderr
     evidence = json.loads(done.stdout)
     assert evidence["tool"] == "precision-bench"
@@ -33,7 +24,7 @@ def test_evidence() -> None:
 
 
 def test_a_chip_that_is_not_there() -> None:
-    done = run_bench("--chip", "nope", "--operator-rounds", "0")
+    done = run_tool("precision-bench", "--chip", "nope", "--operator-rounds", "0")
     assert done.returncode == 2
     assert "chip 'nope': expected one of a, " in done.stderr
     assert "Traceback" not in done.stderr

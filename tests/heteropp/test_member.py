@@ -83,7 +83,6 @@ class Leader:
             start=start,  # type: ignore[arg-type]
             before=self.number - 1 if start == "switch" else None,
             leavers=leavers,
-            deadline_s=60,
         )
         clusters.write_cluster(kept, generation.cluster)
         write_plan(plan, generation.plan)

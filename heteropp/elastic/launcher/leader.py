@@ -312,7 +312,6 @@ class Leader:
             before=before.number if before else None,
             leavers=tuple(m for m in before.members if m not in members) if before else (),
             cause="; ".join(self.causes) or self._unexplained(members),
-            deadline_s=self.job.run.deadline_s,
         )
         write_cluster(self.found.cluster, self.next.cluster)
         write_plan(self.found.plan, self.next.plan)
