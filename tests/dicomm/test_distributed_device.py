@@ -68,8 +68,10 @@ def test_collectives_between_two_vendors(strategy: str) -> None:
 
 
 def train_on_chips(rank: int) -> None:
-    device = start_chip(rank)[0]
+    check_data_parallel(rank, start_chip(rank)[0])
 
+
+def check_data_parallel(rank: int, device: str) -> None:
     def train(target: str, wrap: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(target)
@@ -94,6 +96,10 @@ def test_ddp_across_two_vendors(strategy: str) -> None:
 
 
 def sharded_on_chips(rank: int) -> None:
+    check_sharded(start_chip(rank)[0])
+
+
+def check_sharded(device: str) -> None:
     """FSDP2, then DTensor's tensor parallelism, against the same model on the host."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -103,7 +109,6 @@ def sharded_on_chips(rank: int) -> None:
         parallelize_module,
     )
 
-    device = start_chip(rank)[0]
     mesh = init_device_mesh(device, (2,))
 
     def model() -> nn.Sequential:

@@ -121,12 +121,13 @@ Backend::WorkPtr Backend::launch(OpType type, const char* title, const CallOptio
   if (!staged_on_host) carry_clocks(device);
   ++collectives_called_;
   std::erase_if(outputs, [](const Staged& output) { return !output.must_copy_back(); });
+  StreamMark called = outputs.empty() ? StreamMark() : StreamMark::here(device);
   const auto timeout =
       options.timeout == c10d::kUnsetTimeout ? membership_->timeout() : options.timeout;
   return track(CollectiveWork::enqueue(
       membership_,
       {type, title, device, staged_on_host, std::move(inputs), std::move(results),
-       std::move(outputs), std::move(operation), timeout},
+       std::move(outputs), std::move(called), std::move(operation), timeout},
       options.asyncOp));
 }
 

@@ -51,7 +51,14 @@ void MessageWork::post(std::size_t chunk, int peer, std::int64_t ready_at_ns) {
                                 : communicator.irecv(data, length(chunk), peer, tag_));
 }
 
+// Whether stream order, and not the host, says when received bytes are in the tensor. An emulated
+// chip's memory has them at once, and its clock is waited for.
+bool MessageWork::lands_behind_the_host() const {
+  return buffer_.must_copy_back() && !Timeline(buffer_.tensor().device()).is_emulated();
+}
+
 void MessageWork::start() {
+  if (lands_behind_the_host()) called_ = StreamMark::here(buffer_.tensor().device());
   // Earlier work of the device may still use the buffer.
   const std::int64_t ready_at_ns =
       is_send() || !timeline_.is_emulated() ? timeline_.ready_at_ns() : 0;
@@ -63,7 +70,7 @@ void MessageWork::start() {
 
 bool MessageWork::isCompleted() {
   std::lock_guard lock(mutex_);
-  if (completed_) return true;
+  if (completed_) return delivered_.is_reached();
   try {
     while (arrived_ < chunks_) {
       Request& request = *requests_[arrived_];
@@ -74,7 +81,7 @@ bool MessageWork::isCompleted() {
   } catch (const std::exception& error) {
     complete(translate(error, *membership_, operation()));
   }
-  return true;
+  return delivered_.is_reached();
 }
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
@@ -98,6 +105,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
     }
   }
   if (exception_) std::rethrow_exception(exception_);
+  delivered_.hold_current_stream();
   return true;
 }
 
@@ -111,7 +119,11 @@ void MessageWork::arrived(std::size_t chunk) {
     Timeline(buffer_.tensor().device()).wait_until_ns(request.delivered_at_ns());
     const std::size_t received = request.wait();
     if (received != length(chunk)) post_rest_from_any_source(received);
+    called_.hold_current_stream();
+    // Chunks may arrive on different streams, which then follow each other.
+    delivered_.hold_current_stream();
     buffer_.copy_back(begin(chunk), length(chunk));
+    if (lands_behind_the_host()) delivered_ = StreamMark::here(buffer_.tensor().device());
   }
   ++arrived_;
 }

@@ -8,6 +8,7 @@
 
 #include "membership.h"
 #include "staging.h"
+#include "streams.h"
 #include "timeline.h"
 
 namespace dicomm {
@@ -44,6 +45,7 @@ class MessageWork : public c10d::Work {
   std::size_t begin(std::size_t chunk) const { return chunk * kChunkBytes; }
   std::size_t length(std::size_t chunk) const;
   void post(std::size_t chunk, int peer, std::int64_t ready_at_ns);
+  bool lands_behind_the_host() const;
   void arrived(std::size_t chunk);
   void post_rest_from_any_source(std::size_t received);
   void complete(std::exception_ptr failure = nullptr);
@@ -56,6 +58,10 @@ class MessageWork : public c10d::Work {
   std::size_t chunks_;
   std::size_t arrived_ = 0;  // chunks that are done
   c10::SmallVector<std::shared_ptr<Request>, 1> requests_;
+  // Of a receive that is copied to a chip: what the caller's stream was given before the call may
+  // still use the tensor, and who waits may wait on another stream than the one that copies.
+  StreamMark called_;
+  StreamMark delivered_;
 };
 
 }  // namespace dicomm

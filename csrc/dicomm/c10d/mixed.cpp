@@ -3,9 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <numeric>
@@ -53,15 +51,6 @@ std::vector<std::int64_t> row_counts(const std::vector<std::int64_t>& splits, st
   return splits;
 }
 
-// The event after which the caller's stream has made the inputs.
-std::shared_ptr<c10::Event> inputs_ready(c10::Device device) {
-  if (device.is_cpu()) return nullptr;
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  auto event = std::make_shared<c10::Event>(device.type());
-  event->record(guard.getStream(device));
-  return event;
-}
-
 }  // namespace
 
 MixedBackend::MixedBackend(c10::intrusive_ptr<c10d::Store> store, const dicomm::Options& options,
@@ -101,35 +90,36 @@ void MixedBackend::shutdown() {
 
 template <class CallOptions>
 Backend::WorkPtr MixedBackend::compose(OpType type, const char* title, const CallOptions& options,
-                                       Tensors results, std::function<void(Steps&)> body) {
+                                       Tensors inputs, Tensors results,
+                                       std::function<void(Steps&)> body) {
   const c10::Device device = results.front().device();
   const Timeline timeline(device);
   carry_clocks(device);
   ++collectives_called_;
   const auto timeout =
       options.timeout == c10d::kUnsetTimeout ? membership_->timeout() : options.timeout;
-  auto operation = [parts = parts_, device, body = std::move(body), ready = inputs_ready(device)](
-                       Group& group, const Call& call) {
+  auto operation = [parts = parts_, device, body = std::move(body), inputs, results,
+                    called = StreamMark::here(device)](Group& group, const Call& call) {
     const at::NoGradGuard no_grad;
     std::optional<c10::StreamGuard> guard;
-    if (ready) {
-      const c10::Stream stream = communication_stream(device);
-      guard.emplace(stream);
-      ready->block(stream);
-    }
+    if (!device.is_cpu()) guard.emplace(communication_stream(device));
+    called.hold_current_stream();
+    for (const at::Tensor& tensor : inputs) keep_for_current_stream(tensor);
+    for (const at::Tensor& tensor : results) keep_for_current_stream(tensor);
     Steps steps(*parts, device, group, call);
     body(steps);
     return steps.ready_at_ns();
   };
-  // The event orders the inputs, so that the stream need not be waited for here.
+  // The mark orders the inputs, so that the stream need not be waited for here.
   const bool no_clock = !timeline.is_emulated();
   CollectiveWork::Parts parts{.type = type,
                               .title = title,
                               .device = device,
                               .staged_on_host = no_clock,
-                              .inputs = results,
+                              .inputs = inputs,
                               .results = results,
                               .outputs = {},
+                              .called = {},
                               .operation = std::move(operation),
                               .timeout = timeout};
   return track(CollectiveWork::enqueue(membership_, std::move(parts), options.asyncOp));
@@ -173,9 +163,10 @@ Backend::WorkPtr MixedBackend::allreduce_coalesced(Tensors& tensors,
     write_back(data, tensor);
   };
   const OpType type = tensors.size() == 1 ? OpType::ALLREDUCE : OpType::ALLREDUCE_COALESCED;
-  return compose(type, "dicomm:all_reduce", options, tensors, [tensors, one](Steps& steps) {
-    for (const at::Tensor& tensor : tensors) one(steps, tensor);
-  });
+  return compose(type, "dicomm:all_reduce", options, tensors, tensors,
+                 [tensors, one](Steps& steps) {
+                   for (const at::Tensor& tensor : tensors) one(steps, tensor);
+                 });
 }
 
 Backend::WorkPtr MixedBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -189,18 +180,20 @@ Backend::WorkPtr MixedBackend::allreduce(Tensors& tensors, const c10d::Allreduce
 Backend::WorkPtr MixedBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only_tensor(tensors, "broadcast");
   const int root = static_cast<int>(options.rootRank);
-  return compose(OpType::BROADCAST, "dicomm:broadcast", options, tensors, [=](Steps& steps) {
-    const Vendors& vendors = steps.vendors;
-    const at::Tensor data = flat(tensor);
-    const int leader = vendors.counterpart(root, vendors.mine);
-    std::vector<Steps::Row> to, from;
-    for (int vendor = 0; vendor < vendors.count() && steps.rank() == root; ++vendor)
-      if (vendor != vendors.mine) to.push_back({vendors.counterpart(root, vendor), data});
-    if (steps.rank() == leader && leader != root) from.push_back({root, data});
-    steps.cross_exchange(to, from);
-    steps.native_broadcast(data, vendors.place(leader));
-    if (steps.rank() != root) write_back(data, tensor);
-  });
+  return compose(OpType::BROADCAST, "dicomm:broadcast", options, tensors, tensors,
+                 [=](Steps& steps) {
+                   const Vendors& vendors = steps.vendors;
+                   const at::Tensor data = flat(tensor);
+                   const int leader = vendors.counterpart(root, vendors.mine);
+                   std::vector<Steps::Row> to, from;
+                   for (int vendor = 0; vendor < vendors.count() && steps.rank() == root; ++vendor)
+                     if (vendor != vendors.mine)
+                       to.push_back({vendors.counterpart(root, vendor), data});
+                   if (steps.rank() == leader && leader != root) from.push_back({root, data});
+                   steps.cross_exchange(to, from);
+                   steps.native_broadcast(data, vendors.place(leader));
+                   if (steps.rank() != root) write_back(data, tensor);
+                 });
 }
 
 Backend::WorkPtr MixedBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -208,7 +201,7 @@ Backend::WorkPtr MixedBackend::reduce(Tensors& tensors, const c10d::ReduceOption
   reduction_of(tensor, options.reduceOp);
   const int root = static_cast<int>(options.rootRank);
   const auto op = options.reduceOp;
-  return compose(OpType::REDUCE, "dicomm:reduce", options, tensors, [=](Steps& steps) {
+  return compose(OpType::REDUCE, "dicomm:reduce", options, tensors, tensors, [=](Steps& steps) {
     const Vendors& vendors = steps.vendors;
     // Native backends may use up what is not the root's: that is a copy.
     at::Tensor data = flat(tensor);
@@ -261,7 +254,7 @@ Backend::WorkPtr MixedBackend::allgather_into_tensor_coalesced(
         by_rank[held[member][row]].copy_(all[member * rows + static_cast<std::int64_t>(row)]);
     write_back(target, output);
   };
-  return compose(OpType::_ALLGATHER_BASE, "dicomm:all_gather_into_tensor", options, outputs,
+  return compose(OpType::_ALLGATHER_BASE, "dicomm:all_gather_into_tensor", options, inputs, outputs,
                  [=](Steps& steps) {
                    for (std::size_t i = 0; i < inputs.size(); ++i)
                      one(steps, inputs[i], outputs[i]);
@@ -326,8 +319,8 @@ Backend::WorkPtr MixedBackend::reduce_scatter_tensor_coalesced(
     steps.combine(partials, result, op);
     write_back(result, output);
   };
-  return compose(OpType::_REDUCE_SCATTER_BASE, "dicomm:reduce_scatter_tensor", options, outputs,
-                 [=](Steps& steps) {
+  return compose(OpType::_REDUCE_SCATTER_BASE, "dicomm:reduce_scatter_tensor", options, inputs,
+                 outputs, [=](Steps& steps) {
                    for (std::size_t i = 0; i < inputs.size(); ++i)
                      one(steps, inputs[i], outputs[i]);
                  });
@@ -384,7 +377,8 @@ Backend::WorkPtr MixedBackend::alltoall_base(at::Tensor& output, at::Tensor& inp
     steps.cross_exchange(to, from);
     write_back(target, output);
   };
-  return compose(OpType::ALLTOALL_BASE, "dicomm:all_to_all_single", options, {output}, body);
+  return compose(OpType::ALLTOALL_BASE, "dicomm:all_to_all_single", options, {input}, {output},
+                 body);
 }
 
 }  // namespace dicomm

@@ -58,8 +58,8 @@ class MixedBackend final : public Backend {
   };
 
   template <class CallOptions>
-  WorkPtr compose(c10d::OpType type, const char* title, const CallOptions& options, Tensors results,
-                  std::function<void(Steps&)> body);
+  WorkPtr compose(c10d::OpType type, const char* title, const CallOptions& options, Tensors inputs,
+                  Tensors results, std::function<void(Steps&)> body);
 
   std::shared_ptr<const Parts> parts_;
 };

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "host_memory.h"
+#include "streams.h"
 
 namespace dicomm {
 
@@ -73,19 +74,17 @@ Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later
   check_reachable(bytes_);
 }
 
-void Staged::copy_back() const {
-  if (!must_copy_back_) return;
-  const at::NoGradGuard no_grad;
-  tensor_.copy_(bytes_);
-}
+void Staged::copy_back() const { copy_back(0, bytes()); }
 
 void Staged::copy_back(std::size_t begin, std::size_t length) const {
   if (!must_copy_back_) return;
   const at::NoGradGuard no_grad;
-  if (tensor_.is_contiguous())
+  if (tensor_.is_contiguous() && length != bytes())
     piece(tensor_, begin, length).copy_(piece(bytes_, begin, length));
   else if (begin + length == bytes())
     tensor_.copy_(bytes_);
+  keep_for_current_stream(tensor_);
+  keep_for_current_stream(bytes_);
 }
 
 void Staged::copy_in(std::size_t begin, std::size_t length) const {

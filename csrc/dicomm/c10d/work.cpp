@@ -2,25 +2,10 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
-#include <mutex>
-#include <unordered_map>
 
 #include "errors.h"
 
 namespace dicomm {
-
-c10::Stream communication_stream(c10::Device device) {
-  static std::mutex mutex;
-  static std::unordered_map<c10::Device, c10::Stream> streams;
-  std::lock_guard lock(mutex);
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  auto found = streams.find(device);
-  if (found == streams.end())
-    found = streams.emplace(device, guard.getStreamFromGlobalPool(device)).first;
-  return found->second;
-}
 
 CollectiveWork::CollectiveWork(const std::shared_ptr<Membership>& membership, Parts parts)
     : Work(-1, parts.type, at::hasCallbacks() ? parts.title : nullptr, parts.inputs),
@@ -66,15 +51,19 @@ void CollectiveWork::deliver(std::int64_t done_at_ns) {
   if (parts_.staged_on_host) device_timeline_.wait_until_ns(done_at_ns);  // as its host has
   done_at_ns_ = done_at_ns;
   if (!parts_.outputs.empty()) {
+    parts_.called.hold_current_stream();
     for (const Staged& output : parts_.outputs) output.copy_back();
-    done_at_ns_ = device_timeline_.ready_at_ns();
+    if (device_timeline_.is_emulated()) done_at_ns_ = device_timeline_.ready_at_ns();
   }
+  if (!device_timeline_.is_emulated()) delivered_ = StreamMark::here(parts_.device);
   finish();  // before the future: its callbacks may ask the work
   future_->markCompleted(c10::IValue(parts_.results));
 }
 
+bool CollectiveWork::isCompleted() { return Work::isCompleted() && delivered_.is_reached(); }
+
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
-  if (!isCompleted()) {
+  if (!Work::isCompleted()) {
     const auto membership = membership_.lock();
     TORCH_CHECK(membership, parts_.title, ": its process group is gone");
     if (timeout == kNoTimeout) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
-#include <c10/core/Stream.h>
 
 #include <functional>
 #include <memory>
@@ -12,13 +11,10 @@
 
 #include "membership.h"
 #include "staging.h"
+#include "streams.h"
 #include "timeline.h"
 
 namespace dicomm {
-
-// Where a collective's results become visible: a stream of its own, so that a chip's compute
-// streams wait only when a work is waited for.
-c10::Stream communication_stream(c10::Device device);
 
 // One collective: a job of the group's queue.
 class CollectiveWork : public c10d::Work {
@@ -33,6 +29,8 @@ class CollectiveWork : public c10d::Work {
     std::vector<at::Tensor> inputs;  // for profiles
     std::vector<at::Tensor> results;
     std::vector<Staged> outputs;
+    // The caller's stream at the call: what it was given before may still use the outputs.
+    StreamMark called;
     Operation operation;
     std::chrono::milliseconds timeout;
   };
@@ -43,6 +41,8 @@ class CollectiveWork : public c10d::Work {
   static c10::intrusive_ptr<CollectiveWork> enqueue(const std::shared_ptr<Membership>& membership,
                                                     Parts parts, bool overlap);
 
+  // Whether the results can be read, on any stream.
+  bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
   void blockCurrentStream() override { wait(kNoTimeout); }
@@ -62,6 +62,7 @@ class CollectiveWork : public c10d::Work {
   Timeline transfer_timeline_;
   Call call_;
   std::int64_t done_at_ns_ = 0;
+  StreamMark delivered_;  // of a chip without an emulated clock
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

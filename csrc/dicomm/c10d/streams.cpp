@@ -1,0 +1,46 @@
+#include "streams.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "timeline.h"
+
+namespace dicomm {
+
+c10::Stream communication_stream(c10::Device device) {
+  static std::mutex mutex;
+  static std::unordered_map<c10::Device, c10::Stream> streams;
+  std::lock_guard lock(mutex);
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  auto found = streams.find(device);
+  if (found == streams.end())
+    found = streams.emplace(device, guard.getStreamFromGlobalPool(device)).first;
+  return found->second;
+}
+
+StreamMark StreamMark::here(c10::Device device) {
+  StreamMark mark;
+  if (device.is_cpu()) return mark;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  mark.event_ = std::make_shared<c10::Event>(device.type());
+  mark.event_->record(guard.getStream(device));
+  return mark;
+}
+
+void StreamMark::hold_current_stream() const {
+  if (!event_) return;
+  const c10::impl::VirtualGuardImpl guard(event_->device_type());
+  event_->block(guard.getStream(event_->device()));
+}
+
+// An emulated chip's work is done when it is submitted; only its clock is late.
+void keep_for_current_stream(const at::Tensor& tensor) {
+  const c10::Device device = tensor.device();
+  if (device.is_cpu() || Timeline(device).is_emulated()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.recordDataPtrOnStream(tensor.storage().data_ptr(), guard.getStream(device));
+}
+
+}  // namespace dicomm

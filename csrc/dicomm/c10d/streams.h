@@ -1,0 +1,34 @@
+// What orders the streams of a chip that computes behind the host's back.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+
+namespace dicomm {
+
+// Where a collective's results become visible: a stream of its own, so that a chip's compute
+// streams wait only when a work is waited for.
+c10::Stream communication_stream(c10::Device device);
+
+// A point in a stream. One that was never set, or is the CPU's, counts as reached.
+class StreamMark {
+ public:
+  // Behind all that the calling thread's current stream has been given.
+  static StreamMark here(c10::Device device);
+
+  // The calling thread's current stream goes on once the mark is reached; the host is not held.
+  void hold_current_stream() const;
+  bool is_reached() const { return !event_ || event_->query(); }
+
+ private:
+  std::shared_ptr<c10::Event> event_;
+};
+
+// The calling thread's current stream reads or writes the tensor: its memory serves no other
+// tensor, should it be dropped, before the stream is done with it.
+void keep_for_current_stream(const at::Tensor& tensor);
+
+}  // namespace dicomm
