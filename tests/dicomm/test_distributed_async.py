@@ -169,25 +169,30 @@ def batch(bench: Bench) -> list[Tensor]:
 
 
 def waited_for_on_another_stream(bench: Bench, *, polled: bool = False) -> list[Tensor]:
-    tensor, sent, received = bench.tensors([SMALL, SMALL], [SMALL])
+    """What that stream sees, and what is there in the end."""
+    receives = bench.rank == 1
+    tensor, told = bench.tensors([SMALL, SMALL], [], until_read=receives)
     works: list[Any] = [
-        dist.irecv(received, 1 - bench.rank, group=bench.group),
-        dist.isend(sent, 1 - bench.rank, group=bench.group),
+        dist.irecv(told, 0, group=bench.group)
+        if receives
+        else dist.isend(told, 1, group=bench.group),
         dist.broadcast(tensor, 0, group=bench.group, async_op=True),
     ]
     if bench.device == "cpu":
         for work in works:
             work.wait()
-        return [tensor, received]
-    side = torch.Stream(device=bench.device)
-    with side:
+        return [tensor, told, tensor, told]
+    with torch.Stream(device=bench.device):
         for work in works:
             while polled and not work.is_completed():
                 time.sleep(0.001)
             if not polled:
                 work.wait()
-        seen = [tensor.clone(), received.clone()]
-        return [values.cpu() for values in seen]
+        seen = [tensor.clone(), told.clone()]
+    time.sleep(LANDING_S)
+    async_chip.release()
+    torch.accelerator.synchronize()
+    return [values.cpu() for values in (*seen, tensor, told)]
 
 
 def polled_on_another_stream(bench: Bench) -> list[Tensor]:
