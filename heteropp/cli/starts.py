@@ -60,7 +60,8 @@ def keep_start(
 ) -> None:
     """Adds a start to the run in `output`; options: by parameter of the command. Raises FileError.
 
-    plans: one, or, of a run of mixed lengths, those of the buckets.
+    plans: one, or, of a run of mixed lengths, those of the buckets. cluster: None where the
+    run reads no cluster file, as without chips.
     """
     number = max(_numbers(output), default=0) + 1
     folder = output / STARTS / str(number)
@@ -117,7 +118,7 @@ def newest_options(output: Path) -> dict[str, Any]:
     if "bucket" in options:
         count = len(options["bucket"])
         options["bucket"] = [str(folder / BUCKET.format(i + 1)) for i in range(count)]
-    if "cluster" in options:
+    if (folder / CLUSTER).exists():
         options["cluster"] = str(folder / CLUSTER)
     return options
 

@@ -398,10 +398,9 @@ def train(
             check_from(weights, content.model)
         if keeps and not there:
             hold(context, output, begun)
+        read = cluster if machines or elastic else None
         if keeps and not begun:
-            keep_start(
-                output, given(context), by_length or (content,), cluster, seed, hyperparameters
-            )
+            keep_start(output, given(context), by_length or (content,), read, seed, hyperparameters)
 
     from heteropp.training.train import RankChip, Run, train_rank  # torch is a second's import
 
