@@ -69,7 +69,7 @@ void Queue::run() {
     changed_.wait(lock, [this] { return !entries_.empty(); });
     Entry entry = std::move(entries_.front());
     entries_.pop_front();
-    busy_ = true;
+    busy_ = entry.is_delayed;  // who has waited for a mark finds the stream idle
     lock.unlock();
     if (entry.is_delayed) std::this_thread::sleep_for(delay());
     entry.work();
