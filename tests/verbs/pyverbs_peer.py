@@ -362,7 +362,7 @@ def exchange(folder, secret):
     peer.send(OFFER, tag=8, length=len(mine), id=2, address=memory.address + 1, payload=keys)
     _, _, id, _, _ = peer.receive(DONE)
     expect(id == 2, f"done with {id} instead of 2")
-    for number in range(3000):  # many slots, so that both windows turn over
+    for number in range(1000):  # many slots, so that both windows turn over
         peer.send(EAGER, tag=9, length=8, id=3 + number, payload=struct.pack("<Q", number))
     peer.linger()
     return seen
@@ -395,12 +395,12 @@ def strangers(folder, secret):
 
 
 def flood(folder, secret):
-    """Sends far more slots at once than the window allows."""
+    """Sends far more slots at once than the window allows, but no more bytes than the credit."""
     peer = Peer(folder, secret)
-    for number in range(3000):
+    for number in range(1000):
         payload = pattern(4000, number)
         peer.send(EAGER, 1, len(payload), number, payload=payload, heed_window=False)
-    peer.send(EAGER, tag=2, length=1, id=3000, payload=b"x", heed_window=False)
+    peer.send(EAGER, tag=2, length=1, id=1000, payload=b"x", heed_window=False)
     peer.linger()
     return {}
 
