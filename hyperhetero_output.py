@@ -72,7 +72,7 @@ def keep_permissions(temporary: Path, target: Path) -> None:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Of what a name leads to over links; None where nothing is there."""
+    """Follows links to what the name leads to; gives None where nothing is there."""
     try:
         return path.stat()
     except FileNotFoundError:

@@ -51,7 +51,7 @@ def test_a_late_chip_conforms(seed: int) -> None:
 @LONG
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_checks_on_a_late_chip(seed: int) -> None:
-    """Those that want neither more memory nor more kernels than this chip has."""
+    """Runs the checks that want neither more memory nor more kernels than this chip has."""
     files = ["check_random.py", "check_files.py", "check_autocast.py", "check_training.py"]
     run_checks(None, *files, **async_chip.environment(seed, kernels=False))
 

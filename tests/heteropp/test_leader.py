@@ -51,7 +51,7 @@ class Clock:
 
 
 class Recovery:
-    """Of a job that two nodes of a chip each trained, whose only agent is the test."""
+    """The leader of a job that two nodes of a chip each trained, whose only agent is the test."""
 
     def __init__(self, folder: Path, chips: Chips) -> None:
         path = write_cluster(folder / "cluster.toml", ("a-mini", 1), ("b-mini", 1))

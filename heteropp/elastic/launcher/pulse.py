@@ -34,7 +34,7 @@ class Heart:
 
 
 class Pulse:
-    """Of the other nodes, as the leader feels it."""
+    """The leader watches by it which other nodes still answer."""
 
     def __init__(
         self,

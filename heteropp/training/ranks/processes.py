@@ -28,7 +28,7 @@ class Process(NamedTuple):
 
 
 def names(labels: Sequence[str], processes: Sequence[Process]) -> list[str]:
-    """Of the ranks, by rank; with their machines where there are several."""
+    """The names of the ranks, in their order, with their machines where there are several."""
     if len({process.machine for process in processes}) == 1:
         return list(labels)
     return [f"{label} on {process.host}" for label, process in zip(labels, processes, strict=True)]
