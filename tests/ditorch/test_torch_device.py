@@ -20,6 +20,10 @@ def test_memory_streams_random_numbers_and_files() -> None:
     run_checks("b-mini", "check_memory.py", "check_streams.py", "check_random.py", "check_files.py")
 
 
+def test_memory_is_cut_and_joined_as_on_cuda() -> None:
+    run_checks("b", "check_fragmentation.py")
+
+
 def test_a_module_moved_to_a_chip_keeps_its_parameters() -> None:
     run_checks("b-mini", "check_module_to.py")
 

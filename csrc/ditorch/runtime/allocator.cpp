@@ -2,18 +2,19 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/flat_hash_map.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "runtime/block.h"
 #include "runtime/copy.h"
 #include "runtime/memory_watch.h"
 #include "runtime/stream.h"
-#include "runtime/stream_uses.h"
 #include "runtime/vendor.h"
 
 namespace ditorch {
@@ -25,23 +26,18 @@ using c10::CachingAllocator::StatType;
 using c10::CachingDeviceAllocator::DeviceStats;
 
 constexpr size_t kGranularityBytes = 512;
+constexpr size_t kMiB = size_t{1} << 20;
 
-size_t round_up(size_t bytes) {
-  if (bytes > SIZE_MAX - kGranularityBytes) return bytes;  // no chip has it; a sum would wrap
-  return (bytes + kGranularityBytes - 1) / kGranularityBytes * kGranularityBytes;
+size_t round_up(size_t bytes, size_t unit_bytes) {
+  if (bytes > SIZE_MAX - unit_bytes) return bytes;  // no chip has it; a sum would wrap
+  return (bytes + unit_bytes - 1) / unit_bytes * unit_bytes;
 }
 
-Stat& aggregate(StatArray& stat) { return stat[static_cast<size_t>(StatType::AGGREGATE)]; }
+// Small tensors share segments of their own, so that one that lasts does not hold on to a segment
+// that large ones need.
+bool is_small(size_t bytes) { return bytes <= kMiB; }
 
-// One piece of the vendor's memory: handed out, waiting for other streams, or cached.
-struct Block {
-  void* pointer = nullptr;
-  size_t capacity = 0;   // what the vendor gave
-  size_t allocated = 0;  // what the tensor holds, rounded up
-  c10::DeviceIndex device = 0;
-  c10::StreamId stream = 0;  // the stream it was allocated for; it is reused only there
-  StreamUses uses;           // other streams that touch it
-};
+Stat& aggregate(StatArray& stat) { return stat[static_cast<size_t>(StatType::AGGREGATE)]; }
 
 void free_pointer(void* pointer);
 
@@ -52,10 +48,9 @@ class ChipAllocator final : public c10::DeviceAllocator {
   c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes) {
     if (bytes == 0) return {nullptr, chip_device(device)};
     std::lock_guard lock(mutex_);
-    auto block = take(device, round_up(bytes));
-    void* pointer = block->pointer;
-    live_.emplace(pointer, std::move(block));
-    return {pointer, pointer, &free_pointer, chip_device(device)};
+    auto* block = take(device, round_up(bytes, kGranularityBytes));
+    live_.emplace(block->pointer, block);
+    return {block->pointer, block->pointer, &free_pointer, chip_device(device)};
   }
 
   // False if the pointer is not this allocator's.
@@ -63,17 +58,17 @@ class ChipAllocator final : public c10::DeviceAllocator {
     std::lock_guard lock(mutex_);
     auto found = live_.find(pointer);
     if (found == live_.end()) return false;
-    auto block = std::move(found->second);
+    auto* block = found->second;
     live_.erase(found);
-    auto& stats = of(block->device).stats;
-    aggregate(stats.allocation).decrease(1);
-    aggregate(stats.allocated_bytes).decrease(block->allocated);
-    aggregate(stats.requested_bytes).decrease(block->allocated);
-    if (!block->uses.freed()) {
-      cache(std::move(block));
-      return true;
+    auto& memory = of(block->device);
+    aggregate(memory.stats.allocation).decrease(1);
+    aggregate(memory.stats.allocated_bytes).decrease(block->allocated_bytes);
+    aggregate(memory.stats.requested_bytes).decrease(block->allocated_bytes);
+    if (block->uses.freed()) {
+      memory.waiting.push_back(block);
+    } else {
+      cache(memory, block);
     }
-    of(block->device).waiting.push_back(std::move(block));
     return true;
   }
 
@@ -120,95 +115,175 @@ class ChipAllocator final : public c10::DeviceAllocator {
   }
 
  private:
-  using BlockPtr = std::unique_ptr<Block>;
-  struct Memory {
-    std::map<c10::StreamId, std::multimap<size_t, BlockPtr>> cached;  // by capacity
-    std::vector<BlockPtr> waiting;  // freed, but another stream still reads or writes them
-    DeviceStats stats;
+  struct Cache {
+    FreeBlocks small, large;
   };
 
-  Memory& of(c10::DeviceIndex device) { return memories_[device]; }
+  struct Memory {
+    size_t total_bytes = 0;  // the chip's
+    std::map<c10::StreamId, Cache> cached;
+    std::vector<Block*> waiting;  // freed, but another stream still reads or writes them
+    DeviceStats stats;
+
+    FreeBlocks& pool(c10::StreamId stream, size_t bytes) {
+      auto& cache = cached[stream];
+      return is_small(bytes) ? cache.small : cache.large;
+    }
+
+    // Free bytes beside tensors: the chip cannot have them back for a larger one. They are kept to
+    // an eighth of the chip; beyond that each tensor has a segment to itself. On a chip of less
+    // than 1 GiB, which is emulated, it always has, so that a plan fits to the byte.
+    bool may_strand(size_t bytes) {
+      if (total_bytes < 1024 * kMiB) return false;
+      const auto stranded_bytes = aggregate(stats.inactive_split_bytes).current;
+      return static_cast<size_t>(stranded_bytes) + bytes <= total_bytes / 8;
+    }
+  };
+
+  // What a tensor is wanted for: where, and how large.
+  struct Request {
+    c10::DeviceIndex device;
+    c10::StreamId stream;
+    size_t bytes;
+  };
+
+  Memory& of(c10::DeviceIndex device) {
+    auto& memory = memories_[device];
+    if (memory.total_bytes == 0) memory.total_bytes = getMemoryInfo(device).second;
+    return memory;
+  }
 
   // A block of at least `bytes`: from the cache, else from the vendor, else from the vendor
   // again once everything cached has been given back.
-  BlockPtr take(c10::DeviceIndex device, size_t bytes) {
+  Block* take(c10::DeviceIndex device, size_t bytes) {
     auto& memory = of(device);
+    const Request request{device, current_stream(device).id(), bytes};
     collect(memory, false);
-    auto block = take_cached(memory, current_stream(device).id(), bytes);
-    if (!block) block = take_fresh(device, bytes);
+    auto* block = take_cached(memory, request);
+    if (!block) block = take_shared(memory, request);
+    if (!block) block = take_fresh(memory, request, bytes);
     if (!block) {
       memory.stats.num_alloc_retries += 1;
       collect(memory, true);
       release_cache(memory);
-      block = take_fresh(device, bytes);
+      block = take_cached(memory, request);
+      if (!block) block = take_fresh(memory, request, bytes);
     }
     if (!block) throw_out_of_memory(device, bytes);
-    block->allocated = bytes;
+    block->allocated_bytes = bytes;
     aggregate(memory.stats.allocation).increase(1);
     aggregate(memory.stats.active).increase(1);
     aggregate(memory.stats.allocated_bytes).increase(bytes);
     aggregate(memory.stats.requested_bytes).increase(bytes);
-    aggregate(memory.stats.active_bytes).increase(block->capacity);
+    aggregate(memory.stats.active_bytes).increase(block->bytes);
     return block;
   }
 
-  // A cached block may be at most an eighth too large: the rest of it would lie idle.
-  BlockPtr take_cached(Memory& memory, c10::StreamId stream, size_t bytes) {
-    auto& pool = memory.cached[stream];
-    auto found = pool.lower_bound(bytes);
-    if (found == pool.end() || found->first > bytes + bytes / 8) return nullptr;
-    auto block = std::move(found->second);
-    pool.erase(found);
-    return block;
+  // The smallest free block that is large enough, cut to size.
+  Block* take_cached(Memory& memory, const Request& request) {
+    auto& pool = memory.pool(request.stream, request.bytes);
+    auto* block = pool.smallest(request.bytes, [&](const Block& candidate) {
+      const size_t rest_bytes = candidate.bytes - request.bytes;
+      return !candidate.is_segment() || rest_bytes <= request.bytes / 8 ||
+             memory.may_strand(rest_bytes);
+    });
+    if (!block) return nullptr;
+    remove_free(memory, block);
+    return cut(memory, block, request.bytes);
   }
 
-  BlockPtr take_fresh(c10::DeviceIndex device, size_t bytes) {
-    auto block = std::make_unique<Block>();
-    auto status = vendor().runtime->memory_allocate(device, bytes, &block->pointer);
+  // A piece of a new segment that is made for several tensors, as large as torch makes it on CUDA.
+  Block* take_shared(Memory& memory, const Request& request) {
+    const size_t bytes = request.bytes;
+    const size_t segment_bytes =
+        !is_small(bytes) && bytes < 10 * kMiB ? 20 * kMiB : round_up(bytes, 2 * kMiB);
+    if (!memory.may_strand(segment_bytes - bytes)) return nullptr;
+    auto* block = take_fresh(memory, request, segment_bytes);
+    return block ? cut(memory, block, bytes) : nullptr;
+  }
+
+  // A new segment; null if the chip is full.
+  Block* take_fresh(Memory& memory, const Request& request, size_t bytes) {
+    void* pointer = nullptr;
+    auto status = vendor().runtime->memory_allocate(request.device, bytes, &pointer);
     if (status == DITORCH_OUT_OF_MEMORY) return nullptr;
     check(status, "allocate memory");
-    block->capacity = bytes;
-    block->device = device;
-    block->stream = current_stream(device).id();
-    memory_taken(device, block->pointer, bytes);
-    auto& stats = of(device).stats;
-    stats.num_device_alloc += 1;
-    aggregate(stats.segment).increase(1);
-    aggregate(stats.reserved_bytes).increase(bytes);
+    memory_taken(request.device, pointer, bytes);
+    memory.stats.num_device_alloc += 1;
+    aggregate(memory.stats.segment).increase(1);
+    aggregate(memory.stats.reserved_bytes).increase(bytes);
+    return new Block{static_cast<char*>(pointer), bytes, request.device, request.stream,
+                     &memory.pool(request.stream, request.bytes)};
+  }
+
+  // Cuts off what `bytes` leave of the block, unless that is too little to be of use.
+  Block* cut(Memory& memory, Block* block, size_t bytes) {
+    const size_t rest_bytes = block->bytes - bytes;
+    if (rest_bytes < (is_small(bytes) ? kGranularityBytes : kMiB)) return block;
+    if (block->is_segment() && !memory.may_strand(rest_bytes)) return block;
+    add_free(memory, block->split(bytes));
     return block;
   }
 
-  void cache(BlockPtr block) {
-    auto& memory = of(block->device);
+  // Joins a freed block to its free neighbours.
+  void cache(Memory& memory, Block* block) {
     aggregate(memory.stats.active).decrease(1);
-    aggregate(memory.stats.active_bytes).decrease(block->capacity);
-    memory.cached[block->stream].emplace(block->capacity, std::move(block));
+    aggregate(memory.stats.active_bytes).decrease(block->bytes);
+    if (block->after && block->after->is_free) {
+      remove_free(memory, block->after);
+      block->merge_after();
+    }
+    if (block->before && block->before->is_free) {
+      block = block->before;
+      remove_free(memory, block);
+      block->merge_after();
+    }
+    add_free(memory, block);
   }
 
-  // Moves freed blocks whose other streams have finished into the cache.
+  void add_free(Memory& memory, Block* block) {
+    block->pool->add(block);
+    if (block->is_segment()) return;
+    aggregate(memory.stats.inactive_split).increase(1);
+    aggregate(memory.stats.inactive_split_bytes).increase(block->bytes);
+  }
+
+  void remove_free(Memory& memory, Block* block) {
+    block->pool->remove(block);
+    if (block->is_segment()) return;
+    aggregate(memory.stats.inactive_split).decrease(1);
+    aggregate(memory.stats.inactive_split_bytes).decrease(block->bytes);
+  }
+
+  // Caches freed blocks whose other streams have finished.
   void collect(Memory& memory, bool wait) {
-    std::vector<BlockPtr> still_waiting;
-    for (auto& block : memory.waiting) {
+    if (memory.waiting.empty()) return;
+    std::vector<Block*> still_waiting;
+    for (auto* block : memory.waiting) {
       if (block->uses.finished(wait)) {
-        cache(std::move(block));
+        cache(memory, block);
       } else {
-        still_waiting.push_back(std::move(block));
+        still_waiting.push_back(block);
       }
     }
     memory.waiting.swap(still_waiting);
   }
 
   void release_cache(Memory& memory) {
-    for (auto& [stream, pool] : memory.cached) {
-      for (auto& [capacity, block] : pool) {
-        memory_returned(block->pointer);
-        vendor().runtime->memory_free(block->device, block->pointer);
-        memory.stats.num_device_free += 1;
-        aggregate(memory.stats.segment).decrease(1);
-        aggregate(memory.stats.reserved_bytes).decrease(capacity);
+    for (auto& [stream, cache] : memory.cached) {
+      for (auto* pool : {&cache.small, &cache.large}) {
+        for (auto* segment : pool->remove_segments()) release(memory, segment);
       }
-      pool.clear();
     }
+  }
+
+  void release(Memory& memory, Block* segment) {
+    memory_returned(segment->pointer);
+    vendor().runtime->memory_free(segment->device, segment->pointer);
+    memory.stats.num_device_free += 1;
+    aggregate(memory.stats.segment).decrease(1);
+    aggregate(memory.stats.reserved_bytes).decrease(segment->bytes);
+    delete segment;
   }
 
   [[noreturn]] void throw_out_of_memory(c10::DeviceIndex device, size_t bytes) {
@@ -219,21 +294,23 @@ class ChipAllocator final : public c10::DeviceAllocator {
     TORCH_CHECK_WITH(OutOfMemoryError, false, describe_chip(device),
                      " is out of memory: tried to allocate ", format_size(bytes), ", ",
                      format_size(free_bytes), " free of its ", format_size(total_bytes), " (",
-                     format_size(aggregate(stats.allocated_bytes).current), " held by tensors)");
+                     format_size(aggregate(stats.allocated_bytes).current), " held by tensors, ",
+                     format_size(aggregate(stats.inactive_split_bytes).current), " between them)");
   }
 
   template <typename Function>
   void for_each_stat(c10::DeviceIndex device, Function apply) {
     std::lock_guard lock(mutex_);
     auto& stats = of(device).stats;
-    for (auto* stat : {&stats.allocation, &stats.segment, &stats.active, &stats.allocated_bytes,
-                       &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
+    for (auto* stat : {&stats.allocation, &stats.segment, &stats.active, &stats.inactive_split,
+                       &stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes,
+                       &stats.inactive_split_bytes, &stats.requested_bytes}) {
       apply(aggregate(*stat));
     }
   }
 
   std::mutex mutex_;
-  std::unordered_map<void*, BlockPtr> live_;
+  ska::flat_hash_map<void*, Block*> live_;
   std::unordered_map<c10::DeviceIndex, Memory> memories_;
 };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/stream.h"
+#include "runtime/vendor.h"
 
 namespace ditorch {
 namespace {
@@ -17,8 +18,13 @@ class ChipGenerator final : public c10::GeneratorImpl {
         host_(std::move(host)) {}
 
   void set_current_seed(uint64_t seed) override { host_.set_current_seed(seed); }
-  void set_offset(uint64_t offset) override { host_.set_offset(offset); }
-  uint64_t get_offset() const override { return host_.get_offset(); }
+  // torch keeps an offset with every generator that is not the CPU's, and sets it before the state.
+  // The host's Mersenne twister, which is used here, has none.
+  void set_offset(uint64_t offset) override {
+    TORCH_CHECK(offset == 0, "a generator of the device ", vendor().devices.front().library,
+                " has no offset, so it cannot be set to ", offset, "; keep and set its state");
+  }
+  uint64_t get_offset() const override { return 0; }
   uint64_t current_seed() const override { return host_.current_seed(); }
   uint64_t seed() override { return host_.unsafeGetGeneratorImpl()->seed(); }
   void set_state(const c10::TensorImpl& state) override {
