@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/COW.h>
 
 #include <algorithm>
 
@@ -56,6 +57,16 @@ std::optional<AllocateOnChip> HostArguments::results_on_chip() const {
   return std::optional<AllocateOnChip>(std::in_place, device_);
 }
 
+// A lazy clone shares its memory until one of the two is written to, which then gets its own.
+void HostArguments::part_from_clones(const c10::Storage& device) {
+  if (!c10::impl::cow::is_cow_data_ptr(device.data_ptr())) return;
+  device.mutable_data();
+  if (staged_) return;
+  for (const auto& known : storages_) {
+    if (known.device.is_alias_of(device)) known.host.set_data_ptr_noswap(borrow(device));
+  }
+}
+
 c10::Storage HostArguments::host_storage(const c10::Storage& device) {
   for (const auto& known : storages_) {
     if (known.device.is_alias_of(device)) return known.host;
@@ -71,6 +82,7 @@ c10::Storage HostArguments::host_storage(const c10::Storage& device) {
 
 at::Tensor HostArguments::lend(const at::Tensor& tensor, bool written) {
   if (!tensor.defined() || tensor.device().type() != kChip) return tensor;
+  if (written) part_from_clones(tensor.storage());
   for (auto& known : tensors_) {
     if (!known.device.is_same(tensor)) continue;
     known.written |= written;
@@ -91,10 +103,12 @@ c10::IValue HostArguments::lend(const c10::IValue& value, bool written) {
     for (const at::Tensor& tensor : tensors) host.push_back(lend(tensor, written));
     return host;
   }
-  if (value.isOptionalTensorList()) {
+  // By its structure: TorchScript makes a type of its own for such a list, equal but not the same.
+  if (value.isList() && *value.toList().elementType() == *c10::OptionalType::ofTensor()) {
     c10::List<std::optional<at::Tensor>> host;
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
-      host.push_back(tensor ? std::make_optional(lend(*tensor, written)) : std::nullopt);
+    for (const c10::IValue& tensor : value.toListRef()) {
+      host.push_back(tensor.isNone() ? std::nullopt
+                                     : std::make_optional(lend(tensor.toTensor(), written)));
     }
     return host;
   }

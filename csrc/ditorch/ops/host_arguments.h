@@ -58,6 +58,7 @@ class HostArguments {
     size_t first, last;
   };
 
+  void part_from_clones(const c10::Storage& device);
   c10::Storage host_storage(const c10::Storage& device);
   c10::Storage device_storage(const c10::Storage& host);
   void write_back_aliased(Storages& storages);

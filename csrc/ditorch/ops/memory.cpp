@@ -1,10 +1,13 @@
 #include "ops/memory.h"
 
+#include <ATen/Context.h>
 #include <ATen/Dispatch_v2.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/ResizeCommon.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
@@ -39,13 +42,20 @@ void refuse_layout(std::optional<c10::Layout> layout, std::optional<bool> pin_me
   TORCH_CHECK(!pin_memory || !*pin_memory, "Only dense CPU tensors can be pinned");
 }
 
+// torch.use_deterministic_algorithms asks for NaN or the largest integer where nothing was written.
+bool fills_what_is_new() {
+  const auto& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
+
 at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype,
                  std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                  std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
   refuse_layout(layout, pin_memory);
   c10::DeviceGuard guard(device_or_current(device));
-  return at::detail::empty_generic(size, chip_allocator(), kChipKeys, c10::dtype_or_default(dtype),
-                                   format);
+  at::Tensor made = at::detail::empty_generic(size, chip_allocator(), kChipKeys,
+                                              c10::dtype_or_default(dtype), format);
+  return fills_what_is_new() ? at::native::fill_empty_deterministic_(made) : made;
 }
 
 at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
@@ -53,8 +63,9 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
                          std::optional<c10::Device> device, std::optional<bool> pin_memory) {
   refuse_layout(layout, pin_memory);
   c10::DeviceGuard guard(device_or_current(device));
-  return at::detail::empty_strided_generic(size, stride, chip_allocator(), kChipKeys,
-                                           c10::dtype_or_default(dtype));
+  at::Tensor made = at::detail::empty_strided_generic(size, stride, chip_allocator(), kChipKeys,
+                                                      c10::dtype_or_default(dtype));
+  return fills_what_is_new() ? at::native::fill_empty_deterministic_(made) : made;
 }
 
 // at::native would grow a storage with the host's memcpy, which may not reach the chip's memory; so
@@ -67,9 +78,11 @@ void grow(const c10::Storage& storage, size_t bytes) {
 
 const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef size,
                          std::optional<c10::MemoryFormat> format) {
+  const auto bytes = static_cast<int64_t>(self.storage().nbytes());
   grow(self.storage(), at::detail::computeStorageNbytesContiguous(size, self.dtype().itemsize(),
                                                                   self.storage_offset()));
-  return at::native::resize_(self, size, format);
+  at::native::resize_(self, size, format);
+  return fills_what_is_new() ? at::native::fill_resize_deterministic_(self, bytes) : self;
 }
 
 at::Tensor& set_part_of_storage(at::Tensor& self, at::Storage source, int64_t offset,
@@ -217,6 +230,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destin
 
 // The one element, straight into the host's memory: no tensor is made on the way.
 at::Scalar read_scalar(const at::Tensor& self) {
+  TORCH_CHECK(self.numel() > 0, "_local_scalar_dense: Empty tensor not supported");
   const auto element = self.resolve_conj().resolve_neg();
   alignas(c10::complex<double>) std::byte value[sizeof(c10::complex<double>)];
   copy_to_host(element.device().index(), value, element.const_data_ptr(), element.element_size());

@@ -1,4 +1,4 @@
-"""On a chip that moves a million bytes a second, busy seconds count bytes."""
+"""Busy seconds count the bytes that operators move, on a chip that moves a million a second."""
 
 from collections.abc import Callable
 

@@ -115,8 +115,11 @@ def train() -> list[Tensor]:
 
 
 def test_the_program_computes_what_it_does_without() -> None:
-    """In-place writes reach their tensors, operators of many outputs reach autograd, and random
-    numbers are drawn once."""
+    """A program gives the same results under Compare as without it, bit for bit.
+
+    So in-place writes reach their tensors, operators with several outputs reach autograd, and
+    random numbers are drawn only once.
+    """
     bare = train()
     with Compare() as compare:
         watched = train()

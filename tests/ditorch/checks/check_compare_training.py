@@ -57,7 +57,10 @@ def test_log_probabilities_near_0() -> None:
 
 
 def embedding_gradient(terms: int, spread: float) -> OperatorFinding:
-    """Of one token that occurs so often; the host computes it, and adds up in bfloat16."""
+    """Returns what Compare finds of the embedding gradient of a token that occurs `terms` times.
+
+    The host computes the gradient for the chip, and sums it in bfloat16.
+    """
     torch.manual_seed(0)
     gradient = (1 + spread * torch.randn(terms, 64)).bfloat16().to(ditorch.device)
     tokens = torch.zeros(terms, dtype=torch.long, device=ditorch.device)

@@ -1,4 +1,4 @@
-"""On a chip that does a million operations a second, busy seconds count them."""
+"""Busy seconds count floating-point operations, on a chip that does a million a second."""
 
 from collections.abc import Callable
 

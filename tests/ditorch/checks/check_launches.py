@@ -1,4 +1,4 @@
-"""On a chip whose every launch takes one emulated second, busy seconds count launches."""
+"""Busy seconds count kernel launches, on a chip whose every launch takes an emulated second."""
 
 from collections.abc import Callable
 

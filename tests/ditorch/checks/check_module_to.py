@@ -248,7 +248,7 @@ def test_on_the_chip_too_a_dtype_changes_in_place() -> None:
 
 
 def test_an_empty_copy_of_the_shapes_is_made_anew() -> None:
-    """From meta, torch makes new Parameters for every device; between devices it keeps them."""
+    """Module.to_empty makes new Parameters from meta tensors; between devices it keeps the old."""
     model = tied().to_empty(device="device")
     assert model[1].weight is model[0].weight
     model.to_empty(device="cpu")

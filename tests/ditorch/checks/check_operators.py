@@ -248,6 +248,59 @@ def test_convolutions() -> None:
         torch.testing.assert_close(layer.bias.grad.cpu(), bias_gradient, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, y: x.view(-1).add_(1),
+        lambda x, y: torch.add(x, x, out=x),
+        lambda x, y: torch.mul(y, x, out=x),
+        lambda x, y: x.copy_(y.t()),
+        lambda x, y: x.zero_(),
+        lambda x, y: x.copy_(torch.zeros(4, 4)),
+    ],
+)
+def test_writing_to_one_of_two_lazy_clones_leaves_the_other_alone(write) -> None:
+    x, on_cpu = ramp(4, 4), ramp(4, 4).cpu()
+    clone = x._lazy_clone()
+    write(x, clone)
+    write(on_cpu, on_cpu.clone())
+    assert torch.equal(x.cpu(), on_cpu)
+    assert torch.equal(clone.cpu(), ramp(4, 4).cpu())
+
+
+@pytest.fixture
+def filling():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("filling")
+def test_deterministic_algorithms_fill_what_nothing_wrote() -> None:
+    most = torch.iinfo(torch.int32).max
+    assert torch.empty(3, 3, device="device").isnan().all()
+    assert torch.empty_strided((2, 2), (1, 2), dtype=torch.complex64, device="device").isnan().all()
+    assert torch.empty(9, dtype=torch.int32, device="device").eq(most).all()
+    grown = torch.zeros(3, dtype=torch.int32, device="device").resize_(5)
+    assert grown.tolist() == [0, 0, 0, most, most]
+
+
+def test_scripts_index_with_tensors() -> None:
+    @torch.jit.script
+    def fill(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        x[x < 5] = 1.0
+        x[:, rows] = x[:, rows] + 1
+        return x
+
+    rows = torch.tensor([0, 2])
+    assert torch.equal(fill(ramp(4, 4), rows.to("device")).cpu(), fill(ramp(4, 4).cpu(), rows))
+
+
+def test_an_empty_tensor_has_no_item() -> None:
+    with pytest.raises(RuntimeError, match="Empty tensor not supported"):
+        torch.ops.aten._local_scalar_dense(torch.empty(0, device="device"))
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_networks(kind: type[nn.RNNBase], bias: bool) -> None:

@@ -23,7 +23,7 @@ def chip_kernels(name: str) -> int:
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """On the host, so that it can be had on both devices."""
+    """Draws a normal tensor on the host, so that both devices can be given the same values."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 

@@ -1,5 +1,8 @@
 """Random numbers: one seed, the same numbers on every chip and on the CPU."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -56,6 +59,20 @@ def test_generators_belong_to_a_device() -> None:
     )
     with pytest.raises(RuntimeError, match="generator"):
         torch.rand(3, device="device", generator=torch.Generator())
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_generator_is_copied_and_pickled_where_it_stands(again) -> None:
+    generator = torch.Generator(device="device").manual_seed(3)
+    torch.rand(3, device="device", generator=generator)
+    twin = again(generator)
+    assert twin.device == generator.device
+    assert torch.equal(
+        torch.rand(3, device="device", generator=twin),
+        torch.rand(3, device="device", generator=generator),
+    )
+    with pytest.raises(RuntimeError, match="has no offset"):
+        generator.set_offset(100)
 
 
 def test_checkpointing_recomputes_the_same_dropout() -> None:
