@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import async_chip
 import pytest
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -15,11 +17,13 @@ TESTS = ("test_all_reduce_sum", "test_broadcast_cuda")
 MORE = (*TESTS, "test_all_gather_coalesced_simple", "test_send_recv_any_source")
 
 
-def run_tool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_tool(
+    folder: Path, *arguments: str, environment: Mapping[str, str] = {}
+) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TOOLS.parent), str(TOOLS)])
     return subprocess.run(
         [sys.executable, "-m", "c10d_tests", *arguments],
-        env=os.environ | {"PYTHONPATH": path.lstrip(os.pathsep)},
+        env={**os.environ, **environment, "PYTHONPATH": path.lstrip(os.pathsep)},
         cwd=folder, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
 
@@ -32,6 +36,20 @@ def test_a_slice_of_pytorchs_own_tests(tmp_path: Path, tests: tuple[str, ...]) -
     assert outcomes == dict.fromkeys(outcomes, "passed"), done.stdout
     assert len(outcomes) == len(tests) - 1
     assert done.returncode == 0
+
+
+@pytest.mark.long
+def test_a_slice_on_a_chip_that_computes_asynchronously(tmp_path: Path) -> None:
+    arguments = (*MORE, "--device", "device", "--json")
+    environment = async_chip.environment() | {"DICOMM_STRATEGY": "cpu-mediated"}
+    done = run_tool(tmp_path, *arguments, environment=environment)
+    outcomes = {test["name"]: test["outcome"] for test in json.loads(done.stdout)["tests"]}
+    assert outcomes.pop("test_broadcast_cuda") == "not applicable"
+    assert outcomes == dict.fromkeys(outcomes, "passed"), done.stdout
+    # the tensors are the chip's: the host cannot touch them
+    done = run_tool(tmp_path, TESTS[0], *arguments[-3:], environment=async_chip.environment())
+    (failed,) = json.loads(done.stdout)["tests"]
+    assert "memory that the host can touch, which asyncchip:0 does not give" in failed["reason"]
 
 
 def test_an_impossible_slice_is_refused(tmp_path: Path) -> None:

@@ -49,6 +49,27 @@ def test_accelerate_uses_the_chip(chip: Path, precision: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+        ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2"],
+    ],
+    ids=["torchrun", "accelerate-launch"],
+)
+def test_accelerate_shares_a_batch_between_two_chips(chip: Path, launcher: list[str]) -> None:
+    script = [str(SCRIPTS / "client_accelerate.py"), "no"]
+    settings = environment(chip, OMP_NUM_THREADS="1")
+    done = forks.run(["-m", *launcher, *script], settings, timeout_s=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    said = sorted(json.loads(line) for line in done.stdout.splitlines())
+    assert [on for on, *_ in said] == [["emuchip:0"], ["emuchip:1"]]
+    _, expected, *_ = run("client_accelerate", None, "no")
+    for _, losses, *_ in said:
+        assert losses == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.long
 def test_accelerate_takes_float16_under_cuda_compat(chip: Path) -> None:
     on, losses, scaled, _ = run("client_accelerate", chip, "fp16", DITORCH_CUDA_COMPAT="1")
     assert on == ["emuchip:0"] and scaled

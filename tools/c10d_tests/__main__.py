@@ -2,6 +2,7 @@
 
 The tests are the installed torch's (torch.testing._internal.distributed.distributed_test): real
 processes, four ranks. A test that PyTorch keeps for Gloo or MPI runs too, on dicomm; see gated.py.
+With a chip as --device, the tensors that a test makes without naming a device are the chip's.
 Each runs in a child with a deadline. What does not apply, and why, is in not_applicable.toml.
 """
 
@@ -60,9 +61,13 @@ class Rule:
         return any(fnmatch.fnmatchcase(skip, pattern) for pattern in self.skipped_with)
 
 
-def read_rules() -> list[Rule]:
+def read_rules(device: str) -> list[Rule]:
     rules = tomllib.loads(RULES.read_text())["not_applicable"]
-    return [Rule(r["reason"], r.get("tests", []), r.get("skipped_with", [])) for r in rules]
+    return [
+        Rule(r["reason"], r.get("tests", []), r.get("skipped_with", []))
+        for r in rules
+        if device != "cpu" or not r.get("of_chips")
+    ]
 
 
 class Worker:
@@ -137,9 +142,9 @@ def results_of(
         time.sleep(0.05)
 
 
-def run_gates(names: list[str], deadline_s: float, log: Path) -> Iterator[Result]:
+def run_gates(names: list[str], device: str, deadline_s: float, log: Path) -> Iterator[Result]:
     """A skipped test gets another try under the next gate, until one opens."""
-    rules = read_rules()
+    rules = read_rules(device)
     for name in names:
         for rule in rules:
             if rule.covers(name):
@@ -194,7 +199,7 @@ def report(results: list[Result], as_json: bool) -> None:
 
 @app.command(
     epilog="Examples: tools/c10d-tests | tools/c10d-tests 'test_all_reduce*' | "
-    "tools/c10d-tests --slice 1/4 --json"
+    "tools/c10d-tests --slice 1/4 --json | DITORCH_CHIP=b-mini tools/c10d-tests --device device"
 )
 def main(
     patterns: Annotated[list[str] | None, typer.Argument(help="Names of tests, with *.")] = None,
@@ -203,16 +208,20 @@ def main(
     ] = "1/1",
     deadline_s: Annotated[float, typer.Option(help="Seconds a test may take.")] = 120,
     log: Annotated[Path, typer.Option(help="What the tests print.")] = Path("c10d-tests.log"),
+    device: Annotated[
+        str, typer.Option(help='Where tensors are: on the "cpu", or on "device", a chip.')
+    ] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Runs PyTorch's own c10d tests on the backend "dicomm" and counts them."""
     part, parts = parse_slice(slice_)
+    os.environ["C10D_TESTS_DEVICE"] = device  # of the workers
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the workers on the way out
     chosen = choose_tests(patterns or ["*"])[part - 1 :: parts]
     results = []
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("c10d tests", total=len(chosen))
-        for result in run_gates(chosen, deadline_s, log):
+        for result in run_gates(chosen, device, deadline_s, log):
             results.append(result)
             progress.update(task, advance=1, description=result.name[:40])
     report(sorted(results, key=lambda result: result.name), as_json)

@@ -56,6 +56,10 @@ torch.set_num_threads(1)
 
 def in_environment(environment: dict[str, str], target: Callable[..., Any], args: tuple) -> None:
     os.environ.update(environment)
+    if (device := os.environ["C10D_TESTS_DEVICE"]) != "cpu":
+        import ditorch  # noqa: F401  (not before the fork: a chip belongs to one process)
+
+        torch.set_default_device(device)
     target(*args)
 
 

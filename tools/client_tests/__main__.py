@@ -26,6 +26,7 @@ from c10d_tests.__main__ import SystemExit2, parse_slice
 from rich.console import Console
 from rich.table import Table
 
+from client_tests.renamed import renamed
 from client_tests.suites import SUITES, Suite
 
 RULES = Path(__file__).with_name("not_applicable.toml")
@@ -47,7 +48,8 @@ class Run:
     suite: Suite
     source: Path
     files: list[str]
-    chip: str | None
+    chip: str | None  # None is the CPU
+    device_type: str
     slice_: str
     select: str
     deadline_s: float
@@ -57,6 +59,8 @@ class Run:
         """Each test once; one that ends or outlives its process has failed, and the rest go on."""
         found: dict[str, Result] = {}
         with tempfile.TemporaryDirectory() as folder:
+            for entry in self.source.iterdir():
+                (Path(folder) / entry.name).symlink_to(entry)
             while (fate := self._child(Path(folder), found)) is not None:
                 begun, how = fate
                 found[begun] = Result(begun, "failed", how)
@@ -68,11 +72,12 @@ class Run:
         output.write_text("")
         done.write_text("\n".join(found))
         command = [sys.executable, "-m", "pytest", "-q", "-p", "client_tests.plugin"]
-        command += ["-p", "no:cacheprovider", "-p", "no:timeout", *self.files]
+        command += ["-p", "no:cacheprovider", "-p", "no:timeout", f"--rootdir={self.source}"]
+        command += [str(self.source / name) for name in self.files]
         command += ["-k", self.select] if self.select else []
         with self.log.open("ab") as log:
             child = subprocess.Popen(
-                command, cwd=self.source, env=self._environment(folder, output, done),
+                command, cwd=folder, env=self._environment(folder, output, done),
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
             try:
@@ -85,7 +90,7 @@ class Run:
             said = json.loads(text)
             if "name" in said:
                 result = Result(said["name"], said["outcome"], said["reason"])
-                if found.get(result.name, result).outcome != "failed":
+                if result.name not in found or found[result.name].outcome != "failed":
                     found[result.name] = result
         if begun in found or not begun:
             if not found:
@@ -94,7 +99,7 @@ class Run:
         return begun, f"hung for {idle_s:.0f} s" if idle_s else "ended its process"
 
     def _watch(self, child: subprocess.Popen[bytes], output: Path) -> tuple[str, float]:
-        """(the test that ran last, how long it was silent if that was too long)"""
+        """Waits; returns the last test and, if it was silent for too long, for how many seconds."""
         seen, since = "", time.monotonic()
         while True:
             running = child.poll() is None
@@ -109,16 +114,16 @@ class Run:
             time.sleep(0.1)
 
     def _environment(self, folder: Path, output: Path, done: Path) -> dict[str, str]:
-        device_type = "cpu" if self.chip is None else "emuchip"
         chosen = {k: v for k, v in os.environ.items() if not k.startswith("DITORCH_")}
-        chosen |= self.suite.environment(device_type, folder)
+        chosen |= self.suite.environment(self.device_type, folder)
         if self.chip is not None:
-            chosen["DITORCH_CHIP"] = self.chip
-        paths = [os.environ.get("PYTHONPATH", ""), str(self.source)]
+            chosen |= {"DITORCH_CHIP": self.chip, "DITORCH_AUTOLOAD": "1"}  # for its processes too
+        paths = [os.environ.get("PYTHONPATH", ""), str(self.source / "src"), str(self.source)]
         return chosen | {
             "PYTHONPATH": os.pathsep.join(paths),
             "CLIENT_TESTS_OUTPUT": str(output), "CLIENT_TESTS_DONE": str(done),
-            "CLIENT_TESTS_SLICE": self.slice_, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+            "CLIENT_TESTS_SLICE": self.slice_, "CLIENT_TESTS_DEVICE": self.device_type,
+            "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
 
 
@@ -128,17 +133,30 @@ def compare(chip: dict[str, Result], cpu: dict[str, Result]) -> list[Result]:
     for name, result in sorted(chip.items()):
         if result.outcome == "skipped":
             compared.append(Result(name, "not applicable", f"skipped: {result.reason[:120]}"))
-        elif result.outcome == "failed" and cpu.get(name, result).outcome == "failed":
+        elif result.outcome == "failed" and name in cpu and cpu[name].outcome == "failed":
             compared.append(Result(name, "not applicable", "fails on the CPU too"))
         else:
             compared.append(explained(result, rules))
     return compared
 
 
+def device_type_of(chip: str) -> str:
+    """What torch calls the chip's device, as a process that is given the chip finds it."""
+    asked = subprocess.run(
+        [sys.executable, "-c", "import ditorch; print(ditorch.device.type)"],
+        env=os.environ | {"DITORCH_CHIP": chip}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if asked.returncode:
+        raise SystemExit2(f"--chip {chip}: {asked.stderr.strip().splitlines()[-1]}")
+    return asked.stdout.split()[-1]
+
+
 def explained(result: Result, rules: list[dict]) -> Result:
     if result.outcome == "failed":
         for rule in rules:
-            if any(fnmatch.fnmatchcase(result.name, pattern) for pattern in rule["tests"]):
+            tests, says = rule.get("tests", ["*"]), rule.get("says", "")
+            named = any(fnmatch.fnmatchcase(result.name, pattern) for pattern in tests)
+            if named and says in result.reason:
                 return Result(result.name, "not applicable", rule["reason"])
     return result
 
@@ -180,6 +198,9 @@ def main(
     files: Annotated[list[str] | None, typer.Argument(help="Its files; default: some.")] = None,
     source: Annotated[Path, typer.Option(help="The suite's repository.")] = Path("."),
     chip: Annotated[str, typer.Option(help="A preset or a chip file.")] = "b",
+    written_for: Annotated[
+        str, typer.Option(help="The device that the files name, such as npu: read as this one.")
+    ] = "",
     select: Annotated[str, typer.Option("-k", help="As pytest's -k.")] = "",
     slice_: Annotated[str, typer.Option("--slice", help="The K-th of N parts: K/N.")] = "1/1",
     deadline_s: Annotated[float, typer.Option(help="Seconds a test may take.")] = 120,
@@ -200,12 +221,16 @@ def main(
     if missing := [name for name in names if not (source / name).is_file()]:
         raise SystemExit2(f"--source {source} has no {', '.join(missing)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    ran = [
-        Run(
-            chosen, source.resolve(), names, on, slice_, select, deadline_s, log.resolve()
-        ).results()
-        for on in (chip, None)
-    ]
+    with tempfile.TemporaryDirectory() as copies:
+        ran = []
+        for on, device_type in ((chip, device_type_of(chip)), (None, "cpu")):
+            folder = source.resolve()
+            if written_for:
+                folder = renamed(folder, chosen.needs, Path(copies), written_for, device_type)
+            run = Run(
+                chosen, folder, names, on, device_type, slice_, select, deadline_s, log.resolve()
+            )
+            ran.append(run.results())
     results = compare(*ran)
     report(suite, chip, results, as_json)
     raise SystemExit(1 if any(result.outcome == "failed" for result in results) else 0)

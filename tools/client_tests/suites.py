@@ -13,7 +13,7 @@ class Suite:
     needs: str  # a path that tells a source folder of this suite
 
     def environment(self, device_type: str, folder: Path) -> dict[str, str]:
-        """What makes the suite use the device; `folder` is for files it has to read."""
+        """What makes the suite use the device; it runs in `folder`, which links to its source."""
         if self.name == "pytorch":
             only = "cpu" if device_type == "cpu" else "privateuse1"
             return {"PYTORCH_TESTING_DEVICE_ONLY_FOR": only}
@@ -35,7 +35,7 @@ def _transformers(device_type: str, folder: Path) -> dict[str, str]:
         f"EMPTY_CACHE_FN = torch.{device_type}.empty_cache\n"
         f"DEVICE_COUNT_FN = torch.{device_type}.device_count\n"
     )
-    return {"TRANSFORMERS_TEST_DEVICE": device_type, "TRANSFORMERS_TEST_DEVICE_SPEC": str(spec)}
+    return {"TRANSFORMERS_TEST_DEVICE": device_type, "TRANSFORMERS_TEST_DEVICE_SPEC": spec.name}
 
 
 SUITES = {

@@ -46,5 +46,5 @@ if acc.is_available():
         assert batch.is_pinned()
         assert batch.to(device, non_blocking=True).sum() > 0
 else:
-    assert acc.current_accelerator() is None and acc.device_count() == 0
+    assert acc.current_accelerator(check_available=True) is None and acc.device_count() == 0
 print("accelerator:", x.device.type)
