@@ -34,7 +34,9 @@ from heteropp.files import read_json, write_json
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.planned import check_cluster, check_memory
 from heteropp.training.ranks.attempt import launcher_store
+from heteropp.training.ranks.hung_launcher import end_if_hung
 from heteropp.training.ranks.launch import draw_secret, set_environment
+from heteropp.training.ranks.loopback import loopback_store
 from heteropp.training.ranks.store import limit_answers
 from heteropp.training.ranks.watch import SIGNALS
 from heteropp.training.train import Run
@@ -100,7 +102,7 @@ def earlier_job(output: Path, resume: bool) -> Earlier | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What this process is to the job."""
+    """The place of this process in the job."""
 
     store: dist.Store
     meeting: Meeting
@@ -166,11 +168,14 @@ def _lead(
     earlier: Earlier | None,
     quiet: bool,
 ) -> Outcome:
-    """Until the job is over. A signal ends it after the step, a second one at once.
+    """Leads the job until it is over, and returns how it ended.
 
-    Torchrun's first one ends it at once: with it begins another start on other nodes.
+    A signal ends the job after the running step, and a second signal at once. Under torchrun the
+    first signal ends it at once, as does torchrun's death: torchruns that live then begin another
+    start, on other nodes.
     """
     patience = 2 if _torchrun() is None else 1
+    launcher = os.getppid()
     availability = Availability(elastic.availability, cluster) if elastic.availability else None
     roster = Roster(cluster, availability.chips if availability else None, place.nodes)
     members = _check_plan(job.run, roster)
@@ -178,10 +183,13 @@ def _lead(
         shutil.rmtree(job.run.output / GENERATIONS, ignore_errors=True)
     write_json(job.run.output / JOB, Earlier(job.name, job.run.hyperparameters, _torchrun()))
     screen = Screen(job.run.steps, quiet)
+    board, others = Board(place.store), set(place.nodes) - set(place.own)
+    pulse = Pulse(board, others, job.run.deadline_s, screen.tell)
     leader = Leader(
         job,
         roster,
         place.store,
+        pulse,
         availability,
         elastic.notice_s,
         screen.tell,
@@ -189,25 +197,26 @@ def _lead(
         "recover" if earlier else "initial",
         members,
     )
-    board, others = Board(place.store), set(place.nodes) - set(place.own)
-    pulse = Pulse(board, others, job.run.deadline_s, screen.tell, leader.lose_node)
     try:
         while leader.outcome is None and len(told) < patience:
+            if _torchrun() and os.getppid() != launcher:
+                leader.outcome = Outcome(1, "torchrun died, which started this process")
+                break
             if told:
                 leader.stop(Outcome(128 + told[0]))
             agent.turn()
             leader.turn()
-            pulse.turn()
             screen.update(leader)
             agent.wait(TURN_S)
-        others -= pulse.name_silent() if told else pulse.lost
+        if told:
+            pulse.lose_late()
     finally:
         screen.stop()
         if availability:
             availability.close()
     outcome = leader.outcome or Outcome(128 + told[0], "told to stop at once")
     board.say(outcome.exit_code, "over")
-    for node in others:  # the store may end with this process
+    for node in others - pulse.lost:  # the store may end with this process
         with suppress(dist.DistStoreError):
             board.hear(str, "left", node, timeout_s=LEAVE_S)
     if outcome.exit_code == 0 and job.remote:
@@ -237,7 +246,9 @@ def _clear_remote(job: Job, screen: Screen) -> None:
 
 
 def _follow(agent: Agent, place: Place, told: list[int]) -> Outcome:
-    """Until the leader says that the job is over, or torchrun that this start is."""
+    """Runs this node's members until the leader says that the job is over, or torchrun ends this
+    start or dies. Returns how it ended.
+    """
     board, node, meeting = Board(place.store), place.own[0], place.meeting
     launcher, asked_s = os.getppid(), time.monotonic()
     heart = Heart(Board(meeting.connect(meeting.answer_s)), node)
@@ -252,6 +263,8 @@ def _follow(agent: Agent, place: Place, told: list[int]) -> Outcome:
     except dist.DistNetworkError:
         is_silent = time.monotonic() - asked_s > meeting.answer_s / 2
         how = f"has not answered for {meeting.answer_s:g} s" if is_silent else "has hung up"
+        if is_silent:
+            end_if_hung(launcher)
         who = f"{meeting.host}, the machine of the job's store,"
         print(f"node {node} stopped: {who} {how}", file=sys.stderr, flush=True)
         return Outcome(1)
@@ -262,10 +275,10 @@ def _follow(agent: Agent, place: Place, told: list[int]) -> Outcome:
 
 def _alone(earlier: Earlier | None, cluster: Cluster, run: Run) -> Place:
     draw_secret()
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = loopback_store()
     return Place(
         store=store,
-        meeting=Meeting(host="localhost", port=store.port, answer_s=run.deadline_s),
+        meeting=Meeting(host=store.host, port=store.port, answer_s=run.deadline_s),
         name=earlier.name if earlier else uuid.uuid4().hex,
         nodes=cluster.node_names,
         own=cluster.node_names,
@@ -274,7 +287,10 @@ def _alone(earlier: Earlier | None, cluster: Cluster, run: Run) -> Place:
 
 
 def _under_torchrun(elastic: Elastic, earlier: Earlier | None, cluster: Cluster, run: Run) -> Place:
-    """Raises InputError."""
+    """Meets the other agents that torchrun started, and returns this one's place among them.
+
+    Raises InputError.
+    """
     node, rank = elastic.node_name, int(os.environ["RANK"])
     names = ", ".join(cluster.node_names)
     if node is None:
@@ -325,7 +341,7 @@ def _torchrun() -> str | None:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Those that came, instead of what they do."""
+    """Yields a list of the signals that have come; inside the block they have no other effect."""
     told: list[int] = []
     before = {number: signal.signal(number, lambda n, _: told.append(n)) for number in SIGNALS}
     try:

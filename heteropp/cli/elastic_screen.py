@@ -61,11 +61,11 @@ class Screen:
                 self.live.start()
             self.live.update(self._whole(leader), refresh=True)
             return
-        for change in leader.changes[self.shown_changes :]:
+        for change in leader.history.changes[self.shown_changes :]:
             for line in change_lines(change):
                 self._line(line)
-        self.shown_changes = len(leader.changes)
-        progress, every = leader.progress, max(1, self.steps // 10)
+        self.shown_changes = len(leader.history.changes)
+        progress, every = leader.history.progress, max(1, self.steps // 10)
         if progress and progress.step // every > self.shown_step // every:
             self._line(self._progress(progress))
         self.shown_step = progress.step if progress else 0
@@ -78,7 +78,8 @@ class Screen:
 
     def finish(self, leader: Leader, outcome: Outcome, summary: str | None) -> None:
         """The job's last lines: its generations, and how it ended."""
-        for change in leader.changes:
+        history = leader.history
+        for change in history.changes:
             self._line(f"generation {change.number}, {how(change)}")
         found = json.loads(summary) if summary else {}
         if found:
@@ -87,10 +88,10 @@ class Screen:
                 f"steps, written to {found['output']}"
             )
         if self.quiet:
-            print(as_json(found, leader.changes), flush=True)
-        if outcome.exit_code > 128 and leader.progress:
+            print(as_json(found, history.changes), flush=True)
+        if outcome.exit_code > 128 and history.progress:
             self._line(
-                f"told to stop: step {leader.progress.step} is saved, and --resume goes on from it"
+                f"told to stop: step {history.progress.step} is saved, and --resume goes on from it"
             )
         if outcome.sentence:
             print(f"training stopped: {outcome.sentence}", file=sys.stderr, flush=True)
@@ -100,11 +101,11 @@ class Screen:
 
     def _whole(self, leader: Leader) -> RenderableType:
         parts: list[RenderableType] = [chips_table(leader)]
-        if leader.progress:
-            parts.append(Text(self._progress(leader.progress)))
+        if leader.history.progress:
+            parts.append(Text(self._progress(leader.history.progress)))
         if doing := DOING[leader.phase]:
             parts.append(Text(doing, style="bold"))
-        for change in leader.changes[-SHOWN_CHANGES:]:
+        for change in leader.history.changes[-SHOWN_CHANGES:]:
             parts += map(Text, change_lines(change))
         parts += [Text(sentence, style="dim") for sentence in self.news]
         return Group(*parts)

@@ -59,7 +59,7 @@ class Meeting:
     prefix: str = ""  # of this start of the job, where the store outlives it
 
     def connect(self, timeout_s: float) -> dist.Store:
-        """A connection of this process, which waits no longer than that for another member."""
+        """Connects this process to the store; it waits at most `timeout_s` for other members."""
         store = dist.TCPStore(
             self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s)
         )
@@ -82,7 +82,7 @@ class Job:
     keep_remote_every: int = 0  # steps; 0: never
 
     def run_of(self, generation: Generation) -> Run:
-        """What a generation trains. Raises FileError."""
+        """Returns the run with a generation's plan, cluster and chips. Raises FileError."""
         cluster = read_cluster(generation.cluster)
         chips = tuple(
             RankChip(str(cluster.chip(rank).path), cluster.chip(rank).chip_type)
@@ -102,7 +102,7 @@ class Job:
         return self.disk / self.name / node
 
     def tiers_of(self, node: str) -> Tiers:
-        """Where a node keeps copies; what a job removes there is never another one's."""
+        """Returns where a node keeps copies, in folders that no other job shares."""
         remote = f"{self.remote.removesuffix('/')}/{self.name}" if self.remote else None
         return Tiers(
             job=self.name, memory=self.memory_of(node), disk=self.disk_of(node), remote=remote
@@ -198,7 +198,7 @@ class Board:
         return TypeAdapter(type_).validate_json(self.store.get(_name(key)))
 
     def take(self, type_: type[T], *key: str | int) -> T | None:
-        """What was said by now; it can be said anew."""
+        """Returns what was said by now, if anything was, and removes it to be said anew."""
         if (value := self.heard(type_, *key)) is not None:
             self.store.delete_key(_name(key))
         return value
@@ -209,12 +209,12 @@ def _name(key: tuple[str | int, ...]) -> str:
 
 
 def generation_store(store: dist.Store, number: int) -> dist.Store:
-    """Of a generation's own process groups, control and watch."""
+    """Returns the part of the store for a generation's process groups, control and watch."""
     return dist.PrefixStore(f"generation {number}", store)
 
 
 def switch_store(store: dist.Store, number: int) -> dist.Store:
-    """Of the world that a generation's switch takes place in."""
+    """Returns the part of the store for the world in which the switch to a generation happens."""
     return dist.PrefixStore(f"switch {number}", store)
 
 

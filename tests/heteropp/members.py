@@ -44,7 +44,7 @@ class Told:
 
 
 class Members:
-    """Over gloo on the host, or over dicomm on emulated chips, all as a chip file says."""
+    """The processes: over gloo on the host, or over dicomm on emulated chips of one chip file."""
 
     def __init__(self, count: int, model: Model, steps: int, chip: Path | None = None) -> None:
         self.model = model
@@ -72,7 +72,7 @@ class Members:
             self.processes[name], self.pipes[name] = process, ours
 
     def train(self, plan: Plan, members: Sequence[str], steps: int) -> dict[str, Told]:
-        """Switches from the plan before, if there was one, and trains; by member of the plan."""
+        """Switches from the previous plan, if any, and trains; returns what each member says."""
         self.turns += 1
         members = tuple(members)
         used = dict.fromkeys((*members, *self.members))

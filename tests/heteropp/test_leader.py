@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from training_run import tiny_model
 
 from heteropp.cluster import read_cluster
 from heteropp.elastic.job import Board, Ended, Failure, Generation, Job, Meeting
-from heteropp.elastic.launcher import awaited, leader
+from heteropp.elastic.launcher import awaited, leader, pulse
 from heteropp.elastic.launcher.leader import Leader
+from heteropp.elastic.launcher.pulse import Pulse
 from heteropp.elastic.launcher.roster import Roster
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.training.train import Run
@@ -53,7 +54,8 @@ class Clock:
 class Recovery:
     """The leader of a job that two nodes of a chip each trained, whose only agent is the test."""
 
-    def __init__(self, folder: Path, chips: Chips) -> None:
+    def __init__(self, folder: Path, chips: Chips, agents: Collection[str] = ()) -> None:
+        """agents: nodes whose agents shall show that they are alive."""
         path = write_cluster(folder / "cluster.toml", ("a-mini", 1), ("b-mini", 1))
         cluster = read_cluster(path)
         model = tiny_model(layers=2)
@@ -97,6 +99,7 @@ class Recovery:
             job,
             Roster(cluster, chips.chips),
             store,
+            Pulse(self.board, agents, DEADLINE_S, self.told.append),
             chips,  # type: ignore[arg-type]
             10,
             self.told.append,
@@ -173,13 +176,39 @@ def test_members_may_be_slow_to_come_up(tmp_path: Path, monkeypatch: pytest.Monk
     assert recovery.told == ["training did not start in time"]
 
 
-def test_a_node_that_vanishes_is_left_out(tmp_path: Path) -> None:
+def test_a_node_that_vanishes_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody says that its member ended."""
-    recovery = Recovery(tmp_path, Chips(a=1, b=1))
+    recovery = Recovery(tmp_path, Chips(a=1, b=1), agents=[B])
     assert set(recovery.generation(1).members) == {f"{A}/0", f"{B}/0"}
-    recovery.leader.lose_node(B)
+    for _ in range(8):  # more than that at once would be a pause of the leader's own
+        clock = Clock(recovery.leader.pulse.next_s + 4)
+        monkeypatch.setattr(pulse, "time", clock)
+        recovery.leader.turn()
+    monkeypatch.undo()
+    assert recovery.told[0] == f"node {B} has not answered for 10 s"
     recovery.until(lambda: recovery.board.heard(str, "end", 1, f"{A}/0") is not None)
     recovery.board.say(Ended(code=-9, killed=True), "ended", 1, f"{A}/0")
     second = recovery.generation(2)
     assert second.members == (f"{A}/0",)
-    assert second.cause == f"{B}/0 is lost: its node has not answered for {DEADLINE_S:g} s"
+    assert re.fullmatch(rf"{B}/0 is lost: its node has not answered for 3\d s", second.cause)
+
+
+def test_a_node_that_dies_before_the_deadline_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its peers see of it ends them; its own end is what the leader waits for."""
+    recovery = Recovery(tmp_path, Chips(a=1, b=1), agents=[B])
+    recovery.generation(1)
+    recovery.board.say(Ended(code=1, killed=False), "ended", 1, f"{A}/0")
+    recovery.until(lambda: recovery.leader.phase == "fencing")
+    for _ in range(2):
+        now_s = recovery.leader.pulse.next_s + 4
+        monkeypatch.setattr(pulse, "time", Clock(now_s))
+        recovery.leader.turn()
+    assert recovery.leader.phase == "fencing"
+    monkeypatch.setattr(leader, "time", Clock(time.monotonic() + 60))
+    recovery.leader.turn()
+    monkeypatch.undo()
+    second = recovery.generation(2)
+    assert second.members == (f"{A}/0",)
+    assert re.fullmatch(rf"{B}/0 is lost: its node has not answered for \d+ s", second.cause)

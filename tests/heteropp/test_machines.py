@@ -30,6 +30,7 @@ PLAN = make_plan(MODEL, (1, 2, 1), (1, 1, 1), (1, 1, 1), (False, False, False))
 MACHINES = PLAN.world_size
 NODE = CHIP.removesuffix(".toml")
 SETTINGS = ("--warmup-steps", "2", "--decay-steps", "600")
+STEPS = ("--steps", "200")  # more than a test needs to disturb them
 FOREVER = "100000"  # steps
 DEADLINE_S = 15
 
@@ -49,7 +50,7 @@ class Job:
         write_plan(PLAN, folder / "plan.json")
         write_text(folder / "text")
 
-    def start(self, *arguments: str, elastic: bool = False) -> None:
+    def start(self, *arguments: str, elastic: bool = False, endpoint: int = 0) -> None:
         for number, machine in enumerate(self.machines):
             extra = ["--elastic", "--node-name", f"{NODE}-{number}"] if elastic else []
             nodes = f"2:{MACHINES}" if elastic else str(MACHINES)
@@ -62,7 +63,7 @@ class Job:
                         "--rdzv-backend",
                         "c10d",
                         "--rdzv-endpoint",
-                        f"{self.machines[0].name}:29400",
+                        f"{self.machines[endpoint].name}:29400",
                     ),
                     *("--rdzv-id", "run", "--rdzv-conf", timing, *restarts),
                     *("-m", "heteropp.cli.train", *command(self.folder), *extra),
@@ -85,6 +86,20 @@ class Job:
     def losses(self) -> list[float]:
         return losses_of(self.output)
 
+    @property
+    def remote(self) -> tuple[str, ...]:
+        """Copies of the state, which no machine takes along."""
+        return ("--remote", str(self.folder / "remote"), "--keep-remote-every", "2")
+
+    def assert_as_alone(self) -> None:
+        """Each step is there once, with the loss of a job on one machine that nothing disturbed."""
+        alone = start(self.folder, "--output", str(self.folder / "alone"), *SETTINGS, *STEPS)
+        code, stdout, stderr = wait(alone, 100)
+        assert code == 0, stdout + stderr
+        expected = metrics_of(self.folder / "alone")
+        assert [m["step"] for m in self.metrics] == [m["step"] for m in expected]
+        assert self.losses == pytest.approx([m["loss"] for m in expected], rel=2e-6)
+
     def until_step(self, step: int, within_s: float = 150) -> None:
         self.wait_for(lambda: len(self.metrics) >= step, within_s)
 
@@ -98,7 +113,7 @@ class Job:
         return self.processes[number].poll() is not None
 
     def said(self) -> str:
-        """By all machines, for people."""
+        """Returns what all machines' processes said, for the message of a failed test."""
         return "\n".join(f"--- {m.name}\n{self.said_by(i)}" for i, m in enumerate(self.machines))
 
     def said_by(self, number: int) -> str:
@@ -152,6 +167,8 @@ def test_ranks_end_when_a_machine_vanishes(job: Job, lost: int) -> None:
         (line,) = (line for line in job.said_by(number).splitlines() if " stopped " in line)
         assert line.endswith(f": {name} has not answered for {DEADLINE_S} s"), job.said()
     job.wait_for(lambda: "stopped" in job.said_by(lost), 2 * DEADLINE_S)  # the lost one knows, too
+    for number in range(MACHINES):  # and so do their torchruns
+        job.wait_for(lambda number=number: job.ended(number), 60)
 
 
 def test_a_killed_machine_is_named_and_not_who_noticed(job: Job) -> None:
@@ -162,3 +179,45 @@ def test_a_killed_machine_is_named_and_not_who_noticed(job: Job) -> None:
         job.wait_for(lambda number=number: job.ended(number), 60)
         (line,) = (line for line in job.said_by(number).splitlines() if " stopped " in line)
         assert line.endswith(f": {on(2)} died or is cut off"), job.said()
+
+
+@pytest.mark.parametrize(("lost", "how"), [(1, Machine.cut_off), (2, Machine.kill)])
+def test_an_elastic_job_outlives_a_machine_that_vanishes(
+    job: Job, lost: int, how: Callable[[Machine], None]
+) -> None:
+    job.start(*STEPS, *job.remote, elastic=True)
+    job.until_step(10)
+    how(job.machines[lost])
+    job.wait_for(lambda: "written to" in job.said_by(0), 120)
+    silent = [line for line in job.said_by(0).splitlines() if "has not answered" in line]
+    assert silent[0] == f"node {NODE}-{lost} has not answered for 10 s"
+    assert silent[1].startswith(f"{NODE}-{lost}/0 is lost: its node has not answered for ")
+    job.assert_as_alone()
+
+
+def test_an_elastic_job_outlives_the_machine_of_its_leader(job: Job) -> None:
+    """Torchrun, whose own store is on another one, starts the agents again."""
+    job.start(*STEPS, *job.remote, elastic=True, endpoint=1)
+    job.until_step(10)
+    job.machines[0].cut_off()
+    job.machines[0].kill()  # unheard
+    job.wait_for(lambda: "written to" in job.said_by(1), 300)
+    for number in (1, 2):
+        assert agent_stopped(number) in job.said_by(number)
+    job.assert_as_alone()
+
+
+def test_an_elastic_job_ends_when_the_machine_of_its_store_vanishes(job: Job) -> None:
+    job.start("--steps", FOREVER, elastic=True)
+    job.until_step(3)
+    job.machines[0].cut_off()
+    for number in (1, 2):
+        job.wait_for(lambda number=number: agent_stopped(number) in job.said_by(number), 60)
+    for number in (1, 2):
+        job.wait_for(lambda number=number: job.ended(number), 60)
+        assert "terminate called" not in job.said_by(number)
+
+
+def agent_stopped(number: int) -> str:
+    store = "machine-0, the machine of the job's store,"
+    return f"node {NODE}-{number} stopped: {store} has not answered for {DEADLINE_S} s\n"

@@ -67,7 +67,7 @@ class Agent:
                 one.kill()
 
     def wait(self, timeout_s: float) -> None:
-        """Until one of the members ends, or for so long."""
+        """Waits until one of the members ends, at most `timeout_s`."""
         connection.wait([one.process.sentinel for one in self.started.values()], timeout_s)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ class Change:
     moved: tuple[Moved, ...]
 
     def bytes_by_source(self) -> dict[Source, int]:
-        """From where the state came, in the order of nearness."""
+        """Returns how many bytes of the state came from each source, the nearest source first."""
         total: dict[Source, int] = {}
         for source in ("memory", "disk", "peer", "remote"):
             if size := sum(m.bytes for m in self.moved if m.source == source):

@@ -62,7 +62,7 @@ def gather(store: dist.Store, rank: int, world_size: int, node: str, timeout_s: 
 
 
 def _fingerprint(secret: str | None) -> str:
-    """It costs a while, so that a short secret cannot be guessed from it."""
+    """Returns a slow hash of the secret, from which even a short secret cannot be guessed."""
     if not secret:
         return ""
     return hashlib.scrypt(secret.encode(), salt=b"heteropp", n=1 << 14, r=8, p=1).hex()

@@ -33,18 +33,17 @@ from heteropp.elastic.job import Account, Board, Generation, Job, Progress, node
 from heteropp.elastic.launcher.agent import GRACE_S, KILLED_S
 from heteropp.elastic.launcher.availability import Availability
 from heteropp.elastic.launcher.awaited import Awaited
-from heteropp.elastic.launcher.change import Change, changed
+from heteropp.elastic.launcher.history import UNEXPLAINED, History
 from heteropp.elastic.launcher.members import End, Members
 from heteropp.elastic.launcher.plan_search import Planned, rehearse_beside, search_beside
+from heteropp.elastic.launcher.pulse import Pulse
 from heteropp.elastic.launcher.roster import Roster
-from heteropp.files import write_json
 from heteropp.plan import PlanError, write_plan
 from heteropp.search.planner import SearchError
 
 TRIES = 3  # in a row without a step, but for those that cost a chip
 SEARCH_S = 600.0  # for a plan
 STOP_S = 600.0  # for the members to save when they are told to stop
-UNEXPLAINED = "members ended without a word"
 START_S = 60.0  # for members to come up, besides the deadline: many at once on a busy host
 READ_S = 3600.0  # for a recovery's members to read the state
 LINGER_S = 30.0  # for members that left a generation to end
@@ -67,6 +66,7 @@ class Leader:
         job: Job,
         roster: Roster,
         store: dist.Store,
+        pulse: Pulse,
         availability: Availability | None,
         notice_s: float,
         tell: Callable[[str], None],
@@ -79,8 +79,9 @@ class Leader:
         `tell` takes sentences for the user, `node_gone` nodes of which no chip is left.
         """
         self.job, self.roster, self.board = job, roster, Board(store)
-        self.availability, self.notice_s = availability, notice_s
+        self.pulse, self.availability, self.notice_s = pulse, availability, notice_s
         self.tell, self.node_gone = tell, node_gone
+        self.history = History(tell)
         self.members = Members(store)
         self.start: Start = first  # of a generation that follows on none
         self.plan = job.run.plan  # of the generation that runs, or ran last
@@ -91,13 +92,7 @@ class Leader:
         self.folder = job.run.output / "generations"
         self.number = max((int(path.name) for path in self.folder.glob("[0-9]*")), default=0)
         self.finished: set[str] = set()  # members that ended in order
-        self.progress: Progress | None = None
-        self.progress_at_s = time.monotonic()  # when it was heard
-        self.changes: list[Change] = []
-        self.causes: list[str] = []  # of the next change, and of what follows it
-        self.known_causes = 0  # of them, when the next generation was planned
         self.refused: set[str] | None = None  # chips for which there is no plan
-        self.lost_at_s: float | None = None  # monotonic: since when no step runs
         self.tries = 0
         self.aim: set[str] = set()  # chips that a plan is searched for
         # chips that the running generation's plan is the best one for; None: that is to be seen
@@ -117,6 +112,8 @@ class Leader:
         """Hears what is new and does what follows; `outcome` says when there is no more to do."""
         self._hear_availability()
         self._hear_members()
+        for node in self.pulse.turn():
+            self._lose_node(node)
         if self.stop_by_s is not None:
             self._stopping()
         if self.outcome is None:
@@ -128,18 +125,6 @@ class Leader:
             self.stop_by_s, self.verdict = time.monotonic() + STOP_S, verdict
             self.board.say("", "stop")
 
-    def lose_node(self, node: str) -> None:
-        """Its agent was silent past the deadline, and so cannot say that its members ended.
-
-        Where they live, they do not hear the store either, and end by themselves.
-        """
-        silent = f"is lost: its node has not answered for {self.job.run.deadline_s:g} s"
-        for member in self.roster.cluster.members:
-            if node_of(member) == node:
-                self.members.live.pop(member, None)
-                if member in self.roster.there():
-                    self._lose(member, silent)
-
     # ---------------------------------------------------------------- what is new
 
     def _hear_availability(self) -> None:
@@ -149,15 +134,15 @@ class Leader:
             self.tell(f"warning: {warning}; going on with what it said before")
         going, coming = self.roster.offer(self.availability.chips, self.notice_s)
         if going:
-            self._note(f"{', '.join(going)} will go")
+            self.history.note(f"{', '.join(going)} will go")
         if coming:
-            self._note(f"{', '.join(coming)} came")
+            self.history.note(f"{', '.join(coming)} came")
 
     def _hear_members(self) -> None:
         for member in self.members.live:
             told = self.board.take(str, "notice", member) is not None
             if told and self.roster.notice(member, self.notice_s):
-                self._note(f"{member} will go")
+                self.history.note(f"{member} will go")
         for end in self.members.ended():
             self._hear_end(end)
         for member in self.roster.overdue():
@@ -167,9 +152,8 @@ class Leader:
                 self.roster.leave(member)
         if self.running is None:
             return
-        news = self.board.heard(Progress, "progress", self.running.number)
-        if news and news != self.progress:
-            self.progress, self.progress_at_s, self.tries = news, time.monotonic(), 0
+        if self.history.hear(self.board.heard(Progress, "progress", self.running.number)):
+            self.tries = 0
 
     def _hear_end(self, end: End) -> None:
         if end.code == 0:
@@ -185,11 +169,11 @@ class Leader:
             self._lose(end.member, "did not answer in time" if silent else end.how)
         elif not end.killed:
             if end.failure:  # or else it ended because of another, which is heard, too
-                self._note(f"{end.member} {end.how}")
+                self.history.note(f"{end.member} {end.how}")
             self._fence()
 
     def _lack(self, what: str, keepers: Collection[str]) -> None:
-        """The nodes that there are have no whole step; others of the keepers may come back."""
+        """Waits for absent keepers, as no whole step is here; gives up if none can come back."""
         here = self.next.members if self.next else ()
         known = set(keepers) & set(self.roster.nodes)
         awaited = Awaited.of(what, known, map(node_of, here), self.job.run.deadline_s)
@@ -201,20 +185,32 @@ class Leader:
 
     def _lose(self, member: str, how: str) -> None:
         self.roster.lose(member)
-        self._note(f"{member} {how}")
+        self.history.note(f"{member} {how}")
         if self._joins(member):
             return
         self.cost_a_chip = True
         if member in self._training():
             self._fence()
 
+    def _lose_node(self, node: str) -> None:
+        """Counts all members of a node as lost, whose silent agent cannot report that they ended.
+
+        Members that still live cannot reach the store either, and end by themselves.
+        """
+        silent = f"is lost: its node has not answered for {self.pulse.silent_s(node):.0f} s"
+        for member in self.roster.cluster.members:
+            if node_of(member) == node:
+                self.members.live.pop(member, None)
+                if member in self.roster.there():
+                    self._lose(member, silent)
+
     def _silent(self) -> set[str]:
-        """Members that the others gave up."""
+        """Returns the members that the others waited for in vain."""
         generations = [one for one in (self.running, self.next) if one]
         return {m for one in generations if (m := self.members.silent(one))}
 
     def _joins(self, member: str) -> bool:
-        """Whether it is new, and no step needs it yet."""
+        """Whether a member is joining, so that no step needs it yet."""
         return self.phase in ("joining", "dropping") and member not in self._training()
 
     def _training(self) -> set[str]:
@@ -224,15 +220,10 @@ class Leader:
             here.append(self.next)
         return {member for generation in here if generation for member in generation.members}
 
-    def _note(self, what: str) -> None:
-        """A cause of the next change."""
-        self.causes.append(what)
-        self.tell(what)
-
     # ---------------------------------------------------------------- phases
 
     def _stopping(self) -> None:
-        """No other generation shall follow."""
+        """Brings the job to its stop: no other generation follows the running one."""
         assert self.stop_by_s is not None
         if self.phase == "planning" and self.running:
             self.phase = "running"
@@ -270,7 +261,7 @@ class Leader:
         return search_beside(cluster, self.plan, self.planned_for, nodes)
 
     def _trainable(self) -> set[str]:
-        """Those that are up; for a start those that will go, too: they may hold the last copy."""
+        """Returns the members that are up; for a start, also noticed ones: they may hold copies."""
         return self.roster.up() if self.running else self.roster.there()
 
     def _planning(self) -> None:
@@ -300,10 +291,10 @@ class Leader:
         members = self.found.cluster.members
         before = self.running
         if before and members == before.members:  # none of the chips that changed is of use
-            self.served, self.causes, self.phase = self.aim, [], "running"
+            self.served, self.history.causes, self.phase = self.aim, [], "running"
             return
         self.number += 1
-        self.known_causes = len(self.causes)
+        cause = self.history.plan_next()
         self.next = Generation(
             number=self.number,
             folder=self.folder / f"{self.number:04d}",
@@ -311,7 +302,7 @@ class Leader:
             start="switch" if before else self.start,
             before=before.number if before else None,
             leavers=tuple(m for m in before.members if m not in members) if before else (),
-            cause="; ".join(self.causes) or self._unexplained(members),
+            cause=cause or self._unexplained(members),
         )
         write_cluster(self.found.cluster, self.next.cluster)
         write_plan(self.found.plan, self.next.plan)
@@ -320,7 +311,7 @@ class Leader:
         self._wait("joining" if before else "starting", self._start_s())
 
     def _start_s(self) -> float:
-        """For new members to come up; those that wait for each other give up sooner, and say so."""
+        """Returns the seconds for a start: more than members wait, so that they say why first."""
         return START_S + self.job.run.deadline_s
 
     def _unexplained(self, members: tuple[str, ...]) -> str:
@@ -329,10 +320,10 @@ class Leader:
         return f"the best plan is without {', '.join(left)}" if left else UNEXPLAINED
 
     def _will_go(self) -> list[str]:
-        """What there is to say of members that train and have had notice."""
+        """Returns a sentence for each training member that has had notice, unless it is known."""
         assert self.running
         noticed = [m for m in self.running.members if self.roster.standing[m] == "noticed"]
-        return [what for m in noticed if (what := f"{m} will go") not in self.causes]
+        return [what for m in noticed if (what := f"{m} will go") not in self.history.causes]
 
     def _no_plan(self, why: str) -> None:
         if self.running is None:
@@ -356,7 +347,7 @@ class Leader:
             self._drop()
         elif ready == joiners:
             self.board.say(self.next.number, "next", self.running.number)
-            step_s = self.progress.step_s if self.progress else 0
+            step_s = self.history.progress.step_s if self.history.progress else 0
             self._wait("switching", self.job.run.deadline_s + 2 * step_s)
         elif self._late():
             for member in joiners - ready:
@@ -387,11 +378,11 @@ class Leader:
         elif self._completed() and not self._switches():
             self._end(Outcome(0))
         elif self._late():
-            self._note("the switch was not done in time")
+            self.history.note("the switch was not done in time")
             self._fence()
 
     def _switches(self) -> bool:
-        """Whether the generation that runs has begun to: all of its members may be leavers."""
+        """Whether the running generation has begun the switch; all of its members may leave."""
         assert self.running
         return self.board.heard(int, "switch-at", self.running.number) is not None
 
@@ -400,11 +391,11 @@ class Leader:
         if account := self.board.heard(Account, "recovered", self.next.number):
             self._go_on(account)
         elif self._late() and not self._reads():
-            self._note("training did not start in time")
+            self.history.note("training did not start in time")
             self._fence()
 
     def _reads(self) -> bool:
-        """Whether members read the state, and have time left: silent ones end by themselves."""
+        """Whether members read the state, with time left; those that hang end by themselves."""
         assert self.next
         begun = self.board.heard(str, "reading", self.next.number) is not None
         return begun and time.monotonic() < self.deadline_s + READ_S
@@ -412,11 +403,7 @@ class Leader:
     def _go_on(self, account: Account) -> None:
         """A generation has its state, and trains."""
         assert self.next and self.found
-        before = self.changes[-1] if self.changes else None
-        stood_s = time.monotonic() - self.lost_at_s if self.lost_at_s else account.seconds
-        change = changed(self.next, self.found, before, self.plan, account, self.progress, stood_s)
-        self.changes.append(change)
-        write_json(self.next.folder / "change.json", change)
+        self.history.go_on(self.next, self.found, self.plan, account)
         for member in self.next.leavers:
             if self.roster.standing[member] == "noticed":
                 self.roster.leave(member)
@@ -424,13 +411,11 @@ class Leader:
         self.plan, self.planned_for = self.found.plan, self.next.members
         self.running, self.next = self.next, None
         self.served = None if self.running.start == "recover" else self.aim
-        self.causes = self.causes[self.known_causes :]
-        self.causes += self._will_go()
-        self.refused, self.lost_at_s, self.cost_a_chip = None, None, False
-        self.awaited = None
+        self.history.causes += self._will_go()
+        self.refused, self.awaited, self.cost_a_chip = None, None, False
         self.phase = "running"
         self._clear_nodes()
-        if len(self.changes) == 1:
+        if len(self.history.changes) == 1:
             rehearse_beside(self.roster.cluster_of(self.planned_for), self.plan)
 
     def _running(self) -> None:
@@ -451,19 +436,20 @@ class Leader:
         return self.running is not None and self.finished >= set(self.running.members)
 
     def _fence(self) -> None:
-        """Ends every process, before others go on with what they did."""
+        """Ends every member's process, so that none is left when others take over its work."""
         if self.phase == "fencing":
             return
-        if self.lost_at_s is None:
-            self.lost_at_s = self.progress_at_s  # a rank may have been silent for long
+        self.history.stand_still()
         self.members.kill(list(self.members.live))
         self._wait("fencing", GRACE_S + KILLED_S)
 
     def _fencing(self) -> None:
-        if self.members.live:
-            if self._late():
-                left = ", ".join(self.members.live)
+        if self.members.live and self._late():
+            for node in self.pulse.lose_late():  # its members may have died with it
+                self._lose_node(node)
+            if left := ", ".join(self.members.live):
                 self.outcome = Outcome(1, f"{left} cannot be ended")
+        if self.members.live:
             return
         for member in self._silent():
             if self.roster.standing[member] != "lost":  # on another machine
@@ -475,14 +461,14 @@ class Leader:
         self.tries = 0 if self.cost_a_chip else self.tries + 1
         self.cost_a_chip = False
         if self.tries == TRIES:
-            why = self.causes[-1] if self.causes else UNEXPLAINED
+            why = self.history.last_cause()
             self.outcome = Outcome(1, f"{why}; {TRIES} times in a row without a step")
             return
-        if self._is_kept():
+        if self.history.is_kept(self.job.keep_memory_every):
             self.start = "recover"
         self.running = self.next = None
         if self.awaited and not self.awaited.came_back(self.roster):
-            self._note(self.awaited.sentence)
+            self.history.note(self.awaited.sentence)
             self._wait("awaiting", self.awaited.wait_s)
         else:
             self._plan()
@@ -494,15 +480,6 @@ class Leader:
         elif self._late():
             self.outcome = Outcome(1, self.awaited.in_vain)
 
-    def _is_kept(self) -> bool:
-        """Whether every member has certainly kept a step.
-
-        Before that the few steps are trained again, from the start.
-        """
-        if not (self.progress and self.changes):
-            return False
-        return self.progress.step - self.changes[0].step > 2 * self.job.keep_memory_every
-
     def _give_up(self, sentence: str) -> None:
         """Ends the job as it cannot go on."""
         if self.verdict is None or self.verdict.exit_code != 1:
@@ -510,7 +487,7 @@ class Leader:
         self._fence()
 
     def _end(self, verdict: Outcome) -> None:
-        """Ends the job with what it was told before, or else with this."""
+        """Ends the job with the verdict it already has, or else with this one."""
         self.verdict = self.verdict or verdict
         self._fence()
 

@@ -21,7 +21,7 @@ from heteropp.training.ranks.watch import silent_rank
 
 @dataclass(frozen=True)
 class End:
-    """Of a member's process."""
+    """The end of a member's process."""
 
     member: str
     number: int  # of the generation that it was started for
@@ -38,7 +38,7 @@ class End:
 
     @property
     def how(self) -> str:
-        """It ended so: for a sentence that the member's name begins."""
+        """How the process ended, to follow the member's name in a sentence."""
         if self.failure:
             return self.failure.what
         if self.code < 0:
@@ -52,9 +52,9 @@ class Members:
         self.live: dict[str, int] = {}  # member: generation that it was started for
 
     def start(self, generation: Generation) -> None:
-        """Those that are not there yet."""
+        """Tells the agents of a new generation, for which they start the members not yet alive."""
         for member in generation.members:
-            if member not in self.live:  # what an earlier process of its said too late
+            if member not in self.live:  # removes what its earlier process said too late
                 self.board.take(str, "notice", member)
                 self.board.take(Failure, "failed", member)
         self.board.say(generation, "generation", generation.number)
@@ -63,7 +63,7 @@ class Members:
             self.live.setdefault(member, generation.number)
 
     def kill(self, members: Iterable[str]) -> None:
-        """Those of them that live."""
+        """Tells the agents to end those of the members that are alive."""
         for member in members:
             if member in self.live:
                 self.board.say("", "end", self.live[member], member)

@@ -30,7 +30,10 @@ class Planned:
 def search_beside(
     cluster: Cluster, old: Plan, old_members: tuple[str, ...], nodes: Collection[str] = ()
 ) -> Future[Planned]:
-    """Begins it, as replan has it; nodes: to be used, if there is a plan that does."""
+    """Begins the search of a plan in a thread, as `replan` does it.
+
+    nodes: a plan that uses these nodes is preferred, if there is one.
+    """
 
     def search() -> Planned:
         if nodes:
@@ -45,12 +48,15 @@ def search_beside(
 
 
 def rehearse_beside(cluster: Cluster, plan: Plan) -> None:
-    """Searches in vain: the first loss shall not wait for what planners measure but once."""
+    """Searches once and drops the result, to fill the planners' caches before a chip is lost."""
     _beside(lambda: replan(cluster, plan, cluster.members))
 
 
 def _beside(work: Callable[[], T]) -> Future[T]:
-    """Begins it in a thread that the end of the process does not wait for; one works at a time."""
+    """Begins work in a daemon thread, which the end of the process does not wait for.
+
+    One such thread works at a time.
+    """
     future: Future[T] = Future()
 
     def run() -> None:

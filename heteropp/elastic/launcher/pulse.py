@@ -20,10 +20,13 @@ class Heart:
     def __init__(self, board: Board, node: str) -> None:
         self.board, self.node = board, node
         self.stopped = threading.Event()
-        threading.Thread(target=self._run, name="heart", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="heart", daemon=True)
+        self.thread.start()
 
     def stop(self) -> None:
+        """Waits for the end of a beat, which the store may not answer in time."""
         self.stopped.set()
+        self.thread.join()
 
     def _run(self) -> None:
         try:
@@ -37,39 +40,43 @@ class Pulse:
     """The leader watches by it which other nodes still answer."""
 
     def __init__(
-        self,
-        board: Board,
-        nodes: Collection[str],
-        deadline_s: float,
-        tell: Callable[[str], None],
-        lose: Callable[[str], None],
+        self, board: Board, nodes: Collection[str], deadline_s: float, tell: Callable[[str], None]
     ) -> None:
-        """`tell` takes sentences, `lose` a node that was silent past the deadline."""
-        self.store, self.deadline_s, self.tell, self.lose = board.store, deadline_s, tell, lose
+        """`tell` takes sentences for the user."""
+        self.store, self.deadline_s, self.tell = board.store, deadline_s, tell
         self.heard = {node: Neighbour() for node in nodes}
         self.lost: set[str] = set()
         self.next_s = 0.0  # monotonic
 
-    def turn(self) -> None:
-        """Is called more often than it has something to do."""
+    def turn(self) -> list[str]:
+        """Returns the nodes newly found silent past the deadline; it may be called at any rate."""
         now_s = time.monotonic()
         if now_s < self.next_s:
-            return
+            return []
         self.next_s = now_s + POLL_S
         for node, neighbour in self.heard.items():
             if news := neighbour.listen(self.store.add(_key(node), 0), now_s):
                 self.tell(f"node {node} {news}")
-            if neighbour.silent_s > self.deadline_s and node not in self.lost:
-                self.lost.add(node)
-                self.lose(node)
+        return self._lose(self.deadline_s)
 
-    def name_silent(self) -> set[str]:
-        """Which nodes are, at an end that they may be the cause of; tells of new ones."""
-        silent = {node for node, heard in self.heard.items() if heard.silent_s > LATE_S}
-        for node in sorted(silent):
+    def lose_late(self) -> list[str]:
+        """Returns the nodes newly found silent when others end, with a shorter limit: they may be
+        the cause of that end.
+        """
+        lost = self._lose(LATE_S)
+        for node in lost:
             if not self.heard[node].missed:
-                self.tell(f"node {node} has not answered for {self.heard[node].silent_s:.0f} s")
-        return silent
+                self.tell(f"node {node} has not answered for {self.silent_s(node):.0f} s")
+        return lost
+
+    def silent_s(self, node: str) -> float:
+        return self.heard[node].silent_s
+
+    def _lose(self, past_s: float) -> list[str]:
+        silent = [node for node in self.heard if self.silent_s(node) > past_s]
+        news = [node for node in silent if node not in self.lost]
+        self.lost.update(news)
+        return news
 
 
 def _key(node: str) -> str:

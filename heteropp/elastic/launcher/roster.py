@@ -42,7 +42,7 @@ class Roster:
         return {member for member, what in self.standing.items() if what == "up"}
 
     def there(self) -> set[str]:
-        """Those that are up, and those that will go."""
+        """Returns the members whose chips are there: up, or noticed and still to go."""
         return {member for member, what in self.standing.items() if what in ("up", "noticed")}
 
     def cluster_of(self, members: Iterable[str]) -> Cluster:

@@ -22,7 +22,7 @@ HELD = "copies.txt"  # of a recovery: which node held what of each layer
 def keeper(
     job: Job, generation: Generation, trainer: Trainer, control: Control, warn: Say
 ) -> Keeper:
-    """Every rank must make one; `control`: for it alone."""
+    """Makes a rank's keeper of copies; all ranks must make theirs. `control`: for it alone."""
     cadence = Cadence(
         memory=job.keep_memory_every, disk=job.keep_disk_every, remote=job.keep_remote_every
     )
@@ -63,5 +63,5 @@ def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> 
 
 
 def _nodes(generation: Generation) -> list[str]:
-    """By rank."""
+    """Returns the node of each rank."""
     return [node_of(member) for member in generation.members]

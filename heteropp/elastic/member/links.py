@@ -11,7 +11,7 @@ from heteropp.cluster import read_cluster
 
 
 class Links:
-    """Of all the chips that there may ever be."""
+    """The links between all chips that the job may ever have, of whichever generation."""
 
     def __init__(self, cluster: Path) -> None:
         self.cluster = read_cluster(cluster)
@@ -21,7 +21,7 @@ class Links:
         return self.cluster.link(*ranks).bytes_per_s
 
     def pace(self, members: Sequence[str]) -> None:
-        """This rank's, in a world group of members."""
+        """Paces this rank's links to the other ranks, in a world of these members."""
         import dicomm.distributed  # only where chips are
 
         own = dist.get_rank()

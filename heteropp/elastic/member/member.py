@@ -64,7 +64,10 @@ class Member:
         self.session: Session | None = None
 
     def run(self, number: int) -> int:
-        """0: training has come to its end, or goes on without this member."""
+        """Trains from a generation on; returns 0 when training ends or goes on without this member.
+
+        Any error ends the process with exit code 1, after the leader and the log are told.
+        """
         try:
             self._live(self.board.hear(Generation, "generation", number))
             return 0
@@ -121,13 +124,16 @@ class Member:
         return self.session
 
     def _join(self, generation: Generation) -> Arrived:
-        """As one that is new: waits until the generation before comes to its last step."""
+        """Lets a new member take part in the switch to its generation, and returns its state.
+
+        It waits until the generation before has set its last step.
+        """
         assert generation.before is not None
         before = self.board.hear(Generation, "generation", generation.before)
         opened(self.job.run.data)
         _predict(self.job, generation)
         self.board.say("", "ready", generation.number, self.name)
-        noticed = False  # which no watch hears yet
+        noticed = False  # until the switch no watch listens for a notice
         while self.board.heard(int, "switch-at", before.number) is None:
             if not noticed and signal.SIGTERM in signal.sigpending():
                 self.board.say("", "notice", self.name)
@@ -212,10 +218,10 @@ class Member:
 
 
 def _predict(job: Job, generation: Generation) -> None:
-    """As a joiner: simulates the step that the generation's trainings will hold theirs against.
+    """Simulates the generation's step while a joiner waits: the training compares its own with it.
 
-    Not beside a step: what simulations trace puts torch in modes that are the whole process's, and
-    the step would compute something else.
+    It must not run beside a training step: tracing puts torch in modes of the whole process, in
+    which the step would compute something else.
     """
     run = job.run_of(generation)
     if run.cluster is not None:

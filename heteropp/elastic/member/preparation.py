@@ -24,7 +24,7 @@ def table_of(switch: Switch, links: Links | None) -> Table:
 
 
 class Preparation:
-    """Of what may follow on one generation."""
+    """A thread that makes the tables of the switches that may follow one generation."""
 
     def __init__(self, job: Job, generation: Generation, links: Links | None) -> None:
         self.job, self.generation, self.links = job, generation, links

@@ -58,7 +58,11 @@ class Session:
         arrived: Arrived | None,
         fail: Say,
     ) -> None:
-        """In the generation's world; `fail`, from any thread, ends the process with a sentence."""
+        """Takes the state, in the process group of the generation's members.
+
+        arrived: the state that a switch brought; None: it is read or made. `fail` ends the process
+        with a sentence; any thread may call it.
+        """
         begin_s = time.monotonic()
         self.job, self.generation, self.control = job, generation, control
         self.board = Board(job.meeting.connect(job.run.deadline_s))
@@ -79,7 +83,7 @@ class Session:
         self.preparation = Preparation(job, generation, links)
 
     def train(self) -> Generation | None:
-        """Until the end, or the step after which another generation follows, which it gives."""
+        """Trains until the job ends or another generation is to follow, which it returns."""
         trainer, run = self.trainer, self.run
         while trainer.completed < run.steps:
             if self.control.rank == 0:
@@ -141,7 +145,11 @@ class Session:
         return Account(step=trainer.completed, seconds=time.monotonic() - begin_s)
 
     def _recovered(self) -> Account | LostError | None:
-        """From copies; what these lack, where no step is whole; None: a checkpoint is newer."""
+        """Takes the state from the newest copies.
+
+        Returns the LostError that says what is missing where no step is whole, and None where
+        there is no copy or a checkpoint is newer.
+        """
         if self.control.rank == 0:
             self.board.say("", "reading", self.generation.number)
         try:
@@ -154,7 +162,7 @@ class Session:
         return account
 
     def _announce(self) -> None:
-        """As rank 0: whether the step that is about to begin is the last under this plan."""
+        """Lets rank 0 announce when the step about to begin is the last one under this plan."""
         number, step = self.generation.number, self.trainer.completed + 1
         if step == self.run.steps or self.board.heard(int, "switch-at", number) is not None:
             return
@@ -174,7 +182,7 @@ class Session:
         self.board.say(progress, "progress", self.generation.number)
 
     def _end(self) -> None:
-        """Of the training, or of as much of it as is wanted now."""
+        """Ends the training: reports its summary after the last step, or else where it stopped."""
         self.preparation.finish()
         self.writer.finish()
         if self.trainer.completed < self.run.steps:
@@ -186,7 +194,7 @@ class Session:
         self.control.barrier("finish")
 
     def _own_control(self) -> Control:
-        """For threads, which may wait for slow disks."""
+        """Returns a control for a thread, with a longer limit, as threads may wait for disks."""
         store = generation_store(self.job.meeting.connect(SAVE_S), self.generation.number)
         return Control(store, self.control.rank, self.control.world_size, SAVE_S)
 

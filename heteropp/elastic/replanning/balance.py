@@ -58,7 +58,9 @@ class Sketch(NamedTuple):
 
 
 class _Dealt(NamedTuple):
-    """By pipeline, then stage, then replica."""
+    """Layers and micro-batches as dealt out: `seats` by pipeline, stage and replica, `layers` by
+    pipeline and stage, `micro_batches` by pipeline.
+    """
 
     cost_s: float
     seats: list[list[list[Seat]]]
@@ -101,7 +103,7 @@ class Balance:
         return sequences * self.like.model.layers / sum(rates)
 
     def sketches(self, skeleton: Skeleton) -> Iterator[Sketch]:
-        """With some sizes of a micro-batch."""
+        """Yields a sketch of the skeleton for each of a few micro-batch sizes."""
         batch, most = self.like.global_batch, max(len(stage) for p in skeleton for stage in p)
         if max(map(len, skeleton)) > self.like.model.layers:
             return
@@ -111,7 +113,9 @@ class Balance:
             yield Sketch(skeleton, size)
 
     def estimate_s(self, sketch: Sketch) -> float:
-        """Of a step if memory were no matter, without the messages between stages."""
+        """Returns the seconds of a step, without limits of memory and without the messages between
+        stages.
+        """
         dealt = self._deal(sketch, recompute=False, capped=False)
         assert dealt is not None
         return dealt.cost_s
@@ -137,7 +141,11 @@ class Balance:
         return None
 
     def _deal(self, sketch: Sketch, recompute: bool, capped: bool) -> _Dealt | None:
-        """None where memory, if it caps, does not hold the layers."""
+        """Deals out layers to stages and micro-batches to pipelines, so that the slowest takes
+        least.
+
+        capped: memory limits a stage's layers; None where they do not fit.
+        """
         count = self.like.global_batch // sketch.micro_batch
         seats, layers, ends = [], [], []
         for groups in sketch.skeleton:
@@ -158,7 +166,9 @@ class Balance:
     def _seats(
         self, groups: Sequence[Sequence[Ranks]], micro_batch: int, recompute: bool, copies: int
     ) -> list[list[Seat]]:
-        """Of a pipeline, by stage and replica: each has its share of the micro-batch."""
+        """Returns the seats of a pipeline by stage and replica, each with its share of the
+        micro-batch.
+        """
         last = len(groups) - 1
         result = []
         for s, replicas in enumerate(groups):
@@ -179,7 +189,7 @@ class Balance:
         return deal(micro_batch, [partial(self._share_s, unit) for unit in units])
 
     def _most(self, seats: list[list[Seat]], count: int) -> list[int]:
-        """Layers that memory has room for, by stage."""
+        """Returns how many layers each stage's memory has room for."""
         result = []
         for s, own in enumerate(seats):
             held = in_flight(self.like.schedule, count, len(seats), len(seats) - 1 - s)
@@ -187,7 +197,7 @@ class Balance:
         return result
 
     def _stage_s(self, seats: list[Seat]) -> Callable[[int], float]:
-        """Seconds of a micro-batch with so many layers, of the slowest replica."""
+        """Returns the seconds of the slowest replica's micro-batch, as a function of its layers."""
         lines = [self._line(seat) for seat in set(seats)]
         return lambda layers: max(one_s + (layers - 1) * more_s for one_s, more_s in lines)
 
@@ -195,8 +205,8 @@ class Balance:
         return self._line(Seat(unit, sequences, False, False, 1, False, 1))[0]
 
     def _line(self, seat: Seat) -> tuple[float, float]:
-        """Seconds of a micro-batch with one layer, and what each more adds."""
-        key = seat._replace(dp=1, copies=1)  # which make no difference
+        """Returns the seconds of a micro-batch with one layer, and those that each more adds."""
+        key = seat._replace(dp=1, copies=1)  # neither changes the time of a micro-batch
         if key not in self._lines:
             node = self.cluster.nodes[seat.unit.node]
             one_s, two_s = (
@@ -214,7 +224,7 @@ class Balance:
         return self._lines[key]
 
     def _most_layers(self, seat: Seat, held: int) -> int:
-        """That memory has room for with so many micro-batches in flight, by an estimate."""
+        """Estimates how many layers memory has room for with `held` micro-batches in flight."""
         fixed, each, kept, kept_each = self._plane(seat)
         capacity_bytes = self.cluster.nodes[seat.unit.node].chip.memory.capacity_bytes
         room_bytes = capacity_bytes - fixed - (held - 1) * kept
@@ -223,7 +233,9 @@ class Balance:
         return min(self.like.model.layers, int(room_bytes / (each + (held - 1) * kept_each)))
 
     def _plane(self, seat: Seat) -> Plane:
-        """Bytes by layers and micro-batches in flight, as search.costs has them."""
+        """Returns the coefficients of a seat's bytes over layers and micro-batches in flight, as
+        search.costs has them.
+        """
         if seat not in self._planes:
             node = self.cluster.nodes[seat.unit.node]
             profile = chip_profile(self.cluster, node.chip_name)
@@ -256,7 +268,7 @@ class Balance:
         )
 
     def _sum_s(self, skeleton: Skeleton) -> float:
-        """Roughly, of the gradients of a stage over all that hold its layers."""
+        """Estimates the seconds of summing a stage's gradients over all ranks that hold them."""
         slowest_s = 0.0
         for stages in skeleton:
             for stage in stages:
@@ -308,7 +320,7 @@ class Balance:
 
     @cached_property
     def _alike(self) -> list[int]:
-        """By node: the first of its chip type."""
+        """The first node with the same chip type, for each node."""
         first: dict[str, int] = {}
         return [first.setdefault(node.chip_name, i) for i, node in enumerate(self.cluster.nodes)]
 
@@ -316,9 +328,11 @@ class Balance:
 def deal(
     total: int, seconds: Sequence[Callable[[int], float]], most: Sequence[int] | None = None
 ) -> list[int]:
-    """How many of `total` each one takes, at least 1: least time of the slowest.
+    """Returns how many of `total` items each taker gets, at least 1, so that the slowest is done
+    soonest.
 
-    seconds: of each, with so many, which grow; most: how many it may take, enough in all.
+    seconds: each taker's time as a growing function of its items. most: the most items that each
+    may take, at least `total` together.
     """
     taken = [1] * len(seconds)
     ahead = [(of(2), i) for i, of in enumerate(seconds) if most is None or most[i] > 1]

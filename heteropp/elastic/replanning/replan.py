@@ -148,7 +148,7 @@ class _Search:
         self._try("skeletons", balance, skeletons(cluster, self.like.model, balance.power))
 
     def ask(self, name: str, cluster: Cluster, **options: Any) -> None:
-        """A planner."""
+        """Adds the plans that a planner finds for a cluster."""
         like = self.like
         request = Request(
             cluster=cluster,
@@ -165,7 +165,7 @@ class _Search:
                 self.errors.append(verdict.error)
 
     def _try(self, name: str, balance: Balance, tried: Iterable[Skeleton]) -> None:
-        """The best plans on skeletons."""
+        """Adds the best plans on skeletons, judged in the order of their estimates."""
         sketches: list[tuple[float, Sketch]] = []
         for skeleton in dict.fromkeys(tried):
             with suppress(ProfileError):
@@ -195,7 +195,7 @@ class _Search:
             self.found.append(replace(found, judged=judged))
 
     def chosen(self) -> _Found:
-        """Of those about as fast as the best, the one that moves least."""
+        """Returns the plan that moves the least state among those about as fast as the best."""
         near = sorted(self.found, key=lambda found: found.step_s)
         near = [found for found in near if found.step_s <= NEAR * self.best_s][:COMPARED]
         ranks = {member: rank for rank, member in enumerate(self.old_members)}
@@ -217,12 +217,14 @@ def _planner(plan: Plan) -> str:
 
 
 def _sequences(plan: Plan) -> int:
-    """Of a micro-batch, that the busiest replica takes."""
+    """Returns the most sequences of a micro-batch that one replica takes."""
     return max(r.batch_share for p in plan.pipelines for s in p.stages for r in s.replicas)
 
 
 def _smaller(cluster: Cluster) -> Iterator[Cluster]:
-    """Without the chips that make even degrees impossible, or of one chip type alone."""
+    """Yields smaller clusters: one whose nodes have a power of two of chips each, and one for each
+    chip type alone.
+    """
     everything = tuple(range(cluster.world_size))
     even = tuple(rank for node in cluster.nodes for rank in _even(node.ranks))
     alone = (tuple(cluster.ranks_of(name)) for name in cluster.chip_names())
@@ -236,5 +238,5 @@ def _even(ranks: range) -> range:
 
 
 def _fewer(chips: int) -> list[int]:
-    """Numbers of chips to try where no plan uses all."""
+    """Returns the numbers of chips to try where no plan uses all of them, largest first."""
     return sorted({chips - 1, *(1 << n for n in range((chips - 1).bit_length()))} - {0})[::-1]

@@ -26,7 +26,10 @@ LARGE = 32  # chips, from which on only powers of two are tried of both
 
 
 def skeletons(cluster: Cluster, model: Model, power: Power) -> Iterator[Skeleton]:
-    """On all chips of a cluster; weak groups make the first stages. Some come more than once."""
+    """Yields skeletons on all chips of a cluster, whose weakest groups make the first stages.
+
+    Some come more than once.
+    """
     large = cluster.world_size >= LARGE
     counts, depths = (
         [n for n in numbers if not large or n.bit_count() == 1] for numbers in (PIPELINES, STAGES)
@@ -112,7 +115,9 @@ def _stages(units: list[Ranks], count: int, power: Power) -> list[Stage]:
 
 
 def _cut(units: list[Ranks], count: int, power: Power) -> list[list[Ranks]]:
-    """In `count` parts of about equal power, each of one unit at least."""
+    """Returns the units, in order, in `count` parts of about equal power and of at least one
+    unit each.
+    """
     result: list[list[Ranks]] = []
     total, past = sum(map(power, units)), 0.0
     for index, unit in enumerate(units):

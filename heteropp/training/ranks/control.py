@@ -20,11 +20,11 @@ class Control:
         self.store.set(f"{key}/{self.rank}", text)
 
     def collect(self, key: str) -> list[str]:
-        """What every rank published under a key, by rank; waits for all of them."""
+        """Returns what every rank published under a key, by rank; waits for all of them."""
         return [text.decode() for text in self.store.multi_get(self._keys(key))]
 
     def forget(self, key: str) -> None:
-        """Frees what was published; for one rank, when all who want it have it."""
+        """Frees what was published; one rank calls it, once all that want it have it."""
         for name in self._keys(key):
             self.store.delete_key(name)
 
@@ -38,15 +38,15 @@ class Control:
         self.store.set(key, text)
 
     def retract(self, key: str) -> None:
-        """Frees what was announced, if it was, when all who want it have heard it."""
+        """Frees what was announced, if anything was; called once all that want it have heard it."""
         self.store.delete_key(key)
 
     def hear(self, key: str) -> str:
-        """Waits for what is announced."""
+        """Returns what is announced under a key; waits for it."""
         return self.store.get(key).decode()
 
     def announced(self, key: str) -> str | None:
-        """What is announced, if it is by now."""
+        """Returns what is announced under a key, or None if nothing is yet."""
         return self.hear(key) if self.store.check([key]) else None
 
     def _keys(self, key: str) -> list[str]:

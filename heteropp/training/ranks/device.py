@@ -30,11 +30,11 @@ class Device:
         """Tells the precision tools, where there are any, that the step is over."""
 
     def pacing_fidelity(self) -> float | None:
-        """Of this rank since begin_step; None where time is not emulated."""
+        """Returns this rank's pacing fidelity since begin_step; None where time is not emulated."""
         return None
 
     def peak_memory_bytes(self) -> int:
-        """Of this rank since begin_step."""
+        """Returns this rank's peak of allocated memory since begin_step; 0 on the bare host."""
         return 0
 
 

@@ -43,5 +43,8 @@ class RollCall:
         return time.monotonic() > self.until_s
 
     def missing(self, beats: Sequence[int]) -> list[int]:
-        """Ranks that have not beaten twice: the first one may have been on its way before."""
+        """Returns the ranks that have not beaten twice since it began.
+
+        One beat is not enough: it may have been on its way before the rank died.
+        """
         return [rank for rank, beat in enumerate(beats) if beat < self.beats[rank] + 2]

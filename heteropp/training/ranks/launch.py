@@ -104,7 +104,7 @@ def check_shared_memory(ranks: int, folder: Path = SHARED_MEMORY) -> None:
 
 
 def set_environment() -> None:
-    """What ranks find in their environment, and who of torch's launcher is silent in here."""
+    """Sets the ranks' environment, and silences the loggers of torch's launcher in this process."""
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the ranks say what there is to say
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -116,12 +116,15 @@ def set_environment() -> None:
 
 
 def draw_secret() -> None:
-    """One for all that this process starts; a job of several launchers shares dicomm's own."""
+    """Draws a secret for all that this process starts, unless DICOMM_SECRET is set already.
+
+    A job of several launchers sets it, as they must share one.
+    """
     os.environ.setdefault("DICOMM_SECRET", secrets.token_hex(32))
 
 
 def _cause(error: ChildFailedError, labels: tuple[str, ...], logs: Path) -> str:
-    """What the ranks agreed on; failing that, how the first of them ended."""
+    """Returns the cause that the ranks agreed on or, failing that, how the first of them ended."""
     try:
         return (logs / CAUSE_FILE).read_text()
     except OSError:

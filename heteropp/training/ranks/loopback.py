@@ -10,11 +10,11 @@ LOOPBACK = "127.0.0.1"
 
 
 def loopback_store() -> TCPStore:
-    """A server of torch's store.
+    """Returns a server of torch's store that listens on the loopback address only.
 
-    Left to itself it listens on every address, takes orders from anyone, and asks DNS for the name
-    of each caller before it hears the next one: a thousand silent strangers keep it from answering
-    for 20 s, and for hours where DNS does not answer either.
+    By default torch's server listens on every address, serves anyone, and asks DNS for the name of
+    each caller before it hears the next one: a thousand silent strangers keep it from answering for
+    20 s, and for hours where DNS does not answer either.
     """
     with socket.create_server((LOOPBACK, 0)) as listener:
         port = listener.getsockname()[1]

@@ -15,7 +15,7 @@ from heteropp.training.ranks.store import is_here
 
 
 class Process(NamedTuple):
-    """A rank's."""
+    """Where the process of a rank runs."""
 
     machine: str  # tells machines, and containers with their own process numbers, apart
     host: str
@@ -28,14 +28,14 @@ class Process(NamedTuple):
 
 
 def names(labels: Sequence[str], processes: Sequence[Process]) -> list[str]:
-    """The names of the ranks, in their order, with their machines where there are several."""
+    """Returns the ranks' names, in order, with their machines where there are several."""
     if len({process.machine for process in processes}) == 1:
         return list(labels)
     return [f"{label} on {process.host}" for label, process in zip(labels, processes, strict=True)]
 
 
 def store_name(labels: Sequence[str], processes: Sequence[Process], rank: int) -> str:
-    """What a rank calls whoever holds the job's store: its launcher, or another machine."""
+    """Returns how a rank names the holder of the job's store: its launcher or another machine."""
     if processes[rank].has_store:
         return "the launcher"
     there = [other for other, process in enumerate(processes) if process.has_store]

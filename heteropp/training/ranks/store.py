@@ -36,7 +36,7 @@ def is_here(store: dist.Store) -> bool:
 
 
 def _connections(store: dist.Store) -> Iterator[socket.socket]:
-    """Torch does not give them away, but they are among this process's files."""
+    """Yields the store's connections from among this process's files, as torch has no way to."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if not isinstance(store, dist.TCPStore):

@@ -60,12 +60,18 @@ class Place:
         return self.pipeline.stages[self.stage_index]
 
     def before(self, ministage: int) -> Neighbour | None:
-        """What a ministage receives its activations from; its own stage where it hands over."""
+        """Returns the neighbour that a ministage receives its activations from, if any.
+
+        It may be a ministage of its own stage, which hands over in place.
+        """
         own = self.stage_index, ministage
         return next((self._at(a, i) for i, (a, b) in enumerate(self.links) if b == own), None)
 
     def after(self, ministage: int) -> Neighbour | None:
-        """What a ministage sends its activations to; its own stage where it hands over."""
+        """Returns the neighbour that a ministage sends its activations to, if any.
+
+        It may be a ministage of its own stage, to which it hands over in place.
+        """
         own = self.stage_index, ministage
         return next((self._at(b, i) for i, (a, b) in enumerate(self.links) if a == own), None)
 
@@ -89,16 +95,16 @@ class Groups:
         self.data_parallel = None if len(peers) == 1 else _new_group(peers)
 
     def make_up(self, rank: int) -> None:
-        """Makes groups of a rank alone in place of those that it has not, and others may have.
+        """Makes groups of this rank alone until it has made as many as any rank may have.
 
-        torch names a group by its ranks and by how many the rank has made before, so that before
-        the groups of another plan all must have made as many.
+        torch names a group by its ranks and by the number of groups that the rank has made before,
+        so that all ranks must have made as many before they make those of another plan.
         """
         for _ in range(MOST_GROUPS - len(self.every())):
             _new_group((rank,))
 
     def every(self) -> list[dist.ProcessGroup]:
-        """All of them, the world's first."""
+        """Returns all groups of this rank, the world's first."""
         world = dist.group.WORLD
         assert world is not None
         groups = [world]

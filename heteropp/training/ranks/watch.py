@@ -35,6 +35,7 @@ import torch.distributed as dist
 from heteropp.files import FileError, write_text
 from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.heartbeats import POLL_S, Neighbour, RollCall
+from heteropp.training.ranks.hung_launcher import end_if_hung
 from heteropp.training.ranks.processes import Process, names, store_name
 from heteropp.training.ranks.store import limit_answers
 
@@ -99,7 +100,7 @@ class Watch:
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def finish(self) -> None:
-        """This rank has done its part; its end, and the others', are no longer a failure."""
+        """Ends the watch once this rank has done its part: no rank's end is then a failure here."""
         self.store.set(f"finished/{self.rank}", "")
         if Watch.newest is self:
             for number in SIGNALS:
@@ -147,13 +148,19 @@ class Watch:
                 if self.error is not None:
                     self._take_error(self.error)
             except RuntimeError:  # of the store
-                is_silent = time.monotonic() - asked_s > self.deadline_s / 2
-                silent = f"has not answered for {self.deadline_s:g} s"
-                self._exit(self.store_name, silent if is_silent else "died")
+                self._lose_store(time.monotonic() - asked_s > self.deadline_s / 2)
         with contextlib.suppress(RuntimeError):  # the launcher may have ended
             self._take_signals()  # that came before another watch had them
         for descriptor in (*self.peers, self.wakeup, self.wakeup_write, self.failed):
             os.close(descriptor)
+
+    def _lose_store(self, is_silent: bool) -> None:
+        is_torchruns = multiprocessing.parent_process() is None
+        is_elsewhere = not self.processes[self.rank].has_store
+        if is_silent and is_torchruns and is_elsewhere and not self.finished.is_set():
+            end_if_hung(os.getppid())
+        silent = f"has not answered for {self.deadline_s:g} s"
+        self._exit(self.store_name, silent if is_silent else "died")
 
     def _take_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -215,7 +222,7 @@ class Watch:
         self._exit(who, cause["what"], rank == self.rank, others if told else set())
 
     def _launcher_name(self, rank: int) -> str:
-        """Of a rank's."""
+        """Names the launcher that started `rank`, by its machine if that is another one."""
         here = self.processes[rank].machine == self.processes[self.rank].machine
         return "the launcher" if here else f"the launcher of {self.names[rank]}"
 
@@ -248,12 +255,15 @@ class Watch:
 
 
 def name_process(name: str) -> None:
-    """For ps and top, which show its first 15 characters."""
+    """Names this process for ps and top, which show the first 15 characters."""
     Path("/proc/self/comm").write_text(name)
 
 
 def silent_rank(store: dist.Store) -> int | None:
-    """The rank whose silence past the deadline ended a job; `store` as its Watch was given it."""
+    """Returns the rank whose silence past the deadline ended a job, or None if none's did.
+
+    store: the one that the job's Watch was given.
+    """
     store = dist.PrefixStore("watch", store)
     if not store.check(["cause"]):
         return None
