@@ -100,11 +100,11 @@ def set_device_clock(device_type: str, ready_at_ns: int, wait_until_ns: int) -> 
 
 
 def device_memory_functions() -> tuple[int, int]:
-    """For a chip's allocator: the addresses of two C functions that it calls.
+    """Returns the addresses of two C functions for a chip's allocator to call.
 
-    ``void taken(int32_t device, uint64_t address, uint64_t bytes)`` for each block of chip memory
-    that it holds, ``returned`` (the same arguments) before the chip gets one back. Network cards
-    then register that memory once, and not for every message.
+    It calls ``void taken(int32_t device, uint64_t address, uint64_t bytes)`` for each block of chip
+    memory that it holds, and ``returned`` (the same arguments) before the chip gets one back.
+    Network cards then register that memory once, and not for every message.
     """
     return _c10d.device_memory_functions()
 

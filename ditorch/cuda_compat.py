@@ -39,7 +39,7 @@ _module: Any  # the vendor's counterpart of torch.cuda
 
 
 def enable(device: torch.device) -> None:
-    """From now on "cuda" and torch.cuda mean `device` in this process. Doing it twice is fine."""
+    """Makes "cuda" and torch.cuda mean `device` in this process; a second call changes nothing."""
     global _device, _module
     if device.type == "cuda" or torch.Tensor.cuda is _tensor_cuda:
         return

@@ -84,10 +84,10 @@ class Stream(AbstractContextManager["Stream"]):
         """Work is done when a call returns."""
 
     def wait_stream(self, stream: Stream) -> None:
-        """Its work is done."""
+        """Does nothing: the work of a stream is done when a call returns."""
 
     def wait_event(self, event: Event) -> None:
-        """It has happened."""
+        """Does nothing: an event has happened once it is recorded."""
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -109,10 +109,10 @@ class Event:
         return True
 
     def synchronize(self) -> None:
-        """It has happened."""
+        """Does nothing: the event has happened."""
 
     def wait(self, stream: Stream | None = None) -> None:
-        """It has happened."""
+        """Does nothing: the event has happened."""
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to `end`."""

@@ -15,7 +15,7 @@ _honest: dict[str, str] = {}
 
 
 def accept(name: str, device: torch.device) -> None:
-    """From now on `name` ("device" or "cuda") means `device` in these functions too."""
+    """Makes `name` ("device" or "cuda") mean `device` in these Python functions too."""
     if not _honest:
         _translate_first_argument(torch.amp.autocast_mode.autocast, "device_type")
         _translate_first_argument(torch.amp.grad_scaler.GradScaler, "device")

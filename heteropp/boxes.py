@@ -19,7 +19,7 @@ class Box:
 
     @property
     def size(self) -> int:
-        """In elements."""
+        """The number of elements."""
         return math.prod(last - first for first, last in self.ranges)
 
     def intersect(self, other: Box) -> Box | None:

@@ -97,12 +97,12 @@ class Node:
 
     @property
     def place(self) -> str:
-        """What of the fabric the node hangs on."""
+        """The place in the fabric that the node is attached to: its switch, or else its region."""
         return self.switch or self.region
 
     @property
     def nic_share_bytes_per_s(self) -> float:
-        """What a chip gets when all of its node send at once."""
+        """The NIC bandwidth that each chip gets when all chips of the node send at once."""
         links = self.chip.links
         return links.nic_bytes_per_s * min(1.0, links.nics_per_node / len(self.ranks))
 
@@ -166,7 +166,9 @@ class Cluster:
 
     @cached_property
     def node_names(self) -> tuple[str, ...]:
-        """As the file gives them, or the chip's with the first number that is free: "a-0"."""
+        """The nodes' names: as the file gives them, or else the chip's name with the first number
+        that no other node has taken, such as "a-0".
+        """
         taken = {node.name for node in self.nodes}
         numbers: dict[str, itertools.count[int]] = {}
         result = []
@@ -318,7 +320,7 @@ def _bare(cluster: Cluster) -> list[str]:
 
 
 def _toml(table: dict[str, Any]) -> str:
-    """A line for each key, but for those that say nothing. JSON's values are TOML's, too."""
+    """Returns a TOML line for each key that has a value; JSON writes such values as TOML does."""
     kept = {key: value for key, value in table.items() if value not in (None, "", (), [])}
     return "".join(
         f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in kept.items()
@@ -333,7 +335,7 @@ def _write_beside(path: Path, text: str) -> None:
 
 
 def _check_alike(path: Path, nodes: list[Node]) -> None:
-    """Planners take the chips of one type for equally fast."""
+    """Raises FileError where chips of one type differ, as planners take them for equally fast."""
     first: dict[str, tuple[int, float]] = {}
     for index, node in enumerate(nodes):
         own = node.chip.compute.efficiency

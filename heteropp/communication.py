@@ -14,7 +14,11 @@ FEW_RANKS = 8  # up to so many, everyone sends to everyone
 
 
 def all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Of a vector: to everyone when short, else a reduce-scatter and an all-gather."""
+    """Returns the seconds that the all-reduce of a vector takes.
+
+    Every rank sends a short vector to all others; a long one goes through a reduce-scatter and an
+    all-gather.
+    """
     if ranks == 1:
         return 0.0
     if ranks > FEW_RANKS and size_bytes <= 16 << 10:
@@ -28,9 +32,11 @@ def all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
 
 
 def all_gather_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Of `size_bytes` in all: each rank sends its piece to every other, one after another.
+    """Returns the seconds that an all-gather takes whose result has `size_bytes`.
 
-    Among many, pieces go round a ring, or double when short. A reduce-scatter costs the same.
+    Each rank sends its piece to every other rank, one after another. With more than FEW_RANKS
+    ranks, pieces go round a ring, or by recursive doubling when they are short. A reduce-scatter
+    takes as long.
     """
     if ranks == 1:
         return 0.0
@@ -42,7 +48,10 @@ def all_gather_s(size_bytes: float, ranks: int, link: Link) -> float:
 
 
 def broadcast_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Down a tree when short or among few, else dealt out and gathered again."""
+    """Returns the seconds that a broadcast takes.
+
+    Short messages, and those among few ranks, go down a tree; others are scattered and gathered.
+    """
     if ranks == 1:
         return 0.0
     if ranks <= 3 or size_bytes <= 64 << 10:
@@ -57,7 +66,9 @@ def _rounds(ranks: int) -> int:
 def resharding_s(
     model: Model, sender: Stage, receiver: Stage, cluster: Cluster, strategy: Resharding
 ) -> float:
-    """From one micro-batch's tensor being ready at a stage to its being whole at the next."""
+    """Returns the seconds from when a stage has computed one micro-batch's boundary tensor until
+    every replica of the next stage has its part of it whole.
+    """
     row_bytes = model.hidden * model.dtype_bytes
     sent: dict[tuple[int, int], float] = defaultdict(float)  # by pair of ranks
     for message in messages(sender, receiver, model.sequence_length, strategy):
@@ -78,7 +89,9 @@ def resharding_s(
 
 
 def pass_on_s(size_bytes: float, ranks: int, link: Link, strategy: Resharding) -> float:
-    """From a boundary tensor's arrival at a replica to every rank's having all of it."""
+    """Returns the seconds from a boundary tensor's arrival at a replica until every one of the
+    replica's ranks has all of it.
+    """
     if strategy == "all-gather":
         return all_gather_s(size_bytes, ranks, link)
     return broadcast_s(size_bytes, ranks, link) if strategy == "broadcast" else 0.0

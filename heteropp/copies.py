@@ -39,7 +39,9 @@ class Exchange:
 
 @lru_cache(maxsize=64)
 def exchanges(plan: Plan) -> dict[tuple[int, int], Exchange]:
-    """By rank and ministage, of those that stand at several places."""
+    """Returns, by rank and ministage, the gradient elements that are exchanged for the parameters
+    that stand at several places of the plan.
+    """
     found: dict[tuple[int, int], Exchange] = defaultdict(Exchange)
     for places in shared(plan):
         for (source, destination), size in volume_bytes([sums(plan, places, 1)]).items():
@@ -53,7 +55,7 @@ def exchanges(plan: Plan) -> dict[tuple[int, int], Exchange]:
 
 
 def seat(rank: int, ministage: int) -> int:
-    """The number by which a rank is routed to, for one of its ministages."""
+    """Returns the number that stands for one ministage of a rank in the routing."""
     return rank * MINISTAGES + ministage
 
 
@@ -82,12 +84,14 @@ def sums(plan: Plan, places: tuple[Part, ...], itemsize: int) -> Round:
 
 
 def numbers(model: Model) -> dict[str, int]:
-    """By which parameters are routed."""
+    """Returns the tensor number of each parameter in the routing, by name."""
     return {parameter.name: i for i, parameter in enumerate(model_parameters(model))}
 
 
 def _nearness(source: int, destination: int) -> float:
-    """What a rank keeps at another of its ministages it need not be sent."""
+    """Returns the speed of a link to the router: infinite between ministages of one rank, which
+    need no message.
+    """
     return math.inf if source // MINISTAGES == destination // MINISTAGES else 1.0
 
 
@@ -101,7 +105,9 @@ def part_layers(plan: Plan) -> dict[Part, tuple[int, int]]:
 
 
 def holders(plan: Plan) -> dict[str, list[Part]]:
-    """By parameter the places where it stands, in the order in which copies are summed."""
+    """Returns, by parameter, the places where it stands, in the order in which its copies are
+    summed.
+    """
     found: dict[str, list[Part]] = defaultdict(list)
     for part, layers in part_layers(plan).items():
         for parameter in model_parameters(plan.model, layers):
@@ -111,7 +117,9 @@ def holders(plan: Plan) -> dict[str, list[Part]]:
 
 @lru_cache(maxsize=64)
 def shared(plan: Plan) -> dict[tuple[Part, ...], list[str]]:
-    """The parameters that stand at several places, by those; in the order of the model."""
+    """Returns the parameters that stand at several places, by those places, in the model's
+    order.
+    """
     everywhere = holders(plan)
     found: dict[tuple[Part, ...], list[str]] = defaultdict(list)
     for parameter in model_parameters(plan.model):
@@ -121,12 +129,16 @@ def shared(plan: Plan) -> dict[tuple[Part, ...], list[str]]:
 
 
 def shards(plan: Plan, stage: Stage) -> int:
-    """Over how many ranks ZeRO cuts what one rank of a replica would hold."""
+    """Returns the number of ranks over which ZeRO shards what one rank of a replica would hold:
+    the stage's replicas, or 1 without ZeRO.
+    """
     return stage.dp if plan.zero_stage else 1
 
 
 def _keepers(plan: Plan, part: Part, names: Container[str]) -> dict[str, dict[Box, list[int]]]:
-    """By parameter, the boxes that ranks keep once the replicas have summed theirs."""
+    """Returns, by parameter, the boxes whose gradients remain once the replicas of one place have
+    summed theirs, each with the ranks that keep it.
+    """
     p, s, k = part
     stage = plan.pipelines[p].stages[s]
     layers = ministage_layers(plan.pipelines[p], plan.schedule)[s][k]

@@ -165,7 +165,9 @@ def ends_s(
 
 @lru_cache(maxsize=65536)
 def _computing(traces: StageTraces, dtype: str, chip: ChipSpec) -> tuple[Terms, Terms]:
-    """Of a micro-batch: forward, and both parts of the backward."""
+    """Returns the seconds that a micro-batch's operators take, for one layer and for two: the
+    forward's, and those of both parts of the backward.
+    """
 
     def terms(t: StageTrace) -> Terms:
         pieces = (t.forward, t.backward_input, t.backward_weight)
@@ -176,7 +178,9 @@ def _computing(traces: StageTraces, dtype: str, chip: ChipSpec) -> tuple[Terms, 
 
 @lru_cache(maxsize=65536)
 def _collectives(traces: StageTraces, tp: int, inside: Link) -> tuple[Terms, Terms]:
-    """Tensor-parallel, of a micro-batch: forward, and both parts of the backward; of a step."""
+    """Returns the seconds that tensor-parallel collectives take, for one layer and for two: in a
+    micro-batch's forward, in both parts of its backward, and once a step.
+    """
 
     def terms(t: StageTrace) -> Terms:
         return (
@@ -195,7 +199,11 @@ def _collectives(traces: StageTraces, tp: int, inside: Link) -> tuple[Terms, Ter
 def _step(
     traces: StageTraces, wide: str, dp: int, shards: int, chip: ChipSpec, across: Link
 ) -> tuple[Terms, Terms]:
-    """Of a step: reduction, norms, AdamW, gathering the parameters; and the parameters' bytes."""
+    """Returns what a step costs besides its micro-batches, for one layer and for two.
+
+    It is the seconds of the gradients' reduction, of their norm, of AdamW and of gathering the
+    parameters; and the parameters' bytes.
+    """
     reduce = all_gather_s if shards > 1 else all_reduce_s
 
     def terms(t: StageTrace) -> Terms:
@@ -211,7 +219,10 @@ def _step(
 
 
 def _operators_s(piece: Piece, dtype: str, chip: ChipSpec, shards: int = 1) -> float:
-    """By the rule that paces emulated chips; `shards` ranks share the operators' work."""
+    """Returns the seconds of a piece's operators by the roofline rule that paces emulated chips.
+
+    `shards` ranks share the operators' work, but each launches all of them.
+    """
     launch_s, peak = chip.compute.launch_s, chip.peak_flops(dtype) * shards
     bandwidth = chip.memory.bandwidth_bytes_per_s * shards
     product_peak = peak * chip.compute.efficiency

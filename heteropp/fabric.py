@@ -63,9 +63,9 @@ class Fabric:
     def of(
         nodes: Iterable[tuple[str, str]], links: tuple[LinkEntry, ...], bare: Iterable[str] = ()
     ) -> Fabric:
-        """From every node's (region, switch), "" for none. Raises FabricError.
+        """Makes the fabric from the (region, switch) of every node; "" stands for none.
 
-        bare: places that links may join, though no node hangs on them.
+        bare: places that links may join although no node is attached to them. Raises FabricError.
         """
         nodes = sorted(set(nodes))
         region_of = _regions_of_switches(nodes)
@@ -97,7 +97,7 @@ class Fabric:
 
     @cached_property
     def _paths(self) -> dict[str, dict[str, Path]]:
-        """By source and destination, filled as asked for."""
+        """A cache of the paths by source and destination, which `path` fills."""
         return {}
 
     @cached_property

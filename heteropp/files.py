@@ -12,6 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperhetero_output import target_of, write_file
 
+LARGEST_BYTES = 256 << 20  # of a file that is read whole: a device such as /dev/zero has no end
+
 T = TypeVar("T")
 
 
@@ -21,7 +23,7 @@ class FileError(ValueError):
 
 def read_toml(path: Path, type_: type[T]) -> T:
     """Reads a TOML file as `type_`. Raises FileError."""
-    text = _read_text(path)
+    text = read_text(path)
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # of numbers too long to read, and of depth
@@ -31,12 +33,32 @@ def read_toml(path: Path, type_: type[T]) -> T:
 
 def read_json(path: Path, type_: type[T]) -> T:
     """Reads a JSON file as `type_`. Raises FileError."""
-    text = _read_text(path)
+    text = read_text(path)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not JSON: {error}") from None
     return _validated(path, data, type_)
+
+
+def read_text(path: Path) -> str:
+    """Reads a whole text file. Raises FileError."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError:
+        raise FileError(f"{path} is not UTF-8 text") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Reads a whole file of at most LARGEST_BYTES. Raises FileError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > LARGEST_BYTES:
+        raise FileError(f"{path} has more than {LARGEST_BYTES >> 20} MiB, which no such file needs")
+    return content
 
 
 def cache_folder() -> Path:
@@ -90,15 +112,6 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise FileError(f"{path} is not UTF-8 text") from None
 
 
 def _validated(path: Path, data: Any, type_: type[T]) -> T:

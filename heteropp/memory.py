@@ -49,7 +49,9 @@ class StageShape:
 
     @property
     def pieces(self) -> int:
-        """In how many a boundary tensor comes, that the ranks of a replica then gather."""
+        """The number of pieces that a replica receives a boundary tensor in, one for each rank,
+        before it gathers them; 1 with sequence parallelism, which gathers none.
+        """
         return 1 if self.sequence_parallel else self.tp
 
 
@@ -137,7 +139,9 @@ def stage_memory(
 
 
 def tokens_bytes(model: Model, shape: StageShape, micro_batches: int) -> int:
-    """Those of the model's first stage, and the targets of its last; of this step and the next."""
+    """Returns the bytes of the token ids that a rank holds: inputs on the model's first stage and
+    targets on its last, int64, both for this step and for the next.
+    """
     rows = micro_batches * shape.sequences * model.sequence_length
     return 2 * (int(shape.first) + int(shape.last)) * rows * 8
 
@@ -145,7 +149,10 @@ def tokens_bytes(model: Model, shape: StageShape, micro_batches: int) -> int:
 def _working_bytes(
     model: Model, shape: StageShape, layers: int, profile: ChipProfile | None
 ) -> int:
-    """The most that a forward or a backward holds beyond what stands, its own activations too."""
+    """Returns the most bytes that a forward or a backward holds beyond what outlives it.
+
+    Its own micro-batch's activations are among them.
+    """
     # of the model's first stage, which has no one to send a gradient to, nothing is put off
     whole = shape.first and shape.ministages == 1 and shape.schedule not in PUTTING_OFF
     traces = stage_traces(model, shape, profile, whole)
@@ -153,7 +160,11 @@ def _working_bytes(
 
 
 def _most_at_work(trace: StageTrace) -> int:
-    """With what of another micro-batch may be leaving: an output, or an input's gradient."""
+    """Returns the most bytes that a micro-batch's passes hold.
+
+    Another micro-batch's tensor may still be leaving then: an output beside a forward, or an
+    input's gradient beside the second part of a backward.
+    """
     forward = trace.forward_peak_bytes + trace.output_bytes
     weights = trace.backward_weight_peak_bytes + trace.input_bytes
     return max(forward, trace.backward_input_peak_bytes, weights)
@@ -182,16 +193,20 @@ def update_bytes(
 def _gradient_bytes(
     model: Model, shape: StageShape, kept: int, of_ministages: Callable[[int], int]
 ) -> int:
-    """Of gradients, when they and what forwards kept are most: it goes as reduced ones come."""
+    """Returns the gradients' bytes when they and the kept activations together are at their peak.
+
+    Under GPipe activations are freed, ministage by ministage, as reduced gradients arrive, so
+    `kept` is taken off again: the caller adds it.
+    """
     count, shards = shape.ministages, _shards(shape)
     gradient = of_ministages(count)
-    coming = 0  # by the time that all ministages are reduced
+    coming = 0  # bytes of reduced and exchanged gradients once all ministages are reduced
     if count > 1:
         coming = (gradient // shards if shards > 1 else 0) + _summed_bytes(model, shape, gradient)
     if shape.schedule != "gpipe":
         return gradient
     most = 0
-    for done in range(count + 1):  # one after another
+    for done in range(count + 1):  # ministages that are reduced
         goes = shape.zero_stage == 2 and shards > 1
         standing = of_ministages(min(done, 1) + 1) if goes else gradient
         most = max(most, standing + (coming * done + kept * (count - done)) // count)
@@ -199,7 +214,9 @@ def _gradient_bytes(
 
 
 def _summed_bytes(model: Model, shape: StageShape, gradient_bytes: int) -> int:
-    """Gradients on their way to and from the other places that hold the same parameters."""
+    """Returns the bytes of gradients on their way to and from the other places that hold the same
+    parameters.
+    """
     tied = model.tied_embeddings and (shape.first != shape.last or shape.ministages > 1)
     result = 2 * (shape.copies - 1) * gradient_bytes
     if tied:
@@ -258,7 +275,9 @@ def kept_bytes(model: Model, shape: StageShape, profile: ChipProfile | None = No
 def stage_traces(
     model: Model, shape: StageShape, profile: ChipProfile | None, whole_backward: bool = False
 ) -> StageTraces:
-    """As the chip's profile measured them, if it did."""
+    """Returns a stage's traces, with the bytes that the chip's profile measured if it measured
+    memory.
+    """
     if shape.ministages > 1:  # both ends of the model are in two of them, each with its embedding
         model = replace(model, tied_embeddings=False)
     traces = trace_stages(model, replace(shape.kind, whole_backward=whole_backward))

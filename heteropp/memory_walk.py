@@ -50,7 +50,7 @@ def ministage(
     exchange: Exchange,
     profile: ChipProfile | None,
 ) -> Ministage:
-    """Of a stage; exchange: in elements."""
+    """Returns the bytes that one ministage of a stage needs; exchange: in elements."""
     first, last = layers[0] == 0, layers[1] == plan.model.layers
     own = replace(shape, layers=layers[1] - layers[0], first=first, last=last, ministages=1)
     traces = stage_traces(plan.model, own, profile, whole_backward=not cut_backward)
@@ -106,7 +106,7 @@ class Held:
 
 
 class MemoryWalk:
-    """Of one rank through one step."""
+    """Follows the memory of one rank through the actions of one step."""
 
     def __init__(
         self,
@@ -116,7 +116,11 @@ class MemoryWalk:
         table: Sequence[Action],
         profile: ChipProfile | None = None,
     ) -> None:
-        """shape: of its stage; table: its actions. Raises what stage_memory does."""
+        """shape: the rank's stage; table: the rank's actions, in order.
+
+        profile: what was measured of the chip. Raises ProfileError where it does not know the
+        stage.
+        """
         p, s, _, _ = plan.place(rank)
         pipeline = plan.pipelines[p]
         self.plan, self.shape, self.table = plan, shape, table
@@ -178,7 +182,7 @@ class MemoryWalk:
         return self._total()
 
     def moments(self) -> Iterator[tuple[int, int]]:
-        """By action the most bytes held during it, and the bytes held after it."""
+        """Yields, for each action, the most bytes held during it and the bytes held after it."""
         for (kind, k), ahead in self.ahead.items():
             self._post(kind, k, min(ahead, self.coming[kind, k]))
         for n, action in enumerate(self.table):
@@ -209,7 +213,11 @@ class MemoryWalk:
         )
 
     def _note(self, working: int = 0, own: int = 0, taken: int = 0, recomputed: int = 0) -> None:
-        """A moment; working has in it also what it uses of kept and of boundary tensors."""
+        """Takes the bytes held at this moment into the peaks.
+
+        `working` contains the kept and boundary tensors that it uses; `own` and `taken` are their
+        bytes, which would be counted twice otherwise. `recomputed` is a part of `working`.
+        """
         total = self._total() + working - own - taken
         self.during = max(self.during, total)
         if total > self.most_bytes:
@@ -235,7 +243,7 @@ class MemoryWalk:
         self.boundary.put(("posted", kind, k), count * size // self.gathers)
 
     def _receive(self, kind: Kind, k: int) -> None:
-        """The next is posted before this one is waited for."""
+        """Posts the next receive: the executor does so before it waits for this one."""
         self.coming[kind, k] -= 1
         self._post(kind, k, min(self.ahead[kind, k], self.coming[kind, k]))
 
@@ -259,7 +267,7 @@ class MemoryWalk:
         self.boundary.put(name, size)
 
     def _send_activation(self, k: int, i: int) -> None:
-        """What is sent is a part of what is kept, as long as that is."""
+        """Charges the output that leaves, unless it is a part of what its forward keeps."""
         size = self.boundary.take(("output", k, i))
         self._send(Kind.SEND_ACTIVATION, k, i, size)
 
@@ -298,7 +306,9 @@ class MemoryWalk:
             self.boundary.put(("output", k, i), apart)
 
     def _shared(self, k: int) -> int:
-        """Of a ministage's input, what the one that hands it over keeps."""
+        """Returns the bytes of a ministage's input that are counted already, because the ministage
+        of this rank that hands it over keeps it.
+        """
         if k in self.previous and self.keeps and not self.shape.offload:
             return self.ministages[k].input
         return 0
@@ -344,7 +354,9 @@ class MemoryWalk:
     # gradients and the update
 
     def _make_room(self) -> None:
-        """With ZeRO-2 the whole gradients of two ministages stand at once."""
+        """Ends reductions until one is left: with ZeRO-2 only two ministages' whole gradients
+        stand at once, one at work and one being reduced.
+        """
         while len(self.unsummed) > 1:
             self._sum_next()
 

@@ -45,7 +45,7 @@ class Model:
 
     @property
     def wide_dtype(self) -> str:
-        """Of gradients and of the optimizer."""
+        """The dtype of gradients and of the optimizer's state: float32 for a 16-bit model."""
         return "float32" if self.dtype_bytes == 2 else self.dtype
 
 

@@ -1,4 +1,4 @@
-"""In which order a stage computes, for each schedule: F and B, or F, I and W.
+"""The order in which a stage computes under each schedule: F and B, or F, I and W.
 
 A function gives the (kind, micro-batch, ministage) of one stage of `stages`. Backwards of a
 ministage go through the micro-batches in ascending order, so that gradients are summed in the
@@ -62,7 +62,9 @@ def zb_h1(stages: int, stage: int, micro_batches: int, _: int = 1) -> list[Work]
 
 
 def put_off(works: Iterable[Work], slack: int) -> list[Work]:
-    """1F1B's order with each W so many backwards after its I, and the rest at the end."""
+    """Returns 1F1B's order with each backward split into I and W, and each W put off by `slack`
+    backwards; the Ws that are left then fill the end.
+    """
     order: list[Work] = []
     late: deque[Work] = deque()
     for kind, i, k in works:
@@ -134,7 +136,11 @@ def _both_ways(stages: int, micro_batches: int) -> list[list[Work]]:
     arrived: dict[tuple[Kind, int, int, int], int] = {}  # kind, way, number, depth: when
 
     def choices(s: int) -> Iterable[tuple[int, bool, int, int, int, int]]:
-        """When it could begin, whether a forward, number, depth negated, stage, and way."""
+        """Yields what stage s could run next, as keys of which the least goes first.
+
+        A key is when it could begin, whether it is a forward, its number, its negated depth, the
+        stage, and the way.
+        """
         held = sum(forwards[way][s] - backwards[way][s] for way in (0, 1))
         for way in (0, 1):
             depth = stages - 1 - s if way else s
@@ -215,5 +221,5 @@ def _alternate(forwards: list[Work], backwards: list[Work], ahead: int) -> list[
 
 
 def _only(micro_batches: int, order: list[Work]) -> list[Work]:
-    """What is left of an order when it has fewer micro-batches: no one waits for the others."""
+    """Returns an order without the micro-batches that only fill its last group."""
     return [work for work in order if work[1] < micro_batches]

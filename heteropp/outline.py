@@ -32,11 +32,13 @@ def outline(plan: Plan) -> str:
 
 
 def layers_of(stage: Stage) -> str:
-    """Their number; o: what they keep waits in host memory."""
+    """Returns a stage's number of layers, with "o" where its activations wait in host memory and
+    with its number of ministages if it has several.
+    """
     count = f"{stage.layer_count}{' o' if stage.offload else ''}"
     return f"{count} in {stage.ministages}" if stage.ministages > 1 else count
 
 
 def together(names: Iterable[str]) -> str:
-    """Each once."""
+    """Joins names with " + ", each of them once."""
     return " + ".join(dict.fromkeys(names))

@@ -88,7 +88,7 @@ class Pipeline:
     stages: tuple[Stage, ...]
 
     def parts(self, stage: int) -> int:
-        """In how many parts, its own micro-batches, a stage runs each of the plan's."""
+        """Returns how many of the stage's own micro-batches make one micro-batch of the plan."""
         whole = max(stage.micro_batch for stage in self.stages)  # the plan's; see validate
         own = self.stages[stage].micro_batch
         return whole // own if own else 1  # a planner's sketch has no replicas yet

@@ -76,7 +76,7 @@ def _rank_memory(
 def memory_walk(
     plan: Plan, rank: int, cluster: Cluster | None, table: Sequence[Action] | None = None
 ) -> MemoryWalk:
-    """Of a rank; table: its actions, when they are not the plan's."""
+    """Returns the memory walk of a rank; table: its actions, where they are not the plan's."""
     p, s, r, _ = plan.place(rank)
     chip = plan.pipelines[p].stages[s].replicas[r].chip
     return _walk(plan, rank, chip_profile(cluster, chip), table)

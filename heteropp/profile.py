@@ -51,7 +51,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Of one rank and, but for norm and update, one micro-batch."""
+    """What one rank measured of a block: for one micro-batch, but norm and update for one step."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     block: Block
@@ -70,7 +70,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class PairKind:
-    """Pairs of ranks that a message needs as long for, either way."""
+    """A kind of pairs of ranks, between which a message takes equally long in either direction."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     chips: tuple[Name, Name]  # as the cluster file names them, in order
@@ -80,7 +80,7 @@ class PairKind:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredLink:
-    """Of messages between two chips."""
+    """The latency and bandwidth that were measured of messages between two chips."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     pair: PairKind
@@ -106,7 +106,7 @@ class Profile:
         return f"{self.name} sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def of(self, chip: str) -> ChipProfile:
-        """Of one chip type; empty where nothing of it was measured."""
+        """Returns what was measured of one chip type, which may be nothing."""
         if chip not in self._chips:
             self._chips[chip] = ChipProfile(self, chip)
         return self._chips[chip]
@@ -116,7 +116,7 @@ class Profile:
         return {}
 
     def link(self, pair: PairKind) -> Link | None:
-        """None where it was not measured."""
+        """Returns the link between a pair of chips, or None where it was not measured."""
         if pair not in self._links:
             return None
         return Link(self._links[pair].latency_s, self._links[pair].bytes_per_s)
@@ -142,17 +142,23 @@ class ChipProfile:
                 self.found.setdefault(kind, {})[block.layers] = measured
 
     def seconds(self, term: str, layers: int, kind: Kind) -> float:
-        """Of a stage of any number of layers: the sum of its blocks (AutoHet, equation 5)."""
+        """Returns the seconds of a stage of any number of layers: the sum over the measured blocks
+        that make it up (AutoHet, equation 5).
+        """
         blocks = decompose(layers, self._sizes(kind))
         return sum(self._of(term, block, kind) for block in blocks) + self._ends(term, kind)
 
     def bytes(self, term: str, layers: int, kind: Kind) -> int:
-        """Of a stage of any number of layers, on the line through its blocks."""
+        """Returns the bytes of a stage of any number of layers, on the straight line through the
+        smallest and the largest measured block.
+        """
         layer = self._layer(term, kind)
         return round(self._of(term, 1, kind) + (layers - 1) * layer + self._ends(term, kind))
 
     def update_s(self, layers: int, kind: Kind, shards: int) -> float:
-        """When replicas share the elements; each launches all kernels."""
+        """Returns the seconds of an update whose elements `shards` replicas share; each of them
+        still launches all kernels.
+        """
         layer_s = self._layer("update_s", kind)
         launches_s = self._of("update_s", 1, kind) - layer_s
         return launches_s + (layers * layer_s + self._ends("update_s", kind)) / shards
@@ -180,7 +186,7 @@ class ChipProfile:
         return (self._of(term, most, kind) - one) / (most - 1) if most > 1 else one
 
     def _of(self, term: str, layers: int, kind: Kind) -> float:
-        """Of a block that is layers alone."""
+        """Returns what was measured of a block of layers without embedding and head."""
         value: float = getattr(self._measured(layers, (False, False, *kind[2:])), term)
         return value
 
@@ -200,7 +206,10 @@ class ChipProfile:
 
 
 def decompose(layers: int, sizes: list[int]) -> list[int]:
-    """A number of layers as blocks of these sizes, powers of two from 1 on; largest first."""
+    """Splits a number of layers into blocks of these sizes, powers of two from 1 on.
+
+    The largest blocks come first.
+    """
     blocks: list[int] = []
     for size in reversed(sizes):
         count, layers = divmod(layers, size)
@@ -211,7 +220,9 @@ def decompose(layers: int, sizes: list[int]) -> list[int]:
 def blocks_of(
     chip: str, degrees: Sequence[int], sequences: Sequence[int], layers: int
 ) -> Iterator[Block]:
-    """All that is to be measured of a chip, cheap ones first."""
+    """Yields the blocks that are to be measured of a chip, by degree and sequences, smaller ones
+    first.
+    """
     for tp, count in itertools.product(degrees, sequences):
         kinds = [(1, True, False), (1, False, True)]
         kinds += [(2**i, False, False) for i in range(layers.bit_length())]
@@ -220,7 +231,7 @@ def blocks_of(
 
 
 def pair_kinds(cluster: Cluster) -> dict[PairKind, tuple[int, int]]:
-    """Every kind of pair in a cluster, and two ranks that are one."""
+    """Returns every kind of pair in a cluster, each with two ranks that are such a pair."""
     found: dict[PairKind, tuple[int, int]] = {}
     alike: dict[tuple[str, ChipSpec, str], list[Node]] = {}
     for node in cluster.nodes:
@@ -296,5 +307,5 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Atomically. Raises FileError."""
+    """Writes a profile atomically. Raises FileError."""
     write_json(path, profile)

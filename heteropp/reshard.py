@@ -82,12 +82,12 @@ def messages(
 ) -> list[Message]:
     """All messages that carry one micro-batch's boundary tensor from one stage to the next.
 
-    Where the stages' micro-batches are unlike, of as many as make a common multiple, whose rows
-    the boxes are of; no message crosses a micro-batch of either side.
+    Where the stages' micro-batches differ in size, they carry a common multiple of them, and the
+    boxes are rows of that; no message crosses a micro-batch of either side.
 
-    Who sends is the resolver's answer: of ranks that hold the same rows the one that has the least
-    to send. Links of pieces count as fast from the rank whose own piece has rows of them: it is as
-    far into its node as the receiver, and so is its NIC.
+    The resolver chooses the sender: of the ranks that hold the same rows, the one that has the
+    least to send. A rank whose own piece shares rows with the wanted piece counts as faster: its
+    place in its node is the receiver's place there, and so is its NIC's.
     """
     sender, receiver = common_multiple(sender, receiver)
     held = _boxes(sender, lambda r, i: held_box(sender, r, i, sequence_length))
@@ -109,7 +109,9 @@ def messages(
 
 
 def _boxes(stage: Stage, box_of: Callable[[int, int], Box | None]) -> dict[int, list[Box]]:
-    """By rank, as many as there are of replica and tensor-parallel index."""
+    """Returns the boxes of each rank; several, where replicas were repeated for a common multiple
+    of micro-batches.
+    """
     found: dict[int, list[Box]] = defaultdict(list)
     for r, replica in enumerate(stage.replicas):
         for i, rank in enumerate(replica.ranks):

@@ -13,7 +13,11 @@ Item = tuple[int, int]  # a ministage and a micro-batch
 
 
 def following(actions: Sequence[Action]) -> list[int]:
-    """By action: the next ministage at work that is not its own; after the table it begins anew."""
+    """Returns, for each action, the next ministage to work after the one that is at work.
+
+    Its parameters can be fetched meanwhile. After the last action the table begins anew, with the
+    next step.
+    """
     result = [0] * len(actions)
     other = current = 0
     for n, action in reversed(list(enumerate(actions)) * 2):
@@ -24,7 +28,7 @@ def following(actions: Sequence[Action]) -> list[int]:
 
 
 def backwards(actions: Sequence[Action]) -> list[Item]:
-    """In the order in which they begin."""
+    """Returns the ministage and micro-batch of each backward, in the order in which they begin."""
     items = [
         (action.ministage, action.micro_batch)
         for action in actions

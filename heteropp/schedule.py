@@ -182,7 +182,7 @@ class _Place:
 
 
 def _places(schedule: Schedule, pipeline: Pipeline, stage: int) -> list[_Place]:
-    """By ministage of the stage."""
+    """Returns the surroundings of each ministage of a stage."""
     own = pipeline.stages[stage]
     into = {part: s for (s, _), part in links(schedule, pipeline)}
     out_of = {part: s for part, (s, _) in links(schedule, pipeline)}

@@ -81,12 +81,12 @@ class Simulation:
 
     @cached_property
     def shares(self) -> list[Share]:
-        """By replica, as program.seats lists them."""
+        """How the step divides for each replica, in the order of program.seats."""
         return [self._share(a) for a in range(len(self.program.seats))]
 
     @cached_property
     def stage_shares(self) -> dict[tuple[int, int], Share]:
-        """By (pipeline, stage)."""
+        """How the step divides on average over a stage's replicas, by (pipeline, stage)."""
         found: dict[tuple[int, int], list[Share]] = {}
         for seat, share in zip(self.program.seats, self.shares, strict=True):
             found.setdefault((seat.pipeline, seat.stage), []).append(share)
@@ -114,7 +114,7 @@ class Simulation:
 
     @cached_property
     def memory_bytes(self) -> list[int]:
-        """Peaks, by rank."""
+        """The peak bytes of each rank."""
         peaks = {
             rank: self.memory_of(b).peak_bytes
             for a, b in enumerate(self._alike)
@@ -141,7 +141,9 @@ class Simulation:
 
     @cached_property
     def _alike(self) -> list[int]:
-        """By replica: the first that holds as much, whatever the time."""
+        """The first replica, for each one, whose ranks hold as much memory: their peaks are equal,
+        even if they do not come at the same time.
+        """
         first: dict[tuple[int, int, str, int], int] = {}
         result = []
         for a, seat in enumerate(self.program.seats):
@@ -221,7 +223,7 @@ def simulate(
 
 
 def _reduce(program: Program, timing: Timing) -> list[float]:
-    """Fills in when reductions end; gives when each actor's step begins."""
+    """Fills in when reductions end, and returns the seconds at which each actor's update begins."""
     marks = [
         [i for i, action in enumerate(table) if action.kind == Kind.REDUCE]
         for table in program.tables

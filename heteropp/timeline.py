@@ -96,7 +96,10 @@ def write_chrome_trace(
 
 
 def _aside(spans: Sequence[Span]) -> set[Span]:
-    """Reductions that go on beside the work of their rank; a thread's spans may not overlap."""
+    """Returns the reductions that overlap other actions of their rank.
+
+    They need a thread of their own in a Chrome trace, as a thread's spans may not overlap.
+    """
     work: dict[int, list[Span]] = {}
     for span in spans:
         if span.name != "reduce":
@@ -141,7 +144,7 @@ def drawing() -> Any:
 
 
 def height_of(rows: int) -> float:
-    """Inches."""
+    """Returns the height of a picture in inches."""
     return 1.6 + min(0.42 * rows, 10)
 
 
@@ -188,7 +191,7 @@ def draw_rows(axes: Any, rows: Sequence[Row], together: int = 1) -> None:
 def name_rows(
     axes: Any, places: Sequence[float], names: Sequence[str], most: int = MOST_NAMES
 ) -> None:
-    """At most so many of the names."""
+    """Labels the rows at `places`, at even distances and at most `most` of them."""
     every = -(-len(names) // most)
     axes.set_yticks(places[::every], names[::every], fontsize=8)
 

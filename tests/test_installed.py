@@ -12,7 +12,7 @@ import pytest
 TESTS = Path(__file__).parent
 LACKING = """
 import pytest
-from installed import need
+from installed import lack, need
 
 @pytest.fixture(scope="module")
 def page():
@@ -25,6 +25,9 @@ def test_pages(page, number):
 def test_alone():
     need("no-header", "/no/such/header.h")
 
+def test_of_rights():
+    lack("no disk can be mounted here", "root")
+
 def test_there():
     need("bash", "bash")
     need("dash", "/no/such/program", "/")
@@ -36,17 +39,18 @@ def test_a_test_without_its_package_is_skipped_and_counted(
     tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
     code, output = run(tmp_path, *workers)
-    assert code == 0 and "1 passed, 3 skipped" in output, output
+    assert code == 0 and "1 passed, 4 skipped" in output, output
     lines = output.splitlines()
     assert (
         "2 tests skipped: no-browser is not installed; apt-get install no-browser runs them"
     ) in lines
+    assert "1 test skipped: no disk can be mounted here; root runs it" in lines
     assert "1 test skipped: no-header is not installed; apt-get install no-header runs it" in lines
 
 
 def test_where_everything_must_be_installed_it_fails(tmp_path: Path) -> None:
     code, output = run(tmp_path, HYPERHETERO_TEST_ALL="1")
-    assert code == 1 and "1 failed, 1 passed, 2 errors" in output, output
+    assert code == 1 and "2 failed, 1 passed, 2 errors" in output, output
     assert "no-header is not installed; apt-get install no-header runs it" in output
 
 

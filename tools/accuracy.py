@@ -50,7 +50,7 @@ BARS = {"step time": (2, 6), "peak memory": (2, 5)}
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One plan."""
+    """What was predicted and measured of one plan."""
 
     cluster: str
     plan: str
@@ -67,7 +67,7 @@ class Row:
 
     @property
     def memory_error(self) -> float:
-        """Of the rank where it is largest."""
+        """The relative error of the predicted peak memory, on the rank where it is largest."""
         pairs = zip(self.predicted_memory_bytes, self.measured_memory_bytes, strict=True)
         return max((predicted / measured - 1 for predicted, measured in pairs), key=abs)
 

@@ -48,7 +48,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def bubble(ran: list[list[tuple[Action, float, float]]], step_s: float) -> float:
-    """Of the mean chip, as a share of the step."""
+    """Returns the fraction of the step in which a chip computes nothing, on average over the chips.
+
+    ran: for each chip its actions with their begin and end in seconds.
+    """
     busy_s = [
         sum(end - begin for action, begin, end in one if action.kind in COMPUTING) for one in ran
     ]
@@ -66,7 +69,7 @@ def measured(steps: list[list[Ran]]) -> float:
 
 
 def paced_rows(action_s: float, steps: int) -> tuple[list[Row], Quiet]:
-    """Of every schedule."""
+    """Returns the rows that compare each schedule's measured bubble with the simulated one."""
     from pipelines.stages import even_plan
 
     from heteropp.cluster import read_cluster
@@ -107,7 +110,7 @@ def paced_rows(action_s: float, steps: int) -> tuple[list[Row], Quiet]:
 
 
 def schedule_rows(name: str, found: float, predicted: float) -> list[Row]:
-    """Of bubbles in percent."""
+    """Returns one schedule's rows; `found` (measured) and `predicted` are bubbles in percent."""
     rows = [
         row(f"{name}: bubble", "%", found, peer=predicted, peer_name="simulator",
             bar=4.0 if name == "zb-v" else None),

@@ -53,7 +53,11 @@ def operators(device: str) -> dict[str, Callable[[], Any]]:
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """In a process of its own, on the chip that DITORCH_CHIP names."""
+    """Times every operator and a training step, in turn on the CPU and on this process's chip.
+
+    DITORCH_CHIP names the chip, so each chip takes a process of its own. The result is JSON: the
+    seconds of each call ("samples"), and how quiet the machine was ("quiet").
+    """
     import torch
 
     import ditorch

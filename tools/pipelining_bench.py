@@ -60,7 +60,7 @@ Samples = dict[str, list[float]]  # seconds of steps, by contestant
 
 
 class Rank:
-    """Of one contestant."""
+    """A rank of one contestant: our executor or torch.distributed.pipelining."""
 
     def __init__(self, model: Model, backend: str, name: str, rank: int, store: Any) -> None:
         import torch
@@ -85,7 +85,7 @@ class Rank:
             self.contestant = OurPipeline(plan, place, held, device.clock)
 
     def step(self, _name: str) -> tuple[float, float]:
-        """(seconds, the loss; 0 where torch's rank does not know it)."""
+        """Runs a step; returns its seconds and its loss, 0 where torch's rank does not know it."""
         import torch.distributed as dist
 
         dist.barrier()
@@ -157,7 +157,10 @@ def main(
 def parts(
     rounds: int, transport: list[str] | None, model: Path | None
 ) -> Iterator[tuple[list[Row], Quiet]]:
-    """Of each transport. Raises BadInput, FileError or Failed."""
+    """Yields the rows of each transport, and how quiet the machine was.
+
+    Raises BadInput, FileError or Failed.
+    """
     trained = read_model(model) if model else MODEL
     for backend in chosen(transport):
         samples, quiet = measure(trained, backend, rounds)

@@ -40,11 +40,11 @@ PLANNING = ["--global-batch", "16", "--micro-batch-per-replica", "2"]
 
 
 class Failed(Exception):
-    """One sentence."""
+    """The training did not do what it should; the message is one sentence."""
 
 
 class Training:
-    """A heteropp-train of its own."""
+    """A heteropp-train process."""
 
     def __init__(self, folder: Path, name: str, steps: int, secret: str) -> None:
         self.folder = folder / name
@@ -67,7 +67,7 @@ class Training:
         return [json.loads(line) for line in lines]
 
     def wait_for(self, steps: int) -> None:
-        """Until so many are done, or it ended. Raises Failed."""
+        """Waits until `steps` are done or the process ends; raises Failed after DEADLINE_S."""
         deadline = time.monotonic() + DEADLINE_S
         while len(self.steps()) < steps and self.process.poll() is None:
             if time.monotonic() > deadline:
@@ -75,7 +75,7 @@ class Training:
             time.sleep(0.02)
 
     def finish(self) -> list[dict]:
-        """Raises Failed."""
+        """Waits until the process has ended and returns its steps' metrics. Raises Failed."""
         try:
             code = self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -97,7 +97,7 @@ class Training:
         return sum(each.user + each.system for each in times)
 
     def addresses(self) -> list[tuple[str, int]]:
-        """Where its processes listen."""
+        """Returns the addresses that its processes listen on."""
         found = set()
         leader = psutil.Process(self.process.pid)
         for process in [leader, *leader.children(recursive=True)]:
@@ -163,7 +163,7 @@ class Visits:
 
 
 def visited(job: Training, steps: int, count: int, calls_per_s: float, secret: str) -> Visits:
-    """Strangers come for a turn, and go for one, until the last step. Raises Failed."""
+    """Lets strangers connect in every other turn of TURN steps until the end. Raises Failed."""
     job.wait_for(WARM_UP)
     if job.process.poll() is not None:
         job.finish()

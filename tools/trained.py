@@ -17,7 +17,7 @@ LEAST_FIDELITY = 0.95  # of pacing; a step below is not used
 
 
 class TrainingError(Exception):
-    """One sentence."""
+    """A training did not do what it should; the message is one sentence."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Training:
         return [json.loads(line) for line in lines][1:]
 
     def finish(self) -> None:
-        """Waits for its end. Raises TrainingError."""
+        """Waits until the process has ended. Raises TrainingError if it failed or is too slow."""
         try:
             _, stderr = self.process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -50,7 +50,7 @@ class Training:
 
 
 def well_paced(steps: list[dict]) -> list[dict]:
-    """Those with a pacing fidelity that counts. Raises TrainingError where there are none."""
+    """Returns the steps whose pacing fidelity is high enough. Raises TrainingError if none is."""
     paced = [step for step in steps if step["pacing_fidelity"] >= LEAST_FIDELITY]
     if not paced:
         best = max(step["pacing_fidelity"] for step in steps)

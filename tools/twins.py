@@ -15,7 +15,7 @@ from heteropp.chips import load_chip
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """By what the paper's chips' figures are divided."""
+    """The divisors that turn the figures of the paper's chips into those of their twins."""
 
     computing: float  # FP16 peak, which the twin has in FP32
     memory: float

@@ -94,7 +94,7 @@ def pairs(
 
 
 def teams(world_size: int, transport: str, peers: Sequence[str], folder: str) -> Field:
-    """Everyone for collectives."""
+    """Returns all contestants of the collectives."""
     found = Field(peers={transport: []})
     name = ours(transport, "c++")
     program = partial(cpp.CppCollectives, name, transport, world_size)

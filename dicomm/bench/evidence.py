@@ -70,7 +70,7 @@ def wide_console() -> Console:
 
 
 def cell(timing: Timing | None) -> str:
-    """Of a table of times in us: the median (the tail)."""
+    """Formats a cell of a table of times in us: the median, and the 99th percentile in brackets."""
     if timing is None:
         return "-"
     tail = "" if timing.p99_us is None else f" [dim]({_short(timing.p99_us)})[/]"

@@ -36,7 +36,7 @@ class Collectives:
 
     @property
     def names(self) -> list[str]:
-        """Everyone, dicomm's first."""
+        """The names of all contestants, dicomm's first."""
         return [*(self.mine(api) for api in APIS), *self.peers]
 
     def cases(self) -> list[Case]:

@@ -74,7 +74,7 @@ class LineProgram:
         return words[0][:300] if words else f"it ended with {self._process.returncode}"
 
     def close(self) -> None:
-        """By the end of its orders; a program that does not end then is ended."""
+        """Closes the program's input, at which it ends; kills it if it has not ended after 10 s."""
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.close()

@@ -80,7 +80,10 @@ def free_port() -> int:
 
 
 def _wait_for_listener(port: int, process: subprocess.Popen[str], deadline: float) -> None:
-    """Without connecting: the programs serve the first who calls."""
+    """Waits until something listens on the port, the process ends or the deadline passes.
+
+    It reads /proc and does not connect, for the programs serve only the first that connects.
+    """
     listening = re.compile(rf":{port:04X} [0-9A-F]+:0000 0A ")
     while time.monotonic() < deadline and process.poll() is None:
         tables = [Path(f"/proc/net/{table}") for table in ("tcp", "tcp6")]

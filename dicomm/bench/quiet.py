@@ -16,9 +16,12 @@ LOUD = "NOT QUIET"
 
 @dataclass(frozen=True)
 class Quiet:
-    """others_percent: of the machine's CPU time, taken by processes that are not the benchmark's,
-    and by other guests of the host. spin: how much longer a fixed piece of work took than at its
-    best, in the median and at worst."""
+    """How much others disturbed a measurement.
+
+    others_percent: how much of the machine's CPU time was taken by processes that are not the
+    benchmark's, and by other guests of the host. spin_median, spin_worst: the time of a fixed piece
+    of work, in the median and at worst, divided by its best time.
+    """
 
     others_percent: float
     spin_median: float
@@ -34,7 +37,7 @@ class Quiet:
 
 
 def worst(several: Sequence[Quiet]) -> Quiet | None:
-    """Of several parts of a run."""
+    """Returns the worst of each figure over several parts of a run; None if there are no parts."""
     if not several:
         return None
     return Quiet(
@@ -45,7 +48,7 @@ def worst(several: Sequence[Quiet]) -> Quiet | None:
 
 
 class Watch:
-    """Watches from its making to `result()`; call `spin()` now and then, between measurements."""
+    """Watches the machine until `result()`; call `spin()` now and then, between measurements."""
 
     def __init__(self) -> None:
         self._machine_s, self._busy_s = _machine_cpu_s()
@@ -59,7 +62,10 @@ class Watch:
         self._spins_s.append(time.perf_counter() - start)
 
     def result(self) -> Quiet:
-        """Before the measured processes end: theirs would count as others' time otherwise."""
+        """Returns the figures since the watch began. Call it before the measured processes end.
+
+        The CPU time of a process that has ended would count as time that others took.
+        """
         machine_s, busy_s = _machine_cpu_s()
         total_s = max(machine_s - self._machine_s, 1 / TICKS_PER_S)
         others_s = max(0.0, busy_s - self._busy_s - (own_cpu_s() - self._own_s))

@@ -48,7 +48,7 @@ class Team:
         self._answers()
 
     def measure(self, order: Order) -> Timing:
-        """Rank 0's."""
+        """Runs the order on all ranks and returns the times that rank 0 measured."""
         try:
             for pipe in self._pipes:
                 pipe.send(order)

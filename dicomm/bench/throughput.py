@@ -20,7 +20,7 @@ PERFTEST_BAR, PERFTEST_SIZE = 1.25, 1 << 20  # C++ API over verbs, one way
 
 @dataclass(frozen=True)
 class Throughput:
-    """In `unit`: GB/s (1e9 bytes), or messages/s."""
+    """The throughput of every contestant, in `unit`: GB/s (1e9 bytes a second) or messages/s."""
 
     results: Results
     sizes: Sequence[int]
@@ -30,7 +30,10 @@ class Throughput:
     unit: str
 
     def of(self, name: str, kind: str, size: int, tail: bool = False) -> float | None:
-        """Of the median window, or of one as slow as one in a hundred."""
+        """Returns a contestant's throughput in the window of median time, or None if not measured.
+
+        tail: in the window at the 99th percentile of the times instead.
+        """
         timing = self.results.timings.get((name, (kind, size)))
         window_us = (timing.p99_us if tail else timing.p50_us) if timing else None
         if not window_us:

@@ -1,4 +1,4 @@
-"""Orders that every contestant understands, and what their answers are boiled down to."""
+"""Orders that every contestant understands, and the summary of the times that it answers with."""
 
 from __future__ import annotations
 
@@ -28,20 +28,23 @@ class Order:
 
     @property
     def untimed(self) -> int:
-        """Done first, so that caches and connections are as warm for one as for another."""
+        """How many are done first without timing them, so that caches and connections are warm."""
         return self.count // 10 + 1
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one order or one size, in microseconds; p99 is absent where a program does not tell."""
+    """Median and 99th percentile of one order's times, in microseconds.
+
+    p99_us is None where a contestant's program does not report it.
+    """
 
     p50_us: float
     p99_us: float | None
 
 
 class Failed(Exception):
-    """One sentence: a contestant that did not do as it was told."""
+    """A contestant did not do what it was ordered to do; the message is one sentence."""
 
 
 def window_of(size_bytes: int) -> int:

@@ -108,7 +108,7 @@ class Below:
         class_code: int = CHIP,
         vendor: int = NVIDIA,
     ) -> str:
-        """Its PCI address."""
+        """Adds a chip and returns its PCI address."""
         port, bus = self._slot(link)
         return self.bridge.device(port, bus, 0, 0, class_code, vendor, link).name
 

@@ -244,7 +244,7 @@ def _distributions(report: Report) -> list[tuple[str, list[int]]]:
 
 
 def _times(report: Report) -> list[tuple[str, Any, float]]:
-    """(chip, time, share of the chip's time)."""
+    """Lists (chip, an operator's time, its fraction of the chip's total time)."""
     totals = {chip.chip: sum(time.total_s for time in chip.times) for chip in report.chips}
     return [
         (chip.chip, time, time.total_s / (totals[chip.chip] or 1.0))
@@ -274,7 +274,7 @@ def _problems(report: Report) -> list[dict[str, Any]]:
 
 
 def host_share(chip: ChipReport) -> float:
-    """Of the chip's operator calls, those that the host computed."""
+    """The fraction of the chip's operator calls that the host computed; 0 if it had none."""
     host = sum(runs.host_calls for runs in chip.runs)
     return host / max(1, host + sum(runs.chip_calls for runs in chip.runs))
 

@@ -64,7 +64,10 @@ def _bin_name(i: int) -> str:
 
 
 def _heights(counts: Sequence[int]) -> list[float]:
-    """On a logarithmic scale, so that one wrong element in a million is seen."""
+    """Returns the heights of a histogram's bars, from 0 to 1, by the counts that they stand for.
+
+    The scale is logarithmic, so that one wrong element in a million is visible.
+    """
     most = math.log2(1 + max(counts, default=0))
     return [math.log2(1 + count) / most if count else 0.0 for count in counts[:DECADES]]
 

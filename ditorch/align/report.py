@@ -75,7 +75,10 @@ class ConformanceProblem(_Model):
 
 
 class ConformanceSummary(_Model):
-    """Of `ditorch-align conform`; samples are inputs of operators, by dtype and variant."""
+    """The result of `ditorch-align conform`.
+
+    A sample is one input of an operator, of one dtype, for one variant of the operator.
+    """
 
     operators: int  # with at least one supported sample
     samples_passed: int
@@ -89,7 +92,7 @@ class ConformanceSummary(_Model):
 
     @property
     def pass_rate(self) -> float:
-        """Of the supported samples; 1 if there are none."""
+        """The fraction of the supported samples that passed; 1 if none is supported."""
         supported = self.samples_passed + self.samples_failed
         return self.samples_passed / supported if supported else 1.0
 
@@ -240,7 +243,7 @@ def _first_bad(findings: Iterable[Findings]) -> FirstBad | None:
 
 
 def _order(where: Where) -> tuple[int, int, int]:
-    """As far as a place tells when it comes in the program."""
+    """Returns a key that sorts places by when they come in the program, as far as they tell."""
     phase = _PHASES.index(where.phase) if where.phase in _PHASES else len(_PHASES)
     return (where.step, phase, where.rank)
 
@@ -285,7 +288,11 @@ def _merge(rows: list[OperatorRow]) -> OperatorRow:
 
 
 def _runs(findings: list[Findings]) -> list[OperatorRuns]:
-    """From the tool that saw most calls: tools that are open together see the same ones."""
+    """Returns how many calls of each operator the chip and the host computed.
+
+    The counts are those of the tool that saw most calls, for tools that are open together see the
+    same calls and adding up their counts would count these twice.
+    """
     by_tool: dict[str, dict[str, OperatorRuns]] = defaultdict(dict)
     for each in findings:
         seen = by_tool[each.tool]
@@ -307,7 +314,11 @@ def _runs(findings: list[Findings]) -> list[OperatorRuns]:
 
 
 def _calls(rows: Iterable[OperatorFinding]) -> list[tuple[str, int, int]]:
-    """(operator, calls, those by the host). Each tensor of a call has rows of its own, by dtype."""
+    """Lists (operator, calls, calls that the host computed).
+
+    Each tensor of a call has rows of its own, one for each dtype, so the rows of one tensor are
+    added up, and of an operator's tensors the one with most calls counts.
+    """
     by_tensor: dict[tuple[str, str], tuple[int, int]] = {}
     for row in rows:
         calls, host_calls = by_tensor.get((row.operator, row.tensor), (0, 0))

@@ -77,7 +77,10 @@ def check_operator(
 
 
 def _dtypes(operator: Any, settings: Settings) -> list[torch.dtype]:
-    """Those the CPU supports, in a fixed order."""
+    """The dtypes to test: those that the operator supports on the CPU, in a fixed order.
+
+    Where the settings name dtypes, only these are tested.
+    """
     supported = sorted(operator.supported_dtypes("cpu"), key=str)
     wanted = {f"torch.{name}" for name in settings.dtypes}
     return [dtype for dtype in supported if str(dtype) in wanted or not wanted]

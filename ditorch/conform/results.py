@@ -132,7 +132,7 @@ class Conformance:
 
     @property
     def pass_rate(self) -> float:
-        """Of the supported samples of operators; 1 if there are none."""
+        """The fraction of the operators' supported samples that passed; 1 if none is supported."""
         return self.tally.passed / self.tally.supported if self.tally.supported else 1.0
 
     def problems(self, status: Status) -> Iterator[tuple[str, Outcome]]:

@@ -25,7 +25,7 @@ def gradient(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def need_accelerator(what: str) -> None:
-    """For checks of what torch gives to accelerators only."""
+    """Raises Unsupported on the CPU; for checks of what torch offers on accelerators only."""
     if DEVICE.type == "cpu":
         raise Unsupported(f"torch has no {what} on the CPU")
 

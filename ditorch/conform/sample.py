@@ -136,7 +136,7 @@ def _changed_argument(
 
 
 def _form_difference(actual: Any, expected: Any) -> str | None:
-    """In structure, types, dtypes and shapes."""
+    """Describes the first difference in structure, types, dtypes or shapes; None if all agree."""
     found, found_form = tree_flatten(actual)
     wanted, wanted_form = tree_flatten(expected)
     if found_form != wanted_form:
@@ -155,7 +155,10 @@ def _form_difference(actual: Any, expected: Any) -> str | None:
 
 
 def _value_difference(actual: Any, expected: Any, dtype: torch.dtype) -> str | None:
-    """Between trees of one form."""
+    """Describes the first difference between the values of two trees of the same structure.
+
+    Returns None where all values agree.
+    """
     wanted = tree_leaves(expected)
     for i, (got, want) in enumerate(zip(tree_leaves(actual), wanted, strict=True)):
         if reason := disagreement(got, want, dtype):

@@ -140,7 +140,7 @@ def _runtime_groups(conformance: Conformance) -> dict[str, Tally]:
 
 
 def _operator_groups(conformance: Conformance) -> dict[str, list[OperatorResult]]:
-    """By the namespace the database files them under: linalg, nn.functional, torch ..."""
+    """Groups operators by their namespace in the OpInfo database: linalg, nn.functional, torch."""
     groups: dict[str, list[OperatorResult]] = defaultdict(list)
     namespaces = ("nn.functional", "linalg", "fft", "special", "signal.windows", "masked", "_refs")
     for operator in conformance.operators:

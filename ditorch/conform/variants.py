@@ -57,7 +57,7 @@ def _in_place(call: Call) -> Any:
 
 
 def dropped_write(variant: Variant, results: Any) -> str | None:
-    """Of an in-place form whose values are wrong: whether they are those from before the call."""
+    """Explains why an in-place form's values are wrong, if they are those from before the call."""
     if variant.run is not _in_place or results["before"] is None:
         return None
     if not torch.equal(results["self"], results["before"]):

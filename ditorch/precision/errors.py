@@ -45,7 +45,10 @@ class Differences:
 
 
 def differences(actual: Tensor, expected: Tensor) -> Differences:
-    """Of two tensors of one shape in host memory; `expected` in float64, complex128 or exact."""
+    """Computes the differences of two tensors of the same shape in host memory, element by element.
+
+    `expected` is in float64 or complex128, or of an exact dtype (integers, booleans).
+    """
     wide = torch.complex128 if actual.is_complex() or expected.is_complex() else torch.float64
     ours, truth = (_flat(tensor).to(wide) for tensor in (actual, expected))
     error = (ours - truth).abs()
@@ -106,7 +109,7 @@ def merged(parts: Sequence[Errors]) -> Errors:
 
 
 def size(error: float) -> float:
-    """For comparing errors: NaN is the largest of all."""
+    """Returns the magnitude of an error for comparisons, in which NaN is as large as infinity."""
     return inf if isnan(error) else abs(error)
 
 

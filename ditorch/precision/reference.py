@@ -167,7 +167,10 @@ def _scales(call: Call, standards: Standards, run: Run) -> Results:
 
 
 def _selected(call: Call, results: Results) -> dict[str, Selected]:
-    """For results that are indices: what gives the elements they point to."""
+    """Returns for each result of indices a function that gives the elements they point to.
+
+    Two chips may find different indices of equal elements, so the elements are compared.
+    """
     name = operator_names(call.operator)[-1]
     source = next((tensor for _, tensor in inputs(call)), None)
     if source is None or source.dim() == 0:

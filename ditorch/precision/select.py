@@ -38,7 +38,7 @@ class Select:
         ranks: int | Sequence[int] = (),
         steps: str | int = "",
     ) -> Select:
-        """From what a person writes: "mm, *softmax*", "layers.3*", 0, "0:10, 50".
+        """Parses what a person writes, such as "mm, *softmax*", "layers.3*", 0 and "0:10, 50".
 
         Raises:
             ValueError: `steps` is malformed, or a rank is negative.

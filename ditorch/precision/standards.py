@@ -164,7 +164,7 @@ def operator_names(operator: str) -> list[str]:
 
 
 def _patterns(key: str) -> list[str]:
-    """Of the keys of [operators]: "var*, std*"."""
+    """Splits a key of the table [operators], such as "var*, std*", into its patterns."""
     return [part.strip() for part in key.split(",")]
 
 

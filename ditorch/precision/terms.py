@@ -1,7 +1,7 @@
-"""Magnitudes of what softmax and normalisations add up, from their definitions.
+"""Magnitudes of the terms that softmax and normalisations add up, from their definitions.
 
-Where their terms cancel, the rounding errors of the terms stay: each function gives the same sum as
-the operator, of magnitudes. All is float64; results have the names of the operator's.
+Where terms cancel, their rounding errors stay. So each function computes the sum that the operator
+computes, but of the terms' absolute values. All is in float64; results are named as the operator's.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def _below_largest(call: Call) -> Tensor:
 
 
 def _softmax_backward(call: Call) -> Results:
-    """Of dx = y * (dy - sum(y * dy))."""
+    """Magnitudes of the terms of dx = y * (dy - sum(y * dy))."""
     dy, y, dim = call.args[0].abs(), call.args[1], argument(call, "dim")
     return {"out": y * (dy + (y * dy).sum(dim, keepdim=True))}
 
 
 def _log_softmax_backward(call: Call) -> Results:
-    """Of dx = dy - exp(y) * sum(dy)."""
+    """Magnitudes of the terms of dx = dy - exp(y) * sum(dy)."""
     dy, y, dim = call.args[0].abs(), call.args[1], argument(call, "dim")
     return {"out": dy + y.exp() * dy.sum(dim, keepdim=True)}
 
 
 def _layer_norm(call: Call) -> Results:
-    """Of out = (x - mean) * rstd * weight + bias."""
+    """Magnitudes of the terms of out = (x - mean) * rstd * weight + bias, and of mean and rstd."""
     x, length = call.args[0], _length(call)
     rows = x.reshape(-1, length)
     variance, mean = torch.var_mean(rows, 1, correction=0, keepdim=True)
@@ -60,7 +60,7 @@ def _layer_norm(call: Call) -> Results:
 
 
 def _rms_norm(call: Call) -> Results:
-    """Of out = x * rstd * weight."""
+    """Magnitudes of the terms of out = x * rstd * weight, and of rstd."""
     x, eps = call.args[0], argument(call, "eps")
     rows = x.reshape(-1, _length(call))
     eps = torch.finfo(torch.float32).eps if eps is None else eps
@@ -69,9 +69,10 @@ def _rms_norm(call: Call) -> Results:
 
 
 def _norm_backward(call: Call) -> Results:
-    """Of dx = rstd * (g - mean(g) - n * mean(g * n)), dw = sum(dy * n), db = sum(dy).
+    """Magnitudes of the terms of the gradients dx, dw and db.
 
-    With n = (x - mean) * rstd and g = dy * weight; a root-mean-square norm has no mean.
+    dx = rstd * (g - mean(g) - n * mean(g * n)), dw = sum(dy * n) and db = sum(dy), with
+    n = (x - mean) * rstd and g = dy * weight; a root-mean-square norm has no mean.
     """
     length = _length(call)
     dy, x = (argument(call, name).abs().reshape(-1, length) for name in ("grad_out", "input"))

@@ -32,10 +32,10 @@ class _Clock(Protocol):
 
     def mark(self) -> Any: ...
     def seconds(self, mark: Any) -> float:
-        """Since the clock was made; waits until the moment has come."""
+        """Returns the seconds from the clock's creation to the mark; waits until it is reached."""
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Waits until the end has come."""
+        """Returns the seconds between two marks; waits until the end is reached."""
 
     def rebase(self, mark: Any) -> None:
         """Measures later moments from this one, so that they stay precise in a long run."""

@@ -35,9 +35,10 @@ def look() -> Look:
 
 
 def _chips_of_the_node() -> str:
-    """Under torchrun as many as ranks on this node, so that set_device(LOCAL_RANK) finds its own.
+    """Returns how many chips this node has: under torchrun one for each rank on it, else 1.
 
-    As on a node of GPUs, each process sees them all and uses one; there are 64 at most.
+    As on a node of GPUs, each process sees all of them and uses one: set_device(LOCAL_RANK) finds
+    it. There are 64 at most.
     """
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     return ranks if ranks.isdigit() and 1 <= int(ranks) <= 64 else "1"

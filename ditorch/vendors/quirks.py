@@ -17,7 +17,7 @@ from ditorch.vendors.vendor import Quirks
 
 
 def handle(device_type: str, quirks: Quirks) -> None:
-    """From now on `device_type` behaves as `quirks` declares. Call it once."""
+    """Makes `device_type` behave as `quirks` declares. Call it once."""
     if quirks.refused:
         _ditorch.refuse_dtypes(device_type, dict(quirks.refused))
     if quirks.substitutes:

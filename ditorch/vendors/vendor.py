@@ -24,7 +24,7 @@ class Quirks:
     """dtype its reductions between chips lack -> the one the error advises."""
 
     def sentences(self) -> list[str]:
-        """For people: one sentence for each quirk."""
+        """Describes each quirk in one phrase for people to read."""
 
         def names(dtypes: Mapping[torch.dtype, torch.dtype]) -> list[tuple[str, str]]:
             return [(str(a).removeprefix("torch."), str(b)[6:]) for a, b in dtypes.items()]

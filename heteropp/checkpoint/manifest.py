@@ -77,7 +77,7 @@ class Checkpoint:
 
 
 def find(folder: Path, step: int | None = None) -> Checkpoint | None:
-    """The checkpoint of a step, or the newest, of a folder; None where there is none.
+    """Returns a folder's checkpoint of a step, or its newest; None where there is none.
 
     Raises FileError for a manifest that is damaged.
     """
@@ -86,7 +86,10 @@ def find(folder: Path, step: int | None = None) -> Checkpoint | None:
 
 
 def read(path: Path) -> Checkpoint:
-    """A step's folder. Raises FileError for a manifest that is missing or damaged."""
+    """Returns the checkpoint in a step's folder.
+
+    Raises FileError for a manifest that is missing or damaged.
+    """
     manifest = read_json(path / MANIFEST, _Version)
     if manifest.version != MANIFEST_VERSION:
         raise FileError(
@@ -108,7 +111,10 @@ class _Version:
 
 
 def steps(folder: Path) -> list[tuple[int, Path]]:
-    """Complete checkpoints, oldest first; a folder without a manifest was never finished."""
+    """Returns the step and folder of each complete checkpoint, oldest first.
+
+    A folder without a manifest was never finished, and is left out.
+    """
     found = []
     for path in folder.glob("step-*"):
         match = NAME.fullmatch(path.name)

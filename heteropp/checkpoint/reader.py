@@ -19,7 +19,7 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 
 def key(quantity: Quantity, piece: Slice) -> str:
-    """The name of a tensor in a file, "average/layers.3.mlp.down.weight[0:32,16:32]"."""
+    """Returns a tensor's name in a file: "average/layers.3.mlp.down.weight[0:32,16:32]"."""
     ranges = ",".join(f"{first}:{last}" for first, last in piece.box.ranges)
     return f"{quantity}/{piece.name}[{ranges}]"
 
@@ -34,7 +34,7 @@ class Reader:
         self.open: dict[str, Any] = {}  # verified files
 
     def read(self, quantity: Quantity, name: str, box: Box) -> Tensor:
-        """A box of a parameter, on the host; verifies each file that it opens.
+        """Returns a box of a parameter, on the host; verifies each file that it opens.
 
         Raises CheckpointError for a damaged file, and where no file holds the whole box.
         """

@@ -30,13 +30,13 @@ Tensors = Mapping[Quantity, Tensor]  # of one slice
 
 
 def block_of(name: str) -> str:
-    """The part of the model that a parameter belongs to: "layers.3", "embedding"."""
+    """Returns the block of the model that a parameter belongs to: "layers.3", "embedding"."""
     first, *rest = name.split(".")
     return f"{first}.{rest[0]}" if first == "layers" else first
 
 
 class Writer:
-    """One rank's; at most one checkpoint is being written."""
+    """Writes one rank's part of checkpoints, in a thread and one checkpoint at a time."""
 
     def __init__(
         self, folder: Path, control: Control, keep: int, on_error: Callable[[str], None]
@@ -133,7 +133,7 @@ def remove_partial(folder: Path) -> None:
 
 
 def set_aside(folder: Path, after: int) -> None:
-    """Renames the checkpoints after a step, for a run that goes another way from there."""
+    """Renames the checkpoints after a step, for a run that resumes there and trains on anew."""
     for step, path in steps(folder):
         if step > after:
             aside = path.with_name(f"{path.name}.aside")

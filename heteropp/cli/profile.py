@@ -281,7 +281,10 @@ def _launch_links(cluster: Cluster, path: Path, output: Path) -> None:
 
 
 def _measure_links_here(cluster: Cluster, model: Model, path: Path, output: Path) -> None:
-    """As one of torchrun's ranks."""
+    """Measures the links, where this process is one of the ranks that torchrun started.
+
+    Raises InputError unless torchrun started as many ranks as the cluster has.
+    """
     from heteropp.profiling.links import measure_links
 
     world_size = int(os.environ["WORLD_SIZE"])

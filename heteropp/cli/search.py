@@ -210,7 +210,7 @@ def _remedies(name: str, request: Request) -> str:
 
 
 def _changed(cluster: Cluster, text: str) -> Cluster:
-    """Raises InputError."""
+    """Returns the cluster with a change that --what-if names. Raises InputError."""
     from heteropp.search.what_if import changed, parse
 
     try:

@@ -22,7 +22,7 @@ FILE_COLUMNS = 160  # what is no terminal has no width of its own
 
 
 def output_console(file: IO[str] | None = None) -> Console:
-    """On standard output, or a file."""
+    """Returns a console on standard output or a file, FILE_COLUMNS wide unless it is a terminal."""
     console = Console(file=file, highlight=False)
     if console.is_terminal:
         return console
@@ -151,7 +151,7 @@ def show_terms(console: Console, plan: Plan, cluster: Cluster) -> None:
 
 
 def as_dict(verdict: Verdict) -> dict:
-    """For --json."""
+    """Returns the planner's answer as the object that --json prints."""
     found: dict = {"planner": verdict.planner}
     if verdict.error is not None:
         found["error"] = str(verdict.error)

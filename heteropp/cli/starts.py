@@ -145,7 +145,7 @@ def _absolute(location: Path | str) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """As JSON holds it."""
+    """Returns an option's value as JSON can hold it: paths become strings."""
     if isinstance(value, list | tuple):
         return [_as_text(each) for each in value]
     return str(value) if isinstance(value, Path) else value

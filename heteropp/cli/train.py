@@ -462,7 +462,10 @@ def train(
 
 
 def open_chip() -> None:
-    """Autograd counts devices once, at the first backward. Raises InputError."""
+    """Imports ditorch before the first backward, when autograd counts devices once for all.
+
+    Raises InputError.
+    """
     try:
         import ditorch  # noqa: F401
     except ImportError as error:

@@ -26,7 +26,8 @@ class Document:
 
 
 def find_files(sources: Sequence[Path], suffix: str = "") -> list[Path]:
-    """The files themselves, and of folders what is beneath them, sorted; hidden ones are not.
+    """Returns the files among the sources, and the files beneath the folders, sorted and without
+    hidden ones.
 
     Raises FileError for what is not there.
     """
@@ -42,7 +43,7 @@ def find_files(sources: Sequence[Path], suffix: str = "") -> list[Path]:
 
 
 def size_bytes(files: Sequence[Path]) -> int:
-    """Of all together. Raises FileError for one that has gone."""
+    """Returns the size of all files together. Raises FileError for one that has gone."""
     try:
         return sum(file.stat().st_size for file in files)
     except OSError as error:
@@ -55,12 +56,12 @@ def read_documents(
     separator: str = "",
     progress: Progress = lambda _: None,
 ) -> Iterator[Document]:
-    """What is not empty of them, in order.
+    """Yields the documents of the files that are not empty, in order.
 
-    A line of a .jsonl file and a row of a .parquet file are a document each, their `field`; any
-    other file is one, or what stands between its separators. Those that end in .gz are unpacked.
-    Files with a zero byte in their first MiB are no text and passed over. Raises FileError, naming
-    the line or row.
+    Each line of a .jsonl file and each row of a .parquet file is a document, the text of its
+    `field`. Any other file is one document, or several between separators. Files that end in .gz
+    are unpacked. Files with a zero byte in their first MiB are no text and are skipped. Raises
+    FileError, which names the line or row.
     """
     for file in files:
         try:
@@ -78,7 +79,10 @@ def read_documents(
 
 
 def _beneath(folder: Path, suffix: str) -> Iterator[Path]:
-    """Packages installed beneath the standard library are not part of it."""
+    """Yields the files beneath a folder, sorted, without hidden ones.
+
+    It skips packages that are installed beneath the standard library, which are not part of it.
+    """
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(n for n in folders if n not in SKIPPED_FOLDERS and n[0] != ".")
         for name in sorted(names):

@@ -23,7 +23,7 @@ Numbers = Sequence[int] | np.ndarray
 
 class Sequences:
     def __init__(self, tokens: TokenFile, model: Model, seed: int | None = None) -> None:
-        """Without a seed there is one epoch, in the file's order.
+        """Takes the sequences of a token file; without a seed, one epoch in the file's order.
 
         Raises FileError when the model cannot learn these tokens: too few of them for a sequence,
         or more kinds than it knows.

@@ -69,7 +69,7 @@ def check_data(
 
 
 def _key(folder: Path, files: list[Path]) -> str:
-    """Changes with any of the files."""
+    """Returns a key of a folder's files that changes when any of them changes."""
     key = hashlib.sha256(VERSION.encode() + os.fsencode(folder.resolve()))
     for file in files:
         status = file.stat()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from heteropp.data.documents import Document
-from heteropp.files import FileError
+from heteropp.files import FileError, read_bytes
 
 
 class Tokenizer(Protocol):
@@ -43,10 +43,7 @@ class HuggingFace:
         """
         if path.is_dir():
             path = path / "tokenizer.json"
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise FileError(f"{path} cannot be read: {error.strerror}") from None
+        content = read_bytes(path)
         import tokenizers
 
         try:

@@ -26,10 +26,11 @@ class AnnotationError(ValueError):
 
 @dataclass(frozen=True)
 class DistributedStates:
-    """Over which dimensions a group is laid out, outermost first: row-major in its ranks.
+    """The axes over which a group of ranks is laid out, outermost first: row-major in its ranks.
 
-    Each axis is a dimension, DUPLICATE or PARTIAL, and in how many parts. Make one with `of`, which
-    leaves out parts of 1 and joins neighbours, so that equal layouts are equal.
+    Each axis is a dimension, DUPLICATE or PARTIAL, and a number of parts. Make one with `of`, which
+    leaves out axes of one part and joins neighbours of one dimension, so that equal layouts compare
+    equal.
     """
 
     axes: tuple[tuple[int, int], ...]
@@ -51,12 +52,12 @@ class DistributedStates:
 
     @property
     def size(self) -> int:
-        """Ranks."""
+        """The number of ranks in the group."""
         return math.prod(parts for _, parts in self.axes)
 
     @property
     def summands(self) -> int:
-        """Of how many summands the value is the sum; 1: it is held itself."""
+        """The number of summands whose sum is the value; 1: ranks hold the value itself."""
         return math.prod(parts for dimension, parts in self.axes if dimension == PARTIAL)
 
     def place(self, whole: Box, index: int) -> tuple[Box, int]:
@@ -90,10 +91,10 @@ class Annotation:
         hdim: int = DUPLICATE,
         shares: Sequence[int] | None = None,
     ) -> Annotation:
-        """From the ranks and distributed states of each subgroup. Raises AnnotationError.
+        """Makes an annotation from the ranks and distributed states of each subgroup.
 
-        shares: what part of dimension hdim each subgroup has, as sizes or as fractions of their
-        sum; None: equal parts.
+        shares: each subgroup's part of dimension hdim, as sizes or as fractions of their sum; None:
+        equal parts. Raises AnnotationError.
         """
         pairs = [(tuple(ranks), DistributedStates.of(axes)) for ranks, axes in subgroups]
         groups, states = tuple(g for g, _ in pairs), tuple(s for _, s in pairs)

@@ -114,7 +114,7 @@ def cut_alike(operator: Operator, operands: Sequence[Operand]) -> list[Annotatio
 def elementwise(
     name: str, shapes: Sequence[Shape], linear: Collection[int] = (), additive: bool = False
 ) -> Operator:
-    """Operands of these shapes are broadcast."""
+    """An elementwise operator, whose operands of these shapes are broadcast."""
     dimensions = max(len(shape) for shape in shapes)
     output = tuple(f"d{i}" for i in range(dimensions))
     sizes = [
@@ -132,7 +132,10 @@ def elementwise(
 
 
 def matmul(name: str, one: int, other: int) -> Operator:
-    """[batch ..., m, k] by [batch ..., k, n], or [k, n]: tensors of so many dimensions."""
+    """The product of [batch ..., m, k] and [batch ..., k, n] or [k, n].
+
+    one, other: the operands' numbers of dimensions.
+    """
     batch = tuple(f"b{i}" for i in range(one - 2))
     return Operator(
         name,
@@ -151,7 +154,7 @@ def reduction(name: str, dimensions: int, over: Collection[int], keep: bool) -> 
 
 
 def reshape(name: str, before: Shape, after: Shape) -> Operator:
-    """Dimensions are joined or parted; of those joined only the outermost may be split.
+    """A reshape that merges or splits dimensions; only the outermost of merged ones may be cut.
 
     Raises DeductionError for a tensor without elements.
     """
@@ -182,19 +185,22 @@ def reshape(name: str, before: Shape, after: Shape) -> Operator:
 
 
 def transpose(name: str, order: Sequence[int]) -> Operator:
-    """Result dimension i is dimension order[i]."""
+    """A permutation of dimensions, where dimension i of the result is the operand's order[i]."""
     labels = tuple(f"d{i}" for i in range(len(order)))
     return Operator(name, (labels,), (tuple(labels[i] for i in order),), linear=frozenset({0}))
 
 
 def embedding(name: str, dimensions: int) -> Operator:
-    """Table [vocab, hidden] and tokens; where the vocabulary is split, the result is a sum."""
+    """Looks tokens up in a table [vocab, hidden]; a split vocabulary makes the result a sum."""
     rows = tuple(f"r{i}" for i in range(dimensions))
     return Operator(name, (("vocab", "hidden"), rows), ((*rows, "hidden"),), linear=frozenset({0}))
 
 
 def normalisation(name: str, dimensions: int, over: int) -> Operator:
-    """x, weight and bias; over the last dimensions. Results: normalised, mean, 1 / deviation."""
+    """Normalises x over its last dimensions, with weight and bias.
+
+    The results are the normalised tensor, the mean and 1 / deviation.
+    """
     rows = tuple(f"r{i}" for i in range(dimensions - over))
     inner = tuple(f"n{i}" for i in range(over))
     kept = (*rows, *(f"one{i}" for i in range(over)))
@@ -204,7 +210,9 @@ def normalisation(name: str, dimensions: int, over: int) -> Operator:
 
 
 def softmax(name: str, dimensions: int, over: int, operands: int = 1) -> Operator:
-    """Over one dimension; its backward takes the gradient, in which it is linear, and the result"""
+    """A softmax over one dimension, or with two operands its backward, which takes the gradient, in
+    which it is linear, and the result.
+    """
     labels = tuple(f"d{i}" for i in range(dimensions))
     linear = frozenset({0}) if operands > 1 else frozenset[int]()
     return Operator(name, (labels,) * operands, (labels,), frozenset({f"d{over}"}), linear)
@@ -233,7 +241,10 @@ def loss(name: str) -> Operator:
 
 
 def _aligned(operator: Operator, operands: Sequence[Operand]) -> list[Operand]:
-    """With one union of device groups, the largest (figure 10)."""
+    """Returns the operands under one union of device groups, the largest among theirs (figure 10).
+
+    Raises DeductionError for an operand that cannot be divided so.
+    """
     largest = max(operands, key=lambda operand: operand.annotation.hsize)
     groups = largest.annotation.groups
     result = []
@@ -289,7 +300,10 @@ def _shares(operator: Operator, operands: Sequence[Operand]) -> tuple[int, ...]:
 def _axes(
     operator: Operator, operands: Sequence[Operand], subgroup: int
 ) -> list[tuple[list[int], int]]:
-    """The operands' roles in each axis and its parts, once all are cut at the same places."""
+    """Returns the operands' roles in each axis, and its number of parts.
+
+    All operands' axes are first cut wherever an axis of any of them ends.
+    """
     found = [_inner_first(operand.annotation.states[subgroup]) for operand in operands]
     result: list[tuple[list[int], int]] = []
     inner = 1
@@ -305,7 +319,9 @@ def _axes(
 
 
 def _cut(operator: Operator, roles: Sequence[int]) -> list[int]:
-    """One axis, where duplicates are cut as the first operand that is split."""
+    """Returns the operands' roles in one axis, duplicates cut like the first operand that is
+    split.
+    """
     k = next((k for k, role in enumerate(roles) if role >= 0), None)
     if k is None:
         return list(roles)
@@ -317,7 +333,7 @@ def _cut(operator: Operator, roles: Sequence[int]) -> list[int]:
 
 
 def _inner_first(states: DistributedStates) -> list[tuple[int, int]]:
-    """Axes as (ranks in it and further inside, dimension)."""
+    """Returns the axes from the innermost on, as (ranks in it and further inside, dimension)."""
     return [
         (math.prod(parts for _, parts in states.axes[i:]), states.axes[i][0])
         for i in reversed(range(len(states.axes)))

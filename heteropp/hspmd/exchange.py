@@ -48,9 +48,9 @@ def communicate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor | None:
-    """From this rank's part of a tensor to its part under the target annotation.
+    """Returns this rank's part of a tensor under the target annotation, from its part before.
 
-    None: the rank has no part. One that does not change is given back as it is.
+    None stands for no part, before or after. A part that does not change is returned as it is.
     """
     for step in communication.steps:
         local = _step(step, rank, local, dtype, device)

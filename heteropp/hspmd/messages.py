@@ -31,7 +31,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Where in a sender's message a slice stands."""
+    """The bytes of a sender's message in which a slice stands."""
 
     sender: int
     first: int  # byte
@@ -40,7 +40,9 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Sum:
-    """A slice that this rank is to have: the sum of those before its own, its own, and others."""
+    """A slice that this rank is to have: the sum of what arrives before its own summand, of its
+    own, and of what arrives after it, in this order.
+    """
 
     targets: tuple[Slice, ...]
     before: tuple[Arrival, ...]
@@ -49,7 +51,10 @@ class Sum:
 
 
 class Messages:
-    """Of one rank in one round. Its pieces are boxes of tensors, whose values come later."""
+    """The messages that one rank sends and receives in one round.
+
+    It is made from the boxes of the rank's pieces alone; `packed` and `add_up` take the values.
+    """
 
     def __init__(
         self,

@@ -127,7 +127,10 @@ def _local(argument: Any) -> Any:
 
 
 def _filled(call: Call) -> AnnotatedTensor:
-    """Constants: every rank has its own, as duplicates where the example is a sum."""
+    """Runs an operator that fills a tensor with constants, like an example of its layout.
+
+    Every rank fills its own part; where the example is a sum, the result has duplicates instead.
+    """
     example = call.tensors[0]
     local = None if example.local is None else call.local()
     dtype = call.named.get("dtype") or example.dtype
@@ -136,7 +139,9 @@ def _filled(call: Call) -> AnnotatedTensor:
 
 
 def _check_plain(call: Call) -> None:
-    """A plain number may stand beside annotated tensors where each element takes it."""
+    """Raises DeductionError for a plain tensor among annotated ones, except for a number that
+    every element takes.
+    """
     for i, argument in enumerate(call.arguments):
         if not isinstance(argument, Tensor) or isinstance(argument, AnnotatedTensor):
             continue
@@ -157,7 +162,7 @@ def _cut(call: Call, operator: Operator) -> Call:
 
 
 def _result_shapes(call: Call) -> list[Any]:
-    """The whole results, without values; None for one that is not asked for."""
+    """Returns the whole results as meta tensors, with None for each that is not asked for."""
 
     def meta(argument: Any) -> Any:
         if isinstance(argument, Tensor):
@@ -218,7 +223,7 @@ def _elementwise(call: Call) -> tuple[Operator, Local]:
 
 
 def _like(call: Call) -> tuple[Operator, Local]:
-    """A place for a copy, which autograd makes of a gradient that two tensors share."""
+    """An uninitialised tensor, into which autograd copies a gradient that two tensors share."""
     shape = tuple(call.tensors[0].shape)
 
     def local(call: Call, _held: list[Holding]) -> Tensor:
@@ -257,7 +262,7 @@ def _addmm(call: Call) -> tuple[Operator, Local]:
 
 
 def _dimensions(call: Call) -> list[int]:
-    """Those that a reduction runs over."""
+    """Returns the dimensions that a reduction runs over."""
     count = call.tensors[0].ndim
     given = call.arguments[1] if len(call.arguments) > 1 else None
     return [d % count for d in given] if given else list(range(count))
@@ -313,7 +318,7 @@ def _transpose(call: Call) -> tuple[Operator, Local]:
 
 
 def _embedding(call: Call) -> tuple[Operator, Local]:
-    """Tokens that other ranks have in their part of the vocabulary are zeros here."""
+    """Looks tokens up in this rank's part of the vocabulary; tokens of other parts give zeros."""
 
     def local(call: Call, _held: list[Holding]) -> Tensor:
         table, tokens = call.tensors
@@ -375,7 +380,10 @@ def _attention_backward(call: Call) -> tuple[Operator, Local]:
 
 
 def _class_loss(call: Call) -> tuple[Operator, Local]:
-    """Its second result, how many rows there are, is of use only to a mean."""
+    """A classification loss, summed over rows.
+
+    Its second result, the number of rows, is of use only to a mean.
+    """
     _rows_summed(call, call.arguments[3])
     if call.arguments[2] is not None:
         raise DeductionError(f"{call.name} takes weights of classes; expected none")
@@ -402,7 +410,7 @@ def _rows_summed(call: Call, how: int) -> None:
 
 
 def _squares(call: Call) -> tuple[Operator, Local]:
-    """The mean is over all elements, of which this rank has a part."""
+    """A squared error; its mean divides by the elements of all ranks, not by this rank's part."""
     how = call.arguments[2] if len(call.arguments) > 2 else MEAN
     return _squared(call, how, backward=False)
 

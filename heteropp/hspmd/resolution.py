@@ -1,8 +1,8 @@
-"""From one annotation to another: which communication, and how many bytes (Hetu v2, section 4).
+"""The communication that leads from one annotation to another, and its bytes (Hetu v2, section 4).
 
-Where subgroups stand to each other as before, each communicates for itself: bottom tier. Where only
-that changes, subgroups communicate slice by slice: top tier. Everything else is a batched
-send/recv, which cannot bring summands together: such pairs are refused.
+Where the layout over subgroups stays, each subgroup communicates within itself: bottom tier. Where
+only that layout changes, subgroups communicate slice by slice: top tier. Everything else is a
+batched send/recv, which cannot add summands up: pairs that need that are refused.
 
 Collectives are written out as the sends of their direct algorithm, in which no byte goes to a rank
 that holds it: a reduce-scatter or an all-gather is one round, an all-reduce is both.
@@ -74,7 +74,10 @@ class Step:
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
-        """What they send. Found when asked for: a library's collectives have their own ways."""
+        """The rounds of transfers that carry the operators out.
+
+        They are found on demand, since a library's collectives would not need them.
+        """
         held = [Held(0, h.rank, h.box, h.summand) for h in self.source]
         return tuple(route(held, self.wanted, [self.itemsize], self.bytes_per_s))
 
@@ -89,7 +92,7 @@ class Communication:
 
     @property
     def kinds(self) -> list[list[Kind]]:
-        """By step, each kind once."""
+        """The kinds of operators in each step, each kind once."""
         return [list(dict.fromkeys(o.kind for o in step.operators)) for step in self.steps]
 
     @property
@@ -179,7 +182,7 @@ def widened(annotation: Annotation, groups: tuple[tuple[int, ...], ...]) -> Anno
 
 
 def _aligned(source: Annotation, target: Annotation) -> tuple[Annotation, Annotation]:
-    """Both with as many subgroups, where one of them can be written so."""
+    """Returns both with the same number of subgroups, if the one with fewer can be written so."""
     if source.hsize < target.hsize:
         return widened(source, target.groups) or source, target
     if source.hsize > target.hsize:
@@ -188,7 +191,7 @@ def _aligned(source: Annotation, target: Annotation) -> tuple[Annotation, Annota
 
 
 def _bottom(source: Annotation, target: Annotation, shape: tuple[int, ...]) -> list[Operator]:
-    """Each subgroup's own communication (section 4.1)."""
+    """Returns the operators by which each subgroup communicates within itself (section 4.1)."""
     held, wanted = holdings(source, shape), holdings(target, shape)
     return [
         Operator(
@@ -234,7 +237,7 @@ def _bottom_kind(
 
 
 def _top(source: Annotation, target: Annotation) -> Kind:
-    """Where hdim changes and ranks do not (section 4.2)."""
+    """Returns the kind of operator where hdim changes and the ranks do not (section 4.2)."""
     if source.hdim == PARTIAL:
         return "split-all-reduce" if target.hdim == DUPLICATE else "split-reduce-scatter"
     if source.states == target.states and target.hdim == DUPLICATE:
@@ -245,7 +248,7 @@ def _top(source: Annotation, target: Annotation) -> Kind:
 def _summands(
     source: Annotation, target: Annotation, wanted: Holding
 ) -> tuple[Summand | None, ...]:
-    """What a rank must add up for what it shall hold."""
+    """Returns the summands that a rank must add up for the box that it shall hold."""
     if source.hdim == PARTIAL != target.hdim:
         return tuple((i, 0) for i in range(source.hsize))
     if source.groups == target.groups or source.hsize == target.hsize:
@@ -256,7 +259,7 @@ def _summands(
 
 
 def _within(inner: list[Holding], outer: list[Holding]) -> bool:
-    """Whether every rank's box is part of its other box."""
+    """Whether each rank's inner box is a part of its outer box."""
     pairs = zip(inner, outer, strict=True)
     return all(a.box.intersect(b.box) == a.box for a, b in pairs)
 

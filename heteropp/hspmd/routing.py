@@ -117,7 +117,9 @@ def volume_bytes(rounds: Iterable[Round]) -> dict[Link, int]:
 
 @dataclass(frozen=True)
 class _Row:
-    """Of the table: a slice, the ranks that hold it by summand, and those that want the sum."""
+    """A row of the table: a slice, the ranks that hold each of its summands, and the ranks that
+    want the sum.
+    """
 
     tensor: int
     box: Box
@@ -177,7 +179,9 @@ class _Router:
                     changed = True
 
     def _equals(self, holders: list[int], receiver: int) -> list[int]:
-        """Those to send a slice: the receiver itself, else whoever has the fastest link to it."""
+        """Returns the holders that may as well send a slice: the receiver itself if it is one, or
+        else all that have the fastest link to it.
+        """
         if receiver in holders:
             return [receiver]
         speeds = [self.bytes_per_s(rank, receiver) for rank in holders]

@@ -95,7 +95,7 @@ def communicate(tensor: Tensor, target: Annotation) -> Tensor:
 
 
 def moved(tensor: AnnotatedTensor, target: Annotation) -> AnnotatedTensor:
-    """As communicate, outside of autograd."""
+    """Brings a tensor under another annotation, as `communicate` does, but outside of autograd."""
     communication = resolve(tensor.annotation, target, tuple(tensor.shape), tensor.dtype.itemsize)
     local = exchange.communicate(
         communication, dist.get_rank(), tensor.local, tensor.dtype, tensor.device
@@ -104,9 +104,9 @@ def moved(tensor: AnnotatedTensor, target: Annotation) -> AnnotatedTensor:
 
 
 def gradient_moved(gradient: AnnotatedTensor, home: Annotation) -> Tensor:
-    """The gradient of a tensor that lies as `home`, there.
+    """Brings a gradient to the annotation `home` of its tensor, with sums in place of summands.
 
-    Where no communication leads there, its summands are summed where they lie first.
+    Where no communication leads there at once, the summands are first added up where they are.
     """
     target = without_sums(home)
     try:

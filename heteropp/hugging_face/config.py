@@ -78,7 +78,7 @@ class _Config:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The fields of a model file that say what a config.json says. Raises FileError."""
+    """Returns a config.json as the fields of our model file. Raises FileError."""
     config = read_json(path, _Config)
     if config.model_type not in FAMILY:
         raise FileError(
@@ -122,7 +122,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def config_of(model: Model) -> dict[str, Any]:
-    """A model's config.json, as releases 4 and 5 of transformers read it."""
+    """Returns a model's config.json, as releases 4 and 5 of transformers read it."""
     scaling = model.rope_scaling and {"rope_type": "llama3", **asdict(model.rope_scaling)}
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -157,7 +157,7 @@ def _check_heads(path: Path, config: _Config) -> None:
 
 
 def _rope(path: Path, config: _Config) -> tuple[float, RopeScaling | None]:
-    """The base of the rotary angles, and their scaling."""
+    """Returns the base of the rotary angles, and their scaling."""
     key = "rope_parameters" if config.rope_parameters else "rope_scaling"
     rope = config.rope_parameters or config.rope_scaling
     if rope is None:

@@ -107,7 +107,7 @@ def _write_weights(
 
 
 def _files(model: Model, file_bytes: int) -> Iterator[list[Parameter]]:
-    """The parameters of each file, none of which is larger than asked unless one tensor is."""
+    """Yields the parameters of each file; no file is larger than asked, unless one tensor is."""
     held: list[Parameter] = []
     for parameter in model_parameters(model):
         size = sum(_bytes(model, each) for each in held)

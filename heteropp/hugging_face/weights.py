@@ -46,7 +46,7 @@ NAMES = {
 
 
 def tensor_name(parameter: str) -> str:
-    """The name in a Hugging Face file of a parameter of ours, "layers.17.mlp.up.weight"."""
+    """Returns a Hugging Face file's name for a parameter such as "layers.17.mlp.up.weight"."""
     name = parameter.removesuffix(".weight")
     if name in NAMES:
         return f"{NAMES[name]}.weight"
@@ -61,7 +61,7 @@ class _Index:
 
 
 class Weights:
-    """The tensors of a folder; what is asked for is read, and no more."""
+    """The tensors of a folder, of which only the slices asked for are read."""
 
     def __init__(self, folder: Path) -> None:
         """Raises FileError when the folder holds no safetensors files."""
@@ -83,11 +83,11 @@ class Weights:
             self._slices(parameter)
 
     def read(self, parameter: Parameter, box: Box) -> Tensor:
-        """A slice of a parameter, on the host, in the file's dtype. Raises FileError."""
+        """Returns a slice of a parameter, on the host, in the file's dtype. Raises FileError."""
         return self._slices(parameter)[tuple(slice(*span) for span in box.ranges)]
 
     def _slices(self, parameter: Parameter) -> Any:
-        """The file's view of a whole parameter, from which slices are taken."""
+        """Returns the file's view of a whole parameter, from which slices are taken."""
         name = tensor_name(parameter.name)
         if name not in self.places:
             raise FileError(f"{self.folder} holds no tensor {name}")

@@ -66,7 +66,7 @@ class MixedBatches:
             yield micro_batches, share.batch(read, counted, [0] * share.micro_batches)
 
     def _share(self, i: int, micro_batches: int) -> Share:
-        """This rank's, of a plan with so many micro-batches."""
+        """Returns this rank's share of plan `i` with so many micro-batches."""
         if (i, micro_batches) not in self.shares:
             plan = with_micro_batches(self.plans[i], micro_batches)
             self.shares[i, micro_batches] = Share(plan, Place.of(plan, self.rank), self.device)

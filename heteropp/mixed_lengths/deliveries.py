@@ -19,7 +19,9 @@ from heteropp.plan import Plan, Stage, ministage_layers
 
 @dataclass(frozen=True)
 class Summand:
-    """A slice of a parameter's gradient that ranks have alike, summed over what they worked on."""
+    """A slice of a parameter's gradient, summed over what its ranks worked on; all of them have
+    the same values.
+    """
 
     box: Box
     ranks: tuple[int, ...]
@@ -42,9 +44,11 @@ class Delivery:
 
 
 def deliveries(home: Plan, other: Plan) -> list[Delivery]:
-    """Each summand of the other plan goes to one place of home, which sums it with all of them.
+    """Returns the deliveries that bring each summand of the other plan to one place of home, where
+    the sum over home's ranks takes it in.
 
-    To where the most of it is already, else to whoever is sent the least.
+    It is the place whose ranks have most of the summand already, and among equals the one that is
+    sent the least.
     """
     at_home = _summands(home)
     loads: Counter[int] = Counter()  # elements, by rank
@@ -103,7 +107,7 @@ def _cost(option: Sequence[Delivery], summand: Summand, loads: Counter[int]) -> 
 
 
 def _summands(plan: Plan) -> dict[str, list[Summand]]:
-    """By parameter; the sum of all is its gradient."""
+    """Returns the summands of each parameter's gradient by the parameter's name."""
     found: dict[str, list[Summand]] = defaultdict(list)
     for p, pipeline in enumerate(plan.pipelines):
         for s, ministages in enumerate(ministage_layers(pipeline, plan.schedule)):
@@ -120,9 +124,11 @@ def _summands(plan: Plan) -> dict[str, list[Summand]]:
 def _having(
     stage: Stage, tp_index: int, entry: Entry
 ) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """By replica, the ranks that have a parameter's gradient alike, as the tp-th of them knows it.
+    """Yields, for each replica, its number, the ranks that have the same gradient of a parameter,
+    and what tells their summand from others of the replica.
 
-    Where rows are cut instead of the parameter each rank has a summand of the whole.
+    A rank speaks for the slice that it alone has, and the first rank for a whole parameter. With
+    sequence parallelism ranks split the rows instead, so each has its own summand of the whole.
     """
     for r, replica in enumerate(stage.replicas):
         if entry.sharded or stage.tp == 1:

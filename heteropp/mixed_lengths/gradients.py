@@ -17,7 +17,7 @@ from heteropp.training.step.flat import FlatBuffers
 
 
 class Gradients:
-    """Of one rank: adds what another plan has summed of gradients to what home has."""
+    """One rank's part in adding the gradients that another plan has summed to home's."""
 
     def __init__(
         self,

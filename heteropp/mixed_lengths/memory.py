@@ -55,9 +55,10 @@ def memory_bytes(plans: Sequence[Plan], cluster: Cluster | None = None) -> list[
 
 
 def _mask_bytes(plan: Plan, rank: int) -> int:
-    """That which keeps a micro-batch's documents apart: twice, as a copy of it is filled.
+    """Returns the bytes of the attention mask that keeps a micro-batch's documents apart.
 
-    A stage that computes attention again in the backward keeps it until then.
+    It is there twice while a copy of it is filled. A stage that computes attention again in the
+    backward keeps the masks of all micro-batches in flight.
     """
     p, s, r, _ = plan.place(rank)
     pipeline, stage = plan.pipelines[p], plan.pipelines[p].stages[s]
@@ -67,7 +68,9 @@ def _mask_bytes(plan: Plan, rank: int) -> int:
 
 
 def _copy_bytes(home: Plan, plan: Plan) -> list[tuple[int, int]]:
-    """Of parameters and their gradients, by rank; none where they are home's."""
+    """Returns, for each rank, the bytes of a plan's own parameters and of their gradients: (0, 0)
+    where the rank computes with home's.
+    """
     ranks = range(plan.world_size)
     return [
         (0, 0)

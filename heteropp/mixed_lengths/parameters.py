@@ -33,7 +33,7 @@ def alike(home: Plan, other: Plan, rank: int) -> bool:
 
 
 class Parameters:
-    """Of one rank: brings another plan's copies up to date."""
+    """One rank's part in bringing another plan's copies of the parameters up to date."""
 
     def __init__(
         self,

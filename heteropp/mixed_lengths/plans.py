@@ -13,7 +13,7 @@ from heteropp.plan import Plan, PlanError
 
 
 def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
-    """The shortest sequences first: where most documents are, the parameters stay.
+    """Sorts plans by length, the shortest first: it has most documents, so it is home.
 
     Raises PlanError for plans that cannot share a step.
     """
@@ -50,9 +50,11 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
 
 
 def what_is_learnt(plan: Plan, by_length: Sequence[Plan], documents: int) -> dict[str, Any]:
-    """Of a checkpoint's manifest, what must stay on a resume, whatever the plans.
+    """Returns the entries of a checkpoint's manifest that a resume must not change, whatever its
+    plans are.
 
-    by_length: those of a run of mixed lengths, if it is one, with so many documents a step.
+    by_length: the plans of a run of mixed lengths, which trains on `documents` a step; empty for
+    any other run.
     """
     if not by_length:
         return {"model": plan.model, "global_batch": plan.global_batch}

@@ -59,7 +59,7 @@ class PlanOfLength:
 
 
 class Away(PlanOfLength):
-    """One that is not home."""
+    """A rank's share of a plan that is not home."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Away(PlanOfLength):
         self.is_old = True  # home's parameters have changed
 
     def fetch(self) -> None:
-        """Sees that the parameters are home's."""
+        """Brings the parameters up to date with home's."""
         if self.is_old:
             self.parameters.move()
             self.is_old = False
@@ -93,7 +93,7 @@ class Away(PlanOfLength):
 
 
 class MixedLengths:
-    """What an executor is to a run with one plan."""
+    """Executes the steps of a run of mixed lengths, as an executor does those of one plan."""
 
     def __init__(
         self,
@@ -104,7 +104,9 @@ class MixedLengths:
         hyperparameters: Hyperparameters,
         clock: Clock,
     ) -> None:
-        """By plan, of which the first is home: groups, and modules of the rank's ministages."""
+        """Takes the plans, of which the first is home, and for each of them the rank's groups and
+        the modules of its ministages.
+        """
         self.clock = clock
         self.update = Update(
             plans[0], Place.of(plans[0], rank), groups[0], modules[0], hyperparameters
@@ -118,7 +120,7 @@ class MixedLengths:
             )
         ]
         self.running: Passes | None = None
-        self.own: Action | None = None  # that is none of a plan's
+        self.own: Action | None = None  # what runs now that is not an action of any plan
         self.marks: list[tuple[Action, Mark, Mark]] = []
 
     @property
@@ -127,7 +129,7 @@ class MixedLengths:
         return self.own or (self.running.current if self.running else None)
 
     def submit(self, learning_rate: float, batch: MixedBatch) -> None:
-        """All of a step but the update."""
+        """Runs all of a step but the update."""
         self.learning_rate, self.marks = learning_rate, []
         self.tokens = batch.counted
         flat = self.update.flats[0]
@@ -136,7 +138,7 @@ class MixedLengths:
             flat.begin()
         self._accumulate(self.home, batch.passes[0])
         for plan, passes in zip(self.away, batch.passes[1:], strict=True):
-            if not passes:  # of no rank
+            if not passes:  # the same on all ranks
                 continue
             with self._marked(Kind.SWITCH):
                 plan.fetch()

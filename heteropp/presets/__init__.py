@@ -21,12 +21,12 @@ def model_names() -> list[str]:
 
 
 def cluster_path(name_or_path: str | Path) -> Path:
-    """The file of a cluster preset, or the path as it is. Raises FileError."""
+    """Returns the file of a cluster preset, or the path as it is. Raises FileError."""
     return _path("cluster", name_or_path)
 
 
 def model_path(name_or_path: str | Path) -> Path:
-    """The file of a model preset, or the path as it is. Raises FileError."""
+    """Returns the file of a model preset, or the path as it is. Raises FileError."""
     return _path("model", name_or_path)
 
 

@@ -56,9 +56,9 @@ class Calibration:
 
 
 def calibrate(run: Run) -> Calibration:
-    """The efficiency under which the simulated run has the measured throughput.
+    """Returns the efficiency at which the simulated run has the measured throughput.
 
-    Its 1F1B is the usual one, whose backwards are not cut in two.
+    The simulated 1F1B is the usual one, whose backwards are not cut in two.
 
     Raises CalibrationError, and PlanError where the run's degrees do not fit the cluster or model.
     """
@@ -93,7 +93,7 @@ def calibrate(run: Run) -> Calibration:
 
 
 def uniform_plan(run: Run) -> Plan:
-    """Every stage with as many layers, replicas and ranks as every other. Raises PlanError."""
+    """Returns a plan whose stages have equal layers, replicas and ranks. Raises PlanError."""
     names = run.cluster.chip_names()
     if len(names) > 1:
         raise CalibrationError(
@@ -134,7 +134,7 @@ def uniform_plan(run: Run) -> Plan:
 
 
 def with_efficiency(cluster: Cluster, efficiency: float) -> Cluster:
-    """The same cluster, of chips that reach another share of their peak."""
+    """Returns the same cluster with chips that reach another share of their peak."""
     chips: dict[int, ChipSpec] = {}
     nodes = []
     for node in cluster.nodes:
@@ -162,7 +162,10 @@ def write_efficiency(chip_file: Path, efficiency: float, output: Path) -> None:
 def _solve(
     formula_s: Callable[[float], float], simulated_s: Callable[[float], float], target_s: float
 ) -> tuple[float, float]:
-    """The efficiency of a step of `target_s`, which the quick formula leads to, and its step."""
+    """Returns the efficiency at which a simulated step takes `target_s`, and that step's seconds.
+
+    The quick formula is solved for it; each simulation then corrects what it is solved for.
+    """
     wanted_s = target_s
     for _ in range(8):
         efficiency = _bisect(formula_s, wanted_s)
@@ -174,7 +177,7 @@ def _solve(
 
 
 def _bisect(step_s: Callable[[float], float], wanted_s: float) -> float:
-    """Where a falling function has a value, or the end that is nearer to it."""
+    """Returns the efficiency where a falling function has a value, or else the nearer end."""
     low, high = LEAST_EFFICIENCY, 1.0
     while high / low - 1 > 1e-7:
         middle = (low * high) ** 0.5
@@ -183,7 +186,7 @@ def _bisect(step_s: Callable[[float], float], wanted_s: float) -> float:
 
 
 def _formula_s(plan: Plan, cluster: Cluster) -> float:
-    """Section 4.3.2."""
+    """Returns a step's seconds by the formula of section 4.3.2."""
     pipeline = plan.pipelines[0]
     times = rank_times(plan, cluster)
     firsts = [stage.replicas[0].ranks[0] for stage in pipeline.stages]

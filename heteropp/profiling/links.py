@@ -30,7 +30,7 @@ SMALL_REPEATS, LARGE_REPEATS = 100, 3
 
 @dataclass(frozen=True)
 class LinkRun:
-    """Which links to measure; `ranks` are the cluster's, one a process."""
+    """Which links to measure; `ranks` are numbered as in the cluster, one for each process."""
 
     cluster: Path
     ranks: tuple[int, ...]
@@ -41,7 +41,10 @@ class LinkRun:
 
 
 def measure_links(run: LinkRun) -> None:
-    """As the process that torchrun's environment names; ends it on failure."""
+    """Measures the links as the process that torchrun's environment names.
+
+    On failure it says why, leaves the sentence for the launcher and exits with code 1.
+    """
     torch.set_num_threads(1)
     store, rank, world_size = next(rendezvous("env://"))
     try:
@@ -86,7 +89,10 @@ def _measure_links(run: LinkRun, control: Control) -> None:
 
 
 def _missing(run: LinkRun, control: Control) -> list[int]:
-    """Which pairs the first process's file does not have yet; the others may not see it."""
+    """Returns the indices of the pairs that the profile does not have yet.
+
+    The first process reads the profile for all, as the others may not see the file.
+    """
     if control.rank == 0:
         known = {link.pair for link in read_profile(run.output).links}
         missing = [i for i, (kind, *_) in enumerate(run.pairs) if kind not in known]
@@ -96,7 +102,7 @@ def _missing(run: LinkRun, control: Control) -> list[int]:
 
 
 def _pace(run: LinkRun, rank: int, cluster: Cluster) -> None:
-    """Emulated chips' links are as fast as the cluster file says."""
+    """Makes emulated chips' links as fast as the cluster file says."""
     import dicomm.distributed
     import ditorch
 
@@ -117,7 +123,7 @@ def _pace(run: LinkRun, rank: int, cluster: Cluster) -> None:
 def _measure(
     rank: int, pair: tuple[int, int], device: Device, store: dist.Store, key: str, largest: int
 ) -> tuple[float, float]:
-    """Seconds of latency, and of a byte: the line through a short message and a long one."""
+    """Returns the seconds of latency and of each byte, by one short and one long message."""
     small_s = _half_round_trip_s(rank, pair, SMALL_BYTES, SMALL_REPEATS, device)
     size, long_enough = min(1 << 20, largest), False
     while not long_enough:

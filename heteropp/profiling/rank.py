@@ -61,7 +61,10 @@ class Stage:
         return self.module(x)
 
     def backward(self) -> tuple[Callable[[], object], WeightGradients]:
-        """After a forward: what runs the first half of its backward, and the second half."""
+        """Runs a forward; returns what runs the first half of its backward, and the second half.
+
+        The second half is the weight gradients that the first puts off.
+        """
         with put_off() as later:
             output = self.forward(self.input())
         gradient = self.gradient()
@@ -113,7 +116,10 @@ def measure(model: Model, block: Block, device: Device) -> Measured:
 
 
 def _seconds(device: Device, prepare: Callable[[], Callable[[], object]]) -> float:
-    """What the device needs for what `prepare` prepares: on an emulated chip, its own account."""
+    """Returns the seconds that the device takes for the work that `prepare` returns.
+
+    An emulated chip accounts for them itself; for a real one it is the median of REPEATS runs.
+    """
     import ditorch
 
     def once() -> float:
@@ -144,7 +150,7 @@ def _synchronize(device: Device) -> None:
 
 
 def _memory(stage: Stage) -> dict[str, int | None]:
-    """Bytes beyond the parameters, gradients, averages and constants."""
+    """Returns the bytes that a stage needs beyond parameters, gradients, averages and constants."""
     if stage.device.device.type == "cpu":
         names = ("kept_bytes", "kept_recompute_bytes", "working_bytes", "update_bytes")
         return dict.fromkeys(names)
@@ -195,7 +201,10 @@ def _settle(device: Device, held_bytes: int) -> None:
 
 
 def main() -> None:
-    """Answers on the standard output that it was given, which nothing else then writes to."""
+    """Measures the blocks that standard input names, and answers with a line of JSON for each.
+
+    Answers go to the standard output that it was given; all else that is printed goes to stderr.
+    """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_num_threads(1)

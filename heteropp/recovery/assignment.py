@@ -36,11 +36,11 @@ class Moved:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has to do with it."""
+    """What one rank reads, and the transfers that it takes part in."""
 
-    reads: tuple[tuple[Copy, ...], ...]  # of a lot each
+    reads: tuple[tuple[Copy, ...], ...]  # one tuple for each lot
     bundles: dict[int, Bundle]  # the transfers' tensors
-    # by block, in one order on all ranks: between nodes, then from a node's ranks to its others
+    # by block, in the same order on all ranks: first between nodes, then between a node's ranks
     across: dict[str, tuple[Transfer, ...]]
     within: dict[str, tuple[Transfer, ...]]
 
@@ -57,7 +57,7 @@ class Assignment:
     moved: list[Moved]
 
     def shares(self, ranks: int) -> list[Share]:
-        """By rank."""
+        """Returns the share of each rank, in the order of ranks."""
         across, within = (self._by_rank(transfers) for transfers in (self.across, self.within))
         shares = []
         for rank in range(ranks):
@@ -73,7 +73,7 @@ class Assignment:
         return shares
 
     def _by_rank(self, transfers: Iterable[Transfer]) -> dict[int, dict[str, list[Transfer]]]:
-        """Those that concern a rank, by block."""
+        """Returns the transfers that each rank sends or receives, by rank and block."""
         result: dict[int, dict[str, list[Transfer]]] = defaultdict(lambda: defaultdict(list))
         for transfer in transfers:
             block = block_of(self.bundles[transfer.tensor].name)
@@ -85,7 +85,10 @@ class Assignment:
 def assign(
     copies: Sequence[Copy], wants: Sequence[Collection[Want]], nodes: Sequence[str]
 ) -> Assignment:
-    """wants and nodes: by rank. The copies are of one step and cover what is wanted."""
+    """Decides which rank reads which copy, and who passes it on to whom.
+
+    The copies are of one step and cover what is wanted. wants and nodes: by rank.
+    """
     together = bundles(copies, wants)
     reading = _Reading(nodes)
     for each in together:
@@ -118,7 +121,7 @@ class _Reading:
         self.moved: Counter[tuple[str, SourceKind, str, str]] = Counter()
 
     def choose(self, bundle: Bundle, lots: list[Lot], wanted: dict[int, set[Box]]) -> None:
-        """`wanted` by rank."""
+        """Chooses which lots of a bundle are read, and by whom. wanted: boxes by rank."""
         self.bundle, self.block = bundle, block_of(bundle.name)
         self.readers.append({})
         lots.sort(key=_order)
@@ -148,7 +151,11 @@ class _Reading:
         return lacking
 
     def _peers(self, lots: Sequence[Lot], lacking: list[Box]) -> list[Box]:
-        """What is read anyhow comes first; else nodes take turns, memory before disk."""
+        """Has other nodes read what a node lacks; returns the boxes that they have not either.
+
+        Lots that are read anyway come first, then memory before disk, and of equal tiers the node
+        that has read least.
+        """
         left, readers = list(lots), self.readers[-1]
         while left and lacking:
             lot = min(left, key=lambda one: (one not in readers, *self._far(one)))
@@ -165,7 +172,7 @@ class _Reading:
     def _remote(
         self, lots: Sequence[Lot], lacking: dict[str, list[Box]], wanted: dict[int, set[Box]]
     ) -> None:
-        """Each lot by the node that has fetched least, of those that lack it."""
+        """Has each lot fetched by the node that has fetched least, of those that lack it."""
         for lot in lots if lacking else ():
             lack = [n for n, boxes in lacking.items() if uncovered(boxes, [lot.box]) != boxes]
             if not lack:
@@ -187,12 +194,12 @@ class _Reading:
 
 
 def _order(lot: Lot) -> tuple:
-    """Nearer tiers, then larger boxes: one of them may do where many small ones would."""
+    """Returns a sort key: nearer tiers first, then larger boxes, as one may replace many."""
     return NEARNESS[lot.tier], -lot.elements, lot.box.ranges, lot.node, lot.file
 
 
 def _union(wanted: dict[int, set[Box]], ranks: Sequence[int]) -> list[Box]:
-    """What some of the ranks want, without overlap."""
+    """Returns boxes without overlap that hold all that the given ranks want."""
     result: list[Box] = []
     for box in sorted({box for rank in ranks for box in wanted[rank]}):
         result += uncovered([box], result)
@@ -202,7 +209,7 @@ def _union(wanted: dict[int, set[Box]], ranks: Sequence[int]) -> list[Box]:
 def _routes(
     reading: _Reading, tensors: Sequence[Bundle], wanted: Sequence[dict[int, set[Box]]]
 ) -> tuple[list[Transfer], list[Transfer]]:
-    """Transfers between nodes, then within them."""
+    """Returns the transfers between nodes, and those within nodes that follow."""
     nodes = reading.nodes
     itemsizes = [bundle.itemsize for bundle in tensors]
     held = [
@@ -233,7 +240,7 @@ def _entering(
     nodes: Sequence[str],
     itemsizes: Sequence[int],
 ) -> list[Wanted]:
-    """What nodes lack, each slice by one of the node's ranks that want it."""
+    """Returns what nodes lack: each slice is received by one of the node's ranks that want it."""
     there: dict[tuple[int, str], list[Box]] = defaultdict(list)
     for one in held:
         there[one.tensor, nodes[one.rank]].append(one.box)

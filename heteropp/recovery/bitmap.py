@@ -15,7 +15,7 @@ Place = tuple[str, str]  # tier, and node; the remote store's is ""
 
 
 def bitmap(kept: Sequence[Kept]) -> dict[str, dict[Step, dict[Place, set[Shard]]]]:
-    """By block, step and place, the shards that it holds."""
+    """Returns the shards that each place holds, by block, step and place."""
     found: dict[str, dict[Step, dict[Place, set[Shard]]]] = {}
     for one in sorted(kept, key=lambda one: (NEARNESS[one.tier], one.node, one.manifest.rank)):
         for file in one.manifest.files:
@@ -26,7 +26,10 @@ def bitmap(kept: Sequence[Kept]) -> dict[str, dict[Step, dict[Place, set[Shard]]
 
 
 def lines(kept: Sequence[Kept]) -> list[str]:
-    """One a layer, "layers.3  step 12: memory a-0 (0/2 1/2), disk a-0 (0/2); step 10: remote"."""
+    """Returns a line for each layer, with what each tier and node holds of it.
+
+    For example "layers.3  step 12: memory a-0 (0/2 1/2), disk a-0 (0/2); step 10: remote".
+    """
     found = bitmap(kept)
     width = max(map(len, found), default=0)
     return [f"{block:<{width}}  {_steps(found[block])}" for block in sorted(found, key=_order)]
@@ -47,6 +50,6 @@ def _place(place: Place, shards: set[Shard]) -> str:
 
 
 def _order(block: str) -> tuple[int, int]:
-    """As the model runs through them."""
+    """Returns a sort key that puts blocks in the order in which the model runs them."""
     first, _, number = block.partition(".")
     return ("embedding", "layers", "norm", "head").index(first), int(number or 0)

@@ -38,17 +38,17 @@ class Bundle:
         return getattr(torch, self.dtype)
 
     def box(self, box: Box) -> Box:
-        """Of all quantities, in the bundle's tensor."""
+        """Returns where the bundle's tensor holds all quantities of a box of the parameter."""
         return Box(((0, len(self.quantities)), *box.ranges))
 
     def bytes_of(self, boxes: Collection[Box]) -> int:
-        """Of all quantities in boxes of the parameter."""
+        """Returns the bytes that all quantities take in the given boxes of the parameter."""
         elements = sum(box.size for box in boxes)
         return elements * len(self.quantities) * self.itemsize
 
 
 class Lot(NamedTuple):
-    """Copies, one of each of a bundle's quantities, that lie together."""
+    """Where copies of the same box, one for each of a bundle's quantities, lie in one file."""
 
     tier: TierKind
     node: str
@@ -65,7 +65,7 @@ class Together:
 
 
 def bundles(copies: Sequence[Copy], wants: Sequence[Collection[Want]]) -> list[Together]:
-    """All that is wanted, block by block. wants: by rank."""
+    """Returns the bundles of all that is wanted, block by block. wants: by rank."""
     wanted: dict[Key, dict[int, set[Box]]] = defaultdict(lambda: defaultdict(set))
     for rank, its in enumerate(wants):
         for quantity, piece in its:

@@ -33,7 +33,7 @@ class Readings:
         self.values: dict[Copy, Tensor] = {}
 
     def read(self, copies: Iterable[Copy]) -> dict[Copy, str]:
-        """Reads tiers side by side; gives why copies are of no use, if some are not."""
+        """Reads all tiers in parallel; returns the copies that cannot be used, each with why."""
         waiting: dict[tuple[TierKind, Step], list[Copy]] = defaultdict(list)
         for copy in copies:
             if copy not in self.values:
@@ -81,14 +81,17 @@ class Fetched:
         self.values: dict[Key, list[tuple[Box, Tensor]]] = defaultdict(list)
 
     def room(self, bundle: Bundle, box: Box) -> Tensor:
-        """For a box of a bundle's parameter, [quantities, ...]; it becomes what `read` gives."""
+        """Allocates host memory for a box of a bundle's parameter, [quantities, *box.shape].
+
+        The caller fills it, and `read` returns slices of it.
+        """
         values = torch.empty((len(bundle.quantities), *box.shape), dtype=bundle.torch_dtype)
         for quantity, part in zip(bundle.quantities, values, strict=True):
             self.values[quantity, bundle.name].append((box, part))
         return values
 
     def read(self, quantity: Quantity, name: str, box: Box) -> Tensor:
-        """A box of a parameter. Raises CheckpointError for one that was not wanted."""
+        """Returns a box of a parameter. Raises CheckpointError for one that was not wanted."""
         for whole, values in self.values[quantity, name]:
             if whole.intersect(box) == box:
                 return values[box.within(whole)]

@@ -1,8 +1,9 @@
-"""Keeps copies of the state while the training goes on: from one in host memory, in threads.
+"""Keeps snapshots of the state while the training goes on.
 
-Each tier has a thread of its own, so that a slow store does not hold up the nearer ones. A copy
-that cannot be written, or not on all ranks by when the next is due, is said in a sentence, and the
-training goes on: an older one is there.
+A step's state is copied to host memory, from where threads write it. Each tier has a thread of its
+own, so that a slow store does not hold up the nearer ones. Where a snapshot cannot be written, or
+not on all ranks before the next is due, a sentence says so and the training goes on, as an older
+snapshot is there.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ KEPT_STEPS = 2  # complete ones, in each tier
 
 @dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """Every how many steps a tier gets a copy; 0: never."""
+    """The number of steps from one snapshot of a tier to the next; 0 means that it gets none."""
 
     memory: int = 1
     disk: int = 0
@@ -44,7 +45,7 @@ class Cadence:
 
 
 class Keeper:
-    """One rank's; every rank of a generation has one."""
+    """Keeps the snapshots of one rank; every rank of a generation has a keeper."""
 
     def __init__(
         self,
@@ -75,11 +76,12 @@ class Keeper:
         self.holders, self.blocks = self._agree(nodes)
 
     def keep(self, manifest: Manifest, first: bool = False) -> None:
-        """Copies what tiers shall have of this step and leaves the rest to the threads.
+        """Copies the state of this step for the tiers that are due; threads write it to them.
 
-        Every rank calls it after each step. Waits for the memory where it is still busy with an
-        older one; where a rank is with another tier, all ranks go without this one then.
-        first: the memory has nothing of this generation yet, and shall, whatever the cadence.
+        Every rank calls it after each step. It waits while the memory tier still writes an older
+        step. Where a rank still writes an older one to another tier, all ranks skip this step in
+        that tier. first: the memory tier has no step of this generation yet, and gets this one
+        whatever the cadence.
         """
         due = [tier for tier in self.tiers if self._takes(tier, manifest.step, first)]
         held = [
@@ -97,7 +99,7 @@ class Keeper:
             thread.start()
 
     def finish(self, deadline_s: float) -> None:
-        """Waits until all that was asked for is kept, or has failed; but for so long in all."""
+        """Waits until all snapshots under way are kept or have failed, at most `deadline_s`."""
         end_s = time.monotonic() + deadline_s
         for kind, thread in self.threads.items():
             thread.join(max(0.0, end_s - time.monotonic()))
@@ -111,7 +113,10 @@ class Keeper:
         del self.state
 
     def _is_for(self, tier: Tier, held: Held) -> bool:
-        """The remote store gets each element once, and a node's own tiers what the node holds."""
+        """Whether this rank writes a slice to a tier.
+
+        The remote store gets each element once, and a node's own tiers get what the node holds.
+        """
         if tier.kind == "remote":
             return held.spoken_for
         return block_of(held.slice.name) in self.blocks
@@ -125,7 +130,7 @@ class Keeper:
         return due or first
 
     def _all_are_free(self, tier: Tier, step: int) -> bool:
-        """Whether every rank is done with the copy before; a step that some lack is of no use."""
+        """Whether every rank has finished its last snapshot; one that some lack is of no use."""
         key, before = f"keeping/{tier.kind}", self.begun.get(tier.kind, 0)
         if self.control.rank == 0:
             free = set(self.control.collect(f"done/{tier.kind}")) == {str(before)}
@@ -143,7 +148,10 @@ class Keeper:
         return free
 
     def _is_done(self, tier: Tier, step: int) -> None:
-        """With a step, kept or not, so that the next one may come."""
+        """Tells rank 0 that this rank has finished with a step, kept or not: the next may begin.
+
+        The memory tier needs no such word, as each rank waits for its own.
+        """
         if tier.kind != "memory":
             self.control.publish(f"done/{tier.kind}", str(step))
 
@@ -170,7 +178,7 @@ class Keeper:
         _quietly(self._is_done, tier, manifest.step)
 
     def _write(self, tier: Tier, step: Step, block: str, shard: Shard, held: list[Held]) -> File:
-        """A block's file; safetensors says where in it each tensor came to stand."""
+        """Writes a block's file; the entry that it returns says where each tensor lies in it."""
         name = f"{block}.{shard.suffix}.rank-{self.control.rank:05d}.safetensors"
         tensors = {
             key(what, one.slice): (what, one.slice, tensor)
@@ -198,9 +206,9 @@ class Keeper:
     # ------------------------------------------------------------ what may go
 
     def _retire(self, tier: Tier) -> None:
-        """Removes what is older than the newest two steps, and than the newest two of all ranks.
+        """Removes this rank's old steps: all but its newest two and the newest two of all ranks.
 
-        What other generations left goes once all ranks have a step of this one.
+        Steps of other generations are removed once all ranks have kept a step of this one.
         """
         self._publish(tier)
         by_rank = [set(json.loads(text)) for text in self.control.collect(f"kept/{tier.kind}")]
@@ -219,9 +227,10 @@ class Keeper:
         self.control.publish(f"kept/{tier.kind}", json.dumps(self.kept[tier.kind]))
 
     def _agree(self, nodes: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-        """By block the nodes that hold some of it; and the blocks that this rank keeps.
+        """Returns the nodes that hold some of each block, and the blocks that this rank keeps.
 
-        Ranks of a node that hold the same of a block take turns. Waits for all ranks.
+        Of the ranks of a node that hold the same slices of a block, one keeps it; they take turns
+        from block to block. Waits for all ranks.
         """
         digests = {
             block: checksum(repr(sorted(slices, key=lambda s: (s.name, s.box))).encode())
@@ -255,7 +264,7 @@ def _by_file(held: Iterable[Held]) -> Iterator[tuple[str, Shard, list[Held]]]:
 
 
 def _places(content: bytes) -> Iterator[tuple[str, int, int]]:
-    """Name, begin and end of each tensor of a safetensors file."""
+    """Yields the name, first byte and end byte of each tensor of a safetensors file."""
     first = 8 + int.from_bytes(content[:8], "little")
     for name, entry in json.loads(content[8:first]).items():
         begin, end = entry["data_offsets"]
@@ -268,7 +277,7 @@ def _part(what: Quantity, piece: Slice, dtype: str, content: bytes, begin: int, 
 
 
 def _quietly(act: Callable[..., None], *arguments: object) -> None:
-    """What fails here costs room, and the next step tries again."""
+    """Calls `act` and ignores a failure: it only costs storage, and the next step tries again."""
     try:
         act(*arguments)
     except Exception:

@@ -43,7 +43,7 @@ class Shard:
 
     @property
     def suffix(self) -> str:
-        """Of a file's name."""
+        """The part of a file's name that tells the shard, such as "tp-0-of-2.part-1-of-4"."""
         zero = f".part-{self.part}-of-{self.parts}" if self.parts > 1 else ""
         return f"tp-{self.tp_index}-of-{self.tp}{zero}"
 
@@ -101,13 +101,13 @@ def checksum(content: bytes | memoryview) -> int:
 
 
 def encoded(manifest: RankManifest) -> tuple[str, bytes]:
-    """File name and content; the name has the content's checksum, so that a torn one is known."""
+    """Returns the file name and content; the name has the checksum that tells a torn file."""
     content = _adapter.dump_json(manifest)
     return f"rank-{manifest.rank:05d}.{checksum(content):08x}.json", content
 
 
 def decoded(name: str, content: bytes) -> RankManifest | None:
-    """None for one that is not whole, or of another version."""
+    """Returns the manifest, or None for one that is not whole or is of another version."""
     try:
         manifest = _adapter.validate_json(content)
     except ValidationError:

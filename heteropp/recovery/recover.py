@@ -40,7 +40,7 @@ KEPT, WANTS = "recovery/kept", "recovery/wants"  # keys
 
 @dataclass(frozen=True)
 class Recovered:
-    """What was done; on rank 0, whose account is of all ranks, and elsewhere the step alone."""
+    """What a recovery did: on rank 0 for all ranks, on the others only the step and the time."""
 
     step: int  # completed
     seconds: float
@@ -54,7 +54,7 @@ class Recovered:
 
 @dataclass(frozen=True)
 class Order:
-    """What rank 0 tells a rank; or all of them, where it ends in an error."""
+    """What rank 0 tells a rank to do, or the error that it tells all of them."""
 
     kind: Literal["read", "pass on", "nothing", "lost", "unlike"]
     what: str = ""  # of an error
@@ -122,7 +122,7 @@ def _patient(control: Control) -> Control:
 
 
 def _publish(wants: list[Want], tiers: Tiers, nodes: Sequence[str], control: Control) -> None:
-    """What this rank wants; what its node holds, if it is the node's first."""
+    """Publishes what this rank wants and, on a node's first rank, what the node holds."""
     rank = control.rank
     kept: list[Kept] = []
     warnings: list[str] = []
@@ -143,7 +143,10 @@ def _kept_in(tier: Tier, node: str, job: str, warnings: list[str]) -> list[Kept]
 
 
 def _kept_remotely(tier: Tier, job: str, warnings: list[str]) -> list[Kept]:
-    """In a thread, as a store that is gone may never answer."""
+    """Lists what the remote store holds of the job; nothing if it does not answer in LIST_S.
+
+    A thread asks, as a store that is gone may never answer.
+    """
     answers: Queue[tuple[list[Kept], list[str]]] = Queue()
 
     def ask() -> None:
@@ -160,7 +163,10 @@ def _kept_remotely(tier: Tier, job: str, warnings: list[str]) -> list[Kept]:
 
 
 def _heard(control: Control, attempt: int) -> Order | None:
-    """This rank's order; None where there is nothing to recover. LostError, CheckpointError."""
+    """Returns this rank's order, or None where there is nothing to recover.
+
+    Raises LostError or CheckpointError where the order is that error.
+    """
     order = _order.validate_json(control.hear(f"recovery/order {attempt}/{control.rank}"))
     if order.kind == "lost":
         raise LostError(order.what, order.nodes)
@@ -170,7 +176,7 @@ def _heard(control: Control, attempt: int) -> Order | None:
 
 
 class Decider:
-    """What rank 0 does besides: it knows what all hold and want."""
+    """Decides, on rank 0, what every rank reads; it knows what all of them hold and want."""
 
     def __init__(
         self,
@@ -246,7 +252,7 @@ class Decider:
         return step == max(one.manifest.step for one in self.kept)
 
     def _learn(self, attempt: int) -> bool:
-        """Whether copies were damaged of those that ranks were to read."""
+        """Collects which copies the ranks found damaged; returns whether there were any."""
         texts = self.control.collect(f"recovery/damage {attempt}")
         found = False
         for share, text in zip(self.shares, texts, strict=True):

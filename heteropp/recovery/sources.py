@@ -69,9 +69,11 @@ def choose(
     damaged: Collection[Copy] = (),
     reported: int | None = None,
 ) -> tuple[Step, list[Copy]]:
-    """The newest step of which there is a copy of every element, and its copies. LostError.
+    """Returns the newest step that has a copy of every element, and its copies.
 
-    reported: the newest step that was; of later ones the first is taken, where no other is whole.
+    reported: the newest step in the run's metrics. A later one is taken only where no step up to it
+    is whole, and then the earliest, which leaves the smallest gap. Raises LostError where no step
+    is whole.
     """
     copies: dict[Step, list[Copy]] = defaultdict(list)
     for one in kept:
@@ -94,7 +96,7 @@ def _copies(kept: Kept) -> Iterable[Copy]:
 
 
 def missing_blocks(copies: Iterable[Copy], model: Model) -> list[str]:
-    """Blocks of the model some of whose elements have no copy, in order."""
+    """Returns the blocks of the model, in its order, of which some element has no copy."""
     boxes: dict[Key, set[Box]] = defaultdict(set)
     for copy in copies:
         boxes[copy.key].add(copy.part.box)
@@ -108,7 +110,10 @@ def missing_blocks(copies: Iterable[Copy], model: Model) -> list[str]:
 
 
 def _sentence(missing: Mapping[Step, list[str]], kept: Sequence[Kept]) -> str:
-    """Of what is missing at every step; or where each step has another gap, of each."""
+    """Returns a sentence that names the blocks that every step lacks.
+
+    Where the steps have no missing block in common, it says what each of them lacks.
+    """
     newest = max(missing)
     everywhere = [block for block in missing[newest] if all(block in m for m in missing.values())]
     if everywhere:
@@ -125,7 +130,7 @@ def _sentence(missing: Mapping[Step, list[str]], kept: Sequence[Kept]) -> str:
 
 
 def _once_held(missing: Mapping[Step, list[str]], kept: Sequence[Kept]) -> set[str]:
-    """Nodes that held some of what any step lacks."""
+    """Returns the nodes that held some of what any step lacks."""
     return {
         node
         for one in kept
@@ -135,7 +140,7 @@ def _once_held(missing: Mapping[Step, list[str]], kept: Sequence[Kept]) -> set[s
 
 
 def _last_holders(blocks: Sequence[str], step: Step, kept: Sequence[Kept]) -> str:
-    """Nodes that held them, and are gone or hold them no more."""
+    """Says on which nodes the blocks were: those that are gone or no longer hold them."""
     of_step = [one for one in kept if one.manifest.step == step]
     held = {node for one in of_step for b in blocks for node in one.manifest.holders.get(b, ())}
     here = {one.node for one in of_step if any(file.block in blocks for file in one.manifest.files)}
@@ -144,7 +149,7 @@ def _last_holders(blocks: Sequence[str], step: Step, kept: Sequence[Kept]) -> st
 
 
 def _listed(blocks: Sequence[str]) -> str:
-    """ "layers.3 to layers.5, norm and head"."""
+    """Lists blocks in words, such as "layers.3 to layers.5, norm and head"."""
     runs: list[list[str]] = []
     for block in blocks:
         first, _, number = (runs[-1][-1] if runs else "").partition(".")

@@ -25,7 +25,7 @@ class Tier:
     url: str  # a folder
 
     def write(self, step: Step, name: str, content: bytes) -> None:
-        """A file of a step; it counts once a manifest names it.
+        """Writes a file of a step; it counts once a manifest names it.
 
         Nothing is flushed to a disk: a file that a power failure tears is known by its checksum.
         """
@@ -38,7 +38,10 @@ class Tier:
         self.write(manifest.step, *encoded(manifest))
 
     def manifests(self, job: str) -> Iterator[RankManifest]:
-        """Those of a job that are whole, with the files that are there in the size they say."""
+        """Yields the job's manifests that are whole.
+
+        Each lists only those of its files that are there with the size that it says.
+        """
         for step in self.steps():
             sizes = self._sizes(step)
             names = [name for name in sorted(sizes) if MANIFEST.fullmatch(name) and sizes[name]]
@@ -55,14 +58,14 @@ class Tier:
                 yield replace(manifest, files=tuple(there))
 
     def read(self, step: Step, ranges: list[tuple[str, int, int]]) -> list[bytes | Exception]:
-        """Byte ranges [begin, end) of files; an exception for each that cannot be read."""
+        """Reads byte ranges [begin, end) of files; gives an exception for each that it cannot."""
         files, root = self._place
         paths = [f"{root}/{step.folder}/{name}" for name, _, _ in ranges]
         begins, ends = [begin for _, begin, _ in ranges], [end for _, _, end in ranges]
         return files.cat_ranges(paths, begins, ends, on_error="return")
 
     def steps(self) -> list[Step]:
-        """Folders that are there, oldest first, whole or not."""
+        """Returns the steps that have a folder, oldest first, whole or not."""
         files, root = self._place
         files.invalidate_cache()
         try:
@@ -73,7 +76,10 @@ class Tier:
         return sorted(Step(int(match[1]), int(match[2])) for match in matches if match)
 
     def remove_rank(self, step: Step, rank: int) -> None:
-        """A rank's files of a step: its manifest first, so that what is left is not believed."""
+        """Removes a rank's files of a step, its manifest first: without it the others do not count.
+
+        The step's folder goes with the last file in it.
+        """
         files, root = self._place
         own = [name for name in self._sizes(step) if f"rank-{rank:05d}." in name]
         for name in sorted(own, key=lambda name: not MANIFEST.fullmatch(name)):
@@ -94,7 +100,7 @@ class Tier:
             files.rm(root, recursive=True)
 
     def _sizes(self, step: Step) -> dict[str, int]:
-        """Of a step's files, in bytes, by name."""
+        """Returns the sizes in bytes of a step's files, by file name."""
         files, root = self._place
         files.invalidate_cache()
         try:
@@ -110,7 +116,7 @@ class Tier:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiers:
-    """Those that a node reaches. The remote one is the same for all nodes; the others are its own.
+    """The tiers that a node reaches: the remote one, which all nodes share, and its own.
 
     job: a name that no other job has; what another one left in the same folders is not believed.
     """
@@ -121,7 +127,7 @@ class Tiers:
     remote: str | None
 
     def own(self) -> list[Tier]:
-        """The node's, nearest first."""
+        """Returns the node's own tiers, nearest first."""
         pairs: list[tuple[TierKind, Path | str | None]] = [
             ("memory", self.memory),
             ("disk", self.disk),
@@ -129,12 +135,12 @@ class Tiers:
         return [Tier(kind, str(place)) for kind, place in pairs if place is not None]
 
     def each(self) -> list[Tier]:
-        """All, nearest first."""
+        """Returns all tiers, nearest first."""
         return self.own() + ([Tier("remote", self.remote)] if self.remote else [])
 
 
 def check_url(url: str) -> None:
-    """Raises FileError for one that fsspec knows no way to."""
+    """Raises FileError for a URL that fsspec cannot open."""
     try:
         url_to_fs(url)
     except (ValueError, ImportError) as error:  # its own sentence says what to install

@@ -140,7 +140,10 @@ class _Degree:
         return pipelines
 
     def _partition(self, pipelines: list[list[_Unit]], recompute: bool) -> tuple[Plan | None, bool]:
-        """A plan over these units, and whether it fits; None where stages outnumber layers."""
+        """Returns a plan over these units, or None where stages outnumber layers.
+
+        The second value says whether the plan fits in memory.
+        """
         if max(len(units) for units in pipelines) > self.model.layers:
             return None, False
         micro_batches = self.slots // len(pipelines)
@@ -166,7 +169,7 @@ class _Degree:
         ]
 
     def _plan(self, pipelines: list[list[Stage]], micro_batches: int) -> Plan:
-        """Pipelines that are alike become the replicas of one."""
+        """Returns the plan of these pipelines; if all are alike, they become replicas of one."""
         request = self.request
         if all(_outline(stages) == _outline(pipelines[0]) for stages in pipelines):
             together = [_together(replicas) for replicas in zip(*pipelines, strict=True)]
@@ -183,7 +186,7 @@ class _Degree:
         )
 
     def cost_s(self, plan: Plan) -> float:
-        """Equation 1, over the pipelines of the plan."""
+        """Returns a step's seconds by equation 1, over the pipelines of the plan."""
         slowest_s = 0.0
         for pipeline in plan.pipelines:
             last = len(pipeline.stages) - 1
@@ -196,7 +199,10 @@ class _Degree:
         return slowest_s + self._sync_s(plan)
 
     def _sync_s(self, plan: Plan) -> float:
-        """All gradients of the largest stage, over the slowest link between pipelines."""
+        """Returns the seconds to all-reduce the gradients of the stage with the most of them.
+
+        The all-reduce runs at the slowest link between the pipelines.
+        """
         copies = len(plan.pipelines) * plan.pipelines[0].stages[0].dp
         if copies == 1:
             return 0.0
@@ -215,7 +221,7 @@ class _Degree:
         return all_reduce_s(largest, copies, link)
 
     def _gradient_bytes(self, pipeline: Pipeline, s: int) -> int:
-        """Of a rank of a stage."""
+        """Returns the bytes of gradients that a rank of stage `s` holds."""
         stage, last = pipeline.stages[s], len(pipeline.stages) - 1
         shape = self.shape(stage.layer_count, s == 0, s == last, stage.recompute)
         return stage_memory(self.model, shape, 1, 1).gradients
@@ -244,11 +250,11 @@ class _Degree:
         return chip_profile(self.cluster, unit.chip)
 
     def _layers_per_s(self, chip: str) -> float:
-        """The computing power g of a unit."""
+        """Returns the computing power g of a unit, in layers per second for one micro-batch."""
         return 1 / self.micro_batch_s(self.units[chip][0], self.shape(1, False, False, False))
 
     def _least_memory_bytes(self) -> float:
-        """MIN_mem: what holds the model once, with one micro-batch under way."""
+        """Returns MIN_mem, the bytes that hold the model once with one micro-batch in flight."""
         shape = self.shape(self.model.layers, True, True, True)
         return self.tp * stage_memory(self.model, shape, 1, 1).total
 
@@ -264,7 +270,7 @@ class _Partition:
         recompute: bool,
         copies: int,
     ) -> None:
-        """`copies`: pipelines that hold the model."""
+        """copies: the number of pipelines that hold the model."""
         self.degree, self.units, self.recompute = degree, units, recompute
         self.micro_batches = micro_batches
         self.copies = copies
@@ -272,7 +278,7 @@ class _Partition:
         self.pipeline = Pipeline(micro_batches=micro_batches, stages=(stage,) * len(units))
 
     def run(self) -> tuple[list[int], bool]:
-        """The layers of each stage, and whether memory holds them."""
+        """Returns the layers of each stage, and whether they fit in memory."""
         total = self.degree.model.layers
         most = total - len(self.units) + 1
         caps = [self._most_that_fit(s, most) for s in range(len(self.units))]

@@ -13,24 +13,27 @@ from heteropp.schedule import bubble_coefficient
 from heteropp.search.space import Degrees, Links, Share, Space, StageChoice
 
 MANY = 2.0**20  # micro-batches in flight, beside which the update does not count
-ROUNDING_BYTES = 16  # of memory told for other numbers of layers
+ROUNDING_BYTES = 16  # what rounding may hide where memory is interpolated over the layers
 
 Line = tuple[float, float]  # fixed, and per layer
 Plane = tuple[float, float, float, float]  # and the same for each micro-batch in flight but one
 
 
 class StageCost(NamedTuple):
-    """The largest of the lines counts, and of the two ways to need memory."""
+    """What a stage costs as a function of its layers: of several lines the largest counts.
+
+    Its memory is the larger of what it needs at work and what it needs alone (`working`, `alone`).
+    """
 
     time_s: list[Line]  # T of section 4.3.2, of a micro-batch
     update_s: list[Line]  # U of section 4.3.2, of a step
-    working: Plane  # bytes with a micro-batch at work
-    boundary: list[float]  # bytes beside, by micro-batches not in flight; the last for all more
+    working: Plane  # bytes with a micro-batch at work, without boundary tensors
+    boundary: list[float]  # bytes of those, by micro-batches not in flight; the last for more
     alone: list[Line]  # bytes of the update, or of one micro-batch
-    measured_s: tuple[tuple[float, float], ...] = ()  # T and U by layers, where no line tells
+    measured_s: tuple[tuple[float, float], ...] = ()  # T and U by layers, where they are no lines
 
     def seconds(self, layers: int) -> tuple[float, float]:
-        """T and U of section 4.3.2."""
+        """Returns T and U of section 4.3.2, in seconds."""
         if self.measured_s:
             return self.measured_s[layers - 1]
         return _largest(self.time_s, layers), _largest(self.update_s, layers)
@@ -67,7 +70,7 @@ class Costs:
 
 
 def evaluate(costs: Costs, share: Share, stages: Sequence[StageChoice]) -> tuple[float, float]:
-    """Section 4.3.2 for the stages of a plan, and the most bytes that a stage lacks, or 0."""
+    """Returns a step's seconds by section 4.3.2, and the most bytes that a stage lacks, or 0."""
     schedule, count = costs.space.request.schedule, share.micro_batches
     alpha = bubble_coefficient(schedule)
     most_s = sum_s = lacking_bytes = 0.0
@@ -113,7 +116,10 @@ def _stage_costs(
     first: bool,
     last: bool,
 ) -> tuple[StageCost, StageCost]:
-    """Without and with recompute; of the slowest rank, where ranks meet unlike links."""
+    """Returns a stage's costs without and with recompute.
+
+    `links` are the unlike pairs that its ranks meet; the rank that is slowest with them counts.
+    """
     chips = space.types[type_index]
     profile = chip_profile(space.request.cluster, chips.name)
     shape = StageShape(
@@ -167,7 +173,7 @@ def _plain_s(time: Time) -> float:
 
 
 def _working_plane(bytes_: Callable[[int, float, bool], Memory], recompute: bool) -> Plane:
-    """Memory with the micro-batch at work, beside what the others in flight keep."""
+    """Returns the bytes with one micro-batch at work, and what each other one in flight keeps."""
     one, two = (bytes_(layers, MANY + 1, recompute) for layers in (1, 2))
     working = _line(1, *(found.total - found.kept - found.boundary for found in (one, two)))
     return (*working, *_line(1, one.kept / MANY, two.kept / MANY))
@@ -176,7 +182,7 @@ def _working_plane(bytes_: Callable[[int, float, bool], Memory], recompute: bool
 def _boundary(
     micro_batches: int, bytes_: Callable[[int, float, bool], Memory], recompute: bool
 ) -> list[float]:
-    """Memory of boundary tensors, by micro-batches not in flight."""
+    """Returns the bytes of boundary tensors, by the number of micro-batches not in flight."""
     most = min(SENDS_UNDER_WAY + 1, micro_batches - 1)  # with more of them, as many tensors
     return [float(bytes_(1, micro_batches - n, recompute).boundary) for n in range(most + 1)]
 
@@ -184,10 +190,10 @@ def _boundary(
 def _alone_lines(
     layers: int, bytes_: Callable[[int, float, bool], Memory], recompute: bool
 ) -> list[Line]:
-    """Memory with one micro-batch in flight, which may be that of the update.
+    """Returns lines whose larger one is the bytes with one micro-batch in flight.
 
-    So it is the larger of two lines over the layers, and those through its first and its last
-    two points tell it.
+    The update may need more than that micro-batch, so the bytes are the larger of two lines over
+    the layers. They are drawn through the first two and the last two numbers of layers.
     """
     ends = sorted({1, max(1, layers - 1)})
     lines = {_line(at, *(bytes_(at + more, 1, recompute).total for more in (0, 1))) for at in ends}
@@ -195,10 +201,10 @@ def _alone_lines(
 
 
 def _lines(ones: list[float], twos: list[float]) -> list[Line]:
-    """From the values with one layer and with two."""
+    """Returns the unlike lines through the values with one layer and with two."""
     return sorted({_line(1, one, two) for one, two in zip(ones, twos, strict=True)})
 
 
 def _line(at: int, value: float, next_value: float) -> Line:
-    """From the values at two numbers of layers."""
+    """Returns the line through the values at `at` and at `at + 1` layers."""
     return value - at * (next_value - value), float(next_value - value)

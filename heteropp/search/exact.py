@@ -38,7 +38,7 @@ def search(request: Request) -> Result:
 
 @dataclass(frozen=True)
 class _Found:
-    """The best stages of one part of the space, some degrees left out perhaps."""
+    """The best stages of one part of the space, which may be limited to some degrees."""
 
     cost_s: float
     part: int
@@ -52,7 +52,7 @@ class _Found:
 
 
 class _Exact:
-    """The parts of the space are the ways to cut the batch and to group the chips."""
+    """The search; each part of its space is one way to cut the batch and to group the chips."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -88,7 +88,7 @@ class _Exact:
         )
 
     def _order(self) -> list[int]:
-        """All parts; where they are large, those that look best come first."""
+        """Returns all parts; where they are large, those that look best come first."""
         parts = list(range(len(self.parts)))
         if not self.request.stage_degrees:
             return parts
@@ -96,9 +96,10 @@ class _Exact:
         return sorted(parts, key=lambda part: found.cost_s if (found := quick[part]) else math.inf)
 
     def _cutoff_s(self, pool: list[tuple[tuple, _Found]], others: int) -> float:
-        """What a plan may cost to come after so many at most; some are found in two parts.
+        """Returns the seconds beyond which a plan cannot be the best or one of so many others.
 
-        Where parts are large, none but the best is waited for.
+        Each grouping may find the same plan, so that many more must be cheaper. Where parts are
+        large, only the best is looked for.
         """
         costs = sorted(key[0] for key, _ in pool)
         least = 1 if self.request.stage_degrees else (others + 1) * len(self.space.groupings)
@@ -108,7 +109,9 @@ class _Exact:
         return self.space.plan(self.parts[found.part].share, found.stages)
 
     def _ranked(self, pool: list[tuple[tuple, _Found]]) -> list[_Found]:
-        """The best few of unlike degrees: what is left without those of the best, and so on.
+        """Returns the best few plans of unlike degrees, best first.
+
+        Each is the best of what is left of the space without the degrees of those before it.
 
         A part of the space is cut into what keeps the found degrees for the first few groups and
         not for the next (Lawler, 1972). That is done where degrees are by chip type; of the other
@@ -132,7 +135,7 @@ class _Exact:
     def _solve(
         self, part: int, width: int, cutoff_s: float = math.inf, allowed: Allowed | None = None
     ) -> tuple[_Found | None, float]:
-        """The best of one part, if it costs at most the cutoff; and a lower bound."""
+        """Returns the best plan of a part, if it costs at most the cutoff, and a lower bound."""
         tables = self.parts[part]
         allowed = allowed or tables.everything
         best: _Found | None = None
@@ -148,7 +151,10 @@ class _Exact:
         return best, bound_s
 
     def _does_not_fit(self) -> SearchError:
-        """With the plan that overruns memory least, to FINEST of a chip's memory."""
+        """Returns the error that shows the plan that overruns memory least.
+
+        A bisection finds that plan, to FINEST of a chip's memory.
+        """
         most = max(chips.chip.memory.capacity_bytes for chips in self.space.types)
         too_little, enough = 0.0, FINEST * most
         while (found := self._with_more(enough)) is None:
@@ -164,7 +170,7 @@ class _Exact:
         return does_not_fit(self._plan(found), self.request.cluster)
 
     def _with_more(self, more_bytes: float) -> _Found | None:
-        """The best plan if every chip had so much more memory, roughly."""
+        """Returns roughly the best plan if every chip had so much more memory."""
         best: _Found | None = None
         for part, tables in enumerate(self.parts):
             tables.more_bytes = more_bytes
@@ -175,7 +181,7 @@ class _Exact:
 
 
 def _without(found: _Found) -> Iterator[Allowed]:
-    """What is left of the space, cut into parts, without the found degrees."""
+    """Yields disjoint parts that make up the space without the degrees found."""
     for index, allowed in enumerate(found.allowed):
         rest = allowed - {found.degrees[index]}
         if rest:

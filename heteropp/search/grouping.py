@@ -40,7 +40,7 @@ class Grouping:
 
 
 def effective_power(types: list[UnitType], group: Counts, micro_batches: int) -> float:
-    """Equation 2: G of a group that takes so many micro-batches."""
+    """Returns the effective power G (equation 2) of a group that takes so many micro-batches."""
     power = sum(t.power * n for t, n in zip(types, group, strict=True))
     return power * micro_batches / (micro_batches + sum(group) - 1)
 
@@ -48,7 +48,7 @@ def effective_power(types: list[UnitType], group: Counts, micro_batches: int) ->
 def group_devices(
     types: list[UnitType], least_memory_bytes: float, micro_batches: int
 ) -> Grouping | None:
-    """The grouping of all units that maximises equation 3a; None where memory does not suffice.
+    """Returns the grouping of all units that maximises equation 3a, or None where none fits.
 
     The number of groups divides the step's micro-batches, so that all groups train alike.
     """
@@ -84,7 +84,7 @@ class _Search:
         return Grouping(tuple(ordered), self.objective, self.steps)
 
     def _numbers_of_groups(self) -> list[int]:
-        """The most first, which the bound favours."""
+        """Returns the possible numbers of groups, largest first, as their bound is highest."""
         memory = sum(t.memory_bytes * t.count for t in self.types)
         most = min(sum(self.everything), self.micro_batches)
         return [
@@ -99,7 +99,7 @@ class _Search:
         return power * self.micro_batches / (self.micro_batches + units - groups)
 
     def _better(self, groups: int) -> list[Counts] | None:
-        """A grouping into so many groups that beats the best so far."""
+        """Returns a grouping into so many groups that beats the best so far, or None."""
         least = self.objective * (1 + TOLERANCE) / groups
         found, steps = divide(
             power=[t.power for t in self.types],
@@ -126,7 +126,7 @@ class _Search:
 
 
 def spread(types: list[UnitType], groups: int) -> list[Counts]:
-    """Every unit, the most powerful first, to the group that is weakest so far."""
+    """Deals every unit, the most powerful first, to the group that is weakest so far."""
     counts = [[0] * len(types) for _ in range(groups)]
     power = [0.0] * groups
     for index in sorted(range(len(types)), key=lambda i: (-types[i].power, i)):

@@ -87,7 +87,11 @@ class Setting:
         self.layer_s = max(each for _, each in self.cost(False, False).time_s)
 
     def may_follow(self, before: Setting) -> bool:
-        """Of groups of one type, the earlier has no smaller tp, and recomputes if the later."""
+        """Whether this group may come after another.
+
+        Between two groups of one chip type, the earlier must have no smaller tensor-parallel
+        degree, and must recompute if the later one does.
+        """
         if before.group.type_index != self.group.type_index:
             return True
         return before.degrees.tp >= self.degrees.tp and before.recompute >= self.recompute
@@ -108,7 +112,7 @@ class Setting:
         return self.costs[first, last]
 
     def most_layers(self, first: bool, last: bool, held: int) -> int:
-        """That fit on a stage with so many micro-batches in flight."""
+        """Returns the most layers that fit on a stage with `held` micro-batches in flight."""
         key = (first, last, held)
         if key not in self.limits:
             capacity = self.space.types[self.group.type_index].chip.memory.capacity_bytes
@@ -119,9 +123,9 @@ class Setting:
         return self.limits[key]
 
     def kinds(self, first: bool, last: bool) -> list[tuple[bool, bool, int]]:
-        """Whether its stages are the pipeline's first and last, and how many are so.
+        """Returns the kinds of its stages: whether first and last in the pipeline, and how many.
 
-        first, last: whether the group is.
+        first, last: whether the group is the pipeline's first and last.
         """
         if self.stages == 1:
             return [(first, last, 1)]
@@ -170,7 +174,10 @@ class _Walk:
                 yield from self._settings((*chosen, setting), stages + setting.stages)
 
     def _deal(self, settings: tuple[Setting, ...]) -> list[int] | None:
-        """Layers of a stage of each group: equal times at first, then refined to fit."""
+        """Returns the layers that each stage of each group has, or None where they do not fit.
+
+        They are dealt out for equal times at first, and then refined until all are dealt.
+        """
         most = self._limits(settings)
         if min(most) < 1:
             return None
@@ -182,7 +189,7 @@ class _Walk:
         return self._refine(layers, settings, most)
 
     def _limits(self, settings: tuple[Setting, ...]) -> list[int]:
-        """The most layers that fit on every stage of each group."""
+        """Returns the most layers that fit on every stage of each group."""
         stages = sum(setting.stages for setting in settings)
         schedule, count = self.space.request.schedule, self.share.micro_batches
         after = stages
@@ -223,7 +230,7 @@ class _Walk:
         return None
 
     def _formula_s(self, settings: tuple[Setting, ...], layers: list[int]) -> float:
-        """Section 4.3.2, with the first and the last stage as they are."""
+        """Returns a step's seconds by section 4.3.2, with the first and last stage's own costs."""
         most_s = sum_s = 0.0
         for index, setting in enumerate(settings):
             for first, last, stages in setting.kinds(index == 0, index == len(settings) - 1):

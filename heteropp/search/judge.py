@@ -50,9 +50,9 @@ class Verdict:
 
 
 def ask(name: str, request: Request, simulated: int = 4) -> Verdict:
-    """One planner's answer; `simulated` of its plans at most, its runners-up included.
+    """Returns one planner's answer, with at most `simulated` of its plans simulated.
 
-    What it cannot plan is in the verdict, not raised.
+    A SearchError of the planner is kept in the verdict, not raised.
     """
     began_s = time.perf_counter()
     try:
@@ -68,7 +68,10 @@ def ask(name: str, request: Request, simulated: int = 4) -> Verdict:
 
 
 def _that_fits(result: Result, cluster: Cluster) -> Result:
-    """What is left where memory is walked through, which planners estimate. Raises SearchError."""
+    """Returns the result with only the plans that fit by the memory walk, action by action.
+
+    Planners only estimate memory. Raises SearchError where no plan fits.
+    """
     candidates = [c for c in (result.best, *result.runners_up) if fits(c.plan, cluster)]
     if not candidates:
         raise does_not_fit(result.best.plan, cluster)
@@ -76,7 +79,7 @@ def _that_fits(result: Result, cluster: Cluster) -> Result:
 
 
 def ask_all(names: Iterable[str], request: Request) -> list[Verdict]:
-    """Every planner's answer, the best simulated first, those without a plan last."""
+    """Returns every planner's answer, fastest simulated step first, those without a plan last."""
     verdicts = [ask(name, request, simulated=1) for name in names]
     return sorted(
         verdicts,
@@ -96,7 +99,7 @@ def judge(candidate: Candidate, result: Result, cluster: Cluster) -> Judged:
 
 
 def relaxed(judged: Judged, result: Result, cluster: Cluster) -> Judged:
-    """A 1F1B plan with the slack that memory has room for, where the simulated step gains by it."""
+    """Returns the 1F1B plan with the slack that fits, where its simulated step is faster."""
     plans = dict.fromkeys(with_slack(judged.plan, cluster, ahead) for ahead in AHEAD)
     others = [
         judge(Candidate(plan, judged.cost_s), result, cluster)
@@ -107,7 +110,7 @@ def relaxed(judged: Judged, result: Result, cluster: Cluster) -> Judged:
 
 
 def judge_nearest(name: str, error: DoesNotFitError, cluster: Cluster) -> Judged:
-    """The plan that overruns memory least, with its prediction."""
+    """Returns the plan that overruns memory least, with its prediction."""
     simulation = simulate(error.plan, cluster)
     candidate = Candidate(error.plan, simulation.step_s)
     prediction = _prediction(candidate, name, 0.0, simulation)

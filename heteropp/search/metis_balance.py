@@ -13,9 +13,10 @@ ENOUGH = 0.01  # of the work may stay without a place
 
 
 def partition(speeds: Sequence[float], layer_shares: Sums) -> Boundaries:
-    """Boundaries nearest to where the stages' speeds, which add up to 1, would put them.
+    """Returns the boundaries between layers that share the work nearest to the stages' speeds.
 
-    Each stage has at least one layer. `layer_shares` are running sums of the layers' work, up to 1.
+    The speeds add up to 1. Each stage has at least one layer. layer_shares: running sums of the
+    layers' work, up to 1.
     """
     layers, reached, boundaries = len(layer_shares) - 1, 0.0, [0]
     for stage, speed in enumerate(speeds[:-1]):
@@ -30,10 +31,9 @@ def partition(speeds: Sequence[float], layer_shares: Sums) -> Boundaries:
 def relieved(
     speeds: Sequence[float], needs: Sequence[float], rooms: Sequence[float]
 ) -> list[float] | None:
-    """Speeds that take work from stages short of memory and give it to those with some to spare.
+    """Returns speeds that move work from stages short of memory to those with some to spare.
 
-    What is taken goes to the others by their speed, each up to its memory. None if they have not
-    enough.
+    The work goes to the others by their speed, each up to its memory. None if they have too little.
     """
     spare, new, missing = [], [], 0.0
     for speed, need, room in zip(speeds, needs, rooms, strict=True):

@@ -6,7 +6,7 @@ from heteropp.search.metis_problem import Problem
 
 
 def busy_s(problem: Problem) -> float:
-    """No plan, whatever its stages, takes less.
+    """Returns seconds that every plan takes at least, whatever its stages.
 
     A step takes b times the slowest stage, so no chip works longer. On one layer of one sequence a
     chip works at least the least of its type's profiles times tp over the batch, and that is at

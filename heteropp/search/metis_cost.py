@@ -104,11 +104,11 @@ class Group:
     limits: tuple[Limit, ...]
 
     def seconds(self, first: int, last: int) -> float:
-        """Of layers [first, last) for one micro-batch."""
+        """Returns the slowest replica's seconds of layers [first, last) for one micro-batch."""
         return max(row.seconds[last] - row.seconds[first] for row in self.rows)
 
     def memory(self, first: int, last: int, in_flight: int) -> tuple[float, float]:
-        """What layers [first, last) need and what there is, in bytes, where it is tightest."""
+        """Returns the bytes that layers [first, last) need and those there are, where tightest."""
         pairs = []
         for limit in self.limits:
             held = limit.held_bytes[last] - limit.held_bytes[first]
@@ -129,14 +129,14 @@ class Line:
         self._bandwidths: dict[tuple[int, int], float] = {}
 
     def group(self, first: int, size: int, tp: int, micro_batches: int) -> Group | None:
-        """None where these chips cannot hold a stage."""
+        """Returns the group of the chips [first, first + size); None where it can hold no stage."""
         key = (first, size, tp, micro_batches)
         if key not in self._groups:
             self._groups[key] = self._make_group(*key)
         return self._groups[key]
 
     def bandwidth(self, first: int, last: int) -> float:
-        """Bytes a second of the slowest link among the chips [first, last)."""
+        """Returns the bytes per second of the slowest link among the chips [first, last)."""
         if (first, last) not in self._bandwidths:
             problem, types = self.problem, set(self.types[first:last])
             one_node = self.nodes[first] == self.nodes[last - 1]
@@ -201,7 +201,10 @@ def _weighted(tables: list[tuple[int, Sums]]) -> Sums:
 
 
 def share_out(problem: Problem, types: list[str], tp: int, micro_batch: int) -> list[int]:
-    """How many of a micro-batch's sequences each replica takes, by the type of its chips."""
+    """Returns the sequences of a micro-batch that each replica takes, by its chips' speed.
+
+    types: each replica's chip type.
+    """
     speeds = []
     for chip in types:
         row = problem.row(chip, tp, 1)
@@ -219,7 +222,7 @@ def share_out(problem: Problem, types: list[str], tp: int, micro_batch: int) -> 
 
 
 def cost(problem: Problem, line: Line, plan: MetisPlan) -> Cost:
-    """Of a plan whose every stage has a group."""
+    """Returns the cost of a plan, in which every stage must have a group."""
     micro_batches, groups = plan.arrangement.micro_batches, plan.arrangement.groups
     execution, update, gradients, activations_s, first = [], 0.0, 0.0, 0.0, 0
     stages = zip(groups, plan.degrees, itertools.pairwise(plan.boundaries), strict=True)

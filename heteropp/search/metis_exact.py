@@ -40,7 +40,10 @@ class Proven:
 
 
 def solve(problem: Problem, most_steps: int = MOST_STEPS) -> Proven:
-    """With fewer steps than it takes, the best plan found and a bound with a gap."""
+    """Returns the plan of least cost, with the proof that its lower bound is.
+
+    Where `most_steps` are too few, it is the best plan found by then, and the bound has a gap.
+    """
     found = _planner.solve_metis(_native(problem), most_steps)
     plan = None
     if found.cost_s < math.inf:

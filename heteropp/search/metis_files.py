@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from heteropp.files import FileError, read_json
+from heteropp.files import FileError, read_json, read_text
 
 PROFILE_NAME = re.compile(r"DeviceType\.(\w+?)_tp(\d+)_bs(\d+)\.json")
 HOST_LINE = re.compile(r"(\S+)\s+(?:slots=)?(\d+)")
@@ -151,14 +151,8 @@ def read_profiles(folder: Path, layers: int | None = None) -> Profiles:
 def read_nodes(hostfile: Path, clusterfile: Path) -> list[MetisNode]:
     """Reads a cluster, its nodes in the order of type and size. Raises FileError."""
     kinds = read_kinds(clusterfile)
-    try:
-        lines = hostfile.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise FileError(f"{hostfile} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise FileError(f"{hostfile} is not UTF-8 text") from None
     nodes = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(hostfile).splitlines(), 1):
         if not line.strip():
             continue
         found = HOST_LINE.fullmatch(line.strip())

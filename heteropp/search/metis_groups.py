@@ -9,7 +9,7 @@ from heteropp.search.metis_problem import Problem
 
 
 def arrangements(problem: Problem) -> Iterator[Arrangement]:
-    """All that Metis looks at, in its order: fewer stages first, more micro-batches first."""
+    """Yields all that Metis looks at, in its order: fewer stages and more micro-batches first."""
     for order in problem.orders:
         for stages in range(1, min(problem.chips, problem.profiles.layers) + 1):
             for groups in device_groups(problem, stages):
@@ -18,7 +18,10 @@ def arrangements(problem: Problem) -> Iterator[Arrangement]:
 
 
 def device_groups(problem: Problem, stages: int) -> Iterator[tuple[int, ...]]:
-    """Powers of two that add up to the chips, none far below the mean, in every order."""
+    """Yields sizes of the stages' groups: powers of two that add up to the chips, in every order.
+
+    None of them is far below the mean.
+    """
     least = problem.chips // stages * problem.variance
     sizes = [1 << bit for bit in range(problem.chips.bit_length()) if 1 << bit >= least]
     for ascending in _compositions(problem.chips, stages, sizes):
@@ -39,7 +42,7 @@ def _compositions(chips: int, stages: int, sizes: list[int]) -> Iterator[tuple[i
 
 
 def _merged(groups: tuple[int, ...], length: int) -> list[tuple[int, ...]]:
-    """Groups that keep together, so that at most `length` are permuted: smallest pairs first."""
+    """Joins groups that stay neighbours, smallest first, until at most `length` are permuted."""
     units: list[tuple[int, ...]] = [(size,) for size in groups]
     while len(units) > length:
         smallest = min(sum(unit) for unit in units)
@@ -53,7 +56,7 @@ def _merged(groups: tuple[int, ...], length: int) -> list[tuple[int, ...]]:
 
 
 def permutations(items: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Each distinct order once, in lexicographic order."""
+    """Yields each distinct order of the items once, in lexicographic order."""
     order = sorted(items)
     while True:
         yield order

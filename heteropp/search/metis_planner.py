@@ -19,7 +19,10 @@ MOST_LOOKS = 10_000  # choices of degrees; beyond, what was found by then is the
 
 
 def search(request: Request, name: str, priority: Priority) -> Result:
-    """Raises SearchError, or DoesNotFitError where every plan overruns some chip's memory."""
+    """Returns the best plan found and its runners-up.
+
+    Raises SearchError, or DoesNotFitError where every plan overruns some chip's memory.
+    """
     if request.schedule != "1f1b":
         raise SearchError(f"{name} plans schedule 1f1b; the schedule is {request.schedule}")
     chips = request.cluster.world_size
@@ -60,7 +63,10 @@ def search(request: Request, name: str, priority: Priority) -> Result:
 
 
 def _lower_bound_s(problem: Problem) -> float:
-    """Of every plan's cost, found in a second or so."""
+    """Returns seconds that no plan's cost is below, found in a second or so.
+
+    Where the optimum takes too long to bound, it is the time that the chips are busy at least.
+    """
     chains = len(problem.orders) * len(problem.micro_batch_counts)
     options = problem.chips * problem.chips.bit_length() * len(problem.degrees)
     if chains * options * problem.profiles.layers**2 > LARGEST_CHAINS:

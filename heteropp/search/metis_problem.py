@@ -53,12 +53,12 @@ class Problem:
 
     @cached_property
     def micro_batch_counts(self) -> list[int]:
-        """Most first."""
+        """The numbers of micro-batches that divide the global batch, largest first."""
         return [b for b in range(self.global_batch, 0, -1) if self.global_batch % b == 0]
 
     @cached_property
     def capacity_bytes(self) -> dict[str, float]:
-        """Of one chip, by type: the least of its nodes."""
+        """The memory of one chip in bytes, by chip type: the least among the type's nodes."""
         return self._least("capacity_bytes")
 
     @cached_property
@@ -81,14 +81,15 @@ class Problem:
 
     @cached_property
     def layer_shares(self) -> Sums:
-        """How much of the model's time each layer takes, added up; as on the first type's chip."""
+        """Running sums of each layer's share of the model's time, on a chip of the first type."""
         added = sums(self.profiles.by_type[self.types[0]][1, 1].seconds)
         return tuple(seconds / added[-1] for seconds in added)
 
     def row(self, chip: str, tp: int, share: int) -> Row | None:
-        """Of a replica that takes `share` sequences of each micro-batch; None if not profiled.
+        """Returns the row of a replica that takes `share` sequences of each micro-batch.
 
-        A share that is not profiled takes what its binary parts take one after another.
+        A share that is not profiled takes as long as the powers of two that add up to it, one after
+        another. None where those are not profiled either.
         """
         key = (chip, tp, share)
         if key not in self._rows:
@@ -114,7 +115,7 @@ class Problem:
             held_bytes=sums(self.memory_coefficient * size for size in largest.memory_bytes),
             divided_bytes=sums(largest.divided_bytes),
             kept_bytes=sums(_added(profile.kept_bytes for profile in found)),
-            # a chip too small for any layer is one that all are too large for
+            # at least 1: a chip without room for layers is then too small for each of them
             capacity_bytes=max(1.0, self.capacity_bytes[chip] - largest.stage_bytes),
         )
 

@@ -73,7 +73,7 @@ def problem_of(request: Request) -> Problem:
 
 
 def plan_of(request: Request, problem: Problem, found: MetisPlan) -> Plan:
-    """Its chips are the request's ranks, type by type in the plan's order."""
+    """Returns the plan that Metis found, on the request's ranks, type by type in its order."""
     arrangement, line = found.arrangement, Line(problem, found.arrangement.order)
     ranks = [r for chip in arrangement.order for r in request.cluster.ranks_of(chip)]
     stages, first = [], 0
@@ -102,7 +102,10 @@ def plan_of(request: Request, problem: Problem, found: MetisPlan) -> Plan:
 
 
 def _layers(model: Model, of: Figure) -> tuple[float, ...]:
-    """A figure by layer; `of` gives that of a stage of so many layers, first and last or not."""
+    """Returns a figure for each layer.
+
+    of: gives the figure of a stage of so many layers, which is the first, the last, or not.
+    """
     if model.layers == 1:
         return (of(1, True, True),)
     # a layer alone, without what a stage has whatever its layers

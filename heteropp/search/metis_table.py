@@ -123,7 +123,7 @@ def _proven(shape: Shape, metis_data: Path | None) -> Searched:
 
 
 def _as_in_files(profile: LayerProfile) -> LayerProfile:
-    """All of a layer's memory together, with one micro-batch."""
+    """Returns the profile as Metis's files have it: one memory figure a layer, one micro-batch."""
     nothing = (0.0,) * len(profile.seconds)
     memory = map(operator.add, profile.memory_bytes, profile.kept_bytes)
     return replace(
@@ -161,7 +161,10 @@ def _from_checkout(shape: Shape, folder: Path) -> Problem:
 
 
 def _nodes(shape: Shape, folder: Path) -> Iterator[MetisNode]:
-    """By the checkout's clusterfile.json; the public tool has none, and we take our preset's."""
+    """Yields the nodes that the checkout's clusterfile.json describes.
+
+    The public tool has no such file; our preset's nodes take its place.
+    """
     path = folder / "clusterfile.json"
     if path.exists():
         kinds = {node.chip: node for _, node in sorted(read_kinds(path).items())}
@@ -179,7 +182,10 @@ Table = dict[tuple[int, int], LayerProfile]  # by tp and batch
 
 
 def _larger_batches(table: Table) -> Table:
-    """With the batches beyond those profiled: times in proportion, memory as it is."""
+    """Returns the table with batches beyond those profiled, up to the global batch.
+
+    Times grow in proportion to the batch, and memory stays as profiled.
+    """
     result = dict(table)
     for tp, batch in sorted(table):
         if (tp, 2 * batch) in table:

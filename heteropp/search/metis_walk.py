@@ -41,7 +41,7 @@ Priority = Callable[[Tried, Degrees], list[float]]  # the stage with the least i
 
 
 class Walk:
-    """A search and its counts."""
+    """Metis's search over degrees and layers, and how much of it was done."""
 
     def __init__(self, problem: Problem, priority: Priority) -> None:
         self.problem = problem
@@ -90,7 +90,7 @@ class Walk:
     def _partition(
         self, groups: list[Group], arrangement: Arrangement, degrees: Degrees, tried: Tried
     ) -> tuple[Boundaries | None, int]:
-        """The layers that fit, if any, and how often they were moved."""
+        """Returns boundaries whose layers fit, or None, and how often layers were moved."""
         speeds = [1 / group.seconds(0, self.problem.profiles.layers) for group in groups]
         total = sum(speeds)
         speeds = [speed / total for speed in speeds]
@@ -117,7 +117,7 @@ class Walk:
 def _memory(
     groups: list[Group], boundaries: Boundaries, micro_batches: int
 ) -> tuple[list[float], list[float]]:
-    """What each stage needs and has, in bytes, under 1F1B."""
+    """Returns the bytes that each stage needs under 1F1B, and the bytes that it has."""
     needs, rooms = [], []
     layers = itertools.pairwise(boundaries)
     for after, group, held in zip(range(len(groups), 0, -1), groups, layers, strict=True):
@@ -128,12 +128,12 @@ def _memory(
 
 
 def by_replicas(degrees: Degrees) -> list[float]:
-    """The priority where memory says nothing: the stage with most replicas."""
+    """Returns the priorities where memory says nothing: the stage with most replicas is first."""
     return [1 / dp for dp, _ in degrees]
 
 
 def _stage_groups(line: Line, arrangement: Arrangement, degrees: Degrees) -> list[Group] | None:
-    """None if a stage cannot have its degrees."""
+    """Returns the group of each stage, or None if a stage cannot have its degrees."""
     first, groups = 0, []
     for size, (_, tp) in zip(arrangement.groups, degrees, strict=True):
         group = line.group(first, size, tp, arrangement.micro_batches)

@@ -25,10 +25,10 @@ class Remedy:
 
 
 def remedies(request: Request, name: str = "exact") -> Iterator[Remedy]:
-    """Every kind of change that alone makes the request possible, each as small as it can be.
+    """Yields every kind of change that alone makes the request possible, as small as it can be.
 
-    Those that change nothing of what is trained come first: ZeRO, smaller micro-batches, unlike
-    stages, another schedule, offloading; then other global batches, then more or fewer nodes.
+    Changes that leave the training's result as it is come first: ZeRO, smaller micro-batches,
+    unlike stages, another schedule, offloading; then other global batches, then other node counts.
     """
     for candidates in _changes(request):
         for what, option, wanted in candidates:
@@ -44,7 +44,7 @@ Candidate = tuple[str, str, Request]  # what, option, request
 
 
 def _changes(request: Request) -> Iterator[Iterator[Candidate]]:
-    """Kinds of change, each from the smallest on."""
+    """Yields the kinds of change, each as candidates from the smallest on."""
     yield _zero(request)
     yield _micro_batch(request)
     yield _freer(request)

@@ -37,7 +37,7 @@ class NodeClass:
 
     @property
     def flops(self) -> float:
-        """Of one node, in the dtype that large models train in."""
+        """The FLOP/s that one node reaches in bfloat16, the dtype that large models train in."""
         chip = self.nodes[0].chip
         return self.chips * chip.peak_flops("bfloat16") * chip.compute.efficiency
 
@@ -55,13 +55,13 @@ class NodeGroups:
         self.everything: Counts = tuple(len(c.nodes) for c in self.classes)
 
     def divisions(self) -> list[Division]:
-        """All that are worth judging: both families, each division once."""
+        """Returns all divisions that are worth judging: both families, each division once."""
         found = dict.fromkeys(self.splits())
         found.update(dict.fromkeys(self.hierarchy()))
         return list(found)
 
     def splits(self) -> list[Division]:
-        """SPLIT's divisions into 1, 2, ... groups, down to single nodes."""
+        """Returns SPLIT's divisions into 1, 2, ... groups, down to single nodes."""
         groups = [self.everything]
         cuts = [self._lightest_cut(self.everything)]
         result = [tuple(groups)]
@@ -80,7 +80,11 @@ class NodeGroups:
         return result
 
     def hierarchy(self) -> list[Division]:
-        """Each class in equal parts: all combinations, or, of too many, those of equal power."""
+        """Returns divisions of each class into equal parts.
+
+        They are all combinations or, where those are too many, such as have about equal FLOP/s in
+        all groups.
+        """
         choices = [_divisors(len(c.nodes)) for c in self.classes]
         if math.prod(len(parts) for parts in choices) <= MOST_PRODUCTS:
             return [self._apart(parts) for parts in itertools.product(*choices)]
@@ -99,7 +103,7 @@ class NodeGroups:
             result.append(self._apart(tuple(parts)))
 
     def nodes(self, division: Division) -> list[list[Node]]:
-        """The nodes of each group; a class gives its nodes in order."""
+        """Returns the nodes of each group; a class gives its nodes in order."""
         givers = [iter(c.nodes) for c in self.classes]
         return [
             [next(giver) for giver, n in zip(givers, group, strict=True) for _ in range(n)]
@@ -107,13 +111,13 @@ class NodeGroups:
         ]
 
     def cut_weight(self, part: Counts, rest: Counts) -> float:
-        """Bytes per second between all chips of one group of nodes and all of another."""
+        """Returns the bytes per second between all chips of one group and all of another."""
         return sum(
             n * m * self._between[i][j] for i, n in enumerate(part) for j, m in enumerate(rest)
         )
 
     def _lightest_cut(self, group: Counts) -> tuple[float, Counts] | None:
-        """The weight and one side of the lightest 2-cut; None for a single node."""
+        """Returns the weight and one side of the lightest 2-cut; None for a single node."""
         if sum(group) == 1:
             return None
         cuts = []

@@ -62,7 +62,7 @@ class DoesNotFitError(SearchError):
 
 
 def does_not_fit(plan: Plan, cluster: Cluster) -> DoesNotFitError:
-    """The error with the plan that comes nearest, and where it overruns memory most."""
+    """Returns the error for the nearest plan; it says where that overruns memory most."""
     return DoesNotFitError(f"no plan fits: in the nearest, {overrun(plan, cluster)}", plan)
 
 

@@ -16,9 +16,9 @@ from heteropp.schedule import late_and_ahead
 
 
 def with_slack(plan: Plan, cluster: Cluster, ahead: int = 0) -> Plan:
-    """A 1F1B plan with the most slack that fits, up to that of ZB-H1: stage s puts off s.
+    """Returns a 1F1B plan with the most slack that fits, up to that of ZB-H1: stage s puts off s.
 
-    ahead: how many forwards more each stage is to run ahead, the last one not: none waits for it.
+    ahead: how many more forwards each stage runs ahead, but for the last, which no stage waits for.
     """
     slack = [
         [s + ahead * (s + 1 < len(pipeline.stages)) for s in range(len(pipeline.stages))]
@@ -37,14 +37,17 @@ def with_slack(plan: Plan, cluster: Cluster, ahead: int = 0) -> Plan:
 
 
 def _giver(slack: list[int], s: int) -> int | None:
-    """Who gives slack up where stage s does not fit: itself, or who runs ahead and fills it."""
+    """Returns the stage that gives up slack where stage s does not fit; None where none has any.
+
+    It is s itself or, if s has no slack, the nearest stage before it that runs ahead and fills it.
+    """
     if slack[s]:
         return s
     return next((t for t in reversed(range(s)) if late_and_ahead(slack[t], t)[1]), None)
 
 
 def _keep_fed(slack: list[int]) -> None:
-    """Of a pipeline: no stage runs more forwards ahead than the one before it."""
+    """Lowers a pipeline's slack until no stage runs more forwards ahead than the one before it."""
     for s in range(1, len(slack)):
         _, ahead = late_and_ahead(slack[s - 1], s - 1)
         slack[s] = min(slack[s], s + ahead)
@@ -65,7 +68,7 @@ def _with(plan: Plan, slack: list[list[int]]) -> Plan:
 
 
 def _overrun(plan: Plan, cluster: Cluster) -> list[tuple[int, int]]:
-    """(pipeline, stage) of those that do not fit."""
+    """Returns (pipeline, stage) of every stage that overruns some chip's memory."""
     memory = rank_memory(plan, cluster)
     return [
         (p, s)

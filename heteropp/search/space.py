@@ -26,7 +26,7 @@ Links = tuple[Link, Link]  # inside the tensor-parallel group, and across the re
 
 @dataclass(frozen=True, order=True)
 class Degrees:
-    """How the chips of a stage work together."""
+    """The degrees of tensor and of data parallelism of a stage."""
 
     tp: int
     dp: int
@@ -47,7 +47,7 @@ class Group:
 
 @dataclass(frozen=True)
 class StageChoice:
-    """A stage of a plan to be: which chip type, and all but its ranks."""
+    """A stage of a plan that is being searched: all but its ranks."""
 
     type_index: int
     degrees: Degrees
@@ -80,7 +80,7 @@ class ChipType:
 
     @cached_property
     def _kinds(self) -> list[int]:
-        """Which nodes are alike in all that links depend on, by node."""
+        """A number for each node, the same for nodes alike in all that links depend on."""
         seen: dict[tuple, int] = {}
         return [
             seen.setdefault((node.chip.links, len(node.ranks), node.place), len(seen))
@@ -93,13 +93,13 @@ class ChipType:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """Of the nodes, in chips of this type."""
+        """Where each node begins, counted in chips of this type."""
         return [node.ranks.start - self.ranks.start for node in self.nodes]
 
     def stage_links(self, group: Group, degrees: Degrees, align: int) -> list[tuple[Links, ...]]:
-        """The links of a stage that starts at each multiple of `align` in a group.
+        """Returns the links of a stage that starts at each multiple of `align` in a group.
 
-        They come round again after those in the list.
+        Later starts repeat the list.
         """
         stop = group.chips - degrees.chips + 1
         if self._alike:
@@ -107,7 +107,10 @@ class ChipType:
         return [self.links(group.start + at, degrees) for at in range(0, stop, align)]
 
     def links(self, start: int, degrees: Degrees) -> tuple[Links, ...]:
-        """The unlike pairs of links that the ranks of a stage meet, from its first chip on."""
+        """Returns the unlike pairs of links that the ranks of a stage meet.
+
+        start: the stage's first chip, counted in chips of this type.
+        """
         if self._alike:  # so it is the same wherever it starts in a node
             start %= len(self.nodes[0].ranks)
         key = (start, degrees)
@@ -130,7 +133,10 @@ class ChipType:
         return tuple(dict.fromkeys(found))
 
     def _links_of(self, node: int, replicas: dict[int, int], degrees: Degrees) -> Links:
-        """What a rank of one node meets; of several slowest links, the first in rank order."""
+        """Returns a node's links: that inside its replicas, and the slowest one across replicas.
+
+        Of several slowest links the first in rank order is taken.
+        """
         own = self.nodes[node]
         inside = self._intra(own) if degrees.tp > 1 else ALONE
         across = {}
@@ -166,9 +172,10 @@ class Space:
 
     @cached_property
     def groupings(self) -> list[list[Group]]:
-        """The chip types whole; and, where some are large, cut into groups of SUBGROUP chips.
+        """The ways to group chips: each type whole and, if some are large, by SUBGROUP chips.
 
-        Those are the two stages of section 4.3.3. Where every stage is free, nothing is cut.
+        These are the two stages of section 4.3.3. Where every stage is free to choose its degrees
+        and layers, nothing is cut.
         """
         whole = [Group(index, 0, chips.chips) for index, chips in enumerate(self.types)]
         cut = [
@@ -183,9 +190,9 @@ class Space:
 
     @cached_property
     def shares(self) -> list[Share]:
-        """Every data-parallel degree (every size of a micro-batch) with which all chips are used.
+        """The data-parallel degrees (sizes of a micro-batch) with which all chips are used.
 
-        At least one, or SearchError.
+        There is at least one. Raises SearchError otherwise.
         """
         request = self.request
         if request.global_batch % request.sequences:
@@ -207,7 +214,7 @@ class Space:
         return found
 
     def degrees(self, group: Group, share: Share) -> list[Degrees]:
-        """What a stage of a group may have, by chips, then tp."""
+        """Returns the degrees that a stage of a group may have, fewest chips first, then tp."""
         dps = [share.replicas]
         if self.request.stage_degrees:
             dps = [dp for dp in range(1, share.replicas + 1) if share.replicas % dp == 0]
@@ -248,7 +255,7 @@ class Space:
         )
 
     def plan(self, share: Share, stages: Sequence[StageChoice]) -> Plan:
-        """The plan of those stages, first to last, on all ranks in order."""
+        """Returns the plan of these stages, first to last, on all ranks in order."""
         micro_batch = share.replicas * share.sequences
         made = list(self._stages(micro_batch, stages))
         return Plan(

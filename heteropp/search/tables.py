@@ -34,7 +34,10 @@ class Tables:
         return tuple(frozenset(degrees.tp for degrees, _ in keys) for keys in self.keys)
 
     def problems(self, allowed: Allowed) -> Iterator[_planner.Problem]:
-        """One; or one for each number of stages where what a stage holds depends on it."""
+        """Yields the native planner's problems.
+
+        With zb-h1, memory depends on the number of stages, so that each number is a problem.
+        """
         types = [self._chip_type(index, tp) for index, tp in enumerate(allowed)]
         schedule, count = self.request.schedule, self.share.micro_batches
         layers = self.space.model.layers
@@ -56,7 +59,7 @@ class Tables:
         )
 
     def degrees(self, solution: _planner.Solution) -> tuple[int, ...]:
-        """The tensor-parallel degree of each group, of its first stage."""
+        """Returns the tensor-parallel degree of each group's first stage."""
         tp: dict[int, int] = {}
         for index, choice, _ in solution.stages:
             tp.setdefault(index, self.keys[index][choice][0].tp)
@@ -93,7 +96,10 @@ class Tables:
         first: bool,
         last: bool,
     ) -> _planner.Cost:
-        """first, last: whether the stage is, if its group can hold such a one."""
+        """Returns the cost of a stage.
+
+        first, last: whether it is the pipeline's, which counts only if its group can hold that one.
+        """
         ends = (first and index == 0, last and index == len(self.groups) - 1)
         type_index = self.groups[index].type_index
         key = (type_index, degrees, recompute, links, ends)
@@ -118,7 +124,7 @@ class Tables:
         )
 
     def _lanes(self, index: int, allowed: frozenset[int]) -> list[_planner.Lane]:
-        """Sets of choices that the stages of a group may mix."""
+        """Returns the sets of choices that the stages of a group may mix."""
         together: dict[object, list[int]] = {}
         for choice, (degrees, recompute) in enumerate(self.keys[index]):
             if degrees.tp in allowed:

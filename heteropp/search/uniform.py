@@ -79,7 +79,7 @@ class _Search:
     def _evaluate(
         self, share: Share, degrees: Degrees, recompute: bool, longer_from: int
     ) -> Uniform:
-        """Section 4.3.2's cost, and the most bytes beyond a chip's memory."""
+        """Returns a plan's seconds by section 4.3.2, and the most bytes that a chip lacks."""
         stages = self._stages(degrees, recompute, longer_from)
         cost_s, lacking_bytes = evaluate(self.costs, share, stages)
         return Uniform(lacking_bytes, cost_s, degrees.dp, degrees.tp, recompute, longer_from)

@@ -37,9 +37,10 @@ def parse(text: str) -> list[Change]:
 
 
 def changed(cluster: Cluster, changes: list[Change]) -> Cluster:
-    """The cluster after the changes: more nodes are as the last of their chip type, which go first.
+    """Returns the cluster after the changes.
 
-    Raises SearchError when there are no such nodes, or too few.
+    Nodes are added as copies of the last of their chip type, and removed from the last on. Raises
+    SearchError when there are no such nodes, or too few.
     """
     nodes = list(cluster.nodes)
     for change in changes:

@@ -64,7 +64,7 @@ def search(request: Request) -> Result:
 
 
 def _micro_batches(global_batch: int, groups: list[_Group]) -> list[int]:
-    """The sizes, in sequences, that give every chip of every group at least one."""
+    """Returns the micro-batch sizes that give every chip of every group at least one sequence."""
     least = max(len(group.ranks) for group in groups)
     return [size for size in range(least, global_batch + 1) if global_batch % size == 0]
 
@@ -79,7 +79,7 @@ class _Group:
 
     @cached_property
     def link(self) -> Link:
-        """The slowest inside the group, which its collectives run at."""
+        """The slowest link inside the group, which sets the speed of its collectives."""
         cluster, first = self.request.cluster, self.ranks[0]
         firsts = {node.ranks.start: node for node in self.nodes}
         links = [_inside(node) for node in self.nodes if len(node.ranks) > 1]
@@ -121,7 +121,7 @@ class _Group:
         )
 
     def shares(self, micro_batch: int) -> dict[str, list[int]]:
-        """How many sequences of a micro-batch each chip of each type takes, longest last.
+        """Returns the sequences of a micro-batch that each chip takes, by chip type, most last.
 
         Each further sequence goes to the chip that ends earliest with it, so to all chips of a
         type before another type has its turn.
@@ -191,7 +191,10 @@ class _Division:
         ]
 
     def _layers(self) -> list[int]:
-        """In proportion to speed: each further layer to the group that ends earliest with it."""
+        """Returns the layers of each group, in proportion to its speed.
+
+        Each further layer goes to the group that ends earliest with it.
+        """
         last = len(self.groups) - 1
         rates = []
         for index in range(len(self.groups)):
@@ -234,7 +237,7 @@ class _Division:
         )
 
     def _latency_s(self, stages: Sequence[_Stage], ministages: int) -> float:
-        """Equation 1: the forward and backward of every ministage in turn, and the start.
+        """Returns a step's seconds (equation 1): start, all ministages' passes in turn, and end.
 
         All micro-batches pass a ministage before the next; its parameters are gathered, and its
         gradients scattered, while the ministage before it computes.
@@ -247,7 +250,7 @@ class _Division:
         backwards = [stage.backward_s / ministages for stage in stages]
 
         def turn_s(works: list[float], messages: list[float]) -> float:
-            """Of one ministage on all groups, when the next may begin on the first."""
+            """Returns the seconds from one ministage's begin to the next's on the first group."""
             busy = max(max(m * w, c) for w, c in zip(works, messages, strict=True))
             return max(busy, m * max(sends, default=0.0), sum(works) + sum(sends))
 
@@ -262,7 +265,9 @@ class _Division:
         return start_s + forward_s + backward_s + end_s
 
     def _sends_s(self, stages: Sequence[_Stage], ministages: int) -> list[float]:
-        """Of a micro-batch over each boundary, one way: its chips send side by side.
+        """Returns the seconds that a micro-batch takes over each boundary, one way.
+
+        The chips of the smaller group each send or receive an equal part at the same time.
 
         With several ministages the last group sends back to the first.
         """
@@ -279,7 +284,7 @@ class _Division:
         return result
 
     def _overrun_bytes(self, stages: Sequence[_Stage], ministages: int) -> int:
-        """The most that any chip lacks."""
+        """Returns the most bytes that any chip lacks; 0 where all have enough."""
         held = float(self.micro_batches)  # GPipe holds all
         worst = 0
         for s, stage in enumerate(stages):

@@ -36,7 +36,7 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Actor:
-    """Its ops name slots: of `seconds`, of `outboxes` or of `inboxes`."""
+    """A replica's table of ops; each names a slot of `seconds`, `outboxes` or `inboxes`."""
 
     ops: list[Op]
     seconds: list[float]
@@ -47,7 +47,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class Noise:
-    """Seconds of work are multiplied by a log-normal factor of mean 1."""
+    """A log-normal factor of mean 1 by which each work's seconds are multiplied."""
 
     sigma: float
     seed: int
@@ -55,11 +55,11 @@ class Noise:
 
 @dataclass
 class Timing:
-    """By actor: when each op began and ended, and how long messages under way were waited for."""
+    """When each op of each actor began and ended, in seconds, and what the actors waited for."""
 
-    starts: list[list[float]]
+    starts: list[list[float]]  # by actor and op
     ends: list[list[float]]
-    message_s: list[float]
+    message_s: list[float]  # by actor: waiting for messages that were under way
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class StuckError(RuntimeError):
         self.stuck = stuck
 
     def renumbered(self, numbers: list[int]) -> StuckError:
-        """With other numbers of the actors."""
+        """Returns the same error with actor `a` named `numbers[a]`."""
         return StuckError(
             [
                 Stuck(numbers[s.actor], s.op, tuple(numbers[b] for b in s.waits_for))
@@ -92,9 +92,10 @@ def play(
     noise: Noise | None = None,
     hold: bool = False,
 ) -> Timing:
-    """Raises StuckError when the tables cannot finish.
+    """Plays the actors' tables. Raises StuckError when they cannot finish.
 
-    `slack`: how many sends of an outbox may wait for their receives before the sender does.
+    slack: how many sends of an outbox may wait for their receives before the sender waits too.
+    hold: a send holds its actor until its messages have arrived.
     """
     engine = _Engine(actors, slack, noise, hold)
     engine.go()
@@ -202,14 +203,14 @@ class _Engine:
         heappush(self.events, (time_s, self.event_count, call, arguments))
 
     def _send(self, deliveries: list[Delivery], micro_batch: int, sender: int | None) -> None:
-        """`sender`: whom this holds."""
+        """Sends a micro-batch's messages. sender: the actor that waits until all have arrived."""
         if sender is not None:
             self.held[sender] = [len(deliveries), self.now]
         for delivery in deliveries:
             self._fly(_Flight(delivery, micro_batch, sender, self.now, self.now))
 
     def _fly(self, flight: _Flight) -> None:
-        """Into all pipes up to the first that is busy."""
+        """Moves a message into its pipes up to the first busy one, and on once that serves it."""
         now, free_s, pipes, hop = self.now, self.pipe_free_s, flight.delivery.pipes, flight.hop
         while hop < len(pipes):
             pipe, seconds = pipes[hop]
@@ -256,7 +257,10 @@ class _Engine:
         return arrival_s
 
     def _offer(self, a: int, outbox: int, micro_batch: int, now: float) -> float | None:
-        """Sends what has its receive posted, and leaves the rest to wait for it."""
+        """Sends the messages whose receives are posted; the others wait for theirs.
+
+        Returns when the send ends, or None where too many wait and the sender does too.
+        """
         for delivery in self.actors[a].outboxes[outbox]:
             key = delivery.inbox * self.micro_batches + micro_batch
             if key in self.posted[delivery.receiver]:
@@ -300,7 +304,7 @@ class _Engine:
 
 
 def _factors(noise: Noise | None, actor: int) -> Callable[[], float] | None:
-    """An actor's own sequence, so that it does not depend on what the others do."""
+    """Returns the actor's own random factors, which do not depend on what the others do."""
     if noise is None:
         return None
     generator = random.Random(f"{noise.seed} {actor}")

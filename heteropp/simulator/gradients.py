@@ -24,10 +24,10 @@ def reductions(
     reduce_s: Sequence[Sequence[float]],
     tables: Mapping[tuple[int, int], list[Action]],
 ) -> tuple[list[Group], list[list[list[int]]]]:
-    """The groups, and for each actor and ministage those it takes part in, in order.
+    """Returns the groups, and by actor and ministage those that it takes part in, in order.
 
-    The replicas of a stage are a group, and all that hold a common slice of parameters, last layers
-    first. reduce_s: over the replicas, by actor and ministage.
+    The replicas of a stage are a group, and so are all that hold a common slice of parameters; last
+    layers come first. reduce_s: the sum over the replicas, by actor and ministage.
     """
     groups: list[Group] = []
     taken: list[list[list[int]]] = [[[] for _ in seconds] for seconds in reduce_s]
@@ -47,7 +47,10 @@ def reductions(
 
 
 def _shared_bytes(plan: Plan) -> dict[tuple[Part, ...], int]:
-    """By the places that hold them, the gradients of parameters that stand at several."""
+    """Returns the gradient bytes of parameters that several places hold, by those places.
+
+    The last layers come first, as their gradients are ready first.
+    """
     width = max(4, plan.model.dtype_bytes)
     sizes = {p.name: width * math.prod(p.shape) for p in model_parameters(plan.model)}
     last_first = reversed(shared(plan).items())
@@ -60,7 +63,10 @@ def _reduced_at(tables: Mapping[tuple[int, int], list[Action]], part: Part) -> i
 
 
 def _sum_s(plan: Plan, cluster: Cluster, parts: Sequence[Part], size_bytes: int) -> float:
-    """Everyone sends what it keeps to the other places; the largest share takes longest."""
+    """Returns the seconds of a sum over several places.
+
+    Every rank sends what it keeps to the other places, and the largest share takes longest.
+    """
     stages = [plan.pipelines[p].stages[s] for p, s, _ in parts]
     share_bytes = size_bytes / min(stage.tp * shards(plan, stage) for stage in stages)
     ranks = tuple(stage.replicas[0].ranks[0] for stage in stages)

@@ -34,7 +34,7 @@ class MemoryCurve:
         return list(zip(self.times_s, self.bytes, strict=True))
 
     def first_over(self, capacity_bytes: int) -> tuple[float, int, Action] | None:
-        """When a capacity is first exceeded, what is needed then, and by which action."""
+        """Returns when a capacity is first exceeded, the bytes needed then, and the action."""
         for time_s, size, action in zip(self.times_s, self.bytes, self.actions, strict=True):
             if size > capacity_bytes:
                 return time_s, size, action
@@ -44,7 +44,10 @@ class MemoryCurve:
 def memory_curve(
     plan: Plan, cluster: Cluster, rank: int, rows: Iterable[tuple[Action, float, float]]
 ) -> MemoryCurve:
-    """Of one rank; `rows` are its actions, in order, each with its begin and end in seconds."""
+    """Returns the memory of one rank over a step.
+
+    rows: its actions, in order, each with its begin and end in seconds.
+    """
     rows = list(rows)
     walk = memory_walk(plan, rank, cluster, [action for action, *_ in rows])
     times, sizes, actions = [0.0], [walk.before()], [Action(Kind.F, 0)]

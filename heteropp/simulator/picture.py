@@ -15,7 +15,7 @@ SHARES = {"work": COLOURS["B"], "communication": "#e8a33d", "bubble": "#eeeeee"}
 
 
 def shown(simulation: Simulation) -> list[int]:
-    """The replicas to show: all, or of too many the first of each stage."""
+    """Returns the replicas to show: all or, if they are too many, the first of each stage."""
     seats = simulation.program.seats
     if len(seats) <= MOST_REPLICAS:
         return list(range(len(seats)))
@@ -23,7 +23,7 @@ def shown(simulation: Simulation) -> list[int]:
 
 
 def label(simulation: Simulation, a: int) -> str:
-    """Names a replica, or its whole stage where it stands for it."""
+    """Returns a replica's name, or its stage's name where the replica stands for the stage."""
     seat = simulation.program.seats[a]
     plan = simulation.plan
     stage = plan.pipelines[seat.pipeline].stages[seat.stage]
@@ -79,7 +79,7 @@ def _draw_shares(axes: Any, simulation: Simulation, rows: list[int], beside: Any
 
 
 def _draw_memory(axes: Any, corner: Any, simulation: Simulation, rows: list[int]) -> None:
-    """As shares of the chips' memory: curves, or, of many rows, shades."""
+    """Draws each row's memory as a share of its chip's: as curves, or many rows as shades."""
     corner.axis("off")
     axes.set_xlabel("seconds from the start of the step")
     capacity = [

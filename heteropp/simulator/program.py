@@ -52,9 +52,9 @@ class Program:
     actors: list[Actor]
     groups: list[Group]
     reductions: list[list[list[int]]]  # by actor and ministage: its groups, in order
-    norm_s: list[float]  # by actor: of its step, before all meet
-    exchange_s: float
-    update_s: list[float]  # by actor: after
+    norm_s: list[float]  # by actor: computing its norms, before all ranks exchange them
+    exchange_s: float  # that exchange
+    update_s: list[float]  # by actor: its update, after that exchange
 
 
 def compile_plan(
@@ -65,7 +65,9 @@ def compile_plan(
     message_factor: float = 1.0,
     whole_backwards: bool = False,
 ) -> Program:
-    """`emulated`: every pair of ranks has a link of its own, as emulated chips do.
+    """Returns the program of one step of a plan.
+
+    `emulated`: every pair of ranks has a link of its own, as emulated chips do.
 
     `slowdown` by rank: factors of the seconds of its work. `message_factor`: of the seconds of
     every message between stages. `whole_backwards`: see heteropp.schedule.actions.
@@ -155,7 +157,7 @@ class _Compiler:
     # seconds
 
     def _times(self, seat: Seat) -> list[Time]:
-        """By ministage; of the slowest rank, where ranks differ."""
+        """Returns the times of each ministage; where a seat's ranks differ, the slowest counts."""
         links = {group_links(self.plan, self.cluster, rank) for rank in seat.ranks}
         chip = self.cluster.chip(seat.ranks[0])
         profile = chip_profile(self.cluster, self.cluster.node(seat.ranks[0]).chip_name)
@@ -174,7 +176,7 @@ class _Compiler:
         return result
 
     def _seconds(self, a: int) -> list[float]:
-        """By slot: every kind of WORKS for each ministage."""
+        """Returns the seconds of an actor's slots: every kind of WORKS for each ministage."""
         gather_s = self._gather_s(self.seats[a])
         seconds = []
         for time in self.times[a]:
@@ -191,7 +193,10 @@ class _Compiler:
         return seconds
 
     def _gather_s(self, seat: Seat) -> float:
-        """Of a boundary tensor over the tensor-parallel group, once it has arrived."""
+        """Returns the seconds to pass a boundary tensor on to the tensor-parallel group.
+
+        That begins once the tensor has arrived, and the group's slowest rank counts.
+        """
         stage = self._stage(seat)
         box = piece_box(stage, seat.replica, 0, self.plan.model.sequence_length)
         size = box.shape[0] * stage.tp * self._row_bytes
@@ -212,7 +217,7 @@ class _Compiler:
     # messages
 
     def _connect(self, p: int) -> None:
-        """Activations go along the pipeline's path, gradients back."""
+        """Makes a pipeline's messages: activations along its path, and gradients back."""
         pipeline = self.plan.pipelines[p]
         for (s, k), (t, j) in links(self.plan.schedule, pipeline):
             if s == t:
@@ -230,7 +235,11 @@ class _Compiler:
                 self.turns[p, t][kind, j] = rows // other.micro_batch
 
     def _boundary(self, sender: Stage, receiver: Stage, outbox: int, inbox: int) -> None:
-        """The boxes given are the first; micro-batches that are parts of a message take turns."""
+        """Makes the messages from one stage to another.
+
+        outbox and inbox are the first of their boxes: where the stages' micro-batches differ in
+        size, those that make up the common multiple take one box each in turn.
+        """
         length, strategy = self.plan.model.sequence_length, self.plan.resharding
         for message in messages(sender, receiver, length, strategy):
             first = message.box.ranges[0][0] // length
@@ -264,7 +273,7 @@ class _Compiler:
 def _ops(
     table: list[Action], ministages: int, parts: int, turns: Mapping[tuple[Kind, int], int]
 ) -> list[Op]:
-    """One op an action but the last, the step, with the slots that _Compiler fills."""
+    """Returns an op for each action but the last, the step, with the slots that _Compiler fills."""
     slots: dict[tuple[Kind, int], tuple[int, int]] = {}
     for k in range(ministages):
         for i, kind in enumerate(WORKS):
@@ -288,7 +297,7 @@ def _slowest(times: list[Time]) -> Time:
 
 
 def _exchange_s(plan: Plan, cluster: Cluster) -> float:
-    """Every rank gives every other the norm of each parameter of the model, and the loss."""
+    """Returns the seconds in which all ranks exchange each parameter's norm, and the loss."""
     row_bytes = max(4, plan.model.dtype_bytes) * (len(model_parameters(plan.model)) + 1)
     everyone = tuple(range(plan.world_size))
     link = slowest_link(cluster, 0, everyone)

@@ -14,7 +14,9 @@ class Group:
 
 
 def settle(groups: list[Group], wanted: list[list[tuple[int, float]]]) -> list[list[float]]:
-    """When each reduction ends; `wanted` are each actor's (group, when it has come to it).
+    """Returns when each reduction ends, by actor and in the order of its `wanted`.
+
+    wanted: each actor's groups, and when it has come to each.
 
     A reduction begins when every member has come to it and is free; the first that all have come
     to goes first, whatever order its members came in.

@@ -17,7 +17,7 @@ from heteropp.simulator.engine import Actor, Delivery, Noise, StuckError, Timing
 def play_folded(
     actors: list[Actor], slack: int | None, noise: Noise | None, hold: bool = False
 ) -> Timing:
-    """What `play` gives for all actors. Raises StuckError with numbers of `actors`."""
+    """Returns what `play` does for all actors. Raises StuckError with numbers of `actors`."""
     if noise is not None:
         return play(actors, slack, noise, hold)
     actors = _without_twins(actors)
@@ -91,10 +91,10 @@ def _messages(actors: list[Actor]) -> list[_Message]:
 
 
 def _twins(messages: list[_Message]) -> dict[int, int]:
-    """For each pipe the first of its twins.
+    """Returns the first of each pipe's twins, by pipe.
 
-    Twins are used by the same sends, for as long, next to pipes that are twins again, and none
-    of those by two messages of a send: so they are always busy at the same times.
+    Twins are used by the same sends, for as long, next to pipes that are twins again, and none of
+    them carries two messages of a send: so they are always busy at the same times.
     """
     kind = {pipe: 0 for message in messages for pipe in message.pipes}
     kinds = 0
@@ -112,7 +112,10 @@ def _twins(messages: list[_Message]) -> dict[int, int]:
 
 
 def _parts(actors: list[Actor]) -> list[list[int]]:
-    """Actors that messages or pipes join, directly or through others; in ascending order."""
+    """Returns the sets of actors that messages or pipes join, directly or through others.
+
+    The actors of a set are in ascending order.
+    """
     parent = list(range(len(actors)))
 
     def root(a: int) -> int:
@@ -133,7 +136,7 @@ def _parts(actors: list[Actor]) -> list[list[int]]:
 
 
 def _signature(actors: list[Actor], part: list[int]) -> Hashable:
-    """Equal for parts that are alike but for the numbers of their actors and pipes."""
+    """Returns a key, equal for parts that differ only in their actors' and pipes' numbers."""
     number = {a: i for i, a in enumerate(part)}
     pipe_number: dict[int, int] = {}
     return tuple(

@@ -1,4 +1,4 @@
-"""A rank's state in flat buffers: of the training that it leaves, and fresh for the one to come."""
+"""A rank's state in flat buffers: those of the old plan's training, and fresh ones for the new."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Buffers = dict[tuple[int, str], Tensor]  # by ministage and quantity
 
 
 def of_training(update: Update) -> Buffers:
-    """The running training's own tensors.
+    """Returns the running training's own tensors.
 
-    Where some of them come and go (Zorse's offload), all are copied to host memory.
+    Where some of them come and go (Zorse's offload), it returns copies in host memory.
     """
     copies = update.bring is not None
     return {
@@ -30,7 +30,7 @@ def of_training(update: Update) -> Buffers:
 
 
 def to_host(buffers: Buffers) -> None:
-    """Makes room on the chip: one after another goes to host memory."""
+    """Moves one buffer after another to host memory, which makes room on the chip."""
     for key in buffers:
         buffers[key] = buffers[key].cpu()
 
@@ -46,14 +46,14 @@ def fresh(plan: Plan, rank: int, quantities: Sequence[Quantity], device: torch.d
 
 @torch.no_grad()
 def fill(update: Update, buffers: Buffers) -> None:
-    """Takes a training's state from buffers of the same plan and rank; they are free then."""
+    """Copies a training's state from buffers of the same plan and rank, and lets go of them."""
     for k, flat in enumerate(update.each()):
         for name, tensor in _tensors(flat).items():
             tensor.copy_(buffers.pop((k, name)))
 
 
 def pieces(plan: Plan, rank: int, table: Table, buffers: Buffers) -> list[Piece]:
-    """A rank's slices as views of its buffers, numbered as in the table."""
+    """Returns a rank's slices as views of its buffers, numbered as in the table."""
     return [
         Piece(
             table.tensors[h.name, h.quantity.name],
@@ -65,7 +65,7 @@ def pieces(plan: Plan, rank: int, table: Table, buffers: Buffers) -> list[Piece]
 
 
 def _tensors(flat: FlatParameters) -> dict[str, Tensor]:
-    """By quantity of the state."""
+    """Returns the tensors of a ministage's state, by quantity."""
     tensors = {
         "parameter": flat.values,
         "average": flat.optimizer.average,

@@ -1,7 +1,8 @@
 """Moves the state of a training from the members of one plan to those of another.
 
-Between the two plans' worlds stands one of all their members, in which the state moves: who leaves
-and who joins is there, and both are gone, or have begun, once it has ended.
+Between the two plans' worlds stands one of all their members, in which the state moves. Members
+that leave and members that join both take part in it: the former end, and the latter begin to
+train, once it has ended.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class Switch:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """By rank of the world between: those of the new plan, then the leavers."""
+        """All members' names, by rank of the world in which the state moves.
+
+        Those of the new plan come first, then those that leave.
+        """
         leavers = [name for name in self.old_members if name not in self.new_members]
         return (*self.new_members, *leavers)
 
@@ -68,10 +72,10 @@ def move(
     own: tuple[Position, Buffers] | None,
     device: torch.device,
 ) -> tuple[Position, Buffers | None]:
-    """In the world of all members: gives the position, and the buffers of a rank of the new plan.
+    """Moves the state in the world of all members, each of which calls it.
 
-    own: what this member has under the old plan, if it was a rank of that; device: where the new
-    buffers are to be.
+    Returns the training's position and, for a rank of the new plan, its buffers. own: what this
+    member has under the old plan, if it is a rank of it; device: where the new buffers will be.
     """
     name = switch.members[control.rank]
     held, wanted, buffers = [], [], None

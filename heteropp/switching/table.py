@@ -33,7 +33,10 @@ class Quantity:
 
 
 def state(model: Model) -> tuple[Quantity, ...]:
-    """What training goes on from. A model of 16 bits has a wide value of what it computes with."""
+    """Returns the quantities that training goes on from.
+
+    A model of 16 bits also has a wide value (master copy) of every parameter.
+    """
     values = [Quantity("parameter", model.dtype, whole=True)]
     if model.dtype != model.wide_dtype:
         values.append(Quantity("value", model.wide_dtype, whole=False))
@@ -65,12 +68,12 @@ class Table:
 
     @cached_property
     def volume_bytes(self) -> dict[Link, int]:
-        """What passes each link."""
+        """The bytes that pass each link."""
         return volume_bytes(self.rounds)
 
     @property
     def sent_bytes(self) -> Counter[int]:
-        """By rank, as far as it sends."""
+        """The bytes that each rank sends to others; ranks that send nothing are left out."""
         sent: Counter[int] = Counter()
         for (sender, _), size_bytes in self.volume_bytes.items():
             sent[sender] += size_bytes
@@ -78,7 +81,7 @@ class Table:
 
     @property
     def stayed_bytes(self) -> Counter[int]:
-        """By rank, what it wants and had already."""
+        """The bytes that each rank wants and already had under the old plan."""
         stayed: Counter[int] = Counter()
         for transfer in (transfer for round_ in self.rounds for transfer in round_):
             if transfer.senders == (transfer.receiver,):
@@ -94,9 +97,10 @@ def table(
     bytes_per_s: BytesPerS = alike,
     quantities: Sequence[Quantity] | None = None,
 ) -> Table:
-    """What moves, of the whole state if not told otherwise, from one plan's ranks to the other's.
+    """Returns what moves from the old plan's ranks to the new plan's.
 
-    old_ranks and new_ranks: by rank of the plan, its number in the world that moves it.
+    old_ranks and new_ranks: by rank of the plan, its rank in the world that moves the state.
+    quantities: those of the whole state if None. Raises ValueError for plans of unlike models.
     """
     if not _alike(old.model, new.model):
         raise ValueError(f"plans of unlike models, {old.model.name} and {new.model.name}")
@@ -119,7 +123,10 @@ def table(
 
 
 def holdings(plan: Plan, rank: int, quantities: Sequence[Quantity]) -> Iterator[Holding]:
-    """What a rank holds between two steps; a parameter may stand in two of its ministages."""
+    """Yields what a rank holds between two steps.
+
+    A parameter may stand in two of its ministages.
+    """
     for k, (whole, shard) in enumerate(layouts(plan, rank)):
         entries = [Piece(e.global_name, e.box, e.first, e.last) for e in whole.entries]
         pieces, start = whole.pieces(shard), whole.shard(shard).start
@@ -131,7 +138,7 @@ def holdings(plan: Plan, rank: int, quantities: Sequence[Quantity]) -> Iterator[
 
 
 def layouts(plan: Plan, rank: int) -> list[tuple[Layout, int]]:
-    """By ministage, how a rank's flat buffers are laid out, and which shard the rank keeps."""
+    """Returns, for each ministage, its flat buffers' layout and the shard that the rank keeps."""
     p, s, _, tp_index = plan.place(rank)
     stage = plan.pipelines[p].stages[s]
     shards = stage.dp if plan.zero_stage else 1
@@ -145,7 +152,7 @@ def layouts(plan: Plan, rank: int) -> list[tuple[Layout, int]]:
 def buffer_sizes(
     plan: Plan, rank: int, quantities: Sequence[Quantity]
 ) -> dict[tuple[int, str], int]:
-    """By ministage and quantity, elements of a rank's buffer."""
+    """Returns the number of elements of a rank's buffers, by ministage and quantity."""
     return {
         (k, quantity.name): whole.size if quantity.whole else whole.size // whole.shards
         for k, (whole, _) in enumerate(layouts(plan, rank))
@@ -154,7 +161,7 @@ def buffer_sizes(
 
 
 def state_bytes(plan: Plan, rank: int) -> int:
-    """All that a rank holds of the state."""
+    """Returns the bytes of all the state that a rank holds."""
     quantities = state(plan.model)
     itemsizes = {quantity.name: quantity.itemsize for quantity in quantities}
     sizes = buffer_sizes(plan, rank, quantities)

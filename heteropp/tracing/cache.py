@@ -38,7 +38,7 @@ _read: dict[Path, dict[str, Any]] = {}  # what this process knows of each file
 
 
 def get(model: Model, key: str, make: Callable[[], Any], use: Callable[[Any], T]) -> T:
-    """What `use` makes of a model's entry, which is made and kept where there is none to use."""
+    """Returns what `use` makes of a model's entry; makes and keeps the entry if there is none."""
     path = _path(model)
     if path not in _read:
         _read[path] = _load(path)
@@ -64,7 +64,7 @@ def _path(model: Model) -> Path:
 
 @cache
 def _code() -> bytes:
-    """A digest of torch's version and the sources that are traced, or trace."""
+    """Returns a digest of torch's version and of our sources that a trace depends on."""
     torch = find_spec("torch")  # which does not import it
     assert torch is not None and torch.origin is not None
     files = [Path(torch.origin).parent / "version.py"]
@@ -99,5 +99,5 @@ def _store(path: Path, entries: dict[str, Any]) -> None:
 
 
 def _head(body: str) -> str:
-    """The first line of a file, which tells whether the others are whole."""
+    """Returns the first line of a file, whose digest tells whether the other lines are whole."""
     return f'{{"format": {FORMAT}, "sha256": "{hashlib.sha256(body.encode()).hexdigest()}",'

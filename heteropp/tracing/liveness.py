@@ -31,7 +31,7 @@ class Liveness(TorchDispatchMode):
         return result
 
     def ignore(self, tensor: Tensor) -> None:
-        """For tensors that are charged elsewhere: parameters, gradients, constants."""
+        """Leaves a tensor out: parameters, gradients and constants are charged elsewhere."""
         self._known.add(tensor.untyped_storage()._cdata)
 
     def _add(self, tensor: Tensor) -> None:

@@ -163,13 +163,19 @@ class _FusedAttention(torch.autograd.Function):
 def _charge_attention(
     name: str, products: int, key: Tensor, tensors: tuple[Tensor, ...]
 ) -> Operator:
-    """`tensors` begins with one of the query's shape, [.., tokens, head size]."""
+    """Returns the operator of an attention kernel with so many matrix products.
+
+    The first of `tensors` has the query's shape, [.., tokens, head size].
+    """
     flops = 2 * products * tensors[0].numel() * key.shape[-2]
     return Operator(name, True, (flops,), sum(t.numel() * t.element_size() for t in tensors))
 
 
 class _ChipKernels(TorchFunctionMode):
-    """On meta tensors PyTorch takes RMSNorm and attention apart; a chip does not."""
+    """Counts RMSNorm and attention as one operator each, as a chip runs them.
+
+    On meta tensors PyTorch would run them as several operators.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.rms_norm:

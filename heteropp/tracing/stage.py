@@ -57,7 +57,10 @@ def record_stage(model: Model, layers: int, kind: StageKind) -> Recording:
     spans = {}
 
     def forward_and_input() -> dict[str, int]:
-        """Up to the gradient of the input, which leaves before the weights' are computed."""
+        """Traces the forward and the backward's first half; returns the ends' sizes in bytes.
+
+        The first half ends with the input's gradient, which is sent before W computes the weights'.
+        """
         with live:
             x = tokens
             if not first:
@@ -106,13 +109,16 @@ def record_stage(model: Model, layers: int, kind: StageKind) -> Recording:
 def model_around(
     model: Model, layers: int, first: bool, last: bool
 ) -> tuple[Model, tuple[int, int]]:
-    """A model of which the layers are the first, last, both or neither part; and which they are."""
+    """Returns a model that contains a stage of so many layers, and the stage's [first, last).
+
+    first, last: whether the stage is the model's first and last.
+    """
     start = 0 if first else 1
     return replace(model, layers=layers + (not first) + (not last)), (start, start + layers)
 
 
 def update(flat: FlatParameters) -> None:
-    """All of an update that needs no other rank."""
+    """Runs all of an update that needs no other rank."""
     gradient = flat.reduced()
     clip(gradient, torch.empty((), device=gradient.device), 1.0)
     flat.optimizer.update(gradient, 1e-3)

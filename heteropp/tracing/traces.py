@@ -40,7 +40,10 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class StageTrace:
-    """Bytes are of one rank and one micro-batch, rounded as device allocators round."""
+    """The work and memory of a stage, as traced.
+
+    Bytes are those of one rank and one micro-batch, rounded as device allocators round.
+    """
 
     forward: Piece
     backward_input: Piece  # the gradient of the stage's input, which the stage before waits for
@@ -62,9 +65,9 @@ class StageTrace:
 
 
 def trace_stage(model: Model, layers: int, kind: StageKind) -> StageTrace:
-    """A stage of a few layers.
+    """Returns the trace of a stage of a few layers.
 
-    Traces it, which needs torch, unless that was done before on this machine.
+    It is traced, which needs torch, unless that was done before on this machine.
     """
     counts = (2, 3) if kind.sequences > 1 else (1,)
     key = f"layers={layers} {replace(kind, sequences=counts[0])}"
@@ -85,13 +88,15 @@ class StageTraces:
     two: StageTrace
 
     def of(self, layers: int, what: Callable[[StageTrace], int]) -> int:
-        """What is affine in the layers, of so many."""
+        """Returns a figure that is affine in the layers, for so many of them."""
         return what(self.one) + (layers - 1) * (what(self.two) - what(self.one))
 
     def peak(self, layers: int, what: Callable[[StageTrace], int]) -> int:
-        """What is affine in the layers too, but that short stages peak elsewhere than long ones.
+        """Returns an upper bound of a peak for so many layers.
 
-        Where these do, they hold all that a forward keeps; no stage holds more than is said here.
+        A peak is affine in the layers too, except that long stages may peak at another moment than
+        short ones. At that moment they hold all that a forward keeps, so that each layer adds at
+        most the larger of the two slopes.
         """
         kept = self.two.kept_bytes - self.one.kept_bytes
         return what(self.one) + (layers - 1) * max(what(self.two) - what(self.one), kept)
@@ -99,13 +104,13 @@ class StageTraces:
 
 @lru_cache(maxsize=4096)
 def trace_stages(model: Model, kind: StageKind) -> StageTraces:
-    """Traced if they never were."""
+    """Returns the traces of stages of one and of two layers."""
     one, two = (trace_stage(model, layers, kind) for layers in (1, 2))
     return StageTraces(one, two)
 
 
 def outline(recordings: Sequence[Recording]) -> Entry:
-    """What a stage costs, from its recording with 1 sequence, or those with 2 and 3."""
+    """Returns what a stage costs, from its recording with 1 sequence, or those with 2 and 3."""
 
     def size(values: Iterable[int]) -> Size:
         two, *three = values
@@ -149,7 +154,7 @@ def outline(recordings: Sequence[Recording]) -> Entry:
 def _outline_piece(
     traces: Sequence[Trace], size: Callable[[Iterable[int]], Size]
 ) -> tuple[Counter, ...]:
-    """Operators as (product, counts, bytes), all-reduces and gathers as bytes; how many of each."""
+    """Counts operators as (product, counts, bytes), and all-reduces and gathers as bytes."""
     operators: Counter = Counter()
     for alike in zip(*(trace.operators for trace in traces), strict=True):
         if len({(op.name, op.product, len(op.counts)) for op in alike}) != 1:
@@ -170,7 +175,7 @@ def _exceeds(a: Size, b: Size) -> bool:
 def _alive(
     tensors: list[Size], events: list[int], span: tuple[int, int], before: Counter | None = None
 ) -> tuple[Counter, list[Counter]]:
-    """The tensors alive at the end of a span, and at each moment when they may have been most.
+    """Returns the tensors alive at a span's end, and at each moment when they may peak.
 
     before: those alive at its begin; when None, only what is born in the span counts.
     """
@@ -187,7 +192,7 @@ def _alive(
 
 
 def _merge(state: Counter) -> Counter:
-    """The same bytes as fewer tensors: those that rounding leaves alone become one."""
+    """Returns the same bytes as fewer tensors: those that need no rounding become one."""
     merged: Counter = Counter()
     constant = each = 0
     for (own_constant, own_each), number in state.items():
@@ -206,7 +211,7 @@ def _round(size_bytes: int) -> int:
 
 
 def _peaks(states: list[Counter]) -> list:
-    """Those that may be the largest, with some number of sequences."""
+    """Returns the states, as rows, that may be the largest with some number of sequences."""
     kept: list[Counter] = []
     for state in map(_merge, states):
         if not any(_holds(other, state) for other in kept):
@@ -215,7 +220,7 @@ def _peaks(states: list[Counter]) -> list:
 
 
 def _holds(larger: Counter, smaller: Counter) -> bool:
-    """Whether one state never has fewer bytes than another: a larger size for each tensor."""
+    """Whether one state has at least another's bytes: for each tensor one no smaller."""
     sizes = sorted(larger.elements(), reverse=True)
     for size in sorted(smaller.elements(), reverse=True):
         found = next((s for s in sizes if s == size or _exceeds(s, size)), None)
@@ -226,7 +231,7 @@ def _holds(larger: Counter, smaller: Counter) -> bool:
 
 
 def _counted(counted: Counter) -> list:
-    """(how many, what) in order."""
+    """Returns (how many, what), in the order of what is counted."""
     return [(number, what) for what, number in sorted(counted.items())]
 
 
@@ -235,7 +240,7 @@ def _rows(counted: Counter) -> list:
 
 
 def at(entry: Entry, sequences: int) -> StageTrace:
-    """A traced stage with a number of sequences in its micro-batch."""
+    """Returns a traced stage with a number of sequences in its micro-batch."""
 
     def rounded(rows: Iterable) -> int:
         return sum(number * _round(constant + each * sequences) for number, constant, each in rows)

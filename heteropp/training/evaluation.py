@@ -16,10 +16,10 @@ FORWARD = (Kind.RECV_ACTIVATION, Kind.GATHER_ACTIVATION, Kind.F, Kind.SEND_ACTIV
 
 
 def evaluate(executor: Passes, batch: Batch) -> float:
-    """The loss of a batch between two steps; every rank calls it, and gets the same.
+    """Returns the loss of a batch between two steps; every rank calls it, and gets the same.
 
-    Of a step's actions only the forwards run: in the same order, and so they cannot wait for each
-    other for ever.
+    Only the forward actions of a step run. They keep the step's order, so that no ranks can wait
+    for each other for ever.
     """
     executor.batch, executor.work = batch, defaultdict(MicroBatch)
     executor.loss = torch.zeros((), device=executor.device, dtype=executor.flats[0].wide)
@@ -43,7 +43,7 @@ def evaluate(executor: Passes, batch: Batch) -> float:
 
 
 def _run(executor: Passes, action: Action) -> None:
-    """One action; after the last of a forward nothing of it is kept."""
+    """Runs one action; after the last one of a forward nothing of it is kept."""
     k, i = action.ministage, action.micro_batch
     assert i is not None
     executor.current = action

@@ -64,7 +64,7 @@ class Executor(Passes):
         return StepResult(**vars(self.outcome), marks=self.marks, tokens=self.tokens)
 
     def evaluate(self, batch: Batch) -> float:
-        """The loss of a batch that is only tried on; every rank gets the same."""
+        """Returns the loss of a batch that is not trained on; every rank gets the same."""
         return evaluate(self, batch)
 
     def _do(self, action: Action) -> None:

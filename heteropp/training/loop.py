@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:
-    """One step; rank 0, which has a reporter, gets what it came to."""
+    """Trains one step; returns its metrics on rank 0, which has a reporter, else None."""
     result, step_s = trainer.step()
     validation_loss = trainer.validate()
     key = f"metrics/{trainer.completed}"

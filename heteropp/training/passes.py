@@ -115,7 +115,7 @@ class Passes:
                 self.following[k], self.previous[after.ministage] = after.ministage, k
 
     def accumulate(self, batch: Batch) -> None:
-        """All of a step but its end: gradients are neither zeroed before nor reduced after it."""
+        """Runs a batch's actions; it neither zeroes gradients before nor reduces them after."""
         self.begin(batch)
         for action in self.actions:
             if action.micro_batch is not None:
@@ -123,7 +123,7 @@ class Passes:
         self.end()
 
     def begin(self, batch: Batch) -> None:
-        """Before a batch's first action."""
+        """Gets ready for a batch's first action, and posts the first receives."""
         self.batch = batch
         self.loss = torch.zeros((), device=self.device, dtype=self.flats[0].wide)
         self.work = defaultdict(MicroBatch)
@@ -132,7 +132,7 @@ class Passes:
             inbox.begin(*self.expected[key])
 
     def end(self) -> None:
-        """After a batch's last action: waits until all that was sent has left."""
+        """Ends a batch after its last action: waits until all that was sent has left."""
         for outbox in self.outboxes.values():
             outbox.finish()
         self.current = None
@@ -140,7 +140,11 @@ class Passes:
             self.whole.learn(self.marks)
 
     def told_loss(self) -> Tensor:
-        """This rank's part of the batch's loss; a replica's is its first rank's to tell."""
+        """Returns this rank's part of the batch's loss.
+
+        A replica's first rank returns all of the replica's, and the others zero, so that it counts
+        once.
+        """
         return torch.zeros_like(self.loss) if self.place.tp_index else self.loss
 
     def _run(self, action: Action) -> None:
@@ -221,7 +225,7 @@ class Passes:
             work.output = get_gradient_edge(work.output)  # all that the backward asks for
 
     def _backward(self, k: int, i: int) -> None:
-        """B; and I, as what was put off in the forward stays so."""
+        """Runs B, or I: the weight gradients that the forward put off then wait for W."""
         work = self.work[k, i]
         assert work.output is not None and work.input is not None
         if self.modules[k].is_last and self.loss_scale != 1:

@@ -1,4 +1,4 @@
-"""What a rank adds to a checkpoint or a copy of the state, and takes from one."""
+"""What a rank adds to a checkpoint or a snapshot of the state, and takes from one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Source(Protocol):
     """Where a state is taken from."""
 
     def read(self, quantity: Quantity, name: str, box: Box) -> Tensor:
-        """A box of a parameter, on the host."""
+        """Returns a box of a quantity of a parameter, on the host."""
 
 
 class State:
@@ -41,11 +41,14 @@ class State:
         self.update, self.guard = update, guard
 
     def slices(self) -> Iterator[tuple[Slice, Tensors]]:
-        """What this rank speaks for; over all ranks, each element of the model once."""
+        """Yields the slices that this rank speaks for: each element of the model has one rank."""
         return ((held.slice, held.tensors) for held in self.held() if held.spoken_for)
 
     def held(self) -> Iterator[Held]:
-        """All that this rank holds with its optimizer's state, copies of other ranks' included."""
+        """Yields the slices that this rank holds, with the optimizer's state of each.
+
+        Those that another rank speaks for are among them.
+        """
         for flat, sums in zip(self.update.each(), self.update.sums, strict=True):
             entries = {entry.global_name: entry for entry in flat.entries}
             tp, shards = flat.module.group, flat.layout.shards
@@ -56,7 +59,7 @@ class State:
                 yield Held(shard, Slice(piece.name, piece.box), tensors, spoken_for)
 
     def wanted(self) -> set[tuple[Quantity, Slice]]:
-        """What `restore` reads."""
+        """Returns the quantities and slices that `restore` reads."""
         found: set[tuple[Quantity, Slice]] = set()
         for flat in self.update.flats:
             found |= {("value", Slice(entry.global_name, entry.box)) for entry in flat.entries}
@@ -66,7 +69,7 @@ class State:
         return found
 
     def blocks(self) -> dict[str, set[Slice]]:
-        """What this rank holds of each block of the model."""
+        """Returns the slices that this rank holds of each block of the model."""
         found: dict[str, set[Slice]] = defaultdict(set)
         for flat in self.update.flats:
             for piece in flat.pieces:
@@ -86,7 +89,10 @@ class State:
 
     @torch.no_grad()
     def restore(self, source: Source, scalars: Scalars) -> None:
-        """Fills this rank's parameters and optimizer, however they were cut. CheckpointError."""
+        """Fills this rank's parameters and optimizer, however they were cut when they were kept.
+
+        Raises CheckpointError where the source lacks some of them.
+        """
         for flat in self.update.each():
             for entry in flat.entries:
                 value = source.read("value", entry.global_name, entry.box)
@@ -97,7 +103,7 @@ class State:
         self.take(scalars)
 
     def take(self, scalars: Scalars) -> None:
-        """What a step depends on besides tensors."""
+        """Takes over the scalars, which a step depends on besides tensors."""
         for flat in self.update.flats:
             flat.optimizer.steps.fill_(scalars.updates)
         if self.update.scaler and scalars.loss_scale is not None:
@@ -107,7 +113,7 @@ class State:
 
 
 def _shard(flat: FlatParameters) -> dict[Quantity, Tensor]:
-    """The optimizer's tensors, each of the length of the shard."""
+    """Returns the optimizer's tensors, each of the length of the shard."""
     optimizer = flat.optimizer
     return {
         "value": flat.master,

@@ -100,7 +100,7 @@ class Run:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What ranks are called, "rank 3 (chip B)"."""
+        """The names of the ranks in messages, such as "rank 3 (chip B)"."""
         return tuple(f"rank {i} (chip {chip.chip_type})" for i, chip in enumerate(self.chips))
 
     def validates(self, step: int) -> bool:
@@ -173,7 +173,7 @@ class Trainer:
         return Batches(Sequences(tokens, run.plan.model, seed), run.plan, self.place, device)
 
     def doing(self) -> str:
-        """What this rank is at, for the line it ends with."""
+        """Says what this rank is doing, for the line that it prints as it ends."""
         action = self.executor.current
         if action is None:
             return f"between steps {self.completed} and {self.completed + 1}"
@@ -181,7 +181,7 @@ class Trainer:
         return f"in {action.kind}{where}, step {self.completed + 1}"
 
     def step(self) -> tuple[StepResult, float]:
-        """One step; gives its result and how long it took here, in seconds."""
+        """Trains one step; returns its result and the seconds that it took on this rank."""
         self.device.begin_step()
         start_s = time.monotonic()
         learning_rate = self.run.hyperparameters.learning_rate_at(self.completed)
@@ -198,7 +198,7 @@ class Trainer:
         return result, step_s
 
     def validate(self) -> float | None:
-        """The mean loss over the whole validation data, where it is wanted after this step."""
+        """Returns the mean loss over all validation data, or None where it is not due."""
         if self.validation is None or not self.run.validates(self.completed):
             return None
         total, counted = 0.0, 0
@@ -222,7 +222,7 @@ class Trainer:
         )
 
     def save(self, writer: Writer) -> None:
-        """Every rank must."""
+        """Saves a checkpoint; every rank must call it."""
         writer.save(self.manifest(), self.state.slices())
 
     def initialise(self) -> None:

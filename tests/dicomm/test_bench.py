@@ -102,7 +102,7 @@ def test_p2p_holds_every_api_and_transport_against_the_peers_that_are_there(
 
 
 def test_peers_that_are_not_installed_are_said_to_be_absent() -> None:
-    """And bandwidth is measured without them."""
+    """The missing peers are named in the rows, and bandwidth is measured without them."""
     arguments = ("--sizes", "4K", "--transports", "shm", "--apis", "python", "--peers", "mpi,ucx")
     rows = found("bandwidth", *arguments, *QUICK, PATH="/nowhere")
     assert missing(rows) == {

@@ -25,7 +25,7 @@ CLASSES = ["same PCIe switch", "same host bridge", "same NUMA node", "across NUM
 
 @cache
 def folders(root: Path, address: str) -> tuple[str, ...]:
-    """From the host bridge down to the device."""
+    """The names of the folders of a PCI device in sysfs, from its host bridge down to itself."""
     parts = (root / "bus/pci/devices" / address).resolve().relative_to(root / "devices").parts
     assert parts[0].startswith("pci")
     return parts

@@ -104,7 +104,7 @@ FAULTS: dict[str, tuple[str, Callable[[], Callable[..., Tensor]]]] = {
 
 
 def plant(fault: str) -> torch.library.Library:
-    """In force as long as what it returns lives."""
+    """Replaces an operator of the chip by a faulty one while the returned library lives."""
     operator, make = FAULTS[fault]
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings(action="ignore"):  # torch warns of the kernel it replaces

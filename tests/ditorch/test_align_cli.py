@@ -179,7 +179,7 @@ def test_a_page_that_cannot_be_written_is_one_sentence(sample: Path, tmp_path: P
 
 
 def test_losses_of_two_machines_are_compared(tmp_path: Path) -> None:
-    """Against the mean worked out by hand."""
+    """`ditorch-align compare` gives the mean relative error that is worked out by hand here."""
 
     def losses(name: str, values: list[float]) -> Path:
         findings = Findings(tool="loss", chip=name, losses=[LossCurve(name=name, losses=values)])
@@ -288,7 +288,7 @@ def test_run_holds_losses_and_operators_against_the_reference(tmp_path: Path) ->
 
 
 def test_a_chip_whose_run_is_lost_fails_and_the_others_are_judged(tmp_path: Path) -> None:
-    """Here its script takes along the process that runs it; one out of time ends likewise."""
+    """The script kills the process that runs it; a run that exceeds its time ends the same way."""
     script = tmp_path / "train.py"
     script.write_text(
         "import os, signal\n"

@@ -1,4 +1,4 @@
-"""On a chip that does its work as late as it may, nothing is used again before that.
+"""Memory is not used again before its work is done, even on a chip that works as late as it may.
 
 vendors_in_c/late.c copies when it is synchronized or queried for the third time, and not before.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import forks
 import pytest
+from installed import need
 from on_chip import ROOT, run_python
 
 LATE = Path(__file__).parent / "vendors_in_c" / "late.c"
@@ -20,6 +21,7 @@ DEADLINE_S = 120
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process with that chip."""
+    need("make", "make")
     folder = tmp_path_factory.mktemp("vendor") / "late"
     program = str(ROOT / "tools" / "vendor_template" / "new_vendor.py")
     done = forks.run([program, "late", "--output", str(folder)], os.environ, timeout_s=DEADLINE_S)

@@ -71,7 +71,11 @@ def test_what_was_not_judged_is_not_said_to_be_within_its_threshold() -> None:
 
 
 def test_each_loss_curve_has_its_own_error() -> None:
-    """Of isolate's curves the last has the guilty operator on the host, and agrees."""
+    """The page judges each of isolate's loss curves by its own error against the reference.
+
+    Curve "b" is off; "b, healed", which has the faulty operator on the host, agrees; a curve of
+    another length is not judged.
+    """
     curves = {"reference": [2.0, 1.0], "b": [2.2, 1.1], "b, healed": [2.0, 1.0], "short": [2.0]}
     losses = [LossCurve(name=name, losses=values) for name, values in curves.items()]
     found = Findings(tool="isolate", chip="b", losses=losses, mean_relative_error=0.1, passed=False)

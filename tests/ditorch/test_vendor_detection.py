@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import forks
+import torch
 from on_chip import DEADLINE_S, ROOT, environment, run_each, run_python
 
 FAKES = Path(__file__).parent / "fake_plugins"
@@ -23,7 +24,7 @@ ORDER = ["library", "emuchip", *_OF_PLUGINS, "cuda", "rocm", "xpu", "mps", "cpu"
 
 
 def run_with_plugins(code: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """In a process where torch_npu, torch_mlu, torch_musa and torch_other are installed."""
+    """Runs code where torch_npu, torch_mlu, torch_musa and torch_other are installed."""
     return run_python(code, None, PYTHONPATH=FAKE_PATH, **PLUGINS, **extra)
 
 
@@ -83,7 +84,9 @@ def test_a_broken_plugin_is_warned_about_and_an_error_once_asked_for() -> None:
 def test_a_wanted_vendor_that_is_absent_is_an_error_with_the_reason() -> None:
     reasons = {
         "npu": "torch_npu is not installed",
-        "cuda": "this build of torch has no CUDA",
+        "cuda": "torch.cuda finds no usable GPU"
+        if torch.backends.cuda.is_built()
+        else "this build of torch has no CUDA",
         "mps": "this build of torch has no MPS",
         "privateuse1": "no plugin has registered a device with torch",
         "library": "DITORCH_VENDOR_LIBRARY names no library",

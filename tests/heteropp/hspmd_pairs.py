@@ -1,4 +1,4 @@
-"""Random annotations, and by brute force over every element what ranks hold under them."""
+"""Random annotations, and what ranks hold under them, found by brute force over all elements."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fits(annotation: Annotation, shape: tuple[int, ...]) -> bool:
 def random_annotation(
     random: Random, shape: tuple[int, ...], like: Annotation | None = None
 ) -> Annotation:
-    """One that fits the shape; `like` another in some of its groups, states and hdim."""
+    """Returns one that fits the shape; some of its groups, states and hdim are those of `like`."""
     while True:
         groups = random_groups(random)
         roles = [DUPLICATE, *range(len(shape)), *range(len(shape))]
@@ -82,7 +82,11 @@ def random_pair(seed: int) -> tuple[tuple[int, ...], Annotation, Annotation]:
 def elements(
     annotation: Annotation, shape: tuple[int, ...]
 ) -> dict[int, tuple[np.ndarray, object]]:
-    """By rank, which elements of the tensor it holds, and as which summand; not from boxes."""
+    """Returns for each rank the numbers of the elements that it holds, and its summand.
+
+    The summand is None for whole values. Nothing is computed with boxes, so that the result can
+    check the code that does.
+    """
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
     result = {}
     for i, (ranks, states) in enumerate(zip(annotation.groups, annotation.states, strict=True)):

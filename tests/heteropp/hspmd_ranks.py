@@ -116,7 +116,7 @@ class Counted:
 def train_plainly(
     module: torch.nn.Module, learning_rate: float, batches: Iterable[tuple[torch.Tensor, ...]]
 ) -> list[float]:
-    """On one device: the losses of a module that gives its own, a step a batch."""
+    """Trains a module that returns its own loss on one device; returns the loss of each batch."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate)
     losses = []
     for batch in batches:

@@ -14,7 +14,7 @@ from heteropp.training.stage.tp import SoloGroup
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("layers", [(0, 4), (1, 3), (3, 4)])
 def test_the_halves_of_a_backward_make_the_whole(dtype: str, layers: tuple[int, int]) -> None:
-    """Over two micro-batches, whose second halves come at the end."""
+    """Gradients are bitwise equal where weights' gradients are computed after two micro-batches."""
     model = tiny_model(dtype=dtype)
     module = StageModule(model, layers, SoloGroup(), "cpu", getattr(torch, dtype))
     module.initialise(0)

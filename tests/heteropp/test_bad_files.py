@@ -197,6 +197,13 @@ def test_files_that_are_no_text(folder: Path, capsys, name: str) -> None:
     assert "cannot be read" in search_with(folder, capsys)
 
 
+@pytest.mark.parametrize("name", ["cluster.toml", "model.toml"])
+def test_a_device_without_an_end_is_no_file(folder: Path, capsys, name: str) -> None:
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    assert f"{folder / name} has more than 256 MiB" in search_with(folder, capsys)
+
+
 @settings(
     max_examples=40,
     deadline=None,

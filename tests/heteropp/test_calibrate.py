@@ -47,7 +47,7 @@ def test_the_papers_chips_hold_what_the_command_in_their_file_gives(chip: str, c
 
 
 def test_table_6_needs_recompute_and_offload_where_it_says_so() -> None:
-    """Without them B, C and D do not fit; A does."""
+    """Chip A fits its memory without recompute and offload; B, C and D do not (H2, Table 6)."""
     from heteropp.model import read_model
     from heteropp.planned import rank_memory
 

@@ -85,7 +85,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(whole: Training, copy: Path) 
     starts = [json.loads((copy / "run" / "starts" / n / "start.json").read_text()) for n in "12"]
     assert starts[1]["options"] == {**starts[0]["options"], **changed_paths(copy / "run")}
     assert starts[1]["command"][1:] == ["--resume", str(copy / "run"), "--resume-from", "4"]
-    assert starts[1]["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(starts[1]["versions"]["torch"])  # and what it is built for
     assert starts[1]["hyperparameters"]["warmup_steps"] == 2
     metrics = [json.loads(line) for line in (copy / "run" / "metrics.jsonl").open()]
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]

@@ -118,7 +118,7 @@ def test_equal_input_gives_equal_bytes_and_the_figures_are_the_files(tmp_path: P
 
 
 def test_a_text_file_may_hold_many_documents(tmp_path: Path) -> None:
-    """Of more than one read, with separators across their ends."""
+    """A file is cut into documents, even where a separator lies across the ends of two reads."""
     texts = ["x" * (PIECE_BYTES - 3), *(f"{n} words " * (n * 37 % 3000) for n in range(99))]
     (tmp_path / "a.txt").write_text("<end>\n".join([*texts, ""]))
     file = make(tmp_path / "x.tokens", tmp_path / "a.txt", "--separator", r"<end>\n")
@@ -182,7 +182,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_held_out_is_not_there_without_the_rest(tmp_path: Path) -> None:
-    """There is room for all of the small file, and of the large one for all but the ends."""
+    """The disk has room for the small file, and for the large one without its documents' ends."""
     source = write_jsonl(tmp_path / "a.jsonl", [str(n) for n in range(1000)])
     message = refused_by_disk(6500, source, "-o", tmp_path / "out.tokens", "--hold-out", 0.1)
     assert "cannot be written: File too large" in message

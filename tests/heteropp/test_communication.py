@@ -46,7 +46,11 @@ def stage(*groups: tuple[int, ...], sequences: int) -> Stage:
 
 
 def test_resharding_strategies() -> None:
-    """From one rank to two replicas of two ranks on another node, 4 sequences to 2 each."""
+    """The times of each strategy are those worked out by hand.
+
+    One rank sends 4 sequences to two replicas on another node, which have two ranks each and take
+    2 sequences each.
+    """
     model, chip = tiny_model(), load_chip("a-mini")
     links = replace(
         chip.links,

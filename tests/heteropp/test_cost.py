@@ -47,7 +47,7 @@ def shape(**changes) -> StageShape:
 
 
 def parameter_bytes(model, layers: int, tp: int = 1) -> int:
-    """Of decoder layers in float32, each parameter padded to 128 bytes."""
+    """Returns a rank's bytes of parameters of decoder layers: float32, each padded to 128 bytes."""
     kv = model.kv_heads * model.head_size
     h, i = model.hidden, model.intermediate
     sizes = [h, h * h // tp, kv * h // tp, kv * h // tp, h * h // tp, h]
@@ -180,7 +180,10 @@ def test_micro_batches_in_flight_are_charged() -> None:
 def test_boundary_tensors_are_those_of_the_inboxes_and_outboxes(
     schedule: Schedule, recompute: bool, micro_batches: int
 ) -> None:
-    """Against a walk through the actions: one piece awaited from each side, two leaving."""
+    """Predicted memory is the most that a walk through the schedule's actions finds.
+
+    A stage holds one boundary tensor that it awaits from each side, and two that are being sent.
+    """
     model = tiny_model(8)
     tensor = model.sequence_length * model.hidden * 4
     alone = Replica(ranks=(0,), chip="a-mini", batch_share=1)

@@ -40,7 +40,11 @@ def test_every_row_and_column_drops_its_share(first_row: int) -> None:
 
 
 def test_masks_have_nothing_to_do_with_each_other() -> None:
-    """Of another seed, place or step, shifted by a row or a column, and transposed."""
+    """Two masks coincide as often as independent ones.
+
+    Compared are masks of another seed, place or step, a mask shifted by a row or a column, and a
+    mask transposed.
+    """
     dropped = mask()
     square = dropped[:COLUMNS]
     others = [

@@ -50,7 +50,7 @@ def test_every_link_carries_what_was_routed_over_it(
 
 
 def boundaries(plan: Plan) -> Counter[tuple[int, int]]:
-    """Activations of a step one way, and their gradients the other."""
+    """Returns the bytes of a step's activations and their gradients between each pair of ranks."""
     model = plan.model
     row_bytes = model.hidden * model.dtype_bytes
     found: Counter[tuple[int, int]] = Counter()
@@ -69,7 +69,7 @@ def boundaries(plan: Plan) -> Counter[tuple[int, int]]:
 
 
 def gradients(plan: Plan) -> Counter[tuple[int, int]]:
-    """Of parameters that stand at several places."""
+    """Returns the bytes between each pair of ranks that sum the gradients of copied parameters."""
     found: Counter[tuple[int, int]] = Counter()
     for places in shared(plan):
         for seats, size_bytes in volume_bytes([sums(plan, places, 4)]).items():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from installed import own_mounts
 from parity import STEPS, TOLERANCE, Ranks
 from training_run import (
     Training,
@@ -144,7 +145,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 
 def assert_same(metrics: list[dict], expected: list[dict]) -> None:
-    """Bit for bit."""
+    """Asserts that the metrics are equal bit for bit."""
     for name in ("step", "loss", "gradient_norm", "learning_rate"):
         assert [line[name] for line in metrics] == [line[name] for line in expected]
 
@@ -192,7 +193,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path)
     script += f'"$@"; code=$?; ls -A {checkpoints}; exit $code'
     process = subprocess.run(
         [
-            *("unshare", "-Urm", "sh", "-c", script, "sh"),
+            *(*own_mounts(), "sh", "-c", script, "sh"),
             *(sys.executable, "-m", "heteropp.cli.train"),
             *command(tmp_path, "--device", "cpu", *SETTINGS),
         ],

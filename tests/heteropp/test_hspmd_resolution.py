@@ -60,7 +60,10 @@ def truth_of(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def run_pairs(rank: int, seeds: range) -> list[tuple[np.ndarray | None, Counter[int]]]:
-    """By supported pair, what a rank has in the end, and what it sent to whom."""
+    """Returns what a rank has in the end and the bytes it sent to each rank, for each seed's pair.
+
+    Pairs of annotations that the resolver does not support are left out.
+    """
     results = []
     for seed in seeds:
         if (found := resolved(seed)) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from dataclasses import replace
@@ -53,7 +54,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One of each kind."""
+    """Makes a folder with a model of each kind."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     made = {}
@@ -88,7 +89,7 @@ def theirs(folder: Path):
 
 
 def model_of(folder: Path) -> Model:
-    """As a plan would have it: float32, and shorter sequences."""
+    """Reads the model as a plan would have it: float32, and shorter sequences."""
     return replace(read_model(folder), dtype="float32", sequence_length=LENGTH)
 
 
@@ -247,7 +248,7 @@ def truncate(path: Path) -> None:
 
 
 def second(folder: Path) -> Path:
-    """One of its files."""
+    """Returns the second of the folder's weight files."""
     return next(folder.glob("model-00002-of-*"))
 
 
@@ -442,3 +443,20 @@ def test_bad_exports_are_refused(
     truncate(torn)
     assert f"{torn} is damaged" in refusal(copy, "--output", new)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "file"]
+
+
+def test_one_export_at_a_time_writes_a_folder(
+    folders: dict[str, Path], runs: dict[str, tuple[Training, Path]], tmp_path: Path
+) -> None:
+    folder, output = folders["halves"], tmp_path / "copy"
+    model, weights = read_model(folder), Weights(folder)
+    said: list[str] = []
+
+    def read(parameter) -> Tensor:
+        said.append(refusal(runs["halves"][0].output, "--output", output))
+        return weights.read(parameter, parameter.box(1, 0))
+
+    export(model, read, output)
+    assert f"{output} is used by process {os.getpid()} on host" in said[0]
+    check_from(output, model)
+    assert os.listdir(tmp_path) == ["copy"]

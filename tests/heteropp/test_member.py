@@ -71,7 +71,10 @@ class Leader:
     def generation(
         self, plan: Plan, places: Sequence[int], start: str, before: Sequence[int] = ()
     ) -> None:
-        """Of the chips at these places of the cluster; starts those that do not run."""
+        """Makes a generation of the chips at `places` of the cluster; starts its new members.
+
+        before: the places of the previous generation's chips.
+        """
         self.number += 1
         kept = self.cluster.kept(places)
         members = kept.members

@@ -22,7 +22,7 @@ SIZES = dict(layers=8, hidden=128, intermediate=384, vocab=512, sequence_length=
 
 
 def lay_out(layout: str, schedule: Schedule) -> Plan:
-    """Of a model whose tensors are larger than what allocators round to."""
+    """Returns a layout's plan of a model whose tensors are larger than what allocators round to."""
     return scheduled(LAYOUTS[layout](tiny_model(**SIZES)), schedule, MINISTAGES.get(schedule, 1))
 
 

@@ -53,7 +53,10 @@ PLANS["unlike micro-batches"] = replace(
 
 
 def simulated(plan: Plan) -> Simulation:
-    """On links so slow that messages count, or, of two ministages, so fast that none queues."""
+    """Simulates the plan on links so slow that messages take a part of the step.
+
+    Under zb-v, which has two ministages, they are so fast that no message waits for another.
+    """
     chip = load_chip("a-mini")
     rate = 2e8 if plan.schedule == "zb-v" else 1e6
     slow = replace(chip, links=replace(chip.links, intra_node_bytes_per_s=rate))

@@ -132,7 +132,7 @@ def test_a_layer_runs_once_more_for_each_micro_batch_where_it_is_recomputed(
 
 
 def test_the_command_trains_on_emulated_chips(tmp_path: Path) -> None:
-    """Over dicomm, with its checkpoint at the end."""
+    """Training over dicomm gives plain training's losses, and its parameters in the checkpoint."""
     plan = plan_of(tiny_model(dtype="float64"), (2, 2), (2, 1), (1, 2))
     settings = ("--learning-rate", "3e-3", "--gradient-clip", "0.3", "--warmup-steps", "2")
     training = Training(tmp_path, plan, "--steps", str(STEPS), *settings).finish()

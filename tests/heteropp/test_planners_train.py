@@ -18,7 +18,7 @@ NODES = (("a-mini", 2), ("b-mini", 2))
 
 
 def planned(name: str, folder: Path) -> Plan:
-    """For four emulated chips of two vendors."""
+    """Returns the planner's best plan for four emulated chips of two vendors."""
     write_cluster(folder / "cluster.toml", *NODES)
     model = tiny_model(4, hidden=32, intermediate=64, vocab=256)
     cluster = read_cluster(folder / "cluster.toml")

@@ -129,7 +129,11 @@ def test_a_killed_profile_goes_on_and_agrees_with_the_prediction(tmp_path: Path)
 
 
 def made_up(forward_s: dict[tuple[int, bool, bool], float]) -> Profile:
-    """Of chip x with tp 1 and 1 sequence; all terms but the forward are constant."""
+    """Makes a profile of chip x, tp 1 and 1 sequence, with these forward seconds.
+
+    forward_s is by (layers, whether first, whether last) of the stage. The update takes longer with
+    layers; all other times are constant.
+    """
     blocks = tuple(
         Measured(
             block=Block(chip="x", tp=1, sequences=1, layers=n, first=first, last=last),

@@ -294,7 +294,7 @@ def test_what_has_no_copy_left_is_named(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def who_held(here: Any) -> tuple[str, ...]:
-    """Of what a recovery lacks; () where it lacks nothing."""
+    """The nodes that last held what a recovery lacks; () where it lacks nothing."""
     try:
         recovered(here)
     except LostError as error:

@@ -153,7 +153,7 @@ def check_remote(case: Case, carried: Carried) -> None:
 
 
 def test_what_several_nodes_lack_is_fetched_by_turns() -> None:
-    """And the ranks of a node that holds something take turns to read it for others."""
+    """Ranks fetch equal parts, and so do those of a node that read what it holds for others."""
     boxes = [Box(((row, row + 1), (0, 8))) for row in range(12)]
     wants: list[list[Want]] = [[("value", Slice(NAMES[0], box)) for box in boxes]] * 4
     remote = copies_in("remote", "", boxes, "value", NAMES[0])

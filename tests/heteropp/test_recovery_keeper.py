@@ -86,7 +86,7 @@ def keeper(
 
 
 def steps(tier: Tier) -> list[int]:
-    """Those of which a rank's part is whole."""
+    """Returns the steps of which the tier holds at least one rank's whole part."""
     return sorted({one.run.step for one in tier.manifests(JOB)})
 
 

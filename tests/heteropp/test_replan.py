@@ -71,7 +71,7 @@ def test_odd_numbers_of_chips_are_used(shrunk) -> None:
 
 
 def test_seven_of_eight_chips_go_on() -> None:
-    """None of 8 alike chips is left out, but the one lost: the step is not that of 4 chips."""
+    """When one of 8 equal chips is lost, all 7 others train: the step is faster than on 4 chips."""
     chip = load_chip("a-mini")
     full = cluster_of(("a-mini", chip, 4), ("a-mini", chip, 4))
     model = tiny_model(8, hidden=128, intermediate=256, sequence_length=128)
@@ -187,7 +187,7 @@ def test_no_room_is_one_sentence() -> None:
     "lost", [(0,), *(pytest.param(lost, marks=pytest.mark.long) for lost in ((2, 3), (1, 4)))]
 )
 def test_what_is_found_trains(tmp_path: Path, lost: tuple[int, ...]) -> None:
-    """And as the plan before would have: the same losses."""
+    """The plan that is found trains with the losses of the plan before."""
     full = read_cluster(write_cluster(tmp_path / "c.toml", ("a-mini", 4), ("b-mini", 2)))
     model = tiny_model(4, hidden=32, intermediate=64, vocab=256)
     old = first_plan(full, model, global_batch=8)

@@ -13,7 +13,7 @@ LIVES_S = 1000.0
 
 
 def roster(folder: Path, chips: dict[str, int] | None = None) -> Roster:
-    """Of nodes "a-mini-0", with 3 chips, and "b-mini-0", with 2."""
+    """Returns a roster of the nodes "a-mini-0", with 3 chips, and "b-mini-0", with 2."""
     path = write_cluster(folder / "cluster.toml", ("a-mini", 3), ("b-mini", 2))
     return Roster(read_cluster(path), chips)
 

@@ -114,7 +114,10 @@ def taken(schedule: Schedule, ministage: int, micro_batches: int) -> range:
 
 
 def halves(schedule: Schedule, pipeline: Pipeline, part: tuple[int, int]) -> tuple[Kind, ...]:
-    """Of a backward: the zero-bubble schedules have two, others where a gradient is sent."""
+    """Returns the actions that make up a backward: I and W, or B for both at once.
+
+    The zero-bubble schedules cut every backward, the others where its gradient is sent on.
+    """
     sends = any(a[0] != b[0] for a, b in links(schedule, pipeline) if b == part)
     return (Kind.I, Kind.W) if sends or schedule in ("zb-h1", "zb-v") else (Kind.B,)
 

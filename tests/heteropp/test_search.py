@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused_with_stage_need_and_capacity(invented_trac
 
 
 def least_overrun(wanted: Request) -> int:
-    """By brute force: the least that any plan needs beyond its chips' memory."""
+    """Finds by brute force the fewest bytes of memory that chips must gain for any plan to fit."""
     brute = BruteForce(wanted)
     low, high = 0, 10_000_000
     while high - low > 1:

@@ -142,7 +142,7 @@ def test_zero_bubble(monkeypatch, stages: int, micro_batches: int) -> None:
 
 
 def test_recompute_fills_the_wait_for_the_gradient(monkeypatch) -> None:
-    """In the middle of a long 1F1B every stage waits for the slowest, which is the last."""
+    """Stage 0 recomputes while it waits for stage 1, so that its recompute costs no time."""
     seconds = dict(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
     monkeypatch.setattr(program, "stage_time", layer_time(**seconds))
     plan, cluster = uniform(2, 1, recompute=True)

@@ -119,7 +119,10 @@ def least_busiest_bytes(old: Plan, new: Plan) -> int:
 
 
 def demands_bytes(old: Plan, new: Plan) -> Counter[tuple[int, frozenset[int]]]:
-    """By receiver and who holds what it lacks: bytes, counted on maps of each whole tensor."""
+    """Returns the bytes that each receiver lacks, by (receiver, the ranks that hold them).
+
+    They are counted element by element, on maps of whole tensors.
+    """
     held, wanted = maps(old), maps(new)
     itemsizes = {quantity.name: quantity.itemsize for quantity in state(old.model)}
     demands: Counter[tuple[int, frozenset[int]]] = Counter()
@@ -134,7 +137,7 @@ def demands_bytes(old: Plan, new: Plan) -> Counter[tuple[int, frozenset[int]]]:
 
 
 def maps(plan: Plan) -> dict[tuple[str, str], np.ndarray]:
-    """Of each whole tensor, element by element: the ranks that hold it, as bits."""
+    """Returns for each whole tensor, element by element, the ranks that hold it as bits."""
     shapes = {p.name: p.shape for p in model_parameters(plan.model)}
     result: dict[tuple[str, str], np.ndarray] = {}
     for rank in range(plan.world_size):
@@ -245,7 +248,7 @@ def test_tied_embeddings_and_dropout(start: Callable[..., Members]) -> None:
 
 
 def test_chips_move_what_was_planned(start: Callable[..., Members], tmp_path: Path) -> None:
-    """Over dicomm, which counts what goes over its links."""
+    """Switches over dicomm move as many bytes as planned, by its count of what its links carry."""
     write_cluster(tmp_path, 6)
     members = start(MODEL, 8, tmp_path / CHIP)
     losses = walk(members, ["tp 2", "5 ranks", "two pipelines", "offload"], 2)

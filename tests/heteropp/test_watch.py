@@ -21,7 +21,7 @@ from heteropp.training.ranks.watch import Watch
 
 
 def told(logs: Path, number: int, store: dist.Store, heard: Callable[[], None]) -> Watch:
-    """Of a world of one rank."""
+    """Makes a watch in a world of one rank."""
     store = dist.PrefixStore(str(number), store)
     control = Control(store, 0, 1, 30)
     return Watch(store, control, ["rank 0"], logs, 30, lambda: "", lambda: None, heard)
@@ -72,7 +72,7 @@ class Rank:
         theirs.close()
 
     def cause(self) -> str:
-        """That it ends with."""
+        """Waits until the process has ended and returns the cause that it wrote."""
         self.process.join(60)
         assert self.process.exitcode == 1
         return (self.logs / "cause").read_text()

@@ -42,7 +42,7 @@ def test_a_stage_that_waits_sends_gradients_first() -> None:
 
 
 def test_the_first_receive_of_a_step_does_not_count() -> None:
-    """The pipeline fills then."""
+    """A wait at the first receive is left out, for the pipeline is filling then."""
     whole = WholeBackwards(last_stage())
     first, *others = a_step(last_stage(), wait=0.0)
     for _ in range(2 * STEPS):

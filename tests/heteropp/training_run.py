@@ -169,7 +169,7 @@ class Training:
         self.process = start(folder, "--device", device, *arguments)
 
     def wait(self, deadline_s: float = 150) -> tuple[int, str, str]:
-        """(exit code, stdout, stderr); ends the process, and fails, at the deadline."""
+        """Returns (exit code, stdout, stderr); ends the process, and fails, at the deadline."""
         return wait(self.process, deadline_s)
 
     def finish(self, deadline_s: float = 150) -> Training:

@@ -138,7 +138,7 @@ def test_bad_options_get_one_sentence(arguments, sentence):
 
 
 def test_a_missing_package_is_named(tmp_path):
-    """With an empty cache and a PATH without a parser generator, the kernel cannot be built."""
+    """The kernel is not built where the cache is empty and PATH has no parser generator."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in (
@@ -164,6 +164,6 @@ def test_a_missing_package_is_named(tmp_path):
 
 
 def test_the_example_of_a_direct_run_needs_no_guest():
-    """In the guest the devices are active, so there the command runs directly."""
+    """The command runs directly in the guest, because RDMA devices are active there."""
     done = run(MACHINE, sys.executable, "-c", "print(open('/proc/sys/kernel/hostname').read())")
     assert done.stdout.strip() == "rdma-machine", done

@@ -48,9 +48,9 @@ def environment(seed: int = 1, delay_us: int = 300, kernels: bool = True) -> dic
 
 
 def hold(milliseconds: int) -> None:
-    """In a process that has the chip: what is submitted to its default stream from now on waits.
+    """Lets what this process submits to its chip's default stream from now on wait.
 
-    It does until release(), or for so long.
+    It waits until release(), or for so many milliseconds.
     """
     ctypes.CDLL(os.environ["DITORCH_VENDOR_LIBRARY"]).async_chip_hold(milliseconds)
 

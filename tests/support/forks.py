@@ -29,7 +29,7 @@ MOST_BYTES = 128 << 10  # of a request
 
 
 class Forked:
-    """Like subprocess.Popen with text pipes, as far as tests use it. It leads its own session."""
+    """A forked Python process in its own session, with what tests use of subprocess.Popen."""
 
     def __init__(
         self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path | None
@@ -49,7 +49,7 @@ class Forked:
         self.pid = int(self._answer(60))
 
     def _answer(self, timeout_s: float | None) -> str:
-        """Of the server: the process's number, and when it has ended its exit code."""
+        """Waits for the server's answer: first the process's number, then its exit code."""
         if not select.select([self._answers], [], [], timeout_s)[0]:
             raise subprocess.TimeoutExpired(self.args, timeout_s or 0)
         if not (answer := self._answers.recv(100)):

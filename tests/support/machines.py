@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from installed import NAMESPACES, lack, need
 
 NETWORK = "10.77.0"
 TEMPORARY = "/dev/shm/tmp"  # of a machine: its shared memory is its own
@@ -29,9 +30,7 @@ print(flush=True)
 sys.stdin.read()
 """
 
-needed = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root makes machines of namespaces: run the tests as root"
-)
+needed = pytest.mark.skipif(os.geteuid() != 0, reason="{}; {} runs it".format(*NAMESPACES))
 
 
 class Namespaces:
@@ -47,7 +46,7 @@ class Namespaces:
         assert self.keeper.stdout and self.keeper.stderr
         if not self.keeper.stdout.readline():  # the first process is there, or nothing will be
             self.keeper.wait(SETUP_S)
-            pytest.skip(f"no namespaces can be made here: {self.keeper.stderr.read().decode()}")
+            lack(*NAMESPACES)
         children = Path(f"/proc/{self.keeper.pid}/task/{self.keeper.pid}/children").read_text()
         self.first = int(children)  # its number outside
 
@@ -99,7 +98,7 @@ class Machine:
         )
 
     def cut_off(self) -> None:
-        """Nothing comes through to it or from it any more, and nobody is told."""
+        """Drops all packets to and from the machine; no connection is closed by that."""
         self.switch.do(f"ip link set {self.port} nomaster")
 
     def come_back(self) -> None:
@@ -113,6 +112,7 @@ class Machine:
 @contextmanager
 def machines(count: int, folder: Path) -> Iterator[list[Machine]]:
     """Machines that know each other by name; the folder is for what describes them."""
+    need("iproute2", "ip")
     hosts = folder / "hosts"
     names = [f"{_address(number)} machine-{number}" for number in range(count)]
     hosts.write_text("\n".join(["127.0.0.1 localhost", "::1 localhost", *names, ""]))

@@ -53,7 +53,10 @@ def unplug():
 
 
 def make_devices_again():
-    """Once rdma_cm speaks while its cable is pulled, rxe sends no word of its any more."""
+    """Deletes and adds the devices.
+
+    If rdma_cm sends while a cable is unplugged, rxe never sends its packets again.
+    """
     for device in DEVICES:
         interface = device.replace("rxe", "eth")
         subprocess.run(["rdma", "link", "delete", device], check=True)

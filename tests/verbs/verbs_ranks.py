@@ -21,7 +21,7 @@ def connect(folder, rank, world_size, rails=ONE_RAIL, **options):
 
 
 def packets_sent(device):
-    """As the device counts them, whatever dicomm says."""
+    """Returns how many packets the device has sent by its own counter, independently of dicomm."""
     counters = Path("/sys/class/infiniband", device, "ports/1/hw_counters")
     lifespan_ms = int((counters / "lifespan").read_text())  # a reading is repeated for so long
     time.sleep(2 * lifespan_ms / 1e3)

@@ -39,7 +39,7 @@ class Happened:
 
 class Events:
     def __init__(self, job: Job, chips: dict[str, int], sizes: dict[str, int]) -> None:
-        """chips: by node, those there to begin with; sizes: those there may be."""
+        """chips: how many chips each node begins with; sizes: how many it may have at most."""
         self.job, self.chips, self.sizes = job, dict(chips), sizes
         self.gone: set[str] = set()  # members that were killed or paused for ever
         self.leaving: set[str] = set()  # members that had notice
@@ -48,7 +48,7 @@ class Events:
         self.later: list[threading.Timer] = []
 
     def run(self, until_s: float) -> None:
-        """All of the scene's, or as many as the job lives to see until a (monotonic) time."""
+        """Lets the scene's events happen until the job ends or a (monotonic) time has come."""
         seen = 0  # newest generation at the event before
         for event in self.job.scene.events:
             if not self._wait(event.moment, seen, until_s):
@@ -67,7 +67,7 @@ class Events:
             timer.cancel()
 
     def nodes_left(self) -> set[str]:
-        """Those some chip of which nothing has befallen."""
+        """Returns the nodes that must still have a chip that was neither lost nor withdrawn."""
         left = set()
         for node, count in self.chips.items():
             chips = {f"{node}/{i}" for i in range(self.sizes[node])}

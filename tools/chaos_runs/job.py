@@ -35,7 +35,7 @@ STEPS_BEFORE = 5
 
 @dataclass
 class Job:
-    """Lies in `folder`: cluster.toml, plan.json, available.json, and what the run leaves."""
+    """A training job; `folder` has its cluster.toml, plan.json, available.json and its results."""
 
     scene: Scene
     folder: Path
@@ -52,17 +52,17 @@ class Job:
 
     @property
     def step(self) -> int:
-        """Newest that was reported; 0: none."""
+        """The newest step that was reported; 0 if none was."""
         return max((line["step"] for line in self._lines()[-1:]), default=0)
 
     def _lines(self) -> list[dict[str, Any]]:
-        """Of metrics.jsonl, as far as they are whole."""
+        """Parses the lines of metrics.jsonl, but not a last one that is not yet written whole."""
         text = read(self.output / "metrics.jsonl")
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     @property
     def generation(self) -> int:
-        """Newest that was planned; 0: none."""
+        """The newest generation that was planned; 0 if none was."""
         return self._newest("plan.json")
 
     @property
@@ -83,7 +83,7 @@ class Job:
         return time.time() - ended_s > max(STANDS_S, 2 * step_s)
 
     def _newest(self, name: str) -> int:
-        """Generation that has a file; 0: none."""
+        """Returns the newest generation that has the file; 0 if none has."""
         return max((int(path.parent.name) for path in self._generations(name)), default=0)
 
     def _generations(self, name: str) -> Iterator[Path]:
@@ -123,7 +123,7 @@ class Job:
         return self.folder / "remote"
 
     def kept(self) -> dict[Path, tuple[set[str], set[str]]]:
-        """By step folder, the ranks of whom there are files, and those who have a manifest too."""
+        """Returns for each step's folder the ranks with files in it, and those with a manifest."""
         found = {}
         for step in steps_in(*self.tiers()):
             names = listed(step)
@@ -167,7 +167,7 @@ class Job:
 
 
 def start(scene: Scene, folder: Path, text: Path, deadline_s: float) -> Job:
-    """On the files that lie in the folder, and a folder of text; in a session of its own."""
+    """Starts heteropp-train on the files in `folder` and the data in `text`, in its own session."""
     command = [
         *("--elastic", "--cluster", "cluster.toml", "--availability", "available.json"),
         *("--notice", NOTICE_S, "--deadline", deadline_s, *scene.keeping(folder)),

@@ -19,7 +19,7 @@ while os.getppid() == int(sys.argv[1]):
 
 @contextmanager
 def load(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many processes that compute without a pause, at this one's own priority."""
+    """Runs `count` processes that compute without a pause, at this process's own priority."""
     command = [sys.executable, "-I", "-S", "-c", LOOP, str(os.getpid())]
     busy = [subprocess.Popen(command) for _ in range(count)]
     try:

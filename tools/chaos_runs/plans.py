@@ -16,7 +16,7 @@ Ranks = tuple[int, ...]  # of a replica
 
 
 def one_rank(curve: Curve) -> Plan:
-    """A plan without any company."""
+    """A plan in which one rank trains alone."""
     stage = Stage(
         layers=(0, curve.model.layers),
         recompute=False,
@@ -95,6 +95,6 @@ def _alike(units: Sequence[Ranks]) -> list[Ranks]:
 
 
 def _cut(random: Random, things: Sequence[T], count: int) -> list[Sequence[T]]:
-    """In so many parts, none of them empty."""
+    """Cuts the sequence at random into `count` parts, none of them empty."""
     ends = sorted(random.sample(range(1, len(things)), count - 1))
     return [things[a:b] for a, b in zip([0, *ends], [*ends, len(things)], strict=True)]

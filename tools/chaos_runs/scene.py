@@ -145,7 +145,10 @@ def _events(random: Random, steps: int) -> Iterator[Event]:
 
 
 def _phases(before: Deed | None) -> Sequence[Phase]:
-    """Of the event after another one."""
+    """Returns the phases that an event may come in, given the one before it.
+
+    A phase that is to be drawn more often is repeated.
+    """
     if before is None:
         return ("save", "save", "step")
     if before in ("notice", "withdraw", "add"):  # the job switches
@@ -200,7 +203,7 @@ def write_cluster(scene: Scene, folder: Path) -> Cluster:
 
 
 def first_chips(scene: Scene, cluster: Cluster) -> dict[str, int]:
-    """By node, those that are there to begin with."""
+    """Returns how many chips each node has when the job begins; the last node lacks the absent."""
     names = cluster.node_names
     chips = {name: len(node.ranks) for name, node in zip(names, cluster.nodes, strict=True)}
     last = names[-1]

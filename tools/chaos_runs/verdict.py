@@ -189,7 +189,7 @@ def dishonest(job: Job, events: Events, changes: list[Change]) -> list[str]:
 
 
 def held_by(change: Change, nodes: Collection[str]) -> Boxes:
-    """What the members on some nodes hold of the state, by the plan."""
+    """Returns the slices of the state that the members on some nodes hold according to the plan."""
     plan = read_plan(change.plan)
     held: Boxes = defaultdict(set)
     names = {"parameter": "value"} if plan.model.dtype == plan.model.wide_dtype else {}
@@ -201,7 +201,10 @@ def held_by(change: Change, nodes: Collection[str]) -> Boxes:
 
 
 def kept_steps(folders: Iterable[Path]) -> dict[str, Boxes]:
-    """By step folder's name, what the files in some tiers hold; damaged ones do not count."""
+    """Returns for each step's folder name the slices of the state that files in some tiers hold.
+
+    Parts of files whose checksum is wrong do not count.
+    """
     held: dict[str, Boxes] = defaultdict(lambda: defaultdict(set))
     for step in steps_in(*folders):
         for name in listed(step):

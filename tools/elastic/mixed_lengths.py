@@ -58,7 +58,7 @@ EXACT = 1e-12  # in float64
 
 
 def lengths(generator: random.Random) -> Iterator[int]:
-    """Of documents, in tokens that are learnt."""
+    """Yields the random lengths of IN_ALL documents, in tokens that count in the loss."""
     longest = MODEL.sequence_length
     for _ in range(IN_ALL):
         if generator.random() < 0.03:
@@ -138,7 +138,10 @@ def _plan(cluster: Cluster, length: int, batch: int) -> Plan:
 
 
 def _gradients(folder: Path, plans: Sequence[Plan], options: Sequence[str]) -> dict[str, Tensor]:
-    """Those of the first step, whole, in float64 on the host."""
+    """Returns each parameter's whole gradient of the first step, computed in float64 on the host.
+
+    The gradients are clipped, and all are multiplied by the same factor.
+    """
     wide = [replace(plan, model=replace(plan.model, dtype="float64")) for plan in plans]
     start(wide, None, folder, 1, "--device", "cpu", *options).finish()
     checkpoint = find(folder / "run" / "checkpoints")

@@ -169,7 +169,7 @@ def _tiers(folder: Path, node: str, protocol: str, nearest: str = FROM_MEMORY) -
 
 
 def recovery_rows(models: Sequence[str], peer_s: float) -> tuple[list[Row], Quiet]:
-    """Of every scenario and model. Raises Failed."""
+    """Measures the recovery of every model in every scenario. Raises Failed."""
     kinds = (FROM_MEMORY, OURS, PEER) * TURNS
     rows: list[Row] = []
     numbers = itertools.count()
@@ -234,7 +234,7 @@ def _rows(name: str, bar: float, found: Found) -> list[Row]:
 
 
 def scale(name: str, peer_s: float) -> str:
-    """By how much bytes and seconds are smaller than in the field."""
+    """Says how much state and how many seconds in the field the smaller ones here stand for."""
     state_bytes, real_bytes = _state_bytes(scaled_model(name)), real_state_bytes(name)
     real_s = real_bytes / REMOTE
     return (

@@ -19,13 +19,16 @@ STATE_BYTES = 12  # of a parameter: its value and AdamW's two averages, in float
 
 
 def real_state_bytes(name: str) -> int:
-    """Of the matrices of GPT-3's layers."""
+    """Returns the bytes of training state of the matrices in the layers of a GPT-3 of full size."""
     layers, hidden = GPT3[name]
     return 12 * layers * hidden**2 * STATE_BYTES
 
 
 def scaled_model(name: str) -> Model:
-    """As many layers, and so as many tensors, of a smaller hidden size."""
+    """Returns a small model with the layers, and so the number of tensors, of a GPT-3.
+
+    Its hidden size is smaller.
+    """
     hidden = HIDDEN[name]
     return Model(
         name=name,

@@ -74,7 +74,10 @@ PLANS = {
 
 
 def switching_rows(rounds: int = 5) -> tuple[list[Row], Quiet]:
-    """Of every plan to the next, and back to the first. Raises Failed."""
+    """Measures switching from every plan to the next and back to the first. Raises Failed.
+
+    Returns the median seconds of each switch, and what its busiest sender sends in MiB.
+    """
     pairs = list(pairwise([*PLANS, next(iter(PLANS))]))
     samples: dict[tuple[str, str], list[float]] = {pair: [] for pair in pairs}
     console = Console(stderr=True)

@@ -92,7 +92,7 @@ class Phase:
 
 
 def trace_rows(traces: Sequence[Trace] = TRACES) -> tuple[list[Row], Quiet]:
-    """Raises Failed."""
+    """Runs the traces and returns their rows. Raises Failed."""
     watch, rows = Watch(), []
     with TemporaryDirectory() as folder:
         for trace in traces:
@@ -211,7 +211,7 @@ class Training:
     seen: Seen
 
     def phase(self, chips: int) -> Phase:
-        """Waits for the steps of a configuration."""
+        """Waits for STEPS steps on `chips` chips; returns median throughput and downtime."""
         first, begun_s = self.seen.last + 1, self.seen.lost_s
         past = self._await(first)
         downtime_s = time.monotonic() - begun_s - past["step_s"] if begun_s else 0.0
@@ -226,7 +226,7 @@ class Training:
         )
 
     def kill(self, members: Sequence[str]) -> None:
-        """Without notice."""
+        """Kills members without notice, and remembers when and after which step."""
         found = _session(self.process.pid)
         self.seen.lost_s = time.monotonic()
         for member in members:
@@ -239,7 +239,7 @@ class Training:
         self.seen.last = max((step["step"] for step in self._steps()), default=0)
 
     def stop(self) -> None:
-        """As a person would, so that nothing stays in host memory; by force if that fails."""
+        """Ends the job by SIGTERM, so that it frees its host memory; kills what has not ended."""
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_S)
@@ -252,7 +252,7 @@ class Training:
         self.process.wait()
 
     def _await(self, number: int) -> dict:
-        """A step. Raises TrainingError."""
+        """Waits for a step and returns its metrics. Raises TrainingError."""
         deadline_s = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline_s:
             if self.process.poll() is not None:

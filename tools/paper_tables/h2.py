@@ -82,7 +82,7 @@ def _ratio(name: str, verdict: Verdict, published: float | None) -> Row:
 
 
 def as_published(plan: Plan, cluster: Cluster, message_factor: float = 1.0) -> Simulation:
-    """Under the paper's 1F1B, whose backwards are not cut in two."""
+    """Simulates a plan under the paper's 1F1B, whose backward passes are not cut in two."""
     return simulate(plan, cluster, message_factor=message_factor, whole_backwards=True)
 
 

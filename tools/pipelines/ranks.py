@@ -25,7 +25,7 @@ class BadInput(Exception):
 
 
 def chosen(transports: list[str] | None) -> list[str]:
-    """Of gloo and dicomm those that are asked for; both where none is. Raises BadInput."""
+    """Returns the transports that are asked for, gloo and dicomm if none is. Raises BadInput."""
     known = ["gloo", "dicomm"]
     for transport in transports or ():
         if transport not in known:

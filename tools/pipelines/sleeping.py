@@ -122,7 +122,7 @@ class SleepingRank:
             self.made["torch", size_bytes] = TorchPipelining(plan, held(), *tokens(plan, host))
 
     def step(self, who: str, size_bytes: int) -> float:
-        """Seconds."""
+        """Runs a step and returns its seconds."""
         dist.barrier()
         start_s = time.perf_counter()
         self.made[who, size_bytes].step()

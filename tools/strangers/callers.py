@@ -60,7 +60,7 @@ class Caller:
         self.socket.connect_ex(self.address)
 
     def say(self, words: bytes) -> bool:
-        """False once it was hung up on."""
+        """Sends the words; returns False if the other side has closed the connection."""
         assert self.socket
         try:
             self.socket.send(words)
@@ -98,7 +98,10 @@ class Crowd:
         self.selector = selectors.DefaultSelector()
 
     def call_again(self, until_s: float) -> None:
-        """Those who were hung up on, in turn, as many as there may be."""
+        """Reconnects callers whose connection was closed, within the rate of calls_per_s.
+
+        until_s: the seconds since the start, by which calls may number until_s * calls_per_s.
+        """
         for caller in self.everyone:
             if caller.socket:
                 continue

@@ -109,7 +109,11 @@ def open_capture(output: Path) -> dict[int, Recording]:
 
 
 def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
-    """With the strides it had, unless its elements overlapped."""
+    """Returns the tensor with the strides that it was recorded with.
+
+    It returns the tensor as it is if no strides are known, or if its elements overlapped (an
+    expanded tensor), because one cannot write to each of those by itself.
+    """
     if strides is None or any(s == 0 and n > 1 for s, n in zip(strides, tensor.shape, strict=True)):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

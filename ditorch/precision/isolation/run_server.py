@@ -53,7 +53,7 @@ def _wait(pid: int, deadline_s: float) -> dict[str, Any]:
 
 
 def _run(request: dict[str, Any]) -> int:
-    """In the forked process: does what `python script args` does; returns its exit code."""
+    """Does in the forked process what `python script args` does, and returns the exit code."""
     _redirect(request["log"])
     os.environ.clear()
     os.environ.update(request["environment"])

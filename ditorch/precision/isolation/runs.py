@@ -122,7 +122,7 @@ class _Server:
                 self._end()
 
     def ask(self, request: dict[str, Any], deadline_s: float) -> dict[str, Any] | None:
-        """None if it has no answer; it is started afresh then."""
+        """Returns the server's answer, or None; the next request then starts a new one."""
         with self._lock:
             try:
                 process = self._process = self._process or _start_server()
@@ -190,7 +190,7 @@ def _packages_first() -> str:
 
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """For strings, numbers and lists of them JSON's spelling is TOML's."""
+    """Writes tables as TOML, which spells strings, numbers and lists of them as JSON does."""
     spelled = partial(json.dumps, ensure_ascii=False)  # JSON's surrogate pairs are not TOML's
     return "\n".join(
         f"{name} = {{{', '.join(f'{key} = {spelled(v)}' for key, v in table.items())}}}"

@@ -25,7 +25,7 @@ from heteropp.training.ranks.device import Device
 
 @dataclass(frozen=True)
 class Reading:
-    """Of one rank and step."""
+    """What one rank measured of one step."""
 
     step_s: float  # from its first action to the end of its last
     work: float  # shares of that; see shares.py
@@ -44,7 +44,10 @@ class Reading:
 
 @lru_cache(maxsize=2)  # of a process: the plan that runs, and the one that may follow
 def predicted(plan: Plan, cluster: Path) -> Simulation | None:
-    """A step, simulated; None where the cluster's profile measured no such stage. FileError."""
+    """Returns a simulated step, or None where the cluster's profile measured no such stage.
+
+    Raises FileError where the cluster cannot be read.
+    """
     try:
         return simulate(plan, read_cluster(cluster), emulated=True)
     except ProfileError:
@@ -52,7 +55,10 @@ def predicted(plan: Plan, cluster: Path) -> Simulation | None:
 
 
 class Gauges:
-    """What is known of the links comes from the cluster file; without one, waits are bubble."""
+    """Measures the steps of one rank.
+
+    The links' speeds come from the cluster file; without one, all waits count as bubble.
+    """
 
     def __init__(
         self,
@@ -81,7 +87,7 @@ class Gauges:
         self.stragglers = _stragglers(self.simulation, labels)
 
     def read(self, result: StepResult) -> Reading:
-        """Of this rank, once the step has ended."""
+        """Returns this rank's reading of a step that has ended."""
         seconds = self.device.clock.seconds
         ran = [(action, seconds(begin), seconds(end)) for action, begin, end in result.marks]
         share = divide(ran, Step(*map(seconds, result.step_marks)), self.links)
@@ -95,7 +101,7 @@ class Gauges:
         )
 
     def spans(self, result: StepResult) -> list[Span]:
-        """When this rank's actions ran, by the time of day, which machines have in common."""
+        """Returns when this rank's actions ran, by the time of day, which all machines share."""
 
         def seconds(mark: Mark) -> float:
             return self.device.clock.seconds(mark) - self.epoch_s
@@ -114,7 +120,7 @@ class Gauges:
         step_s: float,
         readings: Sequence[Reading],
     ) -> StepMetrics:
-        """`readings` by rank; step_s as rank 0 took it."""
+        """Returns the metrics of a step. readings: by rank; step_s: as rank 0 measured it."""
         plan = self.plan
         fidelities = [r.pacing_fidelity for r in readings if r.pacing_fidelity is not None]
         tokens_per_s = result.tokens / step_s
@@ -138,13 +144,16 @@ class Gauges:
         )
 
     def slow_ranks(self, readings: Sequence[Reading]) -> str | None:
-        """A sentence that names them, when they have been slow for a while."""
+        """Returns a sentence that names ranks that have been slow for a while, or None."""
         if self.stragglers is None:
             return None
         return self.stragglers.watch([r.work * r.step_s for r in readings])
 
     def _utilization(self, tokens_per_s: float) -> float | None:
-        """Where tokens are of sequences of one length, and so ask for the same."""
+        """Returns the model FLOPs utilization; None without a cluster file or with several plans.
+
+        Several plans run where sequences differ in length, and then tokens differ in FLOPs.
+        """
         if self.cluster is None or not self.one_plan:
             return None
         return utilization(self.plan.model, self.cluster, tokens_per_s)

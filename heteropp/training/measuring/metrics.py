@@ -23,10 +23,10 @@ class Clock(Protocol):
     """Marks moments of the device's work without waiting for it."""
 
     def mark(self) -> Mark:
-        """The moment when the work submitted so far will have finished."""
+        """Returns a mark of the moment when the work submitted so far will have finished."""
 
     def seconds(self, mark: Mark) -> float:
-        """A mark as seconds on this machine's monotonic clock; waits until it has come."""
+        """Returns a mark in seconds of this machine's monotonic clock; waits until it has come."""
 
 
 class HostClock:
@@ -123,13 +123,13 @@ class MetricsFile:
 
 
 def newest_step(path: Path) -> int | None:
-    """The last step that metrics.jsonl has a line of; None where it has none."""
+    """Returns the last step that metrics.jsonl has a line of; None where it has none."""
     lines = path.read_text().splitlines() if path.exists() else []
     return max((int(step) for step in map(_step_of, lines) if math.isfinite(step)), default=None)
 
 
 def _json_number(value: Any) -> Any:
-    """JSON knows no infinity, and no NaN."""
+    """Returns the value, or None for an infinity or NaN, which JSON cannot express."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -97,12 +97,12 @@ class Reporter:
             self.board.close()
 
     def warn(self, what: str) -> None:
-        """Of the newest step."""
+        """Prints a warning about the newest step."""
         step = self.file.metrics[-1]["step"]
         self.console.print(f"step {step}/{self.steps}  warning: {what}", soft_wrap=True)
 
     def stopped(self, completed: int) -> None:
-        """The last line of a run that was told to stop before its end."""
+        """Prints the last line of a run that was told to stop before its end."""
         self.close()
         self.console.print(
             f"told to stop: step {completed} is saved, and --resume goes on from it",
@@ -110,7 +110,7 @@ class Reporter:
         )
 
     def nothing_to_do(self) -> None:
-        """For a run that was resumed, or recovered, at its end."""
+        """Says that there is nothing to do, for a run that was resumed or recovered at its end."""
         self.stop()
         self.console.print(
             f"nothing to do: step {self.first_here} is done, and --steps {self.steps}",
@@ -164,7 +164,7 @@ class Reporter:
         )
 
     def show(self, summary: Summary) -> None:
-        """The run's last lines."""
+        """Prints the run's last lines."""
         self.console.print(
             f"loss {summary.first_loss:.4f} -> {summary.last_loss:.4f} over {summary.steps} steps, "
             f"{summary.tokens_per_s:,.0f} tokens/s",

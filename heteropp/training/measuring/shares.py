@@ -39,7 +39,7 @@ class Step:
 
 
 def links_of(simulation: Simulation, rank: int) -> Links:
-    """What the simulator takes them for."""
+    """Returns the seconds that the simulator expects of a rank's messages and reductions."""
     program = simulation.program
     a, seat = next((a, seat) for a, seat in enumerate(program.seats) if rank in seat.ranks)
     pipeline = simulation.plan.pipelines[seat.pipeline]
@@ -55,7 +55,7 @@ def links_of(simulation: Simulation, rank: int) -> Links:
 
 
 def _messages(actors: list[Actor], receiver: int) -> dict[int, float]:
-    """The slowest message to each inbox of an actor."""
+    """Returns the seconds of the slowest message to each inbox of an actor."""
     slowest_s: dict[int, float] = defaultdict(float)
     for actor in actors:
         for delivery in (d for outbox in actor.outboxes for d in outbox):
@@ -66,7 +66,10 @@ def _messages(actors: list[Actor], receiver: int) -> dict[int, float]:
 
 
 def divide(ran: Iterable[Ran], step: Step, links: Links) -> Share:
-    """Shares of one rank's step, from the begin of its first action to the end of the last."""
+    """Divides one rank's step into work, communication and bubble, as shares of its seconds.
+
+    The step lasts from the begin of its first action to the end of its last.
+    """
     ran = list(ran)
     start_s, end_s = ran[0][1], ran[-1][2]
     work_s = communication_s = 0.0

@@ -18,15 +18,15 @@ class Stragglers:
         replicas: Sequence[tuple[int, ...]],
         predicted_s: Sequence[float],
     ) -> None:
-        """labels and predicted_s, of a rank's work in a step, by rank; replicas: their ranks."""
+        """labels: by rank; replicas: the ranks of each; predicted_s: each rank's work in a step."""
         self.labels, self.replicas, self.predicted_s = labels, replicas, predicted_s
         self.slow_steps: Counter[tuple[int, ...]] = Counter()  # in a row, by replica
 
     def watch(self, work_s: Sequence[float]) -> str | None:
-        """A sentence when ranks have been slow for a while; said once for each time they become so.
+        """Returns a sentence once ranks have been slow for PATIENCE steps in a row, else None.
 
-        work_s: of a step, by rank. The ranks of a replica wait for each other inside their work,
-        so that all of them are as slow as the slowest.
+        work_s: each rank's work in a step. The ranks of a replica wait for each other inside their
+        work, so that all of them are as slow as the slowest.
         """
         if min(self.predicted_s) < LEAST_S:
             return None

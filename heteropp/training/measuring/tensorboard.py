@@ -17,7 +17,7 @@ class TensorBoard:
         self.writer = SummaryWriter(str(folder), purge_step=completed + 1)
 
     def step(self, metrics: StepMetrics) -> None:
-        """Every figure under its name in metrics.jsonl; of the ranks' peak memory the largest."""
+        """Writes every figure under its name in metrics.jsonl; of the ranks' memory the largest."""
         figures = asdict(metrics)
         step = figures.pop("step")
         figures["peak_memory_bytes"] = max(metrics.peak_memory_bytes)

@@ -10,10 +10,10 @@ from heteropp.parameters import model_parameters
 
 
 def model_flops_per_token(model: Model) -> float:
-    """Of a forward and a backward, by the model alone: recomputing does not count.
+    """Returns the FLOPs that a token's forward and backward take; recompute does not count.
 
-    Six for each weight of a matrix that a token is multiplied with, and the products of attention
-    with all tokens of its sequence, masked or not (PaLM, appendix B).
+    They are six for each weight of a matrix that a token is multiplied with, and the products of
+    attention with all tokens of its sequence, masked or not (PaLM, appendix B).
     """
     matrices = sum(
         math.prod(parameter.shape)

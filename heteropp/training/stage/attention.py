@@ -14,10 +14,11 @@ from torch import Tensor
 
 
 def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Query [pairs, n x length, size], key [pairs, size, length] and value [pairs, length, size]
-    to [pairs, n x length, size]; pairs of a sequence and a kv head, which n query heads share.
+    """Returns attention's values mixed by its scores, [pairs, n x length, size].
 
-    The mask, [1 or sequences, 1, length, length], is added to the scores.
+    query: [pairs, n x length, size]; key: [pairs, size, length]; value: [pairs, length, size]. A
+    pair is a sequence and a kv head, which n query heads share. The mask, [1 or sequences, 1,
+    length, length], is added to the scores.
     """
     length = mask.shape[-1]
     scores = (query @ key).view(len(mask), -1, length, length)
@@ -26,7 +27,7 @@ def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
 
 
 def mix_again(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """What `mix` gives, bit for bit; its scores are computed once more in the backward."""
+    """Returns what `mix` does, bit for bit, and computes the scores once more in the backward."""
     result: Tensor = _MixAgain.apply(query, key, value, mask)
     return result
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class WeightGradients:
-    """The second half of one backward: for each use of a weight, what its gradient comes of."""
+    """The second half of one backward: what each use of a weight needs for its gradient."""
 
     def __init__(self) -> None:
         self.uses: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -27,7 +27,7 @@ class WeightGradients:
         return any(gradient is tensor for _, gradient, _ in self.uses)
 
     def bytes(self) -> int:
-        """Of all that is held until run."""
+        """Returns the bytes of all tensors held until `run`; shared storage counts once."""
         storages = {t.untyped_storage()._cdata: t for _, *both in self.uses for t in both}
         return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
 
@@ -48,7 +48,10 @@ _later: WeightGradients | None = None  # of the forward that is running
 
 @contextmanager
 def put_off() -> Iterator[WeightGradients]:
-    """The backward of a forward run inside leaves the gradients of weights to what this gives."""
+    """Puts off the weight gradients of a forward run inside.
+
+    Its backward leaves them to what the context gives, whose `run` adds them.
+    """
     global _later
     _later = later = WeightGradients()
     try:
@@ -58,7 +61,10 @@ def put_off() -> Iterator[WeightGradients]:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """[rows, in] times a weight [out, in], transposed, as torch's linear; see put_off."""
+    """Returns x, [rows, in], times the transposed weight, [out, in], as torch's linear does.
+
+    Inside `put_off` its backward puts off the weight's gradient.
+    """
     if _later is None:
         return F.linear(x, weight)
     return _Linear.apply(x, weight, _later)

@@ -26,7 +26,7 @@ class Dropout(nn.Module):
         self.key = int.from_bytes(digest[:4], "little") & LOW
 
     def forward(self, x: Tensor, hashes: tuple[Tensor, Tensor] | None) -> Tensor:
-        """`hashes` are of x's rows and columns; without them nothing is dropped."""
+        """Returns x with elements dropped, as `hashes` of its rows and columns say; None: none."""
         if hashes is None:
             return x
         rows, columns = hashes
@@ -38,7 +38,10 @@ class Dropout(nn.Module):
 def row_and_column_hashes(
     first_row: int, shape: torch.Size, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Of a tensor [rows, columns]: [rows, 1] and [columns]; first_row counts from the run's."""
+    """Returns hashes of a tensor's rows, [rows, 1], and columns, [columns].
+
+    shape: the tensor's, [rows, columns]; first_row: its first row, counted over the whole run.
+    """
     rows, columns = shape
     row = torch.arange(first_row, first_row + rows, device=device).unsqueeze(1)
     low = _mixed(row & LOW, 0)
@@ -48,6 +51,6 @@ def row_and_column_hashes(
 
 
 def _mixed(number: Tensor, multiplier: int) -> Tensor:
-    """Numbers below 2 ** 31, in place."""
+    """Hashes numbers below 2 ** 31 in place; the hashes are below 2 ** 31 too."""
     number.mul_(MULTIPLIERS[multiplier])  # below 2 ** 62
     return number.bitwise_xor_(number >> 15).bitwise_and_(LOW)

@@ -150,9 +150,10 @@ class Tables(nn.Module):
             self.register_buffer(name, table.to(dtype).to(device), persistent=False)
 
     def mask_between(self, documents: Tensor) -> Tensor:
-        """That which also keeps documents, [rows], apart: [sequences, 1, length, length].
+        """Returns a mask that also keeps documents apart, [sequences, 1, length, length].
 
-        Positions are left as they are: of two tokens only their distance counts.
+        documents: each row's document, [rows]. Positions need no change between documents, as only
+        the distance of two tokens counts.
         """
         documents = documents.view(-1, 1, self.mask.shape[-1])
         apart = documents.unsqueeze(-1) != documents.unsqueeze(-2)

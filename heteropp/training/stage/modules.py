@@ -12,7 +12,10 @@ from heteropp.training.stage.llama import StageModule
 def stage_modules(
     plan: Plan, place: Place, groups: Groups, device: torch.device, seed: int
 ) -> list[StageModule]:
-    """In the stage's own order, with parameters that are not initialised; seed: of dropout."""
+    """Returns the modules of a rank's ministages, in the stage's own order.
+
+    Their parameters are not initialised. seed: that of dropout.
+    """
     return [
         StageModule(
             plan.model,

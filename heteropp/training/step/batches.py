@@ -45,7 +45,11 @@ class Share:
         counted: int,
         first_rows: Sequence[int],
     ) -> Batch:
-        """read: of its own sequences inputs, targets and perhaps documents, [own, length] each."""
+        """Returns this rank's part of a global batch.
+
+        read: the inputs, targets and perhaps documents of its sequences, [own, length] each;
+        counted: the global batch's tokens that count in the loss.
+        """
         inputs, targets, *documents = read
         return Batch(
             self._to_device(inputs) if self.reads else None,
@@ -60,7 +64,7 @@ class Share:
 
 
 class Batches:
-    """Of packed sequences."""
+    """A rank's parts of global batches of packed sequences."""
 
     def __init__(
         self, sequences: Sequences, plan: Plan, place: Place, device: torch.device
@@ -69,7 +73,7 @@ class Batches:
         self.share = Share(plan, place, device)
 
     def at(self, first_sequence: int) -> Batch:
-        """This rank's part of the global batch that begins with a sequence of the run."""
+        """Returns this rank's part of the global batch that begins with a sequence of the run."""
         everyones = first_sequence + np.arange(self.global_batch)
         counted = max(1, self.sequences.counted(everyones))
         own = everyones[self.share.own]

@@ -38,7 +38,7 @@ class Part:
 class Inbox:
     """The boundary tensors that come from one neighbour, one a micro-batch, in order.
 
-    Between two receives as many are posted as are received ahead, never more.
+    Receives are posted ahead of their turn, at most as many at a time as `begin` is given.
     """
 
     def __init__(
@@ -68,7 +68,10 @@ class Inbox:
         self._post()
 
     def take(self) -> Tensor:
-        """Waits for what is sent here of the next tensor, [rows / tp, hidden]; see pass_on."""
+        """Waits for this rank's part of the next tensor; pass_on makes the whole tensor of it.
+
+        The part is [rows / tp, hidden] where the resharding ends in an all-gather.
+        """
         piece, works = self.posted.popleft()
         self._post()
         for work in works:
@@ -107,7 +110,7 @@ class Outbox:
     def send(self, tensor: Tensor) -> None:
         """Starts sending a [rows, hidden] tensor, which must not change until it has left.
 
-        Of a plan without overlap the chip does nothing else until then.
+        In a plan without overlap it waits until then, and the chip does nothing else.
         """
         while len(self.under_way) >= SENDS_UNDER_WAY or (
             self.under_way and all(work.is_completed() for work in self.under_way[0][0])
@@ -135,7 +138,10 @@ class Outbox:
 
 
 def pass_on(piece: Tensor, group: ProcessGroup, strategy: Resharding) -> Tensor:
-    """From what each rank of a replica was sent of a tensor to all its rows, [rows, hidden]."""
+    """Returns all rows of a boundary tensor, [rows, hidden], on every rank of a replica.
+
+    piece: what this rank was sent of it.
+    """
     if strategy == "all-gather":
         whole = piece.new_empty((piece.shape[0] * group.size, *piece.shape[1:]))
         group.all_gather(whole, piece)
@@ -146,12 +152,15 @@ def pass_on(piece: Tensor, group: ProcessGroup, strategy: Resharding) -> Tensor:
 
 
 def _turns(place: Place, multiple: Stage) -> range:
-    """The replicas of the common multiple that a rank is, one micro-batch after another."""
+    """Returns the common multiple's replicas that a rank acts as, one micro-batch after another."""
     return range(place.replica_index, multiple.dp, place.stage.dp)
 
 
 def _parts(held: Sequence[Box], ours: Sequence[tuple[int, Box]]) -> list[list[Part]]:
-    """By turn: of what is held here, the messages to or from peers."""
+    """Returns, for each turn, the messages that overlap the box held here in that turn.
+
+    ours: the peer and box of each message that this rank sends or receives.
+    """
     return [
         [Part(peer, box.within(whole)[0]) for peer, box in ours if box.intersect(whole)]
         for whole in held
@@ -159,7 +168,10 @@ def _parts(held: Sequence[Box], ours: Sequence[tuple[int, Box]]) -> list[list[Pa
 
 
 def _sent_box(stage: Stage, replica: int, tp_index: int, plan: Plan) -> Box:
-    """What a rank makes room for; one that is sent nothing is passed on all rows."""
+    """Returns the box that a rank makes room for.
+
+    It is what the rank is sent; one that is sent nothing gets all rows by broadcast.
+    """
     length = plan.model.sequence_length
     sent = received_box(stage, replica, tp_index, length, plan.resharding)
     return sent or replica_box(stage, replica, length)

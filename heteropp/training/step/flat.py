@@ -13,10 +13,13 @@ from heteropp.training.stage.llama import StageModule
 
 
 class FlatBuffers:
-    """As one rank holds them, for backwards to add to; a model of 16 bits sums in float32."""
+    """The parameters and gradients of a ministage as one rank holds them.
+
+    Backwards add to the gradients; a model of 16 bits sums them in float32.
+    """
 
     def __init__(self, module: StageModule, shards: int = 1, *, gradients: bool = True) -> None:
-        """Moves a module's parameters in; they are whole, and can be cut into equal shards."""
+        """Moves a module's parameters into a buffer that can be cut into equal shards."""
         tp = module.group
         self.module = module
         self.layout: Layout = layout(module.model, module.layer_range, tp.size, tp.index, shards)
@@ -33,7 +36,7 @@ class FlatBuffers:
         return self.layout.entries
 
     def begin(self) -> None:
-        """Before the first backward of a step: gradients are zero."""
+        """Zeroes the gradients, or allocates them, before the first backward of a step."""
         if self.gradients is None:
             self.gradients = self._empty_gradients()
         else:
@@ -50,7 +53,7 @@ class FlatBuffers:
                 parameter.register_post_accumulate_grad_hook(self._adder(entry))
 
     def _adder(self, entry: Entry) -> Callable[[Tensor], None]:
-        owner = weakref.ref(self)  # who holds the parameter, which holds this: nothing would go
+        owner = weakref.ref(self)  # a cycle through the parameter's hook would never be freed
 
         def add(parameter: Tensor) -> None:
             if parameter.grad is None:  # put off, for W to add
@@ -63,7 +66,10 @@ class FlatBuffers:
         return add
 
     def _empty_gradients(self) -> Tensor:
-        """Where the backward adds to: every parameter's gradient is a view of it."""
+        """Returns zeros that the backward adds to.
+
+        Every parameter's gradient is a view of them; a model of 16 bits adds through hooks instead.
+        """
         gradients = torch.zeros(self.layout.size, dtype=self.wide, device=self.values.device)
         if not self.mixed:
             for entry in self.entries:

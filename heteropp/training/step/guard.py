@@ -51,7 +51,7 @@ class Guard:
         return not skipped
 
     def take_warning(self) -> str | None:
-        """What there is to say, once."""
+        """Returns the newest step's warning, if there is one, and forgets it."""
         warning, self.warning = self.warning, None
         return warning
 

@@ -12,13 +12,16 @@ LARGEST = 2.0**24
 
 
 class LossScale:
-    """A power of two, so that scaling and its undoing change no bit of what neither overflows."""
+    """The factor of a float16 model's loss.
+
+    It is a power of two, so that scaling and unscaling change no bit of what does not overflow.
+    """
 
     def __init__(self, scale: float = 2.0**16, good_steps: int = 0) -> None:
         self.scale, self.good_steps = scale, good_steps  # since it last changed
 
     def overflowed(self) -> bool:
-        """Halves the scale; False: it is as small as it gets, and not to blame."""
+        """Halves the scale; returns False if it is as small as it gets, and so not to blame."""
         scale, self.good_steps = self.scale, 0
         self.scale = max(scale / 2, SMALLEST)
         return self.scale < scale

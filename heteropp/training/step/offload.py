@@ -20,7 +20,11 @@ from heteropp.training.step.zero import FlatParameters
 
 
 class Offload:
-    """Of one stage; `before` and `keeping` go with every action of a step, in its table's order."""
+    """Moves what one stage does not need at the moment to host memory, and back in time.
+
+    `before` is called ahead of every action of a step, in the table's order, and every forward runs
+    inside `keeping`.
+    """
 
     def __init__(self, actions: Sequence[Action], flats: Sequence[FlatParameters]) -> None:
         self.link = HostLink(flats[0].values.device)
@@ -34,7 +38,7 @@ class Offload:
         self._hold(0, self.following[0])
 
     def before(self, action: Action) -> None:
-        """Sees that what an action needs is there, and sets off what the next one does."""
+        """Makes sure that what an action needs is on the chip, and starts bringing the next's."""
         following = self.following[self.position]
         self.position += 1
         if action.kind in NEEDS_PARAMETERS:
@@ -49,9 +53,10 @@ class Offload:
     def keeping(
         self, item: Item, given: Tensor, staying: Sequence[Tensor | None]
     ) -> Iterator[None]:
-        """Around a forward: what it keeps of what it is given and makes leaves, if it is not next.
+        """Moves what a forward run inside keeps for its backward to host memory.
 
-        staying: tensors that the whole step holds.
+        It stays on the chip if that backward is the next one. given: the forward's input; staying:
+        tensors that stay on the chip for the whole step.
         """
         stays = self.staying | {_key(tensor) for tensor in staying if tensor is not None}
         kept = {_key(given): given.untyped_storage()}
@@ -73,7 +78,7 @@ class Offload:
                 moving.leave()
 
     def bring(self, ministage: int) -> None:
-        """Between steps: a ministage's parameters are there, to be read."""
+        """Brings a ministage's parameters to the chip between steps, to be read."""
         others = [k for k, p in enumerate(self.parameters) if k != ministage and not p.is_away]
         self._hold(ministage, others[0] if others else ministage)
 
@@ -121,7 +126,7 @@ class Moving:
         self.storage.resize_(0)
 
     def come(self) -> None:
-        """Sets off; `wait` before it is used."""
+        """Starts the way back to the chip; `wait` must be called before the storage is used."""
         if self.is_away:
             assert self.copy is not None
             self.storage.resize_(self.size_bytes)
@@ -133,7 +138,7 @@ class Moving:
             self.arrival = None
 
     def forget(self) -> None:
-        """The copy: what is on the chip will change."""
+        """Drops the host's copy, as what is on the chip will change."""
         self.wait()
         self.copy = None
 
@@ -146,7 +151,10 @@ class HostLink:
         self.stream = None if device.type == "cpu" else torch.Stream(device)
 
     def to_host(self, storage: UntypedStorage) -> Tensor:
-        """The bytes, once the stream has come so far; the storage may be freed at once."""
+        """Returns a host tensor that holds the bytes once the stream has copied them.
+
+        The storage may be freed at once.
+        """
         there = self._bytes(storage)
         if self.stream is None:
             return there.clone()
@@ -158,7 +166,7 @@ class HostLink:
         return here
 
     def to_chip(self, here: Tensor, storage: UntypedStorage) -> torch.Event | None:
-        """Fills a storage; the event is to be waited for."""
+        """Starts to fill a storage on the chip; returns the event to wait for, if there is one."""
         there = self._bytes(storage)
         if self.stream is None:
             there.copy_(here)

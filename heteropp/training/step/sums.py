@@ -21,7 +21,7 @@ ToSelf = dict[tuple[int, int], Tensor]  # messages between ministages of one ran
 
 
 class Sums:
-    """Of one ministage of a rank."""
+    """Sums the gradients of one ministage of a rank."""
 
     def __init__(self, plan: Plan, rank: int, part: Part, flat: FlatParameters) -> None:
         self.rank, self.seat, self.flat = rank, seat(rank, part[2]), flat
@@ -43,7 +43,7 @@ class Sums:
         return name in self.spoken_for
 
     def start(self, to_self: ToSelf) -> None:
-        """Once the replicas' sums are there: sends them, and posts the receives."""
+        """Waits for the replicas' sums, sends them to the other places, and posts the receives."""
         gradients = self._gradients()
         for other, message in self.messages.packed(gradients):
             peer, tag = other // MINISTAGES, _tag(self.seat, other)
@@ -64,7 +64,7 @@ class Sums:
             self.received[other] = message
 
     def finish(self, to_self: ToSelf) -> None:
-        """Adds what comes; every place's `start` has been called."""
+        """Adds what the other places send; the rank's ministages must all have been started."""
         for (other, own), message in to_self.items():
             if own == self.seat:
                 self.received[other] = message
@@ -77,7 +77,7 @@ class Sums:
         self.sending, self.receiving, self.received = [], [], {}
 
     def _gradients(self) -> list[Tensor]:
-        """Of the pieces, where they stand."""
+        """Returns the reduced gradients of the pieces, as views of this rank's shard."""
         shard, start = self.flat.reduced(), self.flat.shard.start
         return [
             shard[piece.first - start : piece.last - start].view(piece.box.shape)

@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Update:
-    """Of all ministages that a rank holds."""
+    """Reduces the gradients of all ministages that a rank holds, and updates their parameters."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class Update:
         return self.scaler.scale if self.scaler else 1.0
 
     def each(self) -> Iterator[FlatParameters]:
-        """The ministages in turn; of those that wait on the host, each is here in its own turn."""
+        """Yields the ministages in turn; one that was offloaded is on the chip in its turn."""
         for k, flat in enumerate(self.flats):
             if self.bring:
                 self.bring(k)
             yield flat
 
     def begin(self, ministage: int) -> None:
-        """Before its first backward of a step.
+        """Zeroes a ministage's gradients before its first backward of a step.
 
         With ZeRO-2 the whole gradients of two ministages stand at once, one at work and one being
         reduced (Zorse, section 4.1.2).
@@ -85,7 +85,10 @@ class Update:
         self.flats[ministage].begin()
 
     def reduce(self, ministage: int) -> None:
-        """After its last backward: starts to sum its gradients over all that hold its layers."""
+        """Starts to sum a ministage's gradients over all ranks that hold its layers.
+
+        It is called after the ministage's last backward.
+        """
         self.flats[ministage].reduce()
         self.unsummed.append(ministage)
         while self.unsummed and self.flats[self.unsummed[0]].is_reduced():
@@ -118,7 +121,10 @@ class Update:
         return Outcome(mean_loss, norm, skipped, scale, (summed, measured, exchanged))
 
     def _sum_next(self) -> None:
-        """Of what the replicas have summed, the sum over the other places is next."""
+        """Starts the sum over the other places for the ministage that was reduced first.
+
+        It waits until the replicas have summed that ministage's gradients.
+        """
         self.sums[self.unsummed.pop(0)].start(self.to_self)
 
     def _finish_sums(self) -> None:
@@ -146,7 +152,7 @@ class Update:
         return torch.stack([*norms, loss])
 
     def _overflowed(self, loss: float, norm: float) -> bool:
-        """Whether only the scale is to blame for gradients that are not finite; it learns of it."""
+        """Whether gradients are not finite only because of the loss scale, which then adapts."""
         if self.scaler is None or not math.isfinite(loss):
             return False
         if math.isfinite(norm):

@@ -1,6 +1,6 @@
-"""On the host: which backwards are run whole although the table cuts them in two.
+"""Chooses, on the bare host, which backwards run whole although the table cuts them in two.
 
-What is kept for the second half has left the host's caches when that comes, which costs a few
+What is kept for the second half has left the host's caches by the time it runs, which costs a few
 percent of a step. So a stage that is busy all the time runs W at once with I; one that waits for
 others sends them their gradients first.
 """
@@ -12,13 +12,15 @@ from collections.abc import Iterable, Sequence
 from heteropp.action import Action, Kind
 
 Part = tuple[int, int]  # a ministage and a micro-batch
-WAITED = 0.02  # of a step, for messages but the first of each kind: this stage is not the slowest
-STEPS = 3  # of waiting, one after another: the first steps of a run wait for more than others
+# a stage that waits for more than this share of a step is not the slowest; the first message of
+# each kind does not count
+WAITED = 0.02
+STEPS = 3  # so many in a row must wait, as the first steps of a run wait for more than others
 RECEIVES = (Kind.RECV_ACTIVATION, Kind.RECV_GRADIENT)
 
 
 class WholeBackwards:
-    """Of one rank. What it computes is the same, bit for bit, whatever is whole."""
+    """The backwards that one rank runs whole; its results are bit for bit the same either way."""
 
     def __init__(self, table: Sequence[Action]) -> None:
         self.parts = before_last_forward(table)
@@ -28,7 +30,10 @@ class WholeBackwards:
         return part in self.parts
 
     def learn(self, marks: Iterable[tuple[Action, float, float]]) -> None:
-        """After a step: when its actions began and ended."""
+        """Learns when a step's actions began and ended.
+
+        After STEPS steps in a row that waited, all backwards are cut in two again.
+        """
         marks = list(marks)
         first: set[tuple[Kind, int]] = set()
         waited = 0.0
@@ -44,7 +49,10 @@ class WholeBackwards:
 
 
 def before_last_forward(table: Sequence[Action]) -> frozenset[Part]:
-    """Whose W comes before the last forward: what is left at the end fills waits there."""
+    """Returns the parts whose W comes before the last forward.
+
+    The Ws after it stay apart, as they fill the waits at the end of the step.
+    """
     last = max((i for i, action in enumerate(table) if action.kind == Kind.F), default=0)
     return frozenset(
         (action.ministage, action.micro_batch)

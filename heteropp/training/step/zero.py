@@ -47,7 +47,7 @@ class FlatParameters(FlatBuffers):
 
     @property
     def pieces(self) -> list[Piece]:
-        """What the shard holds; places are of the whole buffer."""
+        """The pieces that this rank's shard holds; their offsets are those of the whole buffer."""
         return self.layout.pieces(self.replica % self.layout.shards)
 
     def answers(self, entry: Entry) -> bool:
@@ -66,7 +66,10 @@ class FlatParameters(FlatBuffers):
         self.reducing = start(self.summing, self.shard_gradient, self.gradients, self.group)
 
     def _sum_copies(self, gradients: Tensor) -> None:
-        """Of parameters that tensor parallelism does not cut, where it cuts the rows instead."""
+        """Sums the gradients of uncut parameters over the tensor-parallel group.
+
+        That is due where sequence parallelism cuts the rows, as each rank has its own rows' part.
+        """
         if not self.module.group.sequence_parallel:
             return
         copies = [gradients[e.first : e.last] for e in self.entries if not e.sharded]
@@ -80,7 +83,7 @@ class FlatParameters(FlatBuffers):
         return self.reducing is None or self.reducing.is_completed()
 
     def reduced(self) -> Tensor:
-        """Waits until the sums are there; gives those of this rank's shard."""
+        """Waits until the sums are there; returns those of this rank's shard."""
         assert self.shard_gradient is not None
         if self.reducing is not None:
             self.reducing.wait()
@@ -90,7 +93,7 @@ class FlatParameters(FlatBuffers):
         return self.shard_gradient
 
     def norms(self) -> dict[str, Tensor]:
-        """By global name the norm of each parameter's reduced gradient, as far as it is held here.
+        """Returns the norms of the reduced gradients that this rank's shard holds, by global name.
 
         Over all ranks of the stage each element counts in exactly one norm.
         """
@@ -105,7 +108,7 @@ class FlatParameters(FlatBuffers):
         return norms
 
     def take_values(self) -> None:
-        """The parameters have been set: what is kept of them apart follows."""
+        """Copies parameters that were set from outside into the master copy, if there is one."""
         if self.mixed:
             self.master.copy_(self.values[self.shard])
 
@@ -120,14 +123,14 @@ class FlatParameters(FlatBuffers):
         return start(self.gathering, self.values, self.values[self.shard], self.group)
 
     def end(self) -> None:
-        """After the update, or in its place: the reduced gradients go."""
+        """Lets go of the reduced gradients, after the update or in its place."""
         self.shard_gradient = None
         if self.zero_stage == 2:
             self._let_gradients_go()
 
 
 def _collectives(replicas: int, shards: int, size: int) -> tuple[Kind, Kind]:
-    """What sums the gradients to where they are kept, and gathers parameters from there."""
+    """Returns the collectives that sum gradients to where they are kept and gather parameters."""
 
     def laid_out(dimension: int) -> Annotation:
         return Annotation.of([(range(replicas), {dimension: replicas})])
