@@ -10,7 +10,7 @@ namespace ditorch {
 // A boxed kernel for the PrivateUse1 key, and for every operator without a kernel of its own.
 void launch(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// Refuses operators on sparse and quantized tensors of the device.
+// Refuses operators on the device's sparse, quantized and (but for jagged ones) nested tensors.
 void refuse_layout(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack);
 

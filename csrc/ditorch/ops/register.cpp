@@ -1,5 +1,6 @@
 #include "ops/register.h"
 
+#include <ATen/ops/_nested_tensor_size_native.h>
 #include <torch/library.h>
 
 #include <string>
@@ -62,9 +63,14 @@ void register_operators() {
   register_memory_operators(library);
   register_whole_operators(library);
   for (auto key : {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::QuantizedPrivateUse1,
-                   c10::DispatchKey::SparseCsrPrivateUse1}) {
+                   c10::DispatchKey::SparseCsrPrivateUse1,
+                   c10::DispatchKey::NestedTensorPrivateUse1}) {
     new_library("_", key).fallback(boxed<&refuse_layout>());
   }
+  library.impl("_nested_tensor_from_tensor_list", boxed<&refuse_layout>());
+  // Autograd asks for the sizes of a nested tensor where an error ends the process.
+  new_library("aten", c10::DispatchKey::NestedTensorPrivateUse1)
+      .impl("_nested_tensor_size", TORCH_FN(at::native::_nested_tensor_size));
 }
 
 }  // namespace ditorch

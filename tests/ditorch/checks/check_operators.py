@@ -155,19 +155,33 @@ def test_devices_are_not_mixed() -> None:
         x @ torch.ones(3)
 
 
-def test_sparse_and_quantized_tensors_are_refused_in_one_sentence() -> None:
+def test_sparse_quantized_and_nested_tensors_are_refused_in_one_sentence() -> None:
     x = torch.eye(3, device="device")
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
     for make in (
         lambda: x.to_sparse(),
         lambda: x.to_sparse_csr(),
         lambda: torch.eye(3).to_sparse().to("device"),
         lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
         lambda: torch.sparse_coo_tensor([[0]], [1.0], (2,), device="device"),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="device"),
+        lambda: torch.nested.as_nested_tensor([x, x[1:].clone().requires_grad_()]),
+        lambda: nested.to("device") + 1,
     ):
         with pytest.raises(
             (RuntimeError, NotImplementedError), match=rf"{ditorch.device.type}.*dense tensors only"
         ):
             make()
+
+
+def test_jagged_nested_tensors_are_dense_inside() -> None:
+    parts = [torch.ones(2, 3), torch.ones(4, 3)]
+    ragged = torch.nested.nested_tensor(
+        parts, device="device", layout=torch.jagged, requires_grad=True
+    )
+    F.linear(ragged, torch.full((5, 3), 2.0, device="device")).values().sum().backward()
+    assert ragged.grad is not None
+    assert ragged.grad.values().cpu().tolist() == [[10.0] * 3] * 6
 
 
 def test_what_the_chip_computes_and_what_the_host_does() -> None:
