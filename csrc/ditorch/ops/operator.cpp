@@ -64,6 +64,12 @@ bool is_view(const c10::OperatorHandle& handle) {
   });
 }
 
+// Whether the host's kernel is of no use in narrow dtypes, without saying so as others do: MKL has
+// its own words for it, and a picture is sampled pixels away where its grid is worked out in them.
+bool misses_narrow_dtypes(std::string_view name) {
+  return name.starts_with("_fft_") || name.starts_with("grid_sampler_");
+}
+
 std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
   auto op = std::make_unique<Operator>();
@@ -88,7 +94,7 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
       handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape);
   find_product(*op);
   op->host_kernel = find_host_kernel(qualified);
-  if (op->name.starts_with("_fft_")) op->missing_dtypes = UINT8_MAX;  // MKL says so unlike the rest
+  if (misses_narrow_dtypes(op->name)) op->missing_dtypes = UINT8_MAX;
   op->vendor_kernel = find_vendor_kernel(qualified, schema.overload_name());
   return op;
 }

@@ -157,21 +157,39 @@ def test_devices_are_not_mixed() -> None:
 
 def test_sparse_quantized_and_nested_tensors_are_refused_in_one_sentence() -> None:
     x = torch.eye(3, device="device")
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
+    parts = [torch.ones(2), torch.ones(3)]
+    nested = torch.nested.nested_tensor(parts, requires_grad=True)
     for make in (
         lambda: x.to_sparse(),
         lambda: x.to_sparse_csr(),
         lambda: torch.eye(3).to_sparse().to("device"),
         lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
         lambda: torch.sparse_coo_tensor([[0]], [1.0], (2,), device="device"),
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="device"),
+        lambda: torch.nested.nested_tensor(parts, device="device", requires_grad=True) + 1,
         lambda: torch.nested.as_nested_tensor([x, x[1:].clone().requires_grad_()]),
-        lambda: nested.to("device") + 1,
+        lambda: nested.to("device"),
     ):
         with pytest.raises(
             (RuntimeError, NotImplementedError), match=rf"{ditorch.device.type}.*dense tensors only"
         ):
             make()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_a_narrow_grid_still_says_where_to_sample(dtype: torch.dtype, dimensions: int) -> None:
+    """The CPU's kernel works out positions in the grid's dtype: its pictures move by pixels."""
+    torch.manual_seed(0)
+    picture = torch.randn(2, 3, *[16] * dimensions, dtype=dtype)
+    grid = (torch.rand(2, *[5] * dimensions, dimensions) * 2 - 1).to(dtype)
+    for mode in ("bilinear", "nearest", "bicubic")[: 5 - dimensions]:
+        sampled, truth = (
+            F.grid_sample(x.requires_grad_(), at, mode=mode, align_corners=False)
+            for x, at in (
+                (picture.to("device"), grid.to("device")), (picture.double(), grid.double())
+            )
+        )  # fmt: skip
+        torch.testing.assert_close(sampled.cpu(), truth.to(dtype))
 
 
 def test_jagged_nested_tensors_are_dense_inside() -> None:
