@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from heteropp.boxes import Box
-from heteropp.hspmd.routing import Held, Round, Wanted, route, volume_bytes
+from heteropp.hspmd.routing import HeldBox, Round, Wanted, route, volume_bytes
 from heteropp.layout import layout
 from heteropp.model import Model
 from heteropp.parameters import global_name, model_parameters
@@ -74,7 +74,7 @@ def sums(plan: Plan, places: tuple[Part, ...], itemsize: int) -> Round:
         for rank in ranks
     ]
     rounds = route(
-        [Held(*one) for one in kept],
+        [HeldBox(*one) for one in kept],
         [Wanted(tensor, own, box, places) for tensor, own, box, _ in kept],
         [itemsize] * len(number),
         _nearness,

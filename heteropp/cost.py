@@ -16,7 +16,7 @@ from heteropp.communication import all_gather_s, all_reduce_s
 from heteropp.memory import Memory, StageShape, kept_bytes, stage_memory
 from heteropp.model import Model
 from heteropp.profile import ChipProfile, ProfileError
-from heteropp.tracing.traces import Piece, StageTrace, StageTraces, trace_stages
+from heteropp.tracing.traces import StageTrace, StageTraces, TracedPiece, trace_stages
 
 __all__ = [
     "Memory",
@@ -218,7 +218,7 @@ def _step(
     return terms(traces.one), terms(traces.two)
 
 
-def _operators_s(piece: Piece, dtype: str, chip: ChipSpec, shards: int = 1) -> float:
+def _operators_s(piece: TracedPiece, dtype: str, chip: ChipSpec, shards: int = 1) -> float:
     """Returns the seconds of a piece's operators by the roofline rule that paces emulated chips.
 
     `shards` ranks share the operators' work, but each launches all of them.

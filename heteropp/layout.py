@@ -26,7 +26,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BufferPiece:
     """A box of a parameter whose elements stand together in the flat buffer, in row-major order."""
 
     name: str  # global
@@ -44,7 +44,7 @@ class Layout:
     def shard(self, index: int) -> slice:
         return slice(index * self.size // self.shards, (index + 1) * self.size // self.shards)
 
-    def pieces(self, index: int) -> list[Piece]:
+    def pieces(self, index: int) -> list[BufferPiece]:
         """What a shard holds, in order."""
         shard = self.shard(index)
         result = []
@@ -70,12 +70,12 @@ def layout(model: Model, layers: tuple[int, int], tp: int, tp_index: int, shards
     return Layout(tuple(entries), size, shards)
 
 
-def _pieces(entry: Entry, first: int, last: int) -> list[Piece]:
+def _pieces(entry: Entry, first: int, last: int) -> list[BufferPiece]:
     """Elements [first, last) of a parameter: rows as one box, and what is cut off rows."""
     (begin, _), *inner = entry.box.ranges
     if not inner:
         box = Box(((begin + first, begin + last),))
-        return [Piece(entry.global_name, box, entry.first + first, entry.first + last)]
+        return [BufferPiece(entry.global_name, box, entry.first + first, entry.first + last)]
     ((left, right),) = inner
     width = right - left
     result = []
@@ -88,7 +88,7 @@ def _pieces(entry: Entry, first: int, last: int) -> list[Piece]:
         size = rows * (columns[1] - columns[0])
         box = Box(((begin + row, begin + row + rows), (left + columns[0], left + columns[1])))
         result.append(
-            Piece(entry.global_name, box, entry.first + first, entry.first + first + size)
+            BufferPiece(entry.global_name, box, entry.first + first, entry.first + first + size)
         )
         first += size
     return result

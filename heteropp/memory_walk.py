@@ -85,7 +85,7 @@ def ministage(
     )
 
 
-class Held:
+class LiveSizes:
     """Sizes by name, and their sum."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class MemoryWalk:
         self.away: dict[Item, int] = {}  # activations that wait on the host
         self.outboxes: dict[tuple[Kind, int], deque[object]] = {}
         self.unsummed: list[int] = []  # ministages
-        self.gradients, self.kept, self.boundary = Held(), Held(), Held()
+        self.gradients, self.kept, self.boundary = LiveSizes(), LiveSizes(), LiveSizes()
         self.parameters = sum(m.flat for m in self.ministages)
         if shape.offload:
             self._hold(0, self.resident[0])

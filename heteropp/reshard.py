@@ -21,7 +21,7 @@ from itertools import product
 from math import lcm
 
 from heteropp.boxes import Box, split
-from heteropp.hspmd.routing import Held, Wanted, alike, route
+from heteropp.hspmd.routing import HeldBox, Wanted, alike, route
 from heteropp.plan import Resharding, Stage
 
 SENDS_UNDER_WAY = 2  # boundary tensors on their way to one neighbour, at most
@@ -99,7 +99,7 @@ def messages(
         return 2.0 if any(piece.intersect(box) for piece, box in pairs) else 1.0
 
     (round_,) = route(
-        [Held(0, rank, box) for rank, boxes in held.items() for box in boxes],
+        [HeldBox(0, rank, box) for rank, boxes in held.items() for box in boxes],
         [Wanted(0, rank, box) for rank, boxes in wanted.items() for box in boxes],
         [1],
         bytes_per_s if strategy == "all-gather" else alike,

@@ -36,7 +36,7 @@ class DeadlockError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Share:
+class TimeShare:
     """How a step's time divides, as shares of 1; of a replica, or of a stage on average."""
 
     work: float  # computing, the tensor-parallel collectives inside it, and the update
@@ -80,18 +80,18 @@ class Simulation:
         return sorted(spans, key=lambda span: (span.start_s, span.end_s))
 
     @cached_property
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[TimeShare]:
         """How the step divides for each replica, in the order of program.seats."""
         return [self._share(a) for a in range(len(self.program.seats))]
 
     @cached_property
-    def stage_shares(self) -> dict[tuple[int, int], Share]:
+    def stage_shares(self) -> dict[tuple[int, int], TimeShare]:
         """How the step divides on average over a stage's replicas, by (pipeline, stage)."""
-        found: dict[tuple[int, int], list[Share]] = {}
+        found: dict[tuple[int, int], list[TimeShare]] = {}
         for seat, share in zip(self.program.seats, self.shares, strict=True):
             found.setdefault((seat.pipeline, seat.stage), []).append(share)
         return {
-            place: Share(
+            place: TimeShare(
                 sum(s.work for s in shares) / len(shares),
                 sum(s.communication for s in shares) / len(shares),
                 sum(s.bubble for s in shares) / len(shares),
@@ -161,7 +161,7 @@ class Simulation:
         table, timing = self.program.tables[a], self.timing
         return zip(table, timing.starts[a], timing.ends[a], strict=True)
 
-    def _share(self, a: int) -> Share:
+    def _share(self, a: int) -> TimeShare:
         program = self.program
         work_s, gather_s, exposed_s = program.norm_s[a] + program.update_s[a], 0.0, 0.0
         clock_s = program.actors[a].begin_s
@@ -179,7 +179,7 @@ class Simulation:
             gather_s + self.timing.message_s[a] + min(exposed_s, reduce_s) + self.program.exchange_s
         )
         work, communication = work_s / self.step_s, communication_s / self.step_s
-        return Share(work, communication, max(0.0, 1 - work - communication))
+        return TimeShare(work, communication, max(0.0, 1 - work - communication))
 
 
 def simulate(

@@ -68,14 +68,14 @@ class Rank:
         from pipelines.torch_pipelining import TorchPipelining
 
         from heteropp.training.ranks.device import open_device
-        from heteropp.training.ranks.transport import Place, connect
+        from heteropp.training.ranks.transport import Coordinates, connect
 
         if backend == "dicomm":
             import dicomm.distributed  # noqa: F401
         connect(store, rank, STAGES, backend)
         schedule, ministages, slack = OURS[PEERS.get(name, name)]
         plan = even_plan(model, schedule, STAGES, MICRO_BATCHES, MICRO_BATCH, ministages, slack)
-        place, host = Place.of(plan, rank), torch.device("cpu")
+        place, host = Coordinates.of(plan, rank), torch.device("cpu")
         held = modules(plan, place, host)
         self.contestant: TorchPipelining | OurPipeline
         if name in PEERS:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from dicomm.bench.chips import Link
+from dicomm.bench.chips import ChipLink
 from dicomm.bench.timing import DEADLINE_S, Failed, Order, Timing, timing_of
 
 
@@ -20,7 +20,7 @@ class ChipSetup:
     """chips: a chip file for each rank. links: by strategy."""
 
     chips: tuple[str, str]
-    links: dict[str, Link]
+    links: dict[str, ChipLink]
     folder: str
     world_size: int = 2
 

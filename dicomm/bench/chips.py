@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"^(\s*)(\w+)(\s*=\s*)([0-9][0-9._eE+-]*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Link:
+class ChipLink:
     """One way between two chips."""
 
     latency_s: float
@@ -29,8 +29,8 @@ class Link:
     def us(self, size_bytes: int) -> float:
         return 1e6 * (self.latency_s + size_bytes / self.bytes_per_s)
 
-    def slowed(self, factor: float) -> Link:
-        return Link(self.latency_s * factor, self.bytes_per_s / factor)
+    def slowed(self, factor: float) -> ChipLink:
+        return ChipLink(self.latency_s * factor, self.bytes_per_s / factor)
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class ChipFile:
 
     name: str
     text: str
-    nic: Link
-    host: Link
+    nic: ChipLink
+    host: ChipLink
 
     def slowed(self, factor: float) -> str:
         """The same file with all its times and speeds in slow motion, told by the units that
@@ -78,7 +78,7 @@ def read_chip(name_or_path: str) -> ChipFile:
     return ChipFile(values.get("chip_type", path.stem), path.read_text(), nic, host)
 
 
-def read_tcp(path: Path) -> Link:
+def read_tcp(path: Path) -> ChipLink:
     """The hosts' TCP/IP. Raises BadOption."""
     return _link("--tcp", path, _read("--tcp", path), "latency_s", "bytes_per_s")
 
@@ -92,9 +92,9 @@ def _read(option: str, path: Path) -> dict[str, Any]:
         raise BadOption(f"{option}: {path} is not TOML: {error}") from None
 
 
-def _link(option: str, path: Path, values: dict[str, Any], latency: str, speed: str) -> Link:
+def _link(option: str, path: Path, values: dict[str, Any], latency: str, speed: str) -> ChipLink:
     for key in (latency, speed):
         value = values.get(key)
         if not isinstance(value, float | int) or isinstance(value, bool) or not value > 0:
             raise BadOption(f"{option}: {path}: {key} is {value!r}, expected a number above 0")
-    return Link(float(values[latency]), float(values[speed]))
+    return ChipLink(float(values[latency]), float(values[speed]))

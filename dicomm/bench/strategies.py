@@ -20,7 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dicomm.bench.chip_ranks import ChipSetup
-from dicomm.bench.chips import ChipFile, Link
+from dicomm.bench.chips import ChipFile, ChipLink
 from dicomm.bench.evidence import Row, row, show_machine, wide_console
 from dicomm.bench.options import size_name
 from dicomm.bench.quiet import Quiet, Watch, worst
@@ -40,15 +40,15 @@ class World:
     """Two chips on different nodes, and what lies between."""
 
     chips: tuple[ChipFile, ChipFile]
-    tcp: Link
+    tcp: ChipLink
 
     @property
-    def nic(self) -> Link:
+    def nic(self) -> ChipLink:
         a, b = (chip.nic for chip in self.chips)
-        return Link(max(a.latency_s, b.latency_s), min(a.bytes_per_s, b.bytes_per_s))
+        return ChipLink(max(a.latency_s, b.latency_s), min(a.bytes_per_s, b.bytes_per_s))
 
     @property
-    def links(self) -> dict[str, Link]:
+    def links(self) -> dict[str, ChipLink]:
         return {"device-direct": self.nic, "cpu-mediated": self.tcp}
 
     def sum_of_parts_us(self, strategy: str, size: int) -> float:

@@ -21,7 +21,7 @@ class Member(Protocol):
     def close(self) -> None: ...
 
 
-class Setup(Protocol):
+class TeamSetup(Protocol):
     @property
     def world_size(self) -> int: ...
     def join(self, rank: int) -> Member: ...
@@ -30,7 +30,7 @@ class Setup(Protocol):
 class Team:
     """start: "forkserver", or "spawn" for processes that do not begin with torch imported."""
 
-    def __init__(self, name: str, setup: Setup, start: str = "forkserver") -> None:
+    def __init__(self, name: str, setup: TeamSetup, start: str = "forkserver") -> None:
         context: Any = multiprocessing.get_context(start)
         if start == "forkserver":
             context.set_forkserver_preload(_PRELOAD)
@@ -84,7 +84,7 @@ class Team:
             process.join()
 
 
-def _serve(rank: int, setup: Setup, pipe: Connection) -> None:
+def _serve(rank: int, setup: TeamSetup, pipe: Connection) -> None:
     """Answers each order with a Timing, or with a sentence about what went wrong."""
     try:
         member = setup.join(rank)

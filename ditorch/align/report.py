@@ -28,7 +28,7 @@ _WORST_KEPT = 10
 _NO_THRESHOLD = ("", "not compared")
 
 
-class _Model(BaseModel):
+class _ReportModel(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=True)
 
 
@@ -39,7 +39,7 @@ class OperatorRow(OperatorFinding):
     ranks: list[int]
 
 
-class ToolResult(_Model):
+class ToolResult(_ReportModel):
     """What one tool says on one rank."""
 
     tool: str
@@ -48,7 +48,7 @@ class ToolResult(_Model):
     summary: str
 
 
-class FirstBad(_Model):
+class FirstBad(_ReportModel):
     """The first place where a tool objects, and why."""
 
     tool: str
@@ -56,7 +56,7 @@ class FirstBad(_Model):
     reason: str
 
 
-class OperatorRuns(_Model):
+class OperatorRuns(_ReportModel):
     """Who computed an operator: the chip's kernel or, for lack of one, the host."""
 
     operator: str
@@ -64,7 +64,7 @@ class OperatorRuns(_Model):
     host_calls: int
 
 
-class ConformanceProblem(_Model):
+class ConformanceProblem(_ReportModel):
     """A sample or check that did not pass."""
 
     operator: str
@@ -74,7 +74,7 @@ class ConformanceProblem(_Model):
     reason: str
 
 
-class ConformanceSummary(_Model):
+class ConformanceSummary(_ReportModel):
     """The result of `ditorch-align conform`.
 
     A sample is one input of an operator, of one dtype, for one variant of the operator.
@@ -105,7 +105,7 @@ CONFORMANCE_BAR = 0.99
 """The share of supported samples that has to pass."""
 
 
-class ChipReport(_Model):
+class ChipReport(_ReportModel):
     """Everything about one chip."""
 
     chip: str
@@ -129,7 +129,7 @@ class ChipReport(_Model):
     notes: list[str] = []
 
 
-class Report(_Model):
+class Report(_ReportModel):
     """report.json."""
 
     version: Literal[1] = 1

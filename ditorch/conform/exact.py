@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from ditorch.conform.agree import same_specials
 from ditorch.conform.arguments import copy_to, tensors_in
-from ditorch.conform.variants import Call, Variant
+from ditorch.conform.variants import SampleCall, Variant
 
 _RATIO = 2.0  # the chip's largest error may be this many times the CPU's
 
@@ -20,7 +20,7 @@ _WIDE = {
 }  # fmt: skip
 
 
-def errs_like_cpu(actual: Any, expected: Any, variant: Variant, call: Call) -> bool:
+def errs_like_cpu(actual: Any, expected: Any, variant: Variant, call: SampleCall) -> bool:
     """Whether the chip's results are as near as the CPU's to those in double precision.
 
     `actual` and `expected` are the chip's and the CPU's results, of equal form, on the host. False
@@ -34,7 +34,7 @@ def errs_like_cpu(actual: Any, expected: Any, variant: Variant, call: Call) -> b
     return len(right) == len(wanted) and all(map(_errs_like, found, wanted, right))
 
 
-def _run_in_double(variant: Variant, call: Call) -> Any:
+def _run_in_double(variant: Variant, call: SampleCall) -> Any:
     def widen(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype not in _WIDE:
             return value

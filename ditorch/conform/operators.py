@@ -21,7 +21,7 @@ import torch
 
 from ditorch.conform.results import Outcome, Settings
 from ditorch.conform.sample import check_sample
-from ditorch.conform.variants import VARIANTS, Call, Variant
+from ditorch.conform.variants import VARIANTS, SampleCall, Variant
 
 DATABASE = "torch.testing._internal.common_methods_invocations"
 """The module of PyTorch's operator database; it takes seconds to import."""
@@ -88,7 +88,7 @@ def _dtypes(operator: Any, settings: Settings) -> list[torch.dtype]:
 
 def _calls(
     operator: Any, dtype: torch.dtype, variant: Variant, settings: Settings
-) -> Iterator[Call]:
+) -> Iterator[SampleCall]:
     """The chosen samples on the CPU; none if the database cannot make them there."""
     torch.manual_seed(settings.seed)
     try:
@@ -101,7 +101,7 @@ def _calls(
     count = min(len(samples), settings.samples_per_dtype)
     for i in range(count):
         sample = samples[i * len(samples) // count]
-        yield Call(
+        yield SampleCall(
             operator, sample.input, sample.args, sample.kwargs, sample.output_process_fn_grad,
             settings.seed,
         )  # fmt: skip

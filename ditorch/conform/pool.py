@@ -22,7 +22,7 @@ _ENDING_S = 10.0  # for a process to end after its pipe is closed
 
 
 @dataclass(frozen=True)
-class Report:
+class ProcessReport:
     """One thing a job's process said, or what its parent saw."""
 
     kind: str  # "ready", "cannot start", "about to", "outcome", "end"; "lost" is the parent's
@@ -38,21 +38,21 @@ class _Worker:
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
 
-    def run(self, job: Job, hear: Callable[[Report], None]) -> None:
+    def run(self, job: Job, hear: Callable[[ProcessReport], None]) -> None:
         """Returns after a report of kind "end" or "lost"."""
         pipe = self._pipe or self._start()
         end_s = time.monotonic() + self._job_s
         try:
             pipe.send(job)
             while pipe.poll(max(0.0, end_s - time.monotonic())):
-                report = Report(*pipe.recv())
+                report = ProcessReport(*pipe.recv())
                 hear(report)
                 if report.kind == "end":
                     return
         except (EOFError, ConnectionError):
-            hear(Report("lost", f"process died{self._cause_of_death()}"))
+            hear(ProcessReport("lost", f"process died{self._cause_of_death()}"))
             return
-        hear(Report("lost", f"did not end within {self._job_s:g} s"))
+        hear(ProcessReport("lost", f"did not end within {self._job_s:g} s"))
         self.stop(now=True)
 
     def stop(self, now: bool = False) -> None:
@@ -76,7 +76,7 @@ class _Worker:
         try:
             if not self._pipe.poll(_START_S):
                 raise ImportError(f"a worker process did not start within {_START_S:g} s")
-            report = Report(*self._pipe.recv())
+            report = ProcessReport(*self._pipe.recv())
         except (EOFError, ConnectionError):
             raise ImportError(f"a worker process died{self._cause_of_death()} on start") from None
         if report.kind != "ready":
@@ -96,7 +96,7 @@ class _Worker:
 
 def run_jobs(
     jobs: Iterable[Job],
-    hear: Callable[[Job, Report], None],
+    hear: Callable[[Job, ProcessReport], None],
     *,
     workers: int,
     settings: Settings,
@@ -124,7 +124,7 @@ def run_jobs(
                 except queue.Empty:
                     break
 
-                def tell(report: Report, job: Job = job) -> None:
+                def tell(report: ProcessReport, job: Job = job) -> None:
                     with lock:
                         hear(job, report)
 

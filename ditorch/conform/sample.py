@@ -14,7 +14,7 @@ from ditorch.conform.arguments import copy_to, shared_memory, tensors_in
 from ditorch.conform.exact import errs_like_cpu
 from ditorch.conform.results import Outcome, Status
 from ditorch.conform.unsupported import why_unsupported, without_device_form
-from ditorch.conform.variants import Broken, Call, Variant, dropped_write
+from ditorch.conform.variants import Broken, SampleCall, Variant, dropped_write
 
 _HOST = torch.device("cpu")
 
@@ -38,7 +38,7 @@ class _Observed:
     drew: bool  # random numbers; known of the host only
 
 
-def check_sample(variant: Variant, call: Call, dtype: torch.dtype) -> Outcome | None:
+def check_sample(variant: Variant, call: SampleCall, dtype: torch.dtype) -> Outcome | None:
     """What became of it, but for its name; None if the CPU refuses it."""
     try:
         expected = _observe(variant, call, _HOST)
@@ -71,7 +71,7 @@ def _outcome(status: Status, reason: str) -> Outcome:
     return Outcome(dtype="", variant="", sample=0, status=status, reason=reason)
 
 
-def _observe(variant: Variant, call: Call, device: torch.device) -> _Observed:
+def _observe(variant: Variant, call: SampleCall, device: torch.device) -> _Observed:
     own = _call_on(device, call)
     torch.manual_seed(call.seed)
     numbers = torch.get_rng_state()
@@ -86,7 +86,7 @@ def _observe(variant: Variant, call: Call, device: torch.device) -> _Observed:
     return _Observed(_on_host(results), _on_host(tensors_in(own.arguments)), shared, drew)
 
 
-def _call_on(device: torch.device, call: Call) -> Call:
+def _call_on(device: torch.device, call: SampleCall) -> SampleCall:
     if call.operator.name in _OTHER_ARGUMENTS_ON_HOST:
         return replace(call, input=copy_to(call.input, device))
     first, args, kwargs = copy_to(call.arguments, device)
@@ -103,7 +103,7 @@ def _runs() -> tuple[int, int]:
 
 
 def _difference(
-    actual: _Observed, expected: _Observed, dtype: torch.dtype, variant: Variant, call: Call
+    actual: _Observed, expected: _Observed, dtype: torch.dtype, variant: Variant, call: SampleCall
 ) -> str | None:
     """Why the chip did not do what the CPU did; None if it did."""
     values = not expected.drew and call.operator.name not in _UNINITIALIZED

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 import ditorch
 from ditorch.conform.operators import DATABASE, operator_names
-from ditorch.conform.pool import Report, run_jobs
+from ditorch.conform.pool import ProcessReport, run_jobs
 from ditorch.conform.results import (
     CheckResult,
     Conformance,
@@ -110,7 +110,7 @@ class _Listener:
         self._results: dict[Job, OperatorResult] = {}
         self._in_hand: dict[Job, Outcome] = {}
 
-    def hear(self, job: Job, report: Report) -> None:
+    def hear(self, job: Job, report: ProcessReport) -> None:
         if job.part == "runtime":
             self._hear_check(job, report)
             return
@@ -137,7 +137,7 @@ class _Listener:
         else:
             result.record(Outcome(**outcome))  # type: ignore[arg-type]
 
-    def _hear_check(self, job: Job, report: Report) -> None:
+    def _hear_check(self, job: Job, report: ProcessReport) -> None:
         group, _, name = job.name.partition(": ")
         if report.kind == "lost":
             self._keep(job, CheckResult(group, name, "failed", report.content))

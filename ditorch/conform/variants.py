@@ -17,7 +17,7 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True)
-class Call:
+class SampleCall:
     """An operator of the database with the arguments of one sample, all on one device."""
 
     operator: Any  # torch.testing's OpInfo
@@ -36,19 +36,19 @@ class Call:
 class Variant:
     name: str
     exists: Callable[[Any], bool]  # for this OpInfo
-    run: Callable[[Call], Any]  # its results; raises what the operator raises, or Broken
+    run: Callable[[SampleCall], Any]  # its results; raises what the operator raises, or Broken
     needs_gradients: bool = False
 
 
-def _function(call: Call) -> Any:
+def _function(call: SampleCall) -> Any:
     return call.operator.op(call.input, *call.args, **call.kwargs)
 
 
-def _method(call: Call) -> Any:
+def _method(call: SampleCall) -> Any:
     return call.operator.method_variant(call.input, *call.args, **call.kwargs)
 
 
-def _in_place(call: Call) -> Any:
+def _in_place(call: SampleCall) -> Any:
     before = call.input.clone() if isinstance(call.input, torch.Tensor) else None
     returned = call.operator.inplace_variant(call.input, *call.args, **call.kwargs)
     if returned is not call.input and isinstance(call.input, torch.Tensor):
@@ -65,7 +65,7 @@ def dropped_write(variant: Variant, results: Any) -> str | None:
     return "the in-place form did not write: its tensor is as it was before"
 
 
-def _out(call: Call, prepare: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _out(call: SampleCall, prepare: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     results = _function(call)
     if not isinstance(results, torch.Tensor | tuple | list):
         raise Broken(f"returned a {type(results).__name__}, expected tensors")
@@ -83,7 +83,7 @@ def _out(call: Call, prepare: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return out
 
 
-def _out_filled(call: Call) -> Any:
+def _out_filled(call: SampleCall) -> Any:
     return _out(call, _ones_like)
 
 
@@ -92,11 +92,11 @@ def _ones_like(result: torch.Tensor) -> torch.Tensor:
     return copy_to(torch.ones_like(result, device="cpu"), result.device)
 
 
-def _out_empty(call: Call) -> Any:
+def _out_empty(call: SampleCall) -> Any:
     return _out(call, lambda result: result.new_empty(0))
 
 
-def _gradient(call: Call) -> Any:
+def _gradient(call: SampleCall) -> Any:
     """The operator's results and the gradients of its inputs, for one random cotangent."""
     results = call.finish(_function(call))
     derivable = [

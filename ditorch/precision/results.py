@@ -15,11 +15,11 @@ from ditorch.precision.place import Place
 from hyperhetero_output import write_file
 
 
-class _Model(BaseModel):
+class _ResultModel(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=True)
 
 
-class Where(_Model):
+class Where(_ResultModel):
     """A `Place` in a file."""
 
     rank: int = 0
@@ -36,7 +36,7 @@ class Where(_Model):
         return cls(**{name: getattr(place, name) for name in cls.model_fields})
 
 
-class Errors(_Model):
+class Errors(_ResultModel):
     """Differences from the reference, taken in float64, over all elements compared."""
 
     elements: int = 0
@@ -50,7 +50,7 @@ class Errors(_Model):
     histogram: list[int] = []  # by decade of relative error: 0, <1e-16, <1e-15, ... <1, >=1
 
 
-class Element(_Model):
+class Element(_ResultModel):
     """One of the worst elements."""
 
     index: list[int]
@@ -59,7 +59,7 @@ class Element(_Model):
     error: float
 
 
-class OperatorFinding(_Model):
+class OperatorFinding(_ResultModel):
     """Everything about one operator in one dtype (and tensor), over its calls."""
 
     operator: str  # "aten.mm.default"
@@ -79,7 +79,7 @@ class OperatorFinding(_Model):
     host_calls: int = 0  # of `calls`, computed by the host for lack of a chip kernel
 
 
-class Overflow(_Model):
+class Overflow(_ResultModel):
     """An operator whose inputs were finite and whose output was not."""
 
     where: Where
@@ -89,7 +89,7 @@ class Overflow(_Model):
     largest_input: float = 0.0
 
 
-class OperatorTime(_Model):
+class OperatorTime(_ResultModel):
     """Device time of one operator over its calls."""
 
     operator: str
@@ -101,7 +101,7 @@ class OperatorTime(_Model):
     host_s: float = 0.0  # of `total_s`
 
 
-class Observed(_Model):
+class Observed(_ResultModel):
     """The calls of one operator in one module and phase."""
 
     first: Where
@@ -109,14 +109,14 @@ class Observed(_Model):
     dtypes: list[str] = []
 
 
-class LossCurve(_Model):
+class LossCurve(_ResultModel):
     """A training run's losses, one a step; the H2 paper's equation 1 compares two."""
 
     name: str
     losses: list[float]
 
 
-class Findings(_Model):
+class Findings(_ResultModel):
     """One tool's findings on one rank."""
 
     version: Literal[1] = 1

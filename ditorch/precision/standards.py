@@ -36,11 +36,11 @@ Keeps = Literal["wide", "result"]
 DtypeName = Literal["float64", "float32", "float16", "bfloat16"]
 
 
-class _Model(BaseModel):
+class _StandardModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ByDtype(_Model):
+class ByDtype(_StandardModel):
     """A number for each dtype; complex dtypes take that of their parts, 8-bit ones bfloat16's."""
 
     float64: NonNegativeFloat = 0.0
@@ -54,7 +54,7 @@ class ByDtype(_Model):
         return number
 
 
-class OperatorClass(_Model):
+class OperatorClass(_StandardModel):
     """What holds for the operators of one class; standards.toml explains the fields."""
 
     about: str
@@ -68,7 +68,7 @@ class OperatorClass(_Model):
     importance: Importance = "minor"
 
 
-class OperatorRule(_Model):
+class OperatorRule(_StandardModel):
     """What some operators have different from their class."""
 
     operator_class: str | None = Field(None, alias="class")
@@ -80,7 +80,7 @@ class OperatorRule(_Model):
     importance: Importance | None = None
 
 
-class Ratios(_Model):
+class Ratios(_StandardModel):
     """The chip's error over the reference GPU's, at most."""
 
     max_rel: PositiveFloat
@@ -89,7 +89,7 @@ class Ratios(_Model):
     negligible_share: NonNegativeFloat  # of what is allowed: errors below need no such comparison
 
 
-class _Flushing(_Model):
+class _Flushing(_StandardModel):
     float64: bool
     float32: bool
     float16: bool
@@ -103,7 +103,7 @@ class _Found:
     listed: bool
 
 
-class Standards(_Model):
+class Standards(_StandardModel):
     """Every class, and which operators are in it."""
 
     default_class: str

@@ -25,7 +25,7 @@ class CheckpointError(ValueError):
 
 
 @dataclass(frozen=True)
-class Slice:
+class ParameterSlice:
     """A box of a parameter of the whole model."""
 
     name: str
@@ -33,14 +33,14 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class File:
+class CheckpointFile:
     """Values and optimizer state of slices of one block of the model, as a rank held them."""
 
     name: str
     bytes: int
     sha256: str
     rank: int
-    slices: tuple[Slice, ...]
+    slices: tuple[ParameterSlice, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Manifest:
     tokens_sha256: str
     hyperparameters: Hyperparameters
     scalars: Scalars = Scalars()
-    files: tuple[File, ...] = ()
+    files: tuple[CheckpointFile, ...] = ()
     version: int = MANIFEST_VERSION
 
 
@@ -129,7 +129,7 @@ def verify(checkpoint: Checkpoint) -> None:
         verify_file(checkpoint.path, file)
 
 
-def verify_file(path: Path, file: File) -> None:
+def verify_file(path: Path, file: CheckpointFile) -> None:
     """Checks one file of a step's folder. Raises CheckpointError."""
     try:
         size = (path / file.name).stat().st_size

@@ -10,7 +10,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from heteropp.boxes import Box
-from heteropp.checkpoint.manifest import Checkpoint, CheckpointError, File, Slice, verify_file
+from heteropp.checkpoint.manifest import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointFile,
+    ParameterSlice,
+    verify_file,
+)
 
 # what is held of every parameter: its value, as exact as the optimizer's own, and AdamW's running
 # averages of the gradient and of its square
@@ -18,7 +24,7 @@ Quantity = Literal["value", "average", "average_square"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 
-def key(quantity: Quantity, piece: Slice) -> str:
+def key(quantity: Quantity, piece: ParameterSlice) -> str:
     """Returns a tensor's name in a file: "average/layers.3.mlp.down.weight[0:32,16:32]"."""
     ranges = ",".join(f"{first}:{last}" for first, last in piece.box.ranges)
     return f"{quantity}/{piece.name}[{ranges}]"
@@ -27,7 +33,7 @@ def key(quantity: Quantity, piece: Slice) -> str:
 class Reader:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.path = checkpoint.path
-        self.held: dict[str, list[tuple[File, Slice]]] = defaultdict(list)
+        self.held: dict[str, list[tuple[CheckpointFile, ParameterSlice]]] = defaultdict(list)
         for file in checkpoint.manifest.files:
             for piece in file.slices:
                 self.held[piece.name].append((file, piece))
@@ -56,7 +62,7 @@ class Reader:
             raise CheckpointError(f"{self.path} does not hold the whole of {name}")
         return whole
 
-    def _file(self, file: File) -> Any:
+    def _file(self, file: CheckpointFile) -> Any:
         if file.name not in self.open:
             verify_file(self.path, file)
             self.open[file.name] = safe_open(self.path / file.name, framework="pt")

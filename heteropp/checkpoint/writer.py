@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import save
 from torch import Tensor
 
-from heteropp.checkpoint.manifest import MANIFEST, File, Manifest, Slice, steps
+from heteropp.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, ParameterSlice, steps
 from heteropp.checkpoint.reader import Quantity, key
 from heteropp.files import FileError, flush, write_json
 from heteropp.training.ranks.control import Control
@@ -45,13 +45,13 @@ class Writer:
         self.folder, self.control, self.keep, self.on_error = folder, control, keep, on_error
         self.thread: threading.Thread | None = None
 
-    def save(self, manifest: Manifest, slices: Iterable[tuple[Slice, Tensors]]) -> None:
+    def save(self, manifest: Manifest, slices: Iterable[tuple[ParameterSlice, Tensors]]) -> None:
         """Copies this rank's slices and leaves the rest to the thread; every rank must call it.
 
         Waits until the checkpoint before this one is written. The newest `keep` are kept.
         """
         self.finish()
-        blocks: dict[str, dict[Slice, Tensors]] = defaultdict(dict)
+        blocks: dict[str, dict[ParameterSlice, Tensors]] = defaultdict(dict)
         for piece, tensors in slices:
             copies = {
                 what: tensor.detach().to("cpu", copy=True) for what, tensor in tensors.items()
@@ -67,7 +67,7 @@ class Writer:
         if self.thread:
             self.thread.join()
 
-    def _write(self, manifest: Manifest, blocks: dict[str, dict[Slice, Tensors]]) -> None:
+    def _write(self, manifest: Manifest, blocks: dict[str, dict[ParameterSlice, Tensors]]) -> None:
         partial = partial_folder(self.folder, manifest.step)
         try:
             partial.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,9 @@ class Writer:
         except Exception as error:  # nobody waits for the thread before the next checkpoint
             self.on_error(f"{partial} was not finished: {type(error).__name__}: {error}")
 
-    def _write_block(self, partial: Path, block: str, slices: dict[Slice, Tensors]) -> File:
+    def _write_block(
+        self, partial: Path, block: str, slices: dict[ParameterSlice, Tensors]
+    ) -> CheckpointFile:
         path = partial / f"{block}.rank-{self.control.rank:05d}.safetensors"
         content = save(
             {
@@ -106,7 +108,7 @@ class Writer:
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None  # write() names none
         digest = hashlib.sha256(content).hexdigest()
-        return File(path.name, len(content), digest, self.control.rank, tuple(slices))
+        return CheckpointFile(path.name, len(content), digest, self.control.rank, tuple(slices))
 
     def _complete(self, partial: Path, manifest: Manifest) -> None:
         write_json(partial / MANIFEST, manifest)
@@ -119,7 +121,7 @@ class Writer:
             shutil.rmtree(old, ignore_errors=True)
 
 
-_files = TypeAdapter(list[File])
+_files = TypeAdapter(list[CheckpointFile])
 
 
 def partial_folder(folder: Path, step: int) -> Path:

@@ -56,7 +56,7 @@ def calibrate(
         machines, shape = read_cluster(cluster), read_model(model)
         from heteropp.profiling import calibrate as library
 
-        run = library.Run(
+        run = library.MeasuredRun(
             cluster=machines,
             model=shape,
             global_batch=global_batch,

@@ -26,7 +26,7 @@ from heteropp.elastic.job import Board, Job, Meeting
 from heteropp.elastic.launcher.agent import Agent
 from heteropp.elastic.launcher.availability import Availability
 from heteropp.elastic.launcher.gathering import GatheringError, gather
-from heteropp.elastic.launcher.leader import Leader, Outcome
+from heteropp.elastic.launcher.leader import JobOutcome, Leader
 from heteropp.elastic.launcher.pulse import Heart, Pulse
 from heteropp.elastic.launcher.roster import Roster
 from heteropp.elastic.member.member import run_member
@@ -39,7 +39,7 @@ from heteropp.training.ranks.launch import draw_secret, set_environment
 from heteropp.training.ranks.loopback import loopback_store
 from heteropp.training.ranks.store import limit_answers
 from heteropp.training.ranks.watch import SIGNALS
-from heteropp.training.train import Run
+from heteropp.training.train import TrainingRun
 
 TURN_S = 0.1
 CLEAR_S = 60.0  # for the remote store to remove what the job kept
@@ -101,7 +101,7 @@ def earlier_job(output: Path, resume: bool) -> Earlier | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class JobProcess:
     """The place of this process in the job."""
 
     store: dist.Store
@@ -112,7 +112,9 @@ class Place:
     leads: bool
 
 
-def train_elastically(run: Run, elastic: Elastic, earlier: Earlier | None, quiet: bool) -> int:
+def train_elastically(
+    run: TrainingRun, elastic: Elastic, earlier: Earlier | None, quiet: bool
+) -> int:
     """Trains on the chips that there are, whichever they are; gives the exit code.
 
     quiet: standard output gets the summary alone, as JSON. Raises FileError, InputError, PlanError.
@@ -137,7 +139,7 @@ def train_elastically(run: Run, elastic: Elastic, earlier: Earlier | None, quiet
         keep_remote_every=elastic.keep_remote_every,
     )
     agent = Agent(job, place.own, Board(place.store), run_member)
-    outcome = Outcome(1)
+    outcome = JobOutcome(1)
     try:
         with _signals() as told:
             if place.leads:
@@ -162,12 +164,12 @@ def _lead(
     job: Job,
     elastic: Elastic,
     cluster: Cluster,
-    place: Place,
+    place: JobProcess,
     agent: Agent,
     told: list[int],
     earlier: Earlier | None,
     quiet: bool,
-) -> Outcome:
+) -> JobOutcome:
     """Leads the job until it is over, and returns how it ended.
 
     A signal ends the job after the running step, and a second signal at once. Under torchrun the
@@ -200,10 +202,10 @@ def _lead(
     try:
         while leader.outcome is None and len(told) < patience:
             if _torchrun() and os.getppid() != launcher:
-                leader.outcome = Outcome(1, "torchrun died, which started this process")
+                leader.outcome = JobOutcome(1, "torchrun died, which started this process")
                 break
             if told:
-                leader.stop(Outcome(128 + told[0]))
+                leader.stop(JobOutcome(128 + told[0]))
             agent.turn()
             leader.turn()
             screen.update(leader)
@@ -214,7 +216,7 @@ def _lead(
         screen.stop()
         if availability:
             availability.close()
-    outcome = leader.outcome or Outcome(128 + told[0], "told to stop at once")
+    outcome = leader.outcome or JobOutcome(128 + told[0], "told to stop at once")
     board.say(outcome.exit_code, "over")
     for node in others - pulse.lost:  # the store may end with this process
         with suppress(dist.DistStoreError):
@@ -245,7 +247,7 @@ def _clear_remote(job: Job, screen: Screen) -> None:
         screen.tell(f"warning: {tier.url} cannot be removed: {failures[0]}")
 
 
-def _follow(agent: Agent, place: Place, told: list[int]) -> Outcome:
+def _follow(agent: Agent, place: JobProcess, told: list[int]) -> JobOutcome:
     """Runs this node's members until the leader says that the job is over, or torchrun ends this
     start or dies. Returns how it ended.
     """
@@ -258,7 +260,7 @@ def _follow(agent: Agent, place: Place, told: list[int]) -> Outcome:
             agent.turn()
             if (code := board.heard(int, "over")) is not None:
                 board.say("", "left", node)
-                return Outcome(code)
+                return JobOutcome(code)
             agent.wait(TURN_S)
     except dist.DistNetworkError:
         is_silent = time.monotonic() - asked_s > meeting.answer_s / 2
@@ -267,16 +269,16 @@ def _follow(agent: Agent, place: Place, told: list[int]) -> Outcome:
             end_if_hung(launcher)
         who = f"{meeting.host}, the machine of the job's store,"
         print(f"node {node} stopped: {who} {how}", file=sys.stderr, flush=True)
-        return Outcome(1)
+        return JobOutcome(1)
     finally:
         heart.stop()
-    return Outcome(128 + told[0] if told else 1)
+    return JobOutcome(128 + told[0] if told else 1)
 
 
-def _alone(earlier: Earlier | None, cluster: Cluster, run: Run) -> Place:
+def _alone(earlier: Earlier | None, cluster: Cluster, run: TrainingRun) -> JobProcess:
     draw_secret()
     store = loopback_store()
-    return Place(
+    return JobProcess(
         store=store,
         meeting=Meeting(host=store.host, port=store.port, answer_s=run.deadline_s),
         name=earlier.name if earlier else uuid.uuid4().hex,
@@ -286,7 +288,9 @@ def _alone(earlier: Earlier | None, cluster: Cluster, run: Run) -> Place:
     )
 
 
-def _under_torchrun(elastic: Elastic, earlier: Earlier | None, cluster: Cluster, run: Run) -> Place:
+def _under_torchrun(
+    elastic: Elastic, earlier: Earlier | None, cluster: Cluster, run: TrainingRun
+) -> JobProcess:
     """Meets the other agents that torchrun started, and returns this one's place among them.
 
     Raises InputError.
@@ -324,7 +328,7 @@ def _under_torchrun(elastic: Elastic, earlier: Earlier | None, cluster: Cluster,
     board = Board(store)
     if rank == 0:
         board.say(earlier.name if earlier else uuid.uuid4().hex, "name")
-    return Place(
+    return JobProcess(
         store=store,
         meeting=meeting,
         name=board.hear(str, "name"),
@@ -351,7 +355,7 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _check_plan(run: Run, roster: Roster) -> tuple[str, ...]:
+def _check_plan(run: TrainingRun, roster: Roster) -> tuple[str, ...]:
     """The members of the plan by rank: it is for the chips that are up, or for all of the cluster.
 
     Raises InputError where no chip is up, and PlanError.

@@ -20,7 +20,7 @@ from rich.text import Text
 from heteropp.cli.show import output_console, seconds
 from heteropp.elastic.job import Progress, node_of
 from heteropp.elastic.launcher.change import Change
-from heteropp.elastic.launcher.leader import Leader, Outcome
+from heteropp.elastic.launcher.leader import JobOutcome, Leader
 from heteropp.planned import human_bytes
 
 SHOWN_CHANGES = 3
@@ -76,7 +76,7 @@ class Screen:
             self.live.stop()
             self.live = None
 
-    def finish(self, leader: Leader, outcome: Outcome, summary: str | None) -> None:
+    def finish(self, leader: Leader, outcome: JobOutcome, summary: str | None) -> None:
         """The job's last lines: its generations, and how it ended."""
         history = leader.history
         for change in history.changes:

@@ -402,9 +402,13 @@ def train(
         if keeps and not begun:
             keep_start(output, given(context), by_length or (content,), read, seed, hyperparameters)
 
-    from heteropp.training.train import RankChip, Run, train_rank  # torch is a second's import
+    from heteropp.training.train import (  # torch is a second's import
+        RankChip,
+        TrainingRun,
+        train_rank,
+    )
 
-    run = Run(
+    run = TrainingRun(
         plan=content,
         cluster=cluster if machines or (elastic and device == "chip") else None,
         chips=tuple(

@@ -40,7 +40,7 @@ from heteropp.cluster import read_cluster
 from heteropp.plan import read_plan
 from heteropp.recovery.tiers import Tiers
 from heteropp.training.ranks.store import limit_answers
-from heteropp.training.train import RankChip, Run
+from heteropp.training.train import RankChip, TrainingRun
 
 T = TypeVar("T")
 Source = Literal["memory", "disk", "peer", "remote"]
@@ -72,7 +72,7 @@ class Job:
     """What does not change from one generation to the next."""
 
     name: str  # that no other job has; whatever goes on with --resume keeps it
-    run: Run  # its plan, cluster and chips are those that the job begins with
+    run: TrainingRun  # its plan, cluster and chips are those that the job begins with
     meeting: Meeting
     memory: Path  # copies of the state in host memory: a folder of this job's own
     disk: Path  # on the nodes' disks: a folder that other jobs may use as well
@@ -81,7 +81,7 @@ class Job:
     keep_disk_every: int = 10  # steps
     keep_remote_every: int = 0  # steps; 0: never
 
-    def run_of(self, generation: Generation) -> Run:
+    def run_of(self, generation: Generation) -> TrainingRun:
         """Returns the run with a generation's plan, cluster and chips. Raises FileError."""
         cluster = read_cluster(generation.cluster)
         chips = tuple(
@@ -139,7 +139,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
+class MovedState:
     """State that a member got, in all, from one place."""
 
     to: str  # member; of a recovery its node, whose members share what they read
@@ -153,7 +153,7 @@ class Account:
     """How a generation came to its state."""
 
     step: int  # completed; training goes on at the next
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[MovedState, ...] = ()
     seconds: float  # that no step ran: of a switch, from step to step; of a recovery, its own
 
     def bytes_from(self, source: Source) -> int:

@@ -39,7 +39,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorRule:
     """What `deduce` must know of an operator."""
 
     name: str
@@ -51,7 +51,7 @@ class Operator:
 
 
 def deduce(
-    operator: Operator, operands: Sequence[Operand], shapes: Sequence[Shape]
+    operator: OperatorRule, operands: Sequence[Operand], shapes: Sequence[Shape]
 ) -> list[Annotation]:
     """The annotations of the results, of these shapes. Raises DeductionError."""
     aligned = _aligned(operator, operands)
@@ -85,7 +85,7 @@ def without_sums(annotation: Annotation) -> Annotation:
     return Annotation.of(pairs, hdim, annotation.shares or None)
 
 
-def cut_alike(operator: Operator, operands: Sequence[Operand]) -> list[Annotation]:
+def cut_alike(operator: OperatorRule, operands: Sequence[Operand]) -> list[Annotation]:
     """Operands with their duplicates cut as others are split: every rank holds its part already."""
     aligned = _aligned(operator, operands)
     hdims = _cut(operator, [operand.annotation.hdim for operand in aligned])
@@ -113,7 +113,7 @@ def cut_alike(operator: Operator, operands: Sequence[Operand]) -> list[Annotatio
 
 def elementwise(
     name: str, shapes: Sequence[Shape], linear: Collection[int] = (), additive: bool = False
-) -> Operator:
+) -> OperatorRule:
     """An elementwise operator, whose operands of these shapes are broadcast."""
     dimensions = max(len(shape) for shape in shapes)
     output = tuple(f"d{i}" for i in range(dimensions))
@@ -128,16 +128,16 @@ def elementwise(
         )
         for k, shape in enumerate(shapes)
     )
-    return Operator(name, inputs, (output,), linear=frozenset(linear), additive=additive)
+    return OperatorRule(name, inputs, (output,), linear=frozenset(linear), additive=additive)
 
 
-def matmul(name: str, one: int, other: int) -> Operator:
+def matmul(name: str, one: int, other: int) -> OperatorRule:
     """The product of [batch ..., m, k] and [batch ..., k, n] or [k, n].
 
     one, other: the operands' numbers of dimensions.
     """
     batch = tuple(f"b{i}" for i in range(one - 2))
-    return Operator(
+    return OperatorRule(
         name,
         ((*batch, "m", "k"), (*batch[one - other :], "k", "n")),
         ((*batch, "m", "n"),),
@@ -145,15 +145,15 @@ def matmul(name: str, one: int, other: int) -> Operator:
     )
 
 
-def reduction(name: str, dimensions: int, over: Collection[int], keep: bool) -> Operator:
+def reduction(name: str, dimensions: int, over: Collection[int], keep: bool) -> OperatorRule:
     """A sum over some dimensions of a tensor."""
     labels = tuple(f"d{i}" for i in range(dimensions))
     kept = ((f"one{i}" if i in over else label) for i, label in enumerate(labels))
     output = tuple(label for i, label in enumerate(kept) if keep or i not in over)
-    return Operator(name, (labels,), (output,), linear=frozenset({0}))
+    return OperatorRule(name, (labels,), (output,), linear=frozenset({0}))
 
 
-def reshape(name: str, before: Shape, after: Shape) -> Operator:
+def reshape(name: str, before: Shape, after: Shape) -> OperatorRule:
     """A reshape that merges or splits dimensions; only the outermost of merged ones may be cut.
 
     Raises DeductionError for a tensor without elements.
@@ -179,24 +179,26 @@ def reshape(name: str, before: Shape, after: Shape) -> Operator:
                 ours, i = ours * before[i], i + 1
             else:
                 theirs, j = theirs * after[j], j + 1
-    return Operator(
+    return OperatorRule(
         name, (tuple(first),), (tuple(second),), frozenset(whole & set(first)), frozenset({0})
     )
 
 
-def transpose(name: str, order: Sequence[int]) -> Operator:
+def transpose(name: str, order: Sequence[int]) -> OperatorRule:
     """A permutation of dimensions, where dimension i of the result is the operand's order[i]."""
     labels = tuple(f"d{i}" for i in range(len(order)))
-    return Operator(name, (labels,), (tuple(labels[i] for i in order),), linear=frozenset({0}))
+    return OperatorRule(name, (labels,), (tuple(labels[i] for i in order),), linear=frozenset({0}))
 
 
-def embedding(name: str, dimensions: int) -> Operator:
+def embedding(name: str, dimensions: int) -> OperatorRule:
     """Looks tokens up in a table [vocab, hidden]; a split vocabulary makes the result a sum."""
     rows = tuple(f"r{i}" for i in range(dimensions))
-    return Operator(name, (("vocab", "hidden"), rows), ((*rows, "hidden"),), linear=frozenset({0}))
+    return OperatorRule(
+        name, (("vocab", "hidden"), rows), ((*rows, "hidden"),), linear=frozenset({0})
+    )
 
 
-def normalisation(name: str, dimensions: int, over: int) -> Operator:
+def normalisation(name: str, dimensions: int, over: int) -> OperatorRule:
     """Normalises x over its last dimensions, with weight and bias.
 
     The results are the normalised tensor, the mean and 1 / deviation.
@@ -204,27 +206,27 @@ def normalisation(name: str, dimensions: int, over: int) -> Operator:
     rows = tuple(f"r{i}" for i in range(dimensions - over))
     inner = tuple(f"n{i}" for i in range(over))
     kept = (*rows, *(f"one{i}" for i in range(over)))
-    return Operator(
+    return OperatorRule(
         name, ((*rows, *inner), inner, inner), ((*rows, *inner), kept, kept), frozenset(inner)
     )
 
 
-def softmax(name: str, dimensions: int, over: int, operands: int = 1) -> Operator:
+def softmax(name: str, dimensions: int, over: int, operands: int = 1) -> OperatorRule:
     """A softmax over one dimension, or with two operands its backward, which takes the gradient, in
     which it is linear, and the result.
     """
     labels = tuple(f"d{i}" for i in range(dimensions))
     linear = frozenset({0}) if operands > 1 else frozenset[int]()
-    return Operator(name, (labels,) * operands, (labels,), frozenset({f"d{over}"}), linear)
+    return OperatorRule(name, (labels,) * operands, (labels,), frozenset({f"d{over}"}), linear)
 
 
-def attention(name: str, dimensions: int) -> Operator:
+def attention(name: str, dimensions: int) -> OperatorRule:
     """Query, key and value [batch ..., sequence, head]; results: output, log-sum-exp of rows.
 
     Every sequence and every head is seen together.
     """
     batch = tuple(f"b{i}" for i in range(dimensions - 2))
-    return Operator(
+    return OperatorRule(
         name,
         ((*batch, "q", "d"), (*batch, "k", "d"), (*batch, "k", "v")),
         ((*batch, "q", "v"), (*batch, "q")),
@@ -232,15 +234,15 @@ def attention(name: str, dimensions: int) -> Operator:
     )
 
 
-def loss(name: str) -> Operator:
+def loss(name: str) -> OperatorRule:
     """Log-probabilities [rows, classes] and targets [rows]; the sum over rows of what is picked."""
-    return Operator(name, (("r", "c"), ("r",)), ((),), frozenset({"c"}))
+    return OperatorRule(name, (("r", "c"), ("r",)), ((),), frozenset({"c"}))
 
 
 # ---------------------------------------------------------------- one axis
 
 
-def _aligned(operator: Operator, operands: Sequence[Operand]) -> list[Operand]:
+def _aligned(operator: OperatorRule, operands: Sequence[Operand]) -> list[Operand]:
     """Returns the operands under one union of device groups, the largest among theirs (figure 10).
 
     Raises DeductionError for an operand that cannot be divided so.
@@ -261,7 +263,7 @@ def _groups(groups: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _role(
-    operator: Operator, operands: Sequence[Operand], roles: Sequence[int], output: Labels
+    operator: OperatorRule, operands: Sequence[Operand], roles: Sequence[int], output: Labels
 ) -> int:
     """What one axis of the result is, from what it is of each operand."""
     partial = [k for k, role in enumerate(roles) if role == PARTIAL]
@@ -287,7 +289,7 @@ def _role(
     return output.index(label) if label in output else PARTIAL
 
 
-def _shares(operator: Operator, operands: Sequence[Operand]) -> tuple[int, ...]:
+def _shares(operator: OperatorRule, operands: Sequence[Operand]) -> tuple[int, ...]:
     first, *others = [o for o in operands if o.annotation.hdim >= 0]
     for other in others:
         if other.annotation.shares != first.annotation.shares:
@@ -298,7 +300,7 @@ def _shares(operator: Operator, operands: Sequence[Operand]) -> tuple[int, ...]:
 
 
 def _axes(
-    operator: Operator, operands: Sequence[Operand], subgroup: int
+    operator: OperatorRule, operands: Sequence[Operand], subgroup: int
 ) -> list[tuple[list[int], int]]:
     """Returns the operands' roles in each axis, and its number of parts.
 
@@ -318,7 +320,7 @@ def _axes(
     return result
 
 
-def _cut(operator: Operator, roles: Sequence[int]) -> list[int]:
+def _cut(operator: OperatorRule, roles: Sequence[int]) -> list[int]:
     """Returns the operands' roles in one axis, duplicates cut like the first operand that is
     split.
     """
@@ -340,7 +342,7 @@ def _inner_first(states: DistributedStates) -> list[tuple[int, int]]:
     ]
 
 
-def _error(operator: Operator, operand: Operand, expected: str) -> DeductionError:
+def _error(operator: OperatorRule, operand: Operand, expected: str) -> DeductionError:
     return DeductionError(
         f"{operator.name} cannot take its {operand.name} as {operand.annotation}: expected "
         f"{expected}; insert a communication operator before it"

@@ -15,12 +15,12 @@ from torch import Tensor
 from heteropp.boxes import Box
 from heteropp.hspmd.annotation import Holding
 from heteropp.hspmd.messages import Messages
-from heteropp.hspmd.resolution import Communication, Step
+from heteropp.hspmd.resolution import Communication, CommunicationStep
 from heteropp.hspmd.routing import Round, Transfer
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """A box of a tensor, and its values as this rank holds them."""
 
     tensor: int
@@ -29,7 +29,7 @@ class Piece:
 
 
 def exchange(
-    rounds: Sequence[Round], rank: int, held: Sequence[Piece], wanted: Sequence[Piece]
+    rounds: Sequence[Round], rank: int, held: Sequence[TensorPiece], wanted: Sequence[TensorPiece]
 ) -> None:
     """Fills the pieces that this rank wants. Every rank that a transfer names calls it.
 
@@ -58,18 +58,22 @@ def communicate(
 
 
 def _step(
-    step: Step, rank: int, local: Tensor | None, dtype: torch.dtype, device: torch.device
+    step: CommunicationStep,
+    rank: int,
+    local: Tensor | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor | None:
     source, target = _own(step.source, rank), _own(step.target, rank)
     stays = all(t.senders == (t.receiver,) for t in _concerning(step.rounds, rank))
     if stays and source is not None and target is not None and source.box == target.box:
         return local
-    held = [Piece(0, source.box, local)] if source is not None and local is not None else []
+    held = [TensorPiece(0, source.box, local)] if source is not None and local is not None else []
     if target is None:
         exchange(step.rounds, rank, held, [])
         return None
     result = torch.empty(target.box.shape, dtype=dtype, device=device)
-    exchange(step.rounds, rank, held, [Piece(0, target.box, result)])
+    exchange(step.rounds, rank, held, [TensorPiece(0, target.box, result)])
     return result
 
 
@@ -81,7 +85,9 @@ def _concerning(rounds: Sequence[Round], rank: int) -> Iterator[Transfer]:
     return (t for round_ in rounds for t in round_ if rank == t.receiver or rank in t.senders)
 
 
-def _exchange(round_: Round, rank: int, held: Sequence[Piece], wanted: Sequence[Piece]) -> None:
+def _exchange(
+    round_: Round, rank: int, held: Sequence[TensorPiece], wanted: Sequence[TensorPiece]
+) -> None:
     messages = Messages(round_, rank, _names(held), _names(wanted))
     leaving, arriving, received = [], [], {}
     for peer, message in messages.packed(_values(held)):
@@ -95,11 +101,11 @@ def _exchange(round_: Round, rank: int, held: Sequence[Piece], wanted: Sequence[
     _wait([work for work, _ in leaving])
 
 
-def _names(pieces: Sequence[Piece]) -> list[tuple[int, Box]]:
+def _names(pieces: Sequence[TensorPiece]) -> list[tuple[int, Box]]:
     return [(piece.tensor, piece.box) for piece in pieces]
 
 
-def _values(pieces: Sequence[Piece]) -> list[Tensor]:
+def _values(pieces: Sequence[TensorPiece]) -> list[Tensor]:
     return [piece.values for piece in pieces]
 
 

@@ -19,7 +19,7 @@ from heteropp.hspmd.routing import Transfer
 
 
 @dataclass(frozen=True)
-class Slice:
+class PieceSlice:
     """A part of one of a rank's pieces."""
 
     piece: int
@@ -44,9 +44,9 @@ class Sum:
     own, and of what arrives after it, in this order.
     """
 
-    targets: tuple[Slice, ...]
+    targets: tuple[PieceSlice, ...]
     before: tuple[Arrival, ...]
-    own: Slice | None
+    own: PieceSlice | None
     after: tuple[Arrival, ...]
 
 
@@ -64,7 +64,7 @@ class Messages:
         wanted: Sequence[tuple[int, Box]],
     ) -> None:
         ours, theirs = _by_tensor(held), _by_tensor(wanted)
-        self.sent: dict[int, list[Slice]] = defaultdict(list)  # by receiver
+        self.sent: dict[int, list[PieceSlice]] = defaultdict(list)  # by receiver
         self.received_bytes: dict[int, int] = defaultdict(int)  # by sender
         self.sums: list[Sum] = []
         concerning = [t for t in transfers if rank == t.receiver or rank in t.senders]
@@ -143,8 +143,8 @@ def _by_tensor(pieces: Sequence[tuple[int, Box]]) -> dict[int, list[tuple[int, B
     return result
 
 
-def _slices(pieces: Sequence[tuple[int, Box]], box: Box) -> Iterator[Slice]:
+def _slices(pieces: Sequence[tuple[int, Box]], box: Box) -> Iterator[PieceSlice]:
     """A box of a tensor, in each of the pieces that hold it."""
     for i, whole in pieces:
         if box.intersect(whole) == box:
-            yield Slice(i, box.within(whole))
+            yield PieceSlice(i, box.within(whole))

@@ -14,7 +14,7 @@ from heteropp.hspmd.annotation import PARTIAL, Annotation, Holding
 from heteropp.hspmd.deduction import (
     DeductionError,
     Operand,
-    Operator,
+    OperatorRule,
     attention,
     cut_alike,
     deduce,
@@ -153,7 +153,7 @@ def _check_plain(call: Call) -> None:
             )
 
 
-def _cut(call: Call, operator: Operator) -> Call:
+def _cut(call: Call, operator: OperatorRule) -> Call:
     targets = iter(cut_alike(operator, call.operands))
     arguments = [
         moved(a, next(targets)) if isinstance(a, AnnotatedTensor) else a for a in call.arguments
@@ -186,7 +186,7 @@ def _check_in_place(call: Call, target: Annotation | None) -> None:
 # ---------------------------------------------------------------- rules
 
 
-def _rule(call: Call) -> tuple[Operator, Local]:
+def _rule(call: Call) -> tuple[OperatorRule, Local]:
     packet, tags = call.function.overloadpacket, call.function.tags
     if packet in RULES:
         return RULES[packet](call)
@@ -212,7 +212,7 @@ def _reshaped(call: Call, held: list[Holding]) -> Tensor:
     return _local(call.arguments[0]).reshape(held[0].box.shape)
 
 
-def _elementwise(call: Call) -> tuple[Operator, Local]:
+def _elementwise(call: Call) -> tuple[OperatorRule, Local]:
     packet = call.function.overloadpacket
     shapes = [tuple(tensor.shape) for tensor in call.tensors]
     additive = packet in ADDITIVE and len(shapes) == 2
@@ -222,7 +222,7 @@ def _elementwise(call: Call) -> tuple[Operator, Local]:
     return elementwise(call.name, shapes, linear, additive), _as_it_is
 
 
-def _like(call: Call) -> tuple[Operator, Local]:
+def _like(call: Call) -> tuple[OperatorRule, Local]:
     """An uninitialised tensor, into which autograd copies a gradient that two tensors share."""
     shape = tuple(call.tensors[0].shape)
 
@@ -232,12 +232,12 @@ def _like(call: Call) -> tuple[Operator, Local]:
     return elementwise(call.name, [shape], {0}), local
 
 
-def _matmul(call: Call) -> tuple[Operator, Local]:
+def _matmul(call: Call) -> tuple[OperatorRule, Local]:
     one, other = call.tensors
     return matmul(call.name, one.ndim, other.ndim), _as_it_is
 
 
-def _addmm(call: Call) -> tuple[Operator, Local]:
+def _addmm(call: Call) -> tuple[OperatorRule, Local]:
     """Where the product is a sum over ranks, one of them adds the bias."""
     bias, one, other = call.arguments
     shape = (one.shape[0], other.shape[1])
@@ -248,7 +248,7 @@ def _addmm(call: Call) -> tuple[Operator, Local]:
             f"{scales[1]}; expected a bias {list(shape[1:])}, and both 1"
         )
     product = matmul(call.name, 2, 2)
-    operator = Operator(call.name, (("n",), *product.inputs), product.outputs)
+    operator = OperatorRule(call.name, (("n",), *product.inputs), product.outputs)
 
     def local(call: Call, held: list[Holding]) -> Tensor:
         bias, one, other = call.arguments
@@ -268,13 +268,13 @@ def _dimensions(call: Call) -> list[int]:
     return [d % count for d in given] if given else list(range(count))
 
 
-def _sum(call: Call) -> tuple[Operator, Local]:
+def _sum(call: Call) -> tuple[OperatorRule, Local]:
     keep = len(call.arguments) > 2 and call.arguments[2]
     over = _dimensions(call)
     return reduction(call.name, call.tensors[0].ndim, over, keep), _as_it_is
 
 
-def _mean(call: Call) -> tuple[Operator, Local]:
+def _mean(call: Call) -> tuple[OperatorRule, Local]:
     """A sum over this rank's part, divided by how many there are in all."""
     over = _dimensions(call)
     keep = len(call.arguments) > 2 and call.arguments[2]
@@ -287,12 +287,12 @@ def _mean(call: Call) -> tuple[Operator, Local]:
     return reduction(call.name, call.tensors[0].ndim, over, keep), local
 
 
-def _reshape(call: Call) -> tuple[Operator, Local]:
+def _reshape(call: Call) -> tuple[OperatorRule, Local]:
     before, after = tuple(call.tensors[0].shape), tuple(_result_shapes(call)[0].shape)
     return reshape(call.name, before, after), _reshaped
 
 
-def _expand(call: Call) -> tuple[Operator, Local]:
+def _expand(call: Call) -> tuple[OperatorRule, Local]:
     before, after = tuple(call.tensors[0].shape), tuple(_result_shapes(call)[0].shape)
     labels = tuple(f"d{i}" for i in range(len(after)))
     added = len(after) - len(before)
@@ -304,10 +304,10 @@ def _expand(call: Call) -> tuple[Operator, Local]:
     def local(call: Call, held: list[Holding]) -> Tensor:
         return _local(call.arguments[0]).expand(held[0].box.shape)
 
-    return Operator(call.name, (kept,), (labels,), linear=frozenset({0})), local
+    return OperatorRule(call.name, (kept,), (labels,), linear=frozenset({0})), local
 
 
-def _transpose(call: Call) -> tuple[Operator, Local]:
+def _transpose(call: Call) -> tuple[OperatorRule, Local]:
     order = list(range(call.tensors[0].ndim))
     if call.function.overloadpacket is aten.permute:
         order = [d % len(order) for d in call.arguments[1]]
@@ -317,7 +317,7 @@ def _transpose(call: Call) -> tuple[Operator, Local]:
     return transpose(call.name, order), _as_it_is
 
 
-def _embedding(call: Call) -> tuple[Operator, Local]:
+def _embedding(call: Call) -> tuple[OperatorRule, Local]:
     """Looks tokens up in this rank's part of the vocabulary; tokens of other parts give zeros."""
 
     def local(call: Call, _held: list[Holding]) -> Tensor:
@@ -337,49 +337,49 @@ def _embedding(call: Call) -> tuple[Operator, Local]:
     return embedding(call.name, call.tensors[1].ndim), local
 
 
-def _embedding_backward(call: Call) -> tuple[Operator, Local]:
+def _embedding_backward(call: Call) -> tuple[OperatorRule, Local]:
     rows = tuple(f"r{i}" for i in range(call.tensors[1].ndim))
     inputs = ((*rows, "hidden"), rows)
-    return Operator(call.name, inputs, (("vocab", "hidden"),), linear=frozenset({0})), _as_it_is
+    return OperatorRule(call.name, inputs, (("vocab", "hidden"),), linear=frozenset({0})), _as_it_is
 
 
-def _layer_norm(call: Call) -> tuple[Operator, Local]:
+def _layer_norm(call: Call) -> tuple[OperatorRule, Local]:
     x, shape, *_ = call.arguments
     operator = normalisation(call.name, x.ndim, len(shape))
     inputs = operator.inputs[: len(call.tensors)]
-    return Operator(call.name, inputs, operator.outputs, operator.whole), _as_it_is
+    return OperatorRule(call.name, inputs, operator.outputs, operator.whole), _as_it_is
 
 
-def _layer_norm_backward(call: Call) -> tuple[Operator, Local]:
+def _layer_norm_backward(call: Call) -> tuple[OperatorRule, Local]:
     _, x, shape, _, _, weight, bias, mask = call.arguments
     forward = normalisation(call.name, x.ndim, len(shape))
     (rows, inner, _), (_, kept, _) = forward.inputs, forward.outputs
     given = [inner for parameter in (weight, bias) if parameter is not None]
     inputs = (rows, rows, kept, kept, *given)
     outputs = tuple(o for o, asked in zip((rows, inner, inner), mask, strict=True) if asked)
-    return Operator(call.name, inputs, outputs, forward.whole, frozenset({0})), _as_it_is
+    return OperatorRule(call.name, inputs, outputs, forward.whole, frozenset({0})), _as_it_is
 
 
-def _softmax(call: Call) -> tuple[Operator, Local]:
+def _softmax(call: Call) -> tuple[OperatorRule, Local]:
     tensors = call.tensors
     over = call.arguments[len(tensors)] % tensors[0].ndim
     return softmax(call.name, tensors[0].ndim, over, len(tensors)), _as_it_is
 
 
-def _attention(call: Call) -> tuple[Operator, Local]:
+def _attention(call: Call) -> tuple[OperatorRule, Local]:
     if len(call.arguments) > 3 and call.arguments[3]:  # dropout
         raise _unknown(call)
     return attention(call.name, call.tensors[0].ndim), _as_it_is
 
 
-def _attention_backward(call: Call) -> tuple[Operator, Local]:
+def _attention_backward(call: Call) -> tuple[OperatorRule, Local]:
     forward = attention(call.name, call.tensors[0].ndim)
     output, rows = forward.outputs
     inputs = (output, *forward.inputs, output, rows)
-    return Operator(call.name, inputs, forward.inputs, forward.whole, frozenset({0})), _as_it_is
+    return OperatorRule(call.name, inputs, forward.inputs, forward.whole, frozenset({0})), _as_it_is
 
 
-def _class_loss(call: Call) -> tuple[Operator, Local]:
+def _class_loss(call: Call) -> tuple[OperatorRule, Local]:
     """A classification loss, summed over rows.
 
     Its second result, the number of rows, is of use only to a mean.
@@ -388,15 +388,15 @@ def _class_loss(call: Call) -> tuple[Operator, Local]:
     if call.arguments[2] is not None:
         raise DeductionError(f"{call.name} takes weights of classes; expected none")
     operator = loss(call.name)
-    return Operator(call.name, operator.inputs, ((), ()), operator.whole), _as_it_is
+    return OperatorRule(call.name, operator.inputs, ((), ()), operator.whole), _as_it_is
 
 
-def _class_loss_backward(call: Call) -> tuple[Operator, Local]:
+def _class_loss_backward(call: Call) -> tuple[OperatorRule, Local]:
     _rows_summed(call, call.arguments[4])
     forward = loss(call.name)
     scores, rows = forward.inputs
     call.arguments[6] = torch.zeros((), dtype=call.tensors[0].dtype)
-    return Operator(
+    return OperatorRule(
         call.name, ((), scores, rows), (scores,), forward.whole, frozenset({0})
     ), _as_it_is
 
@@ -409,17 +409,17 @@ def _rows_summed(call: Call, how: int) -> None:
         )
 
 
-def _squares(call: Call) -> tuple[Operator, Local]:
+def _squares(call: Call) -> tuple[OperatorRule, Local]:
     """A squared error; its mean divides by the elements of all ranks, not by this rank's part."""
     how = call.arguments[2] if len(call.arguments) > 2 else MEAN
     return _squared(call, how, backward=False)
 
 
-def _squares_backward(call: Call) -> tuple[Operator, Local]:
+def _squares_backward(call: Call) -> tuple[OperatorRule, Local]:
     return _squared(call, call.arguments[3], backward=True)
 
 
-def _squared(call: Call, how: int, backward: bool) -> tuple[Operator, Local]:
+def _squared(call: Call, how: int, backward: bool) -> tuple[OperatorRule, Local]:
     one, other = call.tensors[-2:]
     labels = tuple(f"d{i}" for i in range(one.ndim))
     if one.shape != other.shape or how not in (MEAN, SUM):
@@ -435,11 +435,11 @@ def _squared(call: Call, how: int, backward: bool) -> tuple[Operator, Local]:
 
     if backward:
         inputs: tuple[tuple[str, ...], ...] = ((), labels, labels)
-        return Operator(call.name, inputs, (labels,), linear=frozenset({0})), local
-    return Operator(call.name, (labels, labels), ((),)), local
+        return OperatorRule(call.name, inputs, (labels,), linear=frozenset({0})), local
+    return OperatorRule(call.name, (labels, labels), ((),)), local
 
 
-RULES: dict[Any, Callable[[Call], tuple[Operator, Local]]] = {
+RULES: dict[Any, Callable[[Call], tuple[OperatorRule, Local]]] = {
     **dict.fromkeys((aten.mm, aten.bmm), _matmul),
     aten.addmm: _addmm,
     aten.new_empty_strided: _like,

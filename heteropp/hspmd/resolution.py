@@ -27,7 +27,7 @@ from heteropp.hspmd.annotation import (
 )
 from heteropp.hspmd.routing import (
     BytesPerS,
-    Held,
+    HeldBox,
     Link,
     Round,
     Wanted,
@@ -54,7 +54,7 @@ class ResolutionError(ValueError):
 
 
 @dataclass(frozen=True)
-class Operator:
+class CommunicationOperator:
     """A communication operator, among the ranks that run it."""
 
     kind: Kind
@@ -62,10 +62,10 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Step:
+class CommunicationStep:
     """Communication operators that run beside each other, from one layout to another."""
 
-    operators: tuple[Operator, ...]
+    operators: tuple[CommunicationOperator, ...]
     source: tuple[Holding, ...]
     target: tuple[Holding, ...]
     wanted: tuple[Wanted, ...]  # of what changes
@@ -78,7 +78,7 @@ class Step:
 
         They are found on demand, since a library's collectives would not need them.
         """
-        held = [Held(0, h.rank, h.box, h.summand) for h in self.source]
+        held = [HeldBox(0, h.rank, h.box, h.summand) for h in self.source]
         return tuple(route(held, self.wanted, [self.itemsize], self.bytes_per_s))
 
 
@@ -88,7 +88,7 @@ class Communication:
 
     source: Annotation
     target: Annotation
-    steps: tuple[Step, ...]
+    steps: tuple[CommunicationStep, ...]
 
     @property
     def kinds(self) -> list[list[Kind]]:
@@ -122,21 +122,23 @@ def resolve(
     holdings(source, shape), holdings(target, shape)  # both fit
     if here == there:
         held = tuple(holdings(here, shape))
-        operators = (Operator("identity", here.ranks),)
-        step = Step(operators, held, held, (), itemsize, bytes_per_s)
+        operators = (CommunicationOperator("identity", here.ranks),)
+        step = CommunicationStep(operators, held, held, (), itemsize, bytes_per_s)
         return Communication(source, target, (step,))
 
-    def stepped(a: Annotation, b: Annotation, operators: Sequence[Operator]) -> Step:
+    def stepped(
+        a: Annotation, b: Annotation, operators: Sequence[CommunicationOperator]
+    ) -> CommunicationStep:
         source, target = tuple(holdings(a, shape)), tuple(holdings(b, shape))
         wanted = tuple(Wanted(0, h.rank, h.box, _summands(a, b, h)) for h in target)
-        return Step(tuple(operators), source, target, wanted, itemsize, bytes_per_s)
+        return CommunicationStep(tuple(operators), source, target, wanted, itemsize, bytes_per_s)
 
     if (here.hsize, here.hdim, here.shares) == (there.hsize, there.hdim, there.shares):
         steps = [stepped(here, there, _bottom(here, there, shape))]
     elif here.groups != there.groups:
         _refuse_partial(here, there, "a batched send/recv between unlike subgroups sums nothing")
         every = tuple(sorted({*here.ranks, *there.ranks}))
-        steps = [stepped(here, there, [Operator("batched send/recv", every)])]
+        steps = [stepped(here, there, [CommunicationOperator("batched send/recv", every)])]
     else:
         if there.partial:
             raise _unsupported(here, there, "where hdim changes, only whole values come of it")
@@ -148,7 +150,7 @@ def resolve(
             except AnnotationError as error:
                 raise _unsupported(here, there, f"on the way {error}") from None
             here = middle
-        steps.append(stepped(here, there, [Operator(_top(here, there), here.ranks)]))
+        steps.append(stepped(here, there, [CommunicationOperator(_top(here, there), here.ranks)]))
     return Communication(source, target, tuple(steps))
 
 
@@ -190,11 +192,13 @@ def _aligned(source: Annotation, target: Annotation) -> tuple[Annotation, Annota
     return source, target
 
 
-def _bottom(source: Annotation, target: Annotation, shape: tuple[int, ...]) -> list[Operator]:
+def _bottom(
+    source: Annotation, target: Annotation, shape: tuple[int, ...]
+) -> list[CommunicationOperator]:
     """Returns the operators by which each subgroup communicates within itself (section 4.1)."""
     held, wanted = holdings(source, shape), holdings(target, shape)
     return [
-        Operator(
+        CommunicationOperator(
             _bottom_kind(
                 source,
                 target,

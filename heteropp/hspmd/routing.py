@@ -33,7 +33,7 @@ def alike(_source: int, _destination: int) -> float:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldBox:
     """A box of a tensor that a rank holds: the value itself, or a summand of it."""
 
     tensor: int
@@ -71,7 +71,7 @@ class RoutingError(ValueError):
 
 
 def route(
-    held: Sequence[Held],
+    held: Sequence[HeldBox],
     wanted: Sequence[Wanted],
     itemsizes: Sequence[int],
     bytes_per_s: BytesPerS = alike,
@@ -192,10 +192,10 @@ class _Router:
         return min(ranks, key=self.sent_bytes.__getitem__)
 
 
-def _table(held: Sequence[Held], wanted: Sequence[Wanted]) -> list[_Row]:
+def _table(held: Sequence[HeldBox], wanted: Sequence[Wanted]) -> list[_Row]:
     """One row for each finest slice that someone wants."""
-    every: list[Held | Wanted] = [*held, *wanted]
-    by_tensor: dict[int, list[Held | Wanted]] = defaultdict(list)
+    every: list[HeldBox | Wanted] = [*held, *wanted]
+    by_tensor: dict[int, list[HeldBox | Wanted]] = defaultdict(list)
     for entry in every:
         by_tensor[entry.tensor].append(entry)
     rows = []
@@ -204,7 +204,7 @@ def _table(held: Sequence[Held], wanted: Sequence[Wanted]) -> list[_Row]:
             holders: dict[Summand | None, list[int]] = defaultdict(list)
             receivers: dict[tuple[Summand | None, ...], list[int]] = defaultdict(list)
             for entry in covering:
-                if isinstance(entry, Held):
+                if isinstance(entry, HeldBox):
                     if entry.rank not in holders[entry.summand]:
                         holders[entry.summand].append(entry.rank)
                 elif entry.rank not in receivers[entry.summands]:
@@ -221,8 +221,8 @@ def _table(held: Sequence[Held], wanted: Sequence[Wanted]) -> list[_Row]:
 
 
 def _finest(
-    entries: list[Held | Wanted], dimension: int = 0
-) -> Iterator[tuple[Box, list[Held | Wanted]]]:
+    entries: list[HeldBox | Wanted], dimension: int = 0
+) -> Iterator[tuple[Box, list[HeldBox | Wanted]]]:
     """The slices that boxes cut each other into, and what covers each: bands, each cut in turn."""
     if dimension == len(entries[0].box.ranges):
         yield Box(()), entries
@@ -230,7 +230,7 @@ def _finest(
     ranges = [entry.box.ranges[dimension] for entry in entries]
     edges = sorted(set(itertools.chain.from_iterable(ranges)))
     number = {edge: i for i, edge in enumerate(edges)}
-    bands: list[list[Held | Wanted]] = [[] for _ in edges]  # by the edge where they begin
+    bands: list[list[HeldBox | Wanted]] = [[] for _ in edges]  # by the edge where they begin
     for entry, (first, last) in zip(entries, ranges, strict=True):
         for i in range(number[first], number[last]):
             bands[i].append(entry)

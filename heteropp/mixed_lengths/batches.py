@@ -12,8 +12,8 @@ from heteropp.data.batch import Batch
 from heteropp.data.whole_documents import WholeDocuments, pack
 from heteropp.mixed_lengths.plans import passes, shortest_that_holds, with_micro_batches
 from heteropp.plan import Plan
-from heteropp.training.ranks.transport import Place
-from heteropp.training.step.batches import Share
+from heteropp.training.ranks.transport import Coordinates
+from heteropp.training.step.batches import BatchShare
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class MixedBatches:
         """global_batch: documents of a step."""
         self.sequences, self.global_batch = documents, global_batch
         self.plans, self.rank, self.device = plans, rank, device
-        self.shares: dict[tuple[int, int], Share] = {}  # by plan and micro-batches
+        self.shares: dict[tuple[int, int], BatchShare] = {}  # by plan and micro-batches
 
     def at(self, first_document: int) -> MixedBatch:
         """This rank's part of the step that begins with a document of the run."""
@@ -65,9 +65,11 @@ class MixedBatches:
             read = self.sequences.read([own[place] for place in share.own], length)
             yield micro_batches, share.batch(read, counted, [0] * share.micro_batches)
 
-    def _share(self, i: int, micro_batches: int) -> Share:
+    def _share(self, i: int, micro_batches: int) -> BatchShare:
         """Returns this rank's share of plan `i` with so many micro-batches."""
         if (i, micro_batches) not in self.shares:
             plan = with_micro_batches(self.plans[i], micro_batches)
-            self.shares[i, micro_batches] = Share(plan, Place.of(plan, self.rank), self.device)
+            self.shares[i, micro_batches] = BatchShare(
+                plan, Coordinates.of(plan, self.rank), self.device
+            )
         return self.shares[i, micro_batches]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from heteropp.hspmd.exchange import Piece, exchange
-from heteropp.hspmd.routing import Held, Wanted, route
+from heteropp.hspmd.exchange import TensorPiece, exchange
+from heteropp.hspmd.routing import HeldBox, Wanted, route
 from heteropp.layout import Entry
 from heteropp.mixed_lengths.deliveries import deliveries
 from heteropp.mixed_lengths.parameters import alike
@@ -31,7 +31,7 @@ class Gradients:
         self.wide = getattr(torch, home.model.wide_dtype)
         found = deliveries(home, other)
         remote = [d for d in found if d.receiver not in d.senders]
-        held = {Held(d.tensor, sender, d.whole) for d in remote for sender in d.senders}
+        held = {HeldBox(d.tensor, sender, d.whole) for d in remote for sender in d.senders}
         wanted = [Wanted(d.tensor, d.receiver, d.box) for d in remote]
         count = max((d.tensor for d in remote), default=-1) + 1
         itemsizes = [self.wide.itemsize] * count
@@ -45,7 +45,7 @@ class Gradients:
     @torch.no_grad()
     def move(self) -> None:
         held = [
-            Piece(d.tensor, d.whole, self._gradient(self.theirs[d.source], d.name))
+            TensorPiece(d.tensor, d.whole, self._gradient(self.theirs[d.source], d.name))
             for d in self.sent
         ]
         wanted = {
@@ -55,7 +55,9 @@ class Gradients:
             for d in self.added
             if self.rank not in d.senders
         }
-        exchange(self.rounds, self.rank, held, [Piece(t, box, v) for (t, box), v in wanted.items()])
+        exchange(
+            self.rounds, self.rank, held, [TensorPiece(t, box, v) for (t, box), v in wanted.items()]
+        )
         for d in self.added:  # in one order on all ranks that keep the same
             come = wanted.get((d.tensor, d.box))
             if come is None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from heteropp.hspmd.exchange import Piece, exchange
+from heteropp.hspmd.exchange import TensorPiece, exchange
 from heteropp.plan import Plan, ministage_layers
 from heteropp.switching.buffers import pieces
 from heteropp.switching.table import Quantity, table
@@ -51,7 +51,7 @@ class Parameters:
             tuple(t for t in round_ if t.receiver not in same) for round_ in found.rounds
         ]
 
-        def own(plan: Plan, flats: Sequence[FlatBuffers]) -> list[Piece]:
+        def own(plan: Plan, flats: Sequence[FlatBuffers]) -> list[TensorPiece]:
             buffers = {(k, values.name): flat.values for k, flat in enumerate(flats)}
             return pieces(plan, rank, found, buffers)
 

@@ -25,7 +25,7 @@ from heteropp.training.evaluation import evaluate
 from heteropp.training.executor import StepResult
 from heteropp.training.measuring.metrics import Clock, Mark
 from heteropp.training.passes import Passes
-from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.ranks.transport import Coordinates, Groups
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.step.flat import FlatBuffers
 from heteropp.training.step.guard import Guard
@@ -51,7 +51,7 @@ class PlanOfLength:
     def with_micro_batches(self, count: int) -> Passes:
         if count not in self.passes:
             plan = with_micro_batches(self.plan, count)
-            place = Place.of(plan, self.rank)
+            place = Coordinates.of(plan, self.rank)
             self.passes[count] = Passes(
                 plan, place, self.groups, self.modules, self.flats, self.clock
             )
@@ -109,7 +109,7 @@ class MixedLengths:
         """
         self.clock = clock
         self.update = Update(
-            plans[0], Place.of(plans[0], rank), groups[0], modules[0], hyperparameters
+            plans[0], Coordinates.of(plans[0], rank), groups[0], modules[0], hyperparameters
         )
         self.guard = Guard(hyperparameters)
         self.home = PlanOfLength(plans[0], rank, groups[0], modules[0], self.update.flats, clock)

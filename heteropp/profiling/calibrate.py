@@ -31,7 +31,7 @@ class CalibrationError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class MeasuredRun:
     """A measured run of a whole cluster of one chip type, every stage alike."""
 
     cluster: Cluster
@@ -55,7 +55,7 @@ class Calibration:
     capacity_bytes: int
 
 
-def calibrate(run: Run) -> Calibration:
+def calibrate(run: MeasuredRun) -> Calibration:
     """Returns the efficiency at which the simulated run has the measured throughput.
 
     The simulated 1F1B is the usual one, whose backwards are not cut in two.
@@ -92,7 +92,7 @@ def calibrate(run: Run) -> Calibration:
     )
 
 
-def uniform_plan(run: Run) -> Plan:
+def uniform_plan(run: MeasuredRun) -> Plan:
     """Returns a plan whose stages have equal layers, replicas and ranks. Raises PlanError."""
     names = run.cluster.chip_names()
     if len(names) > 1:
@@ -197,5 +197,5 @@ def _throughput(plan: Plan, step_s: float) -> float:
     return plan.global_batch * plan.model.sequence_length / step_s / plan.world_size
 
 
-def _name(run: Run) -> str:
+def _name(run: MeasuredRun) -> str:
     return run.cluster.nodes[0].chip_name

@@ -32,7 +32,7 @@ REPEATS = 5  # of what a real chip is timed at, after one that warms it up
 SETTLING_S = 5
 
 
-class Stage:
+class ProfiledBlock:
     """A block on the device, with a group that communicates nothing."""
 
     def __init__(self, model: Model, block: Block, device: Device) -> None:
@@ -78,7 +78,7 @@ class Stage:
 
 def measure(model: Model, block: Block, device: Device) -> Measured:
     _settle(device, 0)
-    stage = Stage(model, block, device)
+    stage = ProfiledBlock(model, block, device)
     flat = stage.flat
     memory = _memory(stage)
 
@@ -149,7 +149,7 @@ def _synchronize(device: Device) -> None:
         torch.accelerator.synchronize()
 
 
-def _memory(stage: Stage) -> dict[str, int | None]:
+def _memory(stage: ProfiledBlock) -> dict[str, int | None]:
     """Returns the bytes that a stage needs beyond parameters, gradients, averages and constants."""
     if stage.device.device.type == "cpu":
         names = ("kept_bytes", "kept_recompute_bytes", "working_bytes", "update_bytes")

@@ -15,7 +15,7 @@ from typing import Literal
 
 from heteropp.boxes import Box, uncovered
 from heteropp.checkpoint.writer import block_of
-from heteropp.hspmd.routing import Held, Transfer, Wanted, route
+from heteropp.hspmd.routing import HeldBox, Transfer, Wanted, route
 from heteropp.recovery.bundles import Bundle, Lot, Want, bundles
 from heteropp.recovery.manifest import TierKind
 from heteropp.recovery.sources import NEARNESS, Copy
@@ -24,7 +24,7 @@ SourceKind = Literal["memory", "disk", "peer", "remote"]
 
 
 @dataclass(frozen=True, order=True)
-class Moved:
+class ReceivedState:
     """State that came to a node from one place; its ranks share it."""
 
     to: str  # node
@@ -35,7 +35,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Share:
+class RecoveryShare:
     """What one rank reads, and the transfers that it takes part in."""
 
     reads: tuple[tuple[Copy, ...], ...]  # one tuple for each lot
@@ -54,16 +54,16 @@ class Assignment:
     reads: dict[int, list[tuple[Copy, ...]]]  # by rank
     across: list[Transfer]
     within: list[Transfer]
-    moved: list[Moved]
+    moved: list[ReceivedState]
 
-    def shares(self, ranks: int) -> list[Share]:
+    def shares(self, ranks: int) -> list[RecoveryShare]:
         """Returns the share of each rank, in the order of ranks."""
         across, within = (self._by_rank(transfers) for transfers in (self.across, self.within))
         shares = []
         for rank in range(ranks):
             used = {t.tensor for some in (across, within) for ts in some[rank].values() for t in ts}
             shares.append(
-                Share(
+                RecoveryShare(
                     tuple(self.reads.get(rank, ())),
                     {tensor: self.bundles[tensor] for tensor in sorted(used)},
                     {block: tuple(some) for block, some in across[rank].items()},
@@ -104,7 +104,7 @@ def assign(
     for each, readers in zip(together, reading.readers, strict=True):
         for lot, rank in readers.items():
             reads[rank].append(each.lots[lot])
-    moved = [Moved(*place, size) for place, size in sorted(reading.moved.items())]
+    moved = [ReceivedState(*place, size) for place, size in sorted(reading.moved.items())]
     return Assignment([each.bundle for each in together], reads, across, within, moved)
 
 
@@ -213,7 +213,7 @@ def _routes(
     nodes = reading.nodes
     itemsizes = [bundle.itemsize for bundle in tensors]
     held = [
-        Held(tensor, rank, tensors[tensor].box(lot.box))
+        HeldBox(tensor, rank, tensors[tensor].box(lot.box))
         for tensor, readers in enumerate(reading.readers)
         for lot, rank in readers.items()
     ]
@@ -225,7 +225,7 @@ def _routes(
     ]
     entering = _entering(held, everything, nodes, itemsizes)
     across = [t for round_ in route(held, entering, itemsizes) for t in round_]
-    held += [Held(w.tensor, w.rank, w.box) for w in entering]
+    held += [HeldBox(w.tensor, w.rank, w.box) for w in entering]
 
     def prefer_own_node(source: int, destination: int) -> float:
         return 2.0 if nodes[source] == nodes[destination] else 1.0
@@ -235,7 +235,7 @@ def _routes(
 
 
 def _entering(
-    held: Sequence[Held],
+    held: Sequence[HeldBox],
     wanted: Sequence[Wanted],
     nodes: Sequence[str],
     itemsizes: Sequence[int],

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from heteropp.recovery.manifest import Shard, Step
+from heteropp.recovery.manifest import Shard, SnapshotStep
 from heteropp.recovery.sources import NEARNESS, Kept
 
 Place = tuple[str, str]  # tier, and node; the remote store's is ""
 
 
-def bitmap(kept: Sequence[Kept]) -> dict[str, dict[Step, dict[Place, set[Shard]]]]:
+def bitmap(kept: Sequence[Kept]) -> dict[str, dict[SnapshotStep, dict[Place, set[Shard]]]]:
     """Returns the shards that each place holds, by block, step and place."""
-    found: dict[str, dict[Step, dict[Place, set[Shard]]]] = {}
+    found: dict[str, dict[SnapshotStep, dict[Place, set[Shard]]]] = {}
     for one in sorted(kept, key=lambda one: (NEARNESS[one.tier], one.node, one.manifest.rank)):
         for file in one.manifest.files:
             steps = found.setdefault(file.block, {})
@@ -35,7 +35,7 @@ def lines(kept: Sequence[Kept]) -> list[str]:
     return [f"{block:<{width}}  {_steps(found[block])}" for block in sorted(found, key=_order)]
 
 
-def _steps(steps: dict[Step, dict[Place, set[Shard]]]) -> str:
+def _steps(steps: dict[SnapshotStep, dict[Place, set[Shard]]]) -> str:
     return "; ".join(
         f"step {step.step}: {', '.join(_place(*item) for item in steps[step].items())}"
         for step in sorted(steps, reverse=True)

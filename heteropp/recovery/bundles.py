@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 
 from heteropp.boxes import Box
-from heteropp.checkpoint.manifest import Slice
+from heteropp.checkpoint.manifest import ParameterSlice
 from heteropp.checkpoint.reader import Quantity
 from heteropp.checkpoint.writer import block_of
 from heteropp.recovery.manifest import TierKind
 from heteropp.recovery.sources import Copy, Key
 
-Want = tuple[Quantity, Slice]
+Want = tuple[Quantity, ParameterSlice]
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from torch import Tensor
 from heteropp.boxes import Box
 from heteropp.checkpoint.manifest import CheckpointError
 from heteropp.checkpoint.reader import Quantity
-from heteropp.hspmd.exchange import Piece, exchange
+from heteropp.hspmd.exchange import TensorPiece, exchange
 from heteropp.hspmd.routing import Transfer
-from heteropp.recovery.assignment import Share
+from heteropp.recovery.assignment import RecoveryShare
 from heteropp.recovery.bundles import Bundle, Want
-from heteropp.recovery.manifest import Part, Step, TierKind, checksum
+from heteropp.recovery.manifest import SnapshotStep, SnapshotTensor, TierKind, checksum
 from heteropp.recovery.sources import Copy, Key
 from heteropp.recovery.tiers import Tier, Tiers
 
@@ -34,7 +34,7 @@ class Readings:
 
     def read(self, copies: Iterable[Copy]) -> dict[Copy, str]:
         """Reads all tiers in parallel; returns the copies that cannot be used, each with why."""
-        waiting: dict[tuple[TierKind, Step], list[Copy]] = defaultdict(list)
+        waiting: dict[tuple[TierKind, SnapshotStep], list[Copy]] = defaultdict(list)
         for copy in copies:
             if copy not in self.values:
                 waiting[copy.tier, copy.step].append(copy)
@@ -49,7 +49,7 @@ class Readings:
         return damage
 
     def _read(
-        self, place: tuple[TierKind, Step], copies: list[Copy]
+        self, place: tuple[TierKind, SnapshotStep], copies: list[Copy]
     ) -> dict[Copy, Tensor | Damaged]:
         kind, step = place
         ranges = [(copy.file, copy.part.begin, copy.part.end) for copy in copies]
@@ -61,7 +61,7 @@ class Readings:
         return {copy: _checked(copy.part, content) for copy, content in pairs}
 
 
-def _checked(part: Part, content: bytes | Exception) -> Tensor | Damaged:
+def _checked(part: SnapshotTensor, content: bytes | Exception) -> Tensor | Damaged:
     if isinstance(content, OSError) and content.strerror:
         return Damaged(f"cannot be read: {content.strerror}")
     if isinstance(content, Exception):
@@ -98,7 +98,9 @@ class Fetched:
         raise CheckpointError(f"{list(box.ranges)} of {name} was not recovered")
 
 
-def pass_on(share: Share, rank: int, readings: Readings, wants: Collection[Want]) -> Fetched:
+def pass_on(
+    share: RecoveryShare, rank: int, readings: Readings, wants: Collection[Want]
+) -> Fetched:
     """Passes on what was read, block by block, until every rank has what it wants.
 
     Every rank calls it.
@@ -108,21 +110,21 @@ def pass_on(share: Share, rank: int, readings: Readings, wants: Collection[Want]
         for tensor, bundle in share.bundles.items()
         for quantity in bundle.quantities
     }
-    held: dict[int, list[Piece]] = defaultdict(list)  # by tensor
+    held: dict[int, list[TensorPiece]] = defaultdict(list)  # by tensor
     for copies in share.reads:
         tensor, box = tensors[copies[0].key], copies[0].part.box
         values = torch.stack([readings.values.pop(copy) for copy in copies])
-        held[tensor].append(Piece(tensor, share.bundles[tensor].box(box), values))
+        held[tensor].append(TensorPiece(tensor, share.bundles[tensor].box(box), values))
     fetched, wanted = Fetched(), defaultdict(list)
     for tensor, box in sorted({(tensors[what, piece.name], piece.box) for what, piece in wants}):
         bundle = share.bundles[tensor]
-        wanted[tensor].append(Piece(tensor, bundle.box(box), fetched.room(bundle, box)))
+        wanted[tensor].append(TensorPiece(tensor, bundle.box(box), fetched.room(bundle, box)))
     for block in sorted({*share.across, *share.within}):
         across, within = share.across.get(block, ()), share.within.get(block, ())
         concerned = {transfer.tensor for transfer in (*across, *within)}
         own = [piece for tensor in concerned for piece in held.pop(tensor, ())]
         entering = [
-            Piece(t.tensor, t.box, torch.empty(t.box.shape, dtype=_dtype(share, t)))
+            TensorPiece(t.tensor, t.box, torch.empty(t.box.shape, dtype=_dtype(share, t)))
             for t in across
             if t.receiver == rank
         ]
@@ -132,5 +134,5 @@ def pass_on(share: Share, rank: int, readings: Readings, wants: Collection[Want]
     return fetched
 
 
-def _dtype(share: Share, transfer: Transfer) -> torch.dtype:
+def _dtype(share: RecoveryShare, transfer: Transfer) -> torch.dtype:
     return share.bundles[transfer.tensor].torch_dtype

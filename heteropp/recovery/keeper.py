@@ -17,13 +17,21 @@ from dataclasses import dataclass
 
 from safetensors.torch import save
 
-from heteropp.checkpoint.manifest import Manifest, Slice
+from heteropp.checkpoint.manifest import Manifest, ParameterSlice
 from heteropp.checkpoint.reader import Quantity, key
 from heteropp.checkpoint.writer import block_of
-from heteropp.recovery.manifest import File, Part, RankManifest, Shard, Step, TierKind, checksum
+from heteropp.recovery.manifest import (
+    RankManifest,
+    Shard,
+    SnapshotFile,
+    SnapshotStep,
+    SnapshotTensor,
+    TierKind,
+    checksum,
+)
 from heteropp.recovery.tiers import Tier, Tiers
 from heteropp.training.ranks.control import Control
-from heteropp.training.state import Held, State
+from heteropp.training.state import HeldSlice, State
 
 KEPT_STEPS = 2  # complete ones, in each tier
 
@@ -112,7 +120,7 @@ class Keeper:
         """Lets go of the state: no step follows, while the threads go on with their copies."""
         del self.state
 
-    def _is_for(self, tier: Tier, held: Held) -> bool:
+    def _is_for(self, tier: Tier, held: HeldSlice) -> bool:
         """Whether this rank writes a slice to a tier.
 
         The remote store gets each element once, and a node's own tiers get what the node holds.
@@ -155,8 +163,8 @@ class Keeper:
         if tier.kind != "memory":
             self.control.publish(f"done/{tier.kind}", str(step))
 
-    def _keep(self, tier: Tier, manifest: Manifest, held: list[Held]) -> None:
-        step = Step(manifest.step, self.generation)
+    def _keep(self, tier: Tier, manifest: Manifest, held: list[HeldSlice]) -> None:
+        step = SnapshotStep(manifest.step, self.generation)
         try:
             files = tuple(self._write(tier, step, *one) for one in _by_file(held))
             tier.write_manifest(
@@ -177,7 +185,9 @@ class Keeper:
         _quietly(self._retire, tier)
         _quietly(self._is_done, tier, manifest.step)
 
-    def _write(self, tier: Tier, step: Step, block: str, shard: Shard, held: list[Held]) -> File:
+    def _write(
+        self, tier: Tier, step: SnapshotStep, block: str, shard: Shard, held: list[HeldSlice]
+    ) -> SnapshotFile:
         """Writes a block's file; the entry that it returns says where each tensor lies in it."""
         name = f"{block}.{shard.suffix}.rank-{self.control.rank:05d}.safetensors"
         tensors = {
@@ -191,9 +201,9 @@ class Keeper:
             what, piece, tensor = tensors[found]
             parts.append(_part(what, piece, str(tensor.dtype), content, begin, end))
         tier.write(step, name, content)
-        return File(name, block, shard, len(content), tuple(parts))
+        return SnapshotFile(name, block, shard, len(content), tuple(parts))
 
-    def _say(self, tier: Tier, step: Step, error: Exception) -> None:
+    def _say(self, tier: Tier, step: SnapshotStep, error: Exception) -> None:
         if tier.kind in self.failing:
             return  # it was said
         self.failing.add(tier.kind)
@@ -215,7 +225,7 @@ class Keeper:
         complete = sorted(set.intersection(*by_rank))
         kept = self.kept[tier.kind]
         for step in [s for s in kept if s not in kept[-KEPT_STEPS:] + complete[-KEPT_STEPS:]]:
-            tier.remove_rank(Step(step, self.generation), self.control.rank)
+            tier.remove_rank(SnapshotStep(step, self.generation), self.control.rank)
             kept.remove(step)
         cleans = self.control.rank == 0 if tier.kind == "remote" else self.leads_node
         if complete and cleans:
@@ -250,13 +260,13 @@ class Keeper:
         return {block: tuple(sorted(names)) for block, names in holders.items()}, own
 
 
-def _copy(held: Held) -> Held:
+def _copy(held: HeldSlice) -> HeldSlice:
     tensors = {what: tensor.detach().to("cpu", copy=True) for what, tensor in held.tensors.items()}
     return held._replace(tensors=tensors)
 
 
-def _by_file(held: Iterable[Held]) -> Iterator[tuple[str, Shard, list[Held]]]:
-    files: dict[tuple[str, Shard], dict[Slice, Held]] = defaultdict(dict)
+def _by_file(held: Iterable[HeldSlice]) -> Iterator[tuple[str, Shard, list[HeldSlice]]]:
+    files: dict[tuple[str, Shard], dict[ParameterSlice, HeldSlice]] = defaultdict(dict)
     for one in held:
         files[block_of(one.slice.name), one.shard][one.slice] = one
     for (block, shard), slices in files.items():
@@ -271,9 +281,13 @@ def _places(content: bytes) -> Iterator[tuple[str, int, int]]:
         yield name, first + begin, first + end
 
 
-def _part(what: Quantity, piece: Slice, dtype: str, content: bytes, begin: int, end: int) -> Part:
+def _part(
+    what: Quantity, piece: ParameterSlice, dtype: str, content: bytes, begin: int, end: int
+) -> SnapshotTensor:
     found = checksum(memoryview(content)[begin:end])
-    return Part(what, piece.name, piece.box, dtype.removeprefix("torch."), begin, end, found)
+    return SnapshotTensor(
+        what, piece.name, piece.box, dtype.removeprefix("torch."), begin, end, found
+    )
 
 
 def _quietly(act: Callable[..., None], *arguments: object) -> None:

@@ -17,7 +17,7 @@ TierKind = Literal["memory", "disk", "remote"]
 
 
 @dataclass(frozen=True, order=True)
-class Step:
+class SnapshotStep:
     """A step as a generation came to it."""
 
     step: int
@@ -49,7 +49,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Part:
+class SnapshotTensor:
     """A tensor in a file: a quantity of a box of a parameter of the whole model."""
 
     quantity: Quantity
@@ -62,14 +62,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class File:
+class SnapshotFile:
     """A rank's share of a block of the model."""
 
     name: str
     block: str
     shard: Shard
     bytes: int
-    parts: tuple[Part, ...]
+    parts: tuple[SnapshotTensor, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +80,12 @@ class RankManifest:
     rank: int
     run: Manifest  # step, settings and scalars; its files are none
     holders: dict[str, tuple[str, ...]]  # by block, the nodes of all ranks that held some of it
-    files: tuple[File, ...]
+    files: tuple[SnapshotFile, ...]
     version: int = KEPT_VERSION
 
     @property
-    def step(self) -> Step:
-        return Step(self.run.step, self.generation)
+    def step(self) -> SnapshotStep:
+        return SnapshotStep(self.run.step, self.generation)
 
 
 _adapter = TypeAdapter(RankManifest)

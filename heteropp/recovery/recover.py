@@ -25,7 +25,7 @@ from heteropp.checkpoint.manifest import (
     Scalars,
     check_resumable,
 )
-from heteropp.recovery.assignment import Moved, Share, SourceKind, assign
+from heteropp.recovery.assignment import ReceivedState, RecoveryShare, SourceKind, assign
 from heteropp.recovery.bundles import Want
 from heteropp.recovery.fetch import Readings, pass_on
 from heteropp.recovery.sources import Copy, Kept, LostError, choose
@@ -44,7 +44,7 @@ class Recovered:
 
     step: int  # completed
     seconds: float
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[ReceivedState, ...] = ()
     warnings: tuple[str, ...] = ()  # sentences: what was of no use, and was taken from elsewhere
     kept: tuple[Kept, ...] = ()  # what there was; see bitmap.lines
 
@@ -61,7 +61,7 @@ class Order:
     nodes: tuple[str, ...] = ()  # of a LostError
     step: int = 0
     scalars: Scalars | None = None
-    share: Share | None = None
+    share: RecoveryShare | None = None
 
 
 _kept = TypeAdapter(list[Kept])
@@ -199,7 +199,7 @@ class Decider:
         for key in (WANTS, KEPT):  # long
             control.forget(key)
         self.damaged: set[Copy] = set()
-        self.shares: list[Share] = []
+        self.shares: list[RecoveryShare] = []
 
     def decide(self, attempt: int) -> None:
         """Tells every rank what to do next."""

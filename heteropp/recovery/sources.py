@@ -12,7 +12,7 @@ from heteropp.checkpoint.reader import QUANTITIES, Quantity
 from heteropp.checkpoint.writer import block_of
 from heteropp.model import Model
 from heteropp.parameters import global_name, model_parameters
-from heteropp.recovery.manifest import Part, RankManifest, Step, TierKind
+from heteropp.recovery.manifest import RankManifest, SnapshotStep, SnapshotTensor, TierKind
 
 Key = tuple[Quantity, str]  # of what, and the parameter's name
 NEARNESS: dict[TierKind, int] = {"memory": 0, "disk": 1, "remote": 2}
@@ -44,9 +44,9 @@ class Copy:
 
     tier: TierKind
     node: str
-    step: Step
+    step: SnapshotStep
     file: str
-    part: Part
+    part: SnapshotTensor
 
     @property
     def key(self) -> Key:
@@ -68,17 +68,17 @@ def choose(
     model: Model,
     damaged: Collection[Copy] = (),
     reported: int | None = None,
-) -> tuple[Step, list[Copy]]:
+) -> tuple[SnapshotStep, list[Copy]]:
     """Returns the newest step that has a copy of every element, and its copies.
 
     reported: the newest step in the run's metrics. A later one is taken only where no step up to it
     is whole, and then the earliest, which leaves the smallest gap. Raises LostError where no step
     is whole.
     """
-    copies: dict[Step, list[Copy]] = defaultdict(list)
+    copies: dict[SnapshotStep, list[Copy]] = defaultdict(list)
     for one in kept:
         copies[one.manifest.step].extend(each for each in _copies(one) if each not in damaged)
-    missing: dict[Step, list[str]] = {}
+    missing: dict[SnapshotStep, list[str]] = {}
     steps = sorted({one.manifest.step for one in kept}, reverse=True)
     known = [step for step in steps if reported is None or step.step <= reported]
     for step in known + steps[: len(steps) - len(known)][::-1]:
@@ -109,7 +109,7 @@ def missing_blocks(copies: Iterable[Copy], model: Model) -> list[str]:
     return list(missing)
 
 
-def _sentence(missing: Mapping[Step, list[str]], kept: Sequence[Kept]) -> str:
+def _sentence(missing: Mapping[SnapshotStep, list[str]], kept: Sequence[Kept]) -> str:
     """Returns a sentence that names the blocks that every step lacks.
 
     Where the steps have no missing block in common, it says what each of them lacks.
@@ -129,7 +129,7 @@ def _sentence(missing: Mapping[Step, list[str]], kept: Sequence[Kept]) -> str:
     return f"no step has a copy of every layer left: {'; '.join(gaps)}"
 
 
-def _once_held(missing: Mapping[Step, list[str]], kept: Sequence[Kept]) -> set[str]:
+def _once_held(missing: Mapping[SnapshotStep, list[str]], kept: Sequence[Kept]) -> set[str]:
     """Returns the nodes that held some of what any step lacks."""
     return {
         node
@@ -139,7 +139,7 @@ def _once_held(missing: Mapping[Step, list[str]], kept: Sequence[Kept]) -> set[s
     }
 
 
-def _last_holders(blocks: Sequence[str], step: Step, kept: Sequence[Kept]) -> str:
+def _last_holders(blocks: Sequence[str], step: SnapshotStep, kept: Sequence[Kept]) -> str:
     """Says on which nodes the blocks were: those that are gone or no longer hold them."""
     of_step = [one for one in kept if one.manifest.step == step]
     held = {node for one in of_step for b in blocks for node in one.manifest.holders.get(b, ())}

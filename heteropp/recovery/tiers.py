@@ -13,7 +13,7 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
 from heteropp.files import FileError
-from heteropp.recovery.manifest import RankManifest, Step, TierKind, decoded, encoded
+from heteropp.recovery.manifest import RankManifest, SnapshotStep, TierKind, decoded, encoded
 
 FOLDER = re.compile(r"step-(\d{6,})\.generation-(\d{4,})")
 MANIFEST = re.compile(r"rank-\d{5,}\.[0-9a-f]{8}\.json")
@@ -24,7 +24,7 @@ class Tier:
     kind: TierKind
     url: str  # a folder
 
-    def write(self, step: Step, name: str, content: bytes) -> None:
+    def write(self, step: SnapshotStep, name: str, content: bytes) -> None:
         """Writes a file of a step; it counts once a manifest names it.
 
         Nothing is flushed to a disk: a file that a power failure tears is known by its checksum.
@@ -57,14 +57,16 @@ class Tier:
                 there = (file for file in manifest.files if sizes.get(file.name) == file.bytes)
                 yield replace(manifest, files=tuple(there))
 
-    def read(self, step: Step, ranges: list[tuple[str, int, int]]) -> list[bytes | Exception]:
+    def read(
+        self, step: SnapshotStep, ranges: list[tuple[str, int, int]]
+    ) -> list[bytes | Exception]:
         """Reads byte ranges [begin, end) of files; gives an exception for each that it cannot."""
         files, root = self._place
         paths = [f"{root}/{step.folder}/{name}" for name, _, _ in ranges]
         begins, ends = [begin for _, begin, _ in ranges], [end for _, _, end in ranges]
         return files.cat_ranges(paths, begins, ends, on_error="return")
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[SnapshotStep]:
         """Returns the steps that have a folder, oldest first, whole or not."""
         files, root = self._place
         files.invalidate_cache()
@@ -73,9 +75,9 @@ class Tier:
         except FileNotFoundError:
             return []
         matches = (FOLDER.fullmatch(_name(path)) for path in paths)
-        return sorted(Step(int(match[1]), int(match[2])) for match in matches if match)
+        return sorted(SnapshotStep(int(match[1]), int(match[2])) for match in matches if match)
 
-    def remove_rank(self, step: Step, rank: int) -> None:
+    def remove_rank(self, step: SnapshotStep, rank: int) -> None:
         """Removes a rank's files of a step, its manifest first: without it the others do not count.
 
         The step's folder goes with the last file in it.
@@ -88,7 +90,7 @@ class Tier:
         with contextlib.suppress(OSError):  # others' files are in it still
             files.rmdir(f"{root}/{step.folder}")
 
-    def remove(self, step: Step) -> None:
+    def remove(self, step: SnapshotStep) -> None:
         files, root = self._place
         with contextlib.suppress(FileNotFoundError):  # another rank was faster
             files.rm(f"{root}/{step.folder}", recursive=True)
@@ -99,7 +101,7 @@ class Tier:
         with contextlib.suppress(FileNotFoundError):
             files.rm(root, recursive=True)
 
-    def _sizes(self, step: Step) -> dict[str, int]:
+    def _sizes(self, step: SnapshotStep) -> dict[str, int]:
         """Returns the sizes in bytes of a step's files, by file name."""
         files, root = self._place
         files.invalidate_cache()

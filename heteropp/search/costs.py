@@ -10,7 +10,7 @@ from heteropp.cost import Memory, StageShape, Time, stage_memory, stage_time
 from heteropp.profile import chip_profile
 from heteropp.reshard import SENDS_UNDER_WAY
 from heteropp.schedule import bubble_coefficient
-from heteropp.search.space import Degrees, Links, Share, Space, StageChoice
+from heteropp.search.space import BatchCut, Degrees, Links, Space, StageChoice
 
 MANY = 2.0**20  # micro-batches in flight, beside which the update does not count
 ROUNDING_BYTES = 16  # what rounding may hide where memory is interpolated over the layers
@@ -56,7 +56,7 @@ class Costs:
         self,
         type_index: int,
         degrees: Degrees,
-        share: Share,
+        share: BatchCut,
         links: tuple[Links, ...],
         *,
         recompute: bool,
@@ -69,7 +69,7 @@ class Costs:
         return self._made[key][recompute]
 
 
-def evaluate(costs: Costs, share: Share, stages: Sequence[StageChoice]) -> tuple[float, float]:
+def evaluate(costs: Costs, share: BatchCut, stages: Sequence[StageChoice]) -> tuple[float, float]:
     """Returns a step's seconds by section 4.3.2, and the most bytes that a stage lacks, or 0."""
     schedule, count = costs.space.request.schedule, share.micro_batches
     alpha = bubble_coefficient(schedule)
@@ -111,7 +111,7 @@ def _stage_costs(
     space: Space,
     type_index: int,
     degrees: Degrees,
-    share: Share,
+    share: BatchCut,
     links: tuple[Links, ...],
     first: bool,
     last: bool,

@@ -37,7 +37,7 @@ def search(request: Request) -> Result:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _BestStages:
     """The best stages of one part of the space, which may be limited to some degrees."""
 
     cost_s: float
@@ -67,7 +67,7 @@ class _Exact:
         ]
 
     def run(self) -> Result:
-        pool: list[tuple[tuple, _Found]] = []
+        pool: list[tuple[tuple, _BestStages]] = []
         bounds = []
         for part in self._order():
             found, bound_s = self._solve(part, THOROUGH, self._cutoff_s(pool, RUNNERS_UP))
@@ -95,7 +95,7 @@ class _Exact:
         quick = [self._solve(part, QUICK)[0] for part in parts]
         return sorted(parts, key=lambda part: found.cost_s if (found := quick[part]) else math.inf)
 
-    def _cutoff_s(self, pool: list[tuple[tuple, _Found]], others: int) -> float:
+    def _cutoff_s(self, pool: list[tuple[tuple, _BestStages]], others: int) -> float:
         """Returns the seconds beyond which a plan cannot be the best or one of so many others.
 
         Each grouping may find the same plan, so that many more must be cheaper. Where parts are
@@ -105,10 +105,10 @@ class _Exact:
         least = 1 if self.request.stage_degrees else (others + 1) * len(self.space.groupings)
         return costs[least - 1] if len(costs) >= least else math.inf
 
-    def _plan(self, found: _Found) -> Plan:
+    def _plan(self, found: _BestStages) -> Plan:
         return self.space.plan(self.parts[found.part].share, found.stages)
 
-    def _ranked(self, pool: list[tuple[tuple, _Found]]) -> list[_Found]:
+    def _ranked(self, pool: list[tuple[tuple, _BestStages]]) -> list[_BestStages]:
         """Returns the best few plans of unlike degrees, best first.
 
         Each is the best of what is left of the space without the degrees of those before it.
@@ -117,7 +117,7 @@ class _Exact:
         not for the next (Lawler, 1972). That is done where degrees are by chip type; of the other
         parts only their best is taken.
         """
-        ranked: list[_Found] = []
+        ranked: list[_BestStages] = []
         while pool and len(ranked) <= RUNNERS_UP:
             _, best = heapq.heappop(pool)
             if not any(found.stages == best.stages for found in ranked):
@@ -134,11 +134,11 @@ class _Exact:
 
     def _solve(
         self, part: int, width: int, cutoff_s: float = math.inf, allowed: Allowed | None = None
-    ) -> tuple[_Found | None, float]:
+    ) -> tuple[_BestStages | None, float]:
         """Returns the best plan of a part, if it costs at most the cutoff, and a lower bound."""
         tables = self.parts[part]
         allowed = allowed or tables.everything
-        best: _Found | None = None
+        best: _BestStages | None = None
         bound_s = math.inf
         for problem in tables.problems(allowed):
             solution = _planner.solve(problem, cutoff_s, width)
@@ -146,7 +146,7 @@ class _Exact:
             bound_s = min(bound_s, solution.lower_bound_s)
             if solution.stages and (best is None or solution.cost_s < best.cost_s):
                 degrees, stages = tables.degrees(solution), tables.stages(solution)
-                best = _Found(solution.cost_s, part, allowed, degrees, stages)
+                best = _BestStages(solution.cost_s, part, allowed, degrees, stages)
                 cutoff_s = min(cutoff_s, solution.cost_s)
         return best, bound_s
 
@@ -169,9 +169,9 @@ class _Exact:
                 too_little = middle
         return does_not_fit(self._plan(found), self.request.cluster)
 
-    def _with_more(self, more_bytes: float) -> _Found | None:
+    def _with_more(self, more_bytes: float) -> _BestStages | None:
         """Returns roughly the best plan if every chip had so much more memory."""
-        best: _Found | None = None
+        best: _BestStages | None = None
         for part, tables in enumerate(self.parts):
             tables.more_bytes = more_bytes
             found, _ = self._solve(part, QUICK, best.cost_s if best else math.inf)
@@ -180,7 +180,7 @@ class _Exact:
         return best
 
 
-def _without(found: _Found) -> Iterator[Allowed]:
+def _without(found: _BestStages) -> Iterator[Allowed]:
     """Yields disjoint parts that make up the space without the degrees found."""
     for index, allowed in enumerate(found.allowed):
         rest = allowed - {found.degrees[index]}

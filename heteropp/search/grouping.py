@@ -52,11 +52,11 @@ def group_devices(
 
     The number of groups divides the step's micro-batches, so that all groups train alike.
     """
-    search = _Search(types, least_memory_bytes, micro_batches)
+    search = _GroupingSearch(types, least_memory_bytes, micro_batches)
     return search.run()
 
 
-class _Search:
+class _GroupingSearch:
     def __init__(
         self, types: list[UnitType], least_memory_bytes: float, micro_batches: int
     ) -> None:

@@ -20,7 +20,7 @@ from heteropp.schedule import bubble_coefficient
 from heteropp.search.costs import Costs, StageCost, evaluate, in_flight
 from heteropp.search.exact import search as exact
 from heteropp.search.planner import Candidate, Request, Result, SearchError
-from heteropp.search.space import Degrees, Group, Share, Space, StageChoice
+from heteropp.search.space import BatchCut, ChipGroup, Degrees, Space, StageChoice
 from heteropp.search.tables import check_schedule
 
 RUNNERS_UP = 3
@@ -31,7 +31,7 @@ class Dealt:
     """A whole choice, with the layers of each stage of each group."""
 
     cost_s: float
-    share: Share
+    share: BatchCut
     settings: tuple[Setting, ...]
     layers: tuple[int, ...]
 
@@ -75,8 +75,8 @@ class Setting:
 
     space: Space
     table: Costs
-    share: Share
-    group: Group
+    share: BatchCut
+    group: ChipGroup
     degrees: Degrees
     recompute: bool
     costs: dict[tuple[bool, bool], StageCost] = field(default_factory=dict)
@@ -137,13 +137,15 @@ class Setting:
 class _Walk:
     """The depth-first search with one data-parallel degree."""
 
-    def __init__(self, space: Space, costs: Costs, share: Share, groups: list[Group]) -> None:
+    def __init__(
+        self, space: Space, costs: Costs, share: BatchCut, groups: list[ChipGroup]
+    ) -> None:
         self.space, self.costs, self.share, self.groups = space, costs, share, groups
         self.alpha = bubble_coefficient(space.request.schedule)
         self.steps = 0
         self.options = [list(self._options(group)) for group in groups]
 
-    def _options(self, group: Group) -> Iterator[Setting]:
+    def _options(self, group: ChipGroup) -> Iterator[Setting]:
         for tp in self.space.types[group.type_index].tp_degrees:
             degrees = Degrees(tp, self.share.replicas)
             if group.chips % degrees.chips == 0:

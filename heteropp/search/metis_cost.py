@@ -92,7 +92,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Group:
+class DeviceGroup:
     """The chips of one stage at one tensor-parallel degree."""
 
     types: tuple[str, ...]
@@ -125,10 +125,10 @@ class Line:
         nodes = [node for chip in order for node in problem.nodes if node.chip == chip]
         self.types = [node.chip for node in nodes for _ in range(node.chips)]
         self.nodes = [index for index, node in enumerate(nodes) for _ in range(node.chips)]
-        self._groups: dict[tuple[int, int, int, int], Group | None] = {}
+        self._groups: dict[tuple[int, int, int, int], DeviceGroup | None] = {}
         self._bandwidths: dict[tuple[int, int], float] = {}
 
-    def group(self, first: int, size: int, tp: int, micro_batches: int) -> Group | None:
+    def group(self, first: int, size: int, tp: int, micro_batches: int) -> DeviceGroup | None:
         """Returns the group of the chips [first, first + size); None where it can hold no stage."""
         key = (first, size, tp, micro_batches)
         if key not in self._groups:
@@ -144,7 +144,7 @@ class Line:
             self._bandwidths[first, last] = min(table[chip] for chip in types)
         return self._bandwidths[first, last]
 
-    def _make_group(self, first: int, size: int, tp: int, micro_batches: int) -> Group | None:
+    def _make_group(self, first: int, size: int, tp: int, micro_batches: int) -> DeviceGroup | None:
         problem, dp = self.problem, size // tp
         heads = range(first, first + size, tp)
         if size % tp or tp not in problem.degrees:
@@ -161,7 +161,7 @@ class Line:
             return None
         # the chips of one index, from the first replica's to the last one's
         across = self.bandwidth(first, first + (dp - 1) * tp + 1)
-        return Group(
+        return DeviceGroup(
             types=tuple(types),
             shares=tuple(shares),
             rows=tuple(row for row in rows if row),

@@ -18,7 +18,7 @@ from heteropp.search.metis_cost import (
     Arrangement,
     Boundaries,
     Degrees,
-    Group,
+    DeviceGroup,
     Line,
     MetisPlan,
     cost,
@@ -88,7 +88,7 @@ class Walk:
             steps += 1
 
     def _partition(
-        self, groups: list[Group], arrangement: Arrangement, degrees: Degrees, tried: Tried
+        self, groups: list[DeviceGroup], arrangement: Arrangement, degrees: Degrees, tried: Tried
     ) -> tuple[Boundaries | None, int]:
         """Returns boundaries whose layers fit, or None, and how often layers were moved."""
         speeds = [1 / group.seconds(0, self.problem.profiles.layers) for group in groups]
@@ -115,7 +115,7 @@ class Walk:
 
 
 def _memory(
-    groups: list[Group], boundaries: Boundaries, micro_batches: int
+    groups: list[DeviceGroup], boundaries: Boundaries, micro_batches: int
 ) -> tuple[list[float], list[float]]:
     """Returns the bytes that each stage needs under 1F1B, and the bytes that it has."""
     needs, rooms = [], []
@@ -132,7 +132,9 @@ def by_replicas(degrees: Degrees) -> list[float]:
     return [1 / dp for dp, _ in degrees]
 
 
-def _stage_groups(line: Line, arrangement: Arrangement, degrees: Degrees) -> list[Group] | None:
+def _stage_groups(
+    line: Line, arrangement: Arrangement, degrees: Degrees
+) -> list[DeviceGroup] | None:
     """Returns the group of each stage, or None if a stage cannot have its degrees."""
     first, groups = 0, []
     for size, (_, tp) in zip(arrangement.groups, degrees, strict=True):

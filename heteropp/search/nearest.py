@@ -8,7 +8,7 @@ from typing import Literal
 
 from heteropp.cluster import LARGEST
 from heteropp.search.planner import Request, Result, SearchError, planner
-from heteropp.search.what_if import Change, changed
+from heteropp.search.what_if import ClusterChange, changed
 
 MOST_NODES = 64  # of a chip type, more or fewer
 OFFLOADING = "--planner zorse"
@@ -115,7 +115,7 @@ def _more_nodes(request: Request, chip: str) -> Iterator[Candidate]:
     size = max(len(node.ranks) for node in request.cluster.nodes if node.chip_name == chip)
     nodes = 1
     while nodes <= MOST_NODES and request.cluster.world_size + nodes * size <= LARGEST:
-        change = Change(nodes, chip)
+        change = ClusterChange(nodes, chip)
         more = changed(request.cluster, [change])
         plural = "node" if nodes == 1 else "nodes"
         yield (
@@ -129,7 +129,7 @@ def _more_nodes(request: Request, chip: str) -> Iterator[Candidate]:
 def _fewer_nodes(request: Request, chip: str) -> Iterator[Candidate]:
     nodes = sum(node.chip_name == chip for node in request.cluster.nodes)
     for out in range(1, min(nodes, MOST_NODES)):
-        change = Change(-out, chip)
+        change = ClusterChange(-out, chip)
         yield (
             f"leave out {out} {'node' if out == 1 else 'nodes'} of chip {chip}",
             f'--what-if "{change}"',

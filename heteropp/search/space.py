@@ -37,7 +37,7 @@ class Degrees:
 
 
 @dataclass(frozen=True)
-class Group:
+class ChipGroup:
     """Chips of one type, in rank order, that have degrees of their own."""
 
     type_index: int
@@ -96,7 +96,9 @@ class ChipType:
         """Where each node begins, counted in chips of this type."""
         return [node.ranks.start - self.ranks.start for node in self.nodes]
 
-    def stage_links(self, group: Group, degrees: Degrees, align: int) -> list[tuple[Links, ...]]:
+    def stage_links(
+        self, group: ChipGroup, degrees: Degrees, align: int
+    ) -> list[tuple[Links, ...]]:
         """Returns the links of a stage that starts at each multiple of `align` in a group.
 
         Later starts repeat the list.
@@ -153,7 +155,7 @@ class ChipType:
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchCut:
     """One way to cut the global batch: a micro-batch of `replicas` x `sequences` sequences."""
 
     replicas: int  # most that a stage may have
@@ -171,15 +173,15 @@ class Space:
         self.types = [ChipType(request.cluster, name, request.model) for name in names]
 
     @cached_property
-    def groupings(self) -> list[list[Group]]:
+    def groupings(self) -> list[list[ChipGroup]]:
         """The ways to group chips: each type whole and, if some are large, by SUBGROUP chips.
 
         These are the two stages of section 4.3.3. Where every stage is free to choose its degrees
         and layers, nothing is cut.
         """
-        whole = [Group(index, 0, chips.chips) for index, chips in enumerate(self.types)]
+        whole = [ChipGroup(index, 0, chips.chips) for index, chips in enumerate(self.types)]
         cut = [
-            Group(group.type_index, start, min(SUBGROUP, group.chips - start))
+            ChipGroup(group.type_index, start, min(SUBGROUP, group.chips - start))
             for group in whole
             for start in range(0, group.chips, SUBGROUP)
         ]
@@ -189,7 +191,7 @@ class Space:
         return [whole, cut]
 
     @cached_property
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[BatchCut]:
         """The data-parallel degrees (sizes of a micro-batch) with which all chips are used.
 
         There is at least one. Raises SearchError otherwise.
@@ -204,7 +206,7 @@ class Space:
         counts = [chips.chips for chips in self.types]
         most = min(slots, max(counts) if request.stage_degrees else min(counts))
         shares = [
-            Share(replicas, request.sequences, slots // replicas)
+            BatchCut(replicas, request.sequences, slots // replicas)
             for replicas in range(1, most + 1)
             if slots % replicas == 0
         ]
@@ -213,7 +215,7 @@ class Space:
             raise self.no_degrees()
         return found
 
-    def degrees(self, group: Group, share: Share) -> list[Degrees]:
+    def degrees(self, group: ChipGroup, share: BatchCut) -> list[Degrees]:
         """Returns the degrees that a stage of a group may have, fewest chips first, then tp."""
         dps = [share.replicas]
         if self.request.stage_degrees:
@@ -222,13 +224,13 @@ class Space:
         found = (Degrees(tp, dp) for tp in tps for dp in dps)
         return sorted((d for d in found if self._may_use(group, d)), key=lambda d: (d.chips, d.tp))
 
-    def _may_use(self, group: Group, degrees: Degrees) -> bool:
+    def _may_use(self, group: ChipGroup, degrees: Degrees) -> bool:
         if self.request.stage_degrees:
             return degrees.chips <= group.chips
         stages, rest = divmod(group.chips, degrees.chips)
         return rest == 0 and 1 <= stages <= self.model.layers
 
-    def uses_all(self, groups: list[Group], share: Share) -> bool:
+    def uses_all(self, groups: list[ChipGroup], share: BatchCut) -> bool:
         """Whether some degrees use all chips in at most as many stages as there are layers."""
         degrees = [self.degrees(group, share) for group in groups]
         if not all(degrees):
@@ -254,7 +256,7 @@ class Space:
             f"divide {slots}, and {layers} of the {self.model.layers} layers"
         )
 
-    def plan(self, share: Share, stages: Sequence[StageChoice]) -> Plan:
+    def plan(self, share: BatchCut, stages: Sequence[StageChoice]) -> Plan:
         """Returns the plan of these stages, first to last, on all ranks in order."""
         micro_batch = share.replicas * share.sequences
         made = list(self._stages(micro_batch, stages))

@@ -9,7 +9,7 @@ from heteropp import _planner
 from heteropp.schedule import bubble_coefficient
 from heteropp.search.costs import ROUNDING_BYTES, Costs, in_flight
 from heteropp.search.planner import Request, SearchError
-from heteropp.search.space import Degrees, Group, Links, Share, Space, StageChoice
+from heteropp.search.space import BatchCut, ChipGroup, Degrees, Links, Space, StageChoice
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")  # those of one ministage a stage
 
@@ -19,7 +19,9 @@ Allowed = tuple[frozenset[int], ...]  # tensor-parallel degrees, by group
 class Tables:
     """One way to cut the batch and to group the chips."""
 
-    def __init__(self, space: Space, costs: Costs, share: Share, groups: list[Group]) -> None:
+    def __init__(
+        self, space: Space, costs: Costs, share: BatchCut, groups: list[ChipGroup]
+    ) -> None:
         self.space, self.costs, self.share, self.groups = space, costs, share, groups
         self.request = space.request
         self.more_bytes = 0.0  # that every chip is thought to have
@@ -65,7 +67,7 @@ class Tables:
             tp.setdefault(index, self.keys[index][choice][0].tp)
         return tuple(tp[index] for index in range(len(self.groups)))
 
-    def _keys(self, group: Group) -> list[tuple[Degrees, bool]]:
+    def _keys(self, group: ChipGroup) -> list[tuple[Degrees, bool]]:
         return [
             (degrees, recompute)
             for degrees in self.space.degrees(group, self.share)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from heteropp.plan import Plan
 from heteropp.search.costs import Costs, evaluate
 from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
-from heteropp.search.space import Degrees, Share, Space, StageChoice
+from heteropp.search.space import BatchCut, Degrees, Space, StageChoice
 from heteropp.search.tables import check_schedule
 
 RUNNERS_UP = 3
@@ -35,10 +35,10 @@ class Uniform:
 def search(request: Request) -> Result:
     """The best uniform plan. Raises SearchError, or DoesNotFitError where none fits."""
     check_schedule("uniform", request)
-    return _Search(Space(replace(request, stage_degrees=False))).run()
+    return _UniformSearch(Space(replace(request, stage_degrees=False))).run()
 
 
-class _Search:
+class _UniformSearch:
     def __init__(self, space: Space) -> None:
         self.space = space
         self.costs = Costs(space)
@@ -77,7 +77,7 @@ class _Search:
                         yield self._evaluate(share, degrees, recompute, longer_from)
 
     def _evaluate(
-        self, share: Share, degrees: Degrees, recompute: bool, longer_from: int
+        self, share: BatchCut, degrees: Degrees, recompute: bool, longer_from: int
     ) -> Uniform:
         """Returns a plan's seconds by section 4.3.2, and the most bytes that a chip lacks."""
         stages = self._stages(degrees, recompute, longer_from)

@@ -12,7 +12,7 @@ CHANGE = re.compile(r"([+-]\d+) +(\S+)")
 
 
 @dataclass(frozen=True)
-class Change:
+class ClusterChange:
     """So many nodes of a chip type more, or, if negative, fewer."""
 
     nodes: int
@@ -22,7 +22,7 @@ class Change:
         return f"{self.nodes:+d} {self.chip}"
 
 
-def parse(text: str) -> list[Change]:
+def parse(text: str) -> list[ClusterChange]:
     """Reads "-1 a, +2 b". Raises SearchError."""
     changes = []
     for part in text.split(","):
@@ -32,11 +32,11 @@ def parse(text: str) -> list[Change]:
                 f"what-if {text!r}: {part.strip()!r} is no change; expected a number of nodes "
                 'with its sign and a chip, such as "-1 a" or "+2 b"'
             )
-        changes.append(Change(int(match[1]), match[2]))
+        changes.append(ClusterChange(int(match[1]), match[2]))
     return changes
 
 
-def changed(cluster: Cluster, changes: list[Change]) -> Cluster:
+def changed(cluster: Cluster, changes: list[ClusterChange]) -> Cluster:
     """Returns the cluster after the changes.
 
     Nodes are added as copies of the last of their chip type, and removed from the last on. Raises

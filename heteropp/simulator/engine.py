@@ -25,7 +25,7 @@ Op = tuple[int, int, int]  # one of the four, its slot, and the micro-batch of a
 Key = int  # of a receive at its actor: inbox x micro-batches + micro-batch
 
 
-class Delivery(NamedTuple):
+class Transmission(NamedTuple):
     """One message that a send makes."""
 
     receiver: int  # actor
@@ -40,7 +40,7 @@ class Actor:
 
     ops: list[Op]
     seconds: list[float]
-    outboxes: list[list[Delivery]] = field(default_factory=list)
+    outboxes: list[list[Transmission]] = field(default_factory=list)
     inboxes: list[list[int]] = field(default_factory=list)  # by message: the actor that sends it
     begin_s: float = 0.0
 
@@ -106,7 +106,7 @@ def play(
 class _Flight:
     """A message under way."""
 
-    delivery: Delivery
+    delivery: Transmission
     micro_batch: int
     sender: int | None  # whom it holds
     sent_s: float
@@ -141,7 +141,7 @@ class _Engine:
         self.held: dict[int, list[Any]] = {}  # senders: messages under way, the latest arrival
         # with slack: receives that are posted, and the sends that wait for theirs
         self.posted: list[set[Key]] = [set() for _ in actors]
-        self.unmatched: list[dict[Key, list[tuple[int, int, Delivery]]]] = [
+        self.unmatched: list[dict[Key, list[tuple[int, int, Transmission]]]] = [
             defaultdict(list) for _ in actors
         ]
         self.outstanding: dict[tuple[int, int], list[int]] = defaultdict(list)  # receivers
@@ -202,7 +202,7 @@ class _Engine:
         self.event_count += 1
         heappush(self.events, (time_s, self.event_count, call, arguments))
 
-    def _send(self, deliveries: list[Delivery], micro_batch: int, sender: int | None) -> None:
+    def _send(self, deliveries: list[Transmission], micro_batch: int, sender: int | None) -> None:
         """Sends a micro-batch's messages. sender: the actor that waits until all have arrived."""
         if sender is not None:
             self.held[sender] = [len(deliveries), self.now]

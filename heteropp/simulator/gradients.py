@@ -12,7 +12,7 @@ from heteropp.copies import Part, shards, shared
 from heteropp.parameters import model_parameters
 from heteropp.plan import Plan
 from heteropp.planned import slowest_link
-from heteropp.simulator.reductions import Group
+from heteropp.simulator.reductions import ReductionGroup
 
 Actors = Mapping[tuple[int, int], list[int]]  # by pipeline and stage: its replicas
 
@@ -23,26 +23,26 @@ def reductions(
     actors: Actors,
     reduce_s: Sequence[Sequence[float]],
     tables: Mapping[tuple[int, int], list[Action]],
-) -> tuple[list[Group], list[list[list[int]]]]:
+) -> tuple[list[ReductionGroup], list[list[list[int]]]]:
     """Returns the groups, and by actor and ministage those that it takes part in, in order.
 
     The replicas of a stage are a group, and so are all that hold a common slice of parameters; last
     layers come first. reduce_s: the sum over the replicas, by actor and ministage.
     """
-    groups: list[Group] = []
+    groups: list[ReductionGroup] = []
     taken: list[list[list[int]]] = [[[] for _ in seconds] for seconds in reduce_s]
     for members in actors.values():
         for k, _ in enumerate(reduce_s[members[0]]):
             for a in members:
                 taken[a][k].append(len(groups))
-            groups.append(Group(tuple(members), max(reduce_s[a][k] for a in members)))
+            groups.append(ReductionGroup(tuple(members), max(reduce_s[a][k] for a in members)))
     for parts, size_bytes in _shared_bytes(plan).items():
         last: dict[int, int] = {}  # by actor, the ministage with which its part of it is whole
         for p, s, k in sorted(parts, key=lambda part: _reduced_at(tables, part)):
             last.update(dict.fromkeys(actors[p, s], k))
         for a, k in last.items():
             taken[a][k].append(len(groups))
-        groups.append(Group(tuple(last), _sum_s(plan, cluster, parts, size_bytes)))
+        groups.append(ReductionGroup(tuple(last), _sum_s(plan, cluster, parts, size_bytes)))
     return groups, taken
 
 

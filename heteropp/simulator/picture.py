@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from heteropp.simulate import Simulation
-from heteropp.simulator.program import Seat
+from heteropp.simulator.program import ActorCoordinates
 from heteropp.timeline import COLOURS, draw_rows, drawing, height_of, name_rows, save
 
 MOST_REPLICAS = 32  # beyond, one replica stands for each stage
@@ -111,6 +111,6 @@ def _draw_memory(axes: Any, corner: Any, simulation: Simulation, rows: list[int]
     axes.figure.colorbar(shades, ax=corner, location="left", label="% of memory")
 
 
-def _ranks(seat: Seat) -> str:
+def _ranks(seat: ActorCoordinates) -> str:
     first, last = seat.ranks[0], seat.ranks[-1]
     return f"rank {first}" if first == last else f"ranks {first}-{last}"

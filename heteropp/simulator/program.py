@@ -20,9 +20,9 @@ from heteropp.planned import group_links, slowest_link, stage_shape
 from heteropp.profile import chip_profile
 from heteropp.reshard import messages, piece_box
 from heteropp.schedule import actions, links
-from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Delivery, Op
+from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Transmission
 from heteropp.simulator.gradients import reductions
-from heteropp.simulator.reductions import Group
+from heteropp.simulator.reductions import ReductionGroup
 
 WORKS = (
     Kind.F,
@@ -36,7 +36,7 @@ WORKS = (
 
 
 @dataclass(frozen=True)
-class Seat:
+class ActorCoordinates:
     """Where an actor stands in the plan."""
 
     pipeline: int
@@ -47,10 +47,10 @@ class Seat:
 
 @dataclass(frozen=True)
 class Program:
-    seats: list[Seat]  # by actor
+    seats: list[ActorCoordinates]  # by actor
     tables: list[list[Action]]  # by actor; one op each, but for the step at the end
     actors: list[Actor]
-    groups: list[Group]
+    groups: list[ReductionGroup]
     reductions: list[list[list[int]]]  # by actor and ministage: its groups, in order
     norm_s: list[float]  # by actor: computing its norms, before all ranks exchange them
     exchange_s: float  # that exchange
@@ -87,7 +87,7 @@ class _Compiler:
         self.plan, self.cluster, self.emulated = plan, cluster, emulated
         self.message_factor = message_factor
         self.seats = [
-            Seat(p, s, r, replica.ranks)
+            ActorCoordinates(p, s, r, replica.ranks)
             for p, pipeline in enumerate(plan.pipelines)
             for s, stage in enumerate(pipeline.stages)
             for r, replica in enumerate(stage.replicas)
@@ -97,7 +97,7 @@ class _Compiler:
         self.times = [self._times(seat) for seat in self.seats]
         self.slowdown = [max(slowdown.get(r, 1.0) for r in seat.ranks) for seat in self.seats]
         self.pipes: dict[object, int] = {}
-        self.outboxes: list[list[list[Delivery]]] = []
+        self.outboxes: list[list[list[Transmission]]] = []
         self.inboxes: list[list[list[int]]] = []
         for seat in self.seats:
             parts = plan.pipelines[seat.pipeline].parts(seat.stage)
@@ -151,12 +151,12 @@ class _Compiler:
             update_s=update_s,
         )
 
-    def _stage(self, seat: Seat) -> Stage:
+    def _stage(self, seat: ActorCoordinates) -> Stage:
         return self.plan.pipelines[seat.pipeline].stages[seat.stage]
 
     # seconds
 
-    def _times(self, seat: Seat) -> list[Time]:
+    def _times(self, seat: ActorCoordinates) -> list[Time]:
         """Returns the times of each ministage; where a seat's ranks differ, the slowest counts."""
         links = {group_links(self.plan, self.cluster, rank) for rank in seat.ranks}
         chip = self.cluster.chip(seat.ranks[0])
@@ -192,7 +192,7 @@ class _Compiler:
             seconds += [of[kind] * self.slowdown[a] if kind in of else gather_s for kind in WORKS]
         return seconds
 
-    def _gather_s(self, seat: Seat) -> float:
+    def _gather_s(self, seat: ActorCoordinates) -> float:
         """Returns the seconds to pass a boundary tensor on to the tensor-parallel group.
 
         That begins once the tensor has arrived, and the group's slowest rank counts.
@@ -250,7 +250,7 @@ class _Compiler:
             latency_s, pipes = self._way(
                 message.source, message.destination, message.box.shape[0] * self._row_bytes
             )
-            self.outboxes[source][to].append(Delivery(destination, into, latency_s, pipes))
+            self.outboxes[source][to].append(Transmission(destination, into, latency_s, pipes))
             self.inboxes[destination][into].append(source)
 
     def _way(

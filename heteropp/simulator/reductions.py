@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Group:
+class ReductionGroup:
     """Actors that reduce together."""
 
     members: tuple[int, ...]
     seconds: float
 
 
-def settle(groups: list[Group], wanted: list[list[tuple[int, float]]]) -> list[list[float]]:
+def settle(
+    groups: list[ReductionGroup], wanted: list[list[tuple[int, float]]]
+) -> list[list[float]]:
     """Returns when each reduction ends, by actor and in the order of its `wanted`.
 
     wanted: each actor's groups, and when it has come to each.

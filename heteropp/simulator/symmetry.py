@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from heteropp.simulator.engine import Actor, Delivery, Noise, StuckError, Timing, play
+from heteropp.simulator.engine import Actor, Noise, StuckError, Timing, Transmission, play
 
 
 def play_folded(
@@ -47,7 +47,7 @@ class _Message:
 
     actor: int
     outbox: int
-    delivery: Delivery
+    delivery: Transmission
     pipes: tuple[int, ...]
     use: Hashable  # all but the pipes; its number in the send too, where that shares a pipe
 
@@ -56,7 +56,7 @@ def _without_twins(actors: list[Actor]) -> list[Actor]:
     """Leaves one of the messages of a send that differ in twin pipes only."""
     messages = _messages(actors)
     twin_of = _twins(messages)
-    left: dict[tuple[int, int], dict[Hashable, Delivery]] = defaultdict(dict)
+    left: dict[tuple[int, int], dict[Hashable, Transmission]] = defaultdict(dict)
     for message in messages:
         pipes = tuple((twin_of[pipe], seconds) for pipe, seconds in message.delivery.pipes)
         merged = message.delivery._replace(pipes=pipes)

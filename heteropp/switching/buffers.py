@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from heteropp.hspmd.exchange import Piece
+from heteropp.hspmd.exchange import TensorPiece
 from heteropp.plan import Plan
 from heteropp.switching.table import Quantity, Table, buffer_sizes, holdings
 from heteropp.training.step.update import Update
@@ -52,10 +52,10 @@ def fill(update: Update, buffers: Buffers) -> None:
             tensor.copy_(buffers.pop((k, name)))
 
 
-def pieces(plan: Plan, rank: int, table: Table, buffers: Buffers) -> list[Piece]:
+def pieces(plan: Plan, rank: int, table: Table, buffers: Buffers) -> list[TensorPiece]:
     """Returns a rank's slices as views of its buffers, numbered as in the table."""
     return [
-        Piece(
+        TensorPiece(
             table.tensors[h.name, h.quantity.name],
             h.box,
             buffers[h.ministage, h.quantity.name][h.first : h.last].view(h.box.shape),

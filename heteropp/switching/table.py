@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from heteropp.boxes import Box
-from heteropp.hspmd.routing import BytesPerS, Held, Link, Round, Wanted, alike, route, volume_bytes
-from heteropp.layout import Layout, Piece, layout
+from heteropp.hspmd.routing import (
+    BytesPerS,
+    HeldBox,
+    Link,
+    Round,
+    Wanted,
+    alike,
+    route,
+    volume_bytes,
+)
+from heteropp.layout import BufferPiece, Layout, layout
 from heteropp.model import Model
 from heteropp.parameters import global_name, model_parameters
 from heteropp.plan import Plan, ministage_layers
@@ -47,7 +56,7 @@ def state(model: Model) -> tuple[Quantity, ...]:
 
 
 @dataclass(frozen=True)
-class Holding:
+class BufferSlice:
     """A slice that a rank holds, elements [first, last) of a buffer."""
 
     ministage: int
@@ -109,7 +118,7 @@ def table(
     pairs = [(name, quantity) for name in names for quantity in quantities]
     tensors = {(name, quantity.name): i for i, (name, quantity) in enumerate(pairs)}
     held = [
-        Held(tensors[h.name, h.quantity.name], place, h.box)
+        HeldBox(tensors[h.name, h.quantity.name], place, h.box)
         for rank, place in enumerate(old_ranks)
         for h in holdings(old, rank, quantities)
     ]
@@ -122,19 +131,19 @@ def table(
     return Table(quantities, tensors, route(held, wanted, itemsizes, bytes_per_s, divide=True))
 
 
-def holdings(plan: Plan, rank: int, quantities: Sequence[Quantity]) -> Iterator[Holding]:
+def holdings(plan: Plan, rank: int, quantities: Sequence[Quantity]) -> Iterator[BufferSlice]:
     """Yields what a rank holds between two steps.
 
     A parameter may stand in two of its ministages.
     """
     for k, (whole, shard) in enumerate(layouts(plan, rank)):
-        entries = [Piece(e.global_name, e.box, e.first, e.last) for e in whole.entries]
+        entries = [BufferPiece(e.global_name, e.box, e.first, e.last) for e in whole.entries]
         pieces, start = whole.pieces(shard), whole.shard(shard).start
         for quantity in quantities:
             offset = 0 if quantity.whole else start
             for piece in entries if quantity.whole else pieces:
                 first, last = piece.first - offset, piece.last - offset
-                yield Holding(k, quantity, piece.name, piece.box, first, last)
+                yield BufferSlice(k, quantity, piece.name, piece.box, first, last)
 
 
 def layouts(plan: Plan, rank: int) -> list[tuple[Layout, int]]:

@@ -24,7 +24,7 @@ FILLS = {"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_l
 
 
 @dataclass(frozen=True)
-class Operator:
+class TracedOperator:
     name: str
     product: bool
     counts: tuple[int, ...]  # a product's flops, or its tensors' numbers of elements
@@ -39,7 +39,7 @@ class Operator:
 class Trace:
     """The operators of a piece of a step, and the collectives between its tensor-parallel ranks."""
 
-    operators: list[Operator] = field(default_factory=list)
+    operators: list[TracedOperator] = field(default_factory=list)
     all_reduce_bytes: list[int] = field(default_factory=list)
     gather_bytes: list[int] = field(default_factory=list)  # all-gathers and reduce-scatters
 
@@ -103,7 +103,7 @@ def _on_chip(result: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.device.type == "meta" for leaf in leaves)
 
 
-def _charge(name: str, args: Any, kwargs: Any, result: Any) -> Operator:
+def _charge(name: str, args: Any, kwargs: Any, result: Any) -> TracedOperator:
     touched = result if name in FILLS else (args, kwargs, result)
     leaves = [leaf for leaf in tree_leaves(touched) if isinstance(leaf, Tensor)]
     tensors = list({id(leaf): leaf for leaf in leaves}.values())
@@ -111,8 +111,8 @@ def _charge(name: str, args: Any, kwargs: Any, result: Any) -> Operator:
     if name in PRODUCTS:
         left = args[1] if name in ("addmm", "baddbmm") else args[0]
         right = args[2] if name in ("addmm", "baddbmm") else args[1]
-        return Operator(name, True, (2 * left.numel() * right.shape[-1],), moved)
-    return Operator(name, False, tuple(tensor.numel() for tensor in tensors), moved)
+        return TracedOperator(name, True, (2 * left.numel() * right.shape[-1],), moved)
+    return TracedOperator(name, False, tuple(tensor.numel() for tensor in tensors), moved)
 
 
 class _FusedNorm(torch.autograd.Function):
@@ -162,13 +162,13 @@ class _FusedAttention(torch.autograd.Function):
 
 def _charge_attention(
     name: str, products: int, key: Tensor, tensors: tuple[Tensor, ...]
-) -> Operator:
+) -> TracedOperator:
     """Returns the operator of an attention kernel with so many matrix products.
 
     The first of `tensors` has the query's shape, [.., tokens, head size].
     """
     flops = 2 * products * tensors[0].numel() * key.shape[-2]
-    return Operator(name, True, (flops,), sum(t.numel() * t.element_size() for t in tensors))
+    return TracedOperator(name, True, (flops,), sum(t.numel() * t.element_size() for t in tensors))
 
 
 class _ChipKernels(TorchFunctionMode):

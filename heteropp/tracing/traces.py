@@ -30,7 +30,7 @@ Entry = dict[str, Any]  # of the cache: a traced stage, its sizes still in terms
 
 
 @dataclass(frozen=True)
-class Piece:
+class TracedPiece:
     """A piece of a step: its operators, like ones together, and tensor-parallel collectives."""
 
     operators: tuple[tuple[int, bool, int, int], ...]  # how many, product or not, flops, bytes
@@ -45,11 +45,13 @@ class StageTrace:
     Bytes are those of one rank and one micro-batch, rounded as device allocators round.
     """
 
-    forward: Piece
-    backward_input: Piece  # the gradient of the stage's input, which the stage before waits for
-    backward_weight: Piece  # the rest of the backward: the gradients of weight matrices
-    norm: Piece  # of every parameter's gradient
-    update: Piece  # clipping and AdamW over the whole buffer, and zeroing the gradients
+    forward: TracedPiece
+    backward_input: (
+        TracedPiece  # the gradient of the stage's input, which the stage before waits for
+    )
+    backward_weight: TracedPiece  # the rest of the backward: the gradients of weight matrices
+    norm: TracedPiece  # of every parameter's gradient
+    update: TracedPiece  # clipping and AdamW over the whole buffer, and zeroing the gradients
     flat_bytes: int  # of the flat parameter buffer
     gradient_bytes: int  # of the flat gradient buffer
     constant_bytes: int
@@ -268,8 +270,8 @@ def at(entry: Entry, sequences: int) -> StageTrace:
     )
 
 
-def _piece_at(entry: Entry, name: str, sequences: int) -> Piece:
-    return Piece(
+def _piece_at(entry: Entry, name: str, sequences: int) -> TracedPiece:
+    return TracedPiece(
         tuple(
             (row[0], row[1] == 1, _largest(row, sequences), row[2] + row[3] * sequences)
             for row in entry["operators"][name]

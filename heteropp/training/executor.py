@@ -16,15 +16,15 @@ from heteropp.plan import Plan
 from heteropp.training.evaluation import evaluate
 from heteropp.training.measuring.metrics import Clock, Mark
 from heteropp.training.passes import Passes
-from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.ranks.transport import Coordinates, Groups
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.step.guard import Guard
 from heteropp.training.step.offload import Offload
-from heteropp.training.step.update import Outcome, Update
+from heteropp.training.step.update import Update, UpdateResult
 
 
 @dataclass(frozen=True)
-class StepResult(Outcome):
+class StepResult(UpdateResult):
     marks: list[tuple[Action, Mark, Mark]]  # when each action began and ended
     tokens: int  # that it trained on
 
@@ -33,7 +33,7 @@ class Executor(Passes):
     def __init__(
         self,
         plan: Plan,
-        place: Place,
+        place: Coordinates,
         groups: Groups,
         modules: Sequence[StageModule],
         hyperparameters: Hyperparameters,

@@ -21,7 +21,7 @@ from heteropp.inboxes import received_ahead
 from heteropp.plan import Plan, Stage
 from heteropp.schedule import actions
 from heteropp.training.measuring.metrics import Clock, HostClock, Mark
-from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.ranks.transport import Coordinates, Groups
 from heteropp.training.stage.backward import WeightGradients, put_off
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.stage.tp import ProcessGroup
@@ -47,7 +47,7 @@ class Passes:
     def __init__(
         self,
         plan: Plan,
-        place: Place,
+        place: Coordinates,
         groups: Groups,
         modules: Sequence[StageModule],
         flats: Sequence[FlatBuffers],

@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from heteropp.boxes import Box
-from heteropp.checkpoint.manifest import Scalars, Slice
+from heteropp.checkpoint.manifest import ParameterSlice, Scalars
 from heteropp.checkpoint.reader import Quantity
 from heteropp.checkpoint.writer import Tensors, block_of
-from heteropp.layout import Piece
+from heteropp.layout import BufferPiece
 from heteropp.recovery.manifest import Shard
 from heteropp.training.step.guard import Guard
 from heteropp.training.step.update import Update
 from heteropp.training.step.zero import FlatParameters
 
 
-class Held(NamedTuple):
+class HeldSlice(NamedTuple):
     """A slice of a parameter that a rank holds."""
 
     shard: Shard  # of its block, that the rank holds
-    slice: Slice
+    slice: ParameterSlice
     tensors: Tensors
     spoken_for: bool  # by this rank, of all that hold it
 
@@ -40,11 +40,11 @@ class State:
     def __init__(self, update: Update, guard: Guard) -> None:
         self.update, self.guard = update, guard
 
-    def slices(self) -> Iterator[tuple[Slice, Tensors]]:
+    def slices(self) -> Iterator[tuple[ParameterSlice, Tensors]]:
         """Yields the slices that this rank speaks for: each element of the model has one rank."""
         return ((held.slice, held.tensors) for held in self.held() if held.spoken_for)
 
-    def held(self) -> Iterator[Held]:
+    def held(self) -> Iterator[HeldSlice]:
         """Yields the slices that this rank holds, with the optimizer's state of each.
 
         Those that another rank speaks for are among them.
@@ -56,24 +56,26 @@ class State:
             for piece in flat.pieces:
                 tensors = {what: _of(flat, whole, piece) for what, whole in _shard(flat).items()}
                 spoken_for = flat.answers(entries[piece.name]) and sums.speaks_for(piece.name)
-                yield Held(shard, Slice(piece.name, piece.box), tensors, spoken_for)
+                yield HeldSlice(shard, ParameterSlice(piece.name, piece.box), tensors, spoken_for)
 
-    def wanted(self) -> set[tuple[Quantity, Slice]]:
+    def wanted(self) -> set[tuple[Quantity, ParameterSlice]]:
         """Returns the quantities and slices that `restore` reads."""
-        found: set[tuple[Quantity, Slice]] = set()
+        found: set[tuple[Quantity, ParameterSlice]] = set()
         for flat in self.update.flats:
-            found |= {("value", Slice(entry.global_name, entry.box)) for entry in flat.entries}
+            found |= {
+                ("value", ParameterSlice(entry.global_name, entry.box)) for entry in flat.entries
+            }
             for piece in flat.pieces:  # whose values are among those
                 kept = _shard(flat).keys() - {"value"}
-                found |= {(what, Slice(piece.name, piece.box)) for what in kept}
+                found |= {(what, ParameterSlice(piece.name, piece.box)) for what in kept}
         return found
 
-    def blocks(self) -> dict[str, set[Slice]]:
+    def blocks(self) -> dict[str, set[ParameterSlice]]:
         """Returns the slices that this rank holds of each block of the model."""
-        found: dict[str, set[Slice]] = defaultdict(set)
+        found: dict[str, set[ParameterSlice]] = defaultdict(set)
         for flat in self.update.flats:
             for piece in flat.pieces:
-                found[block_of(piece.name)].add(Slice(piece.name, piece.box))
+                found[block_of(piece.name)].add(ParameterSlice(piece.name, piece.box))
         return dict(found)
 
     def scalars(self) -> Scalars:
@@ -122,6 +124,6 @@ def _shard(flat: FlatParameters) -> dict[Quantity, Tensor]:
     }
 
 
-def _of(flat: FlatParameters, shard: Tensor, piece: Piece) -> Tensor:
+def _of(flat: FlatParameters, shard: Tensor, piece: BufferPiece) -> Tensor:
     start = flat.shard.start
     return shard[piece.first - start : piece.last - start].view(piece.box.shape)

@@ -51,7 +51,7 @@ from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.device import Device, open_device, set_links
 from heteropp.training.ranks.heartbeats import POLL_S
 from heteropp.training.ranks.store import limit_answers
-from heteropp.training.ranks.transport import P2P, Groups, Place, connect
+from heteropp.training.ranks.transport import P2P, Coordinates, Groups, connect
 from heteropp.training.ranks.watch import CAUSE_FILE, Watch, name_process
 from heteropp.training.stage.modules import stage_modules
 from heteropp.training.state import State
@@ -73,7 +73,7 @@ class RankChip:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class TrainingRun:
     """What to train, and where to."""
 
     plan: Plan
@@ -124,10 +124,10 @@ opened = cache(open_tokens)  # once a process: its later plans train on the same
 class Trainer:
     """One rank's share of a run; it begins with `initialise`, `restore` or `take_over`."""
 
-    def __init__(self, run: Run, device: Device, control: Control) -> None:
+    def __init__(self, run: TrainingRun, device: Device, control: Control) -> None:
         self.run, self.device, self.control = run, device, control
         plan = run.plan
-        self.place = Place.of(plan, control.rank)
+        self.place = Coordinates.of(plan, control.rank)
         self.groups = Groups(self.place)
         if run.cluster is not None:
             set_links(run.cluster, self.groups)
@@ -153,7 +153,7 @@ class Trainer:
             return Executor(run.plan, self.place, self.groups, self.modules, *settings)
         groups, modules = [self.groups], [self.modules]
         for plan in run.by_length[1:]:
-            place = Place.of(plan, self.place.rank)
+            place = Coordinates.of(plan, self.place.rank)
             groups[-1].make_up(place.rank)
             groups.append(Groups(place))
             if run.cluster is not None:
@@ -250,7 +250,7 @@ class Trainer:
         self.completed = position.step
 
 
-def train_rank(run: Run, json_summary: bool = False) -> int:
+def train_rank(run: TrainingRun, json_summary: bool = False) -> int:
     """Trains as the rank that torchrun's environment names; ends the process on failure.
 
     Gives 0, or what a shell gives for SIGTERM when the run was told to stop, and saved.
@@ -320,7 +320,7 @@ def train_rank(run: Run, json_summary: bool = False) -> int:
     raise AssertionError("watch.fail ends the process")
 
 
-def starting_point(run: Run, control: Control, restarted: bool) -> Checkpoint | None:
+def starting_point(run: TrainingRun, control: Control, restarted: bool) -> Checkpoint | None:
     """The checkpoint to go on from, if any; rank 0 decides. Raises FileError or CheckpointError."""
     if control.rank:
         step = int(control.hear(FIRST_STEP))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dicomm.bench import group, latency, picture, strategies, throughput
-from dicomm.bench.chips import Link, read_chip
+from dicomm.bench.chips import ChipLink, read_chip
 from dicomm.bench.evidence import is_met
 from dicomm.bench.quiet import Quiet, Watch, own_cpu_s
 from dicomm.bench.rounds import Results, compete
@@ -94,7 +94,7 @@ def test_pictures_are_drawn_of_whoever_was_there(tmp_path: Path) -> None:
     flows = throughput.Throughput(results, sizes, ["uni"], APIS, peers, "messages/s")
     calls = group.Collectives({2: results}, ["barrier"], sizes, "shm", ["Gloo"])
     chip = read_chip("a")
-    world = strategies.World((chip, chip), Link(3e-5, 5e9))
+    world = strategies.World((chip, chip), ChipLink(3e-5, 5e9))
     times_us = {(s, n): world.sum_of_parts_us(s, n) for s in strategies.STRATEGIES for n in sizes}
     played = strategies.Strategies(world, sizes, times_us, 50, Quiet(1, 1, 1))
     assert played.fidelity(8) == 1 and 1 < played.ratio(4096) < played.ratio(8)

@@ -235,9 +235,9 @@ class _Member:
         return position, buffers, sent, table.sent_bytes[rank]
 
     def _run(self, plan: Plan) -> Any:
-        from heteropp.training.train import Run
+        from heteropp.training.train import TrainingRun
 
-        return Run(
+        return TrainingRun(
             plan=plan,
             cluster=None,
             chips=(),

@@ -212,9 +212,9 @@ def _train(
     from heteropp.training.ranks.device import open_device
     from heteropp.training.ranks.transport import connect
     from heteropp.training.stage.llama import Layer
-    from heteropp.training.train import Run, Trainer
+    from heteropp.training.train import Trainer, TrainingRun
 
-    run = Run(
+    run = TrainingRun(
         plan=plan,
         cluster=None,
         chips=(),

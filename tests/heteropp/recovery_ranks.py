@@ -30,7 +30,7 @@ from heteropp.recovery.keeper import Cadence, Keeper
 from heteropp.recovery.recover import Recovered, recover
 from heteropp.recovery.tiers import Tiers
 from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.transport import Groups, Place, connect
+from heteropp.training.ranks.transport import Coordinates, Groups, connect
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.state import State
 from heteropp.training.step.guard import Guard
@@ -67,7 +67,7 @@ class Here:
     root: Path
 
     def __post_init__(self) -> None:
-        place = Place.of(self.plan, self.control.rank)
+        place = Coordinates.of(self.plan, self.control.rank)
         groups = Groups(place)
         modules = [
             StageModule(

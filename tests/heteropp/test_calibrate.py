@@ -14,7 +14,7 @@ from heteropp.cli import calibrate as command
 from heteropp.cluster import read_cluster
 from heteropp.profiling.calibrate import (
     CalibrationError,
-    Run,
+    MeasuredRun,
     calibrate,
     uniform_plan,
     with_efficiency,
@@ -60,7 +60,7 @@ def test_table_6_needs_recompute_and_offload_where_it_says_so() -> None:
     ):
         cluster = read_cluster(f"h2-256-{chip}")
         plan = uniform_plan(
-            Run(
+            MeasuredRun(
                 cluster=cluster,
                 model=model,
                 global_batch=512,
@@ -79,10 +79,10 @@ def test_table_6_needs_recompute_and_offload_where_it_says_so() -> None:
 MODEL = tiny_model(4, hidden=256, intermediate=1024, sequence_length=256)
 
 
-def small_run(folder: Path, **changes) -> Run:
+def small_run(folder: Path, **changes) -> MeasuredRun:
     cluster = read_cluster(write_cluster(folder / "cluster.toml", ("a-mini", 4), ("a-mini", 4)))
     shape = dict(pp=2, dp=2, tp=2, global_batch=8, tokens_per_chip_per_s=1.0)
-    return Run(**{"cluster": cluster, "model": MODEL, **shape, **changes})
+    return MeasuredRun(**{"cluster": cluster, "model": MODEL, **shape, **changes})
 
 
 def test_a_planted_efficiency_is_found(tmp_path) -> None:

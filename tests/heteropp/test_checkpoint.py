@@ -28,7 +28,7 @@ from training_run import (
 )
 
 from heteropp.boxes import Box
-from heteropp.checkpoint.manifest import CheckpointError, Manifest, Slice, find, steps
+from heteropp.checkpoint.manifest import CheckpointError, Manifest, ParameterSlice, find, steps
 from heteropp.checkpoint.reader import Reader
 from heteropp.checkpoint.writer import Tensors, Writer
 from heteropp.hyperparameters import Hyperparameters
@@ -200,7 +200,9 @@ def test_a_checkpoint_is_written_while_the_parameters_change(tmp_path: Path) -> 
     """It appears when the last rank's part is there, with the values of when it was asked for."""
     store = dist.HashStore()
     parameters = torch.arange(16.0).view(2, 8).unbind()
-    pieces = [Slice("embedding.weight", Box(((rank, rank + 1), (0, 8)))) for rank in range(2)]
+    pieces = [
+        ParameterSlice("embedding.weight", Box(((rank, rank + 1), (0, 8)))) for rank in range(2)
+    ]
     writers = [
         Writer(tmp_path, Control(store, rank, 2), keep=1, on_error=pytest.fail) for rank in range(2)
     ]

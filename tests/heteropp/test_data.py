@@ -30,7 +30,7 @@ from heteropp.data.tokenizer import Bytes
 from heteropp.files import FileError
 from heteropp.model import Model
 from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.transport import Place
+from heteropp.training.ranks.transport import Coordinates
 from heteropp.training.step.batches import Batches, check_same_data
 
 
@@ -225,7 +225,7 @@ def test_layouts_share_out_the_same_sequences() -> None:
         )
         seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
         for rank in range(plan.world_size):
-            place = Place.of(plan, rank)
+            place = Coordinates.of(plan, rank)
             batch = Batches(sequences, plan, place, torch.device("cpu")).at(32)
             assert batch.counted == 16 * 4
             if place.tp_index == 0 and batch.tokens is not None:

@@ -12,13 +12,13 @@ from heteropp.simulator.engine import (
     SEND,
     WORK,
     Actor,
-    Delivery,
     Noise,
     StuckError,
     Timing,
+    Transmission,
     play,
 )
-from heteropp.simulator.reductions import Group, settle
+from heteropp.simulator.reductions import ReductionGroup, settle
 from heteropp.simulator.symmetry import play_folded
 
 
@@ -29,7 +29,7 @@ def random_actors(generator: random.Random, shuffle: bool, apart: bool) -> list[
     """
     count = generator.randint(2, 5)
     pipes = [(pipe, generator.uniform(0.01, 1.0)) for pipe in range(generator.randint(1, 6))]
-    outboxes: list[list[list[Delivery]]] = [[] for _ in range(count)]
+    outboxes: list[list[list[Transmission]]] = [[] for _ in range(count)]
     inboxes: list[list[list[int]]] = [[] for _ in range(count)]
     ops: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
     channels = []
@@ -47,7 +47,7 @@ def random_actors(generator: random.Random, shuffle: bool, apart: bool) -> list[
             inboxes[a].append([sender] * messages)
             for _ in range(messages):
                 way = tuple(generator.sample(pipes, generator.randint(0, min(3, len(pipes)))))
-                outbox.append(Delivery(*slots[-1], generator.uniform(0, 0.5), way))
+                outbox.append(Transmission(*slots[-1], generator.uniform(0, 0.5), way))
         channels.append((sender, len(outboxes[sender]), slots))
         outboxes[sender].append(outbox)
     open_receives: list[tuple[int, tuple[int, int, int]]] = []
@@ -190,7 +190,7 @@ def lanes(count: int, latencies: list[float]) -> list[Actor]:
     actors = []
     for lane, latency_s in enumerate(latencies):
         outbox = [
-            Delivery(
+            Transmission(
                 2 * lane + 1,
                 0,
                 latency_s,
@@ -248,11 +248,11 @@ def test_a_message_under_way_is_communication_and_one_not_sent_yet_is_not() -> N
 
 
 def test_reductions_wait_for_their_members_and_for_those_that_are_complete_before() -> None:
-    groups = [Group((0, 1), 1.0), Group((1, 2), 2.0), Group((0,), 0.5)]
+    groups = [ReductionGroup((0, 1), 1.0), ReductionGroup((1, 2), 2.0), ReductionGroup((0,), 0.5)]
     ends = settle(groups, [[(0, 3.0), (2, 3.0)], [(0, 1.0), (1, 1.5)], [(1, 0.0)]])
     assert ends == [[4.5, 5.0], [4.5, 3.5], [3.5]]
 
 
 def test_members_may_come_to_reductions_in_unlike_order() -> None:
-    groups = [Group((0, 1), 1.0), Group((0, 1), 2.0)]
+    groups = [ReductionGroup((0, 1), 1.0), ReductionGroup((0, 1), 2.0)]
     assert settle(groups, [[(0, 0.0), (1, 1.0)], [(1, 0.0), (0, 4.0)]]) == [[5.0, 3.0], [3.0, 5.0]]

@@ -9,8 +9,8 @@ import torch
 from clusters import tiny_model
 
 from heteropp.tracing.kind import StageKind
-from heteropp.tracing.traces import Piece, trace_stage
-from heteropp.training.stage.llama import Attention, Tables
+from heteropp.tracing.traces import TracedPiece, trace_stage
+from heteropp.training.stage.llama import Attention, SharedConstants
 from heteropp.training.stage.tp import SoloGroup
 
 MODEL = tiny_model(
@@ -26,13 +26,13 @@ def test_it_computes_what_explicit_attention_does() -> None:
     for parameter in explicit.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     fused.load_state_dict(explicit.state_dict())
-    tables = Tables(MODEL, torch.device("cpu"), torch.float64)
+    tables = SharedConstants(MODEL, torch.device("cpu"), torch.float64)
     x = torch.randn(2 * MODEL.sequence_length, MODEL.hidden, dtype=torch.float64)
     ours, theirs = (each(x, tables, tables.mask) for each in (fused, explicit))
     assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def product_flops(piece: Piece) -> int:
+def product_flops(piece: TracedPiece) -> int:
     return sum(number * flops for number, product, flops, _ in piece.operators if product)
 
 

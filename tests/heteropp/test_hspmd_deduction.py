@@ -8,7 +8,7 @@ from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation
 from heteropp.hspmd.deduction import (
     DeductionError,
     Operand,
-    Operator,
+    OperatorRule,
     attention,
     deduce,
     elementwise,
@@ -33,7 +33,7 @@ def union(hdim: int, first: Axes, second: Axes, shares: list[int] | None = None)
     return Annotation.of([([0, 1], first), ([2, 3], second)], hdim, shares)
 
 
-def of(operator: Operator, shape: tuple[int, ...], *operands: Annotation) -> Annotation:
+def of(operator: OperatorRule, shape: tuple[int, ...], *operands: Annotation) -> Annotation:
     named = [Operand(f"tensor {'xyz'[k]}", a) for k, a in enumerate(operands)]
     return deduce(operator, named, [shape])[0]
 
@@ -145,7 +145,7 @@ def test_a_loss_sums_over_rows() -> None:
     ],
 )
 def test_where_a_communication_operator_is_missing(
-    operator: Operator, operands: tuple[Annotation, ...], sentence: str
+    operator: OperatorRule, operands: tuple[Annotation, ...], sentence: str
 ) -> None:
     with pytest.raises(DeductionError) as error:
         of(operator, (12, 12), *operands)

@@ -13,8 +13,8 @@ import torch
 from hspmd_ranks import Counted, Ranks
 
 from heteropp.boxes import Box
-from heteropp.hspmd.exchange import Piece, exchange
-from heteropp.hspmd.routing import Held, RoutingError, Wanted, route, volume_bytes
+from heteropp.hspmd.exchange import TensorPiece, exchange
+from heteropp.hspmd.routing import HeldBox, RoutingError, Wanted, route, volume_bytes
 
 WORLD = 4
 DTYPES = (torch.float64, torch.bfloat16, torch.int32, torch.bool)
@@ -32,14 +32,14 @@ def rows(first: int, last: int) -> Box:
 
 
 def test_what_a_rank_holds_it_copies() -> None:
-    (only,) = route([Held(0, r, rows(0, 4)) for r in range(3)], [Wanted(0, 1, rows(0, 4))], [4])
+    (only,) = route([HeldBox(0, r, rows(0, 4)) for r in range(3)], [Wanted(0, 1, rows(0, 4))], [4])
     assert [t.senders for t in only] == [(1,)]
     assert volume_bytes([only]) == {}
 
 
 @pytest.mark.parametrize("divide", [False, True])
 def test_where_nothing_is_wanted_nothing_moves(divide: bool) -> None:
-    assert route([Held(0, 0, rows(0, 4))], [], [4], divide=divide) == []
+    assert route([HeldBox(0, 0, rows(0, 4))], [], [4], divide=divide) == []
 
 
 def test_the_fastest_link_is_chosen() -> None:
@@ -48,7 +48,7 @@ def test_the_fastest_link_is_chosen() -> None:
     def bytes_per_s(source: int, destination: int) -> float:
         return 400e9 if source // 8 == destination // 8 else 25e9
 
-    held = [Held(0, 1, rows(0, 4)), Held(0, 9, rows(0, 4))]
+    held = [HeldBox(0, 1, rows(0, 4)), HeldBox(0, 9, rows(0, 4))]
     (only,) = route(held, [Wanted(0, 8, rows(0, 4))], [4], bytes_per_s)
     assert [t.senders for t in only] == [(9,)]
 
@@ -74,7 +74,7 @@ def test_among_random_links_no_faster_one_is_left_out(seed: int) -> None:
 
 
 def test_the_least_loaded_sends_among_equals() -> None:
-    held = [Held(0, rank, rows(0, 8)) for rank in range(4)]
+    held = [HeldBox(0, rank, rows(0, 8)) for rank in range(4)]
     (only,) = route(held, [Wanted(0, 4 + i, rows(2 * i, 2 * i + 2)) for i in range(4)], [4])
     assert sorted(t.senders for t in only) == [(0,), (1,), (2,), (3,)]
 
@@ -85,7 +85,7 @@ def test_loads_are_balanced_over_tensors() -> None:
     held, wanted = [], []
     for tensor, size in enumerate(sizes):
         holders = [0] if tensor % 4 == 0 else [0, 1, 2]
-        held += [Held(tensor, rank, rows(0, size)) for rank in holders]
+        held += [HeldBox(tensor, rank, rows(0, size)) for rank in holders]
         wanted += [Wanted(tensor, rank, rows(0, size)) for rank in (3, 4)]
     sent: Counter[int] = Counter()
     for (source, _), size_bytes in volume_bytes(route(held, wanted, [1] * 60)).items():
@@ -97,7 +97,7 @@ def test_loads_are_balanced_over_tensors() -> None:
 
 def test_what_no_rank_holds_is_named() -> None:
     with pytest.raises(RoutingError, match=r"rank 3 wants \[\(4, 6\), \(0, 8\)\] of tensor 0"):
-        route([Held(0, 0, rows(0, 4))], [Wanted(0, 3, rows(2, 6))], [4])
+        route([HeldBox(0, 0, rows(0, 4))], [Wanted(0, 3, rows(2, 6))], [4])
 
 
 def random_cut(random: Random, shape: tuple[int, int]) -> list[tuple[int, Box]]:
@@ -114,14 +114,14 @@ def random_cut(random: Random, shape: tuple[int, int]) -> list[tuple[int, Box]]:
     return result
 
 
-def random_move(seed: int) -> tuple[list[torch.Tensor], list[Held], list[Wanted]]:
+def random_move(seed: int) -> tuple[list[torch.Tensor], list[HeldBox], list[Wanted]]:
     random, generator = Random(seed), torch.Generator().manual_seed(seed)
     tensors, held, wanted = [], [], []
     for tensor in range(5):
         shape = random.randint(1, 9), random.randint(1, 9)
         values = torch.randint(-50, 50, shape, generator=generator).to(random.choice(DTYPES))
         tensors.append(values)
-        held += [Held(tensor, rank, box) for rank, box in random_cut(random, shape)]
+        held += [HeldBox(tensor, rank, box) for rank, box in random_cut(random, shape)]
         wanted += [Wanted(tensor, rank, box) for rank, box in random_cut(random, shape)]
     return tensors, held, wanted
 
@@ -135,12 +135,12 @@ def move(rank: int, seeds: range) -> list[tuple[dict[int, int], int]]:
         rounds = route(held, wanted, [t.itemsize for t in tensors])
         whole = [Box(tuple((0, size) for size in t.shape)) for t in tensors]
         ours = [
-            Piece(h.tensor, h.box, tensors[h.tensor][h.box.within(whole[h.tensor])])
+            TensorPiece(h.tensor, h.box, tensors[h.tensor][h.box.within(whole[h.tensor])])
             for h in held
             if h.rank == rank
         ]
         theirs = [
-            Piece(w.tensor, w.box, torch.zeros(w.box.shape, dtype=tensors[w.tensor].dtype))
+            TensorPiece(w.tensor, w.box, torch.zeros(w.box.shape, dtype=tensors[w.tensor].dtype))
             for w in wanted
             if w.rank == rank
         ]

@@ -21,7 +21,7 @@ from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.pulse import Pulse
 from heteropp.elastic.launcher.roster import Roster
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.training.train import Run
+from heteropp.training.train import TrainingRun
 
 DEADLINE_S = 30.0
 A, B = "a-mini-0", "b-mini-0"
@@ -67,7 +67,7 @@ class Recovery:
             for stage, name in zip(pipeline.stages, names, strict=True)
         ]
         plan = replace(plan, pipelines=(replace(pipeline, stages=tuple(stages)),))
-        run = Run(
+        run = TrainingRun(
             plan=plan,
             cluster=path,
             chips=(),

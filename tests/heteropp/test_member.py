@@ -24,7 +24,7 @@ from heteropp.cluster import read_cluster
 from heteropp.elastic.job import Account, Board, Generation, Job, Meeting, Progress
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan, write_plan
-from heteropp.training.train import Run
+from heteropp.training.train import TrainingRun
 
 MODEL = tiny_model(layers=8)
 STEPS = 400
@@ -43,7 +43,7 @@ class Leader:
         self.board = Board(self.store)
         self.job = Job(
             name="test",
-            run=Run(
+            run=TrainingRun(
                 plan=FIRST,
                 cluster=folder / "cluster.toml" if device == "chip" else None,
                 chips=(),

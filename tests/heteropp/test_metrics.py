@@ -18,7 +18,7 @@ from heteropp.simulate import Simulation, simulate
 from heteropp.training.executor import StepResult
 from heteropp.training.measuring.gauges import Gauges
 from heteropp.training.measuring.metrics import HostClock
-from heteropp.training.measuring.shares import Links, Ran, Step, divide, links_of
+from heteropp.training.measuring.shares import LinkTimes, Ran, StepEnds, divide, links_of
 from heteropp.training.measuring.stragglers import PATIENCE, Stragglers
 from heteropp.training.measuring.utilization import model_flops_per_token
 from heteropp.training.ranks.device import Device
@@ -63,14 +63,14 @@ def simulated(plan: Plan) -> Simulation:
     return simulate(plan, cluster_of(("x", slow, plan.world_size)), emulated=True)
 
 
-def as_a_rank_sees(simulation: Simulation, actor: int) -> tuple[list[Ran], Step]:
+def as_a_rank_sees(simulation: Simulation, actor: int) -> tuple[list[Ran], StepEnds]:
     """A replica's step by its own clock: the last action begins with the wait for sums."""
     program, timing = simulation.program, simulation.timing
     rows = list(zip(program.tables[actor], timing.starts[actor], timing.ends[actor], strict=True))
     ran = [(x, begin, begin if x.kind == Kind.REDUCE else end) for x, begin, end in rows[:-1]]
     last, reduced_s, end_s = rows[-1]
     idle_since_s = max(end for _, _, end in ran)
-    step = Step(reduced_s, reduced_s + program.norm_s[actor], end_s - program.update_s[actor])
+    step = StepEnds(reduced_s, reduced_s + program.norm_s[actor], end_s - program.update_s[actor])
     return [*ran, (last, idle_since_s, end_s)], step
 
 
@@ -92,7 +92,7 @@ def test_a_rank_divides_its_step_as_the_simulator_does(name: str) -> None:
 def test_where_links_are_not_known_every_wait_is_bubble() -> None:
     simulation = simulated(PLANS["zb-v"])
     ran, step = as_a_rank_sees(simulation, 0)
-    share = divide(ran, step, Links())
+    share = divide(ran, step, LinkTimes())
     assert share.communication == 0
     assert share.bubble == pytest.approx(1 - share.work)
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from heteropp.boxes import Box, uncovered
-from heteropp.checkpoint.manifest import Slice
+from heteropp.checkpoint.manifest import ParameterSlice
 from heteropp.checkpoint.reader import QUANTITIES, Quantity
 from heteropp.hspmd.routing import Transfer
 from heteropp.recovery.assignment import Assignment, assign
 from heteropp.recovery.bundles import Want
-from heteropp.recovery.manifest import Part, Step, TierKind
+from heteropp.recovery.manifest import SnapshotStep, SnapshotTensor, TierKind
 from heteropp.recovery.sources import Copy
 
 SHAPE = (12, 8)
@@ -39,9 +39,9 @@ def copies_in(
         Copy(
             tier,
             node,
-            Step(1, 0),
+            SnapshotStep(1, 0),
             f"{name} {box.ranges}",
-            Part(quantity, name, box, "float32", 0, 4 * box.size, 0),
+            SnapshotTensor(quantity, name, box, "float32", 0, 4 * box.size, 0),
         )
         for box in boxes
     ]
@@ -76,7 +76,7 @@ class Case:
         boxes = cut(generator)
         for its in self.wants:
             for box in generator.sample(boxes, generator.randint(0, len(boxes))):
-                its += [(quantity, Slice(name, box)) for quantity in some]
+                its += [(quantity, ParameterSlice(name, box)) for quantity in some]
 
 
 class Carried:
@@ -155,7 +155,7 @@ def check_remote(case: Case, carried: Carried) -> None:
 def test_what_several_nodes_lack_is_fetched_by_turns() -> None:
     """Ranks fetch equal parts, and so do those of a node that read what it holds for others."""
     boxes = [Box(((row, row + 1), (0, 8))) for row in range(12)]
-    wants: list[list[Want]] = [[("value", Slice(NAMES[0], box)) for box in boxes]] * 4
+    wants: list[list[Want]] = [[("value", ParameterSlice(NAMES[0], box)) for box in boxes]] * 4
     remote = copies_in("remote", "", boxes, "value", NAMES[0])
     spread = assign(remote, wants, ["a", "a", "b", "b"])
     assert [len(spread.reads[rank]) for rank in range(4)] == [3, 3, 3, 3]
@@ -167,7 +167,7 @@ def test_what_several_nodes_lack_is_fetched_by_turns() -> None:
 
 def test_memory_is_nearer_than_the_disk_and_the_disk_than_a_peer() -> None:
     whole = [Box(((0, 12), (0, 8)))]
-    wants: list[list[Want]] = [[("value", Slice(NAMES[0], whole[0]))], []]
+    wants: list[list[Want]] = [[("value", ParameterSlice(NAMES[0], whole[0]))], []]
     places: list[tuple[TierKind, str]] = [
         *(("memory", "a"), ("disk", "a"), ("memory", "b"), ("disk", "b"), ("remote", "")),
     ]

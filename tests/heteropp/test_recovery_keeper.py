@@ -20,18 +20,18 @@ from torch import Tensor
 from training_run import tiny_model
 
 from heteropp.boxes import Box
-from heteropp.checkpoint.manifest import Manifest, Scalars, Slice
+from heteropp.checkpoint.manifest import Manifest, ParameterSlice, Scalars
 from heteropp.checkpoint.writer import block_of
 from heteropp.elastic.job import Job, Meeting
 from heteropp.files import FileError
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.recovery.fetch import Readings
 from heteropp.recovery.keeper import Cadence, Keeper
-from heteropp.recovery.manifest import RankManifest, Shard, Step
+from heteropp.recovery.manifest import RankManifest, Shard, SnapshotStep
 from heteropp.recovery.sources import Copy
 from heteropp.recovery.tiers import Tier, Tiers, check_url
 from heteropp.training.ranks.control import Control
-from heteropp.training.state import Held
+from heteropp.training.state import HeldSlice
 
 ROWS, COLUMNS = 64, 256
 WAIT_S = 60.0
@@ -48,14 +48,14 @@ class OneTensor:
         self.tensors = [torch.full((ROWS, COLUMNS), float(step)) for _ in range(2)]
         return self
 
-    def held(self) -> Iterator[Held]:
+    def held(self) -> Iterator[HeldSlice]:
         first = self.rank * ROWS
         box = Box(((first, first + ROWS), (0, COLUMNS)))
         for layer, tensor in enumerate(self.tensors):
-            piece = Slice(f"layers.{layer}.mlp.up.weight", box)
-            yield Held(Shard(), piece, {"value": tensor, "average": -tensor}, self.rank == 0)
+            piece = ParameterSlice(f"layers.{layer}.mlp.up.weight", box)
+            yield HeldSlice(Shard(), piece, {"value": tensor, "average": -tensor}, self.rank == 0)
 
-    def blocks(self) -> dict[str, set[Slice]]:
+    def blocks(self) -> dict[str, set[ParameterSlice]]:
         return {block_of(held.slice.name): {held.slice} for held in self.held()}
 
 
@@ -129,7 +129,7 @@ def test_a_tier_can_be_any_url_of_fsspec(tmp_path: Path) -> None:
     (remote,) = tiers.each()
     (found,) = remote.manifests(JOB)
     assert len(values(tiers, remote, found)) == 4
-    remote.remove(Step(3, 0))
+    remote.remove(SnapshotStep(3, 0))
     assert remote.steps() == []
 
 
@@ -198,10 +198,10 @@ def test_older_generations_go_once_this_one_has_a_step(tmp_path: Path) -> None:
         keeping = keeper(tiers, state, Cadence(memory=2), generation)
         keeping.keep(manifest(1))  # is not due
         keeping.finish(WAIT_S)
-        assert memory.steps() == ([Step(4, 0)] if generation else [])
+        assert memory.steps() == ([SnapshotStep(4, 0)] if generation else [])
         keeping.keep(manifest(4))
         keeping.finish(WAIT_S)
-        assert memory.steps() == [Step(4, generation)]
+        assert memory.steps() == [SnapshotStep(4, generation)]
 
 
 def test_jobs_that_share_folders_leave_each_others_copies(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_jobs_that_share_folders_leave_each_others_copies(tmp_path: Path) -> Non
         tiers = job.tiers_of("a-0")
         for tier in tiers.each():
             (found,) = tier.manifests(job.name)
-            assert found.step == Step(1, generation)
+            assert found.step == SnapshotStep(1, generation)
             assert len(values(tiers, tier, found)) == 4
 
 

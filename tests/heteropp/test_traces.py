@@ -14,7 +14,7 @@ from clusters import tiny_model
 
 from heteropp.tracing.kind import StageKind
 from heteropp.tracing.stage import Recording, record_stage
-from heteropp.tracing.traces import Piece, StageTrace, trace_stage
+from heteropp.tracing.traces import StageTrace, TracedPiece, trace_stage
 
 GRANULARITY_BYTES = 512
 
@@ -35,7 +35,7 @@ def most_alive(recording: Recording, piece: str) -> tuple[int, int]:
     return most, sum(alive.values())
 
 
-def counted(*parts: Piece) -> Counter:
+def counted(*parts: TracedPiece) -> Counter:
     """How many operators of each (product, flops, bytes)."""
     found: Counter = Counter()
     for part in parts:

@@ -26,7 +26,7 @@ from heteropp.hyperparameters import Hyperparameters
 from heteropp.plan import Plan, Replica, Stage
 from heteropp.training.executor import Executor
 from heteropp.training.measuring.metrics import HostClock
-from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.ranks.transport import Coordinates, Groups
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.step.loss_scale import GROWTH_STEPS, LossScale
 
@@ -85,7 +85,7 @@ def test_steps_that_overflow_are_skipped_until_the_scale_fits() -> None:
 def trained(scale: float, steps: int) -> tuple[torch.Tensor, list[bool], float]:
     """Parameters, which steps were skipped, and the scale, of one rank with one batch."""
     plan = make_plan(tiny_model(dtype="float16"), (4,), (1,), (1,), (False,), 1, 2)
-    place = Place.of(plan, 0)
+    place = Coordinates.of(plan, 0)
     groups = Groups(place)
     module = StageModule(plan.model, (0, 4), groups.tensor_parallel, "cpu", torch.float16)
     module.initialise(0)

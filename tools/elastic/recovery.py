@@ -55,7 +55,7 @@ from heteropp.recovery.keeper import Cadence, Keeper
 from heteropp.recovery.recover import Recovered, recover
 from heteropp.recovery.tiers import Tiers
 from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.transport import Groups, Place, connect
+from heteropp.training.ranks.transport import Coordinates, Groups, connect
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.state import State
 from heteropp.training.step.guard import Guard
@@ -125,7 +125,7 @@ class Member:
             if other != node
         }
         dicomm.distributed.set_links(None, links)
-        place = Place.of(what.plan, self.rank)
+        place = Coordinates.of(what.plan, self.rank)
         groups = Groups(place)
         (layers,) = place.layers
         device = torch.device("cpu")

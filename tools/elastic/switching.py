@@ -116,7 +116,7 @@ def _busiest(old: str, new: str) -> Row:
 
 def _first_sends(switch: Any) -> Counter[int]:
     """Bytes by rank where whoever lacks a slice gets it from the lowest rank that has it."""
-    from heteropp.hspmd.routing import Held, Wanted, route
+    from heteropp.hspmd.routing import HeldBox, Wanted, route
     from heteropp.switching.table import holdings, state
 
     table = switch.table()
@@ -131,7 +131,7 @@ def _first_sends(switch: Any) -> Counter[int]:
 
     # the lowest rank is the one with the fastest links
     routed = route(
-        boxes(Held, switch.old), boxes(Wanted, switch.new), itemsizes, lambda a, _: -float(a)
+        boxes(HeldBox, switch.old), boxes(Wanted, switch.new), itemsizes, lambda a, _: -float(a)
     )
     sent: Counter[int] = Counter()
     for transfer in (t for round_ in routed for t in round_):
@@ -208,9 +208,9 @@ class _Member:
 
     def _train(self, plan: Plan) -> None:
         from heteropp.hyperparameters import Hyperparameters
-        from heteropp.training.train import Run, Trainer
+        from heteropp.training.train import Trainer, TrainingRun
 
-        run = Run(
+        run = TrainingRun(
             plan=plan,
             cluster=None,
             chips=(),

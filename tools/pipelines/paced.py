@@ -71,13 +71,13 @@ class PacedRank:
         self.device = open_device("chip", str(folder / CHIP), "EVEN-TWIN")
 
         from heteropp.training.ranks.device import set_links
-        from heteropp.training.ranks.transport import Groups, Place, connect
+        from heteropp.training.ranks.transport import Coordinates, Groups, connect
         from pipelines.stages import OurPipeline, modules
 
         connect(store, rank, next(iter(plans.values())).world_size, self.device.backend)
         self.made = {}
         for name, plan in plans.items():
-            place = Place.of(plan, rank)
+            place = Coordinates.of(plan, rank)
             set_links(folder / CLUSTER, Groups(place))
             held = modules(plan, place, self.device.device)
             self.made[name] = OurPipeline(plan, place, held, self.device.clock)

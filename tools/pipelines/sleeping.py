@@ -14,7 +14,7 @@ from torch import Tensor
 from heteropp.model import Model
 from heteropp.plan import Plan
 from heteropp.training.measuring.metrics import HostClock
-from heteropp.training.ranks.transport import Place, connect
+from heteropp.training.ranks.transport import Coordinates, connect
 from heteropp.training.stage.backward import linear
 from heteropp.training.stage.llama import StageModule
 
@@ -110,9 +110,9 @@ class SleepingRank:
         self.made: dict[tuple[str, int], TorchPipelining | OurPipeline] = {}
         for size_bytes in boundaries:
             plan = even_plan(sleeping_model(stages, size_bytes), "1f1b", stages, micro_batches, 1)
-            place = Place.of(plan, rank)
+            place = Coordinates.of(plan, rank)
 
-            def held(plan: Plan = plan, place: Place = place) -> list[StageModule]:
+            def held(plan: Plan = plan, place: Coordinates = place) -> list[StageModule]:
                 made = modules(plan, place, host, SleepingStage)
                 for module in made:
                     module.seconds = action_s

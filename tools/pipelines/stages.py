@@ -10,7 +10,7 @@ from heteropp.model import Model
 from heteropp.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
 from heteropp.training.executor import Executor, StepResult
 from heteropp.training.measuring.metrics import Clock
-from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.ranks.transport import Coordinates, Groups
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.stage.tp import SoloGroup
 
@@ -58,7 +58,7 @@ def even_plan(
 
 
 def modules(
-    plan: Plan, place: Place, device: torch.device, kind: type[StageModule] = StageModule
+    plan: Plan, place: Coordinates, device: torch.device, kind: type[StageModule] = StageModule
 ) -> list[StageModule]:
     """A rank's, one a ministage."""
     made = []
@@ -80,7 +80,9 @@ def tokens(plan: Plan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor
 class OurPipeline:
     """A rank of our executor that takes the same step again and again."""
 
-    def __init__(self, plan: Plan, place: Place, held: list[StageModule], clock: Clock) -> None:
+    def __init__(
+        self, plan: Plan, place: Coordinates, held: list[StageModule], clock: Clock
+    ) -> None:
         self.executor = Executor(plan, place, Groups(place), held, HYPERPARAMETERS, clock)
         inputs, targets = tokens(plan, self.executor.device)
         micro_batches = plan.pipelines[0].micro_batches

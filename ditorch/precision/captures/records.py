@@ -103,11 +103,11 @@ def line_of(record: Header | Line) -> bytes:
     return LINE.dump_json(record, exclude_none=True)
 
 
-class _Model(BaseModel):
+class _RecordModel(BaseModel):
     model_config = _CONFIG
 
 
-class LeftOut(_Model):
+class LeftOut(_RecordModel):
     """What the budget had no room for."""
 
     tensors: int = 0
@@ -130,7 +130,7 @@ class LeftOut(_Model):
         return notes
 
 
-class Manifest(_Model):
+class Manifest(_RecordModel):
     """What a rank's folder holds."""
 
     version: Literal[1] = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from heteropp.elastic.job import Account, Generation, Moved, Progress, Source
+from heteropp.elastic.job import Account, Generation, MovedState, Progress, Source
 from heteropp.elastic.launcher.plan_search import Planned
 from heteropp.outline import outline
 from heteropp.plan import Plan
@@ -25,7 +25,7 @@ class Change:
     steps_again: int  # that had been trained before, and were lost
     searched_s: float  # for the plan; while the steps ran, of a switch
     downtime_s: float  # that no step ran
-    moved: tuple[Moved, ...]
+    moved: tuple[MovedState, ...]
 
     def bytes_by_source(self) -> dict[Source, int]:
         """Returns how many bytes of the state came from each source, the nearest source first."""

@@ -55,7 +55,7 @@ Start = Literal["initial", "recover"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     exit_code: int
     sentence: str | None = None  # what there is to say about it
 
@@ -102,8 +102,8 @@ class Leader:
         self.deadline_s = 0.0  # monotonic, of the phase
         self.linger_until_s = 0.0  # monotonic
         self.stop_by_s: float | None = None  # monotonic; None: not told to stop
-        self.verdict: Outcome | None = None  # once all members have ended
-        self.outcome: Outcome | None = None
+        self.verdict: JobOutcome | None = None  # once all members have ended
+        self.outcome: JobOutcome | None = None
         self.cost_a_chip = False  # what happened since the last step
         self.awaited: Awaited | None = None  # what the last recovery lacked
         self._plan()
@@ -119,7 +119,7 @@ class Leader:
         if self.outcome is None:
             getattr(self, f"_{self.phase}")()
 
-    def stop(self, verdict: Outcome) -> None:
+    def stop(self, verdict: JobOutcome) -> None:
         """Ends the job after the step, which is saved."""
         if self.stop_by_s is None:
             self.stop_by_s, self.verdict = time.monotonic() + STOP_S, verdict
@@ -268,7 +268,7 @@ class Leader:
         if self.running and self._as_it_should_be():
             self.phase = "running"
         elif self.running and self._completed():
-            self._end(Outcome(0))
+            self._end(JobOutcome(0))
         elif self.search and self.search.done():
             if self.aim == self._trainable():
                 self._planned()
@@ -327,14 +327,14 @@ class Leader:
 
     def _no_plan(self, why: str) -> None:
         if self.running is None:
-            self._end(Outcome(1, f"{why}; --resume goes on from the copies that there are"))
+            self._end(JobOutcome(1, f"{why}; --resume goes on from the copies that there are"))
             return
         self.phase = "running"
         if set(self.running.members) <= self.aim:
             self.refused = self.aim
             self.tell(f"{why}; training goes on as it is")
         else:
-            self.stop(Outcome(1, f"{why}; the last step is saved, --resume goes on from it"))
+            self.stop(JobOutcome(1, f"{why}; the last step is saved, --resume goes on from it"))
 
     def _joining(self) -> None:
         assert self.running and self.next
@@ -342,7 +342,7 @@ class Leader:
         said = {m: self.board.heard(str, "ready", self.next.number, m) for m in joiners}
         ready = {member for member in joiners if said[member] is not None}
         if self._completed():
-            self._end(Outcome(0))
+            self._end(JobOutcome(0))
         elif self.aim != self.roster.up():
             self._drop()
         elif ready == joiners:
@@ -376,7 +376,7 @@ class Leader:
         if account := self.board.heard(Account, "switched", self.next.number):
             self._go_on(account)
         elif self._completed() and not self._switches():
-            self._end(Outcome(0))
+            self._end(JobOutcome(0))
         elif self._late():
             self.history.note("the switch was not done in time")
             self._fence()
@@ -421,7 +421,7 @@ class Leader:
     def _running(self) -> None:
         assert self.running
         if self._completed():
-            self._end(Outcome(0))
+            self._end(JobOutcome(0))
         elif not self._as_it_should_be() and self.stop_by_s is None:
             self._plan()
         elif time.monotonic() > self.linger_until_s:
@@ -448,7 +448,7 @@ class Leader:
             for node in self.pulse.lose_late():  # its members may have died with it
                 self._lose_node(node)
             if left := ", ".join(self.members.live):
-                self.outcome = Outcome(1, f"{left} cannot be ended")
+                self.outcome = JobOutcome(1, f"{left} cannot be ended")
         if self.members.live:
             return
         for member in self._silent():
@@ -462,7 +462,7 @@ class Leader:
         self.cost_a_chip = False
         if self.tries == TRIES:
             why = self.history.last_cause()
-            self.outcome = Outcome(1, f"{why}; {TRIES} times in a row without a step")
+            self.outcome = JobOutcome(1, f"{why}; {TRIES} times in a row without a step")
             return
         if self.history.is_kept(self.job.keep_memory_every):
             self.start = "recover"
@@ -478,15 +478,15 @@ class Leader:
         if self.awaited.came_back(self.roster):
             self._plan()
         elif self._late():
-            self.outcome = Outcome(1, self.awaited.in_vain)
+            self.outcome = JobOutcome(1, self.awaited.in_vain)
 
     def _give_up(self, sentence: str) -> None:
         """Ends the job as it cannot go on."""
         if self.verdict is None or self.verdict.exit_code != 1:
-            self.verdict = Outcome(1, sentence)
+            self.verdict = JobOutcome(1, sentence)
         self._fence()
 
-    def _end(self, verdict: Outcome) -> None:
+    def _end(self, verdict: JobOutcome) -> None:
         """Ends the job with the verdict it already has, or else with this one."""
         self.verdict = self.verdict or verdict
         self._fence()

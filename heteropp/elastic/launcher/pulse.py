@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 import torch.distributed as dist
 
 from heteropp.elastic.job import Board
-from heteropp.training.ranks.heartbeats import POLL_S, Neighbour
+from heteropp.training.ranks.heartbeats import POLL_S, MonitoredPeer
 
 LATE_S = 3 * POLL_S  # after which a silent node is the likely cause of an end
 
@@ -44,7 +44,7 @@ class Pulse:
     ) -> None:
         """`tell` takes sentences for the user."""
         self.store, self.deadline_s, self.tell = board.store, deadline_s, tell
-        self.heard = {node: Neighbour() for node in nodes}
+        self.heard = {node: MonitoredPeer() for node in nodes}
         self.lost: set[str] = set()
         self.next_s = 0.0  # monotonic
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from heteropp.checkpoint.manifest import steps
-from heteropp.elastic.job import Account, Generation, Job, Moved, node_of
+from heteropp.elastic.job import Account, Generation, Job, MovedState, node_of
 from heteropp.files import FileError, write_text
 from heteropp.recovery import bitmap
 from heteropp.recovery.keeper import Cadence, Keeper
@@ -56,7 +56,7 @@ def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> 
     for moved in found.moved:
         total[moved.to, moved.source, moved.origin or job.remote] += moved.bytes
     account = (
-        Moved(to=to, source=source, origin=origin, bytes=size_bytes)
+        MovedState(to=to, source=source, origin=origin, bytes=size_bytes)
         for (to, source, origin), size_bytes in sorted(total.items())
     )
     return Account(step=found.step, moved=tuple(account), seconds=found.seconds)

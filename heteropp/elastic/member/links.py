@@ -10,7 +10,7 @@ import torch.distributed as dist
 from heteropp.cluster import read_cluster
 
 
-class Links:
+class ClusterLinks:
     """The links between all chips that the job may ever have, of whichever generation."""
 
     def __init__(self, cluster: Path) -> None:

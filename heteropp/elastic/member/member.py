@@ -23,11 +23,11 @@ from heteropp.elastic.job import (
     FailureKind,
     Generation,
     Job,
-    Moved,
+    MovedState,
     generation_store,
     switch_store,
 )
-from heteropp.elastic.member.links import Links
+from heteropp.elastic.member.links import ClusterLinks
 from heteropp.elastic.member.preparation import switch_between, table_of
 from heteropp.elastic.member.session import Arrived, Left, Session
 from heteropp.files import FileError
@@ -87,9 +87,9 @@ class Member:
         rank = generation.members.index(self.name)
         chip = self.job.run_of(generation).chips[rank]
         self.device = open_device(self.job.run.device, chip.file, chip.chip_type)
-        self.links: Links | None = None
+        self.links: ClusterLinks | None = None
         if self.device.backend == "dicomm" and self.job.run.cluster is not None:
-            self.links = Links(self.job.run.cluster)
+            self.links = ClusterLinks(self.job.run.cluster)
         gc.collect()
         gc.freeze()  # what is imported by now lives on: later collections are for the trainings'
         arrived = self._join(generation) if generation.start == "switch" else None
@@ -231,11 +231,11 @@ def _predict(job: Job, generation: Generation) -> None:
 def _account(step: int, table: Table, members: Sequence[str]) -> Account:
     """What moved, but for the time that it took."""
     stayed = (
-        Moved(to=members[place], source="memory", origin=members[place], bytes=size_bytes)
+        MovedState(to=members[place], source="memory", origin=members[place], bytes=size_bytes)
         for place, size_bytes in sorted(table.stayed_bytes.items())
     )
     came = (
-        Moved(to=members[receiver], source="peer", origin=members[sender], bytes=size_bytes)
+        MovedState(to=members[receiver], source="peer", origin=members[sender], bytes=size_bytes)
         for (sender, receiver), size_bytes in sorted(table.volume_bytes.items())
     )
     return Account(step=step, moved=(*stayed, *came), seconds=0)

@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 
 from heteropp.elastic.job import Board, Generation, Job
-from heteropp.elastic.member.links import Links
+from heteropp.elastic.member.links import ClusterLinks
 from heteropp.plan import read_plan
 from heteropp.switching.switch import Switch
 from heteropp.switching.table import Table
@@ -19,14 +19,14 @@ def switch_between(old: Generation, new: Generation) -> Switch:
     return Switch(read_plan(old.plan), read_plan(new.plan), old.members, new.members)
 
 
-def table_of(switch: Switch, links: Links | None) -> Table:
+def table_of(switch: Switch, links: ClusterLinks | None) -> Table:
     return switch.table(links.bytes_per_s if links else None)
 
 
 class Preparation:
     """A thread that makes the tables of the switches that may follow one generation."""
 
-    def __init__(self, job: Job, generation: Generation, links: Links | None) -> None:
+    def __init__(self, job: Job, generation: Generation, links: ClusterLinks | None) -> None:
         self.job, self.generation, self.links = job, generation, links
         self.board = Board(job.meeting.connect(SAVE_S))  # the thread's own
         self.tables: dict[int, Table] = {}  # by number of the generation that is to follow

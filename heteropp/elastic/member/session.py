@@ -12,7 +12,7 @@ from functools import partial
 from heteropp.checkpoint.writer import Writer, remove_partial, set_aside
 from heteropp.elastic.job import Account, Board, Generation, Job, Progress, generation_store
 from heteropp.elastic.member.copies import keeper, recovered
-from heteropp.elastic.member.links import Links
+from heteropp.elastic.member.links import ClusterLinks
 from heteropp.elastic.member.preparation import Preparation
 from heteropp.recovery.sources import LostError
 from heteropp.switching.buffers import Buffers, of_training
@@ -54,7 +54,7 @@ class Session:
         generation: Generation,
         control: Control,
         device: Device,
-        links: Links | None,
+        links: ClusterLinks | None,
         arrived: Arrived | None,
         fail: Say,
     ) -> None:

@@ -38,7 +38,7 @@ class Unit(NamedTuple):
     inside: Link
 
 
-class Seat(NamedTuple):
+class ReplicaKey(NamedTuple):
     """What a replica's time and memory depend on, but for its layers."""
 
     unit: Unit
@@ -63,7 +63,7 @@ class _Dealt(NamedTuple):
     """
 
     cost_s: float
-    seats: list[list[list[Seat]]]
+    seats: list[list[list[ReplicaKey]]]
     layers: list[list[int]]
     micro_batches: list[int]
 
@@ -77,8 +77,8 @@ class Balance:
         if like.schedule in INTERLEAVING:
             self.ministages = like.pipelines[0].stages[0].ministages
         self._units: dict[Ranks, Unit] = {}
-        self._lines: dict[Seat, tuple[float, float]] = {}
-        self._planes: dict[Seat, Plane] = {}
+        self._lines: dict[ReplicaKey, tuple[float, float]] = {}
+        self._planes: dict[ReplicaKey, Plane] = {}
 
     def power(self, ranks: Ranks) -> float:
         """Layers a second of a tensor-parallel group; 0 where it was not measured."""
@@ -165,7 +165,7 @@ class Balance:
 
     def _seats(
         self, groups: Sequence[Sequence[Ranks]], micro_batch: int, recompute: bool, copies: int
-    ) -> list[list[Seat]]:
+    ) -> list[list[ReplicaKey]]:
         """Returns the seats of a pipeline by stage and replica, each with its share of the
         micro-batch.
         """
@@ -176,7 +176,7 @@ class Balance:
             ends, dp = (s == 0, s == last), len(units)
             result.append(
                 [
-                    Seat(unit, share, *ends, dp, recompute, copies)
+                    ReplicaKey(unit, share, *ends, dp, recompute, copies)
                     for unit, share in zip(units, self._shares(units, micro_batch), strict=True)
                 ]
             )
@@ -188,7 +188,7 @@ class Balance:
             return [share + (i < rest) for i in range(len(units))]
         return deal(micro_batch, [partial(self._share_s, unit) for unit in units])
 
-    def _most(self, seats: list[list[Seat]], count: int) -> list[int]:
+    def _most(self, seats: list[list[ReplicaKey]], count: int) -> list[int]:
         """Returns how many layers each stage's memory has room for."""
         result = []
         for s, own in enumerate(seats):
@@ -196,15 +196,15 @@ class Balance:
             result.append(min(self._most_layers(seat, held) for seat in set(own)))
         return result
 
-    def _stage_s(self, seats: list[Seat]) -> Callable[[int], float]:
+    def _stage_s(self, seats: list[ReplicaKey]) -> Callable[[int], float]:
         """Returns the seconds of the slowest replica's micro-batch, as a function of its layers."""
         lines = [self._line(seat) for seat in set(seats)]
         return lambda layers: max(one_s + (layers - 1) * more_s for one_s, more_s in lines)
 
     def _share_s(self, unit: Unit, sequences: int) -> float:
-        return self._line(Seat(unit, sequences, False, False, 1, False, 1))[0]
+        return self._line(ReplicaKey(unit, sequences, False, False, 1, False, 1))[0]
 
-    def _line(self, seat: Seat) -> tuple[float, float]:
+    def _line(self, seat: ReplicaKey) -> tuple[float, float]:
         """Returns the seconds of a micro-batch with one layer, and those that each more adds."""
         key = seat._replace(dp=1, copies=1)  # neither changes the time of a micro-batch
         if key not in self._lines:
@@ -223,7 +223,7 @@ class Balance:
             self._lines[key] = one_s, two_s - one_s
         return self._lines[key]
 
-    def _most_layers(self, seat: Seat, held: int) -> int:
+    def _most_layers(self, seat: ReplicaKey, held: int) -> int:
         """Estimates how many layers memory has room for with `held` micro-batches in flight."""
         fixed, each, kept, kept_each = self._plane(seat)
         capacity_bytes = self.cluster.nodes[seat.unit.node].chip.memory.capacity_bytes
@@ -232,7 +232,7 @@ class Balance:
             return 0
         return min(self.like.model.layers, int(room_bytes / (each + (held - 1) * kept_each)))
 
-    def _plane(self, seat: Seat) -> Plane:
+    def _plane(self, seat: ReplicaKey) -> Plane:
         """Returns the coefficients of a seat's bytes over layers and micro-batches in flight, as
         search.costs has them.
         """
@@ -253,7 +253,7 @@ class Balance:
             self._planes[seat] = fixed, each, fixed_2 - fixed, each_2 - each
         return self._planes[seat]
 
-    def _shape(self, seat: Seat, layers: int) -> StageShape:
+    def _shape(self, seat: ReplicaKey, layers: int) -> StageShape:
         return StageShape(
             layers=layers,
             first=seat.first,
@@ -291,7 +291,7 @@ class Balance:
         return min(links, key=lambda link: link.bytes_per_s, default=ALONE)
 
     def _stages(
-        self, groups: Sequence[Sequence[Ranks]], seats: list[list[Seat]], layers: list[int]
+        self, groups: Sequence[Sequence[Ranks]], seats: list[list[ReplicaKey]], layers: list[int]
     ) -> tuple[Stage, ...]:
         spans = pairwise(accumulate(layers, initial=0))
         return tuple(

@@ -50,7 +50,7 @@ class Replanned:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Candidate:
     cluster: Cluster
     judged: Judged
     moved_bytes: int = 0
@@ -73,7 +73,7 @@ def replan(
     began_s = time.perf_counter()
     errors: list[SearchError] = []
     for schedule in dict.fromkeys((old.schedule, "1f1b")):
-        search = _Search(cluster, old, old_members, schedule, nodes)
+        search = _ReplanSearch(cluster, old, old_members, schedule, nodes)
         search.run()
         if search.found:
             break
@@ -100,7 +100,7 @@ def _no_plan(cluster: Cluster, errors: list[SearchError]) -> SearchError:
     return SearchError(f"no plan for the chips that are left ({', '.join(counts)}): {why}")
 
 
-class _Search:
+class _ReplanSearch:
     def __init__(
         self,
         cluster: Cluster,
@@ -111,7 +111,7 @@ class _Search:
     ) -> None:
         self.cluster, self.old, self.old_members = cluster, old, old_members
         self.like, self.nodes = replace(old, schedule=schedule), nodes
-        self.found: list[_Found] = []
+        self.found: list[_Candidate] = []
         self.errors: list[SearchError] = []
         self.bound_s = 0.0
 
@@ -160,7 +160,7 @@ class _Search:
         )
         with suppress(ProfileError):  # what was not measured is not planned with
             verdict = ask(name, request, simulated=2)
-            self.found += (_Found(cluster, judged) for judged in verdict.judged)
+            self.found += (_Candidate(cluster, judged) for judged in verdict.judged)
             if verdict.error:
                 self.errors.append(verdict.error)
 
@@ -181,7 +181,7 @@ class _Search:
                 validate(candidate.plan)
                 check_memory(candidate.plan, cluster)
                 result = Result(name, candidate, [], self.bound_s, 1)
-                self.found.append(_Found(cluster, judge(candidate, result, cluster)))
+                self.found.append(_Candidate(cluster, judge(candidate, result, cluster)))
                 judged += 1
 
     def relax(self) -> None:
@@ -194,7 +194,7 @@ class _Search:
             judged = relaxed(found.judged, result, found.cluster)
             self.found.append(replace(found, judged=judged))
 
-    def chosen(self) -> _Found:
+    def chosen(self) -> _Candidate:
         """Returns the plan that moves the least state among those about as fast as the best."""
         near = sorted(self.found, key=lambda found: found.step_s)
         near = [found for found in near if found.step_s <= NEAR * self.best_s][:COMPARED]

@@ -17,7 +17,7 @@ from heteropp.simulate import Simulation, simulate
 from heteropp.timeline import Span
 from heteropp.training.executor import StepResult
 from heteropp.training.measuring.metrics import Mark, StepMetrics
-from heteropp.training.measuring.shares import Links, Step, divide, links_of
+from heteropp.training.measuring.shares import LinkTimes, StepEnds, divide, links_of
 from heteropp.training.measuring.stragglers import Stragglers
 from heteropp.training.measuring.utilization import utilization
 from heteropp.training.ranks.device import Device
@@ -75,7 +75,7 @@ class Gauges:
         self.cluster: Cluster | None = None
         self.simulation: Simulation | None = None
         self.stragglers: Stragglers | None = None
-        self.links = Links()
+        self.links = LinkTimes()
         if cluster is None:
             return
         self.cluster = read_cluster(cluster)
@@ -90,7 +90,7 @@ class Gauges:
         """Returns this rank's reading of a step that has ended."""
         seconds = self.device.clock.seconds
         ran = [(action, seconds(begin), seconds(end)) for action, begin, end in result.marks]
-        share = divide(ran, Step(*map(seconds, result.step_marks)), self.links)
+        share = divide(ran, StepEnds(*map(seconds, result.step_marks)), self.links)
         return Reading(
             ran[-1][2] - ran[0][1],
             share.work,

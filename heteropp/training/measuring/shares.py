@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from heteropp.action import Action, Kind
-from heteropp.simulate import COMPUTATION, GATHERS, Share, Simulation
+from heteropp.simulate import COMPUTATION, GATHERS, Simulation, TimeShare
 from heteropp.simulator.engine import Actor
 
 Ran = tuple[Action, float, float]  # when it began and ended, seconds
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkTimes:
     """Seconds that a rank's messages and collectives take when no one is late.
 
     All zero where the links are not known: then every wait is bubble.
@@ -30,7 +30,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepEnds:
     """When the parts of a STEP ended: seconds."""
 
     reduced_s: float  # the last reduction had come
@@ -38,7 +38,7 @@ class Step:
     exchanged_s: float  # everyone's were here
 
 
-def links_of(simulation: Simulation, rank: int) -> Links:
+def links_of(simulation: Simulation, rank: int) -> LinkTimes:
     """Returns the seconds that the simulator expects of a rank's messages and reductions."""
     program = simulation.program
     a, seat = next((a, seat) for a, seat in enumerate(program.seats) if rank in seat.ranks)
@@ -51,7 +51,7 @@ def links_of(simulation: Simulation, rank: int) -> Links:
         messages_s[kind, slot % ministages] = seconds
     taken = {g for groups in program.reductions[a] for g in groups}
     reductions_s = sum(program.groups[g].seconds for g in taken)
-    return Links(messages_s, reductions_s, program.exchange_s)
+    return LinkTimes(messages_s, reductions_s, program.exchange_s)
 
 
 def _messages(actors: list[Actor], receiver: int) -> dict[int, float]:
@@ -65,7 +65,7 @@ def _messages(actors: list[Actor], receiver: int) -> dict[int, float]:
     return slowest_s
 
 
-def divide(ran: Iterable[Ran], step: Step, links: Links) -> Share:
+def divide(ran: Iterable[Ran], step: StepEnds, links: LinkTimes) -> TimeShare:
     """Divides one rank's step into work, communication and bubble, as shares of its seconds.
 
     The step lasts from the begin of its first action to the end of its last.
@@ -88,4 +88,4 @@ def divide(ran: Iterable[Ran], step: Step, links: Links) -> Share:
             communication_s += min(step.exchanged_s - step.normed_s, links.exchange_s)
     whole_s = end_s - start_s
     work, communication = work_s / whole_s, communication_s / whole_s
-    return Share(work, communication, max(0.0, 1 - work - communication))
+    return TimeShare(work, communication, max(0.0, 1 - work - communication))

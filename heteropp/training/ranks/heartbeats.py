@@ -9,7 +9,7 @@ POLL_S = 1.0  # from one heartbeat to the next
 SILENCE_S = 10.0  # after which whoever is not heard is named
 
 
-class Neighbour:
+class MonitoredPeer:
     """Whom a rank, or the leader of an elastic job, listens to all the time."""
 
     def __init__(self) -> None:

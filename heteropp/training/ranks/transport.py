@@ -19,7 +19,7 @@ MOST_GROUPS = 3  # of a rank and a plan: the world, its replica, and one of each
 P2P = Literal["device-direct", "cpu-mediated"]  # dicomm's strategies (H2, section 3.2)
 
 
-class Neighbour(NamedTuple):
+class AdjacentMinistage(NamedTuple):
     """The ministage before or after one of ours."""
 
     stage: Stage
@@ -28,7 +28,7 @@ class Neighbour(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class Coordinates:
     """Where a rank stands in a plan."""
 
     rank: int
@@ -41,10 +41,10 @@ class Place:
     layers: tuple[tuple[int, int], ...]  # [first, last) by ministage
 
     @staticmethod
-    def of(plan: Plan, rank: int) -> Place:
+    def of(plan: Plan, rank: int) -> Coordinates:
         p, stage, replica, tp_index = plan.place(rank)
         pipeline = plan.pipelines[p]
-        return Place(
+        return Coordinates(
             rank,
             p,
             stage,
@@ -59,7 +59,7 @@ class Place:
     def stage(self) -> Stage:
         return self.pipeline.stages[self.stage_index]
 
-    def before(self, ministage: int) -> Neighbour | None:
+    def before(self, ministage: int) -> AdjacentMinistage | None:
         """Returns the neighbour that a ministage receives its activations from, if any.
 
         It may be a ministage of its own stage, which hands over in place.
@@ -67,7 +67,7 @@ class Place:
         own = self.stage_index, ministage
         return next((self._at(a, i) for i, (a, b) in enumerate(self.links) if b == own), None)
 
-    def after(self, ministage: int) -> Neighbour | None:
+    def after(self, ministage: int) -> AdjacentMinistage | None:
         """Returns the neighbour that a ministage sends its activations to, if any.
 
         It may be a ministage of its own stage, to which it hands over in place.
@@ -75,15 +75,15 @@ class Place:
         own = self.stage_index, ministage
         return next((self._at(b, i) for i, (a, b) in enumerate(self.links) if a == own), None)
 
-    def _at(self, part: Part, link: int) -> Neighbour:
+    def _at(self, part: Part, link: int) -> AdjacentMinistage:
         stage, ministage = part
-        return Neighbour(self.pipeline.stages[stage], ministage, link)
+        return AdjacentMinistage(self.pipeline.stages[stage], ministage, link)
 
 
 class Groups:
     """The process groups a rank belongs to. Every rank of the plan must build them."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Coordinates) -> None:
         ranks = place.stage.replicas[place.replica_index].ranks
         self.tensor_parallel: TensorParallelGroup = (
             SoloGroup()

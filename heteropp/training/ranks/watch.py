@@ -34,7 +34,7 @@ import torch.distributed as dist
 
 from heteropp.files import FileError, write_text
 from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.heartbeats import POLL_S, Neighbour, RollCall
+from heteropp.training.ranks.heartbeats import POLL_S, MonitoredPeer, RollCall
 from heteropp.training.ranks.hung_launcher import end_if_hung
 from heteropp.training.ranks.processes import Process, names, store_name
 from heteropp.training.ranks.store import limit_answers
@@ -78,7 +78,7 @@ class Watch:
         self.finished = threading.Event()
         self.told_to_stop = False  # some rank was
         self.before = (control.rank - 1) % control.world_size  # the rank that this one listens to
-        self.neighbour = Neighbour()
+        self.neighbour = MonitoredPeer()
         self.failed = os.eventfd(0)  # readable when there is an error
         self.wakeup, self.wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.wakeup_write, warn_on_full_buffer=False)

@@ -74,7 +74,7 @@ class Attention(nn.Module):
         self.value = ColumnParallelLinear(model.hidden, kv, group, **kind)
         self.output = RowParallelLinear(model.hidden, model.hidden, group, **kind)
 
-    def forward(self, x: Tensor, tables: Tables, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, tables: SharedConstants, mask: Tensor) -> Tensor:
         query = tables.rotate(self.query(x).view(-1, self.length, self.heads, self.head_size))
         key = tables.rotate(self.key(x).view(-1, self.length, self.kv_heads, self.head_size))
         value = self.value(x).view(-1, self.length, self.kv_heads, self.head_size)
@@ -123,14 +123,14 @@ class Layer(nn.Module):
         self.attention_dropout, self.mlp_dropout = dropouts
 
     def forward(
-        self, x: Tensor, tables: Tables, mask: Tensor, hashes: tuple[Tensor, Tensor] | None
+        self, x: Tensor, tables: SharedConstants, mask: Tensor, hashes: tuple[Tensor, Tensor] | None
     ) -> Tensor:
         mixed = self.attention(copy_to_group(self.attention_norm(x), self.group), tables, mask)
         x = x + self.attention_dropout(mixed, hashes)
         return x + self.mlp_dropout(self.mlp(copy_to_group(self.mlp_norm(x), self.group)), hashes)
 
 
-class Tables(nn.Module):
+class SharedConstants(nn.Module):
     """Constants that all layers share: the causal mask and the angles of rotary embedding."""
 
     mask: Tensor  # [1, 1, length, length]
@@ -202,7 +202,7 @@ class StageModule(nn.Module):
             self.head = ColumnParallelLinear(model.hidden, model.vocab, group, **kind)
         if self.is_first and self.is_last and model.tied_embeddings:
             self.head.weight = self.embedding.weight
-        self.tables = Tables(model, **kind)
+        self.tables = SharedConstants(model, **kind)
 
     def forward(
         self,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from heteropp.plan import Plan
-from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.ranks.transport import Coordinates, Groups
 from heteropp.training.stage.llama import StageModule
 
 
 def stage_modules(
-    plan: Plan, place: Place, groups: Groups, device: torch.device, seed: int
+    plan: Plan, place: Coordinates, groups: Groups, device: torch.device, seed: int
 ) -> list[StageModule]:
     """Returns the modules of a rank's ministages, in the stage's own order.
 

@@ -14,14 +14,14 @@ from heteropp.data.token_file import TokenFile
 from heteropp.files import FileError
 from heteropp.plan import Plan
 from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.transport import Place
+from heteropp.training.ranks.transport import Coordinates
 
 
-class Share:
+class BatchShare:
     """A rank's part of a global batch, which is cut as the plan says: to pipelines, micro-batches,
     then replicas."""
 
-    def __init__(self, plan: Plan, place: Place, device: torch.device) -> None:
+    def __init__(self, plan: Plan, place: Coordinates, device: torch.device) -> None:
         self.device, self.global_batch = device, plan.global_batch
         self.reads = any(first == 0 for first, _ in place.layers)
         self.learns = any(last == plan.model.layers for _, last in place.layers)
@@ -67,10 +67,10 @@ class Batches:
     """A rank's parts of global batches of packed sequences."""
 
     def __init__(
-        self, sequences: Sequences, plan: Plan, place: Place, device: torch.device
+        self, sequences: Sequences, plan: Plan, place: Coordinates, device: torch.device
     ) -> None:
         self.sequences, self.global_batch = sequences, plan.global_batch
-        self.share = Share(plan, place, device)
+        self.share = BatchShare(plan, place, device)
 
     def at(self, first_sequence: int) -> Batch:
         """Returns this rank's part of the global batch that begins with a sequence of the run."""

@@ -23,12 +23,12 @@ from heteropp.reshard import (
     received_box,
     replica_box,
 )
-from heteropp.training.ranks.transport import Place
+from heteropp.training.ranks.transport import Coordinates
 from heteropp.training.stage.tp import ProcessGroup
 
 
 @dataclass(frozen=True)
-class Part:
+class BoundaryMessage:
     """One message of a boundary tensor: the peer, and its rows of the tensor held here."""
 
     peer: int
@@ -44,7 +44,7 @@ class Inbox:
     def __init__(
         self,
         plan: Plan,
-        place: Place,
+        place: Coordinates,
         sender: Stage,
         tag: int,
         device: torch.device,
@@ -96,7 +96,7 @@ class Outbox:
     At most SENDS_UNDER_WAY are: the host, which runs ahead of its chip, would hold more and more.
     """
 
-    def __init__(self, plan: Plan, place: Place, receiver: Stage, tag: int) -> None:
+    def __init__(self, plan: Plan, place: Coordinates, receiver: Stage, tag: int) -> None:
         length = plan.model.sequence_length
         own = common_multiple(place.stage, receiver)[0]
         found = messages(place.stage, receiver, length, plan.resharding)
@@ -151,18 +151,18 @@ def pass_on(piece: Tensor, group: ProcessGroup, strategy: Resharding) -> Tensor:
     return piece
 
 
-def _turns(place: Place, multiple: Stage) -> range:
+def _turns(place: Coordinates, multiple: Stage) -> range:
     """Returns the common multiple's replicas that a rank acts as, one micro-batch after another."""
     return range(place.replica_index, multiple.dp, place.stage.dp)
 
 
-def _parts(held: Sequence[Box], ours: Sequence[tuple[int, Box]]) -> list[list[Part]]:
+def _parts(held: Sequence[Box], ours: Sequence[tuple[int, Box]]) -> list[list[BoundaryMessage]]:
     """Returns, for each turn, the messages that overlap the box held here in that turn.
 
     ours: the peer and box of each message that this rank sends or receives.
     """
     return [
-        [Part(peer, box.within(whole)[0]) for peer, box in ours if box.intersect(whole)]
+        [BoundaryMessage(peer, box.within(whole)[0]) for peer, box in ours if box.intersect(whole)]
         for whole in held
     ]
 

@@ -15,7 +15,7 @@ from heteropp.parameters import model_parameters
 from heteropp.plan import Plan
 from heteropp.training.measuring.metrics import Mark
 from heteropp.training.ranks.collective import all_gather
-from heteropp.training.ranks.transport import Groups, Place
+from heteropp.training.ranks.transport import Coordinates, Groups
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.step.loss_scale import LossScale
 from heteropp.training.step.optimizer import clip
@@ -26,7 +26,7 @@ Accepts = Callable[[float, float], bool]  # of a loss and a gradient norm
 
 
 @dataclass(frozen=True)
-class Outcome:
+class UpdateResult:
     loss: float  # mean over the global batch's counted tokens
     gradient_norm: float  # before clipping
     skipped: bool  # it changed no parameter
@@ -40,7 +40,7 @@ class Update:
     def __init__(
         self,
         plan: Plan,
-        place: Place,
+        place: Coordinates,
         groups: Groups,
         modules: Sequence[StageModule],
         hyperparameters: Hyperparameters,
@@ -96,7 +96,7 @@ class Update:
 
     def step(
         self, learning_rate: float, loss: Tensor, accepts: Accepts, mark: Callable[[], Mark]
-    ) -> Outcome:
+    ) -> UpdateResult:
         """Sums, clips by the norm over all ranks, and updates if loss and norm are accepted.
 
         loss: this rank's part; over all ranks they sum up to the step's. The host reads the sum
@@ -118,7 +118,7 @@ class Update:
             self._apply(learning_rate, total)
         for flat in self.flats:
             flat.end()
-        return Outcome(mean_loss, norm, skipped, scale, (summed, measured, exchanged))
+        return UpdateResult(mean_loss, norm, skipped, scale, (summed, measured, exchanged))
 
     def _sum_next(self) -> None:
         """Starts the sum over the other places for the ministage that was reduced first.

@@ -15,7 +15,7 @@ from torch import Tensor
 from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation
 from heteropp.hspmd.resolution import Kind, resolve
 from heteropp.hyperparameters import Hyperparameters
-from heteropp.layout import Entry, Piece
+from heteropp.layout import BufferPiece, Entry
 from heteropp.training.ranks.collective import start
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.step.flat import FlatBuffers
@@ -46,7 +46,7 @@ class FlatParameters(FlatBuffers):
         self.reducing: dist.Work | None = None
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[BufferPiece]:
         """The pieces that this rank's shard holds; their offsets are those of the whole buffer."""
         return self.layout.pieces(self.replica % self.layout.shards)
 
