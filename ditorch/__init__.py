@@ -34,8 +34,15 @@ try:
 except ImportError as error:
     refuse(f"ditorch's C++ part does not load ({error}); build ditorch again")
 
-from ditorch import clients, dlpack, moving, names, process_groups, safetensors_devices
-from ditorch.peer import PeerHandle, peer_handle
+from ditorch import (
+    clients,
+    device_names,
+    dlpack,
+    process_groups,
+    safetensors_devices,
+    serialization,
+)
+from ditorch.memory_registration import PeerHandle, peer_handle
 from ditorch.vendors import Choice, adopted, choose_vendor, quirks
 
 __all__ = [
@@ -223,7 +230,7 @@ def _make_device(library: str) -> str:
     torch._register_device_module(device_type, device_module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch.set_autocast_dtype(device_type, torch.bfloat16)
-    moving.send_through_multiprocessing(device_type)
+    serialization.send_through_multiprocessing(device_type)
     dlpack.accept(torch.device(device_type))
     process_groups.accept(device_type)
     atexit.register(_let_autograd_rest)
@@ -252,8 +259,8 @@ def start() -> None:
         if _choice.vendor.has_quirks():
             quirks.handle(device.type, _choice.vendor.quirks)
     _ditorch.unify_device_name(device.type)
-    names.accept("device", device)
-    moving.accept_map_location("device", device)
+    device_names.accept("device", device)
+    serialization.accept_map_location("device", device)
     safetensors_devices.accept(device)
     if _is_made_here():
         clients.teach(device)

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from ditorch import _ditorch, host_module, moving, names
+from ditorch import _ditorch, device_names, host_module, serialization
 from ditorch.vendors import adopted
 
 _device: torch.device
@@ -46,8 +46,8 @@ def enable(device: torch.device) -> None:
     _device = device
     _module = host_module if device.type == "cpu" else torch.get_device_module(device)
     _ditorch.unify_cuda_name()
-    names.accept("cuda", device)
-    moving.accept_map_location("cuda", device)
+    device_names.accept("cuda", device)
+    serialization.accept_map_location("cuda", device)
     _replace_torch_cuda()
     torch.Tensor.cuda = _tensor_cuda  # type: ignore[method-assign, assignment]
     torch.UntypedStorage.cuda = _storage_cuda  # type: ignore[method-assign, assignment]

@@ -83,12 +83,12 @@ def resharding_s(
             if pair[1] in replica.ranks
         )
         inside = _slowest(cluster, replica.ranks)
-        passed_on_s = pass_on_s(whole_bytes, len(replica.ranks), inside, strategy)
-        latest_s = max(latest_s, arrived_s + passed_on_s)
+        gathered_s = gather_boundary_s(whole_bytes, len(replica.ranks), inside, strategy)
+        latest_s = max(latest_s, arrived_s + gathered_s)
     return latest_s
 
 
-def pass_on_s(size_bytes: float, ranks: int, link: Link, strategy: Resharding) -> float:
+def gather_boundary_s(size_bytes: float, ranks: int, link: Link, strategy: Resharding) -> float:
     """Returns the seconds from a boundary tensor's arrival at a replica until every one of the
     replica's ranks has all of it.
     """

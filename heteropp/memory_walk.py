@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from heteropp.action import Action, Kind
-from heteropp.copies import Exchange, exchanges
 from heteropp.inboxes import received_ahead
 from heteropp.layout import ALIGNMENT
 from heteropp.memory import SCALARS_BYTES, Memory, StageShape, stage_traces, tokens_bytes
 from heteropp.plan import Plan, ministage_layers
 from heteropp.profile import ChipProfile
+from heteropp.replicated_gradients import Exchange, exchanges
 from heteropp.reshard import SENDS_UNDER_WAY
 from heteropp.residence import BEGINS_BACKWARD, NEEDS_PARAMETERS, Item, backwards, following
 from heteropp.schedule import links

@@ -8,11 +8,11 @@ from functools import lru_cache
 
 from heteropp.action import Action
 from heteropp.cluster import Cluster, Link
-from heteropp.copies import exchanges
 from heteropp.cost import Memory, StageShape, Time, stage_time
 from heteropp.memory_walk import MemoryWalk
 from heteropp.plan import Pipeline, Plan, PlanError, ministage_layers
 from heteropp.profile import ChipProfile, chip_profile
+from heteropp.replicated_gradients import exchanges
 from heteropp.schedule import actions
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from ditorch.precision.call import Call
-from ditorch.precision.elsewhere import refuse_communication, run_elsewhere, with_arguments
 from ditorch.precision.results import Findings, OperatorFinding, write_findings
 from ditorch.precision.select import Selection
+from ditorch.precision.substitution import refuse_communication, run_elsewhere, with_arguments
 from ditorch.precision.tensors import has_to_stay, inputs, is_communication, map_tensors
 from ditorch.precision.tool import Proceed, Tool, new_findings
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 import ditorch
 from ditorch._ditorch import host_runs_here
-from ditorch.precision.account import Account
 from ditorch.precision.call import Call
+from ditorch.precision.comparisons import Comparisons
 from ditorch.precision.copies import outputs
 from ditorch.precision.reference import Reference, reference_of
 from ditorch.precision.results import Errors, Findings, write_findings
@@ -82,7 +82,7 @@ class Compare(Tool):
         self.standards = load_standards(standards)
         self.every = every
         self.on_failure = on_failure
-        self._account = Account(self.standards)
+        self._comparisons = Comparisons(self.standards)
         self._seen: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -107,14 +107,14 @@ class Compare(Tool):
         ]
         note = reference.note or _left_out(actual, reference)
         with self._lock:
-            self._account.add_call(call, judged, mutated, ran_on_host, note)
+            self._comparisons.add_call(call, judged, mutated, ran_on_host, note)
         self._stop_if_failed(call, [judgement for _, _, judgement in judged], mutated)
         return results
 
     def findings(self) -> Findings:
         """`operators`, and `first_bad`: the first call in time that failed."""
         with self._lock:
-            return new_findings("compare", reference="cpu float64", **self._account.fields())
+            return new_findings("compare", reference="cpu float64", **self._comparisons.fields())
 
     def closed(self) -> None:
         if self.output is not None:
@@ -134,13 +134,13 @@ class Compare(Tool):
             judgement = Judgement(False, reason, Errors(), "the same memory", "bitwise")
             first = dict(named_tensors(results, "out"))[copies[0]]
             with self._lock:
-                self._account.add_call(call, [(copies[0], first, judgement)], [], False, "")
+                self._comparisons.add_call(call, [(copies[0], first, judgement)], [], False, "")
             self._stop_if_failed(call, [judgement], [])
         return results
 
     def _around_unlike(self, call: Call, proceed: Proceed) -> Any:
         with self._lock:
-            self._account.add_call(call, [], [], False, "it has sparse or quantized arguments")
+            self._comparisons.add_call(call, [], [], False, "it has sparse or quantized arguments")
         return proceed(call)
 
     def _is_due(self, call: Call) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ditorch.precision.call import Call
 from ditorch.precision.definitions import Results, argument
-from ditorch.precision.elsewhere import with_arguments
+from ditorch.precision.substitution import with_arguments
 from ditorch.precision.tensors import inputs, map_tensors, named_tensors, written_tensors
 
 Change = Callable[[Tensor], Tensor]

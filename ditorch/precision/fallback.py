@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Unpack
 import torch
 
 from ditorch.precision.call import Call
-from ditorch.precision.elsewhere import refuse_communication, run_elsewhere, with_arguments
 from ditorch.precision.results import Findings, write_findings
 from ditorch.precision.select import Selection
+from ditorch.precision.substitution import refuse_communication, run_elsewhere, with_arguments
 from ditorch.precision.tensors import (
     chip_of,
     has_to_stay,

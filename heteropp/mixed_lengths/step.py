@@ -176,7 +176,7 @@ class MixedLengths:
             self.running = plan.with_micro_batches(count)
             self.running.loss_scale = self.update.loss_scale
             self.running.accumulate(part)
-            self.loss += self.running.told_loss()
+            self.loss += self.running.loss_contribution()
             self.marks += self.running.marks
 
     @contextmanager

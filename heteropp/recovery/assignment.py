@@ -18,7 +18,7 @@ from heteropp.checkpoint.writer import block_of
 from heteropp.hspmd.routing import HeldBox, Transfer, Wanted, route
 from heteropp.recovery.bundles import Bundle, Lot, Want, bundles
 from heteropp.recovery.manifest import TierKind
-from heteropp.recovery.sources import NEARNESS, Copy
+from heteropp.recovery.sources import NEARNESS, StoredTensor
 
 SourceKind = Literal["memory", "disk", "peer", "remote"]
 
@@ -38,20 +38,20 @@ class ReceivedState:
 class RecoveryShare:
     """What one rank reads, and the transfers that it takes part in."""
 
-    reads: tuple[tuple[Copy, ...], ...]  # one tuple for each lot
+    reads: tuple[tuple[StoredTensor, ...], ...]  # one tuple for each lot
     bundles: dict[int, Bundle]  # the transfers' tensors
     # by block, in the same order on all ranks: first between nodes, then between a node's ranks
     across: dict[str, tuple[Transfer, ...]]
     within: dict[str, tuple[Transfer, ...]]
 
-    def each_read(self) -> list[Copy]:
+    def each_read(self) -> list[StoredTensor]:
         return [copy for lot in self.reads for copy in lot]
 
 
 @dataclass(frozen=True)
 class Assignment:
     bundles: list[Bundle]  # the transfers' tensors
-    reads: dict[int, list[tuple[Copy, ...]]]  # by rank
+    reads: dict[int, list[tuple[StoredTensor, ...]]]  # by rank
     across: list[Transfer]
     within: list[Transfer]
     moved: list[ReceivedState]
@@ -83,7 +83,7 @@ class Assignment:
 
 
 def assign(
-    copies: Sequence[Copy], wants: Sequence[Collection[Want]], nodes: Sequence[str]
+    copies: Sequence[StoredTensor], wants: Sequence[Collection[Want]], nodes: Sequence[str]
 ) -> Assignment:
     """Decides which rank reads which copy, and who passes it on to whom.
 
@@ -100,7 +100,7 @@ def assign(
         sender, receiver = nodes[transfer.senders[0]], nodes[transfer.receiver]
         block = block_of(together[transfer.tensor].bundle.name)
         reading.moved[receiver, "peer", sender, block] += transfer.size_bytes
-    reads: dict[int, list[tuple[Copy, ...]]] = defaultdict(list)
+    reads: dict[int, list[tuple[StoredTensor, ...]]] = defaultdict(list)
     for each, readers in zip(together, reading.readers, strict=True):
         for lot, rank in readers.items():
             reads[rank].append(each.lots[lot])

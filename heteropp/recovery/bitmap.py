@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from heteropp.recovery.manifest import Shard, SnapshotStep
-from heteropp.recovery.sources import NEARNESS, Kept
+from heteropp.recovery.sources import NEARNESS, RankSnapshot
 
 Place = tuple[str, str]  # tier, and node; the remote store's is ""
 
 
-def bitmap(kept: Sequence[Kept]) -> dict[str, dict[SnapshotStep, dict[Place, set[Shard]]]]:
+def bitmap(kept: Sequence[RankSnapshot]) -> dict[str, dict[SnapshotStep, dict[Place, set[Shard]]]]:
     """Returns the shards that each place holds, by block, step and place."""
     found: dict[str, dict[SnapshotStep, dict[Place, set[Shard]]]] = {}
     for one in sorted(kept, key=lambda one: (NEARNESS[one.tier], one.node, one.manifest.rank)):
@@ -25,7 +25,7 @@ def bitmap(kept: Sequence[Kept]) -> dict[str, dict[SnapshotStep, dict[Place, set
     return found
 
 
-def lines(kept: Sequence[Kept]) -> list[str]:
+def lines(kept: Sequence[RankSnapshot]) -> list[str]:
     """Returns a line for each layer, with what each tier and node holds of it.
 
     For example "layers.3  step 12: memory a-0 (0/2 1/2), disk a-0 (0/2); step 10: remote".

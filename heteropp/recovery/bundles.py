@@ -18,7 +18,7 @@ from heteropp.checkpoint.manifest import ParameterSlice
 from heteropp.checkpoint.reader import Quantity
 from heteropp.checkpoint.writer import block_of
 from heteropp.recovery.manifest import TierKind
-from heteropp.recovery.sources import Copy, Key
+from heteropp.recovery.sources import Key, StoredTensor
 
 Want = tuple[Quantity, ParameterSlice]
 
@@ -60,17 +60,17 @@ class Lot(NamedTuple):
 @dataclass(frozen=True)
 class Together:
     bundle: Bundle
-    lots: dict[Lot, tuple[Copy, ...]]  # in the quantities' order
+    lots: dict[Lot, tuple[StoredTensor, ...]]  # in the quantities' order
     wanted: dict[int, set[Box]]  # by rank
 
 
-def bundles(copies: Sequence[Copy], wants: Sequence[Collection[Want]]) -> list[Together]:
+def bundles(copies: Sequence[StoredTensor], wants: Sequence[Collection[Want]]) -> list[Together]:
     """Returns the bundles of all that is wanted, block by block. wants: by rank."""
     wanted: dict[Key, dict[int, set[Box]]] = defaultdict(lambda: defaultdict(set))
     for rank, its in enumerate(wants):
         for quantity, piece in its:
             wanted[quantity, piece.name][rank].add(piece.box)
-    lots: dict[Key, dict[Lot, Copy]] = defaultdict(dict)
+    lots: dict[Key, dict[Lot, StoredTensor]] = defaultdict(dict)
     for copy in copies:
         box = copy.part.box
         lots[copy.key][Lot(copy.tier, copy.node, copy.file, box, box.size)] = copy
@@ -95,7 +95,7 @@ def _go_together(
     some: tuple[str, list[Key]],
     key: Key,
     dtype: str,
-    lots: dict[Key, dict[Lot, Copy]],
+    lots: dict[Key, dict[Lot, StoredTensor]],
     wanted: dict[Key, dict[int, set[Box]]],
 ) -> bool:
     first = some[1][0]

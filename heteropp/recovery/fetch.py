@@ -17,7 +17,7 @@ from heteropp.hspmd.routing import Transfer
 from heteropp.recovery.assignment import RecoveryShare
 from heteropp.recovery.bundles import Bundle, Want
 from heteropp.recovery.manifest import SnapshotStep, SnapshotTensor, TierKind, checksum
-from heteropp.recovery.sources import Copy, Key
+from heteropp.recovery.sources import Key, StoredTensor
 from heteropp.recovery.tiers import Tier, Tiers
 
 
@@ -30,15 +30,15 @@ class Readings:
 
     def __init__(self, tiers: Tiers) -> None:
         self.tiers: dict[TierKind, Tier] = {tier.kind: tier for tier in tiers.each()}
-        self.values: dict[Copy, Tensor] = {}
+        self.values: dict[StoredTensor, Tensor] = {}
 
-    def read(self, copies: Iterable[Copy]) -> dict[Copy, str]:
+    def read(self, copies: Iterable[StoredTensor]) -> dict[StoredTensor, str]:
         """Reads all tiers in parallel; returns the copies that cannot be used, each with why."""
-        waiting: dict[tuple[TierKind, SnapshotStep], list[Copy]] = defaultdict(list)
+        waiting: dict[tuple[TierKind, SnapshotStep], list[StoredTensor]] = defaultdict(list)
         for copy in copies:
             if copy not in self.values:
                 waiting[copy.tier, copy.step].append(copy)
-        damage: dict[Copy, str] = {}
+        damage: dict[StoredTensor, str] = {}
         with ThreadPoolExecutor(max(1, len(waiting)), "recovery") as pool:
             for found in pool.map(lambda item: self._read(*item), waiting.items()):
                 for copy, values in found.items():
@@ -49,8 +49,8 @@ class Readings:
         return damage
 
     def _read(
-        self, place: tuple[TierKind, SnapshotStep], copies: list[Copy]
-    ) -> dict[Copy, Tensor | Damaged]:
+        self, place: tuple[TierKind, SnapshotStep], copies: list[StoredTensor]
+    ) -> dict[StoredTensor, Tensor | Damaged]:
         kind, step = place
         ranges = [(copy.file, copy.part.begin, copy.part.end) for copy in copies]
         try:
@@ -98,7 +98,7 @@ class Fetched:
         raise CheckpointError(f"{list(box.ranges)} of {name} was not recovered")
 
 
-def pass_on(
+def fetch_and_share(
     share: RecoveryShare, rank: int, readings: Readings, wants: Collection[Want]
 ) -> Fetched:
     """Passes on what was read, block by block, until every rank has what it wants.

@@ -27,8 +27,8 @@ from heteropp.checkpoint.manifest import (
 )
 from heteropp.recovery.assignment import ReceivedState, RecoveryShare, SourceKind, assign
 from heteropp.recovery.bundles import Want
-from heteropp.recovery.fetch import Readings, pass_on
-from heteropp.recovery.sources import Copy, Kept, LostError, choose
+from heteropp.recovery.fetch import Readings, fetch_and_share
+from heteropp.recovery.sources import LostError, RankSnapshot, StoredTensor, choose
 from heteropp.recovery.tiers import Tier, Tiers
 from heteropp.training.ranks.control import Control
 from heteropp.training.state import State
@@ -46,7 +46,7 @@ class Recovered:
     seconds: float
     moved: tuple[ReceivedState, ...] = ()
     warnings: tuple[str, ...] = ()  # sentences: what was of no use, and was taken from elsewhere
-    kept: tuple[Kept, ...] = ()  # what there was; see bitmap.lines
+    kept: tuple[RankSnapshot, ...] = ()  # what there was; see bitmap.lines
 
     def bytes_from(self, source: SourceKind) -> int:
         return sum(moved.bytes for moved in self.moved if moved.source == source)
@@ -64,7 +64,7 @@ class Order:
     share: RecoveryShare | None = None
 
 
-_kept = TypeAdapter(list[Kept])
+_kept = TypeAdapter(list[RankSnapshot])
 _wants = TypeAdapter(list[Want])
 _order = TypeAdapter(Order)
 
@@ -109,7 +109,7 @@ def recover(
         damage = readings.read(reads)
         found = {reads.index(copy): why for copy, why in damage.items()}
         control.publish(f"recovery/damage {attempt}", json.dumps(found))
-    fetched = pass_on(share, control.rank, readings, wants)
+    fetched = fetch_and_share(share, control.rank, readings, wants)
     state.restore(fetched, scalars)
     seconds = time.monotonic() - begin_s
     return decider.recovered(seconds) if decider else Recovered(step, seconds)
@@ -124,7 +124,7 @@ def _patient(control: Control) -> Control:
 def _publish(wants: list[Want], tiers: Tiers, nodes: Sequence[str], control: Control) -> None:
     """Publishes what this rank wants and, on a node's first rank, what the node holds."""
     rank = control.rank
-    kept: list[Kept] = []
+    kept: list[RankSnapshot] = []
     warnings: list[str] = []
     for tier in tiers.own() if nodes.index(nodes[rank]) == rank else []:
         kept += _kept_in(tier, nodes[rank], tiers.job, warnings)
@@ -133,21 +133,21 @@ def _publish(wants: list[Want], tiers: Tiers, nodes: Sequence[str], control: Con
     control.publish(KEPT, _kept.dump_json(kept).decode())
 
 
-def _kept_in(tier: Tier, node: str, job: str, warnings: list[str]) -> list[Kept]:
+def _kept_in(tier: Tier, node: str, job: str, warnings: list[str]) -> list[RankSnapshot]:
     try:
-        return [Kept(tier.kind, node, manifest) for manifest in tier.manifests(job)]
+        return [RankSnapshot(tier.kind, node, manifest) for manifest in tier.manifests(job)]
     except Exception as error:  # of whatever store
         why = " ".join(str(error).split()) or type(error).__name__
         warnings.append(f"{tier.url} ({tier.kind}) cannot be read: {why}")
         return []
 
 
-def _kept_remotely(tier: Tier, job: str, warnings: list[str]) -> list[Kept]:
+def _kept_remotely(tier: Tier, job: str, warnings: list[str]) -> list[RankSnapshot]:
     """Lists what the remote store holds of the job; nothing if it does not answer in LIST_S.
 
     A thread asks, as a store that is gone may never answer.
     """
-    answers: Queue[tuple[list[Kept], list[str]]] = Queue()
+    answers: Queue[tuple[list[RankSnapshot], list[str]]] = Queue()
 
     def ask() -> None:
         said: list[str] = []
@@ -198,7 +198,7 @@ class Decider:
         self.warnings = [warning for text in unseen for warning in json.loads(text)]
         for key in (WANTS, KEPT):  # long
             control.forget(key)
-        self.damaged: set[Copy] = set()
+        self.damaged: set[StoredTensor] = set()
         self.shares: list[RecoveryShare] = []
 
     def decide(self, attempt: int) -> None:

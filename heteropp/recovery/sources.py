@@ -30,7 +30,7 @@ class LostError(ValueError):
 
 
 @dataclass(frozen=True)
-class Kept:
+class RankSnapshot:
     """What a rank once kept, and where it is now."""
 
     tier: TierKind
@@ -39,7 +39,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Copy:
+class StoredTensor:
     """A tensor that can be read."""
 
     tier: TierKind
@@ -64,18 +64,18 @@ class Copy:
 
 
 def choose(
-    kept: Sequence[Kept],
+    kept: Sequence[RankSnapshot],
     model: Model,
-    damaged: Collection[Copy] = (),
+    damaged: Collection[StoredTensor] = (),
     reported: int | None = None,
-) -> tuple[SnapshotStep, list[Copy]]:
+) -> tuple[SnapshotStep, list[StoredTensor]]:
     """Returns the newest step that has a copy of every element, and its copies.
 
     reported: the newest step in the run's metrics. A later one is taken only where no step up to it
     is whole, and then the earliest, which leaves the smallest gap. Raises LostError where no step
     is whole.
     """
-    copies: dict[SnapshotStep, list[Copy]] = defaultdict(list)
+    copies: dict[SnapshotStep, list[StoredTensor]] = defaultdict(list)
     for one in kept:
         copies[one.manifest.step].extend(each for each in _copies(one) if each not in damaged)
     missing: dict[SnapshotStep, list[str]] = {}
@@ -88,14 +88,14 @@ def choose(
     raise LostError(_sentence(missing, kept), _once_held(missing, kept))
 
 
-def _copies(kept: Kept) -> Iterable[Copy]:
+def _copies(kept: RankSnapshot) -> Iterable[StoredTensor]:
     step = kept.manifest.step
     for file in kept.manifest.files:
         for part in file.parts:
-            yield Copy(kept.tier, kept.node, step, file.name, part)
+            yield StoredTensor(kept.tier, kept.node, step, file.name, part)
 
 
-def missing_blocks(copies: Iterable[Copy], model: Model) -> list[str]:
+def missing_blocks(copies: Iterable[StoredTensor], model: Model) -> list[str]:
     """Returns the blocks of the model, in its order, of which some element has no copy."""
     boxes: dict[Key, set[Box]] = defaultdict(set)
     for copy in copies:
@@ -109,7 +109,7 @@ def missing_blocks(copies: Iterable[Copy], model: Model) -> list[str]:
     return list(missing)
 
 
-def _sentence(missing: Mapping[SnapshotStep, list[str]], kept: Sequence[Kept]) -> str:
+def _sentence(missing: Mapping[SnapshotStep, list[str]], kept: Sequence[RankSnapshot]) -> str:
     """Returns a sentence that names the blocks that every step lacks.
 
     Where the steps have no missing block in common, it says what each of them lacks.
@@ -129,7 +129,7 @@ def _sentence(missing: Mapping[SnapshotStep, list[str]], kept: Sequence[Kept]) -
     return f"no step has a copy of every layer left: {'; '.join(gaps)}"
 
 
-def _once_held(missing: Mapping[SnapshotStep, list[str]], kept: Sequence[Kept]) -> set[str]:
+def _once_held(missing: Mapping[SnapshotStep, list[str]], kept: Sequence[RankSnapshot]) -> set[str]:
     """Returns the nodes that held some of what any step lacks."""
     return {
         node
@@ -139,7 +139,7 @@ def _once_held(missing: Mapping[SnapshotStep, list[str]], kept: Sequence[Kept]) 
     }
 
 
-def _last_holders(blocks: Sequence[str], step: SnapshotStep, kept: Sequence[Kept]) -> str:
+def _last_holders(blocks: Sequence[str], step: SnapshotStep, kept: Sequence[RankSnapshot]) -> str:
     """Says on which nodes the blocks were: those that are gone or no longer hold them."""
     of_step = [one for one in kept if one.manifest.step == step]
     held = {node for one in of_step for b in blocks for node in one.manifest.holders.get(b, ())}

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from heteropp.action import Action, Kind
 from heteropp.cluster import Cluster
 from heteropp.communication import all_gather_s
-from heteropp.copies import Part, shards, shared
 from heteropp.parameters import model_parameters
 from heteropp.plan import Plan
 from heteropp.planned import slowest_link
+from heteropp.replicated_gradients import Part, shards, shared
 from heteropp.simulator.reductions import ReductionGroup
 
 Actors = Mapping[tuple[int, int], list[int]]  # by pipeline and stage: its replicas

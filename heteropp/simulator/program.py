@@ -12,7 +12,7 @@ from math import lcm
 
 from heteropp.action import Action, Kind
 from heteropp.cluster import Cluster
-from heteropp.communication import pass_on_s
+from heteropp.communication import gather_boundary_s
 from heteropp.cost import Time, all_gather_s, stage_time
 from heteropp.parameters import model_parameters
 from heteropp.plan import Plan, Stage, ministage_layers
@@ -201,7 +201,7 @@ class _Compiler:
         box = piece_box(stage, seat.replica, 0, self.plan.model.sequence_length)
         size = box.shape[0] * stage.tp * self._row_bytes
         return max(
-            pass_on_s(
+            gather_boundary_s(
                 size,
                 stage.tp,
                 slowest_link(self.cluster, rank, seat.ranks),

@@ -21,7 +21,7 @@ def of_training(update: Update) -> Buffers:
 
     Where some of them come and go (Zorse's offload), it returns copies in host memory.
     """
-    copies = update.bring is not None
+    copies = update.load_parameters is not None
     return {
         (k, name): tensor.to("cpu", copy=True) if copies else tensor
         for k, flat in enumerate(update.each())

@@ -23,7 +23,7 @@ def evaluate(executor: Passes, batch: Batch) -> float:
     """
     executor.batch, executor.work = batch, defaultdict(MicroBatch)
     executor.loss = torch.zeros((), device=executor.device, dtype=executor.flats[0].wide)
-    keeps, executor.keeps = executor.keeps, False
+    save, executor.save_activations = executor.save_activations, False
     for module in executor.modules:
         module.eval()
     for (kind, k), inbox in executor.inboxes.items():
@@ -36,9 +36,9 @@ def evaluate(executor: Passes, batch: Batch) -> float:
         outbox.finish()
     for module in executor.modules:
         module.train()
-    executor.keeps, executor.current = keeps, None
+    executor.save_activations, executor.current = save, None
     losses = executor.loss.new_zeros(dist.get_world_size())
-    all_gather(losses, executor.told_loss().view(1))
+    all_gather(losses, executor.loss_contribution().view(1))
     return losses.sum().item()
 
 
@@ -48,7 +48,7 @@ def _run(executor: Passes, action: Action) -> None:
     assert i is not None
     executor.current = action
     if executor.offload:
-        executor.offload.bring(k)
+        executor.offload.load_parameters(k)
     executor.run[action.kind](k, i)
     sends = (Kind.SEND_ACTIVATION, k) in executor.outboxes
     if action.kind == (Kind.SEND_ACTIVATION if sends else Kind.F):

@@ -46,7 +46,7 @@ class Executor(Passes):
         self.first = {a.ministage: a.micro_batch for a in self.actions[::-1] if a.kind == Kind.F}
         if place.stage.offload:
             self.offload = Offload(self.actions, self.update.flats)
-            self.update.bring = self.offload.bring_to_change
+            self.update.load_parameters = self.offload.load_for_update
         self.guard = Guard(hyperparameters)
         self.tokens = plan.global_batch * plan.model.sequence_length
 
@@ -73,7 +73,7 @@ class Executor(Passes):
         elif action.kind == Kind.STEP:
             self.guard.warning = None  # of the step before; an overflow of float16 brings none
             self.outcome = self.update.step(
-                self.learning_rate, self.told_loss(), self.guard.accepts, self.clock.mark
+                self.learning_rate, self.loss_contribution(), self.guard.accepts, self.clock.mark
             )
         else:
             if (

@@ -25,7 +25,7 @@ from heteropp.training.ranks.transport import Coordinates, Groups
 from heteropp.training.stage.backward import WeightGradients, put_off
 from heteropp.training.stage.llama import StageModule
 from heteropp.training.stage.tp import ProcessGroup
-from heteropp.training.step.boundary import Inbox, Outbox, pass_on
+from heteropp.training.step.boundary import Inbox, Outbox, gather_boundary
 from heteropp.training.step.flat import FlatBuffers
 from heteropp.training.step.offload import Offload
 from heteropp.training.step.whole import WholeBackwards
@@ -57,7 +57,7 @@ class Passes:
         self.place, self.groups, self.modules, self.clock = place, groups, modules, clock
         self.flats: Sequence[FlatBuffers] = flats
         self.actions = actions(plan.schedule, place.pipeline, place.stage_index, plan.overlap)
-        self.keeps = not place.stage.recompute  # what a backward needs of its forward
+        self.save_activations = not place.stage.recompute  # what a backward needs of its forward
         self.halved = {action.ministage for action in self.actions if action.kind == Kind.I}
         self.whole = WholeBackwards(self.actions) if isinstance(clock, HostClock) else None
         self.offload: Offload | None = None
@@ -139,7 +139,7 @@ class Passes:
         if self.whole:
             self.whole.learn(self.marks)
 
-    def told_loss(self) -> Tensor:
+    def loss_contribution(self) -> Tensor:
         """Returns this rank's part of the batch's loss.
 
         A replica's first rank returns all of the replica's, and the others zero, so that it counts
@@ -174,20 +174,20 @@ class Passes:
     def _gather(self, piece: Tensor | None) -> Tensor:
         group = self.groups.tensor_parallel
         assert piece is not None and isinstance(group, ProcessGroup)
-        return pass_on(piece, group, self.resharding)
+        return gather_boundary(piece, group, self.resharding)
 
     def _forward(self, k: int, i: int) -> None:
         work = self.work[k, i]
         if self.modules[k].is_first:
             assert self.batch.tokens is not None
             work.input = self.batch.tokens[i]
-        with torch.set_grad_enabled(self.keeps), self._keeping(k, i):
+        with torch.set_grad_enabled(self.save_activations), self._keeping(k, i):
             work.output = self._apply(k, i)
         if self.modules[k].is_last:
             self.loss += work.output.detach()
         if k in self.following:
             self.work[self.following[k], i].input = work.output.detach()
-            if not self.keeps:
+            if not self.save_activations:
                 work.output = None
 
     def _keeping(self, k: int, i: int) -> AbstractContextManager[None]:
@@ -219,7 +219,7 @@ class Passes:
         work = self.work[k, i]
         assert isinstance(work.output, Tensor)
         self.outboxes[Kind.SEND_ACTIVATION, k].send(work.output.detach())
-        if not self.keeps:
+        if not self.save_activations:
             work.output = None
         elif self.offload:
             work.output = get_gradient_edge(work.output)  # all that the backward asks for

@@ -26,7 +26,7 @@ class HeldSlice(NamedTuple):
     shard: Shard  # of its block, that the rank holds
     slice: ParameterSlice
     tensors: Tensors
-    spoken_for: bool  # by this rank, of all that hold it
+    owned: bool  # by this rank: of all that hold the slice, it is the one that answers for it
 
 
 class Source(Protocol):
@@ -42,7 +42,7 @@ class State:
 
     def slices(self) -> Iterator[tuple[ParameterSlice, Tensors]]:
         """Yields the slices that this rank speaks for: each element of the model has one rank."""
-        return ((held.slice, held.tensors) for held in self.held() if held.spoken_for)
+        return ((held.slice, held.tensors) for held in self.held() if held.owned)
 
     def held(self) -> Iterator[HeldSlice]:
         """Yields the slices that this rank holds, with the optimizer's state of each.
@@ -55,8 +55,8 @@ class State:
             shard = Shard(tp.index, tp.size, flat.replica % shards, shards)
             for piece in flat.pieces:
                 tensors = {what: _of(flat, whole, piece) for what, whole in _shard(flat).items()}
-                spoken_for = flat.answers(entries[piece.name]) and sums.speaks_for(piece.name)
-                yield HeldSlice(shard, ParameterSlice(piece.name, piece.box), tensors, spoken_for)
+                owned = flat.counts_in_norm(entries[piece.name]) and sums.counts_in_norm(piece.name)
+                yield HeldSlice(shard, ParameterSlice(piece.name, piece.box), tensors, owned)
 
     def wanted(self) -> set[tuple[Quantity, ParameterSlice]]:
         """Returns the quantities and slices that `restore` reads."""

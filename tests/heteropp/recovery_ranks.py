@@ -26,8 +26,8 @@ from heteropp.checkpoint.reader import Quantity
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.parameters import global_name, model_parameters
 from heteropp.plan import Plan, validate
-from heteropp.recovery.keeper import Cadence, Keeper
 from heteropp.recovery.recover import Recovered, recover
+from heteropp.recovery.snapshots import Cadence, SnapshotWriter
 from heteropp.recovery.tiers import Tiers
 from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.transport import Coordinates, Groups, connect
@@ -153,13 +153,13 @@ def keep(
     tiers = here.tiers(remote=remote)
     if disk:
         tiers = Tiers(job=tiers.job, memory=tiers.memory, disk=disk, remote=remote)
-    keeper = Keeper(
+    writer = SnapshotWriter(
         tiers, cadence, generation, here.nodes, here.state, here.control, warnings.append
     )
     for step in steps:
         here.fill(step)
-        keeper.keep(manifest_of(here.plan, step))
-        keeper.finish(DEADLINE_S)
+        writer.keep(manifest_of(here.plan, step))
+        writer.finish(DEADLINE_S)
         dist.barrier()  # as every step of a training is
     here.control.barrier("kept by all")
     return warnings

@@ -10,9 +10,9 @@ import pytest
 from layouts import lay_out
 from parity import STEPS, Ranks
 
-from heteropp.copies import MINISTAGES, shared, sums
 from heteropp.hspmd.routing import volume_bytes
 from heteropp.plan import Plan, Schedule
+from heteropp.replicated_gradients import MINISTAGES, shared, sums
 from heteropp.reshard import messages
 from heteropp.schedule import links
 

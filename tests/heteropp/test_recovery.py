@@ -15,8 +15,8 @@ from training_run import make_plan, several_pipelines, tiny_model
 
 from heteropp.plan import Plan
 from heteropp.recovery.bitmap import lines
-from heteropp.recovery.keeper import Cadence
 from heteropp.recovery.recover import Recovered
+from heteropp.recovery.snapshots import Cadence
 from heteropp.recovery.sources import LostError
 
 MODEL = tiny_model(kv_heads=4)

@@ -16,7 +16,7 @@ from heteropp.hspmd.routing import Transfer
 from heteropp.recovery.assignment import Assignment, assign
 from heteropp.recovery.bundles import Want
 from heteropp.recovery.manifest import SnapshotStep, SnapshotTensor, TierKind
-from heteropp.recovery.sources import Copy
+from heteropp.recovery.sources import StoredTensor
 
 SHAPE = (12, 8)
 NAMES = ("layers.0.mlp.up.weight", "layers.1.mlp.up.weight", "norm.weight")
@@ -34,9 +34,9 @@ def cut(generator: random.Random) -> list[Box]:
 
 def copies_in(
     tier: TierKind, node: str, boxes: list[Box], quantity: Quantity, name: str
-) -> list[Copy]:
+) -> list[StoredTensor]:
     return [
-        Copy(
+        StoredTensor(
             tier,
             node,
             SnapshotStep(1, 0),
@@ -53,7 +53,7 @@ class Case:
     def __init__(self, seed: int) -> None:
         generator = random.Random(seed)
         self.nodes = sorted(generator.choices("abc", k=generator.randint(2, 6)))
-        self.copies: list[Copy] = []
+        self.copies: list[StoredTensor] = []
         self.wants: list[list[Want]] = [[] for _ in self.nodes]
         for name in NAMES:
             apart = generator.random() < 0.3  # values are cut unlike the optimizer's state
@@ -91,7 +91,7 @@ class Carried:
             lambda: np.zeros(SHAPE, dtype=int)
         )
 
-    def read(self, rank: int, copy: Copy) -> None:
+    def read(self, rank: int, copy: StoredTensor) -> None:
         where = copy.part.box.within(Box(tuple((0, size) for size in SHAPE)))
         assert copy.node in (self.nodes[rank], ""), "a rank reads what its own node holds"
         self.has[rank, *copy.key][where] = True

@@ -51,8 +51,8 @@ from elastic.scenarios import (
 from heteropp.checkpoint.manifest import Manifest
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.parameters import model_parameters
-from heteropp.recovery.keeper import Cadence, Keeper
 from heteropp.recovery.recover import Recovered, recover
+from heteropp.recovery.snapshots import Cadence, SnapshotWriter
 from heteropp.recovery.tiers import Tiers
 from heteropp.training.ranks.control import Control
 from heteropp.training.ranks.transport import Coordinates, Groups, connect
@@ -88,9 +88,9 @@ class Member:
                 tensor.fill_(_mark(quantity, held.slice.name))
         tiers = _tiers(folder, what.nodes[self.rank], "file")
         cadence = Cadence(memory=1, disk=1, remote=1)
-        keeper = Keeper(tiers, cadence, 0, what.nodes, state, control, _fail)
-        keeper.keep(_manifest(what))
-        keeper.finish(DEADLINE_S)
+        writer = SnapshotWriter(tiers, cadence, 0, what.nodes, state, control, _fail)
+        writer.keep(_manifest(what))
+        writer.finish(DEADLINE_S)
         self._end(control)
 
     def recover(

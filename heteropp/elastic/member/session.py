@@ -11,9 +11,9 @@ from functools import partial
 
 from heteropp.checkpoint.writer import Writer, remove_partial, set_aside
 from heteropp.elastic.job import Account, Board, Generation, Job, Progress, generation_store
-from heteropp.elastic.member.copies import keeper, recovered
 from heteropp.elastic.member.links import ClusterLinks
 from heteropp.elastic.member.preparation import Preparation
+from heteropp.elastic.member.snapshots import make_snapshot_writer, recovered
 from heteropp.recovery.sources import LostError
 from heteropp.switching.buffers import Buffers, of_training
 from heteropp.switching.switch import Position
@@ -77,9 +77,11 @@ class Session:
             quiet, board = False, self.run.tensorboard
             self.reporter = Reporter(self.run.output, completed, steps, quiet, board)
         self.writer = Writer(self.run.checkpoints, self._own_control(), self.run.keep, fail)
-        self.keeper = keeper(job, generation, self.trainer, self._own_control(), self._warn)
+        self.snapshot_writer = make_snapshot_writer(
+            job, generation, self.trainer, self._own_control(), self._warn
+        )
         if arrived:  # who left may have held the only copies
-            self.keeper.keep(self.trainer.manifest(), first=True)
+            self.snapshot_writer.keep(self.trainer.manifest(), first=True)
         self.preparation = Preparation(job, generation, links)
 
     def train(self) -> Generation | None:
@@ -94,7 +96,7 @@ class Session:
             last = trainer.completed == last_step
             if last or (run.checkpoint_every and trainer.completed % run.checkpoint_every == 0):
                 trainer.save(self.writer)
-            self.keeper.keep(trainer.manifest())
+            self.snapshot_writer.keep(trainer.manifest())
             if metrics:
                 self._tell(metrics)
             if last:
@@ -115,8 +117,8 @@ class Session:
         if self.reporter:
             self.reporter.close()
         buffers = of_training(self.trainer.executor.update)
-        self.keeper.release()
-        finish = partial(self.keeper.finish, self.run.deadline_s)
+        self.snapshot_writer.release()
+        finish = partial(self.snapshot_writer.finish, self.run.deadline_s)
         del self.trainer
         gc.collect()  # gradients and all else: what comes next needs the room
         self.control.barrier("left")  # nobody waits for a message any more
@@ -190,7 +192,7 @@ class Session:
                 self.reporter.stopped(self.trainer.completed)
         elif summary := finish(self.trainer, self.reporter):
             self.board.say(as_json(summary), "summary")
-        self.keeper.finish(self.run.deadline_s)
+        self.snapshot_writer.finish(self.run.deadline_s)
         self.control.barrier("finish")
 
     def _own_control(self) -> Control:

@@ -68,7 +68,7 @@ class Inbox:
         self._post()
 
     def take(self) -> Tensor:
-        """Waits for this rank's part of the next tensor; pass_on makes the whole tensor of it.
+        """Waits for this rank's part of the next tensor, which gather_boundary makes whole.
 
         The part is [rows / tp, hidden] where the resharding ends in an all-gather.
         """
@@ -137,7 +137,7 @@ class Outbox:
             work.wait()
 
 
-def pass_on(piece: Tensor, group: ProcessGroup, strategy: Resharding) -> Tensor:
+def gather_boundary(piece: Tensor, group: ProcessGroup, strategy: Resharding) -> Tensor:
     """Returns all rows of a boundary tensor, [rows, hidden], on every rank of a replica.
 
     piece: what this rank was sent of it.

@@ -77,13 +77,13 @@ class Offload:
             for moving in self.kept[item]:
                 moving.leave()
 
-    def bring(self, ministage: int) -> None:
+    def load_parameters(self, ministage: int) -> None:
         """Brings a ministage's parameters to the chip between steps, to be read."""
         others = [k for k, p in enumerate(self.parameters) if k != ministage and not p.is_away]
         self._hold(ministage, others[0] if others else ministage)
 
-    def bring_to_change(self, ministage: int) -> None:
-        self.bring(ministage)
+    def load_for_update(self, ministage: int) -> None:
+        self.load_parameters(ministage)
         self.parameters[ministage].forget()
 
     def _hold(self, ministage: int, other: int) -> None:

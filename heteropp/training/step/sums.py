@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from heteropp.copies import MINISTAGES, Part, numbers, seat, shared, sums
 from heteropp.hspmd.messages import Messages
 from heteropp.plan import Plan
+from heteropp.replicated_gradients import MINISTAGES, Part, numbers, seat, shared, sums
 from heteropp.training.step.zero import FlatParameters
 
 FIRST_TAG = 1 << 16  # above those of boundary tensors
@@ -27,7 +27,7 @@ class Sums:
         self.rank, self.seat, self.flat = rank, seat(rank, part[2]), flat
         ours = {places: names for places, names in shared(plan).items() if part in places}
         elsewhere = {name for places, names in ours.items() if part != places[0] for name in names}
-        self.spoken_for = {entry.global_name for entry in flat.entries} - elsewhere
+        self.counted_in_norm = {entry.global_name for entry in flat.entries} - elsewhere
         everywhere = {name for names in ours.values() for name in names}
         self.pieces = [piece for piece in flat.pieces if piece.name in everywhere]
         number = numbers(plan.model)
@@ -38,9 +38,9 @@ class Sums:
         self.receiving: list[dist.Work] = []
         self.received: dict[int, Tensor] = {}  # by seat
 
-    def speaks_for(self, name: str) -> bool:
+    def counts_in_norm(self, name: str) -> bool:
         """Whether this place, of all that hold a parameter, is the one that counts."""
-        return name in self.spoken_for
+        return name in self.counted_in_norm
 
     def start(self, to_self: ToSelf) -> None:
         """Waits for the replicas' sums, sends them to the other places, and posts the receives."""

@@ -58,7 +58,9 @@ class Update:
         self.unsummed: list[int] = []  # ministages that are being reduced, in order
         names = [parameter.name for parameter in model_parameters(plan.model)]
         self.column = {name: i for i, name in enumerate(names)}  # of the table of norms
-        self.bring: Callable[[int], None] | None = None  # a ministage's parameters from the host
+        self.load_parameters: Callable[[int], None] | None = (
+            None  # a ministage's parameters from the host
+        )
         self.scaler = LossScale() if plan.model.dtype == "float16" else None
 
     @property
@@ -69,8 +71,8 @@ class Update:
     def each(self) -> Iterator[FlatParameters]:
         """Yields the ministages in turn; one that was offloaded is on the chip in its turn."""
         for k, flat in enumerate(self.flats):
-            if self.bring:
-                self.bring(k)
+            if self.load_parameters:
+                self.load_parameters(k)
             yield flat
 
     def begin(self, ministage: int) -> None:
@@ -147,7 +149,7 @@ class Update:
         norms = [none] * len(self.column)
         for flat, sums in zip(self.flats, self.sums, strict=True):
             for name, norm in flat.norms().items():
-                if sums.speaks_for(name):
+                if sums.counts_in_norm(name):
                     norms[self.column[name]] = norm
         return torch.stack([*norms, loss])
 
@@ -167,7 +169,7 @@ class Update:
             flat.update(learning_rate)
             if gather := flat.gather():
                 gathers.append(gather)
-            if self.bring:  # it leaves when the next comes
+            if self.load_parameters:  # it leaves when the next comes
                 _wait(gathers)
         _wait(gathers)
 

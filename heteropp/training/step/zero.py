@@ -50,7 +50,7 @@ class FlatParameters(FlatBuffers):
         """The pieces that this rank's shard holds; their offsets are those of the whole buffer."""
         return self.layout.pieces(self.replica % self.layout.shards)
 
-    def answers(self, entry: Entry) -> bool:
+    def counts_in_norm(self, entry: Entry) -> bool:
         """Whether this rank, of those with the same elements of a parameter, speaks for it."""
         return (self.layout.shards > 1 or self.replica == 0) and (
             entry.sharded or self.module.group.index == 0
@@ -101,7 +101,7 @@ class FlatParameters(FlatBuffers):
         norms = {}
         for entry in self.entries:
             first, last = max(entry.first, start), min(entry.last, self.shard.stop)
-            if first < last and self.answers(entry):
+            if first < last and self.counts_in_norm(entry):
                 norms[entry.global_name] = torch.linalg.vector_norm(
                     gradient[first - start : last - start]
                 )

@@ -9,8 +9,8 @@ from heteropp.checkpoint.manifest import steps
 from heteropp.elastic.job import Account, Generation, Job, MovedState, node_of
 from heteropp.files import FileError, write_text
 from heteropp.recovery import bitmap
-from heteropp.recovery.keeper import Cadence, Keeper
 from heteropp.recovery.recover import recover
+from heteropp.recovery.snapshots import Cadence, SnapshotWriter
 from heteropp.training.measuring.metrics import METRICS, newest_step
 from heteropp.training.ranks.control import Control
 from heteropp.training.train import Trainer
@@ -19,16 +19,16 @@ Say = Callable[[str], None]
 HELD = "copies.txt"  # of a recovery: which node held what of each layer
 
 
-def keeper(
+def make_snapshot_writer(
     job: Job, generation: Generation, trainer: Trainer, control: Control, warn: Say
-) -> Keeper:
-    """Makes a rank's keeper of copies; all ranks must make theirs. `control`: for it alone."""
+) -> SnapshotWriter:
+    """Makes a rank's writer; all ranks must make theirs. `control`: for it alone."""
     cadence = Cadence(
         memory=job.keep_memory_every, disk=job.keep_disk_every, remote=job.keep_remote_every
     )
     nodes = _nodes(generation)
     tiers = job.tiers_of(nodes[control.rank])
-    return Keeper(tiers, cadence, generation.number, nodes, trainer.state, control, warn)
+    return SnapshotWriter(tiers, cadence, generation.number, nodes, trainer.state, control, warn)
 
 
 def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> Account | None:

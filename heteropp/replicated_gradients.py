@@ -69,7 +69,7 @@ def sums(plan: Plan, places: tuple[Part, ...], itemsize: int) -> Round:
     kept = [
         (number[name], seat(rank, part[2]), box, part)
         for part in places
-        for name, by_box in _keepers(plan, part, names).items()
+        for name, by_box in _holders(plan, part, names).items()
         for box, ranks in by_box.items()
         for rank in ranks
     ]
@@ -135,7 +135,7 @@ def shards(plan: Plan, stage: Stage) -> int:
     return stage.dp if plan.zero_stage else 1
 
 
-def _keepers(plan: Plan, part: Part, names: Container[str]) -> dict[str, dict[Box, list[int]]]:
+def _holders(plan: Plan, part: Part, names: Container[str]) -> dict[str, dict[Box, list[int]]]:
     """Returns, by parameter, the boxes whose gradients remain once the replicas of one place have
     summed theirs, each with the ranks that keep it.
     """

@@ -52,8 +52,8 @@ class Cadence:
         return {"memory": self.memory, "disk": self.disk, "remote": self.remote}[kind]
 
 
-class Keeper:
-    """Keeps the snapshots of one rank; every rank of a generation has a keeper."""
+class SnapshotWriter:
+    """Writes the snapshots of one rank; every rank of a generation has a writer."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Keeper:
         The remote store gets each element once, and a node's own tiers get what the node holds.
         """
         if tier.kind == "remote":
-            return held.spoken_for
+            return held.owned
         return block_of(held.slice.name) in self.blocks
 
     def _takes(self, tier: Tier, step: int, first: bool) -> bool:

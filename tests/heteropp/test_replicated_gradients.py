@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from training_run import several_pipelines, tiny_model
 
 from heteropp.boxes import Box
-from heteropp.copies import (
+from heteropp.layout import layout
+from heteropp.parameters import global_name, model_parameters
+from heteropp.plan import Plan, validate
+from heteropp.replicated_gradients import (
     MINISTAGES,
     Exchange,
     Part,
@@ -21,9 +24,6 @@ from heteropp.copies import (
     shared,
     sums,
 )
-from heteropp.layout import layout
-from heteropp.parameters import global_name, model_parameters
-from heteropp.plan import Plan, validate
 
 MODEL = replace(tiny_model(), hidden=8, intermediate=8, vocab=12)
 

@@ -26,9 +26,9 @@ from heteropp.elastic.job import Job, Meeting
 from heteropp.files import FileError
 from heteropp.hyperparameters import Hyperparameters
 from heteropp.recovery.fetch import Readings
-from heteropp.recovery.keeper import Cadence, Keeper
 from heteropp.recovery.manifest import RankManifest, Shard, SnapshotStep
-from heteropp.recovery.sources import Copy
+from heteropp.recovery.snapshots import Cadence, SnapshotWriter
+from heteropp.recovery.sources import StoredTensor
 from heteropp.recovery.tiers import Tier, Tiers, check_url
 from heteropp.training.ranks.control import Control
 from heteropp.training.state import HeldSlice
@@ -71,7 +71,7 @@ def manifest(step: int) -> Manifest:
     )
 
 
-def keeper(
+def writer_of(
     tiers: Tiers,
     state: OneTensor,
     cadence: Cadence,
@@ -79,10 +79,10 @@ def keeper(
     store: dist.Store | None = None,
     nodes: tuple[str, ...] = ("a-0",),
     warnings: list[str] | None = None,
-) -> Keeper:
+) -> SnapshotWriter:
     control = Control(store or dist.HashStore(), state.rank, len(nodes), 60)
     warn = pytest.fail if warnings is None else warnings.append
-    return Keeper(tiers, cadence, generation, nodes, state, control, warn)  # type: ignore[arg-type]
+    return SnapshotWriter(tiers, cadence, generation, nodes, state, control, warn)  # type: ignore[arg-type]
 
 
 def steps(tier: Tier) -> list[int]:
@@ -93,7 +93,7 @@ def steps(tier: Tier) -> list[int]:
 def values(tiers: Tiers, tier: Tier, found: RankManifest) -> list[tuple[str, Tensor]]:
     """Every tensor of a manifest as it is read and checked."""
     copies = [
-        Copy(tier.kind, "a-0", found.step, file.name, part)
+        StoredTensor(tier.kind, "a-0", found.step, file.name, part)
         for file in found.files
         for part in file.parts
     ]
@@ -105,7 +105,7 @@ def values(tiers: Tiers, tier: Tier, found: RankManifest) -> list[tuple[str, Ten
 def test_each_tier_has_the_steps_that_it_is_given(tmp_path: Path) -> None:
     tiers = tiers_of(tmp_path, "a-0", remote=str(tmp_path / "store"))
     state = OneTensor()
-    keeping = keeper(tiers, state, Cadence(memory=1, disk=2, remote=3))
+    keeping = writer_of(tiers, state, Cadence(memory=1, disk=2, remote=3))
     for step in range(1, 7):
         state.at(step)
         keeping.keep(manifest(step))
@@ -123,7 +123,7 @@ def test_each_tier_has_the_steps_that_it_is_given(tmp_path: Path) -> None:
 
 def test_a_tier_can_be_any_url_of_fsspec(tmp_path: Path) -> None:
     tiers = Tiers(job=JOB, memory=None, disk=None, remote="memory://a-store/job")
-    keeping = keeper(tiers, OneTensor().at(3), Cadence(memory=1, remote=1))
+    keeping = writer_of(tiers, OneTensor().at(3), Cadence(memory=1, remote=1))
     keeping.keep(manifest(3))
     keeping.finish(WAIT_S)
     (remote,) = tiers.each()
@@ -148,12 +148,12 @@ def test_the_remote_store_gets_what_a_rank_speaks_for_alone(tmp_path: Path) -> N
         assert by_rank == {0: 2, 1: 0}
 
 
-def together(arguments: list[tuple], saved: Sequence[int] = ()) -> list[Keeper]:
-    """One keeper a thread, as they wait for each other to begin."""
-    made: dict[int, Keeper] = {}
+def together(arguments: list[tuple], saved: Sequence[int] = ()) -> list[SnapshotWriter]:
+    """One writer a thread, as they wait for each other to begin."""
+    made: dict[int, SnapshotWriter] = {}
 
     def run(index: int) -> None:
-        made[index] = keeping = keeper(*arguments[index])
+        made[index] = keeping = writer_of(*arguments[index])
         for step in saved:
             keeping.keep(manifest(step))
         keeping.finish(WAIT_S)
@@ -195,7 +195,7 @@ def test_older_generations_go_once_this_one_has_a_step(tmp_path: Path) -> None:
     (memory,) = tiers.each()
     state = OneTensor().at(1)
     for generation in (0, 1):
-        keeping = keeper(tiers, state, Cadence(memory=2), generation)
+        keeping = writer_of(tiers, state, Cadence(memory=2), generation)
         keeping.keep(manifest(1))  # is not due
         keeping.finish(WAIT_S)
         assert memory.steps() == ([SnapshotStep(4, 0)] if generation else [])
@@ -217,7 +217,7 @@ def test_jobs_that_share_folders_leave_each_others_copies(tmp_path: Path) -> Non
         for name in ("first", "second")
     ]
     for generation, job in enumerate(jobs):
-        keeping = keeper(
+        keeping = writer_of(
             job.tiers_of("a-0"), OneTensor().at(1), Cadence(memory=1, disk=1, remote=1), generation
         )
         keeping.keep(manifest(1))
@@ -234,7 +234,7 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path: Path) -> None:
     url = f"{Full.protocol}://{tmp_path / 'disk'}"
     tiers = Tiers(job=JOB, memory=tmp_path / "memory", disk=url, remote=None)
     warnings: list[str] = []
-    keeping = keeper(tiers, OneTensor().at(1), Cadence(memory=1, disk=1), warnings=warnings)
+    keeping = writer_of(tiers, OneTensor().at(1), Cadence(memory=1, disk=1), warnings=warnings)
     for step in (1, 2, 3):
         keeping.keep(manifest(step))
         keeping.finish(WAIT_S)
@@ -249,7 +249,7 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path: Path) -> None:
 def test_a_store_that_is_gone_is_said(tmp_path: Path) -> None:
     tiers = Tiers(job=JOB, memory=None, disk=None, remote=f"file:///dev/null/{tmp_path.name}")
     warnings: list[str] = []
-    keeping = keeper(tiers, OneTensor().at(1), Cadence(memory=1, remote=1), warnings=warnings)
+    keeping = writer_of(tiers, OneTensor().at(1), Cadence(memory=1, remote=1), warnings=warnings)
     keeping.keep(manifest(1))
     keeping.finish(WAIT_S)
     (warning,) = warnings
@@ -262,7 +262,7 @@ def test_a_store_that_hangs_is_said_once_and_training_goes_on(tmp_path: Path) ->
     url = f"{Hanging.protocol}://{tmp_path / 'store'}"
     tiers = Tiers(job=JOB, memory=tmp_path / "memory", disk=None, remote=url)
     warnings: list[str] = []
-    keeping = keeper(tiers, OneTensor().at(1), Cadence(memory=1, remote=1), warnings=warnings)
+    keeping = writer_of(tiers, OneTensor().at(1), Cadence(memory=1, remote=1), warnings=warnings)
     for step in (1, 2, 3):
         keeping.keep(manifest(step))
     keeping.finish(0.5)
@@ -339,7 +339,7 @@ def killed_once(root: Path, generation: int) -> bool:
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         state = OneTensor()
-        keeping = keeper(tiers, state, Cadence(memory=1), generation)
+        keeping = writer_of(tiers, state, Cadence(memory=1), generation)
         for step in range(1, 100_000):
             state.at(step)
             keeping.keep(manifest(step))

@@ -17,7 +17,7 @@ from ditorch.precision.verdict import Judgement
 Judged = tuple[str, Tensor, Judgement]
 
 
-class Account:
+class Comparisons:
     def __init__(self, standards: Standards) -> None:
         self._standards = standards
         self._findings: dict[tuple[str, str, str], OperatorFinding] = {}
