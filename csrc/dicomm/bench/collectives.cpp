@@ -31,7 +31,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::hours kPatience(1);  // between orders others are measured
+constexpr std::chrono::hours kTimeout(1);  // between orders others are measured
 
 struct Order {
   char collective[32] = {};  // empty: the end
@@ -150,7 +150,7 @@ void run_rank(Options options, const std::filesystem::path& folder) {
   while (true) {
     Order order;
     if (options.rank == 0) order = next_order();
-    broadcast(group, &order, sizeof order, 0, {group.next_tag(), 0, kPatience});
+    broadcast(group, &order, sizeof order, 0, {group.next_tag(), 0, kTimeout});
     if (order.collective[0] == 0) break;
     const std::string answer = perform(group, order);
     if (options.rank == 0) std::cout << answer << std::endl;

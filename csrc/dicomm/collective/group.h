@@ -14,7 +14,7 @@
 
 namespace dicomm {
 
-// One collective: the same tag on every rank, the caller's clock, and its patience.
+// One collective: the same tag on every rank, the caller's clock, and its timeout.
 struct Call {
   std::uint64_t tag;
   std::int64_t ready_at_ns = 0;  // when the input is ready on an emulated chip's clock (0: now)

@@ -13,10 +13,10 @@ inline std::int64_t now_ns() {
   return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
 }
 
-// However long the patience, a moment that the clock can express.
-inline Clock::time_point deadline_after(std::chrono::milliseconds patience) {
+// However long the timeout, a moment that the clock can express.
+inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
   constexpr std::chrono::hours for_ever{24 * 1000};
-  return Clock::now() + std::min<std::chrono::milliseconds>(patience, for_ever);
+  return Clock::now() + std::min<std::chrono::milliseconds>(timeout, for_ever);
 }
 
 // Some milliseconds late, and several times cheaper.

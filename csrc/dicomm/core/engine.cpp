@@ -22,7 +22,7 @@ std::string describe_tag(std::uint64_t tag) {
 // How long close() tries to hand over what was already counted as sent.
 constexpr std::chrono::seconds kLinger{2};
 // How long a destroyed send waits for its receiver to let go of the buffer.
-constexpr std::chrono::seconds kCancelPatience{5};
+constexpr std::chrono::seconds kCancelTimeout{5};
 
 }  // namespace
 
@@ -43,7 +43,7 @@ Engine::Engine(std::shared_ptr<Store> store, const Options& options)
           options.rank_label, host_name(),        options.secret},
       cores_(usable_cores()),
       peers_(options.world_size),
-      lobby_(me_, [this](Guest& guest) { judge(guest); }),
+      lobby_(me_, [this](PendingConnection& pending) { validate(pending); }),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !wake_) throw Error(text("no file descriptors left: ", system_error(errno)));
@@ -313,7 +313,7 @@ void Engine::cancel(RequestState& request) {
     std::erase(peers_[request.peer_number].backlog, &request);
   if (connection && !connection->release(request)) {
     settle(*connection);
-    const Time deadline = Clock::now() + kCancelPatience;
+    const Time deadline = Clock::now() + kCancelTimeout;
     block(lock, request, deadline);
     if (!request.done)
       stream_ended(request.peer_number,
@@ -389,7 +389,7 @@ void Engine::linger(Lock& lock) {
       ledger_.changed.wait_until(lock, deadline);
       --ledger_.sleepers;
     } else {
-      lead(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(20)));
+      drive_progress(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(20)));
     }
   }
 }

@@ -125,7 +125,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void conclude(Connection& connection, const StreamEnd* end);
   void turn(Connection& connection);
   void turn_all(int awaited_peer);
-  void lead(Lock& lock, Time until, const RequestState* awaited = nullptr);
+  void drive_progress(Lock& lock, Time until, const RequestState* awaited = nullptr);
   bool ready_to_sleep();
   void leave_rest_to_leader();
   Time check_all_alive();
@@ -149,13 +149,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void need_connection(int peer);
   void start_dialler(std::function<void()> body);
   void dial(int peer);
-  Dialled call(const Contact& contact, Transport transport, int peer, const Patience& patience,
+  Dialled call(const Contact& contact, Transport transport, int peer, const Deadline& deadline,
                const TransportCard& card, Fd& socket);
   void await_crossed_call(int peer, const Fd& socket);
   void unreachable(int peer, const std::string& reason);
   std::optional<Contact> find_contact(int peer);
   void connected(int peer, std::unique_ptr<Connection> connection);
-  void judge(Guest& guest);
+  void validate(PendingConnection& pending);
   void answer_calls(const PeerIdentity& peer, verbs::Endpoint endpoint, Fd caller);
   std::string addresses(int peer) const;
 
@@ -184,7 +184,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   Fd epoll_;
   Fd wake_;
-  bool leading_ = false;   // someone moves bytes in lead()
+  bool leading_ = false;   // someone moves bytes in drive_progress()
   bool sleeping_ = false;  // and is asleep in it
   bool stop_ = false;
   bool parked_ = false;        // the engine's thread waits until no caller leads

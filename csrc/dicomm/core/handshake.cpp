@@ -61,19 +61,19 @@ constexpr const char* kHungUp =
     "another program listens there";
 
 // Blocking halves, for the dialler.
-void wait_for(const Fd& socket, short events, const Patience& patience) {
-  if (!patience.wait(socket.get(), events)) throw Error("the handshake was not answered in time");
+void wait_for(const Fd& socket, short events, const Deadline& deadline) {
+  if (!deadline.wait(socket.get(), events)) throw Error("the handshake was not answered in time");
 }
 
 // Where it has hung up, what it said before is still there to be read.
-void send_all(const Fd& socket, std::string_view data, const Patience& patience) {
+void send_all(const Fd& socket, std::string_view data, const Deadline& deadline) {
   while (!data.empty()) {
     const ssize_t sent =
         ::send(socket.get(), data.data(), data.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent >= 0) {
       data.remove_prefix(sent);
     } else if (errno == EAGAIN || errno == EINTR) {
-      wait_for(socket, POLLOUT, patience);
+      wait_for(socket, POLLOUT, deadline);
     } else {
       return;
     }
@@ -91,7 +91,7 @@ Fd descriptor_in(msghdr& message) {
 }
 
 template <class T>
-Fd receive_all(const Fd& socket, T& value, const Patience& patience) {
+Fd receive_all(const Fd& socket, T& value, const Deadline& deadline) {
   Fd descriptor;
   std::size_t got = 0;
   while (got < sizeof value) {
@@ -107,7 +107,7 @@ Fd receive_all(const Fd& socket, T& value, const Patience& patience) {
       if (Fd fd = descriptor_in(message)) descriptor = std::move(fd);
       got += received;
     } else if (received < 0 && (errno == EAGAIN || errno == EINTR)) {
-      wait_for(socket, POLLIN, patience);
+      wait_for(socket, POLLIN, deadline);
     } else {
       throw TurnedAway(kHungUp);
     }
@@ -144,12 +144,12 @@ std::string PeerIdentity::describe() const {
   return who;
 }
 
-Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const Patience& patience,
+Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const Deadline& deadline,
                        const TransportCard& card) {
   const Hello mine = make_hello(me, to_rank);
-  send_all(socket, bytes_of(mine), patience);
+  send_all(socket, bytes_of(mine), deadline);
   Hello theirs{};
-  receive_all(socket, theirs, patience);
+  receive_all(socket, theirs, deadline);
   if (std::memcmp(theirs.magic, kMagic, sizeof kMagic) != 0)
     throw Error("what listens there does not speak dicomm");
   if (theirs.version != kVersion)
@@ -159,9 +159,9 @@ Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const 
     throw TurnedAway(
         text(identity(theirs).describe(), " has no file descriptors left (ulimit -n)"));
   const ProofMessage proven{card, proof(me, "dialler", mine, theirs, bytes_of(card))};
-  send_all(socket, bytes_of(proven), patience);
+  send_all(socket, bytes_of(proven), deadline);
   VerdictMessage message{};
-  Fd segment = receive_all(socket, message, patience);
+  Fd segment = receive_all(socket, message, deadline);
   if (message.verdict == Verdict::unproven) throw Error(meaning(message.verdict));
   if (!equal(message.proof, proof(me, "acceptor", mine, theirs, verdict_words(message))))
     throw Error("it does not know this job's secret");
@@ -173,24 +173,24 @@ Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const 
   return {message.verdict, identity(theirs), message.card, std::move(segment)};
 }
 
-Guest::Guest(Fd socket, bool local)
+PendingConnection::PendingConnection(Fd socket, bool local)
     : socket_(std::move(socket)),
       local_(local),
       since_(std::chrono::steady_clock::now()),
-      deadline_(since_ + kHandshakePatience) {}
+      deadline_(since_ + kHandshakeTimeout) {}
 
-Guest::State Guest::refuse(std::string why) {
+PendingConnection::State PendingConnection::refuse(std::string why) {
   refusal_ = std::move(why);
   return State::refused;
 }
 
-Guest::State Guest::refuse_unproven() {
+PendingConnection::State PendingConnection::refuse_unproven() {
   const VerdictMessage reply{Verdict::unproven, {}, {}};
   (void)!::send(socket_.get(), &reply, sizeof reply, MSG_DONTWAIT | MSG_NOSIGNAL);
   return refuse("does not know this job's secret");
 }
 
-Guest::State Guest::advance(const Identity& me) {
+PendingConnection::State PendingConnection::advance(const Identity& me) {
   while (true) {
     char* target = greeted_ ? reinterpret_cast<char*>(&proof_) : reinterpret_cast<char*>(&theirs_);
     const std::size_t wanted = greeted_ ? sizeof proof_ : sizeof theirs_;
@@ -206,7 +206,7 @@ Guest::State Guest::advance(const Identity& me) {
     mine_ = make_hello(me, theirs_.rank);
     greeted_ = true;
     since_ = std::chrono::steady_clock::now();
-    // An empty socket buffer takes a hello at once; a guest that makes it not do so is no rank.
+    // An empty socket buffer takes a hello at once; a caller that makes it not do so is no rank.
     if (::send(socket_.get(), &mine_, sizeof mine_, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof mine_)
       return refuse("did not take the answer to its hello");
     if (theirs_.version != kVersion) return refuse("spoke another version of the handshake");
@@ -222,8 +222,8 @@ Guest::State Guest::advance(const Identity& me) {
   return State::proven;
 }
 
-bool Guest::answer(const Identity& me, Verdict verdict, const Fd& segment,
-                   const TransportCard& card) {
+bool PendingConnection::answer(const Identity& me, Verdict verdict, const Fd& segment,
+                               const TransportCard& card) {
   VerdictMessage reply{verdict, card, {}};
   reply.proof = proof(me, "acceptor", theirs_, mine_, verdict_words(reply));
   iovec part{&reply, sizeof reply};
@@ -244,7 +244,7 @@ bool Guest::answer(const Identity& me, Verdict verdict, const Fd& segment,
   return ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof reply;
 }
 
-void Guest::tell_failure(const Identity& me, const std::string& why) {
+void PendingConnection::tell_failure(const Identity& me, const std::string& why) {
   TransportCard card{};
   why.copy(reinterpret_cast<char*>(card.data()), card.size() - 1);
   answer(me, Verdict::failed, Fd(), card);

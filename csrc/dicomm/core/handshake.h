@@ -20,8 +20,8 @@
 #include <string>
 
 #include "core/communicator.h"
+#include "core/deadline.h"
 #include "core/fd.h"
-#include "core/patience.h"
 #include "core/sha256.h"
 
 namespace dicomm {
@@ -81,7 +81,7 @@ struct VerdictMessage {
   Digest proof;
 };
 
-constexpr std::chrono::seconds kHandshakePatience{10};
+constexpr std::chrono::seconds kHandshakeTimeout{10};
 
 struct Dialled {
   Verdict verdict;  // welcome or crossed
@@ -90,18 +90,18 @@ struct Dialled {
   Fd segment;  // where one came along
 };
 // Throws Error saying what went wrong, TurnedAway where calling again may help.
-Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const Patience& patience,
+Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const Deadline& deadline,
                        const TransportCard& card = {});
 
 // The acceptor's side, which never blocks.
-class Guest {
+class PendingConnection {
  public:
-  Guest(Fd socket, bool local);
+  PendingConnection(Fd socket, bool local);
 
   enum class State { talking, proven, refused };
   // Reads what is there; `refused` and refusal() once it is no rank of ours.
   State advance(const Identity& me);
-  // Tells a proven guest the verdict, with the segment if there is one. False: it is gone.
+  // Tells a proven caller the verdict, with the segment if there is one. False: it is gone.
   bool answer(const Identity& me, Verdict verdict, const Fd& segment,
               const TransportCard& card = {});
   // The same where there is no connection for it now.
@@ -115,7 +115,7 @@ class Guest {
   std::chrono::steady_clock::time_point since() const { return since_; }
   const PeerIdentity& peer() const { return peer_; }
   const TransportCard& card() const { return proof_.card; }
-  // What to answer, as far as the guest's own words tell.
+  // What to answer, as far as the caller's own words tell.
   Verdict verdict() const { return verdict_; }
   const std::string& refusal() const { return refusal_; }
   std::chrono::steady_clock::time_point deadline() const { return deadline_; }

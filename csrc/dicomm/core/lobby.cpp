@@ -16,16 +16,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kPlaces = 256;
-// How long a guest keeps its place while others wait for one.
-constexpr std::chrono::milliseconds kSilentGuest{100};
-constexpr std::chrono::milliseconds kGreetedGuest{1000};
+// How long a caller keeps its place while others wait for one.
+constexpr std::chrono::milliseconds kSilentConnection{100};
+constexpr std::chrono::milliseconds kGreetedConnection{1000};
 constexpr int kCallersAtOnce = 64;  // then the job's own messages have their turn
 constexpr std::chrono::milliseconds kRest{100};
 
 constexpr const char* kTooSlow = "a caller was too slow to prove who it is";
 
-Lobby::Time makes_room_at(const Guest& guest) {
-  return guest.since() + (guest.greeted() ? kGreetedGuest : kSilentGuest);
+Lobby::Time makes_room_at(const PendingConnection& pending) {
+  return pending.since() + (pending.greeted() ? kGreetedConnection : kSilentConnection);
 }
 
 Fd spare_descriptor() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
@@ -53,7 +53,7 @@ void Lobby::open(int listener, bool local) {
 }
 
 void Lobby::close() {
-  guests_.clear();
+  pending_.clear();
   doors_.clear();
   epoll_ = Fd();
   spare_ = Fd();
@@ -61,7 +61,7 @@ void Lobby::close() {
 
 Lobby::Time Lobby::wake_at() const {
   Time first = resting_ ? rests_until_ : Time::max();
-  for (const auto& [fd, guest] : guests_) first = std::min(first, guest.deadline());
+  for (const auto& [fd, pending] : pending_) first = std::min(first, pending.deadline());
   return first;
 }
 
@@ -96,7 +96,7 @@ void Lobby::accept_from(const Door& door) {
     }
     if (leaver) dismiss(*leaver, kTooSlow);
     const int fd = socket.get();
-    guests_.emplace(fd, Guest(std::move(socket), door.local));
+    pending_.emplace(fd, PendingConnection(std::move(socket), door.local));
     watch(fd);
     hear(fd);  // often its hello is there already
   }
@@ -136,8 +136,8 @@ bool Lobby::send_off(const Door& door) {
 
 // Nobody while there is a place. While there is none and nobody has to go, no caller is accepted.
 std::optional<int> Lobby::who_makes_room() {
-  while (guests_.size() >= kPlaces) {
-    const auto next = std::min_element(guests_.begin(), guests_.end(), [](auto& a, auto& b) {
+  while (pending_.size() >= kPlaces) {
+    const auto next = std::min_element(pending_.begin(), pending_.end(), [](auto& a, auto& b) {
       return makes_room_at(a.second) < makes_room_at(b.second);
     });
     const int fd = next->first;
@@ -147,37 +147,38 @@ std::optional<int> Lobby::who_makes_room() {
       return std::nullopt;
     }
     hear(fd);  // it may have spoken while this process was held up
-    const auto still = guests_.find(fd);
-    if (still != guests_.end() && makes_room_at(still->second) <= now) return fd;
+    const auto still = pending_.find(fd);
+    if (still != pending_.end() && makes_room_at(still->second) <= now) return fd;
   }
   return std::nullopt;
 }
 
 void Lobby::hear(int fd) {
-  const auto found = guests_.find(fd);
-  if (found == guests_.end()) return;
+  const auto found = pending_.find(fd);
+  if (found == pending_.end()) return;
   const auto state = found->second.advance(me_);
-  if (state == Guest::State::talking) return;
-  if (state == Guest::State::refused) return dismiss(fd, "a caller " + found->second.refusal());
-  Guest guest = std::move(found->second);
-  guests_.erase(found);
+  if (state == PendingConnection::State::talking) return;
+  if (state == PendingConnection::State::refused)
+    return dismiss(fd, "a caller " + found->second.refusal());
+  PendingConnection pending = std::move(found->second);
+  pending_.erase(found);
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  admit_(guest);
+  admit_(pending);
 }
 
 void Lobby::dismiss(int fd, const std::string& why) {
   last_refusal = why;
-  guests_.erase(fd);
+  pending_.erase(fd);
 }
 
 void Lobby::dismiss_late() {
   const auto now = Clock::now();
   std::vector<int> late;
-  for (const auto& [fd, guest] : guests_)
-    if (guest.deadline() <= now) late.push_back(fd);
+  for (const auto& [fd, pending] : pending_)
+    if (pending.deadline() <= now) late.push_back(fd);
   for (const int fd : late) {
     hear(fd);  // as above
-    if (guests_.count(fd) > 0) dismiss(fd, kTooSlow);
+    if (pending_.count(fd) > 0) dismiss(fd, kTooSlow);
   }
 }
 
@@ -190,7 +191,7 @@ void Lobby::rest(Time until, bool full) {
 
 void Lobby::reopen() {
   if (!resting_) return;
-  const bool place = rests_full_ && guests_.size() < kPlaces;
+  const bool place = rests_full_ && pending_.size() < kPlaces;
   if (!place && Clock::now() < rests_until_) return;
   resting_ = false;
   for (const Door& door : doors_) watch(door.listener);

@@ -1,9 +1,9 @@
 // The callers who wait until they have proven that they are ranks of this job.
 //
 // There are only so many places. While all are taken nobody is accepted, and callers wait in the
-// kernel's queue, which is in order. Guests who have said nothing make room after a moment, greeted
-// ones after a second: strangers who keep the places delay a rank by a few seconds, however many
-// they are. A rank that was too slow and had to go calls again.
+// kernel's queue, which is in order. Pending connections who have said nothing make room after a
+// moment, greeted ones after a second: strangers who keep the places delay a rank by a few seconds,
+// however many they are. A rank that was too slow and had to go calls again.
 #pragma once
 
 #include <chrono>
@@ -21,8 +21,8 @@ namespace dicomm {
 class Lobby {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  // Called with each guest who has proven to know the secret.
-  using Admit = std::function<void(Guest&)>;
+  // Called with each caller that has proven to know the secret.
+  using Admit = std::function<void(PendingConnection&)>;
 
   Lobby(const Identity& me, Admit admit);
 
@@ -33,7 +33,7 @@ class Lobby {
   // serve() has something to do when fd() is readable, and at wake_at().
   int fd() const { return epoll_.get(); }
   Time wake_at() const;
-  // Accepts, listens to and dismisses guests, without blocking.
+  // Accepts, listens to and dismisses callers, without blocking.
   void serve();
 
   std::string last_refusal;  // why the last caller who was no rank had to go
@@ -61,7 +61,7 @@ class Lobby {
   Fd epoll_;
   Fd spare_;  // given up for a moment to tell a caller that there are no descriptors left
   std::vector<Door> doors_;
-  std::map<int, Guest> guests_;
+  std::map<int, PendingConnection> pending_;
   bool resting_ = false;     // nobody is accepted
   bool rests_full_ = false;  // until there is a place, but at most
   Time rests_until_{};

@@ -15,7 +15,7 @@ namespace dicomm {
 
 namespace {
 
-constexpr std::chrono::seconds kDialPatience{30};
+constexpr std::chrono::seconds kDialTimeout{30};
 constexpr std::chrono::milliseconds kStoreTurn{200};  // so that close() is noticed
 // A crowd at the peer's door may cost a call; it is made again, each time after a longer pause.
 constexpr std::chrono::milliseconds kFirstPause{5};
@@ -64,16 +64,16 @@ void Engine::dial(int rank) {
   try {
     const auto contact = find_contact(rank);
     if (!contact) return;
-    const Patience patience{Clock::now() + kDialPatience, closing_};
+    const Deadline deadline{Clock::now() + kDialTimeout, closing_};
     const Transport transport = choose_transport(contact_, *contact, rank);
     std::optional<verbs::Endpoint> endpoint;
     if (transport == Transport::verbs) endpoint.emplace(rails_, contact->rails);
     Fd socket;
-    Dialled dialled = call(*contact, transport, rank, patience,
+    Dialled dialled = call(*contact, transport, rank, deadline,
                            endpoint ? to_card(endpoint->card()) : TransportCard{}, socket);
     if (dialled.verdict == Verdict::crossed) return await_crossed_call(rank, socket);
     if (endpoint) endpoint->connect(from_card(dialled.card));
-    if (endpoint && !endpoint->finished()) endpoint->call(socket, patience);
+    if (endpoint && !endpoint->finished()) endpoint->call(socket, deadline);
     auto stream = endpoint ? endpoint->stream(std::move(socket), true)
                   : transport == Transport::shm
                       ? shm_stream(std::move(socket), std::move(dialled.segment), false)
@@ -88,13 +88,13 @@ void Engine::dial(int rank) {
 }
 
 Dialled Engine::call(const Contact& contact, Transport transport, int rank,
-                     const Patience& patience, const TransportCard& card, Fd& socket) {
+                     const Deadline& deadline, const TransportCard& card, Fd& socket) {
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     try {
       socket = transport == Transport::shm
-                   ? local_connect(contact.local_name, patience)
-                   : tcp_connect(contact.tcp_address, contact.tcp_port, patience);
-      return dial_handshake(socket, me_, rank, patience, card);
+                   ? local_connect(contact.local_name, deadline)
+                   : tcp_connect(contact.tcp_address, contact.tcp_port, deadline);
+      return dial_handshake(socket, me_, rank, deadline, card);
     } catch (const TurnedAway& why) {
       {
         Lock lock(mutex_);
@@ -102,8 +102,8 @@ Dialled Engine::call(const Contact& contact, Transport transport, int rank,
       }
       // Ranks that were turned away together do not come back together.
       const auto own_pause = pause + pause * (me_.rank % 16) / 16;
-      if (!patience.rest(own_pause))
-        throw Error(text("turned away for ", seconds(kDialPatience), ", the last time because ",
+      if (!deadline.rest(own_pause))
+        throw Error(text("turned away for ", seconds(kDialTimeout), ", the last time because ",
                          why.what()));
     }
   }
@@ -111,8 +111,8 @@ Dialled Engine::call(const Contact& contact, Transport transport, int rank,
 
 // The peer's own call is on its way. It keeps ours open until then, so that its death shows.
 void Engine::await_crossed_call(int rank, const Fd& socket) {
-  const Patience patience{Time::max(), closing_};
-  if (patience.wait(socket.get(), POLLIN)) unreachable(rank, "it hung up before it was connected");
+  const Deadline deadline{Time::max(), closing_};
+  if (deadline.wait(socket.get(), POLLIN)) unreachable(rank, "it hung up before it was connected");
 }
 
 void Engine::unreachable(int rank, const std::string& reason) {
@@ -166,9 +166,9 @@ void Engine::connected(int rank, std::unique_ptr<Connection> connection) {
   kick();
 }
 
-void Engine::judge(Guest& guest) {
-  Verdict verdict = guest.verdict();
-  const int rank = guest.peer().rank;
+void Engine::validate(PendingConnection& pending) {
+  Verdict verdict = pending.verdict();
+  const int rank = pending.peer().rank;
   if (closing_) return;
   if (verdict == Verdict::welcome) {
     if (peers_[rank].connection)
@@ -178,24 +178,24 @@ void Engine::judge(Guest& guest) {
   }
   try {
     const bool welcome = verdict == Verdict::welcome;
-    Fd segment = welcome && guest.local() ? make_segment() : Fd();
+    Fd segment = welcome && pending.local() ? make_segment() : Fd();
     // Ready to receive before the dialler is.
     std::optional<verbs::Endpoint> endpoint;
-    const verbs::Card theirs = from_card(guest.card());
-    if (welcome && !guest.local() && theirs.version != 0) {
+    const verbs::Card theirs = from_card(pending.card());
+    if (welcome && !pending.local() && theirs.version != 0) {
       if (!rails_) throw Error("a caller asked for verbs, which this rank has not");
       endpoint.emplace(rails_, verbs::published(theirs));
       endpoint->listen();
       endpoint->connect(theirs);
     }
-    if (!guest.answer(me_, verdict, segment,
-                      endpoint ? to_card(endpoint->card()) : TransportCard{}))
+    if (!pending.answer(me_, verdict, segment,
+                        endpoint ? to_card(endpoint->card()) : TransportCard{}))
       return;
-    if (verdict == Verdict::crossed) peers_[rank].crossed = guest.release();
+    if (verdict == Verdict::crossed) peers_[rank].crossed = pending.release();
     if (verdict != Verdict::welcome) return;
-    const PeerIdentity peer = guest.peer();
-    const bool local = guest.local();
-    Fd socket = guest.release();
+    const PeerIdentity peer = pending.peer();
+    const bool local = pending.local();
+    Fd socket = pending.release();
     if (endpoint && !endpoint->finished())
       return answer_calls(peer, std::move(*endpoint), std::move(socket));
     auto stream = endpoint ? endpoint->stream(std::move(socket), false)
@@ -204,11 +204,11 @@ void Engine::judge(Guest& guest) {
     connected(rank, std::make_unique<Connection>(peer, std::move(stream), ledger_, matcher_));
   } catch (const std::exception& error) {
     lobby_.last_refusal = error.what();
-    guest.tell_failure(me_, error.what());
+    pending.tell_failure(me_, error.what());
   }
 }
 
-// On a thread of its own, as dialling: the guest is a rank, but it may be slow.
+// On a thread of its own, as dialling: the caller is a rank, but it may be slow.
 void Engine::answer_calls(const PeerIdentity& peer, verbs::Endpoint made, Fd caller) {
   const bool nobody_dialled = !peers_[peer.rank].dialling;
   auto endpoint = std::make_shared<verbs::Endpoint>(std::move(made));
@@ -216,7 +216,7 @@ void Engine::answer_calls(const PeerIdentity& peer, verbs::Endpoint made, Fd cal
   start_dialler([this, peer, endpoint, socket, nobody_dialled] {
     std::string failure;
     try {
-      endpoint->answer(*socket, Patience{Clock::now() + kHandshakePatience, closing_});
+      endpoint->answer(*socket, Deadline{Clock::now() + kHandshakeTimeout, closing_});
       // Once the caller goes on, it hangs up on a crossing call of ours.
       Lock lock(mutex_);
       if (closing_ || peers_[peer.rank].connection) return;

@@ -24,7 +24,7 @@ constexpr std::chrono::milliseconds kLongNap{10};  // where it takes the only co
 constexpr std::chrono::microseconds kSpin{50};
 constexpr std::chrono::microseconds kCrowdedSpin{2};
 constexpr std::chrono::milliseconds kYieldingSpin{1};
-constexpr int kPatienceWithSharing = 100;  // looks, a few hundred microseconds
+constexpr int kLooksWithSharing = 100;  // looks, a few hundred microseconds
 constexpr int kTurnsBetweenClocks = 32;
 constexpr int kFewTurns = 2;  // where each costs much, or keeps the peer from its core
 constexpr int kLooksBeforeClock = 4;
@@ -216,7 +216,7 @@ class Engine::Leadership {
 };
 
 // Moves bytes; sleeps until there is a reason not to, or `until`. Leaves after one round.
-void Engine::lead(Lock& lock, Time until, const RequestState* awaited) {
+void Engine::drive_progress(Lock& lock, Time until, const RequestState* awaited) {
   const Leadership leadership(*this, awaited);
   turn_all(Communicator::any_source);
   const Time lobby_time = lobby_.wake_at();
@@ -329,7 +329,7 @@ void Engine::give_way(const RequestState& request) {
         cheap &= stream.cheap_to_poll();
       }
     shared_core_turns_ = shared && cheap ? shared_core_turns_ + 1 : 0;
-    part = shared_core_turns_ >= kPatienceWithSharing && me_.rank < awaited_peer && !crowded();
+    part = shared_core_turns_ >= kLooksWithSharing && me_.rank < awaited_peer && !crowded();
     if (part) shared_core_turns_ = 0;
   }
   if (part) leave_core(core);
@@ -377,7 +377,7 @@ void Engine::block(Lock& lock, RequestState& request, Time deadline) {
   while (!request.done && Clock::now() < deadline) {
     touched_ = true;
     if (!leading_) {
-      lead(lock, deadline, &request);
+      drive_progress(lock, deadline, &request);
     } else {
       // The engine's thread gives way; two callers must not keep waking each other.
       if (!ledger_.awaited_by_leader) kick();
@@ -394,13 +394,13 @@ void Engine::progress_loop() {
     const bool busy = std::exchange(touched_, false);
     if (busy) {
       progress_wanted_.wait_for(lock, cores_ == 1 ? kLongNap : kNap);
-      if (!leading_ && !stop_) lead(lock, Clock::now());
+      if (!leading_ && !stop_) drive_progress(lock, Clock::now());
     } else if (leading_) {
       parked_ = true;
       progress_wanted_.wait(lock, [&] { return stop_ || !leading_; });
       parked_ = false;
     } else {
-      lead(lock, Time::max());
+      drive_progress(lock, Time::max());
     }
   }
 }

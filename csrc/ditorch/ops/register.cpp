@@ -62,9 +62,9 @@ void register_operators() {
   auto& library = new_library("aten", kKey);
   register_memory_operators(library);
   register_whole_operators(library);
-  for (auto key : {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::QuantizedPrivateUse1,
-                   c10::DispatchKey::SparseCsrPrivateUse1,
-                   c10::DispatchKey::NestedTensorPrivateUse1}) {
+  for (auto key :
+       {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::QuantizedPrivateUse1,
+        c10::DispatchKey::SparseCsrPrivateUse1, c10::DispatchKey::NestedTensorPrivateUse1}) {
     new_library("_", key).fallback(boxed<&refuse_layout>());
   }
   library.impl("_nested_tensor_from_tensor_list", boxed<&refuse_layout>());

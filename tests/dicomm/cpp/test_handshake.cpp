@@ -35,16 +35,17 @@ struct Sockets {
 // What a dialler ends with: "welcome", "crossed", or the error.
 std::string dial(const Fd& socket, const Identity& me, int to_rank) {
   const std::atomic<bool> never{false};
-  const Patience patience{std::chrono::steady_clock::now() + std::chrono::seconds(10), never};
+  const Deadline deadline{std::chrono::steady_clock::now() + std::chrono::seconds(10), never};
   try {
-    const Dialled dialled = dial_handshake(socket, me, to_rank, patience);
+    const Dialled dialled = dial_handshake(socket, me, to_rank, deadline);
     return dialled.verdict == Verdict::welcome ? "welcome" : "crossed";
   } catch (const Error& error) {
     return error.what();
   }
 }
 
-// A guest talked to until it is proven or refused; answered with its own verdict, or `instead`.
+// A pending connection, talked to until it is proven or refused; answered with its own verdict, or
+// `instead`.
 std::string meet(const Identity& acceptor, const Identity& dialler, int to_rank,
                  std::optional<Verdict> instead = std::nullopt) {
   Sockets sockets;
@@ -52,11 +53,11 @@ std::string meet(const Identity& acceptor, const Identity& dialler, int to_rank,
     return dial(socket, dialler, to_rank);
   });
   {
-    Guest guest(std::move(sockets.acceptor), true);
-    auto state = Guest::State::talking;
-    while (state == Guest::State::talking) state = guest.advance(acceptor);
-    if (state == Guest::State::proven)
-      CHECK(guest.answer(acceptor, instead.value_or(guest.verdict()), Fd()));
+    PendingConnection pending(std::move(sockets.acceptor), true);
+    auto state = PendingConnection::State::talking;
+    while (state == PendingConnection::State::talking) state = pending.advance(acceptor);
+    if (state == PendingConnection::State::proven)
+      CHECK(pending.answer(acceptor, instead.value_or(pending.verdict()), Fd()));
   }
   return told.get();
 }

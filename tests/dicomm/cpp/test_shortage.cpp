@@ -73,10 +73,10 @@ struct NoThreads {
 Fd hand_made_rank_1(MemoryStore& store) {
   const auto contact = Contact::decode(store.get(contact_key("default", 0), 1s), 0);
   const std::atomic<bool> called_off{false};
-  const Patience patience{std::chrono::steady_clock::now() + 10s, called_off};
-  Fd socket = tcp_connect(contact.tcp_address, contact.tcp_port, patience);
+  const Deadline deadline{std::chrono::steady_clock::now() + 10s, called_off};
+  Fd socket = tcp_connect(contact.tcp_address, contact.tcp_port, deadline);
   const Identity me{1, 2, "default", "by hand", "here", "of the tests"};
-  dial_handshake(socket, me, 0, patience);
+  dial_handshake(socket, me, 0, deadline);
   return socket;
 }
 

@@ -59,7 +59,7 @@ struct Sides {
   // The two ends of a new connection, by what the engine does.
   std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>> meet() {
     const std::atomic<bool> called_off{false};
-    const Patience patience{std::chrono::steady_clock::now() + std::chrono::seconds(20),
+    const Deadline deadline{std::chrono::steady_clock::now() + std::chrono::seconds(20),
                             called_off};
     verbs::Endpoint dialler(dialling, accepting->published());
     verbs::Endpoint acceptor(accepting, verbs::published(dialler.card()));
@@ -73,7 +73,7 @@ struct Sides {
     std::unique_ptr<Stream> accepted;
     std::thread accepts([&] {
       try {
-        if (!acceptor.finished()) acceptor.answer(right, patience);
+        if (!acceptor.finished()) acceptor.answer(right, deadline);
         accepted = acceptor.stream(std::move(right), false);
       } catch (const Error&) {  // the dialler gave up
       }
@@ -89,7 +89,7 @@ struct Sides {
     std::unique_ptr<Stream> dialled;
     {
       Join join{accepts, left};
-      if (!dialler.finished()) dialler.call(left, patience);
+      if (!dialler.finished()) dialler.call(left, deadline);
       dialled = dialler.stream(std::move(left), true);
     }
     return {std::move(dialled), std::move(accepted)};

@@ -43,7 +43,7 @@ LocalListener local_listen() {
   return listener;
 }
 
-Fd local_connect(const std::string& name, const Patience& patience) {
+Fd local_connect(const std::string& name, const Deadline& deadline) {
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd) throw_no_socket(errno);
   const timeval turn{0, 100'000};  // connect() only waits where the listener's queue is full
@@ -52,7 +52,7 @@ Fd local_connect(const std::string& name, const Patience& patience) {
   const socklen_t length = abstract_address(name, address);
   while (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
     if (errno != EAGAIN && errno != EINTR) throw Error(system_error(errno));
-    if (!patience.rest({})) throw Error("no answer to the connection request");
+    if (!deadline.rest({})) throw Error("no answer to the connection request");
   }
   return fd;
 }

@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "core/deadline.h"
 #include "core/fd.h"
-#include "core/patience.h"
 #include "core/stream.h"
 
 namespace dicomm {
@@ -20,7 +20,7 @@ struct LocalListener {
 
 LocalListener local_listen();  // throws Error
 // Throws Error; TurnedAway where this rank has no descriptors.
-Fd local_connect(const std::string& name, const Patience& patience);
+Fd local_connect(const std::string& name, const Deadline& deadline);
 Fd make_segment();  // throws Error
 // The side that made the segment is its owner; the two sides must differ. Throws Error.
 std::unique_ptr<Stream> shm_stream(Fd socket, Fd segment, bool owner);

@@ -160,7 +160,7 @@ TcpListener tcp_listen(const std::string& host) {
                    "': ", error ? system_error(error) : "the name does not resolve"));
 }
 
-Fd tcp_connect(const std::string& host, int port, const Patience& patience) {
+Fd tcp_connect(const std::string& host, int port, const Deadline& deadline) {
   const Addresses addresses = resolve(host, port, AI_NUMERICHOST);
   if (!addresses) throw Error(text("'", host, "' is not a numeric address"));
   const addrinfo& address = *addresses;
@@ -170,7 +170,7 @@ Fd tcp_connect(const std::string& host, int port, const Patience& patience) {
   int error = 0;
   if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) throw Error(system_error(errno));
-    if (!patience.wait(fd.get(), POLLOUT)) throw Error("no answer to the connection request");
+    if (!deadline.wait(fd.get(), POLLOUT)) throw Error("no answer to the connection request");
     socklen_t length = sizeof error;
     ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) throw Error(system_error(error));

@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "core/deadline.h"
 #include "core/fd.h"
-#include "core/patience.h"
 #include "core/stream.h"
 
 namespace dicomm {
@@ -25,7 +25,7 @@ struct TcpListener {
 // a network interface, a bridge's last; where there is none, loopback. Throws Error.
 TcpListener tcp_listen(const std::string& host);
 // Throws Error; TurnedAway where this rank has no descriptors.
-Fd tcp_connect(const std::string& address, int port, const Patience& patience);
+Fd tcp_connect(const std::string& address, int port, const Deadline& deadline);
 std::unique_ptr<Stream> tcp_stream(Fd socket);
 
 }  // namespace dicomm

@@ -4,7 +4,7 @@
 //   acceptor   listen(), connect(), tells its card; where not finished() by that, answer()
 #pragma once
 
-#include "core/patience.h"
+#include "core/deadline.h"
 #include "transport/verbs/cm.h"
 #include "transport/verbs/stream.h"
 
@@ -26,8 +26,8 @@ class Endpoint {
   bool finished() const { return !cm_; }
   // The rails of rdma_cm; where it fails on one, the cards connect that, too, unless a side will
   // have rdma_cm only. These wait for the peer. Throw Error.
-  void call(const Fd& socket, const Patience& patience);
-  void answer(const Fd& socket, const Patience& patience);
+  void call(const Fd& socket, const Deadline& deadline);
+  void answer(const Fd& socket, const Deadline& deadline);
 
   // The dialler comes last: its peer is ready to receive. Throws Error.
   std::unique_ptr<Stream> stream(Fd socket, bool dialler);

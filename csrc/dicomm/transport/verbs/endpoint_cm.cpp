@@ -14,7 +14,7 @@ namespace dicomm::verbs {
 namespace {
 
 // Answers come in milliseconds. Where none does (a firewall, say) the cards do as well.
-constexpr std::chrono::seconds kCmPatience{1};
+constexpr std::chrono::seconds kCmTimeout{1};
 
 void send_byte(const Fd& socket, std::uint8_t byte) {
   if (::send(socket.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) != 1)
@@ -57,10 +57,10 @@ void Endpoint::give_up_cm(std::size_t rail, const std::string& reason) {
                  name.c_str(), reason.c_str());
 }
 
-void Endpoint::call(const Fd& socket, const Patience& patience) {
-  const Patience little{std::min(patience.deadline, std::chrono::steady_clock::now() + kCmPatience),
-                        patience.called_off};
-  while (cm_->calling() && (insists_on_cm() ? patience : little).wait(cm_->fd(), POLLIN))
+void Endpoint::call(const Fd& socket, const Deadline& deadline) {
+  const Deadline little{std::min(deadline.at, std::chrono::steady_clock::now() + kCmTimeout),
+                        deadline.called_off};
+  while (cm_->calling() && (insists_on_cm() ? deadline : little).wait(cm_->fd(), POLLIN))
     cm_->advance();
   std::uint8_t connected = 0;
   for (std::size_t i = 0; i < links_.size(); ++i) {
@@ -76,15 +76,15 @@ void Endpoint::call(const Fd& socket, const Patience& patience) {
   }
   send_byte(socket, connected);
   while (!receive_byte(socket))
-    if (!patience.wait(socket.get(), POLLIN))
+    if (!deadline.wait(socket.get(), POLLIN))
       throw Error("it did not connect its queue pairs in time");
   cm_.reset();
 }
 
-void Endpoint::answer(const Fd& socket, const Patience& patience) {
+void Endpoint::answer(const Fd& socket, const Deadline& deadline) {
   std::optional<std::uint8_t> connected;
   while (!(connected = receive_byte(socket))) {
-    if (patience.called_off || std::chrono::steady_clock::now() > patience.deadline)
+    if (deadline.called_off || std::chrono::steady_clock::now() > deadline.at)
       throw Error("a caller did not connect its queue pairs in time");
     pollfd waiting[] = {{socket.get(), POLLIN, 0}, {cm_->fd(), POLLIN, 0}};
     constexpr int turn_ms = 100;

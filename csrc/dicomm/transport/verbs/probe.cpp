@@ -20,7 +20,7 @@ namespace dicomm::verbs {
 namespace {
 
 constexpr std::size_t kPieceBytes = 256;
-constexpr std::chrono::seconds kReadPatience{2};
+constexpr std::chrono::seconds kReadTimeout{2};
 constexpr int kRounds = 3;  // the memory may be written to while it is compared
 
 using Piece = std::array<std::byte, kPieceBytes>;
@@ -59,7 +59,7 @@ class LoopBack {
     request.remote_address = address;
     request.rkey = rkey;
     pair_.post(&request);
-    const auto deadline = std::chrono::steady_clock::now() + kReadPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kReadTimeout;
     ibv::Completion completion;
     while (pair_.poll(&completion, 1) != 1) {
       if (std::chrono::steady_clock::now() > deadline) return "a read of it does not end";

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t kMaxChunkBytes = 1 << 20;
 constexpr std::uint64_t kMinChunkBytes = 64 << 10;
-constexpr std::chrono::seconds kFlushPatience{1};
+constexpr std::chrono::seconds kFlushTimeout{1};
 constexpr std::uint64_t kReadWork = std::uint64_t{2} << 56;
 
 // Enough pieces that every rail is busy to the end.
@@ -131,7 +131,7 @@ void VerbsStream::read_done(std::uint64_t number) {
 // does not has its queue pair destroyed.
 void VerbsStream::await_reads(int rail) {
   Link& link = *links_[rail];
-  const auto deadline = std::chrono::steady_clock::now() + kFlushPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kFlushTimeout;
   while (link.reads > 0 && std::chrono::steady_clock::now() < deadline) {
     ibv::Completion completion;
     if (link.pair.poll(&completion, 1) != 1)

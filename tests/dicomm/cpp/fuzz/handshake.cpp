@@ -36,7 +36,7 @@ struct Sockets {
   }
 };
 
-// A hello that the guest may well accept, but for what the input changes in it.
+// A hello that the pending connection may well accept, but for what the input changes in it.
 Hello plausible_hello(FuzzedDataProvider& input) {
   Hello hello{};
   std::memcpy(hello.magic, "dicommhs", 8);
@@ -51,15 +51,15 @@ Hello plausible_hello(FuzzedDataProvider& input) {
   return hello;
 }
 
-// Words in pieces; the guest looks at each.
-Guest::State say(FuzzedDataProvider& input, const Sockets& sockets, Guest& guest,
-                 std::string words) {
-  auto state = Guest::State::talking;
-  while (!words.empty() && state == Guest::State::talking) {
+// Words in pieces; the pending connection looks at each.
+PendingConnection::State say(FuzzedDataProvider& input, const Sockets& sockets,
+                             PendingConnection& pending, std::string words) {
+  auto state = PendingConnection::State::talking;
+  while (!words.empty() && state == PendingConnection::State::talking) {
     const auto piece = input.ConsumeIntegralInRange<std::size_t>(1, words.size());
-    if (!sockets.say(words.data(), piece)) return Guest::State::refused;
+    if (!sockets.say(words.data(), piece)) return PendingConnection::State::refused;
     words.erase(0, piece);
-    state = guest.advance(kMe);
+    state = pending.advance(kMe);
   }
   return state;
 }
@@ -69,17 +69,17 @@ std::string bytes_of(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-void visit_guest(FuzzedDataProvider& input) {
+void visit_pending(FuzzedDataProvider& input) {
   Sockets sockets;
   const bool local = input.ConsumeBool();
-  Guest guest(std::move(sockets.ours), local);
+  PendingConnection pending(std::move(sockets.ours), local);
   if (input.ConsumeBool()) {  // no idea of the protocol
-    expect(say(input, sockets, guest, input.ConsumeRemainingBytesAsString()) !=
-           Guest::State::proven);
+    expect(say(input, sockets, pending, input.ConsumeRemainingBytesAsString()) !=
+           PendingConnection::State::proven);
     return;
   }
   const Hello mine = plausible_hello(input);
-  if (say(input, sockets, guest, bytes_of(mine)) != Guest::State::talking) return;
+  if (say(input, sockets, pending, bytes_of(mine)) != PendingConnection::State::talking) return;
   Hello theirs{};
   expect(::recv(sockets.theirs.get(), &theirs, sizeof theirs, MSG_DONTWAIT) == sizeof theirs);
   const bool knows = input.ConsumeBool();
@@ -93,14 +93,14 @@ void visit_guest(FuzzedDataProvider& input) {
         &mine_proven)[input.ConsumeIntegralInRange<std::size_t>(0, sizeof mine_proven - 1)] ^=
         1 << (input.ConsumeIntegral<std::uint8_t>() % 8);
   const auto state =
-      say(input, sockets, guest, bytes_of(mine_proven) + input.ConsumeRemainingBytesAsString());
-  expect((state == Guest::State::proven) == (knows && !changed));
-  if (state != Guest::State::proven) return;
+      say(input, sockets, pending, bytes_of(mine_proven) + input.ConsumeRemainingBytesAsString());
+  expect((state == PendingConnection::State::proven) == (knows && !changed));
+  if (state != PendingConnection::State::proven) return;
   const bool fits = mine.rank > 0 && mine.rank < 3 && mine.to_rank == 0 && mine.world_size == 3 &&
                     mine.name == sha256("n");
-  expect((guest.verdict() == Verdict::welcome) == fits);
-  guest.peer().describe();
-  expect(guest.answer(kMe, guest.verdict(), Fd(), {}));
+  expect((pending.verdict() == Verdict::welcome) == fits);
+  pending.peer().describe();
+  expect(pending.answer(kMe, pending.verdict(), Fd(), {}));
 }
 
 // The dialler meets a listener that does not know the secret.
@@ -125,7 +125,7 @@ void visit_dialler(FuzzedDataProvider& input) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
   FuzzedDataProvider input(data, bytes);
   if (input.ConsumeBool())
-    visit_guest(input);
+    visit_pending(input);
   else
     visit_dialler(input);
   return 0;

@@ -209,10 +209,10 @@ void Rank::drop_one() {
 namespace {
 
 // Whether it is done; false also where the deadline passed. Throws what the request throws.
-bool is_over(Request& request, bool wait, std::chrono::milliseconds patience) {
+bool is_over(Request& request, bool wait, std::chrono::milliseconds timeout) {
   if (!wait) return request.test();
   try {
-    request.wait(patience);
+    request.wait(timeout);
     return true;
   } catch (const TimeoutError&) {
     return false;

@@ -28,15 +28,15 @@ constexpr const char* kNoDescriptors = "this rank has no file descriptors left (
   throw Error(text("cannot make a socket: ", system_error(error)));
 }
 
-struct Patience {
-  std::chrono::steady_clock::time_point deadline;
+struct Deadline {
+  std::chrono::steady_clock::time_point at;
   const std::atomic<bool>& called_off;
 
   // False: too late, or called off.
   bool wait(int fd, short events) const {
     while (!called_off) {
       const auto left =
-          std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+          std::chrono::ceil<std::chrono::milliseconds>(at - std::chrono::steady_clock::now());
       if (left.count() <= 0) return false;
       pollfd waiting{fd, events, 0};
       constexpr std::int64_t turn_ms = 100;
@@ -48,7 +48,7 @@ struct Patience {
 
   // False: it ends before the pause does, or is called off.
   bool rest(std::chrono::milliseconds pause) const {
-    if (std::chrono::steady_clock::now() + pause >= deadline) return false;
+    if (std::chrono::steady_clock::now() + pause >= at) return false;
     std::this_thread::sleep_for(pause);
     return !called_off;
   }
