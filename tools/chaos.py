@@ -3,7 +3,7 @@
 Each seed draws a small cluster, a first plan, how often copies are kept, and 1 to 5 events in the
 midst of steps, of saves, of switches and of recoveries; every fifth runs on emulated chips. A run
 must reach its last step on the loss curve of an undisturbed run, every step once, or say that a
-layer has no copy left where that is so; it must end in time and leave nothing behind.
+layer has no snapshot left where that is so; it must end in time and leave nothing behind.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def job_goes_on(output: Path) -> bool:
 
 
 def earlier_job(output: Path, resume: bool) -> Earlier | None:
-    """The job whose copies this one takes: torchrun starts again by itself, others on --resume.
+    """The job whose snapshots this one takes: torchrun starts again by itself, others on --resume.
 
     Raises FileError, and InputError where there is a job that is not to be resumed.
     """

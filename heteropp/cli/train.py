@@ -206,33 +206,35 @@ def train(
     disk: Annotated[
         Path | None,
         typer.Option(
-            help="Where each node keeps copies of its state, on a disk of its own; copies in "
-            "--output if absent. They are in a folder that is called as --output's job.json says, "
-            "and stay there for --resume unless the run comes to its end.",
+            help="Where each node keeps snapshots of its state, on a disk of its own; the folder "
+            "copies in --output if absent. They are in a folder that is called as --output's "
+            "job.json says, and stay there for --resume unless the run comes to its end.",
             rich_help_panel=ELASTIC,
         ),
     ] = None,
     remote: Annotated[
         str | None,
         typer.Option(
-            help="Where copies go that outlive every node: a folder or URL, as fsspec takes it. "
+            help="Where snapshots go that outlive every node: a folder or URL, as fsspec takes it. "
             "They are called and stay as those on the disk.",
             rich_help_panel=ELASTIC,
         ),
     ] = None,
     keep_memory_every: Annotated[
         int,
-        typer.Option(min=1, help="Steps between copies in host memory.", rich_help_panel=ELASTIC),
+        typer.Option(
+            min=1, help="Steps between snapshots in host memory.", rich_help_panel=ELASTIC
+        ),
     ] = 1,
     keep_disk_every: Annotated[
         int,
         typer.Option(
-            min=0, help="Steps between copies on the disk; 0: none.", rich_help_panel=ELASTIC
+            min=0, help="Steps between snapshots on the disk; 0: none.", rich_help_panel=ELASTIC
         ),
     ] = 10,
     keep_remote_every: Annotated[
         int,
-        typer.Option(min=1, help="Steps between copies in --remote.", rich_help_panel=ELASTIC),
+        typer.Option(min=1, help="Steps between snapshots in --remote.", rich_help_panel=ELASTIC),
     ] = 50,
     learning_rate: Annotated[
         float | None,

@@ -10,7 +10,7 @@ A *member* is a process that has one chip and its name: "a-0/1" is chip 1 of nod
     next/N            number of the generation that N is to switch to, by the leader
     switch-at/N       step at whose end all of N do so, by rank 0 of N
     switched/N        Account of the switch that began N, by its rank 0, before its first step
-    reading/N         "": rank 0 of N has its chip open, and begins to read the copies
+    reading/N         "": rank 0 of N has its chip open, and begins to read the snapshots
     recovered/N       likewise, of every other start: also of an initial one
     progress/N        Progress of the newest step, by rank 0 of N
     notice/MEMBER     "": the member was told by SIGTERM that its chip will go, by itself
@@ -45,7 +45,7 @@ from heteropp.training.train import RankChip, TrainingRun
 T = TypeVar("T")
 Source = Literal["memory", "disk", "peer", "remote"]
 # "chip": its chip failed, and is lost; "job": no chip's fault, and would come again; "lost": no
-# copy is left on the nodes that there are; "other": to be tried again
+# snapshot is left on the nodes that there are; "other": to be tried again
 FailureKind = Literal["chip", "job", "lost", "other"]
 
 
@@ -74,7 +74,7 @@ class Job:
     name: str  # that no other job has; whatever goes on with --resume keeps it
     run: TrainingRun  # its plan, cluster and chips are those that the job begins with
     meeting: Meeting
-    memory: Path  # copies of the state in host memory: a folder of this job's own
+    memory: Path  # snapshots of the state in host memory: a folder of this job's own
     disk: Path  # on the nodes' disks: a folder that other jobs may use as well
     remote: str | None  # in a store that all reach, an fsspec URL, likewise
     keep_memory_every: int = 1  # steps
@@ -102,7 +102,7 @@ class Job:
         return self.disk / self.name / node
 
     def tiers_of(self, node: str) -> Tiers:
-        """Returns where a node keeps copies, in folders that no other job shares."""
+        """Returns where a node keeps snapshots, in folders that no other job shares."""
         remote = f"{self.remote.removesuffix('/')}/{self.name}" if self.remote else None
         return Tiers(
             job=self.name, memory=self.memory_of(node), disk=self.disk_of(node), remote=remote
@@ -115,7 +115,7 @@ class Generation:
     folder: Path
     members: tuple[str, ...]  # by rank
     # from initial values (or whatever Run says); from the generation before, whose processes go
-    # on; or from copies of the state
+    # on; or from snapshots of the state
     start: Literal["initial", "switch", "recover"]
     before: int | None = None  # for a switch: the generation that goes on
     leavers: tuple[str, ...] = ()  # for a switch: members of that one who end with it

@@ -1,4 +1,4 @@
-"""Gives the ranks of a fresh generation the newest state that the copies still make up.
+"""Gives the ranks of a fresh generation the newest state that the snapshots still make up.
 
 Each node says what it holds and each rank what it wants; rank 0 decides, and tells every rank its
 share. Where a copy turns out to be damaged, rank 0 decides again without it.
@@ -86,7 +86,7 @@ def recover(
     group must be there.
 
     None where nothing was ever kept, or the checkpoint is newer than the newest whole step. Raises
-    LostError where no step is whole any more, and CheckpointError where the copies are of another
+    LostError where no step is whole any more, and CheckpointError where snapshots are of another
     run.
     """
     begin_s = time.monotonic()

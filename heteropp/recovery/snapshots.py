@@ -67,7 +67,7 @@ class SnapshotWriter:
     ) -> None:
         """generation: a number that no other one of the job has; nodes: their names, by rank.
 
-        `control`: a connection for the copies alone; the threads use it and call `warn`, too.
+        `control`: a connection for the snapshots alone; the threads use it and call `warn`, too.
         """
         self.tiers = [tier for tier in tiers.each() if getattr(cadence, tier.kind)]
         self.job, self.cadence, self.generation = tiers.job, cadence, generation
@@ -113,7 +113,7 @@ class SnapshotWriter:
             thread.join(max(0.0, end_s - time.monotonic()))
             if thread.is_alive():
                 self.warn(
-                    f"the newest copy ({kind}) is not written in {deadline_s:g} s; it is left"
+                    f"the newest snapshot ({kind}) is not written in {deadline_s:g} s; it is left"
                 )
 
     def release(self) -> None:
@@ -148,7 +148,7 @@ class SnapshotWriter:
                 self.slow.add(tier.kind)
                 self.warn(
                     f"step {step} is not kept in {tier.url} ({tier.kind}): "
-                    "the copy before is still being written; training goes on"
+                    "the one before is still being written; training goes on"
                 )
         free = self.control.hear(f"{key}/{step}") == "1"
         if free:

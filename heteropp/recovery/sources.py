@@ -1,4 +1,4 @@
-"""Which copies of the state there are, and which step they still make up."""
+"""Which snapshots of the state there are, and which step they still make up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEARNESS: dict[TierKind, int] = {"memory": 0, "disk": 1, "remote": 2}
 
 
 class LostError(ValueError):
-    """No step can be recovered: one sentence says what has no copy left, and since when.
+    """No step can be recovered: one sentence says what has no snapshot left, and since when.
 
     nodes: whoever held some of what is missing; one that is not here may have it still.
     """
@@ -119,14 +119,14 @@ def _sentence(missing: Mapping[SnapshotStep, list[str]], kept: Sequence[RankSnap
     if everywhere:
         verb = "has" if len(everywhere) == 1 else "have"
         return (
-            f"{_listed(everywhere)} {verb} no copy left: the last were of step {newest.step}, "
+            f"{_listed(everywhere)} {verb} no snapshot left: the last were of step {newest.step}, "
             f"{_last_holders(everywhere, newest, kept)}"
         )
     gaps = (
         f"step {step.step} lacks {_listed(blocks)} (last {_last_holders(blocks, step, kept)})"
         for step, blocks in sorted(missing.items(), reverse=True)
     )
-    return f"no step has a copy of every layer left: {'; '.join(gaps)}"
+    return f"no step has a snapshot of every layer left: {'; '.join(gaps)}"
 
 
 def _once_held(missing: Mapping[SnapshotStep, list[str]], kept: Sequence[RankSnapshot]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Where copies of the state lie: host memory, a node's disk, a remote store. All are fsspec's."""
+"""Where snapshots lie: host memory, a node's disk, a remote store. All are fsspec's."""
 
 from __future__ import annotations
 

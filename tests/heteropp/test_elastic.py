@@ -185,7 +185,7 @@ def test_a_layer_without_a_copy_stops_the_job(launch: Launch) -> None:
     assert code == 1
     last = stderr.splitlines()[-1]
     assert last.startswith("training stopped: "), stderr
-    assert "no copy left: the last were of step" in last
+    assert "no snapshot left: the last were of step" in last
     assert f"{NODE}-0" in last
     assert "Traceback" not in stderr
     assert_nothing_is_left(training)

@@ -25,7 +25,7 @@ from heteropp.training.train import TrainingRun
 
 DEADLINE_S = 30.0
 A, B = "a-mini-0", "b-mini-0"
-LACK = f"stopped: layers.1 has no copy left: the last were of step 9, on node {B}"
+LACK = f"stopped: layers.1 has no snapshot left: the last were of step 9, on node {B}"
 
 
 class Chips:

@@ -287,7 +287,7 @@ def test_what_has_no_copy_left_is_named(ranks: Ranks, tmp_path: Path) -> None:
             shutil.rmtree(tmp_path / tier / node)
     for answer in ranks.run(GROUPS, ["a-0", "c-0", "a-1", "c-1"], recovered):
         assert answer.splitlines()[0] == (
-            "LostError: layers.2, layers.3, norm and head have no copy left: "
+            "LostError: layers.2, layers.3, norm and head have no snapshot left: "
             "the last were of step 12, on nodes b-0, b-1"
         )
     assert ranks.run(GROUPS, ["a-0", "c-0", "a-1", "c-1"], who_held) == [("b-0", "b-1")] * 4

@@ -1,4 +1,4 @@
-"""Copies are kept beside the training, in time, in part never believed, and not for ever."""
+"""Snapshots are kept beside the training, in time, in part never believed, and not for ever."""
 
 from __future__ import annotations
 
@@ -267,9 +267,9 @@ def test_a_store_that_hangs_is_said_once_and_training_goes_on(tmp_path: Path) ->
         keeping.keep(manifest(step))
     keeping.finish(0.5)
     assert warnings == [
-        f"step 2 is not kept in {url} (remote): the copy before is still being written; "
+        f"step 2 is not kept in {url} (remote): the one before is still being written; "
         "training goes on",
-        "the newest copy (remote) is not written in 0.5 s; it is left",
+        "the newest snapshot (remote) is not written in 0.5 s; it is left",
     ]
     memory, remote = tiers.each()
     assert steps(memory) == [2, 3]

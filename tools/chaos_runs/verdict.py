@@ -1,8 +1,8 @@
 """Whether a run ended as it must: at its last step on the undisturbed curve, or honestly.
 
-A run may only stop because a layer has no copy left. Whether that is so is found out here from the
-last plan that trained, the nodes that were left and how often copies were kept, and from the files
-that the run left behind.
+A run may only stop because a layer has no snapshot left. Whether that is so is found out here from
+the last plan that trained, the nodes that were left and how often snapshots were kept, and from the
+files that the run left behind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Where = Literal[
     "a step", "a save", "the preparation of a switch", "a switch", "a recovery", "a start"
 ]
 PHASES: tuple[Where, ...] = get_args(Where)
-NO_COPY = re.compile(r"training stopped: .*(no copy left|no step has a copy of every layer left)")
+NO_SNAPSHOT = re.compile(
+    r"training stopped: .*(no snapshot left|no step has a snapshot of every layer left)"
+)
 Boxes = dict[tuple[str, str], set[Box]]  # by quantity and parameter
 
 
@@ -84,7 +86,7 @@ def judge(job: Job, events: Events, expected: Sequence[float], seconds: float) -
     if code == 0:
         verdict.outcome = "reached"
         steps = list(range(1, job.scene.steps + 1))
-    elif code == 1 and NO_COPY.search(stderr):
+    elif code == 1 and NO_SNAPSHOT.search(stderr):
         verdict.outcome = "lost"
         steps = [line["step"] for line in lines]
         verdict.faults += dishonest(job, events, changes)
@@ -102,7 +104,7 @@ def judge(job: Job, events: Events, expected: Sequence[float], seconds: float) -
     if not verdict.worst <= job.scene.curve.tolerance:
         verdict.faults.append(f"a loss is off the undisturbed run's by {verdict.worst:.2g}")
     if not job.memory_seen and events.happened:
-        verdict.faults.append("no copy was seen in shared memory")
+        verdict.faults.append("no snapshot was seen in shared memory")
     return verdict
 
 
@@ -167,23 +169,23 @@ def places(happened: Sequence[Happened], changes: list[Change]) -> Iterator[Wher
 
 
 def dishonest(job: Job, events: Events, changes: list[Change]) -> list[str]:
-    """What speaks against "no copy left", in sentences."""
+    """What speaks against "no snapshot left", in sentences."""
     nodes = events.nodes_left()
     found = []
     model = job.scene.curve.model
     tiers = [t for t in job.tiers() if t.name in nodes or t.is_relative_to(job.remote)]
     for folder, held in kept_steps(tiers).items():
         if not missing(model, held):
-            found.append(f"it says that no copy is left, but {folder} has one of everything")
+            found.append(f"it says that no snapshot is left, but {folder} has one of everything")
     if events.torn or not changes:
         return found
     last, reached = changes[-1], len(metrics(job.output))
     memory_every, _, remote_every = job.scene.keep_every
     if remote_every and reached >= 2 * remote_every:
-        found.append(f"it says that no copy is left, but step {remote_every} was kept remotely")
+        found.append(f"it says that no snapshot is left, but step {remote_every} was kept remotely")
     if reached - last.step >= 3 * memory_every and not missing(model, held_by(last, nodes)):
         found.append(
-            f"it says that no copy is left, but {', '.join(sorted(nodes))} held everything"
+            f"it says that no snapshot is left, but {', '.join(sorted(nodes))} held everything"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Nodes that lost all of their chips, but not their disks: a recovery that lacks copies waits."""
+"""Nodes that lost all of their chips, but not their disks: a recovery without snapshots waits."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ the chips that are up are not those of the generation that runs, another one is 
     switching  the generation that runs was told to; it becomes the new one after a step
     starting   a start or a recovery: all members are new
     running    the chips that are up train
-    dropping   members are killed that were to join a generation that shall not be
+    dropping   members started for a cancelled generation are killed
     fencing    all members are killed, as one was lost or failed
-    awaiting   a recovery lacks copies that a node without chips may have: one may come back
+    awaiting   a recovery lacks snapshots that a node without chips may have: one may come back
 
 A loss leads from everywhere to fencing, from there to planning and to a recovery. As the newest
-copy of a layer may be with any node that trained last, the plan of a recovery uses all of those; a
-better one that leaves some out follows by a switch.
+snapshot of a layer may be with any node that trained last, the plan of a recovery uses all of
+those; a better one that leaves some out follows by a switch.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class Leader:
         return search_beside(cluster, self.plan, self.planned_for, nodes)
 
     def _trainable(self) -> set[str]:
-        """Returns the members that are up; for a start, also noticed ones: they may hold copies."""
+        """Returns the members that are up; for a start, noticed ones too: they may hold snapshots."""
         return self.roster.up() if self.running else self.roster.there()
 
     def _planning(self) -> None:
@@ -327,7 +327,7 @@ class Leader:
 
     def _no_plan(self, why: str) -> None:
         if self.running is None:
-            self._end(JobOutcome(1, f"{why}; --resume goes on from the copies that there are"))
+            self._end(JobOutcome(1, f"{why}; --resume goes on from the snapshots that there are"))
             return
         self.phase = "running"
         if set(self.running.members) <= self.aim:

@@ -1,4 +1,4 @@
-"""One member's part in one generation: it takes its state, trains, saves and keeps copies."""
+"""One member's part in one generation: it takes its state, trains, saves and keeps snapshots."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Session:
         self.snapshot_writer = make_snapshot_writer(
             job, generation, self.trainer, self._own_control(), self._warn
         )
-        if arrived:  # who left may have held the only copies
+        if arrived:  # who left may have held the only snapshots
             self.snapshot_writer.keep(self.trainer.manifest(), first=True)
         self.preparation = Preparation(job, generation, links)
 
@@ -147,10 +147,10 @@ class Session:
         return Account(step=trainer.completed, seconds=time.monotonic() - begin_s)
 
     def _recovered(self) -> Account | LostError | None:
-        """Takes the state from the newest copies.
+        """Takes the state from the newest snapshots.
 
         Returns the LostError that says what is missing where no step is whole, and None where
-        there is no copy or a checkpoint is newer.
+        there is no snapshot or a checkpoint is newer.
         """
         if self.control.rank == 0:
             self.board.say("", "reading", self.generation.number)

@@ -1,4 +1,4 @@
-"""The copies of the state that a generation keeps, and begins from (heteropp.recovery)."""
+"""The snapshots of the state that a generation keeps, and begins from (heteropp.recovery)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_snapshot_writer(
 
 
 def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> Account | None:
-    """Takes the newest state there is a copy of; None where there is none, or a newer checkpoint.
+    """Takes the newest state there is a snapshot of; None without one, or with a newer checkpoint.
 
     Raises LostError where no step is whole, and CheckpointError.
     """
