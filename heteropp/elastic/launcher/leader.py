@@ -261,7 +261,7 @@ class Leader:
         return search_beside(cluster, self.plan, self.planned_for, nodes)
 
     def _trainable(self) -> set[str]:
-        """Returns the members that are up; for a start, noticed ones too: they may hold snapshots."""
+        """Returns the members that are up; for a start, noticed ones too: they may hold state."""
         return self.roster.up() if self.running else self.roster.there()
 
     def _planning(self) -> None:
