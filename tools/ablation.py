@@ -22,12 +22,12 @@ from paper_tables.h2 import MEDIATED, equal_layers
 from trained import Training, TrainingError, start, well_paced
 from twins import Scale, write_twin
 
-from heteropp.cluster import Cluster, read_cluster
-from heteropp.model import Model
-from heteropp.plan import Pipeline, Plan, Replica, Stage
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.model import Model
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.search.judge import ask
 from heteropp.search.planner import Request
-from heteropp.simulate import simulate
+from heteropp.simulator.simulate import simulate
 
 # Table 9, in percent of the full system's step time, in the order of the times
 PUBLISHED = {

@@ -22,14 +22,14 @@ from typing import Annotated
 import typer
 from trained import TrainingError, start, well_paced
 
-from heteropp.chips import ChipSpec, load_chip
-from heteropp.cluster import Cluster, read_cluster
-from heteropp.files import check_file, write_text
-from heteropp.model import Model
-from heteropp.plan import Plan
-from heteropp.planned import rank_memory
+from heteropp.cost.planned import rank_memory
+from heteropp.description.chips import ChipSpec, load_chip
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.files import check_file, write_text
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan
 from heteropp.search.planner import Request, SearchError, planner
-from heteropp.simulate import simulate
+from heteropp.simulator.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = Model(
@@ -242,7 +242,7 @@ def _draw(rows: list[Row], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from heteropp.timeline import drawing, save
+    from heteropp.description.timeline import drawing, save
 
     figure, (left, right) = drawing().subplots(1, 2, figsize=(10, 4.6))
     for cluster in sorted({row.cluster for row in rows}):

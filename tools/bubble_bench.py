@@ -25,8 +25,8 @@ from pipelines.ranks import Ranks, chosen
 from pipelines.turns import report, take_turns
 
 from dicomm.bench.quiet import Quiet
-from heteropp.action import Action, Kind
-from heteropp.plan import Schedule
+from heteropp.description.plan import Schedule
+from heteropp.schedule.action import Action, Kind
 
 STAGES, MICRO_BATCHES, LAYERS = 4, 16, 8
 COMPUTING = {Kind.F, Kind.R, Kind.B, Kind.I, Kind.W}
@@ -72,8 +72,8 @@ def paced_rows(action_s: float, steps: int) -> tuple[list[Row], Quiet]:
     """Returns the rows that compare each schedule's measured bubble with the simulated one."""
     from pipelines.stages import even_plan
 
-    from heteropp.cluster import read_cluster
-    from heteropp.simulate import simulate
+    from heteropp.description.cluster import read_cluster
+    from heteropp.simulator.simulate import simulate
 
     model = even_model(LAYERS)
     plans = {
@@ -123,12 +123,12 @@ def boundary_rows(backend: str, action_s: float, steps: int) -> tuple[list[Row],
     """What large boundary tensors add to a step of 1F1B."""
     from pipelines.sleeping import SleepingRank
 
-    from heteropp.training.step.whole import STEPS
+    from heteropp.runtime.step.whole import STEPS
 
     cases = list(product(("ours", "torch"), (SMALL_BYTES, LARGE_BYTES)))
     sizes = (SMALL_BYTES, LARGE_BYTES)
     join = partial(SleepingRank, STAGES, MICRO_BATCHES, sizes, action_s, backend)
-    # on the host our executor first learns which stages wait: see heteropp/training/step/whole.py
+    # on the host our executor first learns which stages wait: see heteropp/runtime/step/whole.py
     with Ranks(STAGES, join) as ranks:
         turns = dict.fromkeys(cases, ranks)
         ran, quiet = take_turns(f"boundary over {backend}", turns, steps, untimed=STEPS)

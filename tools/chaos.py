@@ -36,7 +36,7 @@ from chaos_runs.scene import (
 from chaos_runs.verdict import PHASES, Verdict, judge
 from evidence import Row, row, show
 
-from heteropp.plan import Plan, write_plan
+from heteropp.description.plan import Plan, write_plan
 
 START_S = 90.0  # of a job, at most
 EVENT_S = 30.0  # that an event costs at most, besides two deadlines

@@ -24,8 +24,8 @@ from pipelines.ranks import Failed, Ranks, chosen
 from pipelines.turns import report, take_turns
 
 from dicomm.bench.quiet import Quiet
-from heteropp.model import Model, read_model
-from heteropp.plan import Schedule
+from heteropp.description.model import Model, read_model
+from heteropp.description.plan import Schedule
 
 STAGES = 2
 MODEL = Model(
@@ -67,8 +67,8 @@ class Rank:
         from pipelines.stages import OurPipeline, even_plan, modules, tokens
         from pipelines.torch_pipelining import TorchPipelining
 
-        from heteropp.training.ranks.device import open_device
-        from heteropp.training.ranks.transport import Coordinates, connect
+        from heteropp.runtime.ranks.device import open_device
+        from heteropp.runtime.ranks.transport import Coordinates, connect
 
         if backend == "dicomm":
             import dicomm.distributed  # noqa: F401
@@ -97,7 +97,7 @@ class Rank:
 
 def measure(model: Model, backend: str, rounds: int) -> tuple[Samples, Quiet]:
     """Seconds of each contestant's steps, the first ones left out. Raises Failed."""
-    from heteropp.training.step.whole import STEPS
+    from heteropp.runtime.step.whole import STEPS
 
     cases = [(name,) for name in [*PEERS, *OURS]]
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def measure(model: Model, backend: str, rounds: int) -> tuple[Samples, Quiet]:
             (name,): stack.enter_context(Ranks(STAGES, partial(Rank, model, backend, name)))
             for (name,) in cases
         }
-        # our executor first learns which stages wait: see heteropp/training/step/whole.py
+        # our executor first learns which stages wait: see heteropp/runtime/step/whole.py
         answers, quiet = take_turns(f"training over {backend}", contestants, rounds, untimed=STEPS)
     for turn in zip(*answers.values(), strict=True):
         losses = [max(loss for _, loss in ranks) for ranks in turn]

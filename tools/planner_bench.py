@@ -18,8 +18,8 @@ import typer
 from evidence import Row, row, show
 from rich.console import Console
 
-from heteropp.cluster import Cluster, read_cluster
-from heteropp.model import read_model
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.model import read_model
 from heteropp.search.grouping import UnitType, group_devices
 from heteropp.search.metis_table import table
 from heteropp.search.node_groups import NodeGroups

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from heteropp.cost.tracing import traces
 from heteropp.search import space
 from heteropp.search.exact import search
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
-from heteropp.tracing import traces
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

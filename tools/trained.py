@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heteropp.plan import Plan, write_plan
+from heteropp.description.plan import Plan, write_plan
 
 DEADLINE_S = 600
 LEAST_FIDELITY = 0.95  # of pacing; a step below is not used

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from heteropp.chips import load_chip
+from heteropp.description.chips import load_chip
 
 
 @dataclass(frozen=True, kw_only=True)

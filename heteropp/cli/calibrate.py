@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 
 from heteropp.cli.errors import InputError, one_sentence
-from heteropp.cluster import read_cluster
-from heteropp.model import read_model
+from heteropp.description.cluster import read_cluster
+from heteropp.description.model import read_model
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -78,7 +78,7 @@ def calibrate(
     if json:
         print(json_.dumps({**asdict(found), "assumed": _assumptions(run)}, indent=2))
         return
-    from heteropp.planned import human_bytes
+    from heteropp.cost.planned import human_bytes
 
     print(f"chip {found.chip} reaches {found.efficiency:.3f} of its peak in matrix products")
     print(

@@ -21,7 +21,10 @@ import torch.distributed as dist
 
 from heteropp.cli.elastic_screen import Screen
 from heteropp.cli.errors import InputError
-from heteropp.cluster import Cluster, read_cluster
+from heteropp.cost.planned import check_cluster, check_memory
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.files import read_json, write_json
+from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.elastic.job import Board, Job, Meeting
 from heteropp.elastic.launcher.agent import Agent
 from heteropp.elastic.launcher.availability import Availability
@@ -30,16 +33,13 @@ from heteropp.elastic.launcher.leader import JobOutcome, Leader
 from heteropp.elastic.launcher.pulse import Heart, Pulse
 from heteropp.elastic.launcher.roster import Roster
 from heteropp.elastic.member.member import run_member
-from heteropp.files import read_json, write_json
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.planned import check_cluster, check_memory
-from heteropp.training.ranks.attempt import launcher_store
-from heteropp.training.ranks.hung_launcher import end_if_hung
-from heteropp.training.ranks.launch import draw_secret, set_environment
-from heteropp.training.ranks.loopback import loopback_store
-from heteropp.training.ranks.store import limit_answers
-from heteropp.training.ranks.watch import SIGNALS
-from heteropp.training.train import TrainingRun
+from heteropp.runtime.ranks.attempt import launcher_store
+from heteropp.runtime.ranks.hung_launcher import end_if_hung
+from heteropp.runtime.ranks.launch import draw_secret, set_environment
+from heteropp.runtime.ranks.loopback import loopback_store
+from heteropp.runtime.ranks.store import limit_answers
+from heteropp.runtime.ranks.watch import SIGNALS
+from heteropp.runtime.train import TrainingRun
 
 TURN_S = 0.1
 CLEAR_S = 60.0  # for the remote store to remove what the job kept

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import typer
 
-from heteropp.files import FileError
-from heteropp.hyperparameters import HyperparameterError
-from heteropp.plan import PlanError
-from heteropp.profile import ProfileError
+from heteropp.description.files import FileError
+from heteropp.description.hyperparameters import HyperparameterError
+from heteropp.description.plan import PlanError
+from heteropp.description.profile import ProfileError
 from hyperhetero_output import LockError
 
 

@@ -19,7 +19,7 @@ from heteropp.cli.errors import InputError, one_sentence
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from heteropp.checkpoint.manifest import Checkpoint
+    from heteropp.state.checkpoint.manifest import Checkpoint
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -57,7 +57,7 @@ def export_checkpoint(
         result = {"step": step, "model": asdict(model), "weights_bytes": size_bytes}
         print(json_.dumps(result, indent=2))
         return
-    from heteropp.planned import human_bytes
+    from heteropp.cost.planned import human_bytes
 
     print(
         f"{output} holds model {model.name} as of step {step}: "
@@ -67,7 +67,7 @@ def export_checkpoint(
 
 def _find(path: Path) -> Checkpoint:
     """The checkpoint that a folder is, or the newest of its run. Raises InputError or FileError."""
-    from heteropp.checkpoint.manifest import MANIFEST, find, read
+    from heteropp.state.checkpoint.manifest import MANIFEST, find, read
 
     if (path / MANIFEST).exists():
         return read(path)
@@ -79,10 +79,10 @@ def _find(path: Path) -> Checkpoint:
 
 def _export(checkpoint: Checkpoint, output: Path, source: Path | None) -> None:
     """Raises InputError or FileError."""
-    from heteropp.checkpoint.manifest import CheckpointError
-    from heteropp.checkpoint.reader import Reader
-    from heteropp.hugging_face.export import export
-    from heteropp.parameters import Parameter, model_parameters
+    from heteropp.models.llama.hugging_face_export import export
+    from heteropp.models.llama.parameters import Parameter, model_parameters
+    from heteropp.state.checkpoint.manifest import CheckpointError
+    from heteropp.state.checkpoint.reader import Reader
 
     model, reader = checkpoint.manifest.model, Reader(checkpoint)
     console = Console(stderr=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from heteropp.data.token_file import TokenFile
-from heteropp.mixed_lengths.plans import by_length, shortest_that_holds
-from heteropp.plan import Plan, read_plan
+from heteropp.description.plan import Plan, read_plan
+from heteropp.runtime.mixed_lengths.plans import by_length, shortest_that_holds
 
 
 def read_buckets(paths: Sequence[Path]) -> tuple[Plan, ...]:

@@ -23,10 +23,10 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from rich.table import Table
 
 from heteropp.cli.errors import InputError, one_sentence
-from heteropp.cluster import Cluster, read_cluster
-from heteropp.files import check_file
-from heteropp.model import LARGEST, Model, read_model
-from heteropp.profile import (
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.files import check_file
+from heteropp.description.model import LARGEST, Model, read_model
+from heteropp.description.profile import (
     Block,
     Measured,
     Profile,
@@ -269,7 +269,7 @@ def _launch_links(cluster: Cluster, path: Path, output: Path) -> None:
     if known.issuperset(pair_kinds(cluster)):
         return
     from heteropp.profiling.links import measure_links
-    from heteropp.training.ranks.launch import launch
+    from heteropp.runtime.ranks.launch import launch
 
     run = _link_run(cluster, path, output, everyone=False)
     labels = tuple(

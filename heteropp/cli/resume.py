@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from heteropp.checkpoint.manifest import (
+from heteropp.cli.errors import InputError
+from heteropp.cli.starts import newest_options
+from heteropp.description.files import FileError
+from heteropp.state.checkpoint.manifest import (
     Checkpoint,
     CheckpointError,
     find,
@@ -15,9 +18,6 @@ from heteropp.checkpoint.manifest import (
     steps,
     verify,
 )
-from heteropp.cli.errors import InputError
-from heteropp.cli.starts import newest_options
-from heteropp.files import FileError
 
 
 def checkpoint_to_resume(folder: Path, step: int | None, whole: bool) -> Checkpoint:

@@ -22,11 +22,11 @@ from heteropp.cli.show import (
     show_prediction,
     show_terms,
 )
-from heteropp.cluster import Cluster, read_cluster
-from heteropp.model import LARGEST, Model, read_model
-from heteropp.outline import outline
-from heteropp.plan import Schedule, ZeroStage, write_plan
-from heteropp.profile import measured_cluster, read_profile
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.model import LARGEST, Model, read_model
+from heteropp.description.outline import outline
+from heteropp.description.plan import Schedule, ZeroStage, write_plan
+from heteropp.description.profile import measured_cluster, read_profile
 from heteropp.search.planner import PLANNERS, DoesNotFitError, Request, SearchError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from heteropp.cluster import Cluster
-from heteropp.outline import layers_of, outline, together
-from heteropp.plan import Plan
+from heteropp.description.cluster import Cluster
+from heteropp.description.outline import layers_of, outline, together
+from heteropp.description.plan import Plan
 
 if TYPE_CHECKING:
     from heteropp.search.judge import Judged, Verdict
@@ -34,7 +34,7 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
 
     "tp 2 s" has sequence parallelism, and layers with an o wait in host memory in between.
     """
-    from heteropp.planned import human_bytes, rank_memory, rank_times
+    from heteropp.cost.planned import human_bytes, rank_memory, rank_times
 
     times, memory = rank_times(plan, cluster), rank_memory(plan, cluster)
     several = len(plan.pipelines) > 1
@@ -133,7 +133,7 @@ def show_all(console: Console, verdicts: list[Verdict], cluster: Cluster) -> Non
 
 def show_terms(console: Console, plan: Plan, cluster: Cluster) -> None:
     """Every term of the time and memory of each stage's first rank."""
-    from heteropp.planned import human_bytes, rank_memory, rank_times
+    from heteropp.cost.planned import human_bytes, rank_memory, rank_times
 
     times, memory = rank_times(plan, cluster), rank_memory(plan, cluster)
     firsts = [stage.replicas[0].ranks[0] for p in plan.pipelines for stage in p.stages]

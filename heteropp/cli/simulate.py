@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from heteropp.cli.errors import InputError, one_sentence
-from heteropp.cluster import read_cluster
-from heteropp.plan import read_plan
-from heteropp.planned import check_cluster, human_bytes
-from heteropp.simulate import DeadlockError, Simulation
-from heteropp.simulate import simulate as run
+from heteropp.cost.planned import check_cluster, human_bytes
+from heteropp.description.cluster import read_cluster
+from heteropp.description.plan import read_plan
+from heteropp.description.timeline import write_chrome_trace
 from heteropp.simulator.picture import draw_simulation, label, shown
-from heteropp.timeline import write_chrome_trace
+from heteropp.simulator.simulate import DeadlockError, Simulation
+from heteropp.simulator.simulate import simulate as run
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -22,10 +22,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from heteropp.cluster import read_cluster, write_cluster
-from heteropp.files import FileError, flush, make_folder, read_json, write_json, write_text
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.plan import Plan, write_plan
+from heteropp.description.cluster import read_cluster, write_cluster
+from heteropp.description.files import (
+    FileError,
+    flush,
+    make_folder,
+    read_json,
+    write_json,
+    write_text,
+)
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.plan import Plan, write_plan
 
 STARTS = "starts"
 START, PLAN, BUCKET, CLUSTER = "start.json", "plan.json", "bucket-{}.json", "cluster.toml"

@@ -29,11 +29,11 @@ from heteropp.cli.train_checks import (
     hold,
     plan_files,
 )
-from heteropp.plan import Plan, read_plan
+from heteropp.description.plan import Plan, read_plan
 
 if TYPE_CHECKING:
-    from heteropp.checkpoint.manifest import Checkpoint
     from heteropp.cli.elastic import Earlier
+    from heteropp.state.checkpoint.manifest import Checkpoint
 
 OUTPUT = Path("runs/train")
 
@@ -340,7 +340,7 @@ def train(
         start = 0
         if launched and not elastic:
             choose_chip(content, cluster, int(os.environ["RANK"]))  # before torch is imported
-            from heteropp.training.ranks.attempt import attempt
+            from heteropp.runtime.ranks.attempt import attempt
 
             start = attempt()
             begun = start > 0
@@ -395,7 +395,7 @@ def train(
 
             verify_data(data, validation)
         if weights and not saved:
-            from heteropp.hugging_face.weights import check_from
+            from heteropp.models.llama.hugging_face_weights import check_from
 
             check_from(weights, content.model)
         if keeps and not there:
@@ -404,7 +404,7 @@ def train(
         if keeps and not begun:
             keep_start(output, given(context), by_length or (content,), read, seed, hyperparameters)
 
-    from heteropp.training.train import (  # torch is a second's import
+    from heteropp.runtime.train import (  # torch is a second's import
         RankChip,
         TrainingRun,
         train_rank,
@@ -458,8 +458,8 @@ def train(
     if launched:
         train_rank(run, json)
         return
-    from heteropp.checkpoint.writer import remove_partial
-    from heteropp.training.ranks.launch import launch
+    from heteropp.runtime.ranks.launch import launch
+    from heteropp.state.checkpoint.writer import remove_partial
 
     with one_sentence():
         code = launch(train_rank, run, json, labels=run.labels, logs=run.logs, restarts=restarts)

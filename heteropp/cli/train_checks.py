@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from heteropp.cli.errors import InputError
-from heteropp.files import make_folder
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.plan import Plan
+from heteropp.description.files import make_folder
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.plan import Plan
 from hyperhetero_output import LOCK, held
 
 if TYPE_CHECKING:
-    from heteropp.checkpoint.manifest import Checkpoint
-    from heteropp.cluster import Cluster
     from heteropp.data.token_file import TokenFile
+    from heteropp.description.cluster import Cluster
+    from heteropp.state.checkpoint.manifest import Checkpoint
 
 
 ELASTIC_ALONE = (
@@ -124,11 +124,11 @@ def cluster_of(
         return None
     if path is None:
         raise InputError("--cluster is missing: it says which chips and links the plan has")
-    from heteropp.cluster import read_cluster
-    from heteropp.mixed_lengths.memory import check_together
-    from heteropp.planned import check_cluster, check_memory
-    from heteropp.profile import ProfileError
-    from heteropp.simulate import simulate
+    from heteropp.cost.planned import check_cluster, check_memory
+    from heteropp.description.cluster import read_cluster
+    from heteropp.description.profile import ProfileError
+    from heteropp.runtime.mixed_lengths.memory import check_together
+    from heteropp.simulator.simulate import simulate
 
     cluster = read_cluster(path)
     for plan in plans:
@@ -176,7 +176,7 @@ def chosen_hyperparameters(
 
 
 def check_unused(output: Path) -> None:
-    from heteropp.checkpoint.manifest import steps
+    from heteropp.state.checkpoint.manifest import steps
 
     if steps(output / "checkpoints"):
         raise InputError(
@@ -200,9 +200,9 @@ def check_files(
 
     Raises InputError or FileError.
     """
-    from heteropp.checkpoint.manifest import CheckpointError, Manifest, check_resumable
     from heteropp.data.source import check_data
-    from heteropp.mixed_lengths.plans import what_is_learnt
+    from heteropp.runtime.mixed_lengths.plans import what_is_learnt
+    from heteropp.state.checkpoint.manifest import CheckpointError, Manifest, check_resumable
 
     model = by_length[-1].model if by_length else plan.model
     tokens = check_data(data, validation, model, whole_documents=bool(by_length))

@@ -11,7 +11,7 @@ from pathlib import Path
 from heteropp.data.documents import Document
 from heteropp.data.tokenizer import Tokenizer
 from heteropp.data.writer import token_writer
-from heteropp.files import FileError
+from heteropp.description.files import FileError
 
 BATCH_BYTES = 1 << 20  # of text, given to the tokenizer at once, which has a thread a core
 

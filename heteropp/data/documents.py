@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from heteropp.files import FileError
+from heteropp.description.files import FileError
 
 PIECE_BYTES = 1 << 20
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}

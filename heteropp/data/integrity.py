@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from heteropp.data.token_file import TokenFile
-from heteropp.files import FileError, cache_folder, write_text
+from heteropp.description.files import FileError, cache_folder, write_text
 
 SMALL_BYTES = 1 << 30
 PIECE_BYTES = 4 << 20

@@ -14,8 +14,8 @@ import numpy as np
 
 from heteropp.data.permutation import shuffled
 from heteropp.data.token_file import TokenFile
-from heteropp.files import FileError
-from heteropp.model import Model
+from heteropp.description.files import FileError
+from heteropp.description.model import Model
 
 NOT_COUNTED = -100  # a target that is not learnt; torch's cross entropy leaves it out by default
 Numbers = Sequence[int] | np.ndarray

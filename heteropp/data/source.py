@@ -16,8 +16,8 @@ from heteropp.data.sequences import Sequences
 from heteropp.data.token_file import VERSION, TokenFile, open_token_file
 from heteropp.data.tokenizer import Bytes
 from heteropp.data.whole_documents import WholeDocuments
-from heteropp.files import FileError, cache_folder, make_folder
-from heteropp.model import Model
+from heteropp.description.files import FileError, cache_folder, make_folder
+from heteropp.description.model import Model
 
 
 def open_tokens(source: Path | None, cache: Path | None = None) -> TokenFile:

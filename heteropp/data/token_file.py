@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from heteropp.files import FileError
+from heteropp.description.files import FileError
 
 FORMAT = "hyperhetero tokens"
 VERSION = "1"

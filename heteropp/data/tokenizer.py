@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from heteropp.data.documents import Document
-from heteropp.files import FileError, read_bytes
+from heteropp.description.files import FileError, read_bytes
 
 
 class Tokenizer(Protocol):

@@ -14,8 +14,8 @@ import numpy as np
 from heteropp.data.permutation import shuffled
 from heteropp.data.sequences import NOT_COUNTED, Numbers, check_vocabulary
 from heteropp.data.token_file import TokenFile
-from heteropp.files import FileError
-from heteropp.model import Model
+from heteropp.description.files import FileError
+from heteropp.description.model import Model
 
 Rows = Sequence[Sequence[int]]  # by sequence, the documents in it
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from heteropp.data.token_file import DTYPES, FORMAT, VERSION
 from heteropp.data.tokenizer import Tokenizer
-from heteropp.files import FileError, make_folder
+from heteropp.description.files import FileError, make_folder
 from hyperhetero_output import held, keep_permissions, target_of
 
 HEADER_BYTES = 1024  # kept free at the front: what it says is known at the end

@@ -36,11 +36,11 @@ from typing import Any, Literal, TypeVar
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
-from heteropp.cluster import read_cluster
-from heteropp.plan import read_plan
-from heteropp.recovery.tiers import Tiers
-from heteropp.training.ranks.store import limit_answers
-from heteropp.training.train import RankChip, TrainingRun
+from heteropp.description.cluster import read_cluster
+from heteropp.description.plan import read_plan
+from heteropp.runtime.ranks.store import limit_answers
+from heteropp.runtime.train import RankChip, TrainingRun
+from heteropp.state.recovery.tiers import Tiers
 
 T = TypeVar("T")
 Source = Literal["memory", "disk", "peer", "remote"]

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heteropp.chips import ChipSpec
-from heteropp.cluster import Cluster
-from heteropp.cost import formula_s
-from heteropp.files import FileError, write_text
-from heteropp.model import Model
-from heteropp.plan import Pipeline, Plan, Replica, Stage, validate
-from heteropp.planned import rank_memory, rank_times
-from heteropp.simulate import simulate
+from heteropp.cost.planned import rank_memory, rank_times
+from heteropp.cost.stage_time import formula_s
+from heteropp.description.chips import ChipSpec
+from heteropp.description.cluster import Cluster
+from heteropp.description.files import FileError, write_text
+from heteropp.description.model import Model
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
+from heteropp.simulator.simulate import simulate
 
 CLOSE = 2e-4  # of the step's time, for the solver
 TOLERANCE = 1e-3  # of the throughput that is found

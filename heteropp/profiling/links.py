@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 from torch.distributed.rendezvous import rendezvous
 
-from heteropp.cluster import Cluster, read_cluster
-from heteropp.files import FileError, write_text
-from heteropp.profile import MeasuredLink, PairKind, read_profile, write_profile
-from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.device import Device, open_device
-from heteropp.training.ranks.transport import connect
-from heteropp.training.ranks.watch import CAUSE_FILE
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.files import FileError, write_text
+from heteropp.description.profile import MeasuredLink, PairKind, read_profile, write_profile
+from heteropp.process_groups.control import Control
+from heteropp.runtime.ranks.device import Device, open_device
+from heteropp.runtime.ranks.transport import connect
+from heteropp.runtime.ranks.watch import CAUSE_FILE
 
 SMALL_BYTES, LARGEST_BYTES = 8, 64 << 20
 LONG_S = 0.02  # a message that takes so long tells the bandwidth

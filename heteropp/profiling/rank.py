@@ -18,15 +18,15 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.model import Model
-from heteropp.profile import Block, Measured
-from heteropp.tracing.operators import CountingGroup
-from heteropp.tracing.stage import model_around, update
-from heteropp.training.ranks.device import Device, open_device
-from heteropp.training.stage.backward import WeightGradients, put_off
-from heteropp.training.stage.llama import StageModule
-from heteropp.training.step.zero import FlatParameters
+from heteropp.cost.tracing.operators import CountingGroup
+from heteropp.cost.tracing.stage import model_around, update
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.model import Model
+from heteropp.description.profile import Block, Measured
+from heteropp.models.llama.stage import StageModule
+from heteropp.models.parallel.backward import WeightGradients, put_off
+from heteropp.optimizer.zero import FlatParameters
+from heteropp.runtime.ranks.device import Device, open_device
 
 REPEATS = 5  # of what a real chip is timed at, after one that warms it up
 SETTLING_S = 5

@@ -12,13 +12,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
-from heteropp.chips import ChipSpec
-from heteropp.cluster import Link
-from heteropp.cost import StageShape, all_reduce_s, stage_memory, stage_time
-from heteropp.plan import Pipeline, Plan, Replica, Stage
-from heteropp.planned import most_lacking, slowest_link
-from heteropp.profile import ChipProfile, chip_profile
-from heteropp.schedule import in_flight
+from heteropp.cost.planned import most_lacking, slowest_link
+from heteropp.cost.stage_time import StageShape, all_reduce_s, stage_memory, stage_time
+from heteropp.description.chips import ChipSpec
+from heteropp.description.cluster import Link
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage
+from heteropp.description.profile import ChipProfile, chip_profile
+from heteropp.schedule.stage_actions import in_flight
 from heteropp.search.grouping import Grouping, UnitType, group_devices
 from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from heteropp.cost import Memory, StageShape, Time, stage_memory, stage_time
-from heteropp.profile import chip_profile
-from heteropp.reshard import SENDS_UNDER_WAY
-from heteropp.schedule import bubble_coefficient
+from heteropp.cost.stage_time import Memory, StageShape, Time, stage_memory, stage_time
+from heteropp.description.profile import chip_profile
+from heteropp.layout.resharding import SENDS_UNDER_WAY
+from heteropp.schedule.stage_actions import bubble_coefficient
 from heteropp.search.space import BatchCut, Degrees, Links, Space, StageChoice
 
 MANY = 2.0**20  # micro-batches in flight, beside which the update does not count
@@ -95,7 +95,7 @@ def evaluate(costs: Costs, share: BatchCut, stages: Sequence[StageChoice]) -> tu
 
 
 def in_flight(schedule: str, micro_batches: int, stages: int, after: int) -> int:
-    """The most micro-batches that a stage with so many after it holds (heteropp.schedule)."""
+    """Returns the most micro-batches that a stage with so many after it holds at once."""
     if schedule == "1f1b":
         return min(after + 1, micro_batches)
     if schedule == "zb-h1":

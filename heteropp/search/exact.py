@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from heteropp import _planner
-from heteropp.plan import Plan
+from heteropp.description.plan import Plan
 from heteropp.search.costs import Costs
 from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
 from heteropp.search.space import Space, StageChoice

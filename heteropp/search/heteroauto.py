@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from heteropp.schedule import bubble_coefficient
+from heteropp.schedule.stage_actions import bubble_coefficient
 from heteropp.search.costs import Costs, StageCost, evaluate, in_flight
 from heteropp.search.exact import search as exact
 from heteropp.search.planner import Candidate, Request, Result, SearchError

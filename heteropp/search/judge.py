@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from heteropp.cluster import Cluster
-from heteropp.plan import Plan, Prediction, validate
-from heteropp.planned import check_cluster, fits, rank_memory
-from heteropp.profile import cited_profile
+from heteropp.cost.planned import check_cluster, fits, rank_memory
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan, Prediction, validate
+from heteropp.description.profile import cited_profile
 from heteropp.search.planner import (
     Candidate,
     DoesNotFitError,
@@ -20,7 +20,7 @@ from heteropp.search.planner import (
     planner,
 )
 from heteropp.search.slack import with_slack
-from heteropp.simulate import Simulation, simulate
+from heteropp.simulator.simulate import Simulation, simulate
 
 AHEAD = (0, 1, 2)  # forwards that stages of 1F1B run ahead beyond its own, one way and the other
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from heteropp.files import FileError, read_json, read_text
+from heteropp.description.files import FileError, read_json, read_text
 
 PROFILE_NAME = re.compile(r"DeviceType\.(\w+?)_tp(\d+)_bs(\d+)\.json")
 HOST_LINE = re.compile(r"(\S+)\s+(?:slots=)?(\d+)")

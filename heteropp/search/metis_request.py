@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from heteropp.cluster import Cluster, Link, Node
-from heteropp.cost import Memory, StageShape, stage_memory, stage_time
-from heteropp.model import Model
-from heteropp.plan import Pipeline, Plan, Replica, Stage
-from heteropp.profile import ChipProfile, chip_profile
+from heteropp.cost.stage_time import Memory, StageShape, stage_memory, stage_time
+from heteropp.description.cluster import Cluster, Link, Node
+from heteropp.description.model import Model
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage
+from heteropp.description.profile import ChipProfile, chip_profile
 from heteropp.search.metis_cost import Line, MetisPlan
 from heteropp.search.metis_files import LayerProfile, MetisNode, Profiles
 from heteropp.search.metis_problem import Problem

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heteropp.cluster import read_cluster
-from heteropp.files import FileError
-from heteropp.model import read_model
+from heteropp.description.cluster import read_cluster
+from heteropp.description.files import FileError
+from heteropp.description.model import read_model
 from heteropp.search import metis, metis_exact, metis_oom
 from heteropp.search.metis_files import LayerProfile, MetisNode, Profiles, read_kinds, read_profiles
 from heteropp.search.metis_problem import MEMORY_COEFFICIENT, Problem

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from heteropp.cluster import LARGEST
+from heteropp.description.cluster import LARGEST
 from heteropp.search.planner import Request, Result, SearchError, planner
 from heteropp.search.what_if import ClusterChange, changed
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from heteropp.cluster import Cluster, Node
+from heteropp.description.cluster import Cluster, Node
 
 Counts = tuple[int, ...]  # nodes of each class
 Division = tuple[Counts, ...]  # of every node into groups

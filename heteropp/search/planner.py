@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 
-from heteropp.cluster import Cluster
-from heteropp.model import Model
-from heteropp.plan import Plan, Schedule, ZeroStage
-from heteropp.planned import overrun
+from heteropp.cost.planned import overrun
+from heteropp.description.cluster import Cluster
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan, Schedule, ZeroStage
 
 PLANNERS = ("exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform")
 

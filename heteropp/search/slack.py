@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from heteropp.cluster import Cluster
-from heteropp.plan import Plan
-from heteropp.planned import rank_memory
-from heteropp.schedule import late_and_ahead
+from heteropp.cost.planned import rank_memory
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan
+from heteropp.schedule.stage_actions import late_and_ahead
 
 
 def with_slack(plan: Plan, cluster: Cluster, ahead: int = 0) -> Plan:

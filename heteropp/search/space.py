@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from heteropp.chips import ChipSpec
-from heteropp.cluster import Cluster, Link, Node
-from heteropp.model import Model
-from heteropp.plan import Pipeline, Plan, Replica, Stage
+from heteropp.description.chips import ChipSpec
+from heteropp.description.cluster import Cluster, Link, Node
+from heteropp.description.model import Model
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.search.planner import Request, SearchError
 
 SUBGROUP = 128  # chips

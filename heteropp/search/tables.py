@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from heteropp import _planner
-from heteropp.schedule import bubble_coefficient
+from heteropp.schedule.stage_actions import bubble_coefficient
 from heteropp.search.costs import ROUNDING_BYTES, Costs, in_flight
 from heteropp.search.planner import Request, SearchError
 from heteropp.search.space import BatchCut, ChipGroup, Degrees, Links, Space, StageChoice

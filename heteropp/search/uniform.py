@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from heteropp.plan import Plan
+from heteropp.description.plan import Plan
 from heteropp.search.costs import Costs, evaluate
 from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
 from heteropp.search.space import BatchCut, Degrees, Space, StageChoice

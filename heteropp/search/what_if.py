@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from heteropp.cluster import LARGEST, Cluster, in_order
+from heteropp.description.cluster import LARGEST, Cluster, in_order
 from heteropp.search.planner import SearchError
 
 CHANGE = re.compile(r"([+-]\d+) +(\S+)")

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from heteropp.chips import ChipSpec
-from heteropp.cluster import Link, Node
-from heteropp.cost import StageShape, Time, all_gather_s, stage_memory, stage_time
-from heteropp.plan import Pipeline, Plan, Replica, Stage, ZeroStage
-from heteropp.planned import fits
-from heteropp.profile import chip_profile
+from heteropp.cost.planned import fits
+from heteropp.cost.stage_time import StageShape, Time, all_gather_s, stage_memory, stage_time
+from heteropp.description.chips import ChipSpec
+from heteropp.description.cluster import Link, Node
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage, ZeroStage
+from heteropp.description.profile import chip_profile
 from heteropp.search.node_groups import Division, NodeGroups
 from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
 

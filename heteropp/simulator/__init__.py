@@ -1,1 +1,1 @@
-"""What heteropp.simulate is made of: a plan as actors, the events, and what comes out."""
+"""What heteropp.simulator.simulate is made of: a plan as actors, the events, and what comes out."""

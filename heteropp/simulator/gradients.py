@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from heteropp.action import Action, Kind
-from heteropp.cluster import Cluster
-from heteropp.communication import all_gather_s
-from heteropp.parameters import model_parameters
-from heteropp.plan import Plan
-from heteropp.planned import slowest_link
-from heteropp.replicated_gradients import Part, shards, shared
+from heteropp.cost.communication import all_gather_s
+from heteropp.cost.planned import slowest_link
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan
+from heteropp.layout.replicated_gradients import Part, shards, shared
+from heteropp.models.llama.parameters import model_parameters
+from heteropp.schedule.action import Action, Kind
 from heteropp.simulator.reductions import ReductionGroup
 
 Actors = Mapping[tuple[int, int], list[int]]  # by pipeline and stage: its replicas

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from heteropp.action import Action, Kind
-from heteropp.cluster import Cluster
-from heteropp.plan import Plan
-from heteropp.planned import memory_walk
+from heteropp.cost.planned import memory_walk
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan
+from heteropp.schedule.action import Action, Kind
 
 # a message or a reduction goes on beside the work; what it holds is held from its begin
 BESIDE = frozenset({Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT, Kind.REDUCE})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from heteropp.simulate import Simulation
+from heteropp.description.timeline import COLOURS, draw_rows, drawing, height_of, name_rows, save
 from heteropp.simulator.program import ActorCoordinates
-from heteropp.timeline import COLOURS, draw_rows, drawing, height_of, name_rows, save
+from heteropp.simulator.simulate import Simulation
 
 MOST_REPLICAS = 32  # beyond, one replica stands for each stage
 MOST_CURVES = 8  # beyond, memory is shades

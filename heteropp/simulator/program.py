@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import lcm
 
-from heteropp.action import Action, Kind
-from heteropp.cluster import Cluster
-from heteropp.communication import gather_boundary_s
-from heteropp.cost import Time, all_gather_s, stage_time
-from heteropp.parameters import model_parameters
-from heteropp.plan import Plan, Stage, ministage_layers
-from heteropp.planned import group_links, slowest_link, stage_shape
-from heteropp.profile import chip_profile
-from heteropp.reshard import messages, piece_box
-from heteropp.schedule import actions, links
+from heteropp.cost.communication import gather_boundary_s
+from heteropp.cost.planned import group_links, slowest_link, stage_shape
+from heteropp.cost.stage_time import Time, all_gather_s, stage_time
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan, Stage, ministage_layers
+from heteropp.description.profile import chip_profile
+from heteropp.layout.resharding import messages, piece_box
+from heteropp.models.llama.parameters import model_parameters
+from heteropp.schedule.action import Action, Kind
+from heteropp.schedule.stage_actions import actions, links
 from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Transmission
 from heteropp.simulator.gradients import reductions
 from heteropp.simulator.reductions import ReductionGroup
@@ -70,7 +70,7 @@ def compile_plan(
     `emulated`: every pair of ranks has a link of its own, as emulated chips do.
 
     `slowdown` by rank: factors of the seconds of its work. `message_factor`: of the seconds of
-    every message between stages. `whole_backwards`: see heteropp.schedule.actions.
+    every message between stages. `whole_backwards`: see heteropp.schedule.stage_actions.actions.
     """
     return _Compiler(plan, cluster, emulated, slowdown, message_factor).program(whole_backwards)
 

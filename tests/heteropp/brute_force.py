@@ -1,7 +1,7 @@
 """The independent truth for the exact planner: every plan of its space, one after another.
 
 Shares no code with heteropp/search. Plans are written down stage by stage, each stage is costed
-with heteropp.cost on its own ranks, and section 4.3.2's formula is applied to the whole.
+with heteropp.cost.stage_time on its own ranks, and section 4.3.2's formula is applied to the whole.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 
 from clusters import random_chip, tiny_model
 
-from heteropp.cluster import Cluster, Node
-from heteropp.cost import StageShape, stage_memory, stage_time
-from heteropp.fabric import Fabric, LinkEntry
-from heteropp.model import Model
-from heteropp.plan import Pipeline, Plan, Stage
-from heteropp.planned import slowest_link
-from heteropp.schedule import in_flight
+from heteropp.cost.planned import slowest_link
+from heteropp.cost.stage_time import StageShape, stage_memory, stage_time
+from heteropp.cost.tracing import traces
+from heteropp.cost.tracing.kind import StageKind
+from heteropp.description.cluster import Cluster, Node
+from heteropp.description.fabric import Fabric, LinkEntry
+from heteropp.description.model import Model
+from heteropp.description.plan import Pipeline, Plan, Stage
+from heteropp.schedule.stage_actions import in_flight
 from heteropp.search import space
 from heteropp.search.planner import Request
-from heteropp.tracing import traces
-from heteropp.tracing.kind import StageKind
 
 ALPHA = {"1f1b": 1.0, "gpipe": 1.0, "zb-h1": 1 / 3}
 
@@ -195,7 +195,7 @@ class BruteForce:
 
 
 def invented_trace(model: Model, layers: int, kind: StageKind) -> traces.StageTrace:
-    """What heteropp.tracing.traces.trace_stage would give for a model of no particular sense.
+    """What heteropp.cost.tracing.traces.trace_stage would give for a model of no particular sense.
 
     Tracing thousands of shapes for real takes a minute; planners must be right whatever it says.
     """

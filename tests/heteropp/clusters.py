@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ditorch.chips import ChipSpec, load_chip
-from heteropp.cluster import Cluster, Node
-from heteropp.model import Model
+from heteropp.description.cluster import Cluster, Node
+from heteropp.description.model import Model
 
 
 def tiny_model(layers: int = 4, **changes) -> Model:

@@ -20,8 +20,8 @@ from elastic_run import Elastic
 from layouts import plan_of, scheduled
 from training_run import CHIP, Training, several_pipelines, tiny_model
 
-from heteropp.model import Model
-from heteropp.plan import Plan
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan
 
 EARLIER = Path(__file__).with_name("earlier")
 STOPPED, STEPS = 2, 4

@@ -21,8 +21,8 @@ from training_run import (
     wait_until_nothing_is_left,
 )
 
-from heteropp.model import Model
-from heteropp.plan import Plan
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan
 
 MODEL = tiny_model()
 SIX = plan_of(MODEL, (2, 1, 1), (1, 2, 1), (2, 1, 2))

@@ -6,7 +6,13 @@ from random import Random
 
 import numpy as np
 
-from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, AnnotationError, holdings
+from heteropp.layout.hspmd.annotation import (
+    DUPLICATE,
+    PARTIAL,
+    Annotation,
+    AnnotationError,
+    holdings,
+)
 
 RANKS = 6
 SIZES = (1, 4, 6, 12, 12, 24)

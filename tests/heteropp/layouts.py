@@ -8,8 +8,8 @@ from typing import Any
 
 from training_run import make_plan, moved, several_pipelines, tiny_model
 
-from heteropp.model import Model
-from heteropp.plan import Plan, Schedule, Stage
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan, Schedule, Stage
 
 SCHEDULES: tuple[Schedule, ...] = (
     "1f1b",

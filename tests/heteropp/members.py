@@ -21,12 +21,12 @@ from parity import CLIP, RATE, WARMUP
 from plain_llama import train_plainly
 from training_run import write_text
 
-from heteropp.boxes import Box
 from heteropp.data.source import open_tokens
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.model import Model
-from heteropp.parameters import model_parameters
-from heteropp.plan import Plan
+from heteropp.description.boxes import Box
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan
+from heteropp.models.llama.parameters import model_parameters
 
 DEADLINE_S = 120
 Held = list[tuple[str, str, Box, np.ndarray]]  # quantity, parameter, box and values
@@ -159,7 +159,7 @@ class _Member:
     def __init__(
         self, folder: Path, store: dist.Store, name: str, steps: int, chip: Path | None
     ) -> None:
-        from heteropp.training.ranks.device import open_device
+        from heteropp.runtime.ranks.device import open_device
 
         self.folder, self.store, self.name = folder, store, name
         self.steps, self.chip = steps, chip
@@ -175,9 +175,9 @@ class _Member:
         new_members: tuple[str, ...],
         steps: int,
     ) -> Told:
-        from heteropp.training.ranks.control import Control
-        from heteropp.training.ranks.transport import connect
-        from heteropp.training.train import Trainer
+        from heteropp.process_groups.control import Control
+        from heteropp.runtime.ranks.transport import connect
+        from heteropp.runtime.train import Trainer
 
         position = buffers = None
         sent = planned = 0
@@ -209,10 +209,10 @@ class _Member:
         new_members: tuple[str, ...],
     ) -> Any:
         from dicomm.distributed import bytes_sent
-        from heteropp.switching.buffers import of_training, to_host
-        from heteropp.switching.switch import Switch, move
-        from heteropp.training.ranks.control import Control
-        from heteropp.training.ranks.transport import connect
+        from heteropp.process_groups.control import Control
+        from heteropp.runtime.ranks.transport import connect
+        from heteropp.state.switching.buffers import of_training, to_host
+        from heteropp.state.switching.switch import Switch, move
 
         own, through_host = None, turn % 2 == 0
         if self.trainer is not None:
@@ -235,7 +235,7 @@ class _Member:
         return position, buffers, sent, table.sent_bytes[rank]
 
     def _run(self, plan: Plan) -> Any:
-        from heteropp.training.train import TrainingRun
+        from heteropp.runtime.train import TrainingRun
 
         return TrainingRun(
             plan=plan,

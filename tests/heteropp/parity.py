@@ -22,11 +22,11 @@ from plain_llama import plain_loss, train_plainly
 from torch import Tensor
 from training_run import write_text
 
-from heteropp.boxes import Box
 from heteropp.data.source import open_tokens
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.parameters import model_parameters
-from heteropp.plan import Plan, validate
+from heteropp.description.boxes import Box
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.plan import Plan, validate
+from heteropp.models.llama.parameters import model_parameters
 
 STEPS, WARMUP, CLIP = 5, 2, 0.3
 # Adam divides by the gradient's own size: where a gradient nearly cancels, its float32 noise comes
@@ -206,13 +206,13 @@ def _train(
     store: dist.Store,
     chip: Path | None,
 ) -> Any:
-    from heteropp.checkpoint.manifest import find
-    from heteropp.checkpoint.writer import Writer
-    from heteropp.training.ranks.control import Control
-    from heteropp.training.ranks.device import open_device
-    from heteropp.training.ranks.transport import connect
-    from heteropp.training.stage.llama import Layer
-    from heteropp.training.train import Trainer, TrainingRun
+    from heteropp.models.llama.stage import Layer
+    from heteropp.process_groups.control import Control
+    from heteropp.runtime.ranks.device import open_device
+    from heteropp.runtime.ranks.transport import connect
+    from heteropp.runtime.train import Trainer, TrainingRun
+    from heteropp.state.checkpoint.manifest import find
+    from heteropp.state.checkpoint.writer import Writer
 
     run = TrainingRun(
         plan=plan,

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from heteropp.data.sequences import NOT_COUNTED, Sequences
 from heteropp.data.token_file import TokenFile
-from heteropp.model import Model
-from heteropp.training.stage.llama import initial_value, model_parameters
+from heteropp.description.model import Model
+from heteropp.models.llama.stage import initial_value, model_parameters
 
 
 class Norm(nn.Module):

@@ -20,21 +20,21 @@ import torch.distributed as dist
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
-from heteropp.boxes import Box
-from heteropp.checkpoint.manifest import Manifest
-from heteropp.checkpoint.reader import Quantity
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.parameters import global_name, model_parameters
-from heteropp.plan import Plan, validate
-from heteropp.recovery.recover import Recovered, recover
-from heteropp.recovery.snapshots import Cadence, SnapshotWriter
-from heteropp.recovery.tiers import Tiers
-from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.transport import Coordinates, Groups, connect
-from heteropp.training.stage.llama import StageModule
-from heteropp.training.state import State
-from heteropp.training.step.guard import Guard
-from heteropp.training.step.update import Update
+from heteropp.description.boxes import Box
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.plan import Plan, validate
+from heteropp.models.llama.parameters import global_name, model_parameters
+from heteropp.models.llama.stage import StageModule
+from heteropp.process_groups.control import Control
+from heteropp.runtime.ranks.transport import Coordinates, Groups, connect
+from heteropp.runtime.step.guard import Guard
+from heteropp.runtime.step.update import Update
+from heteropp.state.checkpoint.manifest import Manifest
+from heteropp.state.checkpoint.reader import Quantity
+from heteropp.state.recovery.recover import Recovered, recover
+from heteropp.state.recovery.snapshots import Cadence, SnapshotWriter
+from heteropp.state.recovery.tiers import Tiers
+from heteropp.state.slices import State
 
 DEADLINE_S = 120
 JOB = "job-1"

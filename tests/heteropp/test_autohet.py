@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from clusters import cluster_of, random_chip, tiny_model
 
-from heteropp.chips import load_chip
-from heteropp.cluster import Cluster
-from heteropp.plan import Plan, validate
-from heteropp.planned import check_cluster, rank_memory, rank_times
+from heteropp.cost.planned import check_cluster, rank_memory, rank_times
+from heteropp.description.chips import load_chip
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan, validate
 from heteropp.search.autohet import search
 from heteropp.search.grouping import UnitType, effective_power, group_devices
 from heteropp.search.planner import Request, SearchError

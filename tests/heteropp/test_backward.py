@@ -6,9 +6,9 @@ import pytest
 import torch
 from training_run import tiny_model
 
-from heteropp.training.stage.backward import put_off
-from heteropp.training.stage.llama import StageModule
-from heteropp.training.stage.tp import SoloGroup
+from heteropp.models.llama.stage import StageModule
+from heteropp.models.parallel.backward import put_off
+from heteropp.models.parallel.tensor_parallel import SoloGroup
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from heteropp.cli import search as search_command
 from heteropp.cli import simulate as simulate_command
-from heteropp.plan import Pipeline, Plan, Replica, Stage, write_plan
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage, write_plan
 
 
 def run(app, arguments: list[str], capsys) -> str:

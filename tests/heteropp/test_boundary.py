@@ -11,8 +11,8 @@ from layouts import SCHEDULES, lay_out
 from parity import STEPS, Ranks
 from training_run import write_cluster
 
-from heteropp.inboxes import received_ahead
-from heteropp.plan import Plan, Schedule, ministage_layers
+from heteropp.description.plan import Plan, Schedule, ministage_layers
+from heteropp.schedule.inboxes import received_ahead
 
 LAYOUTS = ("tp 1 to 4", "tp 4 to 1", "micro-batch 4, 1", "sequence parallel, dropout")
 

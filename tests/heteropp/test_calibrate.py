@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from clusters import tiny_model, write_cluster, write_model
 
-from heteropp.chips import load_chip
 from heteropp.cli import calibrate as command
-from heteropp.cluster import read_cluster
+from heteropp.description.chips import load_chip
+from heteropp.description.cluster import read_cluster
 from heteropp.profiling.calibrate import (
     CalibrationError,
     MeasuredRun,
@@ -19,7 +19,7 @@ from heteropp.profiling.calibrate import (
     uniform_plan,
     with_efficiency,
 )
-from heteropp.simulate import simulate
+from heteropp.simulator.simulate import simulate
 
 
 def run(arguments: list[str], capsys) -> tuple[int, str, str]:
@@ -48,8 +48,8 @@ def test_the_papers_chips_hold_what_the_command_in_their_file_gives(chip: str, c
 
 def test_table_6_needs_recompute_and_offload_where_it_says_so() -> None:
     """Chip A fits its memory without recompute and offload; B, C and D do not (H2, Table 6)."""
-    from heteropp.model import read_model
-    from heteropp.planned import rank_memory
+    from heteropp.cost.planned import rank_memory
+    from heteropp.description.model import read_model
 
     model = read_model("h2-100b")
     for chip, (pp, dp, tp), fits in (

@@ -9,7 +9,7 @@ import pytest
 from recovery_ranks import Ranks, keep
 from training_run import make_plan, tiny_model
 
-from heteropp.recovery.snapshots import Cadence
+from heteropp.state.recovery.snapshots import Cadence
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tools"))
 

@@ -27,13 +27,19 @@ from training_run import (
     write_cluster,
 )
 
-from heteropp.boxes import Box
-from heteropp.checkpoint.manifest import CheckpointError, Manifest, ParameterSlice, find, steps
-from heteropp.checkpoint.reader import Reader
-from heteropp.checkpoint.writer import Tensors, Writer
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.plan import Plan, Schedule, write_plan
-from heteropp.training.ranks.control import Control
+from heteropp.description.boxes import Box
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.plan import Plan, Schedule, write_plan
+from heteropp.process_groups.control import Control
+from heteropp.state.checkpoint.manifest import (
+    CheckpointError,
+    Manifest,
+    ParameterSlice,
+    find,
+    steps,
+)
+from heteropp.state.checkpoint.reader import Reader
+from heteropp.state.checkpoint.writer import Tensors, Writer
 
 PLAN = make_plan(tiny_model(), (2, 2), (2, 1), (1, 2), (True, False))
 SETTINGS = ("--decay-steps", "6", "--warmup-steps", "2", "--checkpoint-every", "2", "--keep", "2")

@@ -19,7 +19,7 @@ from heteropp.cli.data import app
 from heteropp.data.documents import PIECE_BYTES
 from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile, open_token_file
-from heteropp.files import FileError
+from heteropp.description.files import FileError
 from hyperhetero_output import held
 
 TEXTS = [f"The {n}th document, naïve\nand short. " * (n % 4 + 1) for n in range(40)]

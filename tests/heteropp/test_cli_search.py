@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusters import tiny_model, write_cluster, write_model
 
-from heteropp.plan import read_plan
+from heteropp.description.plan import read_plan
 from heteropp.search.planner import PLANNERS
 
 PRESETS = Path(__file__).parents[2] / "heteropp" / "presets"

@@ -11,8 +11,8 @@ import pytest
 from clusters import write_cluster
 
 from heteropp.cli.simulate import app
-from heteropp.model import Model
-from heteropp.plan import Pipeline, Plan, Replica, Stage, write_plan
+from heteropp.description.model import Model
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage, write_plan
 
 MODEL = Model(
     name="small",

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from clusters import write_cluster
 
-from heteropp.cluster import Cluster, Link, read_cluster
-from heteropp.cluster import write_cluster as write
-from heteropp.files import FileError
-from heteropp.model import read_model
+from heteropp.description.cluster import Cluster, Link, read_cluster
+from heteropp.description.cluster import write_cluster as write
+from heteropp.description.files import FileError
+from heteropp.description.model import read_model
 
 
 def test_ranks_do_not_depend_on_the_order_of_the_file(tmp_path) -> None:

@@ -8,9 +8,9 @@ import pytest
 from clusters import cluster_of, tiny_model
 
 from ditorch.chips import load_chip
-from heteropp.cluster import Link
-from heteropp.communication import all_gather_s, all_reduce_s, broadcast_s, resharding_s
-from heteropp.plan import Replica, Stage
+from heteropp.cost.communication import all_gather_s, all_reduce_s, broadcast_s, resharding_s
+from heteropp.description.cluster import Link
+from heteropp.description.plan import Replica, Stage
 
 LINK = Link(latency_s=1e-3, bytes_per_s=1e6)
 

@@ -13,9 +13,7 @@ import torch
 from clusters import tiny_model
 
 from ditorch.chips import load_chip
-from heteropp.action import Kind
-from heteropp.cluster import Link
-from heteropp.cost import (
+from heteropp.cost.stage_time import (
     StageShape,
     Time,
     all_gather_s,
@@ -25,9 +23,11 @@ from heteropp.cost import (
     stage_memory,
     stage_time,
 )
-from heteropp.plan import Pipeline, Replica, Schedule, Stage
-from heteropp.schedule import actions, in_flight
-from heteropp.tracing.operators import Trace, count
+from heteropp.cost.tracing.operators import Trace, count
+from heteropp.description.cluster import Link
+from heteropp.description.plan import Pipeline, Replica, Schedule, Stage
+from heteropp.schedule.action import Kind
+from heteropp.schedule.stage_actions import actions, in_flight
 
 LINK = Link(latency_s=1e-3, bytes_per_s=1e6)
 
@@ -346,18 +346,18 @@ def test_the_formula_of_a_step() -> None:
 
 ON_CHIP = """
 import json, sys
-from heteropp.chips import load_chip  # a chip file may be read before the chip is opened
+from heteropp.description.chips import load_chip  # before the chip is opened
 assert "torch" not in sys.modules
 chip = load_chip("c-mini")
 import torch, ditorch, ditorch.chips
 assert ditorch.chips.load_chip("c-mini") == chip and type(chip) is ditorch.chips.ChipSpec
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.training.stage.backward import put_off
-from heteropp.training.stage.llama import StageModule
-from heteropp.model import Model
-from heteropp.training.step.optimizer import clip
-from heteropp.tracing.operators import CountingGroup
-from heteropp.training.step.zero import FlatParameters
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.models.parallel.backward import put_off
+from heteropp.models.llama.stage import StageModule
+from heteropp.description.model import Model
+from heteropp.optimizer.adamw import clip
+from heteropp.cost.tracing.operators import CountingGroup
+from heteropp.optimizer.zero import FlatParameters
 
 SHAPE = dict(layers=3, hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256,
              sequence_length=64)

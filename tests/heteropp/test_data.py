@@ -27,11 +27,11 @@ from heteropp.data.sequences import NOT_COUNTED, Sequences
 from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile, open_token_file
 from heteropp.data.tokenizer import Bytes
-from heteropp.files import FileError
-from heteropp.model import Model
-from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.transport import Coordinates
-from heteropp.training.step.batches import Batches, check_same_data
+from heteropp.description.files import FileError
+from heteropp.description.model import Model
+from heteropp.process_groups.control import Control
+from heteropp.runtime.ranks.transport import Coordinates
+from heteropp.runtime.step.batches import Batches, check_same_data
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from training_run import tiny_model
 
-from heteropp.model import ModelError, validate
-from heteropp.training.stage.dropout import Dropout, row_and_column_hashes
-from heteropp.training.stage.llama import StageModule
-from heteropp.training.stage.tp import SoloGroup
+from heteropp.description.model import ModelError, validate
+from heteropp.models.llama.dropout import Dropout, row_and_column_hashes
+from heteropp.models.llama.stage import StageModule
+from heteropp.models.parallel.tensor_parallel import SoloGroup
 
 ROWS, COLUMNS, PROBABILITY = 400, 300, 0.25
 

@@ -36,10 +36,10 @@ from elastic_run import (
 from layouts import plan_of
 from training_run import CHIP, command, refusal, session, write_text
 
-from heteropp.cluster import read_cluster
+from heteropp.cost.planned import rank_memory
+from heteropp.description.cluster import read_cluster
+from heteropp.description.plan import Plan, read_plan, write_plan
 from heteropp.elastic.job import node_of
-from heteropp.plan import Plan, read_plan, write_plan
-from heteropp.planned import rank_memory
 
 Launch = Callable[..., Elastic]
 

@@ -10,11 +10,11 @@ import pytest
 from layouts import lay_out
 from parity import STEPS, Ranks
 
-from heteropp.hspmd.routing import volume_bytes
-from heteropp.plan import Plan, Schedule
-from heteropp.replicated_gradients import MINISTAGES, shared, sums
-from heteropp.reshard import messages
-from heteropp.schedule import links
+from heteropp.description.plan import Plan, Schedule
+from heteropp.layout.hspmd.routing import volume_bytes
+from heteropp.layout.replicated_gradients import MINISTAGES, shared, sums
+from heteropp.layout.resharding import messages
+from heteropp.schedule.stage_actions import links
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,8 @@ from training_run import (
     write_text,
 )
 
-from heteropp.parameters import model_parameters
-from heteropp.plan import write_plan
+from heteropp.description.plan import write_plan
+from heteropp.models.llama.parameters import model_parameters
 
 PLAN = make_plan(tiny_model(), (1, 2, 1), (2, 1, 1), (1, 2, 1), (True, False, False))
 RANKS = range(PLAN.world_size)

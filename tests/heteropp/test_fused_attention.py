@@ -8,10 +8,10 @@ import pytest
 import torch
 from clusters import tiny_model
 
-from heteropp.tracing.kind import StageKind
-from heteropp.tracing.traces import TracedPiece, trace_stage
-from heteropp.training.stage.llama import Attention, SharedConstants
-from heteropp.training.stage.tp import SoloGroup
+from heteropp.cost.tracing.kind import StageKind
+from heteropp.cost.tracing.traces import TracedPiece, trace_stage
+from heteropp.models.llama.stage import Attention, SharedConstants
+from heteropp.models.parallel.tensor_parallel import SoloGroup
 
 MODEL = tiny_model(
     4, hidden=256, heads=8, kv_heads=2, intermediate=512, sequence_length=512, dtype="float64"

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from heteropp.checkpoint.manifest import Scalars
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.training.step.guard import DivergedError, Guard
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.runtime.step.guard import DivergedError, Guard
+from heteropp.state.checkpoint.manifest import Scalars
 
 USUAL = [(2.0 + 0.01 * step, 1.0 + 0.02 * (step % 5)) for step in range(20)]
 

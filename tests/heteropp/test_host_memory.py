@@ -11,7 +11,7 @@ import pytest
 STEPS = """
 import resource, sys
 import numpy as np
-from heteropp.training.ranks.host_memory import keep_freed_memory
+from heteropp.runtime.ranks.host_memory import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def step():

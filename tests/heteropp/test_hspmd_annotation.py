@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from heteropp.boxes import Box
-from heteropp.hspmd.annotation import (
+from heteropp.description.boxes import Box
+from heteropp.layout.hspmd.annotation import (
     DUPLICATE,
     PARTIAL,
     Annotation,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation
-from heteropp.hspmd.deduction import (
+from heteropp.layout.hspmd.annotation import DUPLICATE, PARTIAL, Annotation
+from heteropp.layout.hspmd.deduction import (
     DeductionError,
     Operand,
     OperatorRule,

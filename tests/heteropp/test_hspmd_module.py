@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from hspmd_ranks import Ranks, train_plainly
 from torch import nn
 
-from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, AnnotationError
-from heteropp.hspmd.module import annotate
-from heteropp.hspmd.resolution import resolve
-from heteropp.hspmd.tensor import annotated, moved
+from heteropp.layout.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, AnnotationError
+from heteropp.layout.hspmd.module import annotate
+from heteropp.layout.hspmd.resolution import resolve
+from heteropp.layout.hspmd.tensor import annotated, moved
 
 WORLD = 6
 STEPS = 4

@@ -12,9 +12,15 @@ import torch
 import torch.nn.functional as F
 from hspmd_ranks import Ranks
 
-from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, AnnotationError
-from heteropp.hspmd.deduction import DeductionError, without_sums
-from heteropp.hspmd.tensor import AnnotatedTensor, annotated, communicate, gradient_moved, moved
+from heteropp.layout.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, AnnotationError
+from heteropp.layout.hspmd.deduction import DeductionError, without_sums
+from heteropp.layout.hspmd.tensor import (
+    AnnotatedTensor,
+    annotated,
+    communicate,
+    gradient_moved,
+    moved,
+)
 
 WORLD = 4
 GROUPS = ([[0, 1, 2, 3]], [[2, 0], [1, 3]], [[3], [0, 1]], [[1], [0, 2, 3]])

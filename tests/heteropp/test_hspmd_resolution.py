@@ -12,9 +12,9 @@ import torch
 from hspmd_pairs import RANKS, elements, random_pair
 from hspmd_ranks import Counted, Ranks
 
-from heteropp.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, holdings
-from heteropp.hspmd.exchange import communicate
-from heteropp.hspmd.resolution import Communication, ResolutionError, resolve
+from heteropp.layout.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, holdings
+from heteropp.layout.hspmd.exchange import communicate
+from heteropp.layout.hspmd.resolution import Communication, ResolutionError, resolve
 
 PAIRS = 6000  # of which more than 5,000 are supported
 ITEMSIZE = 8

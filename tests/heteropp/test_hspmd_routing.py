@@ -12,9 +12,9 @@ import pytest
 import torch
 from hspmd_ranks import Counted, Ranks
 
-from heteropp.boxes import Box
-from heteropp.hspmd.exchange import TensorPiece, exchange
-from heteropp.hspmd.routing import HeldBox, RoutingError, Wanted, route, volume_bytes
+from heteropp.description.boxes import Box
+from heteropp.layout.hspmd.exchange import TensorPiece, exchange
+from heteropp.layout.hspmd.routing import HeldBox, RoutingError, Wanted, route, volume_bytes
 
 WORLD = 4
 DTYPES = (torch.float64, torch.bfloat16, torch.int32, torch.bool)

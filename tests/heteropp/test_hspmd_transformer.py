@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from hspmd_ranks import Ranks, train_plainly
 from torch import Tensor, nn
 
-from heteropp.hspmd.annotation import DUPLICATE, Annotation
-from heteropp.hspmd.module import annotate
-from heteropp.hspmd.tensor import annotated, moved
+from heteropp.layout.hspmd.annotation import DUPLICATE, Annotation
+from heteropp.layout.hspmd.module import annotate
+from heteropp.layout.hspmd.tensor import annotated, moved
 
 WORLD = 5
 VOCAB, HIDDEN, HEADS, LENGTH, SEQUENCES, STEPS = 12, 8, 2, 5, 6, 3

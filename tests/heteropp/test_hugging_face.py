@@ -17,18 +17,23 @@ from torch import Tensor
 from training_run import Training, make_plan
 from typer.testing import CliRunner
 
-from heteropp.checkpoint.manifest import find
-from heteropp.checkpoint.reader import Reader
 from heteropp.cli.export import app
 from heteropp.data.sequences import Sequences
 from heteropp.data.source import open_tokens
-from heteropp.files import FileError
-from heteropp.hugging_face.export import export
-from heteropp.hugging_face.weights import Weights, check_from, load_weights, tensor_name
-from heteropp.model import Model, read_model
-from heteropp.parameters import model_parameters
-from heteropp.training.stage.llama import StageModule
-from heteropp.training.stage.tp import SoloGroup
+from heteropp.description.files import FileError
+from heteropp.description.model import Model, read_model
+from heteropp.models.llama.hugging_face_export import export
+from heteropp.models.llama.hugging_face_weights import (
+    Weights,
+    check_from,
+    load_weights,
+    tensor_name,
+)
+from heteropp.models.llama.parameters import model_parameters
+from heteropp.models.llama.stage import StageModule
+from heteropp.models.parallel.tensor_parallel import SoloGroup
+from heteropp.state.checkpoint.manifest import find
+from heteropp.state.checkpoint.reader import Reader
 
 LENGTH = 48
 LLAMA3 = {

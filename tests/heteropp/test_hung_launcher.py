@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from heteropp.training.ranks.hung_launcher import PATIENCE_S
+from heteropp.runtime.ranks.hung_launcher import PATIENCE_S
 
 LAUNCHER = f"""
 import os, sys, time
-from heteropp.training.ranks.hung_launcher import end_if_hung
+from heteropp.runtime.ranks.hung_launcher import end_if_hung
 launched = os.fork()
 if not launched:
     end_if_hung(os.getppid())

@@ -14,14 +14,14 @@ from clusters import write_cluster
 from layouts import plan_of
 from training_run import tiny_model
 
-from heteropp.cluster import read_cluster
+from heteropp.description.cluster import read_cluster
+from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.elastic.job import Board, Ended, Failure, Generation, Job, Meeting
 from heteropp.elastic.launcher import awaited, leader, pulse
 from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.pulse import Pulse
 from heteropp.elastic.launcher.roster import Roster
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.training.train import TrainingRun
+from heteropp.runtime.train import TrainingRun
 
 DEADLINE_S = 30.0
 A, B = "a-mini-0", "b-mini-0"

@@ -13,8 +13,8 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from heteropp.training.ranks.launch import launch
-from heteropp.training.ranks.loopback import loopback_store
+from heteropp.runtime.ranks.launch import launch
+from heteropp.runtime.ranks.loopback import loopback_store
 
 CROWD = 1000
 

@@ -23,7 +23,7 @@ from training_run import (
     write_text,
 )
 
-from heteropp.plan import write_plan
+from heteropp.description.plan import write_plan
 
 MODEL = tiny_model()
 PLAN = make_plan(MODEL, (1, 2, 1), (1, 1, 1), (1, 1, 1), (False, False, False))

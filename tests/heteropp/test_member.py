@@ -18,13 +18,13 @@ import torch.distributed as dist
 from layouts import plan_of
 from training_run import Training, tiny_model, write_cluster, write_text
 
-from heteropp import cluster as clusters
-from heteropp.checkpoint.manifest import find
-from heteropp.cluster import read_cluster
+from heteropp.description import cluster as clusters
+from heteropp.description.cluster import read_cluster
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.plan import Plan, write_plan
 from heteropp.elastic.job import Account, Board, Generation, Job, Meeting, Progress
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.plan import Plan, write_plan
-from heteropp.training.train import TrainingRun
+from heteropp.runtime.train import TrainingRun
+from heteropp.state.checkpoint.manifest import find
 
 MODEL = tiny_model(layers=8)
 STEPS = 400

@@ -10,8 +10,9 @@ from brute_force import invented_trace
 from clusters import cluster_of, tiny_model
 
 from ditorch.chips import load_chip
-from heteropp.plan import validate
-from heteropp.planned import check_cluster, check_memory
+from heteropp.cost.planned import check_cluster, check_memory
+from heteropp.cost.tracing import traces
+from heteropp.description.plan import validate
 from heteropp.search import metis, metis_oom
 from heteropp.search.metis_balance import partition, relieved
 from heteropp.search.metis_cost import Arrangement, Line, MetisPlan, cost
@@ -20,7 +21,6 @@ from heteropp.search.metis_groups import arrangements, device_groups
 from heteropp.search.metis_problem import Problem
 from heteropp.search.metis_walk import Walk
 from heteropp.search.planner import DoesNotFitError, Request, SearchError, planner
-from heteropp.tracing import traces
 
 
 def layer_profile(seconds: list[float], memory: float, between_s: float = 0.0) -> LayerProfile:

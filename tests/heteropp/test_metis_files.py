@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from heteropp.files import FileError
+from heteropp.description.files import FileError
 from heteropp.search.metis_files import read_nodes, read_profiles
 
 LAYERS = 4

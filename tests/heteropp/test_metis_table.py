@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from brute_force import invented_trace
 
-from heteropp.files import FileError
+from heteropp.cost.tracing import traces
+from heteropp.description.files import FileError
 from heteropp.search.metis_exact import solve
 from heteropp.search.metis_table import SHAPES, problem, table
-from heteropp.tracing import traces
 
 
 def write_cluster(folder: Path, *types: str) -> None:

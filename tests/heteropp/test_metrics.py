@@ -12,18 +12,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from training_run import make_plan, tiny_model
 
 from ditorch.chips import load_chip
-from heteropp.action import Action, Kind
-from heteropp.plan import Pipeline, Plan
-from heteropp.simulate import Simulation, simulate
-from heteropp.training.executor import StepResult
-from heteropp.training.measuring.gauges import Gauges
-from heteropp.training.measuring.metrics import HostClock
-from heteropp.training.measuring.shares import LinkTimes, Ran, StepEnds, divide, links_of
-from heteropp.training.measuring.stragglers import PATIENCE, Stragglers
-from heteropp.training.measuring.utilization import model_flops_per_token
-from heteropp.training.ranks.device import Device
-from heteropp.training.stage.llama import StageModule
-from heteropp.training.stage.tp import SoloGroup
+from heteropp.description.plan import Pipeline, Plan
+from heteropp.models.llama.stage import StageModule
+from heteropp.models.parallel.tensor_parallel import SoloGroup
+from heteropp.runtime.executor import StepResult
+from heteropp.runtime.measuring.gauges import Gauges
+from heteropp.runtime.measuring.metrics import HostClock
+from heteropp.runtime.measuring.shares import LinkTimes, Ran, StepEnds, divide, links_of
+from heteropp.runtime.measuring.stragglers import PATIENCE, Stragglers
+from heteropp.runtime.measuring.utilization import model_flops_per_token
+from heteropp.runtime.ranks.device import Device
+from heteropp.schedule.action import Action, Kind
+from heteropp.simulator.simulate import Simulation, simulate
 
 PLANS = {
     "1f1b": make_plan(tiny_model(), (1, 2, 1), (2, 1, 1), (1, 2, 1), (True, False, True)),

@@ -36,19 +36,19 @@ from training_run import (
 from typer.testing import CliRunner
 
 from heteropp.cli.train import app
+from heteropp.cost.planned import rank_memory
 from heteropp.data.sequences import NOT_COUNTED
 from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile
 from heteropp.data.whole_documents import WholeDocuments, pack
-from heteropp.mixed_lengths.deliveries import deliveries
-from heteropp.mixed_lengths.memory import memory_bytes
-from heteropp.mixed_lengths.parameters import alike
-from heteropp.mixed_lengths.plans import by_length, passes, with_micro_batches
-from heteropp.model import Model
-from heteropp.parameters import model_parameters
-from heteropp.plan import Plan, PlanError, validate, write_plan
-from heteropp.planned import rank_memory
-from heteropp.switching.table import Quantity, table
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan, PlanError, validate, write_plan
+from heteropp.models.llama.parameters import model_parameters
+from heteropp.runtime.mixed_lengths.deliveries import deliveries
+from heteropp.runtime.mixed_lengths.memory import memory_bytes
+from heteropp.runtime.mixed_lengths.parameters import alike
+from heteropp.runtime.mixed_lengths.plans import by_length, passes, with_micro_batches
+from heteropp.state.switching.table import Quantity, table
 
 SHORT, MIDDLE, LONG = 8, 16, 32
 DOCUMENTS = 24  # of a step

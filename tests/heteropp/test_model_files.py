@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from heteropp.files import FileError
-from heteropp.hugging_face.config import RopeScaling
-from heteropp.model import Model, read_model
+from heteropp.description.files import FileError
+from heteropp.description.hugging_face import RopeScaling
+from heteropp.description.model import Model, read_model
 
 # as Llama 2 70B's config.json says it
 LLAMA = {

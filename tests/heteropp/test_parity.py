@@ -13,7 +13,7 @@ from plain_llama import train_plainly
 from training_run import Training, checkpoint_parameters, tiny_model
 
 from heteropp.data.source import open_tokens
-from heteropp.plan import Schedule
+from heteropp.description.plan import Schedule
 
 
 @pytest.fixture(scope="module")

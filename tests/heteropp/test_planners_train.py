@@ -9,8 +9,8 @@ import pytest
 from clusters import tiny_model, write_cluster
 from training_run import Training
 
-from heteropp.cluster import read_cluster
-from heteropp.plan import Plan
+from heteropp.description.cluster import read_cluster
+from heteropp.description.plan import Plan
 from heteropp.search.judge import ask
 from heteropp.search.planner import PLANNERS, Request
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from heteropp.chips import chip_names, load_chip
-from heteropp.cluster import read_cluster
-from heteropp.files import FileError
-from heteropp.model import Model, read_model
-from heteropp.presets import cluster_names, model_names
+from heteropp.description.chips import chip_names, load_chip
+from heteropp.description.cluster import read_cluster
+from heteropp.description.files import FileError
+from heteropp.description.model import Model, read_model
+from heteropp.description.presets import cluster_names, model_names
 
 # chips by type; nodes
 CLUSTERS = {

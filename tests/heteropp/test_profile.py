@@ -16,12 +16,12 @@ from clusters import cluster_of, tiny_model, write_cluster, write_model
 from typer import Typer
 from typer.testing import CliRunner
 
-from heteropp.chips import load_chip
 from heteropp.cli import search
 from heteropp.cli.profile import app
-from heteropp.cluster import Link, read_cluster
-from heteropp.cost import StageShape, Time, stage_memory, stage_time
-from heteropp.profile import (
+from heteropp.cost.stage_time import StageShape, Time, stage_memory, stage_time
+from heteropp.description.chips import load_chip
+from heteropp.description.cluster import Link, read_cluster
+from heteropp.description.profile import (
     Block,
     Measured,
     MeasuredLink,

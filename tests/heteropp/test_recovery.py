@@ -13,11 +13,11 @@ from layouts import figure_8, plan_of, three_pipelines, two_pipelines
 from recovery_ranks import Counted, Hanging, Ranks, fetched_bytes, keep, recovered
 from training_run import make_plan, several_pipelines, tiny_model
 
-from heteropp.plan import Plan
-from heteropp.recovery.bitmap import lines
-from heteropp.recovery.recover import Recovered
-from heteropp.recovery.snapshots import Cadence
-from heteropp.recovery.sources import LostError
+from heteropp.description.plan import Plan
+from heteropp.state.recovery.bitmap import lines
+from heteropp.state.recovery.recover import Recovered
+from heteropp.state.recovery.snapshots import Cadence
+from heteropp.state.recovery.sources import LostError
 
 MODEL = tiny_model(kv_heads=4)
 ELEMENTS = sum(
@@ -272,7 +272,7 @@ def test_another_jobs_copies_are_not_believed(ranks: Ranks, tmp_path: Path) -> N
 
 
 def recovered_of_job(here, job: str):
-    from heteropp.recovery.recover import recover
+    from heteropp.state.recovery.recover import recover
 
     tiers = replace(here.tiers(), job=job)
     from recovery_ranks import manifest_of

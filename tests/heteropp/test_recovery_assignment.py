@@ -9,14 +9,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from heteropp.boxes import Box, uncovered
-from heteropp.checkpoint.manifest import ParameterSlice
-from heteropp.checkpoint.reader import QUANTITIES, Quantity
-from heteropp.hspmd.routing import Transfer
-from heteropp.recovery.assignment import Assignment, assign
-from heteropp.recovery.bundles import Want
-from heteropp.recovery.manifest import SnapshotStep, SnapshotTensor, TierKind
-from heteropp.recovery.sources import StoredTensor
+from heteropp.description.boxes import Box, uncovered
+from heteropp.layout.hspmd.routing import Transfer
+from heteropp.state.checkpoint.manifest import ParameterSlice
+from heteropp.state.checkpoint.reader import QUANTITIES, Quantity
+from heteropp.state.recovery.assignment import Assignment, assign
+from heteropp.state.recovery.bundles import Want
+from heteropp.state.recovery.manifest import SnapshotStep, SnapshotTensor, TierKind
+from heteropp.state.recovery.sources import StoredTensor
 
 SHAPE = (12, 8)
 NAMES = ("layers.0.mlp.up.weight", "layers.1.mlp.up.weight", "norm.weight")

@@ -19,19 +19,19 @@ from recovery_ranks import JOB, Full, Hanging, tiers_of
 from torch import Tensor
 from training_run import tiny_model
 
-from heteropp.boxes import Box
-from heteropp.checkpoint.manifest import Manifest, ParameterSlice, Scalars
-from heteropp.checkpoint.writer import block_of
+from heteropp.description.boxes import Box
+from heteropp.description.files import FileError
+from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.elastic.job import Job, Meeting
-from heteropp.files import FileError
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.recovery.fetch import Readings
-from heteropp.recovery.manifest import RankManifest, Shard, SnapshotStep
-from heteropp.recovery.snapshots import Cadence, SnapshotWriter
-from heteropp.recovery.sources import StoredTensor
-from heteropp.recovery.tiers import Tier, Tiers, check_url
-from heteropp.training.ranks.control import Control
-from heteropp.training.state import HeldSlice
+from heteropp.process_groups.control import Control
+from heteropp.state.checkpoint.manifest import Manifest, ParameterSlice, Scalars
+from heteropp.state.checkpoint.writer import block_of
+from heteropp.state.recovery.fetch import Readings
+from heteropp.state.recovery.manifest import RankManifest, Shard, SnapshotStep
+from heteropp.state.recovery.snapshots import Cadence, SnapshotWriter
+from heteropp.state.recovery.sources import StoredTensor
+from heteropp.state.recovery.tiers import Tier, Tiers, check_url
+from heteropp.state.slices import HeldSlice
 
 ROWS, COLUMNS = 64, 256
 WAIT_S = 60.0

@@ -11,16 +11,16 @@ from clusters import cluster_of, random_chip, tiny_model, write_cluster
 from training_run import Training
 
 from ditorch.chips import load_chip
-from heteropp.cluster import Cluster, read_cluster
+from heteropp.cost.planned import check_cluster, check_memory
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan, validate
 from heteropp.elastic.replanning.moved import moved_bytes
 from heteropp.elastic.replanning.replan import Replanned, replan
-from heteropp.model import Model
-from heteropp.plan import Plan, validate
-from heteropp.planned import check_cluster, check_memory
 from heteropp.search.judge import ask, ask_all
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
-from heteropp.simulate import simulate
-from heteropp.switching.table import table
+from heteropp.simulator.simulate import simulate
+from heteropp.state.switching.table import table
 
 PLANNERS = ("exact", "autohet", "uniform", "zorse")
 MODEL = tiny_model(6, hidden=32, intermediate=64, vocab=64)

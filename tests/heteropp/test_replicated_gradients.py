@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_run import several_pipelines, tiny_model
 
-from heteropp.boxes import Box
-from heteropp.layout import layout
-from heteropp.parameters import global_name, model_parameters
-from heteropp.plan import Plan, validate
-from heteropp.replicated_gradients import (
+from heteropp.description.boxes import Box
+from heteropp.description.plan import Plan, validate
+from heteropp.layout.flat_buffer import layout
+from heteropp.layout.replicated_gradients import (
     MINISTAGES,
     Exchange,
     Part,
@@ -24,6 +23,7 @@ from heteropp.replicated_gradients import (
     shared,
     sums,
 )
+from heteropp.models.llama.parameters import global_name, model_parameters
 
 MODEL = replace(tiny_model(), hidden=8, intermediate=8, vocab=12)
 

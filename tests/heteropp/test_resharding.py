@@ -11,9 +11,9 @@ from clusters import cluster_of
 from training_run import make_plan, tiny_model
 
 from ditorch.chips import load_chip
-from heteropp.cluster import Cluster
-from heteropp.plan import Plan, Resharding
-from heteropp.reshard import Message, messages
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan, Resharding
+from heteropp.layout.resharding import Message, messages
 
 LENGTH = 16
 STRATEGIES: tuple[Resharding, ...] = ("all-gather", "broadcast", "direct")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clusters import write_cluster
 
-from heteropp.cluster import read_cluster
+from heteropp.description.cluster import read_cluster
 from heteropp.elastic.launcher.roster import Roster
 
 LIVES_S = 1000.0

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 from clusters import tiny_model
 
-from heteropp.action import Action, Kind
-from heteropp.plan import (
+from heteropp.description.plan import (
     Pipeline,
     Plan,
     PlanError,
@@ -21,7 +20,8 @@ from heteropp.plan import (
     ministage_layers,
     validate,
 )
-from heteropp.schedule import actions, bubble_coefficient, in_flight, links, paths
+from heteropp.schedule.action import Action, Kind
+from heteropp.schedule.stage_actions import actions, bubble_coefficient, in_flight, links, paths
 
 MINISTAGES: dict[Schedule, list[int]] = {
     "1f1b": [1],

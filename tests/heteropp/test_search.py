@@ -10,15 +10,15 @@ from brute_force import BruteForce, invented_trace, random_request
 from clusters import cluster_of, tiny_model
 
 from ditorch.chips import load_chip
-from heteropp.cluster import Cluster
-from heteropp.plan import Pipeline, Plan, Stage, validate
-from heteropp.planned import check_memory, rank_memory
-from heteropp.schedule import in_flight as most_held
+from heteropp.cost.planned import check_memory, rank_memory
+from heteropp.cost.tracing import traces
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Pipeline, Plan, Stage, validate
+from heteropp.schedule.stage_actions import in_flight as most_held
 from heteropp.search.costs import in_flight
 from heteropp.search.exact import search
 from heteropp.search.judge import Verdict, ask
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
-from heteropp.tracing import traces
 
 
 @pytest.fixture

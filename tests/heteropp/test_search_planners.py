@@ -10,11 +10,11 @@ from brute_force import BruteForce, One, invented_trace, random_request
 from clusters import cluster_of, tiny_model
 
 from ditorch.chips import load_chip
-from heteropp.plan import validate
-from heteropp.planned import check_memory
+from heteropp.cost.planned import check_memory
+from heteropp.cost.tracing import traces
+from heteropp.description.plan import validate
 from heteropp.search import exact, heteroauto, nearest, space, uniform
 from heteropp.search.planner import Request, SearchError
-from heteropp.tracing import traces
 
 
 @pytest.fixture(autouse=True)

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 from clusters import cluster_of, tiny_model
 
-from heteropp.action import Action, Kind
-from heteropp.chips import ChipSpec, load_chip
-from heteropp.cluster import Cluster
-from heteropp.cost import Time, all_reduce_s
-from heteropp.fabric import Fabric, LinkEntry
-from heteropp.parameters import model_parameters
-from heteropp.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
-from heteropp.planned import rank_memory, rank_times
-from heteropp.schedule import actions
-from heteropp.simulate import DeadlockError, hetero_speedup_ratio, simulate
+from heteropp.cost.planned import rank_memory, rank_times
+from heteropp.cost.stage_time import Time, all_reduce_s
+from heteropp.description.chips import ChipSpec, load_chip
+from heteropp.description.cluster import Cluster
+from heteropp.description.fabric import Fabric, LinkEntry
+from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
+from heteropp.description.timeline import write_chrome_trace
+from heteropp.models.llama.parameters import model_parameters
+from heteropp.schedule.action import Action, Kind
+from heteropp.schedule.stage_actions import actions
 from heteropp.simulator import program
 from heteropp.simulator.picture import draw_simulation
-from heteropp.timeline import write_chrome_trace
+from heteropp.simulator.simulate import DeadlockError, hetero_speedup_ratio, simulate
 
 
 def chip_with(**links: float) -> ChipSpec:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from clusters import cluster_of, tiny_model
 
 from ditorch.chips import load_chip
-from heteropp.cluster import Cluster
-from heteropp.plan import Pipeline, Plan, Replica, Stage
-from heteropp.planned import check_memory, rank_memory
+from heteropp.cost.planned import check_memory, rank_memory
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.search.judge import ask
 from heteropp.search.planner import Request
 from heteropp.search.slack import with_slack
-from heteropp.simulate import simulate
+from heteropp.simulator.simulate import simulate
 
 STAGES = 4
 

@@ -10,7 +10,7 @@ import machines
 import pytest
 import torch.distributed as dist
 
-from heteropp.training.ranks.store import is_here, limit_answers
+from heteropp.runtime.ranks.store import is_here, limit_answers
 
 PORT = 29500
 LIMIT_S = 2.0

@@ -17,11 +17,11 @@ from layouts import plan_of, scheduled, turned
 from members import Members, whole
 from training_run import CHIP, several_pipelines, tiny_model, write_cluster
 
-from heteropp.model import Model
-from heteropp.parameters import model_parameters
-from heteropp.plan import Plan, validate
-from heteropp.switching.switch import Switch
-from heteropp.switching.table import Table, holdings, state, table
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan, validate
+from heteropp.models.llama.parameters import model_parameters
+from heteropp.state.switching.switch import Switch
+from heteropp.state.switching.table import Table, holdings, state, table
 
 
 def micro_batch_2(plan: Plan) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from heteropp.timeline import Span, shades
+from heteropp.description.timeline import Span, shades
 
 
 def test_shades_are_as_dark_as_the_time_is_filled() -> None:

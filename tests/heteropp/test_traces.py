@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from clusters import tiny_model
 
-from heteropp.tracing.kind import StageKind
-from heteropp.tracing.stage import Recording, record_stage
-from heteropp.tracing.traces import StageTrace, TracedPiece, trace_stage
+from heteropp.cost.tracing.kind import StageKind
+from heteropp.cost.tracing.stage import Recording, record_stage
+from heteropp.cost.tracing.traces import StageTrace, TracedPiece, trace_stage
 
 GRANULARITY_BYTES = 512
 
@@ -134,10 +134,10 @@ def test_ends_and_layers_add_up() -> None:
 
 SECOND = """
 import sys
-from heteropp.chips import load_chip
-from heteropp.cluster import Link
-from heteropp.cost import StageShape, stage_memory, stage_time
-from heteropp.model import Model
+from heteropp.description.chips import load_chip
+from heteropp.description.cluster import Link
+from heteropp.cost.stage_time import StageShape, stage_memory, stage_time
+from heteropp.description.model import Model
 
 model = Model(name="x/../y", layers=4, hidden=16, heads=4, kv_heads=4, intermediate=48, vocab=56,
               sequence_length=20)
@@ -176,8 +176,8 @@ def test_a_second_search_imports_no_torch(
 
 ENTRY = """
 import sys
-from heteropp.tracing import cache as trace_cache
-from heteropp.model import Model
+from heteropp.cost.tracing import cache as trace_cache
+from heteropp.description.model import Model
 
 model = Model(name="x", layers=4, hidden=16, heads=4, kv_heads=4, intermediate=32, vocab=32,
               sequence_length=16)

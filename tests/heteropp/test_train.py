@@ -21,8 +21,8 @@ from heteropp.cli.train import app
 from heteropp.data.convert import convert
 from heteropp.data.documents import Document
 from heteropp.data.tokenizer import Bytes
-from heteropp.plan import Plan, Prediction, write_plan
-from heteropp.schedule import actions as table_of
+from heteropp.description.plan import Plan, Prediction, write_plan
+from heteropp.schedule.stage_actions import actions as table_of
 from hyperhetero_output import held
 
 PLAN = make_plan(tiny_model(), (3, 1), (2, 1), (1, 1), (True, False))
@@ -247,7 +247,7 @@ def test_too_little_shared_memory_is_said_before_anything_starts(tmp_path: Path)
     """The launch is refused in a mount namespace with a small /dev/shm, as containers have it."""
     small = "mount -t tmpfs -o size=64k tmpfs /dev/shm && "
     program = (
-        "from heteropp.training.ranks.launch import launch; from pathlib import Path;"
+        "from heteropp.runtime.ranks.launch import launch; from pathlib import Path;"
         f"launch(print, labels=('a',) * 6, logs=Path({str(tmp_path / 'logs')!r}))"
     )
     ended = subprocess.run(

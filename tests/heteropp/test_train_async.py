@@ -8,7 +8,7 @@ import async_chip
 import pytest
 from training_run import Training, make_plan, several_pipelines, tiny_model
 
-from heteropp.plan import Plan
+from heteropp.description.plan import Plan
 
 PLANS = {
     "pipeline": make_plan(tiny_model(), (3, 1), (2, 1), (1, 1), (True, False)),

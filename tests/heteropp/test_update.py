@@ -22,13 +22,13 @@ from training_run import (
 
 from heteropp.data.batch import Batch
 from heteropp.data.source import open_tokens
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.plan import Plan, Replica, Stage
-from heteropp.training.executor import Executor
-from heteropp.training.measuring.metrics import HostClock
-from heteropp.training.ranks.transport import Coordinates, Groups
-from heteropp.training.stage.llama import StageModule
-from heteropp.training.step.loss_scale import GROWTH_STEPS, LossScale
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.plan import Plan, Replica, Stage
+from heteropp.models.llama.stage import StageModule
+from heteropp.runtime.executor import Executor
+from heteropp.runtime.measuring.metrics import HostClock
+from heteropp.runtime.ranks.transport import Coordinates, Groups
+from heteropp.runtime.step.loss_scale import GROWTH_STEPS, LossScale
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ import forkserver
 import pytest
 import torch.distributed as dist
 
-from heteropp.training.ranks import processes
-from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.watch import Watch
+from heteropp.process_groups.control import Control
+from heteropp.runtime.ranks import processes
+from heteropp.runtime.ranks.watch import Watch
 
 
 def told(logs: Path, number: int, store: dist.Store, heard: Callable[[], None]) -> Watch:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from training_run import make_plan, tiny_model
 
-from heteropp.action import Action, Kind
-from heteropp.schedule import actions
-from heteropp.training.step.whole import STEPS, WholeBackwards
+from heteropp.runtime.step.whole import STEPS, WholeBackwards
+from heteropp.schedule.action import Action, Kind
+from heteropp.schedule.stage_actions import actions
 
 MICRO_BATCHES = 4
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from clusters import cluster_of, random_chip, tiny_model
 
-from heteropp.chips import load_chip
-from heteropp.cluster import Cluster, read_cluster
-from heteropp.plan import Plan, ministage_layers, validate
-from heteropp.planned import check_cluster, rank_memory
+from heteropp.cost.planned import check_cluster, rank_memory
+from heteropp.description.chips import load_chip
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.plan import Plan, ministage_layers, validate
 from heteropp.search.node_groups import NodeGroups
 from heteropp.search.planner import Request, SearchError
 from heteropp.search.zorse import search

@@ -17,13 +17,13 @@ import forks
 from torch import Tensor
 from typer.testing import CliRunner
 
-from heteropp.boxes import Box
-from heteropp.checkpoint.manifest import read as read_checkpoint
-from heteropp.checkpoint.reader import Reader
 from heteropp.cli.train import app
-from heteropp.model import Model
-from heteropp.parameters import model_parameters
-from heteropp.plan import Pipeline, Plan, Replica, Stage, write_plan
+from heteropp.description.boxes import Box
+from heteropp.description.model import Model
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage, write_plan
+from heteropp.models.llama.parameters import model_parameters
+from heteropp.state.checkpoint.manifest import read as read_checkpoint
+from heteropp.state.checkpoint.reader import Reader
 
 CHIP = "neutral.toml"
 

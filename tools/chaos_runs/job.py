@@ -23,7 +23,7 @@ from chaos_runs.plans import one_rank
 from chaos_runs.scene import LONGEST, NOTICE_S, Curve, Scene
 
 import heteropp
-from heteropp.plan import write_plan
+from heteropp.description.plan import write_plan
 
 MEMBER_LOG = re.compile(r"/logs/\d+/(\w+-\d+)-(\d+)\.log$")
 STEP_FOLDER = re.compile(r"step-(\d+)\.generation-(\d+)")

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from chaos_runs.scene import MICRO_BATCH, MICRO_BATCHES, Curve, Scene
 
-from heteropp.cluster import Cluster
-from heteropp.plan import Pipeline, Plan, Replica, Schedule, Stage, ZeroStage, validate
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, ZeroStage, validate
 
 T = TypeVar("T")
 Ranks = tuple[int, ...]  # of a replica

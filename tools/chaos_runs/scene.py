@@ -15,9 +15,9 @@ from typing import Literal
 
 from twins import CHIP
 
-from heteropp.cluster import Cluster, read_cluster
-from heteropp.model import Model
-from heteropp.plan import Schedule, ZeroStage
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.model import Model
+from heteropp.description.plan import Schedule, ZeroStage
 
 Deed = Literal["kill", "kill node", "pause", "notice", "short notice", "withdraw", "add", "tear"]
 Phase = Literal["step", "save", "change", "switch"]  # that a moment lies in

@@ -19,12 +19,12 @@ from typing import Any, Literal, get_args
 from chaos_runs.events import Events, Happened, node_of
 from chaos_runs.job import Job, listed, read, steps_in
 
-from heteropp.boxes import Box, uncovered
-from heteropp.checkpoint.reader import QUANTITIES
-from heteropp.model import Model
-from heteropp.parameters import global_name, model_parameters
-from heteropp.plan import read_plan
-from heteropp.switching.table import holdings, state
+from heteropp.description.boxes import Box, uncovered
+from heteropp.description.model import Model
+from heteropp.description.plan import read_plan
+from heteropp.models.llama.parameters import global_name, model_parameters
+from heteropp.state.checkpoint.reader import QUANTITIES
+from heteropp.state.switching.table import holdings, state
 
 Where = Literal[
     "a step", "a save", "the preparation of a switch", "a switch", "a recovery", "a start"

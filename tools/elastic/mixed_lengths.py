@@ -25,17 +25,17 @@ from trained import TrainingError, start, well_paced
 from twins import Scale, write_twin
 
 from dicomm.bench.quiet import Quiet, Watch
-from heteropp.boxes import Box
-from heteropp.checkpoint.manifest import find
-from heteropp.checkpoint.reader import Reader
-from heteropp.cluster import Cluster, read_cluster
 from heteropp.data.convert import convert
 from heteropp.data.documents import Document
 from heteropp.data.tokenizer import Bytes
-from heteropp.model import Model
-from heteropp.parameters import model_parameters
-from heteropp.plan import Plan
+from heteropp.description.boxes import Box
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan
+from heteropp.models.llama.parameters import model_parameters
 from heteropp.search.planner import Request, planner
+from heteropp.state.checkpoint.manifest import find
+from heteropp.state.checkpoint.reader import Reader
 
 MODEL = Model(
     name="mixed-lengths-twin",

@@ -1,9 +1,9 @@
 """Recovery from the nearest copies, beside fetching all of the state from the remote store.
 
-AutoHet's scenarios (section V-C), by heteropp.recovery on processes that hold GPT-3's layers in
-small. The remote store passes 1,200 MB/s to all nodes together, a node's disk 3,500 MB/s, and nodes
-reach each other at 400 Gb/s: all are slowed down alike, so that the state comes from the remote
-store in the seconds that are asked for.
+AutoHet's scenarios (section V-C), by heteropp.state.recovery on processes that hold GPT-3's layers
+in small. The remote store passes 1,200 MB/s to all nodes together, a node's disk 3,500 MB/s, and
+nodes reach each other at 400 Gb/s: all are slowed down alike, so that the state comes from the
+remote store in the seconds that are asked for.
 
 What is expected of a state of S bytes, by hand. All from the store takes S / 1200 MB/s at least:
 our peer's ranks fetch each element once and pass it on to each other. AutoHet's peer, Varuna, has
@@ -48,18 +48,18 @@ from elastic.scenarios import (
     scaled_model,
     training,
 )
-from heteropp.checkpoint.manifest import Manifest
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.parameters import model_parameters
-from heteropp.recovery.recover import Recovered, recover
-from heteropp.recovery.snapshots import Cadence, SnapshotWriter
-from heteropp.recovery.tiers import Tiers
-from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.transport import Coordinates, Groups, connect
-from heteropp.training.stage.llama import StageModule
-from heteropp.training.state import State
-from heteropp.training.step.guard import Guard
-from heteropp.training.step.update import Update
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.models.llama.parameters import model_parameters
+from heteropp.models.llama.stage import StageModule
+from heteropp.process_groups.control import Control
+from heteropp.runtime.ranks.transport import Coordinates, Groups, connect
+from heteropp.runtime.step.guard import Guard
+from heteropp.runtime.step.update import Update
+from heteropp.state.checkpoint.manifest import Manifest
+from heteropp.state.recovery.recover import Recovered, recover
+from heteropp.state.recovery.snapshots import Cadence, SnapshotWriter
+from heteropp.state.recovery.tiers import Tiers
+from heteropp.state.slices import State
 
 REMOTE, DISK, LINK = 1200e6, 3500e6, 50e9  # bytes per second; a link is shared by a node's ranks
 LATENCY_S = 5e-6

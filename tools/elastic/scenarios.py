@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heteropp.model import Model
-from heteropp.plan import Pipeline, Plan, Replica, Stage
+from heteropp.description.model import Model
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 
 GPT3 = {"3B": (32, 2560), "6.7B": (32, 4096), "13B": (40, 5120), "20B": (44, 6144)}
 HIDDEN = {"3B": 80, "6.7B": 128, "13B": 160, "20B": 192}  # scaled: about 1/1000 of the bytes

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from dicomm.bench.quiet import Quiet, Watch
-from heteropp.model import Model
-from heteropp.plan import Pipeline, Plan, Replica, Stage, validate
+from heteropp.description.model import Model
+from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
 
 MODEL = Model(
     name="75 MiB of state",
@@ -100,7 +100,7 @@ def switching_rows(rounds: int = 5) -> tuple[list[Row], Quiet]:
 
 
 def _busiest(old: str, new: str) -> Row:
-    from heteropp.switching.switch import Switch
+    from heteropp.state.switching.switch import Switch
 
     switch = Switch(PLANS[old], PLANS[new], *(_members(PLANS[name]) for name in (old, new)))
     ours = switch.table().sent_bytes
@@ -116,8 +116,8 @@ def _busiest(old: str, new: str) -> Row:
 
 def _first_sends(switch: Any) -> Counter[int]:
     """Bytes by rank where whoever lacks a slice gets it from the lowest rank that has it."""
-    from heteropp.hspmd.routing import HeldBox, Wanted, route
-    from heteropp.switching.table import holdings, state
+    from heteropp.layout.hspmd.routing import HeldBox, Wanted, route
+    from heteropp.state.switching.table import holdings, state
 
     table = switch.table()
     itemsizes = [quantity.itemsize for quantity in state(MODEL)] * len(table.tensors)
@@ -151,10 +151,10 @@ class _Member:
         import torch
 
         import dicomm.distributed  # noqa: F401  (registers the backend)
-        from heteropp.training.measuring.metrics import HostClock
-        from heteropp.training.ranks.device import Device
-        from heteropp.training.ranks.host_memory import keep_freed_memory
-        from heteropp.training.train import opened
+        from heteropp.runtime.measuring.metrics import HostClock
+        from heteropp.runtime.ranks.device import Device
+        from heteropp.runtime.ranks.host_memory import keep_freed_memory
+        from heteropp.runtime.train import opened
 
         keep_freed_memory()
         self.name, self.store, self.worlds = MEMBERS[rank], store, 0
@@ -174,7 +174,7 @@ class _Member:
 
     def switch(self, old: str, new: str) -> float | None:
         """Seconds from the end of a step to where the next one can begin; then takes one."""
-        from heteropp.switching.switch import Switch, move
+        from heteropp.state.switching.switch import Switch, move
 
         switch = Switch(PLANS[old], PLANS[new], *(_members(PLANS[name]) for name in (old, new)))
         if self.name not in switch.members:
@@ -197,7 +197,7 @@ class _Member:
         return seconds
 
     def _leave(self) -> Any:
-        from heteropp.switching.buffers import of_training
+        from heteropp.state.switching.buffers import of_training
 
         own = self.trainer.position(), of_training(self.trainer.executor.update)
         self.trainer.control.barrier("left")
@@ -207,8 +207,8 @@ class _Member:
         return own
 
     def _train(self, plan: Plan) -> None:
-        from heteropp.hyperparameters import Hyperparameters
-        from heteropp.training.train import Trainer, TrainingRun
+        from heteropp.description.hyperparameters import Hyperparameters
+        from heteropp.runtime.train import Trainer, TrainingRun
 
         run = TrainingRun(
             plan=plan,
@@ -232,8 +232,8 @@ class _Member:
     def _join(self, members: tuple[str, ...]) -> Any:
         from torch.distributed import PrefixStore
 
-        from heteropp.training.ranks.control import Control
-        from heteropp.training.ranks.transport import connect
+        from heteropp.process_groups.control import Control
+        from heteropp.runtime.ranks.transport import connect
 
         self.worlds += 1
         store = PrefixStore(f"world {self.worlds}", self.store)

@@ -31,10 +31,10 @@ from trained import TrainingError
 from twins import CHIP
 
 from dicomm.bench.quiet import Quiet, Watch
-from heteropp.cluster import Cluster, read_cluster, write_cluster
+from heteropp.description.cluster import Cluster, read_cluster, write_cluster
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan, write_plan
 from heteropp.elastic.replanning.replan import replan
-from heteropp.model import Model
-from heteropp.plan import Plan, write_plan
 from heteropp.search.judge import ask
 from heteropp.search.planner import Request
 

@@ -7,9 +7,9 @@ from collections import Counter
 
 from evidence import Row, row
 
-from heteropp.cluster import read_cluster
-from heteropp.model import read_model
-from heteropp.plan import Pipeline, Plan
+from heteropp.description.cluster import read_cluster
+from heteropp.description.model import read_model
+from heteropp.description.plan import Pipeline, Plan
 from heteropp.search.grouping import UnitType, group_devices
 from heteropp.search.judge import ask
 from heteropp.search.planner import Request

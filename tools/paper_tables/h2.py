@@ -7,12 +7,12 @@ from itertools import pairwise
 
 from evidence import Row, row
 
-from heteropp.cluster import Cluster, read_cluster
-from heteropp.model import read_model
-from heteropp.plan import Plan
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.model import read_model
+from heteropp.description.plan import Plan
 from heteropp.search.judge import Judged, Verdict, ask
 from heteropp.search.planner import Request
-from heteropp.simulate import Simulation, simulate
+from heteropp.simulator.simulate import Simulation, simulate
 
 # Table 6: tokens per chip and second, each chip type alone
 TGS = {"a": 136.9, "b": 143.7, "c": 46.2, "d": 99.5}

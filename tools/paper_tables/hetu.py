@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from evidence import Row, row
 
-from heteropp.cluster import Cluster, read_cluster
-from heteropp.model import Model, read_model
-from heteropp.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
-from heteropp.planned import check_memory
+from heteropp.cost.planned import check_memory
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.model import Model, read_model
+from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
 from heteropp.search.judge import ask
 from heteropp.search.planner import Request
-from heteropp.simulate import simulate
+from heteropp.simulator.simulate import simulate
 
 GLOBAL_BATCH = 64  # sequences of 4,096 tokens (section 7.1)
 PLANNERS = ("exact", "autohet", "heteroauto")

@@ -6,8 +6,8 @@ from collections import Counter
 
 from evidence import Row, row
 
-from heteropp.cluster import read_cluster
-from heteropp.model import Model, read_model
+from heteropp.description.cluster import read_cluster
+from heteropp.description.model import Model, read_model
 from heteropp.search.judge import Verdict, ask
 from heteropp.search.planner import Request
 

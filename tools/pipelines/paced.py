@@ -9,8 +9,8 @@ from typing import Any
 
 import twins
 
-from heteropp.action import Action
-from heteropp.model import Model
+from heteropp.description.model import Model
+from heteropp.schedule.action import Action
 
 CHIP, CLUSTER = "even.toml", "cluster.toml"
 # short sequences and a small vocabulary: next to all of the time is that of weight matrices, which
@@ -65,13 +65,13 @@ class PacedRank:
     """A chip, with an executor of every plan."""
 
     def __init__(self, folder: Path, plans: dict[str, Any], rank: int, store: Any) -> None:
-        from heteropp.training.ranks.device import open_device
+        from heteropp.runtime.ranks.device import open_device
 
         os.environ.pop("DITORCH_VENDOR", None)  # an emulated chip, whatever else is there
         self.device = open_device("chip", str(folder / CHIP), "EVEN-TWIN")
 
-        from heteropp.training.ranks.device import set_links
-        from heteropp.training.ranks.transport import Coordinates, Groups, connect
+        from heteropp.runtime.ranks.device import set_links
+        from heteropp.runtime.ranks.transport import Coordinates, Groups, connect
         from pipelines.stages import OurPipeline, modules
 
         connect(store, rank, next(iter(plans.values())).world_size, self.device.backend)

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from heteropp.model import Model
-from heteropp.plan import Plan
-from heteropp.training.measuring.metrics import HostClock
-from heteropp.training.ranks.transport import Coordinates, connect
-from heteropp.training.stage.backward import linear
-from heteropp.training.stage.llama import StageModule
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan
+from heteropp.models.llama.stage import StageModule
+from heteropp.models.parallel.backward import linear
+from heteropp.runtime.measuring.metrics import HostClock
+from heteropp.runtime.ranks.transport import Coordinates, connect
 
 ROWS = 512  # of a boundary tensor
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from heteropp.data.batch import Batch
-from heteropp.hyperparameters import Hyperparameters
-from heteropp.model import Model
-from heteropp.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
-from heteropp.training.executor import Executor, StepResult
-from heteropp.training.measuring.metrics import Clock
-from heteropp.training.ranks.transport import Coordinates, Groups
-from heteropp.training.stage.llama import StageModule
-from heteropp.training.stage.tp import SoloGroup
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.model import Model
+from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
+from heteropp.models.llama.stage import StageModule
+from heteropp.models.parallel.tensor_parallel import SoloGroup
+from heteropp.runtime.executor import Executor, StepResult
+from heteropp.runtime.measuring.metrics import Clock
+from heteropp.runtime.ranks.transport import Coordinates, Groups
 
 HYPERPARAMETERS = Hyperparameters()
 LEARNING_RATE = 1e-4

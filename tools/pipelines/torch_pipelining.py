@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
-from heteropp.plan import Plan, ministage_layers
-from heteropp.training.stage.llama import StageModule
+from heteropp.description.plan import Plan, ministage_layers
+from heteropp.models.llama.stage import StageModule
 from pipelines.stages import HYPERPARAMETERS, LEARNING_RATE
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from dicomm.bench.quiet import Quiet, Watch, worst
-from heteropp.files import FileError
+from heteropp.description.files import FileError
 from pipelines.ranks import BadInput, Failed, Ranks
 
 Case = tuple[Any, ...]  # what a rank's `step` is given

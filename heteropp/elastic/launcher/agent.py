@@ -16,9 +16,9 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from heteropp.description.files import FileError, make_folder
 from heteropp.elastic.job import Board, Ended, Generation, Job, node_of
-from heteropp.files import FileError, make_folder
-from heteropp.training.ranks.watch import name_process
+from heteropp.runtime.ranks.watch import name_process
 
 GRACE_S = 2.0  # for members to end by themselves, and to say why
 KILLED_S = 30.0  # after which a process that was killed should be gone

@@ -15,8 +15,8 @@ from typing import Any
 
 import fsspec
 
-from heteropp.cluster import Cluster
-from heteropp.files import FileError
+from heteropp.description.cluster import Cluster
+from heteropp.description.files import FileError
 
 POLL_S = 2.0
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from heteropp.description.outline import outline
+from heteropp.description.plan import Plan
 from heteropp.elastic.job import Account, Generation, MovedState, Progress, Source
 from heteropp.elastic.launcher.plan_search import Planned
-from heteropp.outline import outline
-from heteropp.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

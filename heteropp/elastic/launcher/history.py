@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from heteropp.description.files import write_json
+from heteropp.description.plan import Plan
 from heteropp.elastic.job import Account, Generation, Progress
 from heteropp.elastic.launcher.change import Change, changed
 from heteropp.elastic.launcher.plan_search import Planned
-from heteropp.files import write_json
-from heteropp.plan import Plan
 
 UNEXPLAINED = "members ended without a word"
 

@@ -28,7 +28,8 @@ from typing import Literal
 
 import torch.distributed as dist
 
-from heteropp.cluster import write_cluster
+from heteropp.description.cluster import write_cluster
+from heteropp.description.plan import PlanError, write_plan
 from heteropp.elastic.job import Account, Board, Generation, Job, Progress, node_of
 from heteropp.elastic.launcher.agent import GRACE_S, KILLED_S
 from heteropp.elastic.launcher.availability import Availability
@@ -38,7 +39,6 @@ from heteropp.elastic.launcher.members import End, Members
 from heteropp.elastic.launcher.plan_search import Planned, rehearse_beside, search_beside
 from heteropp.elastic.launcher.pulse import Pulse
 from heteropp.elastic.launcher.roster import Roster
-from heteropp.plan import PlanError, write_plan
 from heteropp.search.planner import SearchError
 
 TRIES = 3  # in a row without a step, but for those that cost a chip

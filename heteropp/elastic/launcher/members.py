@@ -16,7 +16,7 @@ from heteropp.elastic.job import (
     generation_store,
     switch_store,
 )
-from heteropp.training.ranks.watch import silent_rank
+from heteropp.runtime.ranks.watch import silent_rank
 
 
 @dataclass(frozen=True)

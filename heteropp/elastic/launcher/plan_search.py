@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from heteropp.cluster import Cluster
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan
 from heteropp.elastic.replanning.replan import Replanned, replan
-from heteropp.plan import Plan
 from heteropp.search.planner import SearchError
 
 T = TypeVar("T")

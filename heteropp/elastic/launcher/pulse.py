@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 import torch.distributed as dist
 
 from heteropp.elastic.job import Board
-from heteropp.training.ranks.heartbeats import POLL_S, MonitoredPeer
+from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer
 
 LATE_S = 3 * POLL_S  # after which a silent node is the likely cause of an end
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
-from heteropp.cluster import Cluster
+from heteropp.description.cluster import Cluster
 from heteropp.elastic.job import node_of
 
 # "up": there; "noticed": there, but will go; "lost": went without notice; "away": went with one, or

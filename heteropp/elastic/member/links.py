@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from heteropp.cluster import read_cluster
+from heteropp.description.cluster import read_cluster
 
 
 class ClusterLinks:

@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from heteropp.checkpoint.manifest import CheckpointError
+from heteropp.description.files import FileError
 from heteropp.elastic.job import (
     Account,
     Board,
@@ -30,19 +30,19 @@ from heteropp.elastic.job import (
 from heteropp.elastic.member.links import ClusterLinks
 from heteropp.elastic.member.preparation import switch_between, table_of
 from heteropp.elastic.member.session import Arrived, Left, Session
-from heteropp.files import FileError
-from heteropp.recovery.sources import LostError
-from heteropp.switching.buffers import to_host
-from heteropp.switching.switch import Switch, move
-from heteropp.switching.table import Table, state_bytes
-from heteropp.training.measuring.gauges import predicted
-from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.device import open_device
-from heteropp.training.ranks.heartbeats import POLL_S
-from heteropp.training.ranks.transport import connect
-from heteropp.training.ranks.watch import Watch
-from heteropp.training.step.guard import DivergedError
-from heteropp.training.train import keep_traceback, one_line, opened
+from heteropp.process_groups.control import Control
+from heteropp.runtime.measuring.gauges import predicted
+from heteropp.runtime.ranks.device import open_device
+from heteropp.runtime.ranks.heartbeats import POLL_S
+from heteropp.runtime.ranks.transport import connect
+from heteropp.runtime.ranks.watch import Watch
+from heteropp.runtime.step.guard import DivergedError
+from heteropp.runtime.train import keep_traceback, one_line, opened
+from heteropp.state.checkpoint.manifest import CheckpointError
+from heteropp.state.recovery.sources import LostError
+from heteropp.state.switching.buffers import to_host
+from heteropp.state.switching.switch import Switch, move
+from heteropp.state.switching.table import Table, state_bytes
 
 CALL_POLL_S = 0.1  # a joiner's, of the word to switch
 ROOM = 2.5  # times the new state, that is on a chip twice for a moment, and its gradients

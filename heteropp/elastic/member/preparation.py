@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
+from heteropp.description.plan import read_plan
 from heteropp.elastic.job import Board, Generation, Job
 from heteropp.elastic.member.links import ClusterLinks
-from heteropp.plan import read_plan
-from heteropp.switching.switch import Switch
-from heteropp.switching.table import Table
-from heteropp.training.train import SAVE_S
+from heteropp.runtime.train import SAVE_S
+from heteropp.state.switching.switch import Switch
+from heteropp.state.switching.table import Table
 
 POLL_S = 0.5
 

@@ -9,21 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from heteropp.checkpoint.writer import Writer, remove_partial, set_aside
 from heteropp.elastic.job import Account, Board, Generation, Job, Progress, generation_store
 from heteropp.elastic.member.links import ClusterLinks
 from heteropp.elastic.member.preparation import Preparation
 from heteropp.elastic.member.snapshots import make_snapshot_writer, recovered
-from heteropp.recovery.sources import LostError
-from heteropp.switching.buffers import Buffers, of_training
-from heteropp.switching.switch import Position
-from heteropp.switching.table import Table
-from heteropp.training.loop import advance, finish
-from heteropp.training.measuring.metrics import StepMetrics
-from heteropp.training.measuring.report import Reporter, as_json
-from heteropp.training.ranks.control import Control
-from heteropp.training.ranks.device import Device
-from heteropp.training.train import LAST_STEP, SAVE_S, Trainer, starting_point
+from heteropp.process_groups.control import Control
+from heteropp.runtime.loop import advance, finish
+from heteropp.runtime.measuring.metrics import StepMetrics
+from heteropp.runtime.measuring.report import Reporter, as_json
+from heteropp.runtime.ranks.device import Device
+from heteropp.runtime.train import LAST_STEP, SAVE_S, Trainer, starting_point
+from heteropp.state.checkpoint.writer import Writer, remove_partial, set_aside
+from heteropp.state.recovery.sources import LostError
+from heteropp.state.switching.buffers import Buffers, of_training
+from heteropp.state.switching.switch import Position
+from heteropp.state.switching.table import Table
 
 Say = Callable[[str], None]
 
@@ -91,7 +91,7 @@ class Session:
             if self.control.rank == 0:
                 self._announce()
             metrics = advance(trainer, self.reporter)
-            # as in heteropp.training.train, all know by now what rank 0 announced before the step
+            # as in heteropp.runtime.train, all know by now what rank 0 announced before the step
             last_step = min(run.steps, int(self.control.announced(LAST_STEP) or run.steps))
             last = trainer.completed == last_step
             if last or (run.checkpoint_every and trainer.completed % run.checkpoint_every == 0):

@@ -1,19 +1,19 @@
-"""The snapshots of the state that a generation keeps, and begins from (heteropp.recovery)."""
+"""The snapshots of the state that a generation keeps, and begins from (heteropp.state.recovery)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 
-from heteropp.checkpoint.manifest import steps
+from heteropp.description.files import FileError, write_text
 from heteropp.elastic.job import Account, Generation, Job, MovedState, node_of
-from heteropp.files import FileError, write_text
-from heteropp.recovery import bitmap
-from heteropp.recovery.recover import recover
-from heteropp.recovery.snapshots import Cadence, SnapshotWriter
-from heteropp.training.measuring.metrics import METRICS, newest_step
-from heteropp.training.ranks.control import Control
-from heteropp.training.train import Trainer
+from heteropp.process_groups.control import Control
+from heteropp.runtime.measuring.metrics import METRICS, newest_step
+from heteropp.runtime.train import Trainer
+from heteropp.state.checkpoint.manifest import steps
+from heteropp.state.recovery import bitmap
+from heteropp.state.recovery.recover import recover
+from heteropp.state.recovery.snapshots import Cadence, SnapshotWriter
 
 Say = Callable[[str], None]
 HELD = "copies.txt"  # of a recovery: which node held what of each layer

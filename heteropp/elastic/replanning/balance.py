@@ -15,13 +15,13 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from heteropp.cluster import Cluster, Link
-from heteropp.cost import StageShape, all_reduce_s, stage_memory, stage_time
+from heteropp.cost.planned import slowest_link
+from heteropp.cost.stage_time import StageShape, all_reduce_s, stage_memory, stage_time
+from heteropp.description.cluster import Cluster, Link
+from heteropp.description.plan import INTERLEAVING, Pipeline, Plan, Replica, Stage
+from heteropp.description.profile import ProfileError, chip_profile
 from heteropp.elastic.replanning.skeletons import LARGE, Ranks, Skeleton
-from heteropp.parameters import model_parameters
-from heteropp.plan import INTERLEAVING, Pipeline, Plan, Replica, Stage
-from heteropp.planned import slowest_link
-from heteropp.profile import ProfileError, chip_profile
+from heteropp.models.llama.parameters import model_parameters
 from heteropp.search.costs import Plane, in_flight
 from heteropp.search.planner import Candidate
 

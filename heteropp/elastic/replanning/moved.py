@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from heteropp.boxes import Box, uncovered
-from heteropp.plan import Plan
-from heteropp.switching.table import Quantity, holdings, state
+from heteropp.description.boxes import Box, uncovered
+from heteropp.description.plan import Plan
+from heteropp.state.switching.table import Quantity, holdings, state
 
 Held = dict[tuple[str, Quantity], set[Box]]  # by parameter
 

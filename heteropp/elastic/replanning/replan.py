@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heteropp.cluster import Cluster
+from heteropp.cost.planned import check_memory, human_bytes
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan, PlanError, Schedule, validate
+from heteropp.description.profile import ProfileError
 from heteropp.elastic.replanning.balance import Balance, Sketch
 from heteropp.elastic.replanning.moved import moved_bytes
 from heteropp.elastic.replanning.skeletons import Skeleton, adapted, skeletons
-from heteropp.plan import Plan, PlanError, Schedule, validate
-from heteropp.planned import check_memory, human_bytes
-from heteropp.profile import ProfileError
 from heteropp.search.judge import Judged, ask, judge, relaxed
 from heteropp.search.planner import (
     Candidate,

@@ -11,9 +11,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from heteropp.cluster import Cluster
-from heteropp.model import Model
-from heteropp.plan import Plan
+from heteropp.description.cluster import Cluster
+from heteropp.description.model import Model
+from heteropp.description.plan import Plan
 
 Ranks = tuple[int, ...]  # of a replica
 Stage = tuple[Ranks, ...]  # its replicas, all of one tensor-parallel degree

@@ -1,0 +1,169 @@
+"""The cost of every rank of a plan on a cluster: seconds, bytes, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from heteropp.cost.memory_walk import MemoryWalk
+from heteropp.cost.stage_time import Memory, StageShape, Time, stage_time
+from heteropp.description.cluster import Cluster, Link
+from heteropp.description.plan import Pipeline, Plan, PlanError, ministage_layers
+from heteropp.description.profile import ChipProfile, chip_profile
+from heteropp.layout.replicated_gradients import exchanges
+from heteropp.schedule.action import Action
+from heteropp.schedule.stage_actions import actions
+
+
+def check_cluster(plan: Plan, cluster: Cluster) -> None:
+    """Raises PlanError when the plan's ranks are not the cluster's chips."""
+    if plan.world_size != cluster.world_size:
+        raise PlanError(
+            f"the plan has {plan.world_size} ranks and cluster {cluster.name} {cluster.world_size}"
+        )
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for replica in stage.replicas:
+                for rank in replica.ranks:
+                    found = cluster.node(rank).chip_name
+                    if found != replica.chip:
+                        raise PlanError(
+                            f"pipelines[{p}].stages[{s}] expects chip {replica.chip} at rank "
+                            f"{rank}; cluster {cluster.name} has {found} there"
+                        )
+
+
+def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
+    """Predicted seconds, by rank."""
+    result = []
+    for rank in range(plan.world_size):
+        shape = stage_shape(plan, rank)
+        links = group_links(plan, cluster, rank)
+        profile = chip_profile(cluster, cluster.node(rank).chip_name)
+        result.append(stage_time(plan.model, shape, cluster.chip(rank), *links, profile))
+    return result
+
+
+def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
+    """Predicted peak bytes, by rank; the cluster may be a measured one."""
+    chips = {r.chip for p in plan.pipelines for stage in p.stages for r in stage.replicas}
+    profiles = tuple((chip, chip_profile(cluster, chip)) for chip in sorted(chips))
+    return list(_rank_memory(replace(plan, profile=None, prediction=None), profiles))
+
+
+@lru_cache(maxsize=64)
+def _rank_memory(
+    plan: Plan, profiles: tuple[tuple[str, ChipProfile | None], ...]
+) -> tuple[Memory, ...]:
+    """A search asks for a plan's memory again and again: to choose, to relax and to predict it."""
+    profile_of = dict(profiles)
+    memory: dict[int, Memory] = {}
+    copies = exchanges(plan)
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            alike: dict[tuple, Memory] = {}
+            for replica in stage.replicas:
+                for rank in replica.ranks:
+                    summed = (copies.get((rank, k)) for k in range(stage.ministages))
+                    key = replica.batch_share, replica.chip, *summed
+                    if key not in alike:
+                        alike[key] = _walk(plan, rank, profile_of[replica.chip]).peak()
+                    memory[rank] = alike[key]
+    return tuple(memory[rank] for rank in range(plan.world_size))
+
+
+def memory_walk(
+    plan: Plan, rank: int, cluster: Cluster | None, table: Sequence[Action] | None = None
+) -> MemoryWalk:
+    """Returns the memory walk of a rank; table: its actions, where they are not the plan's."""
+    p, s, r, _ = plan.place(rank)
+    chip = plan.pipelines[p].stages[s].replicas[r].chip
+    return _walk(plan, rank, chip_profile(cluster, chip), table)
+
+
+def _walk(
+    plan: Plan, rank: int, profile: ChipProfile | None, table: Sequence[Action] | None = None
+) -> MemoryWalk:
+    p, s, _, _ = plan.place(rank)
+    table = table or actions(plan.schedule, plan.pipelines[p], s, plan.overlap)
+    return MemoryWalk(plan, rank, stage_shape(plan, rank), table, profile)
+
+
+def check_memory(plan: Plan, cluster: Cluster) -> None:
+    """Raises PlanError naming the stage that overruns its chips most, the need and the capacity."""
+    if not fits(plan, cluster):
+        raise PlanError(overrun(plan, cluster))
+
+
+def fits(plan: Plan, cluster: Cluster) -> bool:
+    return most_lacking(plan, cluster)[0] <= 0
+
+
+def most_lacking(plan: Plan, cluster: Cluster) -> tuple[int, int]:
+    """The most bytes that a rank needs beyond its chip's memory, and the first such rank."""
+    excess_bytes, rank = max(
+        (memory.total - cluster.chip(rank).memory.capacity_bytes, -rank)
+        for rank, memory in enumerate(rank_memory(plan, cluster))
+    )
+    return excess_bytes, -rank
+
+
+def overrun(plan: Plan, cluster: Cluster) -> str:
+    """What the rank that lacks most memory needs, and has."""
+    excess_bytes, rank = most_lacking(plan, cluster)
+    capacity_bytes = cluster.chip(rank).memory.capacity_bytes
+    p, s, r, _ = plan.place(rank)
+    chip = plan.pipelines[p].stages[s].replicas[r].chip
+    return (
+        f"stage {s} needs {human_bytes(excess_bytes + capacity_bytes)} on rank {rank} "
+        f"(chip {chip}), which has {human_bytes(capacity_bytes)}"
+    )
+
+
+def human_bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def stage_shape(plan: Plan, rank: int) -> StageShape:
+    p, s, r, _ = plan.place(rank)
+    share = plan.pipelines[p].stages[s].replicas[r].batch_share
+    return _shape(plan, plan.pipelines[p], s, share)
+
+
+def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape:
+    stage = pipeline.stages[s]
+    held = ministage_layers(pipeline, plan.schedule)[s]  # where a V ends, so does the model
+    return StageShape(
+        layers=sum(last - first for first, last in held),
+        first=any(first == 0 for first, _ in held),
+        last=any(last == plan.model.layers for _, last in held),
+        tp=stage.tp,
+        dp=stage.dp,
+        sequences=sequences,
+        zero_stage=plan.zero_stage,
+        recompute=stage.recompute,
+        ministages=stage.ministages,
+        schedule=plan.schedule,
+        offload=stage.offload,
+        sequence_parallel=stage.sequence_parallel,
+        selective_recompute=stage.selective_recompute,
+    )
+
+
+def group_links(plan: Plan, cluster: Cluster, rank: int) -> tuple[Link, Link]:
+    """The slowest links inside a rank's tensor-parallel group and across its stage's replicas."""
+    p, s, r, tp_index = plan.place(rank)
+    stage = plan.pipelines[p].stages[s]
+    inside = stage.replicas[r].ranks
+    across = tuple(replica.ranks[tp_index] for replica in stage.replicas)
+    return slowest_link(cluster, rank, inside), slowest_link(cluster, rank, across)
+
+
+def slowest_link(cluster: Cluster, rank: int, group: tuple[int, ...]) -> Link:
+    links = [cluster.link(rank, peer) for peer in group if peer != rank]
+    return min(links, key=lambda link: link.bytes_per_s, default=Link(0.0, float("inf")))

@@ -1,0 +1,300 @@
+"""The memory of a stage: peak bytes of each of its ranks, by what they are for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+from heteropp.cost.tracing.kind import StageKind
+from heteropp.cost.tracing.traces import StageTrace, StageTraces, trace_stages
+from heteropp.description.model import Model
+from heteropp.description.plan import Schedule
+from heteropp.description.profile import ChipProfile, Kind
+from heteropp.layout.resharding import SENDS_UNDER_WAY
+
+PUTTING_OFF: tuple[Schedule, ...] = ("zb-h1", "zb-v")  # what a W waits with stays on the chip
+SCALARS_BYTES = 8192  # the loss, norms, and the rounding of allocations
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageShape:
+    """What the cost of a stage depends on, beside the chip."""
+
+    layers: int
+    first: bool
+    last: bool
+    tp: int
+    dp: int
+    sequences: int  # of a micro-batch, in one replica
+    zero_stage: int
+    recompute: bool
+    ministages: int = 1
+    schedule: Schedule = "1f1b"
+    offload: bool = False
+    sequence_parallel: bool = False
+    selective_recompute: bool = False
+    copies: int = 1  # places in the plan that hold its layers, and sum their gradients
+
+    @property
+    def kind(self) -> StageKind:
+        return StageKind(
+            self.first,
+            self.last,
+            self.tp,
+            self.sequences,
+            self.sequence_parallel,
+            self.selective_recompute,
+        )
+
+    @property
+    def pieces(self) -> int:
+        """The number of pieces that a replica receives a boundary tensor in, one for each rank,
+        before it gathers them; 1 with sequence parallelism, which gathers none.
+        """
+        return 1 if self.sequence_parallel else self.tp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Peak bytes of one rank, by what they are for; they add up but for `recomputed`."""
+
+    parameters: int
+    gradients: int  # whole and reduced ones, and what comes and goes to sum copies
+    optimizer: int  # AdamW's two averages, and a 16-bit model's master copy
+    constants: int  # causal mask and rotary angles
+    tokens: int  # of the whole step, and of the next
+    kept: int  # by the forwards of the micro-batches in flight, but for the one at work
+    working: int  # the most that the micro-batch at work, or the update, holds
+    recomputed: int  # part of working: what a forward would have kept
+    boundary: int  # pieces received ahead, and tensors under way
+    framework: int  # scalars, and the rounding of allocations
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, f.name) for f in fields(self) if f.name != "recomputed")
+
+
+def stage_memory(
+    model: Model,
+    shape: StageShape,
+    in_flight: float,
+    micro_batches: int,
+    profile: ChipProfile | None = None,
+) -> Memory:
+    """Predicted peak bytes of a rank.
+
+    in_flight: the most micro-batches it holds at once, in units of all its layers' activations.
+
+    Affine in the layers where there is one ministage. Where ministages run in turn, ZeRO-2 has
+    the whole gradients of two at once, one at work and one being reduced. With offloading the
+    parameters of two are there, one at work and one to come, and of other micro-batches only
+    what the next one needs (Zorse, sections 4.1.1 to 4.1.3).
+
+    profile: what was measured of the chip, in place of what is traced of activations. Raises
+    ProfileError where it does not know the stage.
+    """
+    traces = stage_traces(model, shape, profile)
+    of = traces.of
+
+    longest = math.ceil(shape.layers / shape.ministages)  # ministage
+
+    def ministages(count: int, what: Callable[[StageTrace], int]) -> int:
+        return of(min(count * longest, shape.layers), what)
+
+    shards = _shards(shape)
+    parameters = ministages(2 if shape.offload else shape.ministages, lambda t: t.flat_bytes)
+    gradient = of(shape.layers, lambda t: t.gradient_bytes)
+    averages = 3 if model.wide_dtype != model.dtype else 2
+
+    own = of(longest, lambda t: t.input_bytes if shape.recompute else t.kept_bytes)
+    whole = kept_bytes(model, shape, profile)
+    if shape.schedule in PUTTING_OFF and shape.recompute and not shape.first:
+        # what W waits with is more than an input; which micro-batches wait is not known here
+        own = whole = max(whole, of(shape.layers, lambda t: t.put_off_bytes))
+    kept = round(whole * in_flight) - own
+    if shape.offload and shape.schedule not in PUTTING_OFF:
+        kept = min(kept, own)
+    gradients = _gradient_bytes(
+        model, shape, kept, lambda count: ministages(count, lambda t: t.gradient_bytes)
+    )
+    boundary = _boundary_bytes(model, traces.one, shape, in_flight, micro_batches)
+    working = _working_bytes(model, shape, longest, profile)
+    # the update comes when no micro-batch is held and no piece awaited
+    updating = update_bytes(model, shape, micro_batches, profile)
+    working = max(working, updating - kept - boundary)
+    recomputed = of(longest, lambda t: t.kept_bytes - t.input_bytes) if shape.recompute else 0
+    return Memory(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=averages * gradient // shards,
+        constants=traces.one.constant_bytes,
+        tokens=tokens_bytes(model, shape, micro_batches),
+        kept=kept,
+        working=working,
+        recomputed=recomputed,
+        boundary=boundary,
+        framework=SCALARS_BYTES,
+    )
+
+
+def tokens_bytes(model: Model, shape: StageShape, micro_batches: int) -> int:
+    """Returns the bytes of the token ids that a rank holds: inputs on the model's first stage and
+    targets on its last, int64, both for this step and for the next.
+    """
+    rows = micro_batches * shape.sequences * model.sequence_length
+    return 2 * (int(shape.first) + int(shape.last)) * rows * 8
+
+
+def _working_bytes(
+    model: Model, shape: StageShape, layers: int, profile: ChipProfile | None
+) -> int:
+    """Returns the most bytes that a forward or a backward holds beyond what outlives it.
+
+    Its own micro-batch's activations are among them.
+    """
+    # of the model's first stage, which has no one to send a gradient to, nothing is put off
+    whole = shape.first and shape.ministages == 1 and shape.schedule not in PUTTING_OFF
+    traces = stage_traces(model, shape, profile, whole)
+    return traces.peak(layers, _most_at_work)
+
+
+def _most_at_work(trace: StageTrace) -> int:
+    """Returns the most bytes that a micro-batch's passes hold.
+
+    Another micro-batch's tensor may still be leaving then: an output beside a forward, or an
+    input's gradient beside the second part of a backward.
+    """
+    forward = trace.forward_peak_bytes + trace.output_bytes
+    weights = trace.backward_weight_peak_bytes + trace.input_bytes
+    return max(forward, trace.backward_input_peak_bytes, weights)
+
+
+def update_bytes(
+    model: Model, shape: StageShape, micro_batches: int, profile: ChipProfile | None = None
+) -> int:
+    """Most that the update holds, beside what stays: the last boundary tensors are leaving."""
+    traces = stage_traces(model, shape, profile)
+    of = traces.of
+    shards = _shards(shape)
+    longest = math.ceil(shape.layers / shape.ministages)  # they are updated one after another
+    gradient = of(shape.layers, lambda t: t.gradient_bytes)
+    updating, late = of(longest, lambda t: t.update_peak_bytes) // shards, 0
+    if shape.ministages == 1:  # the reduced gradient comes when no micro-batch is at work
+        late = gradient // shards if shards > 1 else 0
+        updating = max(updating, _summed_bytes(model, shape, gradient))
+    if shape.zero_stage == 2 and shards > 1:  # the whole gradients have gone
+        standing = min(2 * longest, shape.layers) if shape.schedule == "gpipe" else shape.layers
+        updating = max(0, updating - of(standing, lambda t: t.gradient_bytes))
+    leaving = traces.one.input_bytes + _output_bytes(traces.one, shape)
+    return updating + late + min(SENDS_UNDER_WAY, micro_batches) * leaving
+
+
+def _gradient_bytes(
+    model: Model, shape: StageShape, kept: int, of_ministages: Callable[[int], int]
+) -> int:
+    """Returns the gradients' bytes when they and the kept activations together are at their peak.
+
+    Under GPipe activations are freed, ministage by ministage, as reduced gradients arrive, so
+    `kept` is taken off again: the caller adds it.
+    """
+    count, shards = shape.ministages, _shards(shape)
+    gradient = of_ministages(count)
+    coming = 0  # bytes of reduced and exchanged gradients once all ministages are reduced
+    if count > 1:
+        coming = (gradient // shards if shards > 1 else 0) + _summed_bytes(model, shape, gradient)
+    if shape.schedule != "gpipe":
+        return gradient
+    most = 0
+    for done in range(count + 1):  # ministages that are reduced
+        goes = shape.zero_stage == 2 and shards > 1
+        standing = of_ministages(min(done, 1) + 1) if goes else gradient
+        most = max(most, standing + (coming * done + kept * (count - done)) // count)
+    return most - kept
+
+
+def _summed_bytes(model: Model, shape: StageShape, gradient_bytes: int) -> int:
+    """Returns the bytes of gradients on their way to and from the other places that hold the same
+    parameters.
+    """
+    tied = model.tied_embeddings and (shape.first != shape.last or shape.ministages > 1)
+    result = 2 * (shape.copies - 1) * gradient_bytes
+    if tied:
+        width = max(4, model.dtype_bytes)
+        result += 2 * shape.copies * width * model.vocab * model.hidden // shape.tp
+    return result // _shards(shape)
+
+
+def _boundary_bytes(
+    model: Model, one: StageTrace, shape: StageShape, in_flight: float, micro_batches: int
+) -> int:
+    """Pieces awaited and tensors leaving while the most micro-batches are in flight.
+
+    With GPipe and 1F1B that ends with the last forward's first backward, and the gradients leaving
+    then are of the micro-batches not in flight. An activation leaves as a part of what its
+    micro-batch keeps, unless that is recomputed or on its way to the host.
+    """
+    in_order = shape.schedule in ("1f1b", "gpipe") and shape.ministages == 1
+    before = max(0, math.ceil(micro_batches - in_flight)) if in_order else micro_batches
+    output_bytes, input_bytes = _output_bytes(one, shape), one.input_bytes
+    if shape.ministages > 1:  # one of which has another before it, and one another after it
+        rows = shape.sequences * model.sequence_length
+        output_bytes = input_bytes = (
+            rows * model.hidden * model.dtype_bytes * shape.pieces // shape.tp
+        )
+    awaited = output_bytes // shape.pieces if micro_batches > 1 else 0
+    if before > SENDS_UNDER_WAY:
+        awaited += input_bytes // shape.pieces
+    leaving = input_bytes * min(SENDS_UNDER_WAY, before)
+    if shape.recompute or shape.offload:
+        leaving += output_bytes * min(SENDS_UNDER_WAY, micro_batches)
+    return awaited + leaving
+
+
+def _output_bytes(trace: StageTrace, shape: StageShape) -> int:
+    return 0 if shape.last else trace.output_bytes
+
+
+def _shards(shape: StageShape) -> int:
+    return shape.dp if shape.zero_stage else 1
+
+
+def kept_bytes(model: Model, shape: StageShape, profile: ChipProfile | None = None) -> int:
+    """What the forward of a micro-batch keeps: with recomputing, each ministage's input alone.
+
+    The model's first input is tokens, which the step holds.
+    """
+    traces = stage_traces(model, shape, profile)
+    if not shape.recompute:
+        return traces.of(shape.layers, lambda t: t.kept_bytes)
+    rows = shape.sequences * model.sequence_length * shape.pieces // shape.tp
+    inner_bytes = (shape.ministages - 1) * rows * model.hidden * model.dtype_bytes
+    return traces.one.input_bytes + inner_bytes
+
+
+def stage_traces(
+    model: Model, shape: StageShape, profile: ChipProfile | None, whole_backward: bool = False
+) -> StageTraces:
+    """Returns a stage's traces, with the bytes that the chip's profile measured if it measured
+    memory.
+    """
+    if shape.ministages > 1:  # both ends of the model are in two of them, each with its embedding
+        model = replace(model, tied_embeddings=False)
+    traces = trace_stages(model, replace(shape.kind, whole_backward=whole_backward))
+    kind = shape.first, shape.last, shape.tp, shape.sequences
+    if profile is None or not profile.knows_memory(kind):
+        return traces
+    return StageTraces(
+        _measured(traces.one, 1, profile, kind), _measured(traces.two, 2, profile, kind)
+    )
+
+
+def _measured(trace: StageTrace, layers: int, profile: ChipProfile, kind: Kind) -> StageTrace:
+    return replace(
+        trace,
+        input_bytes=profile.bytes("kept_recompute_bytes", layers, kind),
+        kept_bytes=profile.bytes("kept_bytes", layers, kind),
+        forward_peak_bytes=0,  # the backward's peak is of both
+        backward_input_peak_bytes=profile.bytes("working_bytes", layers, kind),
+        update_peak_bytes=profile.bytes("update_bytes", layers, kind),
+    )

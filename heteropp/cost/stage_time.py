@@ -1,0 +1,234 @@
+"""The time of a stage: seconds, from chip files and the traced stage module.
+
+A stage of n layers costs what one of 1 layer costs, plus n - 1 times the difference between 2
+layers and 1; both are traced, once for each kind of stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from heteropp.cost.communication import all_gather_s, all_reduce_s
+from heteropp.cost.stage_memory import Memory, StageShape, kept_bytes, stage_memory
+from heteropp.cost.tracing.traces import StageTrace, StageTraces, TracedPiece, trace_stages
+from heteropp.description.chips import ChipSpec
+from heteropp.description.cluster import Link
+from heteropp.description.model import Model
+from heteropp.description.profile import ChipProfile, ProfileError
+
+__all__ = [
+    "Memory",
+    "StageShape",
+    "Time",
+    "all_gather_s",
+    "all_reduce_s",
+    "ends_s",
+    "formula_s",
+    "stage_memory",
+    "stage_time",
+]
+
+MEASURED = ("forward_s", "recompute_s", "backward_input_s", "backward_weight_s", "norm_s")
+Terms = tuple[float, ...]  # seconds, of a stage of one layer or of two
+
+
+@dataclass(frozen=True, kw_only=True)
+class Time:
+    """Seconds of one rank: the first ones for one micro-batch, the others for a step.
+
+    What is said to be part of another is counted there already.
+    """
+
+    forward_s: float
+    forward_collective_s: float  # part of forward_s: tensor-parallel
+    recompute_s: float  # a forward again, its collectives included
+    backward_s: float
+    backward_collective_s: float  # part of backward_s: tensor-parallel
+    backward_input_s: float  # part of backward_s: what the stage before waits for
+    backward_weight_s: float  # part of backward_s: its rest
+    store_s: float  # to the host, what the forward keeps; computing hides it, if it can
+    fetch_s: float  # back from there, for the backward
+    reduce_s: float  # gradients over the replicas
+    reduce_exposed_s: float  # part of reduce_s: what the backward of later ministages cannot hide
+    norm_s: float  # of its gradients, before the ranks exchange their norms
+    update_s: float  # clip, AdamW, gather the parameters
+    gather_s: float  # part of update_s: the parameters over the replicas
+    load_s: float  # parameters between host and chip, what nothing hides
+
+    @property
+    def micro_batch_s(self) -> float:
+        """T_comp of section 4.3.2; the way to the host goes on beside, and counts if longer."""
+        return max(self.forward_s, self.store_s) + max(
+            self.recompute_s + self.backward_s, self.fetch_s
+        )
+
+    @property
+    def step_s(self) -> float:
+        """T_update of section 4.3.2: what of the update no backward covers."""
+        return self.reduce_exposed_s + self.norm_s + self.update_s + self.load_s
+
+
+def formula_s(times: Sequence[Time], micro_batches: int, alpha: float) -> float:
+    """The time of a step by section 4.3.2, from those of its stages."""
+    bubble_s = sum(time.micro_batch_s for time in times)
+    return max(
+        micro_batches * time.micro_batch_s + time.step_s + alpha * (bubble_s - time.micro_batch_s)
+        for time in times
+    )
+
+
+def stage_time(
+    model: Model,
+    shape: StageShape,
+    chip: ChipSpec,
+    inside: Link,
+    across: Link,
+    profile: ChipProfile | None = None,
+) -> Time:
+    """Predicted seconds. `inside` links a tensor-parallel group, `across` links the replicas.
+
+    profile: what was measured of the chip, in place of what the chip file says of computing.
+    Raises ProfileError where it does not know the stage.
+    """
+    traces = trace_stages(model, shape.kind)
+    shards = shape.dp if shape.zero_stage else 1
+    one, two = (
+        computing + collectives + step
+        for computing, collectives, step in zip(
+            _computing(traces, model.dtype, chip),
+            _collectives(traces, shape.tp, inside),
+            _step(traces, model.wide_dtype, shape.dp, shards, chip, across),
+            strict=True,
+        )
+    )
+    more = shape.layers - 1
+    forward, own, other, *collectives, reduce, norm, adamw, gather, flat_bytes = (
+        # gradients of two layers may be summed by another algorithm, in less time than those of one
+        a + more * max(0.0, b - a)
+        for a, b in zip(one, two, strict=True)
+    )
+    forward_tp, own_tp, other_tp, parts = collectives
+    reduce += parts
+    recompute = forward
+    if profile is not None:
+        if shape.sequence_parallel or shape.selective_recompute:
+            raise ProfileError(
+                f"profile {profile.name} measured no stage with sequence parallelism or selective "
+                "recompute; plan without the profile, or without them"
+            )
+        kind = (shape.first, shape.last, shape.tp, shape.sequences)
+        forward, recompute, own, other, norm = (
+            profile.seconds(term, shape.layers, kind) for term in MEASURED
+        )
+        norm, adamw = norm / shards, profile.update_s(shape.layers, kind, shards)
+    forward_s, backward_s = forward + forward_tp, own + own_tp + other + other_tp
+    host = chip.links.host_bytes_per_s
+    store_s = kept_bytes(model, shape, profile) / host if shape.offload else 0.0
+    # a ministage's reduction begins when its last backward ends; the last ministage's is exposed
+    hidden = (shape.ministages - 1) / shape.ministages
+    return Time(
+        forward_s=forward_s,
+        forward_collective_s=forward_tp,
+        recompute_s=recompute + forward_tp if shape.recompute else 0.0,
+        backward_s=backward_s,
+        backward_collective_s=own_tp + other_tp,
+        backward_input_s=own + own_tp,
+        backward_weight_s=other + other_tp,
+        store_s=store_s,
+        fetch_s=store_s,
+        reduce_s=reduce,
+        reduce_exposed_s=max(reduce / shape.ministages, reduce - hidden * backward_s),
+        norm_s=norm,
+        update_s=adamw + gather,
+        gather_s=gather,
+        # the first ministage comes before anything runs, and the last one leaves when all is done
+        load_s=2 * flat_bytes / shape.ministages / host if shape.offload else 0.0,
+    )
+
+
+def ends_s(
+    model: Model, shape: StageShape, chip: ChipSpec, inside: Link, across: Link
+) -> tuple[float, float]:
+    """What the embedding and the head (with the loss) add to a stage's micro_batch_s."""
+
+    def micro_batch_s(first: bool, last: bool) -> float:
+        kind = replace(shape, first=first, last=last)
+        return stage_time(model, kind, chip, inside, across).micro_batch_s
+
+    return (
+        micro_batch_s(shape.first, False) - micro_batch_s(False, False),
+        micro_batch_s(False, shape.last) - micro_batch_s(False, False),
+    )
+
+
+@lru_cache(maxsize=65536)
+def _computing(traces: StageTraces, dtype: str, chip: ChipSpec) -> tuple[Terms, Terms]:
+    """Returns the seconds that a micro-batch's operators take, for one layer and for two: the
+    forward's, and those of both parts of the backward.
+    """
+
+    def terms(t: StageTrace) -> Terms:
+        pieces = (t.forward, t.backward_input, t.backward_weight)
+        return tuple(_operators_s(piece, dtype, chip) for piece in pieces)
+
+    return terms(traces.one), terms(traces.two)
+
+
+@lru_cache(maxsize=65536)
+def _collectives(traces: StageTraces, tp: int, inside: Link) -> tuple[Terms, Terms]:
+    """Returns the seconds that tensor-parallel collectives take, for one layer and for two: in a
+    micro-batch's forward, in both parts of its backward, and once a step.
+    """
+
+    def terms(t: StageTrace) -> Terms:
+        return (
+            *(
+                sum(n * all_reduce_s(size, tp, inside) for n, size in piece.all_reduce_bytes)
+                + sum(n * all_gather_s(size, tp, inside) for n, size in piece.gather_bytes)
+                for piece in (t.forward, t.backward_input, t.backward_weight)
+            ),
+            all_reduce_s(t.parts_bytes, tp, inside) if t.parts_bytes else 0.0,
+        )
+
+    return terms(traces.one), terms(traces.two)
+
+
+@lru_cache(maxsize=65536)
+def _step(
+    traces: StageTraces, wide: str, dp: int, shards: int, chip: ChipSpec, across: Link
+) -> tuple[Terms, Terms]:
+    """Returns what a step costs besides its micro-batches, for one layer and for two.
+
+    It is the seconds of the gradients' reduction, of their norm, of AdamW and of gathering the
+    parameters; and the parameters' bytes.
+    """
+    reduce = all_gather_s if shards > 1 else all_reduce_s
+
+    def terms(t: StageTrace) -> Terms:
+        return (
+            reduce(t.gradient_bytes, dp, across),
+            _operators_s(t.norm, wide, chip, shards),
+            _operators_s(t.update, wide, chip, shards),
+            all_gather_s(t.flat_bytes, shards, across),
+            t.flat_bytes,
+        )
+
+    return terms(traces.one), terms(traces.two)
+
+
+def _operators_s(piece: TracedPiece, dtype: str, chip: ChipSpec, shards: int = 1) -> float:
+    """Returns the seconds of a piece's operators by the roofline rule that paces emulated chips.
+
+    `shards` ranks share the operators' work, but each launches all of them.
+    """
+    launch_s, peak = chip.compute.launch_s, chip.peak_flops(dtype) * shards
+    bandwidth = chip.memory.bandwidth_bytes_per_s * shards
+    product_peak = peak * chip.compute.efficiency
+    total_s = 0.0
+    for number, product, flops, size_bytes in piece.operators:
+        computing_s = flops / (product_peak if product else peak)
+        moving_s = size_bytes / bandwidth
+        total_s += number * (launch_s + (computing_s if computing_s > moving_s else moving_s))
+    return total_s

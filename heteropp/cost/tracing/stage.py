@@ -1,0 +1,129 @@
+"""One small stage, run on the meta device: operators and tensors of forward, backward and update.
+
+Needs torch; what comes of it is kept by traces.py, which does not.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from heteropp.cost.tracing.kind import StageKind
+from heteropp.cost.tracing.liveness import Liveness
+from heteropp.cost.tracing.operators import CountingGroup, Trace, count
+from heteropp.cost.tracing.traces import PIECES
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.model import Model
+from heteropp.models.llama.stage import StageModule
+from heteropp.models.parallel.backward import WeightGradients, put_off
+from heteropp.optimizer.adamw import clip
+from heteropp.optimizer.zero import FlatParameters
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one stage did, with one number of sequences in its micro-batch."""
+
+    pieces: dict[str, Trace]  # by the names of traces.PIECES
+    sizes_bytes: dict[str, int]
+    tensors_bytes: list[int]  # in order of birth; parameters, gradients and constants left out
+    events: list[int]  # a tensor's index at its birth, the complement at its death
+    spans: dict[str, tuple[int, int]]  # the events of forward, backwards and update
+
+
+def record_stage(model: Model, layers: int, kind: StageKind) -> Recording:
+    """Runs a stage of a few layers."""
+    first, last = kind.first, kind.last
+    model, span = model_around(model, layers, first, last)
+    group = CountingGroup(kind.tp, kind.sequence_parallel)
+    dtype = getattr(torch, model.dtype)
+    with torch.device("meta"):  # the module's tables too, which it makes on the host
+        module = StageModule(
+            model, span, group, "meta", dtype, selective_recompute=kind.selective_recompute
+        )
+    flat = FlatParameters(module, None, 0, Hyperparameters())
+    rows = kind.sequences * model.sequence_length
+    tokens = torch.empty(rows, dtype=torch.int64, device="meta")
+
+    live = Liveness()
+    averages = (flat.optimizer.average, flat.optimizer.average_square)
+    assert flat.gradients is not None
+    for tensor in (flat.values, flat.gradients, flat.master, *averages, *module.buffers(), tokens):
+        live.ignore(tensor)
+    pieces = {name: Trace() for name in PIECES}
+    spans = {}
+
+    def forward_and_input() -> dict[str, int]:
+        """Traces the forward and the backward's first half; returns the ends' sizes in bytes.
+
+        The first half ends with the input's gradient, which is sent before W computes the weights'.
+        """
+        with live:
+            x = tokens
+            if not first:
+                own = rows // kind.tp if kind.sequence_parallel else rows
+                size = own, model.hidden
+                x = torch.empty(*size, dtype=dtype, device="meta", requires_grad=True)
+            group.trace = pieces["forward"]
+            output = count(group.trace, lambda: module(x, tokens) / rows if last else module(x))
+            spans["forward"] = (0, len(live.events))
+        with live:
+            gradient = None if last else torch.empty_like(output)
+            group.trace = pieces["backward_input"]
+            count(
+                group.trace,
+                lambda: torch.autograd.backward(output, gradient),
+                lambda tensor: tensor is gradient or later.holds(tensor),
+            )
+        return {"input": 0 if first else _bytes(x), "output": _bytes(output)}
+
+    with nullcontext(WeightGradients()) if kind.whole_backward else put_off() as later:
+        ends_bytes = forward_and_input()
+        put_off_bytes = later.bytes()
+        spans["backward_input"] = (spans["forward"][1], len(live.events))
+        with live:
+            count(pieces["backward_weight"], later.run)
+        spans["backward_weight"] = (spans["backward_input"][1], len(live.events))
+    group.trace = Trace()  # of what every rank has a part of, where rows are cut
+    flat.reduce()
+    count(pieces["norm"], flat.norms)
+    with live:
+        begin = len(live.events)
+        count(pieces["update"], lambda: update(flat))
+        spans["update"] = (begin, len(live.events))
+    sizes_bytes = ends_bytes | {
+        "flat": _bytes(flat.values),
+        "gradient": _bytes(flat.gradients),
+        "constant": sum(_bytes(buffer) for buffer in module.buffers()),
+        "put_off": put_off_bytes,
+        "parts": sum(group.trace.all_reduce_bytes),
+        # elsewhere than on meta, autograd holds two of a layer's gradients at once
+        "second_gradient": max(map(_bytes, module.layers.parameters())) if flat.mixed else 0,
+    }
+    return Recording(pieces, sizes_bytes, live.sizes_bytes, live.events, spans)
+
+
+def model_around(
+    model: Model, layers: int, first: bool, last: bool
+) -> tuple[Model, tuple[int, int]]:
+    """Returns a model that contains a stage of so many layers, and the stage's [first, last).
+
+    first, last: whether the stage is the model's first and last.
+    """
+    start = 0 if first else 1
+    return replace(model, layers=layers + (not first) + (not last)), (start, start + layers)
+
+
+def update(flat: FlatParameters) -> None:
+    """Runs all of an update that needs no other rank."""
+    gradient = flat.reduced()
+    clip(gradient, torch.empty((), device=gradient.device), 1.0)
+    flat.optimizer.update(gradient, 1e-3)
+    flat.begin()
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,289 @@
+"""What small stages cost, as traced once and then kept: operators, messages and tensors.
+
+The truth is the real stage module, run on meta tensors (stage_trace.py), which needs torch. A stage
+with one sequence in its micro-batch is traced as it is. With more, every size is affine in the
+number of sequences, so that two traces, of 2 and 3, tell all; some operators are others with one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from heteropp.cost.tracing import cache as trace_cache
+from heteropp.cost.tracing.kind import StageKind
+from heteropp.description.model import Model
+
+if TYPE_CHECKING:
+    from heteropp.cost.tracing.operators import Trace
+    from heteropp.cost.tracing.stage import Recording
+
+GRANULARITY_BYTES = 512  # device allocators round up to this
+PIECES = ("forward", "backward_input", "backward_weight", "norm", "update")
+
+Size = tuple[int, int]  # a constant part, and a part for each sequence
+Entry = dict[str, Any]  # of the cache: a traced stage, its sizes still in terms of sequences
+
+
+@dataclass(frozen=True)
+class TracedPiece:
+    """A piece of a step: its operators, like ones together, and tensor-parallel collectives."""
+
+    operators: tuple[tuple[int, bool, int, int], ...]  # how many, product or not, flops, bytes
+    all_reduce_bytes: tuple[tuple[int, int], ...]  # how many, bytes
+    gather_bytes: tuple[tuple[int, int], ...]  # all-gathers and reduce-scatters, the same
+
+
+@dataclass(frozen=True, eq=False)
+class StageTrace:
+    """The work and memory of a stage, as traced.
+
+    Bytes are those of one rank and one micro-batch, rounded as device allocators round.
+    """
+
+    forward: TracedPiece
+    backward_input: (
+        TracedPiece  # the gradient of the stage's input, which the stage before waits for
+    )
+    backward_weight: TracedPiece  # the rest of the backward: the gradients of weight matrices
+    norm: TracedPiece  # of every parameter's gradient
+    update: TracedPiece  # clipping and AdamW over the whole buffer, and zeroing the gradients
+    flat_bytes: int  # of the flat parameter buffer
+    gradient_bytes: int  # of the flat gradient buffer
+    constant_bytes: int
+    input_bytes: int  # activations; tokens are held by the step, not by the micro-batch
+    output_bytes: int  # activations; the loss of the last stage
+    kept_bytes: int  # alive after a forward, its input included
+    forward_peak_bytes: int  # most alive during a forward, beyond what stood before it
+    backward_input_peak_bytes: int  # the same during a backward's first half, or all of it
+    backward_weight_peak_bytes: int  # the same during its second half, the put off included
+    update_peak_bytes: int  # the same during the update
+    put_off_bytes: int  # held between the two halves of a backward
+    parts_bytes: int  # of gradients that the tensor-parallel ranks have yet to sum
+
+
+def trace_stage(model: Model, layers: int, kind: StageKind) -> StageTrace:
+    """Returns the trace of a stage of a few layers.
+
+    It is traced, which needs torch, unless that was done before on this machine.
+    """
+    counts = (2, 3) if kind.sequences > 1 else (1,)
+    key = f"layers={layers} {replace(kind, sequences=counts[0])}"
+
+    def trace() -> Entry:
+        from heteropp.cost.tracing.stage import record_stage
+
+        return outline([record_stage(model, layers, replace(kind, sequences=n)) for n in counts])
+
+    return trace_cache.get(model, key, trace, lambda entry: at(entry, kind.sequences))
+
+
+@dataclass(frozen=True, eq=False)
+class StageTraces:
+    """Stages of one and of two layers, which tell what any number costs."""
+
+    one: StageTrace
+    two: StageTrace
+
+    def of(self, layers: int, what: Callable[[StageTrace], int]) -> int:
+        """Returns a figure that is affine in the layers, for so many of them."""
+        return what(self.one) + (layers - 1) * (what(self.two) - what(self.one))
+
+    def peak(self, layers: int, what: Callable[[StageTrace], int]) -> int:
+        """Returns an upper bound of a peak for so many layers.
+
+        A peak is affine in the layers too, except that long stages may peak at another moment than
+        short ones. At that moment they hold all that a forward keeps, so that each layer adds at
+        most the larger of the two slopes.
+        """
+        kept = self.two.kept_bytes - self.one.kept_bytes
+        return what(self.one) + (layers - 1) * max(what(self.two) - what(self.one), kept)
+
+
+@lru_cache(maxsize=4096)
+def trace_stages(model: Model, kind: StageKind) -> StageTraces:
+    """Returns the traces of stages of one and of two layers."""
+    one, two = (trace_stage(model, layers, kind) for layers in (1, 2))
+    return StageTraces(one, two)
+
+
+def outline(recordings: Sequence[Recording]) -> Entry:
+    """Returns what a stage costs, from its recording with 1 sequence, or those with 2 and 3."""
+
+    def size(values: Iterable[int]) -> Size:
+        two, *three = values
+        step = three[0] - two if three else 0
+        return two - 2 * step, step
+
+    pieces = {
+        name: _outline_piece([recording.pieces[name] for recording in recordings], size)
+        for name in recordings[0].pieces
+    }
+    if len({tuple(recording.events) for recording in recordings}) != 1:
+        raise RuntimeError("a stage's tensors come and go otherwise with 3 sequences than with 2")
+    tensors = [size(of) for of in zip(*(r.tensors_bytes for r in recordings), strict=True)]
+    events, spans = recordings[0].events, recordings[0].spans
+    kept, forward = _alive(tensors, events, spans["forward"], Counter())
+    standing, backward = _alive(tensors, events, spans["backward_input"], kept)
+    _, weights = _alive(tensors, events, spans["backward_weight"], standing)
+    _, update = _alive(tensors, events, spans["update"])
+    return {
+        "operators": {
+            name: [
+                [number, int(product), *bytes_, *chain(*flops)]
+                for number, (product, flops, bytes_) in _counted(operators)
+            ]
+            for name, (operators, _, _) in pieces.items()
+        },
+        "all_reduces": {name: _rows(reduces) for name, (_, reduces, _) in pieces.items()},
+        "gathers": {name: _rows(gathers) for name, (_, _, gathers) in pieces.items()},
+        "sizes": {
+            name: size(r.sizes_bytes[name] for r in recordings)
+            for name in recordings[0].sizes_bytes
+        },
+        "kept": _rows(_merge(kept)),
+        "forward_peaks": _peaks(forward),
+        "backward_input_peaks": _peaks(backward),
+        "backward_weight_peaks": _peaks(weights),
+        "update_peaks": _peaks(update),
+    }
+
+
+def _outline_piece(
+    traces: Sequence[Trace], size: Callable[[Iterable[int]], Size]
+) -> tuple[Counter, ...]:
+    """Counts operators as (product, counts, bytes), and all-reduces and gathers as bytes."""
+    operators: Counter = Counter()
+    for alike in zip(*(trace.operators for trace in traces), strict=True):
+        if len({(op.name, op.product, len(op.counts)) for op in alike}) != 1:
+            raise RuntimeError(f"{alike[0].name} is {alike[1].name} with 3 sequences")
+        counts = {size(of) for of in zip(*(op.counts for op in alike), strict=True)}
+        largest = tuple(sorted(c for c in counts if not any(_exceeds(d, c) for d in counts)))
+        operators[alike[0].product, largest, size(op.bytes for op in alike)] += 1
+    reduces = zip(*(trace.all_reduce_bytes for trace in traces), strict=True)
+    gathers = zip(*(trace.gather_bytes for trace in traces), strict=True)
+    return operators, Counter(map(size, reduces)), Counter(map(size, gathers))
+
+
+def _exceeds(a: Size, b: Size) -> bool:
+    """Whether a is the larger with any number of sequences."""
+    return a != b and a[0] >= b[0] and a[1] >= b[1]
+
+
+def _alive(
+    tensors: list[Size], events: list[int], span: tuple[int, int], before: Counter | None = None
+) -> tuple[Counter, list[Counter]]:
+    """Returns the tensors alive at a span's end, and at each moment when they may peak.
+
+    before: those alive at its begin; when None, only what is born in the span counts.
+    """
+    alive, born = Counter(before or ()), set(events[: span[0]] if before is not None else ())
+    states = [Counter(alive)]
+    for event in events[slice(*span)]:
+        if event >= 0:
+            born.add(event)
+            alive[tensors[event]] += 1
+        elif ~event in born:
+            states.append(+alive)
+            alive[tensors[~event]] -= 1
+    return +alive, [*states, +alive]
+
+
+def _merge(state: Counter) -> Counter:
+    """Returns the same bytes as fewer tensors: those that need no rounding become one."""
+    merged: Counter = Counter()
+    constant = each = 0
+    for (own_constant, own_each), number in state.items():
+        if own_each == 0:
+            own_constant = _round(own_constant)
+        if own_constant % GRANULARITY_BYTES or own_each % GRANULARITY_BYTES:
+            merged[own_constant, own_each] += number
+        else:
+            constant, each = constant + number * own_constant, each + number * own_each
+    merged[constant, each] += 1
+    return merged
+
+
+def _round(size_bytes: int) -> int:
+    return -(-size_bytes // GRANULARITY_BYTES) * GRANULARITY_BYTES
+
+
+def _peaks(states: list[Counter]) -> list:
+    """Returns the states, as rows, that may be the largest with some number of sequences."""
+    kept: list[Counter] = []
+    for state in map(_merge, states):
+        if not any(_holds(other, state) for other in kept):
+            kept = [other for other in kept if not _holds(state, other)] + [state]
+    return [_rows(state) for state in kept]
+
+
+def _holds(larger: Counter, smaller: Counter) -> bool:
+    """Whether one state has at least another's bytes: for each tensor one no smaller."""
+    sizes = sorted(larger.elements(), reverse=True)
+    for size in sorted(smaller.elements(), reverse=True):
+        found = next((s for s in sizes if s == size or _exceeds(s, size)), None)
+        if found is None:
+            return False
+        sizes.remove(found)
+    return True
+
+
+def _counted(counted: Counter) -> list:
+    """Returns (how many, what), in the order of what is counted."""
+    return [(number, what) for what, number in sorted(counted.items())]
+
+
+def _rows(counted: Counter) -> list:
+    return [[number, *size] for number, size in _counted(counted)]
+
+
+def at(entry: Entry, sequences: int) -> StageTrace:
+    """Returns a traced stage with a number of sequences in its micro-batch."""
+
+    def rounded(rows: Iterable) -> int:
+        return sum(number * _round(constant + each * sequences) for number, constant, each in rows)
+
+    def peak(name: str) -> int:
+        return max(map(rounded, entry[name]))
+
+    sizes = {
+        name: int(constant + each * sequences) for name, (constant, each) in entry["sizes"].items()
+    }
+    return StageTrace(
+        **{name: _piece_at(entry, name, sequences) for name in PIECES},
+        flat_bytes=sizes["flat"],
+        gradient_bytes=sizes["gradient"],
+        constant_bytes=sizes["constant"],
+        input_bytes=sizes["input"],
+        output_bytes=sizes["output"],
+        kept_bytes=rounded(entry["kept"]),
+        forward_peak_bytes=peak("forward_peaks"),
+        backward_input_peak_bytes=peak("backward_input_peaks") + sizes["second_gradient"],
+        backward_weight_peak_bytes=peak("backward_weight_peaks") + sizes["second_gradient"],
+        update_peak_bytes=peak("update_peaks"),
+        put_off_bytes=sizes["put_off"],
+        parts_bytes=sizes["parts"],
+    )
+
+
+def _piece_at(entry: Entry, name: str, sequences: int) -> TracedPiece:
+    return TracedPiece(
+        tuple(
+            (row[0], row[1] == 1, _largest(row, sequences), row[2] + row[3] * sequences)
+            for row in entry["operators"][name]
+        ),
+        *(
+            tuple((n, constant + each * sequences) for n, constant, each in entry[what][name])
+            for what in ("all_reduces", "gathers")
+        ),
+    )
+
+
+def _largest(row: list[int], sequences: int) -> int:
+    if len(row) == 6:
+        return row[4] + row[5] * sequences
+    return max(row[i] + row[i + 1] * sequences for i in range(4, len(row), 2))

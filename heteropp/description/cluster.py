@@ -1,0 +1,437 @@
+"""The cluster file: which chips there are, on which nodes, and what links them.
+
+Ranks are numbered over the nodes in one canonical order, larger memory first (Observation #4),
+then by chip name, region and switch, so that a plan does not depend on the order of the file.
+
+A rank is a place in one cluster; a member is a chip by its name, "a-0/1" for chip 1 of node "a-0",
+which it keeps in the cluster of those that are left when others go.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from heteropp.description.chips import ChipFileError, ChipSpec, load_chip
+from heteropp.description.fabric import Fabric, FabricError, LinkEntry, Pipe
+from heteropp.description.files import FileError, read_toml, write_text
+from heteropp.description.presets import cluster_path
+
+LARGEST = 100_000  # chips
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(min_length=1, max_length=63)]
+NodeName = Annotated[str, Field(min_length=1, max_length=127, pattern="^[^/]*$")]
+Index = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Nodes:
+    """One [[nodes]] entry; its last four keys replace what the chip file says."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    chip: str
+    name: NodeName | None = None  # absent: the chip's, and which of its nodes it is
+    count: Count = 1
+    chips: Count | None = None  # in use on each node; absent: all that the chip's nodes have
+    in_use: Annotated[tuple[Index, ...], Field(min_length=1)] | None = None  # or which they are
+    region: Name | None = None
+    switch: Name | None = None
+    nics: Count | None = None
+    nic_bytes_per_s: Rate | None = None
+    nic_latency_s: Seconds | None = None
+    efficiency: Annotated[float, Field(gt=0, le=1)] | None = None  # measured on this cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    name: str
+    nodes: Annotated[tuple[_Nodes, ...], Field(min_length=1)]
+    switches: tuple[Name, ...] = ()  # that links join and no node hangs on
+    links: tuple[LinkEntry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction between two ranks, as a message meets it when all chips of a node send."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, size_bytes: float) -> float:
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way of a message: every pipe carries it at once, and shares it with other messages."""
+
+    latency_s: float
+    pipes: tuple[Pipe, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    chip_name: str  # as the cluster file gives it
+    chip: ChipSpec  # its `links` are this node's
+    ranks: range
+    region: str = ""  # "" where the cluster file names none
+    switch: str = ""
+    name: str = ""  # "" where it is as Cluster.node_names has it
+    in_use: tuple[int, ...] = ()  # which of its chips the ranks are; (): the first ones
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Which of the node's chips each rank is."""
+        return self.in_use or tuple(range(len(self.ranks)))
+
+    @property
+    def place(self) -> str:
+        """The place in the fabric that the node is attached to: its switch, or else its region."""
+        return self.switch or self.region
+
+    @property
+    def nic_share_bytes_per_s(self) -> float:
+        """The NIC bandwidth that each chip gets when all chips of the node send at once."""
+        links = self.chip.links
+        return links.nic_bytes_per_s * min(1.0, links.nics_per_node / len(self.ranks))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    name: str
+    nodes: tuple[Node, ...]
+    fabric: Fabric = field(default_factory=Fabric)
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes[-1].ranks.stop
+
+    def node(self, rank: int) -> Node:
+        return self.nodes[self.node_index(rank)]
+
+    def node_index(self, rank: int) -> int:
+        """Which of `nodes` holds a rank."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(
+                f"rank {rank} is not in cluster {self.name} of {self.world_size} ranks"
+            )
+        return bisect_right(self._first_ranks, rank) - 1
+
+    @cached_property
+    def _first_ranks(self) -> list[int]:
+        return [node.ranks.start for node in self.nodes]
+
+    def chip(self, rank: int) -> ChipSpec:
+        return self.node(rank).chip
+
+    def link(self, source: int, destination: int) -> Link:
+        """The node's own links, or the slowest of two NICs and the fabric between the nodes."""
+        a, b = self.node(source), self.node(destination)
+        if a is b:
+            links = a.chip.links
+            return Link(links.intra_node_latency_s, links.intra_node_bytes_per_s)
+        nics = min(a.nic_share_bytes_per_s, b.nic_share_bytes_per_s)
+        path = self.fabric.path(a.place, b.place)
+        return Link(_nic_latency_s(a, b) + path.latency_s, min(nics, path.bytes_per_s))
+
+    def route(self, source: int, destination: int) -> Route:
+        """What a message passes from rank to rank, each pipe at its whole bandwidth.
+
+        A chip's NIC is its own by affinity; chips share one where their node has fewer.
+        """
+        i, j = self.node_index(source), self.node_index(destination)
+        a, b = self.nodes[i], self.nodes[j]
+        if i == j:
+            links = a.chip.links
+            pipes = tuple(
+                Pipe(f"rank {rank} {direction}", links.intra_node_bytes_per_s)
+                for rank, direction in ((source, "out"), (destination, "in"))
+            )
+            return Route(links.intra_node_latency_s, pipes)
+        path = self.fabric.path(a.place, b.place)
+        out = Pipe(f"node {i} NIC {_nic(a, source)} out", a.chip.links.nic_bytes_per_s)
+        in_ = Pipe(f"node {j} NIC {_nic(b, destination)} in", b.chip.links.nic_bytes_per_s)
+        return Route(_nic_latency_s(a, b) + path.latency_s, (out, *path.pipes, in_))
+
+    @cached_property
+    def node_names(self) -> tuple[str, ...]:
+        """The nodes' names: as the file gives them, or else the chip's name with the first number
+        that no other node has taken, such as "a-0".
+        """
+        taken = {node.name for node in self.nodes}
+        numbers: dict[str, itertools.count[int]] = {}
+        result = []
+        for node in self.nodes:
+            name, kind = node.name, Path(node.chip_name).name.removesuffix(".toml")
+            free = (f"{kind}-{n}" for n in numbers.setdefault(kind, itertools.count()))
+            result.append(name or next(name for name in free if name not in taken))
+        return tuple(result)
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """The names of the chips, by rank."""
+        return tuple(
+            f"{name}/{slot}"
+            for name, node in zip(self.node_names, self.nodes, strict=True)
+            for slot in node.slots
+        )
+
+    def rank(self, member: str) -> int:
+        """Where a member is here. Raises ValueError."""
+        if member not in self._ranks_by_member:
+            raise ValueError(f"{member} is not in cluster {self.name}")
+        return self._ranks_by_member[member]
+
+    @cached_property
+    def _ranks_by_member(self) -> dict[str, int]:
+        return {member: rank for rank, member in enumerate(self.members)}
+
+    def kept(self, ranks: Iterable[int]) -> Cluster:
+        """The cluster of some of its chips, under their old names and in an order of its own.
+
+        A node keeps its NICs, and the links stay, whatever chips go. Rank r of the new cluster was
+        self.rank(new.members[r]). Raises ValueError when none is kept or one is not there.
+        """
+        kept = sorted(set(ranks))
+        if not kept:
+            raise ValueError(f"none of the {self.world_size} chips of {self.name} is kept")
+        nodes = []
+        for index, held in itertools.groupby(kept, self.node_index):
+            node, local = self.nodes[index], list(held)
+            slots = tuple(node.slots[rank - node.ranks.start] for rank in local)
+            nodes.append(
+                replace(
+                    node,
+                    ranks=range(len(slots)),
+                    name=self.node_names[index],
+                    in_use=_unless_first(slots),
+                )
+            )
+        fabric = Fabric.of(
+            [(node.region, node.switch) for node in nodes],
+            self.fabric.links,
+            [place for link in self.fabric.links for place in link.between],
+        )
+        return replace(self, nodes=in_order(nodes), fabric=fabric)
+
+    def chip_names(self) -> list[str]:
+        """The chip types in rank order, each once."""
+        return list(self._ranks_by_chip)
+
+    def ranks_of(self, chip_name: str) -> list[int]:
+        return list(self._ranks_by_chip.get(chip_name, ()))
+
+    @cached_property
+    def _ranks_by_chip(self) -> dict[str, list[int]]:
+        result: dict[str, list[int]] = {}
+        for node in self.nodes:
+            result.setdefault(node.chip_name, []).extend(node.ranks)
+        return result
+
+
+def _nic_latency_s(a: Node, b: Node) -> float:
+    return max(a.chip.links.nic_latency_s, b.chip.links.nic_latency_s)
+
+
+def _nic(node: Node, rank: int) -> int:
+    chips = len(node.ranks)
+    return (rank - node.ranks.start) * min(node.chip.links.nics_per_node, chips) // chips
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """Reads a cluster file, or a preset by name, and the chip files it names. Raises FileError."""
+    path = cluster_path(path)
+    file = read_toml(path, _File)
+    _check_names(path, file.nodes)
+    entries = [
+        (entry, _node(entry, path, f"{path}: nodes[{index}]"))
+        for index, entry in enumerate(file.nodes)
+    ]
+    _check_alike(path, [node for _, node in entries])
+    total = sum(entry.count * len(node.ranks) for entry, node in entries)
+    if total > LARGEST:
+        raise FileError(f"{path}: nodes: {total} chips in all; expected at most {LARGEST}")
+    places = [(node.region, node.switch) for _, node in entries]
+    try:
+        fabric = Fabric.of(places, file.links, file.switches)
+    except FabricError as error:
+        raise FileError(f"{path}: {error}") from None
+    nodes = (node for entry, node in entries for _ in range(entry.count))
+    return Cluster(file.name, in_order(nodes), fabric)
+
+
+def write_cluster(cluster: Cluster, path: Path) -> None:
+    """Writes a file that read_cluster reads as an equal cluster, and its chip files beside it.
+
+    Atomically. Raises FileError, also where another file lies under a chip file's name.
+    """
+    paths = {node.chip_name: node.chip.path for node in cluster.nodes}
+    try:
+        chips = {name: load_chip(found) for name, found in paths.items()}
+    except ChipFileError as error:
+        raise FileError(str(error)) from None
+    for name, found in paths.items():
+        if name.endswith(".toml"):
+            _write_beside(path.parent / name, found.read_text(encoding="utf-8"))
+    entries = (_entry(node, chips[node.chip_name]) for node in cluster.nodes)
+    counted = ({**entry, "count": len(list(alike))} for entry, alike in itertools.groupby(entries))
+    text = _toml({"name": cluster.name, "switches": _bare(cluster)})
+    text += "".join("\n[[nodes]]\n" + _toml(entry) for entry in counted)
+    text += "".join("\n[[links]]\n" + _toml(asdict(link)) for link in cluster.fabric.links)
+    write_text(path, text)
+
+
+def _entry(node: Node, chip: ChipSpec) -> dict[str, Any]:
+    """A [[nodes]] entry, where `chip` is what the chip file says."""
+    links, own = chip.links, node.chip.links
+    return {
+        "chip": node.chip_name,
+        "name": node.name,
+        "chips": None if node.in_use else len(node.ranks),
+        "in_use": node.in_use,
+        "region": node.region,
+        "switch": node.switch,
+        "nics": _unlike(own.nics_per_node, links.nics_per_node),
+        "nic_bytes_per_s": _unlike(own.nic_bytes_per_s, links.nic_bytes_per_s),
+        "nic_latency_s": _unlike(own.nic_latency_s, links.nic_latency_s),
+        "efficiency": _unlike(node.chip.compute.efficiency, chip.compute.efficiency),
+    }
+
+
+def _unlike(value: float, given: float) -> float | None:
+    return None if value == given else value
+
+
+def _bare(cluster: Cluster) -> list[str]:
+    """The places that links join and no node names."""
+    named = {place for node in cluster.nodes for place in (node.region, node.switch)}
+    return sorted({place for link in cluster.fabric.links for place in link.between} - named)
+
+
+def _toml(table: dict[str, Any]) -> str:
+    """Returns a TOML line for each key that has a value; JSON writes such values as TOML does."""
+    kept = {key: value for key, value in table.items() if value not in (None, "", (), [])}
+    return "".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in kept.items()
+    )
+
+
+def _write_beside(path: Path, text: str) -> None:
+    if not path.exists():
+        write_text(path, text)
+    elif path.read_text(encoding="utf-8") != text:
+        raise FileError(f"{path} is another chip than the cluster's; expected it, or no such file")
+
+
+def _check_alike(path: Path, nodes: list[Node]) -> None:
+    """Raises FileError where chips of one type differ, as planners take them for equally fast."""
+    first: dict[str, tuple[int, float]] = {}
+    for index, node in enumerate(nodes):
+        own = node.chip.compute.efficiency
+        at, efficiency = first.setdefault(node.chip_name, (index, own))
+        if efficiency != own:
+            raise FileError(
+                f"{path}: nodes[{index}].efficiency makes it {own:g} for chip {node.chip_name}, "
+                f"and nodes[{at}] has {efficiency:g}; expected one for the chip type"
+            )
+
+
+def _check_names(path: Path, entries: Iterable[_Nodes]) -> None:
+    first: dict[str, int] = {}
+    for index, entry in enumerate(entries):
+        where = f"{path}: nodes[{index}]"
+        if entry.name is None:
+            continue
+        if entry.count > 1:
+            raise FileError(f"{where}.count is {entry.count}; expected 1 where `name` names one")
+        if first.setdefault(entry.name, index) != index:
+            raise FileError(
+                f"{where}.name {entry.name!r} is that of nodes[{first[entry.name]}], too"
+            )
+
+
+def in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """The nodes in canonical order, their ranks numbered over them."""
+    result, first = [], 0
+    for node in sorted(nodes, key=_order):
+        result.append(replace(node, ranks=range(first, first + len(node.ranks))))
+        first += len(node.ranks)
+    return tuple(result)
+
+
+def _order(node: Node) -> tuple:
+    links = node.chip.links
+    return (
+        -node.chip.memory.capacity_bytes,
+        node.chip_name,
+        node.region,
+        node.switch,
+        -len(node.ranks),
+        (-links.nics_per_node, -links.nic_bytes_per_s, links.nic_latency_s),
+        (len(node.name), node.name),  # "a-2" before "a-10"
+        node.in_use,
+    )
+
+
+def _node(entry: _Nodes, path: Path, where: str) -> Node:
+    """One of the entry's nodes, its ranks not yet numbered."""
+    chip = _chip(entry, path, where)
+    for key, most in (("chips", entry.chips or 1), ("in_use", max(entry.in_use or (0,)) + 1)):
+        if most > chip.chips_per_node:
+            given = json.dumps(getattr(entry, key))
+            raise FileError(
+                f"{where}.{key} is {given}; a node of chip {entry.chip} has {chip.chips_per_node}"
+            )
+    in_use = entry.in_use or tuple(range(entry.chips or chip.chips_per_node))
+    if entry.in_use and (entry.chips or in_use != tuple(sorted(set(in_use)))):
+        raise FileError(
+            f"{where}.in_use is {list(in_use)}; expected ascending numbers, and no `chips` beside"
+        )
+    return Node(
+        chip_name=entry.chip,
+        chip=chip,
+        ranks=range(len(in_use)),
+        region=entry.region or "",
+        switch=entry.switch or "",
+        name=entry.name or "",
+        in_use=_unless_first(in_use),
+    )
+
+
+def _unless_first(slots: tuple[int, ...]) -> tuple[int, ...]:
+    return slots if slots != tuple(range(len(slots))) else ()
+
+
+def _chip(entry: _Nodes, path: Path, where: str) -> ChipSpec:
+    """The entry's chip, with the links that its nodes have."""
+    beside = path.parent / entry.chip
+    try:
+        chip = load_chip(beside if entry.chip.endswith(".toml") else entry.chip)
+    except ChipFileError as error:
+        raise FileError(f"{where}.chip: {error}") from None
+    links = chip.links
+    chip = replace(
+        chip,
+        links=replace(
+            links,
+            nics_per_node=entry.nics or links.nics_per_node,
+            nic_bytes_per_s=entry.nic_bytes_per_s or links.nic_bytes_per_s,
+            nic_latency_s=links.nic_latency_s
+            if entry.nic_latency_s is None
+            else entry.nic_latency_s,
+        ),
+    )
+    if entry.efficiency is not None:
+        chip = replace(chip, compute=replace(chip.compute, efficiency=entry.efficiency))
+    return chip

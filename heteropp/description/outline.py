@@ -1,0 +1,44 @@
+"""A plan in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from heteropp.description.plan import Plan, Stage
+
+
+def outline(plan: Plan) -> str:
+    """A plan in a line; stages that are alike together."""
+    pipelines = []
+    for pipeline in plan.pipelines:
+        alike: list[tuple[str, int]] = []
+        for stage in pipeline.stages:
+            words = (
+                f"{together(r.chip for r in stage.replicas)} {layers_of(stage)} layers "
+                f"dp {stage.dp} tp {stage.tp}"
+            )
+            words += " with sequence parallelism" if stage.sequence_parallel else ""
+            words += " recompute" if stage.recompute else ""
+            words += " recompute of attention" if stage.selective_recompute else ""
+            if alike and alike[-1][0] == words:
+                alike[-1] = (words, alike[-1][1] + 1)
+            else:
+                alike.append((words, 1))
+        pipelines.append(", ".join(f"{n} x {w}" if n > 1 else w for w, n in alike))
+    distinct = list(dict.fromkeys(pipelines))
+    return " | ".join(
+        f"{pipelines.count(p)} pipelines of {p}" if pipelines.count(p) > 1 else p for p in distinct
+    )
+
+
+def layers_of(stage: Stage) -> str:
+    """Returns a stage's number of layers, with "o" where its activations wait in host memory and
+    with its number of ministages if it has several.
+    """
+    count = f"{stage.layer_count}{' o' if stage.offload else ''}"
+    return f"{count} in {stage.ministages}" if stage.ministages > 1 else count
+
+
+def together(names: Iterable[str]) -> str:
+    """Joins names with " + ", each of them once."""
+    return " + ".join(dict.fromkeys(names))

@@ -1,0 +1,333 @@
+"""The plan file: which ranks hold which layers, and how a step runs over them.
+
+One shape serves every planner. A plan is JSON with a version; equal plans are equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from heteropp.description.files import FileError, read_json, write_json
+from heteropp.description.model import Model, ModelError
+from heteropp.description.model import validate as validate_model
+
+PLAN_VERSION = 1
+
+Schedule = Literal["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "chimera"]
+ZeroStage = Literal[0, 1, 2]
+Resharding = Literal["all-gather", "broadcast", "direct"]  # see heteropp.layout.resharding
+# those that let a stage hold several ministages
+INTERLEAVING: tuple[Schedule, ...] = ("gpipe", "interleaved-1f1b", "zb-v", "chimera")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One tensor-parallel group of ranks that holds a stage; all its chips are of one type."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    ranks: tuple[int, ...]
+    chip: str  # the chip file's name, as the cluster file gives it
+    batch_share: int  # sequences of each of the stage's micro-batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Contiguous layers [first, last) held by one or more replicas.
+
+    With several ministages `layers` says how many layers the stage holds, and `ministage_layers`
+    which.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    layers: tuple[int, int]
+    recompute: bool
+    replicas: tuple[Replica, ...]
+    ministages: int = 1  # parts of its layers that the schedule runs apart (Zorse, section 4.1.1)
+    sequence_parallel: bool = False  # rows are cut over a replica's ranks where weights are not
+    selective_recompute: bool = False  # the backward computes attention's scores again
+    offload: bool = False  # what no ministage at work needs waits in host memory (Zorse, 4.1.3)
+    slack: int = 0  # micro-batches that schedule 1f1b holds here beyond its own; each is memory
+
+    @property
+    def dp(self) -> int:
+        return len(self.replicas)
+
+    @property
+    def tp(self) -> int:
+        return len(self.replicas[0].ranks)
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences that it works on at once; the plan's micro-batch may be several of them."""
+        return sum(replica.batch_share for replica in self.replicas)
+
+    def peers(self, tp_index: int) -> list[int]:
+        """The ranks that hold the same slices, by number, as a group orders them.
+
+        With ZeRO the first of them keeps the first shard.
+        """
+        return sorted(replica.ranks[tp_index] for replica in self.replicas)
+
+    @property
+    def layer_count(self) -> int:
+        return self.layers[1] - self.layers[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """An ordered list of stages that together hold every layer."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    micro_batches: int  # how many of the step's micro-batches it takes
+    stages: tuple[Stage, ...]
+
+    def parts(self, stage: int) -> int:
+        """Returns how many of the stage's own micro-batches make one micro-batch of the plan."""
+        whole = max(stage.micro_batch for stage in self.stages)  # the plan's; see validate
+        own = self.stages[stage].micro_batch
+        return whole // own if own else 1  # a planner's sketch has no replicas yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What is expected of the plan: simulated, and under its planner's own cost model."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    planner: str
+    step_s: float  # simulated
+    cost_s: float  # under the planner's cost model
+    lower_bound_s: float  # no plan of the planner's space costs less
+    tokens_per_chip_per_s: float
+    memory_bytes: tuple[int, ...]  # peak, by rank
+    capacity_bytes: tuple[int, ...]  # by rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    model: Model
+    global_batch: int  # sequences per step
+    micro_batch: int  # sequences
+    schedule: Schedule
+    zero_stage: ZeroStage
+    pipelines: tuple[Pipeline, ...]
+    resharding: Resharding = "all-gather"
+    overlap: bool = True  # messages go on beside the work, and a recompute fills a wait (section 5)
+    profile: str | None = None  # name and digest of the profile that the plan was made from
+    prediction: Prediction | None = None
+    version: int = field(default=PLAN_VERSION)
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(r.ranks) for p in self.pipelines for s in p.stages for r in s.replicas)
+
+    def place(self, rank: int) -> tuple[int, int, int, int]:
+        """The (pipeline, stage, replica, tensor-parallel index) of a rank."""
+        for p, pipeline in enumerate(self.pipelines):
+            for s, stage in enumerate(pipeline.stages):
+                for r, replica in enumerate(stage.replicas):
+                    if rank in replica.ranks:
+                        return p, s, r, replica.ranks.index(rank)
+        raise ValueError(
+            f"rank {rank} is not in the plan, which has ranks 0 to {self.world_size - 1}"
+        )
+
+
+def ministage_layers(pipeline: Pipeline, schedule: Schedule) -> list[list[tuple[int, int]]]:
+    """The layers [first, last) of every ministage, by stage, then in the stage's own order.
+
+    The model runs through the stages once a ministage: always from the first stage to the last,
+    or, where the schedule is a V, back again every second time. A stage's ministages are as equal
+    as they can be, longer ones first. Chimera's stages hold all their layers, and all of the
+    mirrored stage's.
+    """
+    if schedule == "chimera":
+        mirrored = reversed(pipeline.stages)
+        return [[s.layers, m.layers] for s, m in zip(pipeline.stages, mirrored, strict=True)]
+    held: list[list[tuple[int, int]]] = [[] for _ in pipeline.stages]
+    first = 0
+    for turn in range(max(stage.ministages for stage in pipeline.stages)):
+        order = list(range(len(pipeline.stages)))
+        if schedule == "zb-v" and turn % 2:
+            order.reverse()
+        for s in order:
+            stage = pipeline.stages[s]
+            if turn >= stage.ministages:
+                continue
+            size, rest = divmod(stage.layer_count, stage.ministages)
+            last = first + size + (turn < rest)
+            held[s].append((first, last))
+            first = last
+    return held
+
+
+class PlanError(ValueError):
+    """A plan that cannot run; the message is one sentence that says where and why."""
+
+
+def validate(plan: Plan) -> None:
+    """Checks everything that does not need the cluster. Raises PlanError."""
+    if plan.version != PLAN_VERSION:
+        raise PlanError(f"version is {plan.version}; this release reads version {PLAN_VERSION}")
+    try:
+        validate_model(plan.model)
+    except ModelError as error:
+        raise PlanError(f"model: {error}") from None
+    for name in ("global_batch", "micro_batch"):
+        if getattr(plan, name) < 1:
+            raise PlanError(f"{name} is {getattr(plan, name)}; expected at least 1")
+    if not plan.pipelines:
+        raise PlanError("pipelines is empty; expected at least one")
+    for p, pipeline in enumerate(plan.pipelines):
+        _validate_pipeline(plan, pipeline, f"pipelines[{p}]")
+    micro_batches = sum(pipeline.micro_batches for pipeline in plan.pipelines)
+    if micro_batches * plan.micro_batch != plan.global_batch:
+        raise PlanError(
+            f"{micro_batches} micro-batches of {plan.micro_batch} sequences make "
+            f"{micro_batches * plan.micro_batch}; global_batch is {plan.global_batch}"
+        )
+    _validate_ranks(plan)
+
+
+def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:
+    if pipeline.micro_batches < 1:
+        raise PlanError(f"{where}.micro_batches is {pipeline.micro_batches}; expected at least 1")
+    if not pipeline.stages:
+        raise PlanError(f"{where}.stages is empty; expected at least one")
+    held = {stage.ministages for stage in pipeline.stages}
+    if plan.schedule in ("zb-v", "chimera") and held != {2}:
+        raise PlanError(f"{where}: schedule {plan.schedule} runs two ministages on every stage")
+    if plan.schedule == "chimera" and len(pipeline.stages) % 2:
+        raise PlanError(
+            f"{where} has {len(pipeline.stages)} stages; schedule chimera needs an even number"
+        )
+    if plan.schedule == "chimera" and pipeline.micro_batches < 2:
+        raise PlanError(f"{where}.micro_batches is 1; schedule chimera sends one each way")
+    if plan.schedule == "interleaved-1f1b" and len(held) > 1:
+        raise PlanError(f"{where}: schedule interleaved-1f1b runs as many ministages on each stage")
+    expected_first = 0
+    for s, stage in enumerate(pipeline.stages):
+        here = f"{where}.stages[{s}]"
+        first, last = stage.layers
+        if first != expected_first:
+            raise PlanError(f"{here}.layers starts at {first}; expected {expected_first}")
+        if last <= first:
+            raise PlanError(
+                f"{here}.layers [{first}, {last}) is empty; expected at least one layer"
+            )
+        expected_first = last
+        _validate_ministages(plan, stage, here)
+        _validate_slack(plan, pipeline.stages, s, here)
+        _validate_stage(plan, stage, here)
+    largest = max(stage.micro_batch for stage in pipeline.stages)
+    if largest != plan.micro_batch:
+        raise PlanError(
+            f"{where}: no stage takes micro_batch {plan.micro_batch} whole; the largest sum of "
+            f"batch shares is {largest}"
+        )
+    if expected_first != plan.model.layers:
+        raise PlanError(
+            f"{where} holds layers up to {expected_first}; the model has {plan.model.layers}"
+        )
+
+
+def _validate_ministages(plan: Plan, stage: Stage, where: str) -> None:
+    most = 2 if plan.schedule == "chimera" else stage.layer_count
+    if not 1 <= stage.ministages <= most:
+        raise PlanError(
+            f"{where}.ministages is {stage.ministages}; expected 1 to its "
+            f"{stage.layer_count} layers"
+        )
+    if stage.ministages > 1 and plan.schedule not in INTERLEAVING:
+        raise PlanError(
+            f"{where}.ministages is {stage.ministages}; schedule {plan.schedule} runs one a stage"
+        )
+
+
+def _validate_slack(plan: Plan, stages: Sequence[Stage], s: int, where: str) -> None:
+    stage, expected = stages[s], "0 or more"
+    most = stage.slack
+    if s:  # with more it would wait for forwards that the stage before does not run so early
+        most = s + 1 + max(0, stages[s - 1].slack - (s - 1))
+        expected = f"0 to {most} after the stage before it"
+    if not 0 <= stage.slack <= most:
+        raise PlanError(f"{where}.slack is {stage.slack}; expected {expected}")
+    if stage.slack and stage.offload:
+        raise PlanError(f"{where}: slack keeps on the chip what offload would take away")
+    if stage.slack and plan.schedule != "1f1b":
+        raise PlanError(
+            f"{where}.slack is {stage.slack}; schedule {plan.schedule} says itself what is put off"
+        )
+
+
+def _validate_stage(plan: Plan, stage: Stage, where: str) -> None:
+    if not stage.replicas:
+        raise PlanError(f"{where}.replicas is empty; expected at least one")
+    for r, replica in enumerate(stage.replicas):
+        here = f"{where}.replicas[{r}]"
+        if not replica.ranks:
+            raise PlanError(f"{here}.ranks is empty; expected at least one")
+        if len(replica.ranks) != stage.tp:
+            raise PlanError(
+                f"{here} has {len(replica.ranks)} ranks and replicas[0] {stage.tp}; "
+                "the replicas of a stage have one tensor-parallel degree"
+            )
+        if list(replica.ranks) != sorted(replica.ranks):  # as process groups number them
+            raise PlanError(f"{here}.ranks is {list(replica.ranks)}; expected ascending ranks")
+        if replica.batch_share < 1:
+            raise PlanError(f"{here}.batch_share is {replica.batch_share}; expected at least 1")
+    if plan.micro_batch % stage.micro_batch:
+        raise PlanError(
+            f"{where}: the batch shares sum to {stage.micro_batch}, which does not divide "
+            f"micro_batch {plan.micro_batch}"
+        )
+    if stage.sequence_parallel and stage.tp == 1:
+        raise PlanError(
+            f"{where}.sequence_parallel cuts rows over a replica's ranks; this stage has one each"
+        )
+    if stage.selective_recompute and stage.recompute:
+        raise PlanError(f"{where}: recompute does already what selective_recompute asks for")
+    if stage.selective_recompute and plan.model.attention == "fused":
+        raise PlanError(
+            f"{where}.selective_recompute: fused attention keeps no scores to compute again"
+        )
+    for name in ("kv_heads", "intermediate", "vocab", "sequence_length"):
+        if getattr(plan.model, name) % stage.tp:
+            raise PlanError(
+                f"{where}: tensor-parallel degree {stage.tp} does not divide the model's "
+                f"{name} {getattr(plan.model, name)}"
+            )
+
+
+def _validate_ranks(plan: Plan) -> None:
+    used = Counter(
+        rank for p in plan.pipelines for s in p.stages for r in s.replicas for rank in r.ranks
+    )
+    for rank, times in sorted(used.items()):
+        if times > 1:
+            raise PlanError(f"rank {rank} is used {times} times; expected once")
+    for rank, expected in zip(sorted(used), range(len(used)), strict=True):
+        if rank != expected:
+            raise PlanError(f"ranks are not 0 to {len(used) - 1}: rank {expected} is missing")
+
+
+def read_plan(path: Path) -> Plan:
+    """Reads and validates a plan file. Raises FileError, one sentence."""
+    plan = read_json(path, Plan)
+    try:
+        validate(plan)
+    except PlanError as error:
+        raise FileError(f"{path}: {error}") from None
+    return plan
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Writes a plan atomically; equal plans give equal bytes."""
+    validate(plan)
+    write_json(path, plan)

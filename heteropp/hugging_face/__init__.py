@@ -1,1 +1,0 @@
-"""Models of the Llama family in Hugging Face folders: what they say, and their weights."""

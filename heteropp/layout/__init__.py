@@ -1,0 +1,1 @@
+"""Who holds which slice of what: flat buffers, annotations (HSPMD), boundary resharding."""

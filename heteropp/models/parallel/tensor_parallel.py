@@ -1,0 +1,250 @@
+"""Tensor parallelism: layers cut over the ranks of one replica (Megatron-LM's scheme).
+
+With sequence parallelism the rows are cut too, wherever a layer treats each by itself: norms, sums
+and dropout. Then an all-gather stands where otherwise copies are, and a reduce-scatter in place of
+an all-reduce (Reducing Activation Recomputation in Large Transformer Models, section 4.2.2).
+
+A group is what TensorParallelGroup says; a planner passes one that only counts. A group of size 1
+adds no operator and communicates nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heteropp.models.parallel.backward import linear
+from heteropp.process_groups.collective import all_gather, reduce_scatter
+
+
+class TensorParallelGroup(Protocol):
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether a rank holds only its part of the rows, between the layers that are cut."""
+
+    def all_reduce(self, tensor: Tensor, maximum: bool = False) -> None:
+        """Sums (or takes the maximum of) a tensor over the group, in place."""
+
+    def all_gather(self, output: Tensor, piece: Tensor) -> None:
+        """Fills `output` with the group's pieces, in index order along dimension 0."""
+
+    def reduce_scatter(self, piece: Tensor, whole: Tensor) -> None:
+        """Sums `whole` over the group; each rank's `piece` is its part, along dimension 0."""
+
+
+class SoloGroup:
+    """One rank that holds a whole replica."""
+
+    size = 1
+    index = 0
+    sequence_parallel = False
+
+    def all_reduce(self, tensor: Tensor, maximum: bool = False) -> None:
+        pass
+
+    def all_gather(self, output: Tensor, piece: Tensor) -> None:
+        output.copy_(piece)
+
+    def reduce_scatter(self, piece: Tensor, whole: Tensor) -> None:
+        piece.copy_(whole)
+
+
+class ProcessGroup:
+    """The ranks of one replica, over torch.distributed."""
+
+    def __init__(self, group: dist.ProcessGroup, sequence_parallel: bool = False) -> None:
+        self.group = group
+        self.size = group.size()
+        self.index = group.rank()
+        self.sequence_parallel = sequence_parallel
+
+    def all_reduce(self, tensor: Tensor, maximum: bool = False) -> None:
+        operation = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+        dist.all_reduce(tensor, operation, group=self.group)
+
+    def all_gather(self, output: Tensor, piece: Tensor) -> None:
+        all_gather(output, piece, self.group)
+
+    def reduce_scatter(self, piece: Tensor, whole: Tensor) -> None:
+        reduce_scatter(piece, whole, self.group)
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        # a fresh tensor: autograd may have handed this one to others too
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        ctx.group.all_reduce(total)
+        return total, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        group.all_reduce(x)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        ctx.group = group
+        return _gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _scattered(gradient, ctx.group), None
+
+
+class _ScatterRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        ctx.group = group
+        return _scattered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _gathered(gradient, ctx.group), None
+
+
+def _gathered(piece: Tensor, group: TensorParallelGroup) -> Tensor:
+    whole = piece.new_empty((piece.shape[0] * group.size, *piece.shape[1:]))
+    group.all_gather(whole, piece.contiguous())
+    return whole
+
+
+def _scattered(whole: Tensor, group: TensorParallelGroup) -> Tensor:
+    piece = whole.new_empty((whole.shape[0] // group.size, *whole.shape[1:]))
+    group.reduce_scatter(piece, whole.contiguous())
+    return piece
+
+
+def copy_to_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Stands before column-parallel layers: every rank has all rows behind it.
+
+    Identity forward, all-reduce backward; of rows that are cut, all-gather and reduce-scatter.
+    """
+    if group.size == 1:
+        return x
+    return (_GatherRows if group.sequence_parallel else _Copy).apply(x, group)
+
+
+def sum_over_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Stands after row-parallel layers, whose results are parts of a sum.
+
+    All-reduce forward (in place), identity backward; where rows are cut, reduce-scatter and
+    all-gather.
+    """
+    if group.size == 1:
+        return x
+    return (_ScatterRows if group.sequence_parallel else _Sum).apply(x, group)
+
+
+class ColumnParallelLinear(nn.Module):
+    """[rows, in] to this rank's [rows, out / size]; the weight is cut along its outputs."""
+
+    def __init__(self, inputs: int, outputs: int, group: TensorParallelGroup, **kind: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs // group.size, inputs, **kind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+
+class RowParallelLinear(nn.Module):
+    """This rank's [rows, in / size] to [rows, out]; the weight is cut along its inputs.
+
+    With sequence parallelism the result is this rank's part of the rows.
+    """
+
+    def __init__(self, inputs: int, outputs: int, group: TensorParallelGroup, **kind: Any) -> None:
+        super().__init__()
+        self.group = group
+        self.weight = nn.Parameter(torch.empty(outputs, inputs // group.size, **kind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum_over_group(linear(x, self.weight), self.group)
+
+
+class VocabularyParallelEmbedding(nn.Module):
+    """Tokens [rows] to [rows, hidden]; the table is cut along the vocabulary.
+
+    With sequence parallelism the result is this rank's part of the rows.
+    """
+
+    def __init__(self, vocab: int, hidden: int, group: TensorParallelGroup, **kind: Any) -> None:
+        super().__init__()
+        self.group = group
+        self.weight = nn.Parameter(torch.empty(vocab // group.size, hidden, **kind))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.group.size == 1:
+            return F.embedding(tokens, self.weight)
+        local, elsewhere = _local_tokens(tokens, self.weight.shape[0], self.group.index)
+        found = F.embedding(local, self.weight).masked_fill(elsewhere.unsqueeze(1), 0)
+        return sum_over_group(found, self.group)
+
+
+def cross_entropy_sum(logits: Tensor, targets: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Sum over rows of the cross entropy; logits [rows, vocab / size] are cut like the head.
+
+    Rows whose target is below 0 take no part.
+    """
+    if logits.dtype.itemsize == 2:
+        logits = logits.float()
+    if group.size == 1:
+        return F.cross_entropy(logits, targets, reduction="sum")
+    return _CrossEntropySum.apply(logits, targets, group)
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: TensorParallelGroup) -> Tensor:
+        local, elsewhere = _local_tokens(targets, logits.shape[1], group.index)
+        largest = logits.amax(1)
+        group.all_reduce(largest, maximum=True)
+        shifted = logits - largest.unsqueeze(1)
+        picked = shifted.gather(1, local.unsqueeze(1)).squeeze(1).masked_fill(elsewhere, 0)
+        exponentials = shifted.exp_()
+        sums = torch.stack((exponentials.sum(1), picked))  # one all-reduce for both
+        group.all_reduce(sums)
+        total, picked = sums.unbind(0)
+        ignored = targets < 0
+        ctx.save_for_backward(exponentials.div_(total.unsqueeze(1)), local, elsewhere, ignored)
+        return (total.log() - picked).masked_fill(ignored, 0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        softmax, local, elsewhere, ignored = ctx.saved_tensors
+        by_row = gradient.expand(local.shape).masked_fill(ignored, 0)
+        one = by_row.masked_fill(elsewhere, 0)
+        result = softmax * by_row.unsqueeze(1)
+        result.scatter_add_(1, local.unsqueeze(1), one.neg().unsqueeze(1))
+        return result, None, None
+
+
+def _local_tokens(tokens: Tensor, size: int, index: int) -> tuple[Tensor, Tensor]:
+    """Tokens in this rank's vocabulary, 0 for others, and a mask of those others."""
+    local = tokens - index * size
+    elsewhere = (local < 0) | (local >= size)
+    return local.masked_fill(elsewhere, 0), elsewhere

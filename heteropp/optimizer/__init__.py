@@ -1,0 +1,1 @@
+"""How a rank holds parameters, gradients and optimizer state, and updates its shard (ZeRO)."""

@@ -1,0 +1,55 @@
+"""The loss of data that is only tried on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+import torch.distributed as dist
+
+from heteropp.data.batch import Batch
+from heteropp.process_groups.collective import all_gather
+from heteropp.runtime.passes import MicroBatch, Passes
+from heteropp.schedule.action import Action, Kind
+
+FORWARD = (Kind.RECV_ACTIVATION, Kind.GATHER_ACTIVATION, Kind.F, Kind.SEND_ACTIVATION)
+
+
+def evaluate(executor: Passes, batch: Batch) -> float:
+    """Returns the loss of a batch between two steps; every rank calls it, and gets the same.
+
+    Only the forward actions of a step run. They keep the step's order, so that no ranks can wait
+    for each other for ever.
+    """
+    executor.batch, executor.work = batch, defaultdict(MicroBatch)
+    executor.loss = torch.zeros((), device=executor.device, dtype=executor.flats[0].wide)
+    save, executor.save_activations = executor.save_activations, False
+    for module in executor.modules:
+        module.eval()
+    for (kind, k), inbox in executor.inboxes.items():
+        if kind == Kind.RECV_ACTIVATION:
+            inbox.begin(*executor.expected[kind, k])
+    for action in executor.actions:
+        if action.kind in FORWARD:
+            _run(executor, action)
+    for outbox in executor.outboxes.values():
+        outbox.finish()
+    for module in executor.modules:
+        module.train()
+    executor.save_activations, executor.current = save, None
+    losses = executor.loss.new_zeros(dist.get_world_size())
+    all_gather(losses, executor.loss_contribution().view(1))
+    return losses.sum().item()
+
+
+def _run(executor: Passes, action: Action) -> None:
+    """Runs one action; after the last one of a forward nothing of it is kept."""
+    k, i = action.ministage, action.micro_batch
+    assert i is not None
+    executor.current = action
+    if executor.offload:
+        executor.offload.load_parameters(k)
+    executor.run[action.kind](k, i)
+    sends = (Kind.SEND_ACTIVATION, k) in executor.outboxes
+    if action.kind == (Kind.SEND_ACTIVATION if sends else Kind.F):
+        del executor.work[k, i]

@@ -1,0 +1,174 @@
+"""What each rank measures of a step, and the line of metrics that rank 0 makes of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.plan import Plan
+from heteropp.description.profile import ProfileError
+from heteropp.description.timeline import Span
+from heteropp.runtime.executor import StepResult
+from heteropp.runtime.measuring.metrics import Mark, StepMetrics
+from heteropp.runtime.measuring.shares import LinkTimes, StepEnds, divide, links_of
+from heteropp.runtime.measuring.stragglers import Stragglers
+from heteropp.runtime.measuring.utilization import utilization
+from heteropp.runtime.ranks.device import Device
+from heteropp.simulator.simulate import Simulation, simulate
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one rank measured of one step."""
+
+    step_s: float  # from its first action to the end of its last
+    work: float  # shares of that; see shares.py
+    communication: float
+    bubble: float
+    pacing_fidelity: float | None
+    peak_memory_bytes: int
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of_json(text: str) -> Reading:
+        return Reading(**json.loads(text))
+
+
+@lru_cache(maxsize=2)  # of a process: the plan that runs, and the one that may follow
+def predicted(plan: Plan, cluster: Path) -> Simulation | None:
+    """Returns a simulated step, or None where the cluster's profile measured no such stage.
+
+    Raises FileError where the cluster cannot be read.
+    """
+    try:
+        return simulate(plan, read_cluster(cluster), emulated=True)
+    except ProfileError:
+        return None
+
+
+class Gauges:
+    """Measures the steps of one rank.
+
+    The links' speeds come from the cluster file; without one, all waits count as bubble.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Path | None,
+        rank: int,
+        labels: Sequence[str],
+        device: Device,
+        one_plan: bool = True,
+    ) -> None:
+        """one_plan: every step runs this plan alone, and can be predicted."""
+        self.plan, self.rank, self.device, self.one_plan = plan, rank, device, one_plan
+        self.epoch_s = time.monotonic() - time.time()  # when the time of day was 0
+        self.cluster: Cluster | None = None
+        self.simulation: Simulation | None = None
+        self.stragglers: Stragglers | None = None
+        self.links = LinkTimes()
+        if cluster is None:
+            return
+        self.cluster = read_cluster(cluster)
+        if one_plan:
+            self.simulation = predicted(plan, cluster)
+        if self.simulation is None:
+            return
+        self.links = links_of(self.simulation, rank)
+        self.stragglers = _stragglers(self.simulation, labels)
+
+    def read(self, result: StepResult) -> Reading:
+        """Returns this rank's reading of a step that has ended."""
+        seconds = self.device.clock.seconds
+        ran = [(action, seconds(begin), seconds(end)) for action, begin, end in result.marks]
+        share = divide(ran, StepEnds(*map(seconds, result.step_marks)), self.links)
+        return Reading(
+            ran[-1][2] - ran[0][1],
+            share.work,
+            share.communication,
+            share.bubble,
+            self.device.pacing_fidelity(),
+            self.device.peak_memory_bytes(),
+        )
+
+    def spans(self, result: StepResult) -> list[Span]:
+        """Returns when this rank's actions ran, by the time of day, which all machines share."""
+
+        def seconds(mark: Mark) -> float:
+            return self.device.clock.seconds(mark) - self.epoch_s
+
+        return [
+            Span(self.rank, x.kind, x.micro_batch, seconds(begin), seconds(end), x.ministage)
+            for x, begin, end in result.marks
+        ]
+
+    def metrics(
+        self,
+        step: int,
+        result: StepResult,
+        learning_rate: float,
+        validation_loss: float | None,
+        step_s: float,
+        readings: Sequence[Reading],
+    ) -> StepMetrics:
+        """Returns the metrics of a step. readings: by rank; step_s: as rank 0 measured it."""
+        plan = self.plan
+        fidelities = [r.pacing_fidelity for r in readings if r.pacing_fidelity is not None]
+        tokens_per_s = result.tokens / step_s
+        return StepMetrics(
+            step=step,
+            loss=result.loss,
+            learning_rate=learning_rate,
+            gradient_norm=result.gradient_norm,
+            skipped=result.skipped,
+            loss_scale=result.loss_scale,
+            validation_loss=validation_loss,
+            step_s=step_s,
+            predicted_step_s=self._predicted_step_s(),
+            tokens_per_s=tokens_per_s,
+            tokens_per_chip_per_s=tokens_per_s / plan.world_size,
+            utilization=self._utilization(tokens_per_s),
+            bubble=statistics.mean(r.bubble for r in readings),
+            communication=statistics.mean(r.communication for r in readings),
+            pacing_fidelity=min(fidelities) if fidelities else None,
+            peak_memory_bytes=tuple(r.peak_memory_bytes for r in readings),
+        )
+
+    def slow_ranks(self, readings: Sequence[Reading]) -> str | None:
+        """Returns a sentence that names ranks that have been slow for a while, or None."""
+        if self.stragglers is None:
+            return None
+        return self.stragglers.watch([r.work * r.step_s for r in readings])
+
+    def _utilization(self, tokens_per_s: float) -> float | None:
+        """Returns the model FLOPs utilization; None without a cluster file or with several plans.
+
+        Several plans run where sequences differ in length, and then tokens differ in FLOPs.
+        """
+        if self.cluster is None or not self.one_plan:
+            return None
+        return utilization(self.plan.model, self.cluster, tokens_per_s)
+
+    def _predicted_step_s(self) -> float | None:
+        if not self.one_plan:
+            return None
+        if self.plan.prediction:
+            return self.plan.prediction.step_s
+        return self.simulation.step_s if self.simulation else None
+
+
+def _stragglers(simulation: Simulation, labels: Sequence[str]) -> Stragglers:
+    predicted_s = [0.0] * simulation.plan.world_size
+    for seat, share in zip(simulation.program.seats, simulation.shares, strict=True):
+        for rank in seat.ranks:
+            predicted_s[rank] = share.work * simulation.step_s
+    return Stragglers(labels, [seat.ranks for seat in simulation.program.seats], predicted_s)

@@ -1,0 +1,193 @@
+"""What rank 0 shows and leaves of a run: progress, metrics.jsonl, pictures and the summary."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from heteropp.description.files import make_folder
+from heteropp.description.timeline import Span, draw_timeline, write_chrome_trace
+from heteropp.runtime.measuring.metrics import METRICS, MetricsFile, StepMetrics, draw_loss
+
+if TYPE_CHECKING:
+    from heteropp.runtime.measuring.tensorboard import TensorBoard
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to; `heteropp-train --json` prints it."""
+
+    steps: int
+    first_loss: float
+    last_loss: float
+    validation_loss: float | None  # the newest
+    measured_step_s: float  # median
+    predicted_step_s: float | None
+    pacing_fidelity: float | None  # median over the steps of the least over the ranks
+    tokens_per_s: float
+    tokens_per_chip_per_s: float
+    utilization: float | None  # MFU
+    bubble: float
+    communication: float
+    output: str
+
+
+class Reporter:
+    def __init__(
+        self, output: Path, completed: int, steps: int, quiet: bool, tensorboard: bool = False
+    ) -> None:
+        make_folder(output)
+        self.output, self.first_here, self.steps = output, completed, steps
+        self.file = MetricsFile(output / METRICS, completed)
+        self.board: TensorBoard | None = None
+        if tensorboard:
+            # needs a package that not all have
+            from heteropp.runtime.measuring import tensorboard as board
+
+            self.board = board.TensorBoard(output / "tensorboard", completed)
+        self.console = Console(file=sys.stderr if quiet else sys.stdout, highlight=False)
+        self.progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.progress.add_task("", total=steps, completed=completed, figures="")
+        self.progress.start()
+
+    def step(self, metrics: StepMetrics) -> None:
+        self.file.append(metrics)
+        if self.board:
+            self.board.step(metrics)
+        figures = f"loss {metrics.loss:.4f}  {metrics.tokens_per_s:,.0f} tokens/s"
+        figures += f"  step {_ms(metrics.step_s)}"
+        if metrics.predicted_step_s is not None:
+            figures += f" (predicted {_ms(metrics.predicted_step_s)})"
+        if metrics.pacing_fidelity is not None:
+            figures += f"  pacing fidelity {metrics.pacing_fidelity:.1%}"
+        self.progress.update(self.task, completed=metrics.step, figures=figures)
+        if metrics.validation_loss is not None:
+            self.console.print(
+                f"step {metrics.step}/{self.steps}  validation loss {metrics.validation_loss:.4f}"
+            )
+        every = max(1, self.steps // 10)
+        if not self.console.is_terminal and (metrics.step % every == 0 or metrics.step == 1):
+            self.console.print(f"step {metrics.step}/{self.steps}  {figures}", soft_wrap=True)
+
+    def stop(self) -> None:
+        """Gives the terminal back."""
+        self.progress.stop()
+
+    def close(self) -> None:
+        """Gives the terminal back, and the files: another reporter may go on with them."""
+        self.stop()
+        self.file.close()
+        if self.board:
+            self.board.close()
+
+    def warn(self, what: str) -> None:
+        """Prints a warning about the newest step."""
+        step = self.file.metrics[-1]["step"]
+        self.console.print(f"step {step}/{self.steps}  warning: {what}", soft_wrap=True)
+
+    def stopped(self, completed: int) -> None:
+        """Prints the last line of a run that was told to stop before its end."""
+        self.close()
+        self.console.print(
+            f"told to stop: step {completed} is saved, and --resume goes on from it",
+            soft_wrap=True,
+        )
+
+    def nothing_to_do(self) -> None:
+        """Says that there is nothing to do, for a run that was resumed or recovered at its end."""
+        self.stop()
+        self.console.print(
+            f"nothing to do: step {self.first_here} is done, and --steps {self.steps}",
+            soft_wrap=True,
+        )
+
+    def trace(self, measured: list[Span], predicted: list[Span], labels: list[str]) -> None:
+        """Leaves one step as measured and, where there is one, as predicted, on one time axis."""
+        zero_s = min(span.start_s for span in measured)
+        from_zero = [
+            replace(span, start_s=span.start_s - zero_s, end_s=span.end_s - zero_s)
+            for span in measured
+        ]
+        timelines = {"predicted": predicted} if predicted else {}
+        timelines["measured"] = from_zero
+        write_chrome_trace(self.output / "trace.json", timelines)
+        draw_timeline(self.output / "timeline.png", timelines, labels)
+
+    def finish(self) -> Summary | None:
+        """Draws the loss; gives the summary of the steps run here.
+
+        Where there were none, of those that earlier runs left metrics of; None without any.
+        """
+        self.close()
+        every = self.file.metrics
+        if not every:
+            return None
+        here = [metrics for metrics in every if metrics["step"] > self.first_here] or every
+        losses = [m["loss"] for m in every if m["loss"] is not None] or [math.nan]
+        draw_loss(every, self.output / "loss.png")
+        validations = [m["validation_loss"] for m in here if m["validation_loss"] is not None]
+        fidelities = [m["pacing_fidelity"] for m in here if m["pacing_fidelity"] is not None]
+
+        def median(name: str) -> float:
+            return statistics.median(m[name] for m in here)
+
+        return Summary(
+            steps=self.steps,
+            first_loss=losses[0],
+            last_loss=losses[-1],
+            validation_loss=validations[-1] if validations else None,
+            measured_step_s=median("step_s"),
+            predicted_step_s=here[-1]["predicted_step_s"],
+            pacing_fidelity=statistics.median(fidelities) if fidelities else None,
+            tokens_per_s=median("tokens_per_s"),
+            tokens_per_chip_per_s=median("tokens_per_chip_per_s"),
+            utilization=None if here[-1]["utilization"] is None else median("utilization"),
+            bubble=median("bubble"),
+            communication=median("communication"),
+            output=str(self.output),
+        )
+
+    def show(self, summary: Summary) -> None:
+        """Prints the run's last lines."""
+        self.console.print(
+            f"loss {summary.first_loss:.4f} -> {summary.last_loss:.4f} over {summary.steps} steps, "
+            f"{summary.tokens_per_s:,.0f} tokens/s",
+            soft_wrap=True,
+        )
+        line = f"measured step {_ms(summary.measured_step_s)} (median)"
+        if summary.predicted_step_s is not None:
+            ratio = summary.measured_step_s / summary.predicted_step_s - 1
+            line += f", predicted {_ms(summary.predicted_step_s)}: {ratio:+.1%}"
+        if summary.pacing_fidelity is not None:
+            line += f"; pacing fidelity {summary.pacing_fidelity:.1%}"
+        self.console.print(line, soft_wrap=True)
+        line = f"bubble {summary.bubble:.1%}, communication {summary.communication:.1%}"
+        if summary.utilization is not None:
+            line += f", model FLOPs utilization {summary.utilization:.1%}"
+        line += f", {summary.tokens_per_chip_per_s:,.1f} tokens/s a chip"
+        self.console.print(line, soft_wrap=True)
+        self.console.print(f"written to {summary.output}", soft_wrap=True)
+
+
+def as_json(summary: Summary) -> str:
+    return json.dumps(asdict(summary), indent=2)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"

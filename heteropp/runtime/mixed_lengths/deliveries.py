@@ -1,0 +1,139 @@
+"""Where each part of another plan's gradients is added to home's.
+
+Until a plan's ranks have summed their gradients, each has a summand, of its share of the batch.
+Home sums over its own ranks in any case: so a summand of another plan may go to any place of home
+that has the parameter, if it goes to one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from heteropp.description.boxes import Box
+from heteropp.description.plan import Plan, Stage, ministage_layers
+from heteropp.layout.flat_buffer import Entry, layout
+
+
+@dataclass(frozen=True)
+class Summand:
+    """A slice of a parameter's gradient, summed over what its ranks worked on; all of them have
+    the same values.
+    """
+
+    box: Box
+    ranks: tuple[int, ...]
+    ministage: int
+    place: tuple[int, ...]  # where others have the rest of the parameter
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A slice that one rank of home adds to its own."""
+
+    tensor: int
+    name: str
+    whole: Box  # what the senders have
+    senders: tuple[int, ...]
+    source: int  # their ministage
+    box: Box
+    receiver: int
+    target: int  # its ministage
+
+
+def deliveries(home: Plan, other: Plan) -> list[Delivery]:
+    """Returns the deliveries that bring each summand of the other plan to one place of home, where
+    the sum over home's ranks takes it in.
+
+    It is the place whose ranks have most of the summand already, and among equals the one that is
+    sent the least.
+    """
+    at_home = _summands(home)
+    loads: Counter[int] = Counter()  # elements, by rank
+    result: list[Delivery] = []
+    tensor = 0
+    for name, summands in sorted(_summands(other).items()):
+        places: dict[tuple[int, ...], list[Summand]] = defaultdict(list)
+        of_rank: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+        for target in at_home[name]:
+            places[target.place].append(target)
+            for rank in target.ranks:
+                of_rank[rank].add(target.place)
+        for summand in summands:
+            near = set[tuple[int, ...]]().union(*(of_rank[rank] for rank in summand.ranks))
+            options = [
+                _delivered(tensor, name, summand, places[place]) for place in sorted(near or places)
+            ]
+            best = min(options, key=lambda option: _cost(option, summand, loads))
+            for delivery in best:
+                if delivery.receiver not in delivery.senders:
+                    loads[delivery.receiver] += math.prod(delivery.box.shape)
+            result += best
+            tensor += 1
+    return result
+
+
+def _delivered(
+    tensor: int, name: str, summand: Summand, targets: Sequence[Summand]
+) -> list[Delivery]:
+    result = []
+    for target in targets:
+        common = target.box.intersect(summand.box)
+        if common is None:
+            continue
+        for rank in target.ranks:
+            result.append(
+                Delivery(
+                    tensor,
+                    name,
+                    summand.box,
+                    summand.ranks,
+                    summand.ministage,
+                    common,
+                    rank,
+                    target.ministage,
+                )
+            )
+    return result
+
+
+def _cost(option: Sequence[Delivery], summand: Summand, loads: Counter[int]) -> tuple[int, ...]:
+    far = [d for d in option if d.receiver not in d.senders]
+    elements = sum(math.prod(d.box.shape) for d in far)
+    elsewhere = sum(d.target != d.source for d in option)
+    return elements, elsewhere, max((loads[d.receiver] for d in far), default=0)
+
+
+def _summands(plan: Plan) -> dict[str, list[Summand]]:
+    """Returns the summands of each parameter's gradient by the parameter's name."""
+    found: dict[str, list[Summand]] = defaultdict(list)
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, ministages in enumerate(ministage_layers(pipeline, plan.schedule)):
+            stage = pipeline.stages[s]
+            for k, layers in enumerate(ministages):
+                for t in range(stage.tp):
+                    for entry in layout(plan.model, layers, stage.tp, t, 1).entries:
+                        for r, ranks, extra in _having(stage, t, entry):
+                            place = (p, s, r, k, *extra)
+                            found[entry.global_name].append(Summand(entry.box, ranks, k, place))
+    return found
+
+
+def _having(
+    stage: Stage, tp_index: int, entry: Entry
+) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Yields, for each replica, its number, the ranks that have the same gradient of a parameter,
+    and what tells their summand from others of the replica.
+
+    A rank speaks for the slice that it alone has, and the first rank for a whole parameter. With
+    sequence parallelism ranks split the rows instead, so each has its own summand of the whole.
+    """
+    for r, replica in enumerate(stage.replicas):
+        if entry.sharded or stage.tp == 1:
+            yield r, (replica.ranks[tp_index],), ()
+        elif stage.sequence_parallel:
+            yield r, (replica.ranks[tp_index],), (tp_index,)
+        elif tp_index == 0:
+            yield r, replica.ranks, ()

@@ -1,0 +1,247 @@
+"""Runs a stage's forwards and backwards for real, as one rank of a tensor-parallel group
+(sections 4.2 and 5).
+
+The actions are those the simulator runs. The host is back long before the device is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from heteropp.data.batch import Batch
+from heteropp.description.plan import Plan, Stage
+from heteropp.models.llama.stage import StageModule
+from heteropp.models.parallel.backward import WeightGradients, put_off
+from heteropp.models.parallel.tensor_parallel import ProcessGroup
+from heteropp.optimizer.flat import FlatBuffers
+from heteropp.runtime.measuring.metrics import Clock, HostClock, Mark
+from heteropp.runtime.ranks.transport import Coordinates, Groups
+from heteropp.runtime.step.boundary import Inbox, Outbox, gather_boundary
+from heteropp.runtime.step.offload import Offload
+from heteropp.runtime.step.whole import WholeBackwards
+from heteropp.schedule.action import Action, Kind
+from heteropp.schedule.inboxes import received_ahead
+from heteropp.schedule.stage_actions import actions
+
+
+@dataclass
+class MicroBatch:
+    """What a ministage keeps of a micro-batch between its actions."""
+
+    input: Tensor | None = None  # tokens or activations, [rows] or [rows, hidden]
+    output: Tensor | GradientEdge | None = None  # activations or the loss
+    gradient: Tensor | None = None  # of the output, then of the input
+    later: WeightGradients | None = None  # what W has to do
+
+
+class Passes:
+    """Adds the gradients of a batch to those that stand in the flat buffers of its modules."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        place: Coordinates,
+        groups: Groups,
+        modules: Sequence[StageModule],
+        flats: Sequence[FlatBuffers],
+        clock: Clock,
+    ) -> None:
+        """`modules` and `flats`: one for each ministage of the stage, in its own order."""
+        self.place, self.groups, self.modules, self.clock = place, groups, modules, clock
+        self.flats: Sequence[FlatBuffers] = flats
+        self.actions = actions(plan.schedule, place.pipeline, place.stage_index, plan.overlap)
+        self.save_activations = not place.stage.recompute  # what a backward needs of its forward
+        self.halved = {action.ministage for action in self.actions if action.kind == Kind.I}
+        self.whole = WholeBackwards(self.actions) if isinstance(clock, HostClock) else None
+        self.offload: Offload | None = None
+        self.loss_scale = 1.0  # what the gradient of the loss is to be
+        self.device, self.dtype = flats[0].values.device, flats[0].values.dtype
+        self.resharding = plan.resharding
+        self._connect(plan)
+        self.work: dict[tuple[int, int], MicroBatch] = {}  # by ministage and micro-batch
+        self.current: Action | None = None  # for whoever has to say what this rank was doing
+        self.run: dict[Kind, Callable[[int, int], None]] = {
+            Kind.RECV_ACTIVATION: self._receive_activation,
+            Kind.GATHER_ACTIVATION: self._gather_activation,
+            Kind.F: self._forward,
+            Kind.SEND_ACTIVATION: self._send_activation,
+            Kind.R: self._recompute,
+            Kind.RECV_GRADIENT: self._receive_gradient,
+            Kind.GATHER_GRADIENT: self._gather_gradient,
+            Kind.B: self._backward,
+            Kind.I: self._backward,
+            Kind.SEND_GRADIENT: self._send_gradient,
+            Kind.W: self._weight_gradients,
+        }
+
+    def _connect(self, plan: Plan) -> None:
+        """Makes the boxes, and notes which ministages hand over to each other in place."""
+        place = self.place
+        ahead = received_ahead(plan.schedule, place.pipeline)
+        count = Counter((action.kind, action.ministage) for action in self.actions)
+        self.inboxes: dict[tuple[Kind, int], Inbox] = {}
+        self.outboxes: dict[tuple[Kind, int], Outbox] = {}
+        self.expected: dict[tuple[Kind, int], tuple[int, int]] = {}  # tensors a step, and ahead
+        self.following: dict[int, int] = {}  # of ministages that hand over
+        self.previous: dict[int, int] = {}
+
+        def boxes(
+            k: int, neighbour: Stage, receive: Kind, send: Kind, tags: tuple[int, int]
+        ) -> None:
+            kind = self.device, self.dtype
+            self.inboxes[receive, k] = Inbox(plan, place, neighbour, tags[0], *kind)
+            self.outboxes[send, k] = Outbox(plan, place, neighbour, tags[1])
+            self.expected[receive, k] = (
+                count[receive, k],
+                ahead[place.stage_index, k, receive],
+            )
+
+        for k in range(place.stage.ministages):
+            before, after = place.before(k), place.after(k)
+            if before and before.stage is not place.stage:
+                tag = 2 * before.link  # of activations; gradients have the next
+                boxes(k, before.stage, Kind.RECV_ACTIVATION, Kind.SEND_GRADIENT, (tag, tag + 1))
+            if after and after.stage is not place.stage:
+                tag = 2 * after.link
+                boxes(k, after.stage, Kind.RECV_GRADIENT, Kind.SEND_ACTIVATION, (tag + 1, tag))
+            elif after:
+                self.following[k], self.previous[after.ministage] = after.ministage, k
+
+    def accumulate(self, batch: Batch) -> None:
+        """Runs a batch's actions; it neither zeroes gradients before nor reduces them after."""
+        self.begin(batch)
+        for action in self.actions:
+            if action.micro_batch is not None:
+                self._run(action)
+        self.end()
+
+    def begin(self, batch: Batch) -> None:
+        """Gets ready for a batch's first action, and posts the first receives."""
+        self.batch = batch
+        self.loss = torch.zeros((), device=self.device, dtype=self.flats[0].wide)
+        self.work = defaultdict(MicroBatch)
+        self.marks: list[tuple[Action, Mark, Mark]] = []
+        for key, inbox in self.inboxes.items():
+            inbox.begin(*self.expected[key])
+
+    def end(self) -> None:
+        """Ends a batch after its last action: waits until all that was sent has left."""
+        for outbox in self.outboxes.values():
+            outbox.finish()
+        self.current = None
+        if self.whole:
+            self.whole.learn(self.marks)
+
+    def loss_contribution(self) -> Tensor:
+        """Returns this rank's part of the batch's loss.
+
+        A replica's first rank returns all of the replica's, and the others zero, so that it counts
+        once.
+        """
+        return torch.zeros_like(self.loss) if self.place.tp_index else self.loss
+
+    def _run(self, action: Action) -> None:
+        self.current = action
+        if self.offload:
+            self.offload.before(action)
+        begin = self.clock.mark()
+        self._do(action)
+        self.marks.append((action, begin, self.clock.mark()))
+
+    def _do(self, action: Action) -> None:
+        assert action.micro_batch is not None
+        self.run[action.kind](action.ministage, action.micro_batch)
+
+    def _receive_activation(self, k: int, i: int) -> None:
+        self.work[k, i].input = self.inboxes[Kind.RECV_ACTIVATION, k].take()
+
+    def _gather_activation(self, k: int, i: int) -> None:
+        self.work[k, i].input = self._gather(self.work[k, i].input)
+
+    def _receive_gradient(self, k: int, i: int) -> None:
+        self.work[k, i].gradient = self.inboxes[Kind.RECV_GRADIENT, k].take()
+
+    def _gather_gradient(self, k: int, i: int) -> None:
+        self.work[k, i].gradient = self._gather(self.work[k, i].gradient)
+
+    def _gather(self, piece: Tensor | None) -> Tensor:
+        group = self.groups.tensor_parallel
+        assert piece is not None and isinstance(group, ProcessGroup)
+        return gather_boundary(piece, group, self.resharding)
+
+    def _forward(self, k: int, i: int) -> None:
+        work = self.work[k, i]
+        if self.modules[k].is_first:
+            assert self.batch.tokens is not None
+            work.input = self.batch.tokens[i]
+        with torch.set_grad_enabled(self.save_activations), self._keeping(k, i):
+            work.output = self._apply(k, i)
+        if self.modules[k].is_last:
+            self.loss += work.output.detach()
+        if k in self.following:
+            self.work[self.following[k], i].input = work.output.detach()
+            if not self.save_activations:
+                work.output = None
+
+    def _keeping(self, k: int, i: int) -> AbstractContextManager[None]:
+        if self.offload is None or not self.modules[k].training:
+            return nullcontext()
+        given = self.work[k, i].input
+        assert given is not None
+        return self.offload.keeping((k, i), given, (self.batch.tokens, self.batch.targets))
+
+    def _recompute(self, k: int, i: int) -> None:
+        self.work[k, i].output = self._apply(k, i)
+
+    def _apply(self, k: int, i: int) -> Tensor:
+        work, module, trains = self.work[k, i], self.modules[k], torch.is_grad_enabled()
+        assert work.input is not None
+        if not module.is_first and trains:
+            work.input.requires_grad_()
+        halves = trains and k in self.halved and not (self.whole and (k, i) in self.whole)
+        with put_off() if halves else nullcontext() as work.later:
+            first_row = self.batch.first_rows[i]
+            documents = None if self.batch.documents is None else self.batch.documents[i]
+            if not module.is_last:
+                return module(work.input, first_row=first_row, documents=documents)
+            assert self.batch.targets is not None
+            loss = module(work.input, self.batch.targets[i], first_row, documents)
+            return loss / self.batch.counted
+
+    def _send_activation(self, k: int, i: int) -> None:
+        work = self.work[k, i]
+        assert isinstance(work.output, Tensor)
+        self.outboxes[Kind.SEND_ACTIVATION, k].send(work.output.detach())
+        if not self.save_activations:
+            work.output = None
+        elif self.offload:
+            work.output = get_gradient_edge(work.output)  # all that the backward asks for
+
+    def _backward(self, k: int, i: int) -> None:
+        """Runs B, or I: the weight gradients that the forward put off then wait for W."""
+        work = self.work[k, i]
+        assert work.output is not None and work.input is not None
+        if self.modules[k].is_last and self.loss_scale != 1:
+            work.gradient = torch.full_like(self.loss, self.loss_scale)
+        torch.autograd.backward(work.output, work.gradient)
+        work.gradient, work.input, work.output = work.input.grad, None, None
+        if k in self.previous:
+            self.work[self.previous[k], i].gradient, work.gradient = work.gradient, None
+
+    def _send_gradient(self, k: int, i: int) -> None:
+        work = self.work[k, i]
+        assert work.gradient is not None
+        self.outboxes[Kind.SEND_GRADIENT, k].send(work.gradient)
+        work.gradient = None
+
+    def _weight_gradients(self, k: int, i: int) -> None:
+        later = self.work[k, i].later
+        if later is not None:  # else I has done it
+            later.run()

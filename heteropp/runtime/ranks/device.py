@@ -1,0 +1,105 @@
+"""What a rank runs on: its chip through ditorch and dicomm, or the bare host."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from heteropp.runtime.measuring.metrics import Clock, EmulatedClock, EventClock, HostClock
+from heteropp.runtime.ranks.host_memory import keep_freed_memory
+from heteropp.runtime.ranks.transport import Groups
+
+
+@dataclass(frozen=True)
+class Device:
+    """The bare host; it accounts for neither time nor memory."""
+
+    device: torch.device
+    backend: str  # of torch.distributed
+    clock: Clock
+
+    def begin_step(self) -> None:
+        """Starts the step's accounts afresh."""
+
+    def end_step(self) -> None:
+        """Tells the precision tools, where there are any, that the step is over."""
+
+    def pacing_fidelity(self) -> float | None:
+        """Returns this rank's pacing fidelity since begin_step; None where time is not emulated."""
+        return None
+
+    def peak_memory_bytes(self) -> int:
+        """Returns this rank's peak of allocated memory since begin_step; 0 on the bare host."""
+        return 0
+
+
+class Chip(Device):
+    """A chip that ditorch drives."""
+
+    def begin_step(self) -> None:
+        import ditorch
+
+        torch.accelerator.reset_peak_memory_stats()
+        ditorch.pacing_reset()
+
+    def end_step(self) -> None:
+        import ditorch
+
+        ditorch.end_step()
+
+    def pacing_fidelity(self) -> float | None:
+        import ditorch
+
+        account = ditorch.pacing()
+        return None if account is None else account.fidelity
+
+    def peak_memory_bytes(self) -> int:
+        return torch.accelerator.max_memory_allocated()
+
+
+def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Device:
+    """Opens this process's device; the first import of ditorch must be here.
+
+    chip: a chip file's name or path, emulated unless DITORCH_VENDOR names real chips.
+    """
+    if kind == "cpu":
+        keep_freed_memory()
+        return Device(torch.device("cpu"), "gloo", HostClock())
+    if "DITORCH_VENDOR" not in os.environ:
+        os.environ["DITORCH_CHIP"] = chip
+    os.environ["DICOMM_RANK_LABEL"] = f"chip {chip_type}"
+    import dicomm.distributed
+    import ditorch
+
+    if ditorch.device.type == "cpu":
+        keep_freed_memory()
+        return Device(ditorch.device, "dicomm", HostClock())
+    ditorch.watch_memory(*dicomm.distributed.device_memory_functions())
+    clock = ditorch.device_clock()
+    if clock is None:
+        return Chip(ditorch.device, "dicomm", EventClock(ditorch.device))
+    dicomm.distributed.set_device_clock(*clock)
+    _, ready_at_ns, _ = clock
+    return Chip(ditorch.device, "dicomm", EmulatedClock(ready_at_ns, ditorch.device.index))
+
+
+def set_links(cluster: Path, groups: Groups) -> None:
+    """Paces this rank's links, in each of its groups, as the cluster's are."""
+    import dicomm.distributed
+    from heteropp.description.cluster import (
+        read_cluster,  # imports ditorch, so not before open_device
+    )
+
+    machines = read_cluster(cluster)
+    rank = dist.get_rank()
+    for group in groups.every():
+        peers = [peer for peer in dist.get_process_group_ranks(group) if peer != rank]
+        links = {peer: machines.link(rank, peer) for peer in peers}
+        dicomm.distributed.set_links(
+            group, {peer: (link.latency_s, link.bytes_per_s) for peer, link in links.items()}
+        )

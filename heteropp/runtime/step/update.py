@@ -1,0 +1,179 @@
+"""The end of a step: sums of gradients, their norm over all ranks, clipping, AdamW, gathering."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.plan import Plan
+from heteropp.models.llama.parameters import model_parameters
+from heteropp.models.llama.stage import StageModule
+from heteropp.optimizer.adamw import clip
+from heteropp.optimizer.zero import FlatParameters
+from heteropp.process_groups.collective import all_gather
+from heteropp.runtime.measuring.metrics import Mark
+from heteropp.runtime.ranks.transport import Coordinates, Groups
+from heteropp.runtime.step.loss_scale import LossScale
+from heteropp.runtime.step.sums import Sums, ToSelf
+
+Accepts = Callable[[float, float], bool]  # of a loss and a gradient norm
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    loss: float  # mean over the global batch's counted tokens
+    gradient_norm: float  # before clipping
+    skipped: bool  # it changed no parameter
+    loss_scale: float  # that the gradients were computed with; 1 but of a float16 model
+    step_marks: tuple[Mark, Mark, Mark]  # gradients summed, norms of this rank, norms of all
+
+
+class Update:
+    """Reduces the gradients of all ministages that a rank holds, and updates their parameters."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        place: Coordinates,
+        groups: Groups,
+        modules: Sequence[StageModule],
+        hyperparameters: Hyperparameters,
+    ) -> None:
+        self.hyperparameters = hyperparameters
+        self.flats = [
+            FlatParameters(module, groups.data_parallel, plan.zero_stage, hyperparameters)
+            for module in modules
+        ]
+        self.sums = [
+            Sums(plan, place.rank, (place.pipeline_index, place.stage_index, k), flat)
+            for k, flat in enumerate(self.flats)
+        ]
+        self.to_self: ToSelf = {}
+        self.unsummed: list[int] = []  # ministages that are being reduced, in order
+        names = [parameter.name for parameter in model_parameters(plan.model)]
+        self.column = {name: i for i, name in enumerate(names)}  # of the table of norms
+        self.load_parameters: Callable[[int], None] | None = (
+            None  # a ministage's parameters from the host
+        )
+        self.scaler = LossScale() if plan.model.dtype == "float16" else None
+
+    @property
+    def loss_scale(self) -> float:
+        """What the gradient of the loss is to be; gradients are that many times too large."""
+        return self.scaler.scale if self.scaler else 1.0
+
+    def each(self) -> Iterator[FlatParameters]:
+        """Yields the ministages in turn; one that was offloaded is on the chip in its turn."""
+        for k, flat in enumerate(self.flats):
+            if self.load_parameters:
+                self.load_parameters(k)
+            yield flat
+
+    def begin(self, ministage: int) -> None:
+        """Zeroes a ministage's gradients before its first backward of a step.
+
+        With ZeRO-2 the whole gradients of two ministages stand at once, one at work and one being
+        reduced (Zorse, section 4.1.2).
+        """
+        if self.flats[ministage].zero_stage == 2:
+            while len(self.unsummed) > 1:
+                self._sum_next()
+        self.flats[ministage].begin()
+
+    def reduce(self, ministage: int) -> None:
+        """Starts to sum a ministage's gradients over all ranks that hold its layers.
+
+        It is called after the ministage's last backward.
+        """
+        self.flats[ministage].reduce()
+        self.unsummed.append(ministage)
+        while self.unsummed and self.flats[self.unsummed[0]].is_reduced():
+            self._sum_next()
+
+    def step(
+        self, learning_rate: float, loss: Tensor, accepts: Accepts, mark: Callable[[], Mark]
+    ) -> UpdateResult:
+        """Sums, clips by the norm over all ranks, and updates if loss and norm are accepted.
+
+        loss: this rank's part; over all ranks they sum up to the step's. The host reads the sum
+        and the norm back before the update, the same on every rank, so that all decide alike.
+        """
+        self._finish_sums()
+        summed = mark()
+        row = self._row(loss)
+        measured = mark()
+        table = row.new_empty(dist.get_world_size() * len(row))
+        all_gather(table, row)
+        exchanged = mark()
+        table = table.view(-1, len(row))
+        total = torch.linalg.vector_norm(torch.linalg.vector_norm(table[:, :-1], dim=0))
+        mean_loss, norm = torch.stack((table[:, -1].sum(), total)).tolist()
+        scale = self.loss_scale
+        skipped = self._overflowed(mean_loss, norm) or not accepts(mean_loss, norm)
+        if not skipped:
+            self._apply(learning_rate, total)
+        for flat in self.flats:
+            flat.end()
+        return UpdateResult(mean_loss, norm, skipped, scale, (summed, measured, exchanged))
+
+    def _sum_next(self) -> None:
+        """Starts the sum over the other places for the ministage that was reduced first.
+
+        It waits until the replicas have summed that ministage's gradients.
+        """
+        self.sums[self.unsummed.pop(0)].start(self.to_self)
+
+    def _finish_sums(self) -> None:
+        while self.unsummed:
+            self._sum_next()
+        for sums in self.sums:
+            sums.finish(self.to_self)
+        self.to_self.clear()
+        if self.scaler:
+            for flat in self.flats:
+                flat.reduced().mul_(1 / self.scaler.scale)
+
+    def _row(self, loss: Tensor) -> Tensor:
+        """[parameters + 1]: the norms that this rank answers for, and its part of the loss.
+
+        Over all ranks every element of a parameter counts once, and with one rank a parameter the
+        norm over the ranks is bit for bit the parameter's own.
+        """
+        none = torch.zeros_like(loss)
+        norms = [none] * len(self.column)
+        for flat, sums in zip(self.flats, self.sums, strict=True):
+            for name, norm in flat.norms().items():
+                if sums.counts_in_norm(name):
+                    norms[self.column[name]] = norm
+        return torch.stack([*norms, loss])
+
+    def _overflowed(self, loss: float, norm: float) -> bool:
+        """Whether gradients are not finite only because of the loss scale, which then adapts."""
+        if self.scaler is None or not math.isfinite(loss):
+            return False
+        if math.isfinite(norm):
+            self.scaler.went_well()
+            return False
+        return self.scaler.overflowed()
+
+    def _apply(self, learning_rate: float, total: Tensor) -> None:
+        gathers: list[dist.Work] = []
+        for flat in self.each():
+            clip(flat.reduced(), total, self.hyperparameters.gradient_clip)
+            flat.update(learning_rate)
+            if gather := flat.gather():
+                gathers.append(gather)
+            if self.load_parameters:  # it leaves when the next comes
+                _wait(gathers)
+        _wait(gathers)
+
+
+def _wait(works: list[dist.Work]) -> None:
+    while works:
+        works.pop().wait()

@@ -1,0 +1,200 @@
+"""What every replica does in a step: one table of actions for the simulator and the executor.
+
+orders.py says in which order a stage computes; here the messages are put around it. A recompute
+stands before the wait for the gradient, so that it fills it, and the gradient of the input leaves
+before those of the weights are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from heteropp.description.plan import Pipeline, Schedule, ministage_layers
+from heteropp.schedule.action import Action, Kind
+from heteropp.schedule.orders import Work, in_parts, order, put_off
+
+Part = tuple[int, int]  # a stage, and which of its ministages
+
+
+def actions(
+    schedule: Schedule,
+    pipeline: Pipeline,
+    stage: int,
+    overlap: bool = True,
+    whole_backwards: bool = False,
+) -> list[Action]:
+    """All that a replica of a stage does in a step, in order.
+
+    Gradients of a ministage are reduced as soon as they are whole; nothing waits for that but
+    the step. A backward is cut in two where its first half has a gradient to send. Without overlap
+    a recompute comes after the wait for the gradient. `whole_backwards`: a backward is not cut,
+    unless the schedule does so itself.
+    """
+    places = _places(schedule, pipeline, stage)
+    works = _works(schedule, pipeline, stage)
+    last = {k: i for kind, i, k in works if kind in (Kind.B, Kind.W)}
+    table: list[Action] = []
+    for kind, micro_batch, ministage in works:
+        kinds = [Kind.W]
+        if kind == Kind.F:
+            kinds = places[ministage].forward
+        elif kind in (Kind.B, Kind.I):
+            kinds = places[ministage].backward(kind, overlap, whole_backwards)
+        table += [Action(k, micro_batch, ministage) for k in kinds]
+        if kind in (Kind.B, Kind.W) and micro_batch == last[ministage]:
+            table.append(Action(Kind.REDUCE, None, ministage))
+    return [*table, Action(Kind.STEP)]
+
+
+def in_flight(schedule: Schedule, pipeline: Pipeline, stage: int) -> float:
+    """The most micro-batches whose activations a stage holds at once.
+
+    In units of the activations of all its layers, of one of its own micro-batches: each ministage
+    counts as its share of them. What a backward works on is held until its W has ended.
+    """
+    stages, micro_batches = len(pipeline.stages), pipeline.micro_batches
+    parts = pipeline.parts(stage)
+    if schedule == "1f1b" and parts == 1:
+        return float(min(stages - stage + pipeline.stages[stage].slack, micro_batches))
+    if schedule == "gpipe":
+        return float(micro_batches * parts)
+    sizes = tuple(last - first for first, last in ministage_layers(pipeline, schedule)[stage])
+    if parts > 1 or schedule == "1f1b":
+        return _most_held(_works(schedule, pipeline, stage), sizes) / sum(sizes)
+    return _most_held_whole(schedule, stages, stage, micro_batches, sizes) / sum(sizes)
+
+
+def late_and_ahead(slack: int, stage: int) -> tuple[int, int]:
+    """What 1F1B does with a stage's slack: how many Ws it puts off, and forwards it runs ahead.
+
+    As many Ws as ZB-H1 puts off fill the end of the step; more than that keeps the stages after
+    this one busy while messages are on their way.
+    """
+    later = min(slack, stage)
+    return later, slack - later
+
+
+def _works(schedule: Schedule, pipeline: Pipeline, stage: int) -> Sequence[Work]:
+    """What a stage computes, in order, by its own micro-batches."""
+    works: Sequence[Work]
+    ministages, parts = pipeline.stages[stage].ministages, pipeline.parts(stage)
+    later, ahead = late_and_ahead(pipeline.stages[stage].slack, stage)
+    # a stage with more after it runs more forwards ahead
+    stages = len(pipeline.stages) + ahead
+    works = order(schedule, stages, stage, pipeline.micro_batches, ministages)
+    if later:
+        works = put_off(works, later)
+    if parts == 1:
+        return works
+    ends = {k for *_, (s, k) in paths(schedule, pipeline) if s == stage}
+    return in_parts(works, parts, ends)
+
+
+@lru_cache(maxsize=65536)
+def _most_held_whole(
+    schedule: str,
+    stages: int,
+    stage: int,
+    micro_batches: int,
+    sizes: tuple[int, ...],
+) -> int:
+    works = order(schedule, stages, stage, micro_batches, len(sizes))
+    return _most_held(works, sizes)
+
+
+def _most_held(works: Iterable[Work], sizes: tuple[int, ...]) -> int:
+    """The most layers' activations held at once, the one at work included."""
+    held = most = 0
+    for kind, _, ministage in works:
+        if kind == Kind.F:
+            held += sizes[ministage]
+        most = max(most, held)
+        if kind in (Kind.B, Kind.W):
+            held -= sizes[ministage]
+    return most
+
+
+def bubble_coefficient(schedule: Schedule, ministages: int = 1) -> float:
+    """Alpha of section 4.3.2: the bubble, as a share of the other stages' micro-batch times.
+
+    As published: H2 sets 1 for 1F1B and 0 for ZB-V; ZB-H1 leaves F + I - W, a third of it where
+    the three are equal; ministages divide it; Chimera has one from each end, half as long.
+    """
+    return {
+        "1f1b": 1.0,
+        "gpipe": 1.0 / ministages,
+        "interleaved-1f1b": 1.0 / ministages,
+        "zb-h1": 1.0 / 3.0,
+        "zb-v": 0.0,
+        "chimera": 0.5,
+    }[schedule]
+
+
+def paths(schedule: Schedule, pipeline: Pipeline) -> list[list[Part]]:
+    """Every (stage, ministage) of a pipeline, in the order in which the model runs.
+
+    Chimera's model runs through two of them, down and up; all others' through one.
+    """
+    if schedule == "chimera":
+        stages = range(len(pipeline.stages))
+        return [[(s, 0) for s in stages], [(s, 1) for s in reversed(stages)]]
+    held = ministage_layers(pipeline, schedule)
+    parts = [(first, s, k) for s, own in enumerate(held) for k, (first, _) in enumerate(own)]
+    return [[(s, k) for _, s, k in sorted(parts)]]
+
+
+def links(schedule: Schedule, pipeline: Pipeline) -> list[tuple[Part, Part]]:
+    """The parts between which activations go one way, and gradients the other."""
+    return [link for path in paths(schedule, pipeline) for link in pairwise(path)]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What surrounds a ministage: whether messages come and go, or its own stage hands over."""
+
+    receives: bool  # activations, from another stage
+    sends: bool  # activations, to another stage
+    recompute: bool
+    gathers: bool
+
+    @property
+    def forward(self) -> list[Kind]:
+        kinds = self._receive(self.receives, Kind.RECV_ACTIVATION, Kind.GATHER_ACTIVATION)
+        return [*kinds, Kind.F, *([Kind.SEND_ACTIVATION] if self.sends else [])]
+
+    def backward(self, kind: Kind, overlap: bool, whole: bool) -> list[Kind]:
+        recompute = [Kind.R] if self.recompute else []
+        wait = self._receive(self.sends, Kind.RECV_GRADIENT, Kind.GATHER_GRADIENT)
+        before = recompute + wait if overlap else wait + recompute
+        if not self.receives:
+            return [*before, kind]
+        if kind == Kind.B and not whole:
+            return [*before, Kind.I, Kind.SEND_GRADIENT, Kind.W]
+        return [*before, kind, Kind.SEND_GRADIENT]
+
+    def _receive(self, comes: bool, receive: Kind, gather: Kind) -> list[Kind]:
+        if not comes:
+            return []
+        return [receive, gather] if self.gathers else [receive]
+
+
+def _places(schedule: Schedule, pipeline: Pipeline, stage: int) -> list[_Place]:
+    """Returns the surroundings of each ministage of a stage."""
+    own = pipeline.stages[stage]
+    into = {part: s for (s, _), part in links(schedule, pipeline)}
+    out_of = {part: s for part, (s, _) in links(schedule, pipeline)}
+    places = []
+    for k in range(own.ministages):
+        before, after = into.get((stage, k)), out_of.get((stage, k))
+        places.append(
+            _Place(
+                before not in (None, stage),
+                after not in (None, stage),
+                own.recompute,
+                own.tp > 1 and not own.sequence_parallel,
+            )
+        )
+    return places

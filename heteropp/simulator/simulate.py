@@ -1,0 +1,281 @@
+"""Runs a plan's actions on predicted times, event by event, without chips.
+
+Every replica works through the actions that the executor would run (schedule.py). What a message,
+a pipe and a reduction do is said in simulator/. Sends do not hold the sender, receives are posted
+ahead.
+
+The step is one of many alike: the ranks come out of the exchange of norms of the step before at
+one moment, and each begins when its own update has ended. So the time from a rank's begin to its
+end is the same for all ranks, and is the time of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import add, mul
+
+from heteropp.cost.planned import human_bytes
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan
+from heteropp.description.timeline import Span
+from heteropp.schedule.action import Action, Kind
+from heteropp.simulator.engine import Noise, StuckError, Timing
+from heteropp.simulator.memory_curve import MemoryCurve, memory_curve
+from heteropp.simulator.program import Program, compile_plan
+from heteropp.simulator.reductions import settle
+from heteropp.simulator.symmetry import play_folded
+
+COMPUTATION = frozenset({Kind.F, Kind.R, Kind.B, Kind.I, Kind.W})
+GATHERS = frozenset({Kind.GATHER_ACTIVATION, Kind.GATHER_GRADIENT})
+
+
+class DeadlockError(RuntimeError):
+    """No rank can go on; the message names what each waits for."""
+
+
+@dataclass(frozen=True)
+class TimeShare:
+    """How a step's time divides, as shares of 1; of a replica, or of a stage on average."""
+
+    work: float  # computing, the tensor-parallel collectives inside it, and the update
+    communication: float  # gathers, messages under way, reductions, the exchange of norms
+    bubble: float  # waiting for others to compute
+
+
+@dataclass(frozen=True)
+class Simulation:
+    plan: Plan
+    cluster: Cluster
+    step_s: float
+    program: Program
+    timing: Timing
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.plan.global_batch * self.plan.model.sequence_length / self.step_s
+
+    @property
+    def tokens_per_chip_per_s(self) -> float:
+        """TGS of section 6.2."""
+        return self.tokens_per_s / self.plan.world_size
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """Every action of every rank, by rank and time."""
+        seats = sorted((rank, a) for a, s in enumerate(self.program.seats) for rank in s.ranks)
+        result: list[Span] = []
+        for rank, a in seats:
+            result += [replace(span, rank=rank) for span in self.spans_of(a)]
+        return result
+
+    def spans_of(self, a: int) -> list[Span]:
+        """Every action of a replica, by time, as of its first rank."""
+        rank = self.program.seats[a].ranks[0]
+        spans = [
+            Span(rank, x.kind, x.micro_batch, start_s, end_s, x.ministage)
+            for x, start_s, end_s in self._rows(a)
+        ]
+        return sorted(spans, key=lambda span: (span.start_s, span.end_s))
+
+    @cached_property
+    def shares(self) -> list[TimeShare]:
+        """How the step divides for each replica, in the order of program.seats."""
+        return [self._share(a) for a in range(len(self.program.seats))]
+
+    @cached_property
+    def stage_shares(self) -> dict[tuple[int, int], TimeShare]:
+        """How the step divides on average over a stage's replicas, by (pipeline, stage)."""
+        found: dict[tuple[int, int], list[TimeShare]] = {}
+        for seat, share in zip(self.program.seats, self.shares, strict=True):
+            found.setdefault((seat.pipeline, seat.stage), []).append(share)
+        return {
+            place: TimeShare(
+                sum(s.work for s in shares) / len(shares),
+                sum(s.communication for s in shares) / len(shares),
+                sum(s.bubble for s in shares) / len(shares),
+            )
+            for place, shares in found.items()
+        }
+
+    @property
+    def bubble(self) -> float:
+        """The bubble of the mean chip."""
+        sizes = [len(seat.ranks) for seat in self.program.seats]
+        return sum(map(mul, sizes, (s.bubble for s in self.shares))) / sum(sizes)
+
+    def memory_of(self, a: int) -> MemoryCurve:
+        """Bytes over time of a rank of a replica."""
+        if a not in self._curves:
+            rank = self.program.seats[a].ranks[0]
+            self._curves[a] = memory_curve(self.plan, self.cluster, rank, self._rows(a))
+        return self._curves[a]
+
+    @cached_property
+    def memory_bytes(self) -> list[int]:
+        """The peak bytes of each rank."""
+        peaks = {
+            rank: self.memory_of(b).peak_bytes
+            for a, b in enumerate(self._alike)
+            for rank in self.program.seats[a].ranks
+        }
+        return [peaks[rank] for rank in range(self.plan.world_size)]
+
+    def overruns(self) -> list[str]:
+        """A sentence for each stage, or kind of chip in it, that at some time needs too much."""
+        result = []
+        for a in sorted(set(self._alike)):
+            seat = self.program.seats[a]
+            capacity = self.cluster.chip(seat.ranks[0]).memory.capacity_bytes
+            over = self.memory_of(a).first_over(capacity)
+            if over is None:
+                continue
+            when_s, need, action = over
+            result.append(
+                f"stage {seat.stage} of pipeline {seat.pipeline} needs {human_bytes(need)} on rank "
+                f"{seat.ranks[0]} at {describe(action)}, {when_s:.4g} s into the step; the chip "
+                f"has {human_bytes(capacity)}"
+            )
+        return result
+
+    @cached_property
+    def _alike(self) -> list[int]:
+        """The first replica, for each one, whose ranks hold as much memory: their peaks are equal,
+        even if they do not come at the same time.
+        """
+        first: dict[tuple[int, int, str, int], int] = {}
+        result = []
+        for a, seat in enumerate(self.program.seats):
+            replica = self.plan.pipelines[seat.pipeline].stages[seat.stage].replicas[seat.replica]
+            key = (seat.pipeline, seat.stage, replica.chip, replica.batch_share)
+            result.append(first.setdefault(key, a))
+        return result
+
+    @cached_property
+    def _curves(self) -> dict[int, MemoryCurve]:
+        return {}
+
+    def _rows(self, a: int) -> Iterator[tuple[Action, float, float]]:
+        """A replica's actions, when each began, and when it ended."""
+        table, timing = self.program.tables[a], self.timing
+        return zip(table, timing.starts[a], timing.ends[a], strict=True)
+
+    def _share(self, a: int) -> TimeShare:
+        program = self.program
+        work_s, gather_s, exposed_s = program.norm_s[a] + program.update_s[a], 0.0, 0.0
+        clock_s = program.actors[a].begin_s
+        for action, start_s, end_s in self._rows(a):
+            if action.kind in COMPUTATION:
+                work_s += end_s - start_s
+            elif action.kind in GATHERS:
+                gather_s += end_s - start_s
+            elif action.kind == Kind.STEP:
+                exposed_s = start_s - clock_s
+            if action.kind != Kind.REDUCE:
+                clock_s = end_s
+        reduce_s = sum(program.groups[g].seconds for taken in program.reductions[a] for g in taken)
+        communication_s = (
+            gather_s + self.timing.message_s[a] + min(exposed_s, reduce_s) + self.program.exchange_s
+        )
+        work, communication = work_s / self.step_s, communication_s / self.step_s
+        return TimeShare(work, communication, max(0.0, 1 - work - communication))
+
+
+def simulate(
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    emulated: bool = False,
+    slack: int | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+    slowdown: Mapping[int, float] | None = None,
+    message_factor: float = 1.0,
+    whole_backwards: bool = False,
+) -> Simulation:
+    """One step. Raises DeadlockError when the action tables cannot finish.
+
+    emulated: messages as emulated chips pace them, every pair of ranks apart, at Cluster.link();
+    otherwise they share the pipes of Cluster.route(). slack: how many tensors may wait in a send
+    for their receive before the sender waits too (0: nothing is buffered); None: any number.
+    noise: sigma of the log-normal factor on the seconds of each piece of work. slowdown: by rank,
+    a factor on all its work. message_factor: on the seconds of every message between stages, as
+    of a transport that is so many times slower. whole_backwards: 1F1B as published, whose gradient
+    of the input waits for those of the weights. Of a plan without overlap a send holds its rank
+    until the messages have arrived, and a recompute waits for its gradient (Table 9, "w/o
+    fine-grained overlap").
+    """
+    program = compile_plan(plan, cluster, emulated, slowdown or {}, message_factor, whole_backwards)
+    try:
+        timing = play_folded(
+            program.actors, slack, Noise(noise, seed) if noise else None, hold=not plan.overlap
+        )
+    except StuckError as error:
+        raise DeadlockError(_deadlock(program, error)) from None
+    begin_s = _reduce(program, timing)
+    met_s = max(map(add, begin_s, program.norm_s)) + program.exchange_s
+    for a, starts in enumerate(timing.starts):
+        starts.append(begin_s[a])
+        timing.ends[a].append(met_s + program.update_s[a])
+    # an actor began as long after the first as its update is longer than the shortest
+    return Simulation(plan, cluster, met_s + min(program.update_s), program, timing)
+
+
+def _reduce(program: Program, timing: Timing) -> list[float]:
+    """Fills in when reductions end, and returns the seconds at which each actor's update begins."""
+    marks = [
+        [i for i, action in enumerate(table) if action.kind == Kind.REDUCE]
+        for table in program.tables
+    ]
+    wanted = [
+        [
+            (group, timing.starts[a][i])
+            for i in marks[a]
+            for group in program.reductions[a][table[i].ministage]
+        ]
+        for a, table in enumerate(program.tables)
+    ]
+    ends = settle(program.groups, wanted)
+    begin_s = []
+    for a, table in enumerate(program.tables):
+        left = iter(ends[a])
+        begin_s.append(timing.ends[a][-1])
+        for i in marks[a]:
+            for _ in program.reductions[a][table[i].ministage]:
+                timing.ends[a][i] = next(left)
+                begin_s[a] = max(begin_s[a], timing.ends[a][i])
+    return begin_s
+
+
+def hetero_speedup_ratio(together: Simulation, alone: Sequence[Simulation]) -> float:
+    """HeteroSpeedupRatio of section 6.2: tokens per second together, to the sum of each alone."""
+    return together.tokens_per_s / sum(simulation.tokens_per_s for simulation in alone)
+
+
+def describe(action: Action) -> str:
+    if action.micro_batch is None:
+        return str(action.kind)
+    ministage = f", ministage {action.ministage}" if action.ministage else ""
+    return f"{action.kind} of micro-batch {action.micro_batch}{ministage}"
+
+
+def _deadlock(program: Program, error: StuckError) -> str:
+    """Names the ring of replicas that wait for each other, or all that wait."""
+    stuck = {s.actor: s for s in error.stuck}
+    seen: list[int] = []
+    a = next(iter(stuck))
+    while a in stuck and a not in seen:
+        seen.append(a)
+        a = next((b for b in stuck[a].waits_for if b in stuck), -1)
+    ring = seen[seen.index(a) :] if a in seen else seen
+
+    def rank(b: int) -> str:
+        return f"rank {program.seats[b].ranks[0]}"
+
+    parts = []
+    for b in ring:
+        others = stuck[b].waits_for
+        whom = " for " + ", ".join(map(rank, others[:3])) if others else ", and no one sends it"
+        parts.append(f"{rank(b)} at {describe(program.tables[b][stuck[b].op])} waits{whom}")
+    return f"the schedule cannot go on: {'; '.join(parts)}"

@@ -1,1 +1,0 @@
-"""What a stage computes: its module, forward and backward."""
