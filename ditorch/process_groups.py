@@ -23,6 +23,12 @@ def accept(device_type: str) -> None:
     _name_backend_of(device_type)
 
 
+def backend_of(device_type: str) -> str:
+    """Returns the name of the backend that serves a device; gloo, where none says that it does."""
+    backends: dict[str, str] = torch.distributed.Backend.default_device_backend_map
+    return backends.get(device_type, "gloo")
+
+
 def _register(backend: EntryPoint, device_type: str) -> None:
     def create(base: Any, options: Any) -> Any:
         return backend.load()(base, options)

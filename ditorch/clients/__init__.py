@@ -41,6 +41,10 @@ _TAUGHT: dict[str, tuple[str, str]] = {
         "ditorch.clients.transformers.teach_pipelines",
         "pass device='{device}' to the pipeline",
     ),
+    "transformers.distributed.utils": (
+        "ditorch.clients.transformers.teach_distributed",
+        "call torch.distributed.init_process_group() before from_pretrained(tp_plan=...)",
+    ),
     "lightning.pytorch.trainer.connectors.accelerator_connector": (
         "ditorch.clients.lightning.teach_trainer",
         _LIGHTNING,

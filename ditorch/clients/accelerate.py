@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ditorch.clients import tables
+from ditorch.process_groups import backend_of
 
 
 def teach_state(module: Any, device: torch.device) -> None:
@@ -29,7 +30,7 @@ def teach_state(module: Any, device: torch.device) -> None:
         backend, kind = prepare(self, cpu, *rest, **named)
         of_ranks = int(os.environ.get("LOCAL_RANK", -1)) != -1 and not cpu
         if of_ranks and (kind == module.DistributedType.NO or backend == "nccl"):
-            return _backend_of(device), module.DistributedType.MULTI_GPU
+            return backend_of(device.type), module.DistributedType.MULTI_GPU
         return backend, kind
 
     @functools.wraps(set_device)
@@ -43,11 +44,6 @@ def teach_state(module: Any, device: torch.device) -> None:
     state.default_device = property(chosen)
     state._prepare_backend = prepare_backend
     state.set_device = set_device_of_rank
-
-
-def _backend_of(device: torch.device) -> str:
-    backends: dict[str, str] = torch.distributed.Backend.default_device_backend_map
-    return backends.get(device.type, "gloo")
 
 
 def teach_accelerator(module: Any, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""transformers: the Trainer's device, which ends at the CPU again, and that of pipelines."""
+"""transformers: the device of the Trainer and of pipelines, and the backend of parallel models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import functools
 from typing import Any
 
 import torch
+
+from ditorch.process_groups import backend_of
 
 
 def teach_training_arguments(module: Any, device: torch.device) -> None:
@@ -40,3 +42,8 @@ def teach_pipelines(module: Any, device: torch.device) -> None:
         construct(self, model, *rest, **named)
 
     module.Pipeline.__init__ = __init__
+
+
+def teach_distributed(module: Any, device: torch.device) -> None:
+    """from_pretrained(tp_plan="auto") makes the process group itself, by a table of backends."""
+    module.DISTRIBUTED_BACKEND_MAP.setdefault(device.type, backend_of(device.type))

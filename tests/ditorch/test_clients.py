@@ -70,6 +70,21 @@ def test_accelerate_shares_a_batch_between_two_chips(chip: Path, launcher: list[
 
 
 @pytest.mark.long
+def test_transformers_cuts_a_model_over_two_chips(chip: Path, tmp_path: Path) -> None:
+    """from_pretrained(tp_plan="auto") under torchrun makes the process group by itself."""
+    script = [str(SCRIPTS / "client_tensor_parallel.py"), str(tmp_path / "model")]
+    settings = environment(chip, OMP_NUM_THREADS="1")
+    _, _, expected = json.loads(forks.run(script, settings, timeout_s=DEADLINE_S).stdout)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = forks.run([*launcher, *script], settings, timeout_s=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    said = sorted(json.loads(line) for line in done.stdout.splitlines())
+    assert [(on, by) for on, by, _ in said] == [("emuchip:0", "dicomm"), ("emuchip:1", "dicomm")]
+    for _, _, losses in said:
+        assert losses == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.long
 def test_accelerate_takes_float16_under_cuda_compat(chip: Path) -> None:
     on, losses, scaled, _ = run("client_accelerate", chip, "fp16", DITORCH_CUDA_COMPAT="1")
     assert on == ["emuchip:0"] and scaled
