@@ -23,7 +23,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process with that chip."""
     need("make", "make")
     folder = tmp_path_factory.mktemp("vendor") / "late"
-    program = str(ROOT / "tools" / "vendor_template" / "new_vendor.py")
+    program = str(ROOT / "tools" / "new_vendor" / "__main__.py")
     done = forks.run([program, "late", "--output", str(folder)], os.environ, timeout_s=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     for replaced in ("memory.c", "streams.c", "events.c", "operators.c"):

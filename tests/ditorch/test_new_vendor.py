@@ -13,7 +13,7 @@ from installed import need
 from on_chip import ROOT, run_checks, run_python
 
 NEW_VENDOR = ROOT / "tools" / "new-vendor"
-PROGRAM = ROOT / "tools" / "vendor_template" / "new_vendor.py"
+PROGRAM = ROOT / "tools" / "new_vendor" / "__main__.py"
 HIDDEN_MEMORY = Path(__file__).parent / "vendors_in_c" / "hidden_memory.c"
 DEADLINE_S = 120
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import pytest
-from recovery_ranks import Ranks, keep
-from training_run import make_plan, tiny_model
-
-from heteropp.state.recovery.snapshots import Cadence
-
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tools"))
-
 import chaos
+import pytest
 from chaos_runs.events import damage
 from chaos_runs.load import load
 from chaos_runs.scene import DEADLINE_S, draw
 from chaos_runs.verdict import kept_steps, missing, worst_difference
+from recovery_ranks import Ranks, keep
+from training_run import make_plan, tiny_model
+
+from heteropp.state.recovery.snapshots import Cadence
 
 LOSSES = [5.5, 5.25, 5.0]
 

@@ -1,17 +1,12 @@
 """These tests move data over RDMA devices: they run in the RDMA machine only (tools/test-verbs)."""
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import jobs
 import pytest
-
-TESTS = Path(__file__).resolve().parents[1]
-sys.path += [str(TESTS / "dicomm"), str(TESTS / "heteropp")]  # their helpers start our ranks, too
-
-import jobs  # noqa: E402
-import ranks  # noqa: E402
+import ranks
 
 jobs.DEADLINE_S = ranks.DEADLINE_S = 240  # the guest has one processor, of a host that may be busy
 

@@ -1,8 +1,8 @@
 """What small stages cost, as traced once and then kept: operators, messages and tensors.
 
-The truth is the real stage module, run on meta tensors (stage_trace.py), which needs torch. A stage
-with one sequence in its micro-batch is traced as it is. With more, every size is affine in the
-number of sequences, so that two traces, of 2 and 3, tell all; some operators are others with one.
+The truth is the real stage module, run on meta tensors (stage.py), which needs torch. A stage with
+one sequence in its micro-batch is traced as it is. With more, every size is affine in the number of
+sequences, so that two traces, of 2 and 3, tell all; some operators are others with one.
 """
 
 from __future__ import annotations
