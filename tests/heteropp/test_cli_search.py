@@ -13,7 +13,7 @@ from clusters import tiny_model, write_cluster, write_model
 from heteropp.description.plan import read_plan
 from heteropp.search.planner import PLANNERS
 
-PRESETS = Path(__file__).parents[2] / "heteropp" / "presets"
+PRESETS = Path(__file__).parents[2] / "heteropp" / "description" / "presets"
 
 
 def command(name: str, *arguments, **environment: str) -> subprocess.CompletedProcess:

@@ -310,7 +310,7 @@ def test_where_every_step_has_another_gap_each_is_named(ranks: Ranks, tmp_path: 
             next(folder.glob(f"layers.{layer}.*")).unlink()
     answer = ranks.run(GROUPS, NODES, recovered)[0]
     assert answer.splitlines()[0] == (
-        "LostError: no step has a copy of every layer left: "
+        "LostError: no step has a snapshot of every layer left: "
         "step 12 lacks layers.3 (last on nodes b-0, b-1); "
         "step 11 lacks layers.1 (last on nodes a-0, a-1)"
     )
