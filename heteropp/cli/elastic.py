@@ -39,7 +39,7 @@ from heteropp.runtime.ranks.launch import draw_secret, set_environment
 from heteropp.runtime.ranks.loopback import loopback_store
 from heteropp.runtime.ranks.store import limit_answers
 from heteropp.runtime.ranks.watch import SIGNALS
-from heteropp.runtime.train import TrainingRun
+from heteropp.runtime.training_run import TrainingRun
 
 TURN_S = 0.1
 CLEAR_S = 60.0  # for the remote store to remove what the job kept

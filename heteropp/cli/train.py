@@ -404,11 +404,8 @@ def train(
         if keeps and not begun:
             keep_start(output, given(context), by_length or (content,), read, seed, hyperparameters)
 
-    from heteropp.runtime.train import (  # torch is a second's import
-        RankChip,
-        TrainingRun,
-        train_rank,
-    )
+    from heteropp.runtime.train import train_rank  # torch is a second's import
+    from heteropp.runtime.training_run import RankChip, TrainingRun
 
     run = TrainingRun(
         plan=content,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ConfigDict
 
 from heteropp.description.files import FileError, read_json
-
-if TYPE_CHECKING:
-    from heteropp.description.model import Model
 
 FAMILY = ("llama", "mistral")
 # what our model has no form of, with the value under which a config does without it
@@ -118,31 +115,6 @@ def read_config(path: Path) -> dict[str, Any]:
         "norm_eps": config.rms_norm_eps,
         "dtype": dtype,
         "tied_embeddings": config.tie_word_embeddings,
-    }
-
-
-def config_of(model: Model) -> dict[str, Any]:
-    """Returns a model's config.json, as releases 4 and 5 of transformers read it."""
-    scaling = model.rope_scaling and {"rope_type": "llama3", **asdict(model.rope_scaling)}
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_size,
-        "intermediate_size": model.intermediate,
-        "vocab_size": model.vocab,
-        "max_position_embeddings": model.sequence_length,
-        "rope_theta": model.rope_theta,
-        "rope_scaling": scaling,
-        "rms_norm_eps": model.norm_eps,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": model.tied_embeddings,
-        "torch_dtype": model.dtype,
     }
 
 

@@ -39,7 +39,7 @@ from pydantic import TypeAdapter
 from heteropp.description.cluster import read_cluster
 from heteropp.description.plan import read_plan
 from heteropp.runtime.ranks.store import limit_answers
-from heteropp.runtime.train import RankChip, TrainingRun
+from heteropp.runtime.training_run import RankChip, TrainingRun
 from heteropp.state.recovery.tiers import Tiers
 
 T = TypeVar("T")

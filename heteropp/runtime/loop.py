@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from heteropp.description.timeline import Span
 from heteropp.runtime.measuring.gauges import Reading
 from heteropp.runtime.measuring.metrics import StepMetrics
 from heteropp.runtime.measuring.report import Reporter, Summary, as_json
-
-if TYPE_CHECKING:
-    from heteropp.runtime.train import Trainer
+from heteropp.runtime.trainer import Trainer
 
 
 def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:

@@ -177,7 +177,7 @@ class _Member:
     ) -> Told:
         from heteropp.process_groups.control import Control
         from heteropp.runtime.ranks.transport import connect
-        from heteropp.runtime.train import Trainer
+        from heteropp.runtime.trainer import Trainer
 
         position = buffers = None
         sent = planned = 0
@@ -235,7 +235,7 @@ class _Member:
         return position, buffers, sent, table.sent_bytes[rank]
 
     def _run(self, plan: Plan) -> Any:
-        from heteropp.runtime.train import TrainingRun
+        from heteropp.runtime.training_run import TrainingRun
 
         return TrainingRun(
             plan=plan,

@@ -210,7 +210,8 @@ def _train(
     from heteropp.process_groups.control import Control
     from heteropp.runtime.ranks.device import open_device
     from heteropp.runtime.ranks.transport import connect
-    from heteropp.runtime.train import Trainer, TrainingRun
+    from heteropp.runtime.trainer import Trainer
+    from heteropp.runtime.training_run import TrainingRun
     from heteropp.state.checkpoint.manifest import find
     from heteropp.state.checkpoint.writer import Writer
 

@@ -21,7 +21,7 @@ from heteropp.elastic.launcher import awaited, leader, pulse
 from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.pulse import Pulse
 from heteropp.elastic.launcher.roster import Roster
-from heteropp.runtime.train import TrainingRun
+from heteropp.runtime.training_run import TrainingRun
 
 DEADLINE_S = 30.0
 A, B = "a-mini-0", "b-mini-0"

@@ -23,7 +23,7 @@ from heteropp.description.cluster import read_cluster
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan, write_plan
 from heteropp.elastic.job import Account, Board, Generation, Job, Meeting, Progress
-from heteropp.runtime.train import TrainingRun
+from heteropp.runtime.training_run import TrainingRun
 from heteropp.state.checkpoint.manifest import find
 
 MODEL = tiny_model(layers=8)

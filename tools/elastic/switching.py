@@ -154,7 +154,7 @@ class _Member:
         from heteropp.runtime.measuring.metrics import HostClock
         from heteropp.runtime.ranks.device import Device
         from heteropp.runtime.ranks.host_memory import keep_freed_memory
-        from heteropp.runtime.train import opened
+        from heteropp.runtime.trainer import opened
 
         keep_freed_memory()
         self.name, self.store, self.worlds = MEMBERS[rank], store, 0
@@ -208,7 +208,8 @@ class _Member:
 
     def _train(self, plan: Plan) -> None:
         from heteropp.description.hyperparameters import Hyperparameters
-        from heteropp.runtime.train import Trainer, TrainingRun
+        from heteropp.runtime.trainer import Trainer
+        from heteropp.runtime.training_run import TrainingRun
 
         run = TrainingRun(
             plan=plan,

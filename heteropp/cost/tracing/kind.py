@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# of a step, each traced by itself
+PIECES = ("forward", "backward_input", "backward_weight", "norm", "update")
+
 
 @dataclass(frozen=True)
 class StageKind:

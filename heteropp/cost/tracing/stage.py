@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from heteropp.cost.tracing.kind import StageKind
+from heteropp.cost.tracing.kind import PIECES, StageKind
 from heteropp.cost.tracing.liveness import Liveness
 from heteropp.cost.tracing.operators import CountingGroup, Trace, count
-from heteropp.cost.tracing.traces import PIECES
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.model import Model
 from heteropp.models.llama.stage import StageModule
@@ -27,7 +26,7 @@ from heteropp.optimizer.zero import FlatParameters
 class Recording:
     """What one stage did, with one number of sequences in its micro-batch."""
 
-    pieces: dict[str, Trace]  # by the names of traces.PIECES
+    pieces: dict[str, Trace]  # by the names of PIECES
     sizes_bytes: dict[str, int]
     tensors_bytes: list[int]  # in order of birth; parameters, gradients and constants left out
     events: list[int]  # a tensor's index at its birth, the complement at its death

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from heteropp.cost.tracing import cache as trace_cache
-from heteropp.cost.tracing.kind import StageKind
+from heteropp.cost.tracing.kind import PIECES, StageKind
 from heteropp.description.model import Model
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from heteropp.cost.tracing.stage import Recording
 
 GRANULARITY_BYTES = 512  # device allocators round up to this
-PIECES = ("forward", "backward_input", "backward_weight", "norm", "update")
 
 Size = tuple[int, int]  # a constant part, and a part for each sequence
 Entry = dict[str, Any]  # of the cache: a traced stage, its sizes still in terms of sequences

@@ -37,7 +37,8 @@ from heteropp.runtime.ranks.heartbeats import POLL_S
 from heteropp.runtime.ranks.transport import connect
 from heteropp.runtime.ranks.watch import Watch
 from heteropp.runtime.step.guard import DivergedError
-from heteropp.runtime.train import keep_traceback, one_line, opened
+from heteropp.runtime.train import keep_traceback, one_line
+from heteropp.runtime.trainer import opened
 from heteropp.state.checkpoint.manifest import CheckpointError
 from heteropp.state.recovery.sources import LostError
 from heteropp.state.switching.buffers import to_host

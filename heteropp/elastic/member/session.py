@@ -18,7 +18,8 @@ from heteropp.runtime.loop import advance, finish
 from heteropp.runtime.measuring.metrics import StepMetrics
 from heteropp.runtime.measuring.report import Reporter, as_json
 from heteropp.runtime.ranks.device import Device
-from heteropp.runtime.train import LAST_STEP, SAVE_S, Trainer, starting_point
+from heteropp.runtime.train import LAST_STEP, SAVE_S, starting_point
+from heteropp.runtime.trainer import Trainer
 from heteropp.state.checkpoint.writer import Writer, remove_partial, set_aside
 from heteropp.state.recovery.sources import LostError
 from heteropp.state.switching.buffers import Buffers, of_training

@@ -9,7 +9,7 @@ from heteropp.description.files import FileError, write_text
 from heteropp.elastic.job import Account, Generation, Job, MovedState, node_of
 from heteropp.process_groups.control import Control
 from heteropp.runtime.measuring.metrics import METRICS, newest_step
-from heteropp.runtime.train import Trainer
+from heteropp.runtime.trainer import Trainer
 from heteropp.state.checkpoint.manifest import steps
 from heteropp.state.recovery import bitmap
 from heteropp.state.recovery.recover import recover

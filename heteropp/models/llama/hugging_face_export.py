@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from heteropp.description.files import FileError, flush, make_folder, read_json, write_text
-from heteropp.description.hugging_face import config_of
 from heteropp.description.model import Model
 from heteropp.models.llama.hugging_face_weights import INDEX, SINGLE, check_same, tensor_name
 from heteropp.models.llama.parameters import Parameter, model_parameters
@@ -78,11 +78,36 @@ def _export(
 
 def _config(model: Model, source: Path | None) -> dict[str, Any]:
     if source is None:
-        return config_of(model)
+        return _config_of(model)
     check_same(source, model)
     theirs = read_json(source / "config.json", dict)
     theirs.pop("dtype", None)  # the newer name, which older releases do not know
     return {**theirs, "torch_dtype": model.dtype}
+
+
+def _config_of(model: Model) -> dict[str, Any]:
+    """Returns a model's config.json, as releases 4 and 5 of transformers read it."""
+    scaling = model.rope_scaling and {"rope_type": "llama3", **asdict(model.rope_scaling)}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_size,
+        "intermediate_size": model.intermediate,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.sequence_length,
+        "rope_theta": model.rope_theta,
+        "rope_scaling": scaling,
+        "rms_norm_eps": model.norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": model.tied_embeddings,
+        "torch_dtype": model.dtype,
+    }
 
 
 def _write_weights(

@@ -1,0 +1,169 @@
+"""One rank's share of a run: its stages, its data, and the state that they come to."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from functools import cache
+from typing import Any
+
+from heteropp.data.sequences import Sequences
+from heteropp.data.source import open_tokens
+from heteropp.data.token_file import TokenFile
+from heteropp.data.whole_documents import WholeDocuments
+from heteropp.description.timeline import Span
+from heteropp.models.llama.hugging_face_weights import load_weights
+from heteropp.process_groups.control import Control
+from heteropp.runtime.executor import Executor, StepResult
+from heteropp.runtime.measuring.gauges import Gauges
+from heteropp.runtime.mixed_lengths.batches import MixedBatches
+from heteropp.runtime.mixed_lengths.plans import what_is_learnt
+from heteropp.runtime.mixed_lengths.step import MixedLengths
+from heteropp.runtime.ranks.device import Device, set_links
+from heteropp.runtime.ranks.transport import Coordinates, Groups
+from heteropp.runtime.stage_modules import stage_modules
+from heteropp.runtime.step.batches import Batches, check_same_data
+from heteropp.runtime.training_run import TrainingRun
+from heteropp.state.checkpoint.manifest import (
+    Checkpoint,
+    Manifest,
+    check_resumable,
+)
+from heteropp.state.checkpoint.reader import Reader
+from heteropp.state.checkpoint.writer import Writer
+from heteropp.state.slices import State
+from heteropp.state.switching.buffers import Buffers, fill
+from heteropp.state.switching.switch import Position
+
+TRACED_STEPS = 64  # a trace shows the median of the newest
+
+opened = cache(open_tokens)  # once a process: its later plans train on the same tokens
+
+
+class Trainer:
+    """One rank's share of a run; it begins with `initialise`, `restore` or `take_over`."""
+
+    def __init__(self, run: TrainingRun, device: Device, control: Control) -> None:
+        self.run, self.device, self.control = run, device, control
+        plan = run.plan
+        self.place = Coordinates.of(plan, control.rank)
+        self.groups = Groups(self.place)
+        if run.cluster is not None:
+            set_links(run.cluster, self.groups)
+        self.modules = stage_modules(plan, self.place, self.groups, device.device, run.seed)
+        self.executor = self._executor()
+        self.tokens = opened(run.data)
+        self.batches = self._batches(self.tokens, "data", run.seed)
+        self.validation: Batches | MixedBatches | None = None
+        if run.validation is not None:
+            self.validation = self._batches(opened(run.validation), "validation")
+        self.state = State(self.executor.update, self.executor.guard)
+        one_plan = not run.by_length
+        self.gauges = Gauges(plan, run.cluster, control.rank, run.labels, device, one_plan)
+        self.completed = 0
+        self.ended_s = time.time()  # when the newest step did, by the time of day
+        self.batch: Any = None  # what the executor takes, of the next step, once made
+        # (step, its seconds, when its actions ran)
+        self.spans: deque[tuple[int, float, list[Span]]] = deque(maxlen=TRACED_STEPS)
+
+    def _executor(self) -> Executor | MixedLengths:
+        run, settings = self.run, (self.run.hyperparameters, self.device.clock)
+        if not run.by_length:
+            return Executor(run.plan, self.place, self.groups, self.modules, *settings)
+        groups, modules = [self.groups], [self.modules]
+        for plan in run.by_length[1:]:
+            place = Coordinates.of(plan, self.place.rank)
+            groups[-1].make_up(place.rank)
+            groups.append(Groups(place))
+            if run.cluster is not None:
+                set_links(run.cluster, groups[-1])
+            modules.append(stage_modules(plan, place, groups[-1], self.device.device, run.seed))
+        return MixedLengths(run.by_length, self.place.rank, groups, modules, *settings)
+
+    def _batches(
+        self, tokens: TokenFile, what: str, seed: int | None = None
+    ) -> Batches | MixedBatches:
+        run, device = self.run, self.device.device
+        check_same_data(self.control, what, tokens)
+        if run.by_length:
+            documents = WholeDocuments(tokens, run.by_length[-1].model, seed)
+            rank = self.place.rank
+            return MixedBatches(documents, run.documents, run.by_length, rank, device)
+        return Batches(Sequences(tokens, run.plan.model, seed), run.plan, self.place, device)
+
+    def doing(self) -> str:
+        """Says what this rank is doing, for the line that it prints as it ends."""
+        action = self.executor.current
+        if action is None:
+            return f"between steps {self.completed} and {self.completed + 1}"
+        where = f" of micro-batch {action.micro_batch}" if action.micro_batch is not None else ""
+        return f"in {action.kind}{where}, step {self.completed + 1}"
+
+    def step(self) -> tuple[StepResult, float]:
+        """Trains one step; returns its result and the seconds that it took on this rank."""
+        self.device.begin_step()
+        start_s = time.monotonic()
+        learning_rate = self.run.hyperparameters.learning_rate_at(self.completed)
+        batch = self.batch or self._batch(self.completed)
+        self.executor.submit(learning_rate, batch)
+        if self.completed + 1 < self.run.steps:
+            self.batch = self._batch(self.completed + 1)  # while the device is busy
+        result = self.executor.finish()
+        step_s, self.ended_s = time.monotonic() - start_s, time.time()
+        self.reading = self.gauges.read(result)
+        self.completed += 1
+        self.device.end_step()
+        self.spans.append((self.completed, step_s, self.gauges.spans(result)))
+        return result, step_s
+
+    def validate(self) -> float | None:
+        """Returns the mean loss over all validation data, or None where it is not due."""
+        if self.validation is None or not self.run.validates(self.completed):
+            return None
+        total, counted = 0.0, 0
+        for first in range(0, self.validation.sequences.count, self.validation.global_batch):
+            batch: Any = self.validation.at(first)
+            total += self.executor.evaluate(batch) * batch.counted
+            counted += batch.counted
+        return total / counted
+
+    def _batch(self, step: int) -> Any:
+        return self.batches.at(step * self.batches.global_batch)
+
+    def manifest(self) -> Manifest:
+        return Manifest(
+            step=self.completed,
+            **what_is_learnt(self.run.plan, self.run.by_length, self.run.documents),
+            seed=self.run.seed,
+            tokens_sha256=self.tokens.sha256,
+            hyperparameters=self.run.hyperparameters,
+            scalars=self.state.scalars(),
+        )
+
+    def save(self, writer: Writer) -> None:
+        """Saves a checkpoint; every rank must call it."""
+        writer.save(self.manifest(), self.state.slices())
+
+    def initialise(self) -> None:
+        """Begins at step 0. Raises FileError where the weights to start from are bad."""
+        for flat in self.executor.update.each():
+            if self.run.weights is None:
+                flat.module.initialise(self.run.seed)
+            else:
+                load_weights(self.run.weights, flat.module)
+            flat.take_values()
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Goes on from a checkpoint, of whichever plan. Raises CheckpointError."""
+        check_resumable(checkpoint, self.manifest())
+        self.state.restore(Reader(checkpoint), checkpoint.manifest.scalars)
+        self.completed = checkpoint.manifest.step
+
+    def position(self) -> Position:
+        return Position(self.completed, self.state.scalars(), self.ended_s)
+
+    def take_over(self, position: Position, buffers: Buffers) -> None:
+        """Goes on from another plan's state, which was moved to buffers of this plan and rank."""
+        fill(self.executor.update, buffers)
+        self.state.take(position.scalars)
+        self.completed = position.step
