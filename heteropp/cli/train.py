@@ -406,6 +406,7 @@ def train(
 
     from heteropp.runtime.train import train_rank  # torch is a second's import
     from heteropp.runtime.training_run import RankChip, TrainingRun
+    from heteropp.simulator.expectation import expected_step
 
     run = TrainingRun(
         plan=content,
@@ -453,13 +454,16 @@ def train(
         with one_sentence():
             raise typer.Exit(train_elastically(run, options, earlier, quiet=json))
     if launched:
-        train_rank(run, json)
+        train_rank(run, json, expected_step)
         return
     from heteropp.runtime.ranks.launch import launch
     from heteropp.state.checkpoint.writer import remove_partial
 
     with one_sentence():
-        code = launch(train_rank, run, json, labels=run.labels, logs=run.logs, restarts=restarts)
+        code = launch(
+            train_rank, run, json, expected_step,
+            labels=run.labels, logs=run.logs, restarts=restarts,
+        )  # fmt: skip
     remove_partial(run.checkpoints)  # a full disk has room again
     raise typer.Exit(code)
 

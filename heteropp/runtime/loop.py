@@ -61,6 +61,6 @@ def _trace(trainer: Trainer, reporter: Reporter | None) -> None:
         return
     texts = trainer.control.collect("spans")
     measured = [Span(**span) for text in texts for span in json.loads(text)]
-    simulation = trainer.gauges.simulation
-    predicted = simulation.spans if simulation else []
+    expected = trainer.gauges.expected
+    predicted = expected.spans if expected else []
     reporter.trace(measured, predicted, list(trainer.run.labels))

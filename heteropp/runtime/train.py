@@ -16,6 +16,7 @@ import torch.distributed as dist
 from heteropp.description.files import FileError, write_text
 from heteropp.process_groups.control import Control
 from heteropp.runtime.loop import advance, finish
+from heteropp.runtime.measuring.gauges import Expect
 from heteropp.runtime.measuring.report import Reporter
 from heteropp.runtime.ranks.attempt import attempt, launcher_store
 from heteropp.runtime.ranks.device import open_device
@@ -39,8 +40,10 @@ LAST_STEP = "last step"  # announced by rank 0 when the job is told to stop
 SAVE_S = 7 * 24 * 3600.0  # a disk may be slow; the watch knows which rank is silent
 
 
-def train_rank(run: TrainingRun, json_summary: bool = False) -> int:
+def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | None = None) -> int:
     """Trains as the rank that torchrun's environment names; ends the process on failure.
+
+    expect: gives what each step is held against.
 
     Gives 0, or what a shell gives for SIGTERM when the run was told to stop, and saved.
     """
@@ -72,7 +75,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False) -> int:
         chip = run.chips[rank]
         device = open_device(run.device, chip.file, chip.chip_type)
         connect(store, rank, world_size, device.backend, wait_s, run.p2p)
-        trainer = Trainer(run, device, control)
+        trainer = Trainer(run, device, control, expect)
         if checkpoint := starting_point(run, control, attempt() > 0):
             trainer.restore(checkpoint)
         else:

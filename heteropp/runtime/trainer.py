@@ -15,7 +15,7 @@ from heteropp.description.timeline import Span
 from heteropp.models.llama.hugging_face_weights import load_weights
 from heteropp.process_groups.control import Control
 from heteropp.runtime.executor import Executor, StepResult
-from heteropp.runtime.measuring.gauges import Gauges
+from heteropp.runtime.measuring.gauges import Expect, Gauges
 from heteropp.runtime.mixed_lengths.batches import MixedBatches
 from heteropp.runtime.mixed_lengths.plans import what_is_learnt
 from heteropp.runtime.mixed_lengths.step import MixedLengths
@@ -43,7 +43,10 @@ opened = cache(open_tokens)  # once a process: its later plans train on the same
 class Trainer:
     """One rank's share of a run; it begins with `initialise`, `restore` or `take_over`."""
 
-    def __init__(self, run: TrainingRun, device: Device, control: Control) -> None:
+    def __init__(
+        self, run: TrainingRun, device: Device, control: Control, expect: Expect | None = None
+    ) -> None:
+        """expect: gives what a step is held against; None: nothing is."""
         self.run, self.device, self.control = run, device, control
         plan = run.plan
         self.place = Coordinates.of(plan, control.rank)
@@ -59,7 +62,7 @@ class Trainer:
             self.validation = self._batches(opened(run.validation), "validation")
         self.state = State(self.executor.update, self.executor.guard)
         one_plan = not run.by_length
-        self.gauges = Gauges(plan, run.cluster, control.rank, run.labels, device, one_plan)
+        self.gauges = Gauges(plan, run.cluster, control.rank, run.labels, device, one_plan, expect)
         self.completed = 0
         self.ended_s = time.time()  # when the newest step did, by the time of day
         self.batch: Any = None  # what the executor takes, of the next step, once made

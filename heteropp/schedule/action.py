@@ -23,6 +23,10 @@ class Kind(StrEnum):
     STEP = "step"  # clip, update, and gather the parameters
 
 
+COMPUTATION = frozenset({Kind.F, Kind.R, Kind.B, Kind.I, Kind.W})
+GATHERS = frozenset({Kind.GATHER_ACTIVATION, Kind.GATHER_GRADIENT})
+
+
 @dataclass(frozen=True)
 class Action:
     kind: Kind

@@ -20,28 +20,17 @@ from heteropp.cost.planned import human_bytes
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan
 from heteropp.description.timeline import Span
-from heteropp.schedule.action import Action, Kind
+from heteropp.schedule.action import COMPUTATION, GATHERS, Action, Kind
+from heteropp.schedule.step_times import TimeShare
 from heteropp.simulator.engine import Noise, StuckError, Timing
 from heteropp.simulator.memory_curve import MemoryCurve, memory_curve
 from heteropp.simulator.program import Program, compile_plan
 from heteropp.simulator.reductions import settle
 from heteropp.simulator.symmetry import play_folded
 
-COMPUTATION = frozenset({Kind.F, Kind.R, Kind.B, Kind.I, Kind.W})
-GATHERS = frozenset({Kind.GATHER_ACTIVATION, Kind.GATHER_GRADIENT})
-
 
 class DeadlockError(RuntimeError):
     """No rank can go on; the message names what each waits for."""
-
-
-@dataclass(frozen=True)
-class TimeShare:
-    """How a step's time divides, as shares of 1; of a replica, or of a stage on average."""
-
-    work: float  # computing, the tensor-parallel collectives inside it, and the update
-    communication: float  # gathers, messages under way, reductions, the exchange of norms
-    bubble: float  # waiting for others to compute
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,13 @@ from heteropp.models.parallel.tensor_parallel import SoloGroup
 from heteropp.runtime.executor import StepResult
 from heteropp.runtime.measuring.gauges import Gauges
 from heteropp.runtime.measuring.metrics import HostClock
-from heteropp.runtime.measuring.shares import LinkTimes, Ran, StepEnds, divide, links_of
+from heteropp.runtime.measuring.shares import Ran, StepEnds, divide
 from heteropp.runtime.measuring.stragglers import PATIENCE, Stragglers
 from heteropp.runtime.measuring.utilization import model_flops_per_token
 from heteropp.runtime.ranks.device import Device
 from heteropp.schedule.action import Action, Kind
+from heteropp.schedule.step_times import LinkTimes
+from heteropp.simulator.expectation import links_of
 from heteropp.simulator.simulate import Simulation, simulate
 
 PLANS = {

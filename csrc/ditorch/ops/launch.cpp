@@ -160,10 +160,10 @@ void launch(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::
 }
 
 void refuse_layout(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, handle.schema().name(), ": the device ",
-                              vendor().devices.front().library,
-                              " holds dense tensors only, not sparse, quantized or nested ones; keep "
-                              "such tensors on the CPU, or give nested ones layout=torch.jagged");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, handle.schema().name(), ": the device ", vendor().devices.front().library,
+      " holds dense tensors only, not sparse, quantized or nested ones; keep "
+      "such tensors on the CPU, or give nested ones layout=torch.jagged");
 }
 
 }  // namespace ditorch

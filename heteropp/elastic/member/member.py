@@ -31,7 +31,6 @@ from heteropp.elastic.member.links import ClusterLinks
 from heteropp.elastic.member.preparation import switch_between, table_of
 from heteropp.elastic.member.session import Arrived, Left, Session
 from heteropp.process_groups.control import Control
-from heteropp.runtime.measuring.gauges import predicted
 from heteropp.runtime.ranks.device import open_device
 from heteropp.runtime.ranks.heartbeats import POLL_S
 from heteropp.runtime.ranks.transport import connect
@@ -39,6 +38,7 @@ from heteropp.runtime.ranks.watch import Watch
 from heteropp.runtime.step.guard import DivergedError
 from heteropp.runtime.train import keep_traceback, one_line
 from heteropp.runtime.trainer import opened
+from heteropp.simulator.expectation import expected_step
 from heteropp.state.checkpoint.manifest import CheckpointError
 from heteropp.state.recovery.sources import LostError
 from heteropp.state.switching.buffers import to_host
@@ -226,7 +226,7 @@ def _predict(job: Job, generation: Generation) -> None:
     """
     run = job.run_of(generation)
     if run.cluster is not None:
-        predicted(run.plan, run.cluster)
+        expected_step(run.plan, run.cluster)
 
 
 def _account(step: int, table: Table, members: Sequence[str]) -> Account:

@@ -20,6 +20,7 @@ from heteropp.runtime.measuring.report import Reporter, as_json
 from heteropp.runtime.ranks.device import Device
 from heteropp.runtime.train import LAST_STEP, SAVE_S, starting_point
 from heteropp.runtime.trainer import Trainer
+from heteropp.simulator.expectation import expected_step
 from heteropp.state.checkpoint.writer import Writer, remove_partial, set_aside
 from heteropp.state.recovery.sources import LostError
 from heteropp.state.switching.buffers import Buffers, of_training
@@ -68,7 +69,7 @@ class Session:
         self.job, self.generation, self.control = job, generation, control
         self.board = Board(job.meeting.connect(job.run.deadline_s))
         self.run = job.run_of(generation)
-        self.trainer = Trainer(self.run, device, control)
+        self.trainer = Trainer(self.run, device, control, expected_step)
         account = self._begin(arrived, begin_s)
         self.reporter: Reporter | None = None
         if control.rank == 0:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Plan
-from heteropp.description.profile import ProfileError
 from heteropp.description.timeline import Span
 from heteropp.runtime.executor import StepResult
 from heteropp.runtime.measuring.metrics import Mark, StepMetrics
-from heteropp.runtime.measuring.shares import LinkTimes, StepEnds, divide, links_of
+from heteropp.runtime.measuring.shares import StepEnds, divide
 from heteropp.runtime.measuring.stragglers import Stragglers
 from heteropp.runtime.measuring.utilization import utilization
 from heteropp.runtime.ranks.device import Device
-from heteropp.simulator.simulate import Simulation, simulate
+from heteropp.schedule.step_times import LinkTimes
+
+if TYPE_CHECKING:  # the prediction is handed in: the runtime knows no simulator
+    from heteropp.simulator.expectation import ExpectedStep
+
+Expect = Callable[[Plan, Path], "ExpectedStep | None"]
 
 
 @dataclass(frozen=True)
@@ -42,22 +46,11 @@ class Reading:
         return Reading(**json.loads(text))
 
 
-@lru_cache(maxsize=2)  # of a process: the plan that runs, and the one that may follow
-def predicted(plan: Plan, cluster: Path) -> Simulation | None:
-    """Returns a simulated step, or None where the cluster's profile measured no such stage.
-
-    Raises FileError where the cluster cannot be read.
-    """
-    try:
-        return simulate(plan, read_cluster(cluster), emulated=True)
-    except ProfileError:
-        return None
-
-
 class Gauges:
     """Measures the steps of one rank.
 
-    The links' speeds come from the cluster file; without one, all waits count as bubble.
+    The links' speeds come from what is expected of the cluster; without it, all waits count as
+    bubble.
     """
 
     def __init__(
@@ -68,23 +61,24 @@ class Gauges:
         labels: Sequence[str],
         device: Device,
         one_plan: bool = True,
+        expect: Expect | None = None,
     ) -> None:
-        """one_plan: every step runs this plan alone, and can be predicted."""
+        """one_plan: every step runs this plan alone, and can be predicted by `expect`."""
         self.plan, self.rank, self.device, self.one_plan = plan, rank, device, one_plan
         self.epoch_s = time.monotonic() - time.time()  # when the time of day was 0
         self.cluster: Cluster | None = None
-        self.simulation: Simulation | None = None
+        self.expected: ExpectedStep | None = None
         self.stragglers: Stragglers | None = None
         self.links = LinkTimes()
         if cluster is None:
             return
         self.cluster = read_cluster(cluster)
-        if one_plan:
-            self.simulation = predicted(plan, cluster)
-        if self.simulation is None:
+        if one_plan and expect:
+            self.expected = expect(plan, cluster)
+        if self.expected is None:
             return
-        self.links = links_of(self.simulation, rank)
-        self.stragglers = _stragglers(self.simulation, labels)
+        self.links = self.expected.links_of(rank)
+        self.stragglers = Stragglers(labels, self.expected.replicas, self.expected.work_s)
 
     def read(self, result: StepResult) -> Reading:
         """Returns this rank's reading of a step that has ended."""
@@ -163,12 +157,4 @@ class Gauges:
             return None
         if self.plan.prediction:
             return self.plan.prediction.step_s
-        return self.simulation.step_s if self.simulation else None
-
-
-def _stragglers(simulation: Simulation, labels: Sequence[str]) -> Stragglers:
-    predicted_s = [0.0] * simulation.plan.world_size
-    for seat, share in zip(simulation.program.seats, simulation.shares, strict=True):
-        for rank in seat.ranks:
-            predicted_s[rank] = share.work * simulation.step_s
-    return Stragglers(labels, [seat.ranks for seat in simulation.program.seats], predicted_s)
+        return self.expected.step_s if self.expected else None
