@@ -1,1 +1,1 @@
-"""Running a plan: train.py sets a rank up, executor.py runs its actions."""
+"""A rank that trains: train.py is its life, trainer.py its share of a run, executor.py a step."""

@@ -1,1 +1,1 @@
-"""What heteropp.simulator.simulate is made of: a plan as actors, the events, and what comes out."""
+"""A plan on predicted times: simulate.py runs it, expectation.py says what a rank may expect."""

@@ -1,8 +1,8 @@
 """Runs a plan's actions on predicted times, event by event, without chips.
 
-Every replica works through the actions that the executor would run (schedule.py). What a message,
-a pipe and a reduction do is said in simulator/. Sends do not hold the sender, receives are posted
-ahead.
+Every replica works through the actions that the executor would run (schedule/). What a message,
+a pipe and a reduction do is said in engine.py and reductions.py. Sends do not hold the sender,
+receives are posted ahead.
 
 The step is one of many alike: the ranks come out of the exchange of norms of the step before at
 one moment, and each begins when its own update has ended. So the time from a rank's begin to its

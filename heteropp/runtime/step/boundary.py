@@ -1,6 +1,6 @@
 """Boundary tensors between a ministage and its neighbour: received ahead, sent behind.
 
-Which rows go from whom to whom is the plan's resharding strategy (reshard.py).
+Which rows go from whom to whom is the plan's resharding strategy (layout/resharding.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Sums a ministage's gradients over the other places where its parameters stand (see copies.py).
+"""Sums a ministage's gradients over the other places of the plan where its parameters stand.
 
-Every rank sends what it keeps to those who want it, and adds what it is sent in the order of the
-places: all of them have the same sums, bit for bit.
+layout/replicated_gradients.py says which those are. Every rank sends what it keeps to those who
+want it, and adds what it is sent in the order of the places: all of them have the same sums, bit
+for bit.
 """
 
 from __future__ import annotations
