@@ -45,5 +45,10 @@ def teach_pipelines(module: Any, device: torch.device) -> None:
 
 
 def teach_distributed(module: Any, device: torch.device) -> None:
-    """from_pretrained(tp_plan="auto") makes the process group itself, by a table of backends."""
-    module.DISTRIBUTED_BACKEND_MAP.setdefault(device.type, backend_of(device.type))
+    """from_pretrained(tp_plan="auto") makes the process group itself, by a table of backends.
+
+    Releases before 5.23 have theirs inside a function, and say themselves that they know no other.
+    """
+    backends = getattr(module, "DISTRIBUTED_BACKEND_MAP", {})
+    if (backend := backend_of(device.type)) != "gloo":
+        backends.setdefault(device.type, backend)

@@ -114,8 +114,8 @@ class Generation:
     number: int
     folder: Path
     members: tuple[str, ...]  # by rank
-    # from initial values (or whatever Run says); from the generation before, whose processes go
-    # on; or from snapshots of the state
+    # from initial values (or whatever TrainingRun says); from the generation before, whose
+    # processes go on; or from snapshots of the state
     start: Literal["initial", "switch", "recover"]
     before: int | None = None  # for a switch: the generation that goes on
     leavers: tuple[str, ...] = ()  # for a switch: members of that one who end with it

@@ -1,9 +1,9 @@
 // The callers who wait until they have proven that they are ranks of this job.
 //
 // There are only so many places. While all are taken nobody is accepted, and callers wait in the
-// kernel's queue, which is in order. Pending connections who have said nothing make room after a
-// moment, greeted ones after a second: strangers who keep the places delay a rank by a few seconds,
-// however many they are. A rank that was too slow and had to go calls again.
+// kernel's queue, which is in order. Callers who have said nothing make room after a moment,
+// greeted ones after a second: strangers who keep the places delay a rank by a few seconds, however
+// many they are. A rank that was too slow and had to go calls again.
 #pragma once
 
 #include <chrono>

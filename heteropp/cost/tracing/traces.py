@@ -45,9 +45,8 @@ class StageTrace:
     """
 
     forward: TracedPiece
-    backward_input: (
-        TracedPiece  # the gradient of the stage's input, which the stage before waits for
-    )
+    # the gradient of the stage's input, which the stage before waits for
+    backward_input: TracedPiece
     backward_weight: TracedPiece  # the rest of the backward: the gradients of weight matrices
     norm: TracedPiece  # of every parameter's gradient
     update: TracedPiece  # clipping and AdamW over the whole buffer, and zeroing the gradients

@@ -91,9 +91,9 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
 def set_links(cluster: Path, groups: Groups) -> None:
     """Paces this rank's links, in each of its groups, as the cluster's are."""
     import dicomm.distributed
-    from heteropp.description.cluster import (
-        read_cluster,  # imports ditorch, so not before open_device
-    )
+
+    # imports ditorch, so not before open_device
+    from heteropp.description.cluster import read_cluster
 
     machines = read_cluster(cluster)
     rank = dist.get_rank()

@@ -53,9 +53,8 @@ def launch(
     make_folder(logs)
     (logs / CAUSE_FILE).unlink(missing_ok=True)
     # ranks are forked from one process that has imported everything: torch once, not once a rank
-    multiprocessing.get_context("forkserver").set_forkserver_preload(
-        [entrypoint.__module__, "typer"]
-    )
+    modules = [called.__module__ for called in (entrypoint, *arguments) if callable(called)]
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*modules, "typer"])
     others = range(1, len(labels))
     store = loopback_store()
     config = LaunchConfig(

@@ -58,9 +58,8 @@ class Update:
         self.unsummed: list[int] = []  # ministages that are being reduced, in order
         names = [parameter.name for parameter in model_parameters(plan.model)]
         self.column = {name: i for i, name in enumerate(names)}  # of the table of norms
-        self.load_parameters: Callable[[int], None] | None = (
-            None  # a ministage's parameters from the host
-        )
+        # brings a ministage's parameters from the host, where they are offloaded
+        self.load_parameters: Callable[[int], None] | None = None
         self.scaler = LossScale() if plan.model.dtype == "float16" else None
 
     @property
