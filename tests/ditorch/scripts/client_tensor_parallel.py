@@ -30,4 +30,5 @@ for _ in range(2):
             parameter.grad = None
     losses.append(loss.item())
 backend = torch.distributed.get_backend() if parallel else None
-print(json.dumps([str(model.device), backend, losses]))
+said = json.dumps([str(model.device), backend, losses])
+print(said + "\n", end="", flush=True)  # one write, so that ranks' lines stay apart
