@@ -23,8 +23,8 @@ from trained import Training, TrainingError, start, well_paced
 from twins import Scale, write_twin
 
 from heteropp.description.cluster import Cluster, read_cluster
-from heteropp.description.model import Model
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
+from heteropp.models.llama.model import LlamaModel
 from heteropp.search.judge import ask
 from heteropp.search.planner import Request
 from heteropp.simulator.simulate import simulate
@@ -40,7 +40,7 @@ PUBLISHED = {
 # Exp-C-1's cluster: a stage of A and two of B, each of one tensor-parallel group
 C_CHIPS = {"a": [4], "b": [4, 4]}
 C_MICRO_BATCHES = 8
-C_MODEL = Model(
+C_MODEL = LlamaModel(
     name="exp-c-twin",
     layers=16,
     hidden=128,
@@ -62,7 +62,7 @@ EXPERIMENTS = {
     "Exp-B-1": ("abcd", ALONE_BATCH, 77.45),
     "Exp-B-2": ("abcd", 4 * ALONE_BATCH, 104.29),
 }
-AB_MODEL = Model(
+AB_MODEL = LlamaModel(
     name="exp-a-b-twin",
     layers=24,
     hidden=64,

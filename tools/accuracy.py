@@ -26,13 +26,13 @@ from heteropp.cost.planned import rank_memory
 from heteropp.description.chips import ChipSpec, load_chip
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.files import check_file, write_text
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan
+from heteropp.models.llama.model import LlamaModel
 from heteropp.search.planner import Request, SearchError, planner
 from heteropp.simulator.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = Model(
+MODEL = LlamaModel(
     name="accuracy",
     layers=8,
     hidden=64,

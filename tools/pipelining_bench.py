@@ -24,11 +24,12 @@ from pipelines.ranks import Failed, Ranks, chosen
 from pipelines.turns import report, take_turns
 
 from dicomm.bench.quiet import Quiet
-from heteropp.description.model import Model, read_model
+from heteropp.description.model import read_model
 from heteropp.description.plan import Schedule
+from heteropp.models.llama.model import LlamaModel
 
 STAGES = 2
-MODEL = Model(
+MODEL = LlamaModel(
     name="Llama-like",
     layers=8,
     hidden=256,
@@ -62,7 +63,7 @@ Samples = dict[str, list[float]]  # seconds of steps, by contestant
 class Rank:
     """A rank of one contestant: our executor or torch.distributed.pipelining."""
 
-    def __init__(self, model: Model, backend: str, name: str, rank: int, store: Any) -> None:
+    def __init__(self, model: LlamaModel, backend: str, name: str, rank: int, store: Any) -> None:
         import torch
         from pipelines.stages import OurPipeline, even_plan, modules, tokens
         from pipelines.torch_pipelining import TorchPipelining
@@ -95,7 +96,7 @@ class Rank:
         return perf_counter() - start_s, result.loss
 
 
-def measure(model: Model, backend: str, rounds: int) -> tuple[Samples, Quiet]:
+def measure(model: LlamaModel, backend: str, rounds: int) -> tuple[Samples, Quiet]:
     """Seconds of each contestant's steps, the first ones left out. Raises Failed."""
     from heteropp.runtime.step.whole import STEPS
 
@@ -119,7 +120,7 @@ def measure(model: Model, backend: str, rounds: int) -> tuple[Samples, Quiet]:
     return samples, quiet
 
 
-def rows_of(model: Model, backend: str, samples: Samples) -> list[Row]:
+def rows_of(model: LlamaModel, backend: str, samples: Samples) -> list[Row]:
     tokens = MICRO_BATCHES * MICRO_BATCH * model.sequence_length
     rate = {name: tokens / statistics.median(seconds) for name, seconds in samples.items()}
     rows = []

@@ -105,7 +105,7 @@ def _assumptions(run) -> list[str]:
         f"1F1B, one sequence a replica in each micro-batch, ZeRO stage {run.zero_stage}"
         + (", recompute" if run.recompute else "")
         + (", offload" if run.offload else ""),
-        f"{run.model.attention} attention, {run.model.dtype}",
+        run.model.describe(),
         f"peak {chip.peak_flops(run.model.dtype):.4g} FLOP/s, memory "
         f"{chip.memory.bandwidth_bytes_per_s:.4g} bytes/s, {compute.launch_s:.2g} s a launch",
         f"inside a node {links.intra_node_bytes_per_s:.4g} bytes/s; {links.nics_per_node} NICs of "

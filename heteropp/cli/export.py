@@ -79,19 +79,20 @@ def _find(path: Path) -> Checkpoint:
 
 def _export(checkpoint: Checkpoint, output: Path, source: Path | None) -> None:
     """Raises InputError or FileError."""
-    from heteropp.models.llama.hugging_face_export import export
-    from heteropp.models.llama.parameters import Parameter, model_parameters
+    from heteropp.layout.boxes import Box
+    from heteropp.models.spec import Parameter
     from heteropp.state.checkpoint.manifest import CheckpointError
     from heteropp.state.checkpoint.reader import Reader
+    from heteropp.state.hugging_face.export import export
 
     model, reader = checkpoint.manifest.model, Reader(checkpoint)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("writing", total=len(model_parameters(model)))
+        task = progress.add_task("writing", total=len(model.parameters()))
 
         def read(parameter: Parameter) -> Tensor:
             progress.advance(task)
-            return reader.read("value", parameter.name, parameter.box(1, 0))
+            return reader.read("value", parameter.name, Box.whole(parameter.shape))
 
         try:
             export(model, read, output, source)

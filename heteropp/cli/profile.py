@@ -25,7 +25,7 @@ from rich.table import Table
 from heteropp.cli.errors import InputError, one_sentence
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.files import check_file
-from heteropp.description.model import LARGEST, Model, read_model
+from heteropp.description.model import read_model
 from heteropp.description.profile import (
     Block,
     Measured,
@@ -35,6 +35,7 @@ from heteropp.description.profile import (
     read_profile,
     write_profile,
 )
+from heteropp.models.spec import LARGEST, ModelSpec
 
 if TYPE_CHECKING:
     from heteropp.profiling.links import LinkRun
@@ -115,7 +116,7 @@ def profile(
 
 def _blocks(
     cluster: Cluster,
-    model: Model,
+    model: ModelSpec,
     chips: list[str] | None,
     degrees: list[int] | None,
     sequences: list[int],
@@ -126,24 +127,18 @@ def _blocks(
     for name in chips or ():
         if name not in names:
             raise InputError(f"--chip {name}: cluster {cluster.name} has {', '.join(names)}")
-    sizes = (model.kv_heads, model.intermediate, model.vocab, model.sequence_length)
     for degree in degrees or ():
-        if any(size % degree for size in sizes):
-            raise InputError(
-                f"--tp {degree} does not divide the model's kv_heads {model.kv_heads}, "
-                f"intermediate {model.intermediate}, vocab {model.vocab} and sequence_length "
-                f"{model.sequence_length}"
-            )
+        if problem := model.tp_problem(degree):
+            raise InputError(f"--tp {degree}: {problem}")
     blocks = []
     for name in chips or names:
         limit = cluster.chip(cluster.ranks_of(name)[0]).tp_limit
-        powers = [2**i for i in range(limit.bit_length())]
-        suitable = degrees or [n for n in powers if all(size % n == 0 for size in sizes)]
+        suitable = degrees or model.tp_degrees(limit)
         blocks += list(blocks_of(name, suitable, sequences, min(most_layers, model.layers)))
     return blocks
 
 
-def _open(path: Path, cluster: Cluster, model: Model) -> Profile:
+def _open(path: Path, cluster: Cluster, model: ModelSpec) -> Profile:
     """The profile to go on with, or a new one. Raises FileError or InputError."""
     name = f"{cluster.name} {model.name}"
     if not path.exists():
@@ -197,7 +192,7 @@ def _holds(larger: Block, smaller: Block) -> bool:
 class ChipProcess:
     """A process that is one chip, and measures what it is told."""
 
-    def __init__(self, chip: str, chip_type: str, model: Model) -> None:
+    def __init__(self, chip: str, chip_type: str, model: ModelSpec) -> None:
         self.chip_type = chip_type
         self.process = subprocess.Popen(
             [sys.executable, "-m", "heteropp.profiling.rank"],
@@ -280,7 +275,7 @@ def _launch_links(cluster: Cluster, path: Path, output: Path) -> None:
         raise typer.Exit(code)
 
 
-def _measure_links_here(cluster: Cluster, model: Model, path: Path, output: Path) -> None:
+def _measure_links_here(cluster: Cluster, model: ModelSpec, path: Path, output: Path) -> None:
     """Measures the links, where this process is one of the ranks that torchrun started.
 
     Raises InputError unless torchrun started as many ranks as the cluster has.

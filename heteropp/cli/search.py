@@ -23,10 +23,11 @@ from heteropp.cli.show import (
     show_terms,
 )
 from heteropp.description.cluster import Cluster, read_cluster
-from heteropp.description.model import LARGEST, Model, read_model
+from heteropp.description.model import read_model
 from heteropp.description.outline import outline
 from heteropp.description.plan import Schedule, ZeroStage, write_plan
 from heteropp.description.profile import measured_cluster, read_profile
+from heteropp.models.spec import LARGEST, ModelSpec
 from heteropp.search.planner import PLANNERS, DoesNotFitError, Request, SearchError
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def search(
         say(console, f"written to {output}")
 
 
-def _cluster(path: str, profile: Path | None, model: Model) -> Cluster:
+def _cluster(path: str, profile: Path | None, model: ModelSpec) -> Cluster:
     cluster = read_cluster(path)
     if profile is None:
         return cluster

@@ -395,7 +395,7 @@ def train(
 
             verify_data(data, validation)
         if weights and not saved:
-            from heteropp.models.llama.hugging_face_weights import check_from
+            from heteropp.state.hugging_face.weights import check_from
 
             check_from(weights, content.model)
         if keeps and not there:

@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 
 from heteropp.description.cluster import Cluster, Link
-from heteropp.description.model import Model
 from heteropp.description.plan import Resharding, Stage
 from heteropp.layout.resharding import messages, replica_box
+from heteropp.models.spec import ModelSpec
 
 FEW_RANKS = 8  # up to so many, everyone sends to everyone
 
@@ -64,7 +64,7 @@ def _rounds(ranks: int) -> int:
 
 
 def resharding_s(
-    model: Model, sender: Stage, receiver: Stage, cluster: Cluster, strategy: Resharding
+    model: ModelSpec, sender: Stage, receiver: Stage, cluster: Cluster, strategy: Resharding
 ) -> float:
     """Returns the seconds from when a stage has computed one micro-batch's boundary tensor until
     every replica of the next stage has its part of it whole.

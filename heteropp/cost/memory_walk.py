@@ -58,7 +58,14 @@ def ministage(
 ) -> Ministage:
     """Returns the bytes that one ministage of a stage needs; exchange: in elements."""
     first, last = layers[0] == 0, layers[1] == plan.model.layers
-    own = replace(shape, layers=layers[1] - layers[0], first=first, last=last, ministages=1)
+    own = replace(
+        shape,
+        layers=layers[1] - layers[0],
+        first=first,
+        last=last,
+        ministages=1,
+        blocks=plan.model.block_counts([layers]),
+    )
     traces = stage_traces(plan.model, own, profile, whole_backward=not cut_backward)
 
     def of(what: Callable[[StageTrace], int]) -> int:
@@ -72,7 +79,7 @@ def ministage(
         flat=of(lambda t: t.flat_bytes),
         gradient=gradient,
         shard=-(-gradient // aligned) * ALIGNMENT * width,
-        constant=traces.one.constant_bytes,
+        constant=of(lambda t: t.constant_bytes),
         input=traces.one.input_bytes,
         output=0 if last else traces.one.output_bytes,
         kept=of(lambda t: t.kept_bytes),

@@ -152,6 +152,7 @@ def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape
         offload=stage.offload,
         sequence_parallel=stage.sequence_parallel,
         selective_recompute=stage.selective_recompute,
+        blocks=plan.model.block_counts(held),
     )
 
 

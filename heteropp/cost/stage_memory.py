@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields, replace
 
 from heteropp.cost.tracing.kind import StageKind
 from heteropp.cost.tracing.traces import StageTrace, StageTraces, trace_stages
-from heteropp.description.model import Model
 from heteropp.description.plan import Schedule
 from heteropp.description.profile import ChipProfile, Kind
 from heteropp.layout.resharding import SENDS_UNDER_WAY
+from heteropp.models.spec import BlockCounts, ModelSpec
 
 PUTTING_OFF: tuple[Schedule, ...] = ("zb-h1", "zb-v")  # what a W waits with stays on the chip
 SCALARS_BYTES = 8192  # the loss, norms, and the rounding of allocations
@@ -35,10 +35,12 @@ class StageShape:
     sequence_parallel: bool = False
     selective_recompute: bool = False
     copies: int = 1  # places in the plan that hold its layers, and sum their gradients
+    blocks: BlockCounts = ()  # its layers by kind; empty: mixed as in the whole model
 
     @property
     def kind(self) -> StageKind:
         return StageKind(
+            "",
             self.first,
             self.last,
             self.tp,
@@ -76,7 +78,7 @@ class Memory:
 
 
 def stage_memory(
-    model: Model,
+    model: ModelSpec,
     shape: StageShape,
     in_flight: float,
     micro_batches: int,
@@ -128,7 +130,7 @@ def stage_memory(
         parameters=parameters,
         gradients=gradients,
         optimizer=averages * gradient // shards,
-        constants=traces.one.constant_bytes,
+        constants=of(shape.layers, lambda t: t.constant_bytes),
         tokens=tokens_bytes(model, shape, micro_batches),
         kept=kept,
         working=working,
@@ -138,7 +140,7 @@ def stage_memory(
     )
 
 
-def tokens_bytes(model: Model, shape: StageShape, micro_batches: int) -> int:
+def tokens_bytes(model: ModelSpec, shape: StageShape, micro_batches: int) -> int:
     """Returns the bytes of the token ids that a rank holds: inputs on the model's first stage and
     targets on its last, int64, both for this step and for the next.
     """
@@ -147,7 +149,7 @@ def tokens_bytes(model: Model, shape: StageShape, micro_batches: int) -> int:
 
 
 def _working_bytes(
-    model: Model, shape: StageShape, layers: int, profile: ChipProfile | None
+    model: ModelSpec, shape: StageShape, layers: int, profile: ChipProfile | None
 ) -> int:
     """Returns the most bytes that a forward or a backward holds beyond what outlives it.
 
@@ -171,7 +173,7 @@ def _most_at_work(trace: StageTrace) -> int:
 
 
 def update_bytes(
-    model: Model, shape: StageShape, micro_batches: int, profile: ChipProfile | None = None
+    model: ModelSpec, shape: StageShape, micro_batches: int, profile: ChipProfile | None = None
 ) -> int:
     """Most that the update holds, beside what stays: the last boundary tensors are leaving."""
     traces = stage_traces(model, shape, profile)
@@ -191,7 +193,7 @@ def update_bytes(
 
 
 def _gradient_bytes(
-    model: Model, shape: StageShape, kept: int, of_ministages: Callable[[int], int]
+    model: ModelSpec, shape: StageShape, kept: int, of_ministages: Callable[[int], int]
 ) -> int:
     """Returns the gradients' bytes when they and the kept activations together are at their peak.
 
@@ -213,20 +215,19 @@ def _gradient_bytes(
     return most - kept
 
 
-def _summed_bytes(model: Model, shape: StageShape, gradient_bytes: int) -> int:
+def _summed_bytes(model: ModelSpec, shape: StageShape, gradient_bytes: int) -> int:
     """Returns the bytes of gradients on their way to and from the other places that hold the same
     parameters.
     """
-    tied = model.tied_embeddings and (shape.first != shape.last or shape.ministages > 1)
     result = 2 * (shape.copies - 1) * gradient_bytes
-    if tied:
+    if shape.first != shape.last or shape.ministages > 1:
         width = max(4, model.dtype_bytes)
-        result += 2 * shape.copies * width * model.vocab * model.hidden // shape.tp
+        result += 2 * shape.copies * width * model.tied_elements // shape.tp
     return result // _shards(shape)
 
 
 def _boundary_bytes(
-    model: Model, one: StageTrace, shape: StageShape, in_flight: float, micro_batches: int
+    model: ModelSpec, one: StageTrace, shape: StageShape, in_flight: float, micro_batches: int
 ) -> int:
     """Pieces awaited and tensors leaving while the most micro-batches are in flight.
 
@@ -259,7 +260,7 @@ def _shards(shape: StageShape) -> int:
     return shape.dp if shape.zero_stage else 1
 
 
-def kept_bytes(model: Model, shape: StageShape, profile: ChipProfile | None = None) -> int:
+def kept_bytes(model: ModelSpec, shape: StageShape, profile: ChipProfile | None = None) -> int:
     """What the forward of a micro-batch keeps: with recomputing, each ministage's input alone.
 
     The model's first input is tokens, which the step holds.
@@ -273,19 +274,26 @@ def kept_bytes(model: Model, shape: StageShape, profile: ChipProfile | None = No
 
 
 def stage_traces(
-    model: Model, shape: StageShape, profile: ChipProfile | None, whole_backward: bool = False
+    model: ModelSpec, shape: StageShape, profile: ChipProfile | None, whole_backward: bool = False
 ) -> StageTraces:
     """Returns a stage's traces, with the bytes that the chip's profile measured if it measured
     memory.
     """
     if shape.ministages > 1:  # both ends of the model are in two of them, each with its embedding
-        model = replace(model, tied_embeddings=False)
-    traces = trace_stages(model, replace(shape.kind, whole_backward=whole_backward))
+        model = model.untied()
+    traces = trace_stages(model, replace(shape.kind, whole_backward=whole_backward), shape.blocks)
     kind = shape.first, shape.last, shape.tp, shape.sequences
     if profile is None or not profile.knows_memory(kind):
         return traces
+    (block,) = traces.kinds
     return StageTraces(
-        _measured(traces.one, 1, profile, kind), _measured(traces.two, 2, profile, kind)
+        (
+            replace(
+                block,
+                one=_measured(block.one, 1, profile, kind),
+                two=_measured(block.two, 2, profile, kind),
+            ),
+        )
     )
 
 

@@ -6,7 +6,7 @@ layers and 1; both are traced, once for each kind of stage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -15,8 +15,8 @@ from heteropp.cost.stage_memory import Memory, StageShape, kept_bytes, stage_mem
 from heteropp.cost.tracing.traces import StageTrace, StageTraces, TracedPiece, trace_stages
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Link
-from heteropp.description.model import Model
 from heteropp.description.profile import ChipProfile, ProfileError
+from heteropp.models.spec import ModelSpec
 
 __all__ = [
     "Memory",
@@ -31,7 +31,9 @@ __all__ = [
 ]
 
 MEASURED = ("forward_s", "recompute_s", "backward_input_s", "backward_weight_s", "norm_s")
-Terms = tuple[float, ...]  # seconds, of a stage of one layer or of two
+Terms = tuple[float, ...]  # seconds, of a stage of one block or of two
+# by kind of block: its share of the blocks, and stages of one and of two
+KindTerms = tuple[tuple[float, Terms, Terms], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,7 @@ def formula_s(times: Sequence[Time], micro_batches: int, alpha: float) -> float:
 
 
 def stage_time(
-    model: Model,
+    model: ModelSpec,
     shape: StageShape,
     chip: ChipSpec,
     inside: Link,
@@ -92,22 +94,16 @@ def stage_time(
     profile: what was measured of the chip, in place of what the chip file says of computing.
     Raises ProfileError where it does not know the stage.
     """
-    traces = trace_stages(model, shape.kind)
+    traces = trace_stages(model, shape.kind, shape.blocks)
     shards = shape.dp if shape.zero_stage else 1
-    one, two = (
-        computing + collectives + step
-        for computing, collectives, step in zip(
+    forward, own, other, *collectives, reduce, norm, adamw, gather, flat_bytes = (
+        figure
+        for terms in (
             _computing(traces, model.dtype, chip),
             _collectives(traces, shape.tp, inside),
             _step(traces, model.wide_dtype, shape.dp, shards, chip, across),
-            strict=True,
         )
-    )
-    more = shape.layers - 1
-    forward, own, other, *collectives, reduce, norm, adamw, gather, flat_bytes = (
-        # gradients of two layers may be summed by another algorithm, in less time than those of one
-        a + more * max(0.0, b - a)
-        for a, b in zip(one, two, strict=True)
+        for figure in _for_blocks(terms, shape.layers)
     )
     forward_tp, own_tp, other_tp, parts = collectives
     reduce += parts
@@ -148,8 +144,28 @@ def stage_time(
     )
 
 
+def _by_kind(traces: StageTraces, terms: Callable[[StageTrace], Terms]) -> KindTerms:
+    return tuple((kind.share, terms(kind.one), terms(kind.two)) for kind in traces.kinds)
+
+
+def _for_blocks(kinds: KindTerms, layers: int) -> list[float]:
+    """Returns the terms of a stage of so many blocks.
+
+    Gradients of two blocks may be summed by another algorithm, in less time than those of one:
+    a further block then adds nothing.
+    """
+    (_, first, second), *others = kinds
+    if not others:
+        return [a + (layers - 1) * max(0.0, b - a) for a, b in zip(first, second, strict=True)]
+    result = [a - max(0.0, b - a) for a, b in zip(first, second, strict=True)]
+    for share, one, two in kinds:
+        for i, (a, b) in enumerate(zip(one, two, strict=True)):
+            result[i] += layers * share * max(0.0, b - a)
+    return result
+
+
 def ends_s(
-    model: Model, shape: StageShape, chip: ChipSpec, inside: Link, across: Link
+    model: ModelSpec, shape: StageShape, chip: ChipSpec, inside: Link, across: Link
 ) -> tuple[float, float]:
     """What the embedding and the head (with the loss) add to a stage's micro_batch_s."""
 
@@ -164,7 +180,7 @@ def ends_s(
 
 
 @lru_cache(maxsize=65536)
-def _computing(traces: StageTraces, dtype: str, chip: ChipSpec) -> tuple[Terms, Terms]:
+def _computing(traces: StageTraces, dtype: str, chip: ChipSpec) -> KindTerms:
     """Returns the seconds that a micro-batch's operators take, for one layer and for two: the
     forward's, and those of both parts of the backward.
     """
@@ -173,11 +189,11 @@ def _computing(traces: StageTraces, dtype: str, chip: ChipSpec) -> tuple[Terms, 
         pieces = (t.forward, t.backward_input, t.backward_weight)
         return tuple(_operators_s(piece, dtype, chip) for piece in pieces)
 
-    return terms(traces.one), terms(traces.two)
+    return _by_kind(traces, terms)
 
 
 @lru_cache(maxsize=65536)
-def _collectives(traces: StageTraces, tp: int, inside: Link) -> tuple[Terms, Terms]:
+def _collectives(traces: StageTraces, tp: int, inside: Link) -> KindTerms:
     """Returns the seconds that tensor-parallel collectives take, for one layer and for two: in a
     micro-batch's forward, in both parts of its backward, and once a step.
     """
@@ -192,13 +208,13 @@ def _collectives(traces: StageTraces, tp: int, inside: Link) -> tuple[Terms, Ter
             all_reduce_s(t.parts_bytes, tp, inside) if t.parts_bytes else 0.0,
         )
 
-    return terms(traces.one), terms(traces.two)
+    return _by_kind(traces, terms)
 
 
 @lru_cache(maxsize=65536)
 def _step(
     traces: StageTraces, wide: str, dp: int, shards: int, chip: ChipSpec, across: Link
-) -> tuple[Terms, Terms]:
+) -> KindTerms:
     """Returns what a step costs besides its micro-batches, for one layer and for two.
 
     It is the seconds of the gradients' reduction, of their norm, of AdamW and of gathering the
@@ -215,7 +231,7 @@ def _step(
             t.flat_bytes,
         )
 
-    return terms(traces.one), terms(traces.two)
+    return _by_kind(traces, terms)
 
 
 def _operators_s(piece: TracedPiece, dtype: str, chip: ChipSpec, shards: int = 1) -> float:

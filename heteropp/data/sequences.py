@@ -15,14 +15,14 @@ import numpy as np
 from heteropp.data.permutation import shuffled
 from heteropp.data.token_file import TokenFile
 from heteropp.description.files import FileError
-from heteropp.description.model import Model
+from heteropp.models.spec import ModelSpec
 
 NOT_COUNTED = -100  # a target that is not learnt; torch's cross entropy leaves it out by default
 Numbers = Sequence[int] | np.ndarray
 
 
 class Sequences:
-    def __init__(self, tokens: TokenFile, model: Model, seed: int | None = None) -> None:
+    def __init__(self, tokens: TokenFile, model: ModelSpec, seed: int | None = None) -> None:
         """Takes the sequences of a token file; without a seed, one epoch in the file's order.
 
         Raises FileError when the model cannot learn these tokens: too few of them for a sequence,
@@ -72,7 +72,7 @@ class Sequences:
         return ends.searchsorted(starts, "right"), ends.searchsorted(starts + self.length, "right")
 
 
-def check_vocabulary(tokens: TokenFile, model: Model) -> None:
+def check_vocabulary(tokens: TokenFile, model: ModelSpec) -> None:
     """Raises FileError when there are more kinds of tokens than the model knows."""
     if tokens.vocabulary > model.vocab:
         raise FileError(

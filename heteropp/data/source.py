@@ -17,7 +17,7 @@ from heteropp.data.token_file import VERSION, TokenFile, open_token_file
 from heteropp.data.tokenizer import Bytes
 from heteropp.data.whole_documents import WholeDocuments
 from heteropp.description.files import FileError, cache_folder, make_folder
-from heteropp.description.model import Model
+from heteropp.models.spec import ModelSpec
 
 
 def open_tokens(source: Path | None, cache: Path | None = None) -> TokenFile:
@@ -50,7 +50,7 @@ def open_tokens(source: Path | None, cache: Path | None = None) -> TokenFile:
 def check_data(
     data: Path | None,
     validation: Path | None,
-    model: Model,
+    model: ModelSpec,
     whole_documents: bool = False,
 ) -> TokenFile:
     """Opens a run's data, which its model must be able to learn. Raises FileError."""

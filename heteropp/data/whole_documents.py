@@ -15,13 +15,13 @@ from heteropp.data.permutation import shuffled
 from heteropp.data.sequences import NOT_COUNTED, Numbers, check_vocabulary
 from heteropp.data.token_file import TokenFile
 from heteropp.description.files import FileError
-from heteropp.description.model import Model
+from heteropp.models.spec import ModelSpec
 
 Rows = Sequence[Sequence[int]]  # by sequence, the documents in it
 
 
 class WholeDocuments:
-    def __init__(self, tokens: TokenFile, model: Model, seed: int | None = None) -> None:
+    def __init__(self, tokens: TokenFile, model: ModelSpec, seed: int | None = None) -> None:
         """`model` has the longest sequence. Without a seed there is one epoch, in the file's order.
 
         Raises FileError when the model cannot learn these tokens: no document has one that follows

@@ -14,8 +14,7 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from heteropp.description.files import FileError, read_json, write_json
-from heteropp.description.model import Model, ModelError
-from heteropp.description.model import validate as validate_model
+from heteropp.models.spec import ModelError, ModelSpec
 
 PLAN_VERSION = 1
 
@@ -111,7 +110,7 @@ class Prediction:
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    model: Model
+    model: ModelSpec
     global_batch: int  # sequences per step
     micro_batch: int  # sequences
     schedule: Schedule
@@ -176,7 +175,7 @@ def validate(plan: Plan) -> None:
     if plan.version != PLAN_VERSION:
         raise PlanError(f"version is {plan.version}; this release reads version {PLAN_VERSION}")
     try:
-        validate_model(plan.model)
+        plan.model.validate()
     except ModelError as error:
         raise PlanError(f"model: {error}") from None
     for name in ("global_batch", "micro_batch"):
@@ -293,16 +292,12 @@ def _validate_stage(plan: Plan, stage: Stage, where: str) -> None:
         )
     if stage.selective_recompute and stage.recompute:
         raise PlanError(f"{where}: recompute does already what selective_recompute asks for")
-    if stage.selective_recompute and plan.model.attention == "fused":
-        raise PlanError(
-            f"{where}.selective_recompute: fused attention keeps no scores to compute again"
-        )
-    for name in ("kv_heads", "intermediate", "vocab", "sequence_length"):
-        if getattr(plan.model, name) % stage.tp:
-            raise PlanError(
-                f"{where}: tensor-parallel degree {stage.tp} does not divide the model's "
-                f"{name} {getattr(plan.model, name)}"
-            )
+    if stage.selective_recompute and (problem := plan.model.selective_recompute_problem()):
+        raise PlanError(f"{where}.selective_recompute: {problem}")
+    if stage.sequence_parallel and (problem := plan.model.sequence_parallel_problem()):
+        raise PlanError(f"{where}.sequence_parallel: {problem}")
+    if problem := plan.model.tp_problem(stage.tp):
+        raise PlanError(f"{where}: {problem}")
 
 
 def _validate_ranks(plan: Plan) -> None:

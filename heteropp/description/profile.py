@@ -22,7 +22,7 @@ from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link, Node, Route
 from heteropp.description.fabric import Pipe
 from heteropp.description.files import FileError, read_json, write_json
-from heteropp.description.model import Model
+from heteropp.models.spec import ModelSpec
 
 PROFILE_VERSION = 1
 
@@ -94,7 +94,7 @@ class Profile:
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     name: Name
-    model: Model
+    model: ModelSpec
     blocks: tuple[Measured, ...]
     links: tuple[MeasuredLink, ...]
     version: int = PROFILE_VERSION

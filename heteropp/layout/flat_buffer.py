@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from heteropp.description.boxes import Box
-from heteropp.description.model import Model
-from heteropp.models.llama.parameters import global_name, model_parameters
+from heteropp.layout.boxes import Box
+from heteropp.models.spec import ModelSpec, Ranges
 
 ALIGNMENT = 32  # elements; kernels may take another path, with other last bits, when unaligned
 
@@ -19,10 +19,17 @@ class Entry:
 
     name: str  # in the module
     global_name: str
-    box: Box  # of the whole parameter
+    boxes: tuple[Box, ...]  # of the whole parameter, one after another; several of a packed one
     sharded: bool  # over the tensor-parallel group; otherwise its ranks hold copies
+    partial: bool  # the ranks of the tensor-parallel group have summands of its gradient
     first: int
     last: int
+
+    @property
+    def box(self) -> Box:
+        """The only box of a parameter that is not packed."""
+        (box,) = self.boxes
+        return box
 
 
 @dataclass(frozen=True)
@@ -40,55 +47,86 @@ class Layout:
     entries: tuple[Entry, ...]
     size: int  # of the buffer, in elements
     shards: int  # of equal size, aligned
+    decaying: int  # elements at the buffer's begin that AdamW's weight decay is for
 
     def shard(self, index: int) -> slice:
         return slice(index * self.size // self.shards, (index + 1) * self.size // self.shards)
+
+    def boxes(self) -> list[BufferPiece]:
+        """Returns what the buffer holds, a piece for each box."""
+        return [
+            BufferPiece(entry.global_name, box, first, first + math.prod(box.shape))
+            for entry in self.entries
+            for box, first in _starts(entry)
+        ]
 
     def pieces(self, index: int) -> list[BufferPiece]:
         """What a shard holds, in order."""
         shard = self.shard(index)
         result = []
-        for entry in self.entries:
-            first, last = max(entry.first, shard.start), min(entry.last, shard.stop)
+        for whole in self.boxes():
+            first, last = max(whole.first, shard.start), min(whole.last, shard.stop)
             if first < last:
-                result += _pieces(entry, first - entry.first, last - entry.first)
+                result += _cut(whole, first - whole.first, last - whole.first)
         return result
 
 
 @lru_cache(maxsize=4096)  # all who plan, move or sum ask for the same few
-def layout(model: Model, layers: tuple[int, int], tp: int, tp_index: int, shards: int) -> Layout:
-    """How one rank of a tensor-parallel group holds layers [first, last)."""
-    entries, offset = [], 0
-    for parameter in model_parameters(model, layers):
-        box = parameter.box(tp, tp_index)
-        last = offset + math.prod(box.shape)
+def layout(
+    model: ModelSpec, layers: tuple[int, int], tp: int, tp_index: int, shards: int
+) -> Layout:
+    """How one rank of a tensor-parallel group holds layers [first, last).
+
+    Parameters without weight decay stand behind all others, so that each shard has two parts.
+    """
+    entries, offset, decaying = [], 0, 0
+    for parameter in sorted(model.parameters(layers), key=lambda parameter: not parameter.decays):
+        boxes = tuple(map(Box, parameter.pieces(tp, tp_index)))
+        last = offset + sum(math.prod(box.shape) for box in boxes)
         sharded = parameter.split_dimension is not None and tp > 1
-        name = global_name(model, parameter.name)
-        entries.append(Entry(parameter.name, name, box, sharded, offset, last))
+        partial = parameter.partial and tp > 1
+        name = model.global_name(parameter.name)
+        entries.append(Entry(parameter.name, name, boxes, sharded, partial, offset, last))
         offset = -(-last // ALIGNMENT) * ALIGNMENT
+        if parameter.decays:
+            decaying = offset
     size = -(-offset // (shards * ALIGNMENT)) * shards * ALIGNMENT
-    return Layout(tuple(entries), size, shards)
+    return Layout(tuple(entries), size, shards, size if decaying == offset else decaying)
 
 
-def _pieces(entry: Entry, first: int, last: int) -> list[BufferPiece]:
-    """Elements [first, last) of a parameter: rows as one box, and what is cut off rows."""
-    (begin, _), *inner = entry.box.ranges
-    if not inner:
-        box = Box(((begin + first, begin + last),))
-        return [BufferPiece(entry.global_name, box, entry.first + first, entry.first + last)]
-    ((left, right),) = inner
-    width = right - left
-    result = []
+def _starts(entry: Entry) -> Iterator[tuple[Box, int]]:
+    first = entry.first
+    for box in entry.boxes:
+        yield box, first
+        first += math.prod(box.shape)
+
+
+def _cut(whole: BufferPiece, first: int, last: int) -> list[BufferPiece]:
+    """Returns elements [first, last) of a box: rows as one box, and what is cut off rows."""
+    result, start = [], whole.first + first
+    for ranges in _boxes(whole.box.ranges, first, last):
+        box = Box(ranges)
+        end = start + math.prod(box.shape)
+        result.append(BufferPiece(whole.name, box, start, end))
+        start = end
+    return result
+
+
+def _boxes(ranges: Ranges, first: int, last: int) -> Iterator[Ranges]:
+    """Yields the boxes that make up elements [first, last) of a box, in row-major order."""
+    if not ranges:
+        yield ()
+        return
+    (begin, _), *inner = ranges
+    width = math.prod(stop - start for start, stop in inner)
     while first < last:
         row, column = divmod(first, width)
-        if column or last - first < width:
-            rows, columns = 1, (column, min(width, column + last - first))
+        if column == 0 and last - first >= width:  # whole rows
+            rows = (last - first) // width
+            yield ((begin + row, begin + row + rows), *inner)
+            first += rows * width
         else:
-            rows, columns = (last - first) // width, (0, width)
-        size = rows * (columns[1] - columns[0])
-        box = Box(((begin + row, begin + row + rows), (left + columns[0], left + columns[1])))
-        result.append(
-            BufferPiece(entry.global_name, box, entry.first + first, entry.first + first + size)
-        )
-        first += size
-    return result
+            end = min(width, column + last - first)
+            for part in _boxes(tuple(inner), column, end):
+                yield ((begin + row, begin + row + 1), *part)
+            first += end - column

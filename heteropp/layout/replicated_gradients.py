@@ -15,12 +15,11 @@ from collections.abc import Container
 from dataclasses import dataclass
 from functools import lru_cache
 
-from heteropp.description.boxes import Box
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan, Stage, ministage_layers
+from heteropp.layout.boxes import Box
 from heteropp.layout.flat_buffer import layout
 from heteropp.layout.hspmd.routing import HeldBox, Round, Wanted, route, volume_bytes
-from heteropp.models.llama.parameters import global_name, model_parameters
+from heteropp.models.spec import ModelSpec
 
 Part = tuple[int, int, int]  # pipeline, stage and ministage
 
@@ -83,9 +82,9 @@ def sums(plan: Plan, places: tuple[Part, ...], itemsize: int) -> Round:
     return rounds[0]
 
 
-def numbers(model: Model) -> dict[str, int]:
+def numbers(model: ModelSpec) -> dict[str, int]:
     """Returns the tensor number of each parameter in the routing, by name."""
-    return {parameter.name: i for i, parameter in enumerate(model_parameters(model))}
+    return {parameter.name: i for i, parameter in enumerate(model.parameters())}
 
 
 def _nearness(source: int, destination: int) -> float:
@@ -110,8 +109,8 @@ def holders(plan: Plan) -> dict[str, list[Part]]:
     """
     found: dict[str, list[Part]] = defaultdict(list)
     for part, layers in part_layers(plan).items():
-        for parameter in model_parameters(plan.model, layers):
-            found[global_name(plan.model, parameter.name)].append(part)
+        for parameter in plan.model.parameters(layers):
+            found[plan.model.global_name(parameter.name)].append(part)
     return dict(found)
 
 
@@ -122,7 +121,7 @@ def shared(plan: Plan) -> dict[tuple[Part, ...], list[str]]:
     """
     everywhere = holders(plan)
     found: dict[tuple[Part, ...], list[str]] = defaultdict(list)
-    for parameter in model_parameters(plan.model):
+    for parameter in plan.model.parameters():
         if len(parts := everywhere[parameter.name]) > 1:
             found[tuple(parts)].append(parameter.name)
     return dict(found)

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import lcm
 
-from heteropp.description.boxes import Box, split
 from heteropp.description.plan import Resharding, Stage
+from heteropp.layout.boxes import Box, split
 from heteropp.layout.hspmd.routing import HeldBox, Wanted, alike, route
 
 SENDS_UNDER_WAY = 2  # boundary tensors on their way to one neighbour, at most

@@ -14,17 +14,32 @@ HOST_PIECE = 1 << 17  # elements; what is computed in between then stays in a co
 class AdamW:
     """torch.optim.AdamW's arithmetic on one flat tensor, updated in place."""
 
-    def __init__(self, values: Tensor, hyperparameters: Hyperparameters) -> None:
+    def __init__(
+        self, values: Tensor, hyperparameters: Hyperparameters, decaying: int | None = None
+    ) -> None:
+        """decaying: how many elements at the begin have weight decay; None: all."""
         self.values = values
+        self.decaying = len(values) if decaying is None else min(decaying, len(values))
         self.hyperparameters = hyperparameters
         self.average = torch.zeros_like(values)
         self.average_square = torch.zeros_like(values)
         self.steps = torch.tensor(0.0)  # on the host, where the bias correction is computed
 
     def update(self, gradient: Tensor, learning_rate: float) -> None:
+        decay = self.hyperparameters.weight_decay
+        self._update(gradient, learning_rate, slice(0, self.decaying), decay)
+        self._update(gradient, learning_rate, slice(self.decaying, None), 0.0)
+        self.steps += 1
+
+    def _update(
+        self, gradient: Tensor, learning_rate: float, part: slice, weight_decay: float
+    ) -> None:
+        gradient = gradient[part]
+        if not len(gradient):
+            return
         size = HOST_PIECE if gradient.is_cpu else max(1, len(gradient))
         values, gradients, averages, squares = (
-            list(whole.split(size))
+            list(whole[part].split(size))
             for whole in (self.values, gradient, self.average, self.average_square)
         )
         # the function behind the class: the class would import torch's compiler, 1.5 s a rank
@@ -40,11 +55,10 @@ class AdamW:
             beta1=self.hyperparameters.beta1,
             beta2=self.hyperparameters.beta2,
             lr=learning_rate,
-            weight_decay=self.hyperparameters.weight_decay,
+            weight_decay=weight_decay,
             eps=self.hyperparameters.epsilon,
             maximize=False,
         )
-        self.steps += 1
 
 
 def clip(gradient: Tensor, total_norm: Tensor, largest: float) -> None:

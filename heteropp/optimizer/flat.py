@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from heteropp.layout.flat_buffer import Entry, Layout, layout
-from heteropp.models.llama.stage import StageModule
+from heteropp.models.stage_module import StageModule
 
 
 class FlatBuffers:

@@ -16,7 +16,7 @@ from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.layout.flat_buffer import BufferPiece, Entry
 from heteropp.layout.hspmd.annotation import DUPLICATE, PARTIAL, Annotation
 from heteropp.layout.hspmd.resolution import Kind, resolve
-from heteropp.models.llama.stage import StageModule
+from heteropp.models.stage_module import StageModule
 from heteropp.optimizer.adamw import AdamW
 from heteropp.optimizer.flat import FlatBuffers
 from heteropp.process_groups.collective import start
@@ -41,7 +41,8 @@ class FlatParameters(FlatBuffers):
         # a model of 16 bits keeps a master copy in float32
         own = self.values[self.shard]
         self.master = own.float() if self.mixed else own
-        self.optimizer = AdamW(self.master, hyperparameters)
+        decaying = max(0, self.layout.decaying - self.shard.start)
+        self.optimizer = AdamW(self.master, hyperparameters, decaying)
         self.shard_gradient: Tensor | None = None  # once reduced
         self.reducing: dist.Work | None = None
 
@@ -68,11 +69,17 @@ class FlatParameters(FlatBuffers):
     def _sum_copies(self, gradients: Tensor) -> None:
         """Sums the gradients of uncut parameters over the tensor-parallel group.
 
-        That is due where sequence parallelism cuts the rows, as each rank has its own rows' part.
+        That is due where each rank has a summand: of its own rows where sequence parallelism cuts
+        them, or of what it computes with a parameter that acts on what is cut.
         """
-        if not self.module.group.sequence_parallel:
+        rows_are_cut = self.module.group.sequence_parallel
+        copies = [
+            gradients[e.first : e.last]
+            for e in self.entries
+            if not e.sharded and (rows_are_cut or e.partial)
+        ]
+        if not copies:
             return
-        copies = [gradients[e.first : e.last] for e in self.entries if not e.sharded]
         total = torch.cat(copies)
         self.module.group.all_reduce(total)
         for copy, part in zip(copies, total.split([len(copy) for copy in copies]), strict=True):

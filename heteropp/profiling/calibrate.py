@@ -17,8 +17,8 @@ from heteropp.cost.stage_time import formula_s
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster
 from heteropp.description.files import FileError, write_text
-from heteropp.description.model import Model
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
+from heteropp.models.spec import ModelSpec
 from heteropp.simulator.simulate import simulate
 
 CLOSE = 2e-4  # of the step's time, for the solver
@@ -35,7 +35,7 @@ class MeasuredRun:
     """A measured run of a whole cluster of one chip type, every stage alike."""
 
     cluster: Cluster
-    model: Model
+    model: ModelSpec
     global_batch: int  # sequences
     pp: int
     dp: int

@@ -21,10 +21,9 @@ from torch import Tensor
 from heteropp.cost.tracing.operators import CountingGroup
 from heteropp.cost.tracing.stage import model_around, update
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.description.model import Model
 from heteropp.description.profile import Block, Measured
-from heteropp.models.llama.stage import StageModule
 from heteropp.models.parallel.backward import WeightGradients, put_off
+from heteropp.models.spec import ModelSpec
 from heteropp.optimizer.zero import FlatParameters
 from heteropp.runtime.ranks.device import Device, open_device
 
@@ -35,12 +34,14 @@ SETTLING_S = 5
 class ProfiledBlock:
     """A block on the device, with a group that communicates nothing."""
 
-    def __init__(self, model: Model, block: Block, device: Device) -> None:
+    def __init__(self, model: ModelSpec, block: Block, device: Device) -> None:
         self.block, self.device = block, device
-        model, span = model_around(model, block.layers, block.first, block.last)
+        model, span = model_around(
+            model, block.layers, block.first, block.last, model.block_kind(0)
+        )
         dtype = getattr(torch, model.dtype)
         group = CountingGroup(block.tp)
-        self.module = StageModule(model, span, group, device.device, dtype)
+        self.module = model.build(span, group, device.device, dtype)
         for parameter in self.module.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
         self.flat = FlatParameters(self.module, None, 0, Hyperparameters())
@@ -76,7 +77,7 @@ class ProfiledBlock:
         return torch.ones(self.shape, device=self.device.device, dtype=self.dtype)
 
 
-def measure(model: Model, block: Block, device: Device) -> Measured:
+def measure(model: ModelSpec, block: Block, device: Device) -> Measured:
     _settle(device, 0)
     stage = ProfiledBlock(model, block, device)
     flat = stage.flat
@@ -214,7 +215,7 @@ def main() -> None:
 
     try:
         start = json.loads(sys.stdin.readline())
-        model = TypeAdapter(Model).validate_json(json.dumps(start["model"]))
+        model = TypeAdapter(ModelSpec).validate_json(json.dumps(start["model"]))
         device = open_device("chip", start["chip"], start["chip_type"])
     except Exception as error:
         answer("failed", f"{type(error).__name__}: {_one_line(error)}")

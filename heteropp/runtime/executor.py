@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heteropp.data.batch import Batch
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
-from heteropp.models.llama.stage import StageModule
+from heteropp.models.stage_module import StageModule
 from heteropp.runtime.evaluation import evaluate
 from heteropp.runtime.measuring.metrics import Clock, Mark
 from heteropp.runtime.passes import Passes

@@ -17,9 +17,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from heteropp.data.batch import Batch
 from heteropp.description.plan import Plan, Stage
-from heteropp.models.llama.stage import StageModule
 from heteropp.models.parallel.backward import WeightGradients, put_off
 from heteropp.models.parallel.tensor_parallel import ProcessGroup
+from heteropp.models.stage_module import StageModule
 from heteropp.optimizer.flat import FlatBuffers
 from heteropp.runtime.measuring.metrics import Clock, HostClock, Mark
 from heteropp.runtime.ranks.transport import Coordinates, Groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from heteropp.description.plan import Plan
-from heteropp.models.llama.stage import StageModule
+from heteropp.models.stage_module import StageModule
 from heteropp.runtime.ranks.transport import Coordinates, Groups
 
 
@@ -17,8 +17,7 @@ def stage_modules(
     Their parameters are not initialised. seed: that of dropout.
     """
     return [
-        StageModule(
-            plan.model,
+        plan.model.build(
             layers,
             groups.tensor_parallel,
             device,

@@ -12,7 +12,6 @@ from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile
 from heteropp.data.whole_documents import WholeDocuments
 from heteropp.description.timeline import Span
-from heteropp.models.llama.hugging_face_weights import load_weights
 from heteropp.process_groups.control import Control
 from heteropp.runtime.executor import Executor, StepResult
 from heteropp.runtime.measuring.gauges import Expect, Gauges
@@ -31,6 +30,7 @@ from heteropp.state.checkpoint.manifest import (
 )
 from heteropp.state.checkpoint.reader import Reader
 from heteropp.state.checkpoint.writer import Writer
+from heteropp.state.hugging_face.weights import load_weights
 from heteropp.state.slices import State
 from heteropp.state.switching.buffers import Buffers, fill
 from heteropp.state.switching.switch import Position

@@ -10,6 +10,7 @@ equation 1 wins.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 from heteropp.cost.planned import most_lacking, slowest_link
@@ -53,12 +54,10 @@ def search(request: Request) -> Result:
 
 def _tp_degrees(request: Request) -> list[int]:
     """Powers of two that divide the chips of every node, and the model (getValidTpSize)."""
-    model, nodes = request.model, request.cluster.nodes
-    sizes = [model.kv_heads, model.intermediate, model.vocab, model.sequence_length]
-    sizes += sorted({len(node.ranks) for node in nodes})
+    nodes = request.cluster.nodes
+    chips = math.gcd(*(len(node.ranks) for node in nodes))
     limit = min(node.chip.tp_limit for node in nodes)
-    powers = itertools.takewhile(lambda tp: tp <= limit, (2**i for i in itertools.count()))
-    return [tp for tp in powers if all(size % tp == 0 for size in sizes)]
+    return [tp for tp in request.model.tp_degrees(limit) if chips % tp == 0]
 
 
 def _does_not_fit(request: Request, plans: list[Plan]) -> SearchError:

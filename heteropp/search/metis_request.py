@@ -15,9 +15,9 @@ from functools import partial
 
 from heteropp.cost.stage_time import Memory, StageShape, stage_memory, stage_time
 from heteropp.description.cluster import Cluster, Link, Node
-from heteropp.description.model import Model
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.description.profile import ChipProfile, chip_profile
+from heteropp.models.spec import ModelSpec
 from heteropp.search.metis_cost import Line, MetisPlan
 from heteropp.search.metis_files import LayerProfile, MetisNode, Profiles
 from heteropp.search.metis_problem import Problem
@@ -31,10 +31,8 @@ FAR = Link(0.0, float("inf"))
 def problem_of(request: Request) -> Problem:
     cluster, model = request.cluster, request.model
     names = sorted(cluster.chip_names())
-    sizes = [model.kv_heads, model.intermediate, model.vocab, model.sequence_length]
     most_tp = max(cluster.chip(cluster.ranks_of(name)[0]).tp_limit for name in names)
-    powers = [1 << bit for bit in range(most_tp.bit_length())]
-    degrees = tuple(tp for tp in powers if all(size % tp == 0 for size in sizes))
+    degrees = tuple(model.tp_degrees(most_tp))
     batches = [1 << bit for bit in range(request.global_batch.bit_length())]
     by_type = {}
     update_s = {}
@@ -101,7 +99,7 @@ def plan_of(request: Request, problem: Problem, found: MetisPlan) -> Plan:
     )
 
 
-def _layers(model: Model, of: Figure) -> tuple[float, ...]:
+def _layers(model: ModelSpec, of: Figure) -> tuple[float, ...]:
     """Returns a figure for each layer.
 
     of: gives the figure of a stage of so many layers, which is the first, the last, or not.
@@ -159,7 +157,7 @@ def _profile(
     )
 
 
-def _difference(model: Model, one: Figure, other: Figure) -> tuple[float, ...]:
+def _difference(model: ModelSpec, one: Figure, other: Figure) -> tuple[float, ...]:
     return tuple(a - b for a, b in zip(_layers(model, one), _layers(model, other), strict=True))
 
 
@@ -192,7 +190,7 @@ def _memory(
 
 
 def _update_s(
-    model: Model, node: Node, measured: ChipProfile | None, layers: int, first: bool, last: bool
+    model: ModelSpec, node: Node, measured: ChipProfile | None, layers: int, first: bool, last: bool
 ) -> float:
     shape = _shape(1, 1, 1, layers, first, last)
     time = stage_time(model, shape, node.chip, FAR, FAR, measured)

@@ -8,8 +8,8 @@ from importlib import import_module
 
 from heteropp.cost.planned import overrun
 from heteropp.description.cluster import Cluster
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan, Schedule, ZeroStage
+from heteropp.models.spec import ModelSpec
 
 PLANNERS = ("exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform")
 
@@ -19,7 +19,7 @@ class Request:
     """What to plan for."""
 
     cluster: Cluster
-    model: Model
+    model: ModelSpec
     global_batch: int  # sequences a step
     sequences: int = 1  # of a micro-batch in each replica, for planners that do not choose it
     zero_stage: ZeroStage = 1

@@ -6,7 +6,6 @@ links that its ranks meet, and most of its places are alike.
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +14,8 @@ from functools import cached_property
 
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link, Node
-from heteropp.description.model import Model
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
+from heteropp.models.spec import ModelSpec
 from heteropp.search.planner import Request, SearchError
 
 SUBGROUP = 128  # chips
@@ -58,7 +57,7 @@ class StageChoice:
 class ChipType:
     """All chips of one type, in rank order."""
 
-    def __init__(self, cluster: Cluster, name: str, model: Model) -> None:
+    def __init__(self, cluster: Cluster, name: str, model: ModelSpec) -> None:
         self.cluster = cluster
         self.name = name
         self.nodes = [node for node in cluster.nodes if node.chip_name == name]
@@ -71,12 +70,10 @@ class ChipType:
     def chips(self) -> int:
         return len(self.ranks)
 
-    def _tp_degrees(self, model: Model) -> list[int]:
+    def _tp_degrees(self, model: ModelSpec) -> list[int]:
         """Powers of two up to TP_MAX that divide the nodes and the model."""
-        sizes = [len(node.ranks) for node in self.nodes]
-        sizes += [model.kv_heads, model.intermediate, model.vocab, model.sequence_length]
-        powers = itertools.takewhile(lambda tp: tp <= self.chip.tp_limit, (2**i for i in range(20)))
-        return [tp for tp in powers if math.gcd(*sizes) % tp == 0]
+        chips = math.gcd(*(len(node.ranks) for node in self.nodes))
+        return [tp for tp in model.tp_degrees(self.chip.tp_limit) if chips % tp == 0]
 
     @cached_property
     def _kinds(self) -> list[int]:

@@ -10,7 +10,6 @@ from heteropp.cost.planned import slowest_link
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan
 from heteropp.layout.replicated_gradients import Part, shards, shared
-from heteropp.models.llama.parameters import model_parameters
 from heteropp.schedule.action import Action, Kind
 from heteropp.simulator.reductions import ReductionGroup
 
@@ -52,7 +51,7 @@ def _shared_bytes(plan: Plan) -> dict[tuple[Part, ...], int]:
     The last layers come first, as their gradients are ready first.
     """
     width = max(4, plan.model.dtype_bytes)
-    sizes = {p.name: width * math.prod(p.shape) for p in model_parameters(plan.model)}
+    sizes = {p.name: width * math.prod(p.shape) for p in plan.model.parameters()}
     last_first = reversed(shared(plan).items())
     return {parts: sum(sizes[name] for name in names) for parts, names in last_first}
 

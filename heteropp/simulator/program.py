@@ -17,7 +17,6 @@ from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, Stage, ministage_layers
 from heteropp.description.profile import chip_profile
 from heteropp.layout.resharding import messages, piece_box
-from heteropp.models.llama.parameters import model_parameters
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.stage_actions import actions, links
 from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Transmission
@@ -169,6 +168,7 @@ class _Compiler:
                 first=first == 0,
                 last=last == self.plan.model.layers,
                 ministages=1,
+                blocks=self.plan.model.block_counts([(first, last)]),
             )
             result.append(
                 _slowest([stage_time(self.plan.model, shape, chip, *x, profile) for x in links])
@@ -298,7 +298,7 @@ def _slowest(times: list[Time]) -> Time:
 
 def _exchange_s(plan: Plan, cluster: Cluster) -> float:
     """Returns the seconds in which all ranks exchange each parameter's norm, and the loss."""
-    row_bytes = max(4, plan.model.dtype_bytes) * (len(model_parameters(plan.model)) + 1)
+    row_bytes = max(4, plan.model.dtype_bytes) * (len(plan.model.parameters()) + 1)
     everyone = tuple(range(plan.world_size))
     link = slowest_link(cluster, 0, everyone)
     return all_gather_s(row_bytes * plan.world_size, plan.world_size, link)

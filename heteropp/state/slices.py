@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from heteropp.description.boxes import Box
+from heteropp.layout.boxes import Box
 from heteropp.layout.flat_buffer import BufferPiece
 from heteropp.optimizer.zero import FlatParameters
 from heteropp.state.checkpoint.manifest import ParameterSlice, Scalars
@@ -65,7 +65,7 @@ class State:
         found: set[tuple[Quantity, ParameterSlice]] = set()
         for flat in self.update.flats:
             found |= {
-                ("value", ParameterSlice(entry.global_name, entry.box)) for entry in flat.entries
+                ("value", ParameterSlice(held.name, held.box)) for held in flat.layout.boxes()
             }
             for piece in flat.pieces:  # whose values are among those
                 kept = _shard(flat).keys() - {"value"}
@@ -98,9 +98,9 @@ class State:
         Raises CheckpointError where the source lacks some of them.
         """
         for flat in self.update.each():
-            for entry in flat.entries:
-                value = source.read("value", entry.global_name, entry.box)
-                flat.values[entry.first : entry.last].copy_(value.reshape(-1))
+            for held in flat.layout.boxes():
+                value = source.read("value", held.name, held.box)
+                flat.values[held.first : held.last].copy_(value.reshape(-1))
             for piece in flat.pieces:
                 for what, whole in _shard(flat).items():
                     _of(flat, whole, piece).copy_(source.read(what, piece.name, piece.box))

@@ -18,8 +18,8 @@ from heteropp.cost.tracing import traces
 from heteropp.cost.tracing.kind import StageKind
 from heteropp.description.cluster import Cluster, Node
 from heteropp.description.fabric import Fabric, LinkEntry
-from heteropp.description.model import Model
 from heteropp.description.plan import Pipeline, Plan, Stage
+from heteropp.models.llama.model import LlamaModel
 from heteropp.schedule.stage_actions import in_flight
 from heteropp.search import space
 from heteropp.search.planner import Request
@@ -194,7 +194,7 @@ class BruteForce:
         return self.cost_s(plan.micro_batch // self.request.sequences, stages)
 
 
-def invented_trace(model: Model, layers: int, kind: StageKind) -> traces.StageTrace:
+def invented_trace(model: LlamaModel, layers: int, kind: StageKind) -> traces.StageTrace:
     """What heteropp.cost.tracing.traces.trace_stage would give for a model of no particular sense.
 
     Tracing thousands of shapes for real takes a minute; planners must be right whatever it says.

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ditorch.chips import ChipSpec, load_chip
 from heteropp.description.cluster import Cluster, Node
-from heteropp.description.model import Model
+from heteropp.models.llama.model import LlamaModel
 
 
-def tiny_model(layers: int = 4, **changes) -> Model:
+def tiny_model(layers: int = 4, **changes) -> LlamaModel:
     shape = dict(hidden=16, heads=4, kv_heads=4, intermediate=32, vocab=32, sequence_length=16)
-    return Model(name="tiny", layers=layers, **{**shape, **changes})
+    return LlamaModel(name="tiny", layers=layers, **{**shape, **changes})
 
 
 def random_chip(generator: random.Random) -> ChipSpec:
@@ -46,7 +46,7 @@ def write_cluster(path: Path, *entries: tuple[str, int]) -> Path:
     return path
 
 
-def write_model(path: Path, model: Model) -> Path:
+def write_model(path: Path, model: LlamaModel) -> Path:
     sizes = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "sequence_length")
     text = f'name = "{model.name}"\ndtype = "{model.dtype}"\n'
     path.write_text(text + "".join(f"{name} = {getattr(model, name)}\n" for name in sizes))

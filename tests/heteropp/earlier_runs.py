@@ -20,8 +20,8 @@ from elastic_run import Elastic
 from layouts import plan_of, scheduled
 from training_run import CHIP, Training, several_pipelines, tiny_model
 
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan
+from heteropp.models.llama.model import LlamaModel
 
 EARLIER = Path(__file__).with_name("earlier")
 STOPPED, STEPS = 2, 4
@@ -29,7 +29,7 @@ SETTINGS = ("--warmup-steps", "2", "--decay-steps", "6", "--seed", "3")
 MODEL = tiny_model(
     hidden=4, heads=2, kv_heads=2, intermediate=8, sequence_length=8, dtype="float64"
 )
-PLANS: dict[str, Callable[[Model], Plan]] = {
+PLANS: dict[str, Callable[[LlamaModel], Plan]] = {
     "1f1b-zero-1": lambda m: plan_of(m, (2, 2), (2, 1), (1, 2)),
     "gpipe-zero-0": lambda m: scheduled(
         plan_of(m, (2, 2), (1, 2), (2, 1), zero_stage=0), "gpipe", 1

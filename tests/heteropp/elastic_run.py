@@ -21,8 +21,8 @@ from training_run import (
     wait_until_nothing_is_left,
 )
 
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan
+from heteropp.models.llama.model import LlamaModel
 
 MODEL = tiny_model()
 SIX = plan_of(MODEL, (2, 1, 1), (1, 2, 1), (2, 1, 2))
@@ -145,7 +145,7 @@ def said(training: Elastic) -> str:
 class Undisturbed:
     """A run on one chip, which stays; it goes on as far as it is asked for."""
 
-    def __init__(self, folder: Path, model: Model = MODEL) -> None:
+    def __init__(self, folder: Path, model: LlamaModel = MODEL) -> None:
         self.folder, self.model = folder, model
         self.found: list[float] = []
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from training_run import make_plan, moved, several_pipelines, tiny_model
 
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan, Schedule, Stage
+from heteropp.models.llama.model import LlamaModel
 
 SCHEDULES: tuple[Schedule, ...] = (
     "1f1b",
@@ -23,7 +23,7 @@ MINISTAGES = {"interleaved-1f1b": 2, "zb-v": 2, "chimera": 2}
 
 
 def plan_of(
-    model: Model,
+    model: LlamaModel,
     layers: Sequence[int],
     dp: Sequence[int],
     tp: Sequence[int],
@@ -51,12 +51,12 @@ def _fits(stage: Stage, option: str) -> bool:
     return option != "selective_recompute" or not stage.recompute
 
 
-def figure_8(model: Model) -> Plan:
+def figure_8(model: LlamaModel) -> Plan:
     """The paper's example, dp 4, 2, 2 and tp 2, 4, 2, with fewer layers."""
     return plan_of(replace(model, kv_heads=4), (3, 3, 2), (4, 2, 2), (2, 4, 2))
 
 
-def mixed_chips(model: Model) -> Plan:
+def mixed_chips(model: LlamaModel) -> Plan:
     """Zorse's: replicas of two chip types in a stage, with unequal shares."""
     plan = plan_of(model, (4, 4), (2, 2), (1, 1), shares={0: (1, 3), 1: (3, 1)})
     (pipeline,) = plan.pipelines
@@ -69,7 +69,7 @@ def mixed_chips(model: Model) -> Plan:
     return replace(plan, pipelines=(replace(pipeline, stages=stages),))
 
 
-def two_pipelines(model: Model) -> Plan:
+def two_pipelines(model: LlamaModel) -> Plan:
     """AutoHet's: unlike boundaries, tensor-parallel degrees and micro-batch counts."""
     one = plan_of(model, (5, 3), (1, 1), (1, 2)).pipelines[0]
     other = plan_of(model, (2, 6), (1, 1), (2, 1)).pipelines[0]
@@ -86,7 +86,7 @@ def turned(plan: Plan) -> Plan:
     return replace(plan, pipelines=pipelines)
 
 
-def three_pipelines(model: Model) -> Plan:
+def three_pipelines(model: LlamaModel) -> Plan:
     """A tied head beside, so that six places sum an embedding; ZeRO over all of them."""
     plan = several_pipelines(
         replace(model, tied_embeddings=True),
@@ -98,11 +98,11 @@ def three_pipelines(model: Model) -> Plan:
 
 
 # of one rank a stage: bit for bit what the plain loop computes
-EXACT: dict[str, Callable[[Model], Plan]] = {
+EXACT: dict[str, Callable[[LlamaModel], Plan]] = {
     "two stages": lambda m: plan_of(m, (5, 3), (1, 1), (1, 1)),
     "four stages": lambda m: plan_of(m, (2, 2, 2, 2), (1,) * 4, (1,) * 4),
 }
-LAYOUTS: dict[str, Callable[[Model], Plan]] = EXACT | {
+LAYOUTS: dict[str, Callable[[LlamaModel], Plan]] = EXACT | {
     "figure 8": figure_8,
     "dp 3 to 1, uneven": lambda m: plan_of(m, (4, 4), (3, 1), (1, 1), shares={0: (1, 2, 1)}),
     "tp 1 to 4": lambda m: plan_of(replace(m, kv_heads=4), (4, 4), (1, 1), (1, 4)),

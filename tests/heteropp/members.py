@@ -22,11 +22,10 @@ from plain_llama import train_plainly
 from training_run import write_text
 
 from heteropp.data.source import open_tokens
-from heteropp.description.boxes import Box
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan
-from heteropp.models.llama.parameters import model_parameters
+from heteropp.layout.boxes import Box
+from heteropp.models.llama.model import LlamaModel
 
 DEADLINE_S = 120
 Held = list[tuple[str, str, Box, np.ndarray]]  # quantity, parameter, box and values
@@ -46,7 +45,7 @@ class Told:
 class Members:
     """The processes: over gloo on the host, or over dicomm on emulated chips of one chip file."""
 
-    def __init__(self, count: int, model: Model, steps: int, chip: Path | None = None) -> None:
+    def __init__(self, count: int, model: LlamaModel, steps: int, chip: Path | None = None) -> None:
         self.model = model
         self.sent_bytes = self.planned_bytes = 0  # in all switches; over dicomm
         self.names = tuple(f"a-0/{i}" for i in range(count))
@@ -113,9 +112,9 @@ class Members:
             process.join()
 
 
-def whole(model: Model, told: dict[str, Held]) -> dict[tuple[str, str], np.ndarray]:
+def whole(model: LlamaModel, told: dict[str, Held]) -> dict[tuple[str, str], np.ndarray]:
     """Every quantity of every parameter, put together; holders agree bit for bit."""
-    shapes = {parameter.name: parameter.shape for parameter in model_parameters(model)}
+    shapes = {parameter.name: parameter.shape for parameter in model.parameters()}
     result: dict[tuple[str, str], np.ndarray] = {}
     known: dict[tuple[str, str], np.ndarray] = {}
     for member, held in told.items():

@@ -23,10 +23,9 @@ from torch import Tensor
 from training_run import write_text
 
 from heteropp.data.source import open_tokens
-from heteropp.description.boxes import Box
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan, validate
-from heteropp.models.llama.parameters import model_parameters
+from heteropp.layout.boxes import Box
 
 STEPS, WARMUP, CLIP = 5, 2, 0.3
 # Adam divides by the gradient's own size: where a gradient nearly cancels, its float32 noise comes
@@ -156,7 +155,7 @@ Held = list[tuple[str, Box, np.ndarray]]  # slices of parameters, some of them t
 def _whole(plan: Plan, held: list[Held]) -> dict[str, Tensor]:
     """Parameters put together from the slices of all ranks, who agree bit for bit."""
     whole = {}
-    for parameter in model_parameters(plan.model):
+    for parameter in plan.model.parameters():
         value = torch.full(parameter.shape, torch.nan, dtype=getattr(torch, plan.model.dtype))
         everything = Box(tuple((0, size) for size in parameter.shape))
         for rank, slices in enumerate(held):

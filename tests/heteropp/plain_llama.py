@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from heteropp.data.sequences import NOT_COUNTED, Sequences
 from heteropp.data.token_file import TokenFile
-from heteropp.description.model import Model
-from heteropp.models.llama.stage import initial_value, model_parameters
+from heteropp.models.llama.model import LlamaModel
 
 
 class Norm(nn.Module):
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LlamaModel) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(model.hidden))
         self.epsilon = model.norm_eps
@@ -28,7 +27,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LlamaModel) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.size = model.heads, model.kv_heads, model.head_size
         self.theta, self.length = model.rope_theta, model.sequence_length
@@ -65,7 +64,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LlamaModel) -> None:
         super().__init__()
         self.gate = nn.Linear(model.hidden, model.intermediate, bias=False)
         self.up = nn.Linear(model.hidden, model.intermediate, bias=False)
@@ -78,7 +77,7 @@ class MLP(nn.Module):
 class Dropout:
     """Drops an element where a hash of the seed, the place, its row and its column is small."""
 
-    def __init__(self, model: Model, seed: int, place: str) -> None:
+    def __init__(self, model: LlamaModel, seed: int, place: str) -> None:
         self.probability = model.dropout
         digest = hashlib.sha256(f"{seed}/dropout/{place}".encode()).digest()
         self.key = int.from_bytes(digest[:4], "little") % 2**31
@@ -100,7 +99,7 @@ class Dropout:
 
 
 class Layer(nn.Module):
-    def __init__(self, model: Model, seed: int, number: int) -> None:
+    def __init__(self, model: LlamaModel, seed: int, number: int) -> None:
         super().__init__()
         self.attention_dropout = Dropout(model, seed, f"layers.{number}.attention")
         self.mlp_dropout = Dropout(model, seed, f"layers.{number}.mlp")
@@ -113,7 +112,7 @@ class Layer(nn.Module):
 
 
 class PlainLlama(nn.Module):
-    def __init__(self, model: Model, seed: int) -> None:
+    def __init__(self, model: LlamaModel, seed: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(model.vocab, model.hidden)
         self.layers = nn.ModuleList(Layer(model, seed, n) for n in range(model.layers))
@@ -122,7 +121,7 @@ class PlainLlama(nn.Module):
         self.head = nn.Linear(model.hidden, model.vocab, bias=False)
         if model.tied_embeddings:
             self.head.weight = self.embedding.weight
-        self.fill({p.name: initial_value(model, p, seed) for p in model_parameters(model)})
+        self.fill({p.name: model.initial_value(p, seed) for p in model.parameters()})
         self.to(getattr(torch, model.dtype))
 
     def fill(self, values: dict[str, Tensor]) -> None:
@@ -138,7 +137,7 @@ class PlainLlama(nn.Module):
 
 
 @torch.no_grad()
-def plain_loss(model: Model, parameters: dict[str, Tensor], tokens: TokenFile) -> float:
+def plain_loss(model: LlamaModel, parameters: dict[str, Tensor], tokens: TokenFile) -> float:
     """The mean loss over the whole of some tokens."""
     module = PlainLlama(replace(model, dropout=0.0), 0)
     module.fill(parameters)
@@ -148,7 +147,7 @@ def plain_loss(model: Model, parameters: dict[str, Tensor], tokens: TokenFile) -
 
 
 def train_plainly(
-    model: Model,
+    model: LlamaModel,
     tokens: TokenFile,
     steps: int,
     micro_batch: int,

@@ -20,11 +20,9 @@ import torch.distributed as dist
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
-from heteropp.description.boxes import Box
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan, validate
-from heteropp.models.llama.parameters import global_name, model_parameters
-from heteropp.models.llama.stage import StageModule
+from heteropp.layout.boxes import Box
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks.transport import Coordinates, Groups, connect
 from heteropp.runtime.step.guard import Guard
@@ -70,8 +68,7 @@ class Here:
         place = Coordinates.of(self.plan, self.control.rank)
         groups = Groups(place)
         modules = [
-            StageModule(
-                self.plan.model,
+            self.plan.model.build(
                 layers,
                 groups.tensor_parallel,
                 torch.device("cpu"),
@@ -85,7 +82,7 @@ class Here:
         self.update = Update(self.plan, place, groups, modules, settings)
         self.state = State(self.update, Guard(settings))
         self.shapes = {
-            global_name(self.plan.model, p.name): p.shape for p in model_parameters(self.plan.model)
+            self.plan.model.global_name(p.name): p.shape for p in self.plan.model.parameters()
         }
 
     @property

@@ -6,7 +6,6 @@ import pytest
 import torch
 from training_run import tiny_model
 
-from heteropp.models.llama.stage import StageModule
 from heteropp.models.parallel.backward import put_off
 from heteropp.models.parallel.tensor_parallel import SoloGroup
 
@@ -16,7 +15,7 @@ from heteropp.models.parallel.tensor_parallel import SoloGroup
 def test_the_halves_of_a_backward_make_the_whole(dtype: str, layers: tuple[int, int]) -> None:
     """Gradients are bitwise equal where weights' gradients are computed after two micro-batches."""
     model = tiny_model(dtype=dtype)
-    module = StageModule(model, layers, SoloGroup(), "cpu", getattr(torch, dtype))
+    module = model.build(layers, SoloGroup(), "cpu", getattr(torch, dtype))
     module.initialise(0)
     generator = torch.Generator().manual_seed(0)
     rows = 2 * model.sequence_length

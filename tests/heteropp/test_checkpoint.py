@@ -27,9 +27,9 @@ from training_run import (
     write_cluster,
 )
 
-from heteropp.description.boxes import Box
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan, Schedule, write_plan
+from heteropp.layout.boxes import Box
 from heteropp.process_groups.control import Control
 from heteropp.state.checkpoint.manifest import (
     CheckpointError,

@@ -11,10 +11,10 @@ import pytest
 from clusters import write_cluster
 
 from heteropp.cli.simulate import app
-from heteropp.description.model import Model
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, write_plan
+from heteropp.models.llama.model import LlamaModel
 
-MODEL = Model(
+MODEL = LlamaModel(
     name="small",
     layers=6,
     hidden=64,
@@ -132,7 +132,7 @@ def test_stragglers_that_cannot_be(files: list[str], capsys, option: str, said: 
 
 
 def test_a_plan_that_does_not_fit_says_where(capsys, tmp_path: Path) -> None:
-    model = Model(**{**MODEL.__dict__, "hidden": 512, "intermediate": 8192})
+    model = LlamaModel(**{**MODEL.__dict__, "hidden": 512, "intermediate": 8192})
     plan = Plan(**{**plan_of(8).__dict__, "model": model})
     write_plan(plan, tmp_path / "plan.json")
     entries = [(f"{letter}-mini", 1) for letter in "abc"]

@@ -353,8 +353,8 @@ import torch, ditorch, ditorch.chips
 assert ditorch.chips.load_chip("c-mini") == chip and type(chip) is ditorch.chips.ChipSpec
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.models.parallel.backward import put_off
-from heteropp.models.llama.stage import StageModule
-from heteropp.description.model import Model
+from heteropp.models.stage_module import StageModule
+from heteropp.models.llama.model import LlamaModel
 from heteropp.optimizer.adamw import clip
 from heteropp.cost.tracing.operators import CountingGroup
 from heteropp.optimizer.zero import FlatParameters
@@ -376,7 +376,7 @@ def report(model, layers, tp, **options):
     # a group that communicates nothing
     group = CountingGroup(tp, options.get("sequence_parallel", False))
     again = options.get("selective_recompute", False)
-    module = StageModule(model, layers, group, "device", dtype, selective_recompute=again)
+    module = model.build(layers, group, "device", dtype, selective_recompute=again)
     module.initialise(0)
     flat = FlatParameters(module, None, 1, Hyperparameters())
     tokens = torch.zeros(128, dtype=torch.int64, device="device")
@@ -416,9 +416,9 @@ def report(model, layers, tp, **options):
 for dtype in sys.argv[1:]:
     for layers in ((0, 1), (1, 2), (1, 3)):
         for tp in (1, 2):
-            report(Model(name="x", dtype=dtype, **SHAPE), layers, tp)
+            report(LlamaModel(name="x", dtype=dtype, **SHAPE), layers, tp)
 for layers in ((0, 1), (1, 2), (1, 3)):
-    dropping = Model(name="x", dropout=0.1, **SHAPE)
+    dropping = LlamaModel(name="x", dropout=0.1, **SHAPE)
     report(dropping, layers, 1, selective_recompute=True)
     report(dropping, layers, 2, sequence_parallel=True)
 """

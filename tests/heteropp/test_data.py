@@ -28,7 +28,7 @@ from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile, open_token_file
 from heteropp.data.tokenizer import Bytes
 from heteropp.description.files import FileError
-from heteropp.description.model import Model
+from heteropp.models.llama.model import LlamaModel
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks.transport import Coordinates
 from heteropp.runtime.step.batches import Batches, check_same_data
@@ -47,7 +47,7 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
-def model_of(length: int) -> Model:
+def model_of(length: int) -> LlamaModel:
     return tiny_model(sequence_length=length)
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from training_run import tiny_model
 
-from heteropp.description.model import ModelError, validate
 from heteropp.models.llama.dropout import Dropout, row_and_column_hashes
-from heteropp.models.llama.stage import StageModule
 from heteropp.models.parallel.tensor_parallel import SoloGroup
+from heteropp.models.spec import ModelError
+from heteropp.models.stage_module import StageModule
 
 ROWS, COLUMNS, PROBABILITY = 400, 300, 0.25
 
@@ -73,7 +73,7 @@ def test_a_model_drops_in_training_alone() -> None:
     tokens = torch.arange(2 * model.sequence_length)
 
     def module(model: object) -> StageModule:
-        found = StageModule(model, (0, 2), SoloGroup(), "cpu", torch.float32)  # type: ignore[arg-type]
+        found = model.build((0, 2), SoloGroup(), "cpu", torch.float32)  # type: ignore[arg-type]
         found.initialise(0)
         return found
 
@@ -86,4 +86,4 @@ def test_a_model_drops_in_training_alone() -> None:
 def test_a_probability_that_cannot_be_is_refused() -> None:
     for dropout in (-0.1, 1.0, math.nan):
         with pytest.raises(ModelError, match="expected at least 0 and below 1"):
-            validate(tiny_model(dropout=dropout))
+            tiny_model(dropout=dropout).validate()

@@ -30,7 +30,6 @@ from training_run import (
 )
 
 from heteropp.description.plan import write_plan
-from heteropp.models.llama.parameters import model_parameters
 
 PLAN = make_plan(tiny_model(), (1, 2, 1), (2, 1, 1), (1, 2, 1), (True, False, False))
 RANKS = range(PLAN.world_size)
@@ -184,7 +183,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(
 
 def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     """The disk has room for one checkpoint and a half."""
-    elements = sum(math.prod(parameter.shape) for parameter in model_parameters(PLAN.model))
+    elements = sum(math.prod(parameter.shape) for parameter in PLAN.model.parameters())
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     write_plan(PLAN, tmp_path / "plan.json")

@@ -41,7 +41,7 @@ def test_its_cost(tp: int) -> None:
     """One layer's difference, against arithmetic."""
 
     def layer(model, what) -> int:
-        kind = StageKind(False, False, tp, 1)
+        kind = StageKind("block", False, False, tp, 1)
         return what(trace_stage(model, 2, kind)) - what(trace_stage(model, 1, kind))
 
     pairs = MODEL.heads // tp * MODEL.sequence_length**2  # of tokens, over the heads

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from heteropp.description.boxes import Box
+from heteropp.layout.boxes import Box
 from heteropp.layout.hspmd.annotation import (
     DUPLICATE,
     PARTIAL,

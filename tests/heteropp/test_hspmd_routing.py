@@ -12,7 +12,7 @@ import pytest
 import torch
 from hspmd_ranks import Counted, Ranks
 
-from heteropp.description.boxes import Box
+from heteropp.layout.boxes import Box
 from heteropp.layout.hspmd.exchange import TensorPiece, exchange
 from heteropp.layout.hspmd.routing import HeldBox, RoutingError, Wanted, route, volume_bytes
 

@@ -21,19 +21,18 @@ from heteropp.cli.export import app
 from heteropp.data.sequences import Sequences
 from heteropp.data.source import open_tokens
 from heteropp.description.files import FileError
-from heteropp.description.model import Model, read_model
-from heteropp.models.llama.hugging_face_export import export
-from heteropp.models.llama.hugging_face_weights import (
-    Weights,
-    check_from,
-    load_weights,
-    tensor_name,
-)
-from heteropp.models.llama.parameters import model_parameters
-from heteropp.models.llama.stage import StageModule
+from heteropp.description.model import read_model
+from heteropp.layout.boxes import Box
+from heteropp.models.llama.model import LlamaModel
 from heteropp.models.parallel.tensor_parallel import SoloGroup
 from heteropp.state.checkpoint.manifest import find
 from heteropp.state.checkpoint.reader import Reader
+from heteropp.state.hugging_face.export import export
+from heteropp.state.hugging_face.weights import (
+    Weights,
+    check_from,
+    load_weights,
+)
 
 LENGTH = 48
 LLAMA3 = {
@@ -93,7 +92,7 @@ def theirs(folder: Path):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def model_of(folder: Path) -> Model:
+def model_of(folder: Path) -> LlamaModel:
     """Reads the model as a plan would have it: float32, and shorter sequences."""
     return replace(read_model(folder), dtype="float32", sequence_length=LENGTH)
 
@@ -143,7 +142,7 @@ def our_logits(folder: Path, tokens: Tensor, layout: str) -> Tensor:
         span, received = (first, first + layers), x
 
         def rank(group=group, span=span, received=received) -> Tensor:
-            module = StageModule(model, span, group, "cpu", torch.float32)
+            module = model.build(span, group, "cpu", torch.float32)
             load_weights(folder, module)
             if not module.is_last:
                 return module(received)
@@ -185,7 +184,7 @@ def test_a_folder_written_back_is_the_same_model(
     model, weights = read_model(folder), Weights(folders[kind])
     export(
         model,
-        lambda parameter: weights.read(parameter, parameter.box(1, 0)),
+        lambda parameter: weights.read(model, parameter, Box.whole(parameter.shape)),
         output,
         folder if source else None,
         file_bytes=70_000,
@@ -215,7 +214,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing(
     def read(parameter) -> Tensor:
         if parameter.name.startswith("layers.3"):
             raise OSError(28, "No space left on device")
-        return weights.read(parameter, parameter.box(1, 0))
+        return weights.read(model, parameter, Box.whole(parameter.shape))
 
     with pytest.raises(FileError, match=r"copy cannot be written: .*No space left on device"):
         export(model, read, tmp_path / "copy", file_bytes=10_000)
@@ -377,9 +376,9 @@ def test_a_step_is_that_of_transformers(
     # a first step goes by the gradients' signs; AdamW's average has what the gradients were
     model, reader = checkpoint_of(training)
     expected = dict(module.named_parameters())
-    for parameter in model_parameters(model):
-        average = reader.read("average", parameter.name, parameter.box(1, 0))
-        state = optimizer.state[expected.pop(tensor_name(parameter.name))]
+    for parameter in model.parameters():
+        average = reader.read("average", parameter.name, Box.whole(parameter.shape))
+        state = optimizer.state[expected.pop(model.hugging_face.stored(model, parameter).name)]
         assert relative(average, state["exp_avg"]) <= 5e-6, parameter.name
     assert not expected
 
@@ -388,7 +387,7 @@ def relative(ours: Tensor, expected: Tensor) -> Tensor:
     return (ours - expected).abs().max() / expected.abs().max()
 
 
-def checkpoint_of(training: Training) -> tuple[Model, Reader]:
+def checkpoint_of(training: Training) -> tuple[LlamaModel, Reader]:
     checkpoint = find(training.output / "checkpoints")
     assert checkpoint is not None
     return checkpoint.manifest.model, Reader(checkpoint)
@@ -399,10 +398,10 @@ def test_what_is_exported_goes_on_from(runs: dict[str, tuple[Training, Path]]) -
     for kind, (training, exported) in runs.items():
         model, reader = checkpoint_of(training)
         weights = Weights(exported)
-        for parameter in model_parameters(model):
-            whole = parameter.box(1, 0)
+        for parameter in model.parameters():
+            whole = Box.whole(parameter.shape)
             assert torch.equal(
-                weights.read(parameter, whole), reader.read("value", parameter.name, whole)
+                weights.read(model, parameter, whole), reader.read("value", parameter.name, whole)
             )
         assert json.loads((exported / "tokenizer.json").read_text()) == {"kind": kind}
         check_from(exported, model)
@@ -459,7 +458,7 @@ def test_one_export_at_a_time_writes_a_folder(
 
     def read(parameter) -> Tensor:
         said.append(refusal(runs["halves"][0].output, "--output", output))
-        return weights.read(parameter, parameter.box(1, 0))
+        return weights.read(model, parameter, Box.whole(parameter.shape))
 
     export(model, read, output)
     assert f"{output} is used by process {os.getpid()} on host" in said[0]

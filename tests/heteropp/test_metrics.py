@@ -13,14 +13,12 @@ from training_run import make_plan, tiny_model
 
 from ditorch.chips import load_chip
 from heteropp.description.plan import Pipeline, Plan
-from heteropp.models.llama.stage import StageModule
 from heteropp.models.parallel.tensor_parallel import SoloGroup
 from heteropp.runtime.executor import StepResult
 from heteropp.runtime.measuring.gauges import Gauges
 from heteropp.runtime.measuring.metrics import HostClock
 from heteropp.runtime.measuring.shares import Ran, StepEnds, divide
 from heteropp.runtime.measuring.stragglers import PATIENCE, Stragglers
-from heteropp.runtime.measuring.utilization import model_flops_per_token
 from heteropp.runtime.ranks.device import Device
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.step_times import LinkTimes
@@ -101,12 +99,12 @@ def test_where_links_are_not_known_every_wait_is_bubble() -> None:
 
 def test_model_flops_are_those_that_torch_counts() -> None:
     model = tiny_model(layers=2, dtype="float32")
-    module = StageModule(model, (0, model.layers), SoloGroup(), torch.device("cpu"), torch.float32)
+    module = model.build((0, model.layers), SoloGroup(), torch.device("cpu"), torch.float32)
     module.initialise(0)
     tokens = torch.zeros(model.sequence_length, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         module(tokens, tokens).backward()
-    assert model_flops_per_token(model) * len(tokens) == counter.get_total_flops()
+    assert model.flops_per_token() * len(tokens) == counter.get_total_flops()
 
 
 def test_a_slow_rank_is_named_once_it_stays_slow() -> None:

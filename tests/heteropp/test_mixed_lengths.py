@@ -41,9 +41,9 @@ from heteropp.data.sequences import NOT_COUNTED
 from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile
 from heteropp.data.whole_documents import WholeDocuments, pack
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan, PlanError, validate, write_plan
-from heteropp.models.llama.parameters import model_parameters
+from heteropp.layout.boxes import Box
+from heteropp.models.llama.model import LlamaModel
 from heteropp.runtime.mixed_lengths.deliveries import deliveries
 from heteropp.runtime.mixed_lengths.memory import memory_bytes
 from heteropp.runtime.mixed_lengths.parameters import alike
@@ -93,7 +93,7 @@ class Plain:
     parameters: dict[str, torch.Tensor]
 
 
-def plainly(model: Model, tokens: TokenFile, count: int, steps: int = STEPS) -> Plain:
+def plainly(model: LlamaModel, tokens: TokenFile, count: int, steps: int = STEPS) -> Plain:
     """A plain loop of one process, each document alone and as long as it is."""
     module = PlainLlama(model, seed=0)
     optimizer = torch.optim.AdamW(
@@ -145,10 +145,10 @@ def check(got: Trained, expected: Trained | Plain, tolerance: float) -> None:
 
 
 # by name: the plan of short sequences, and those of longer ones
-def layouts(model: Model) -> dict[str, tuple[Plan, ...]]:
+def layouts(model: LlamaModel) -> dict[str, tuple[Plan, ...]]:
     four = replace(model, kv_heads=4)
 
-    def plan(*degrees: Sequence[int], model: Model = model, **options: object) -> Plan:
+    def plan(*degrees: Sequence[int], model: LlamaModel = model, **options: object) -> Plan:
         return plan_of(model, *degrees, **options)  # type: ignore[arg-type]
 
     return {
@@ -338,7 +338,7 @@ def test_what_plans_leave_standing_counts_together() -> None:
     short = of_length(plan_of(model, (4,), (2,), (1,)), SHORT)
     long = of_length(plan_of(model, (4,), (1,), (2,)), LONG)
     alone, (together, _) = rank_memory(short), memory_bytes([short, long])
-    copies = sum(math.prod(p.box(2, 0).shape) for p in model_parameters(model)) * 8
+    copies = sum(math.prod(Box(p.pieces(2, 0)[0]).shape) for p in model.parameters()) * 8
     assert all(t >= a.total + copies for t, a in zip(together, alone, strict=True))
     same = memory_bytes([short, of_length(short, MIDDLE)])[0]
     assert all(s < t for s, t in zip(same, together, strict=True))

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from heteropp.description.files import FileError
-from heteropp.description.hugging_face import RopeScaling
-from heteropp.description.model import Model, read_model
+from heteropp.description.model import read_model
+from heteropp.models.llama.hugging_face import RopeScaling
+from heteropp.models.llama.model import LlamaModel
 
 # as Llama 2 70B's config.json says it
 LLAMA = {
@@ -41,7 +42,7 @@ def write(folder, changes: dict):
 def test_a_config_of_the_llama_family(tmp_path) -> None:
     folder = tmp_path / "llama-70b"
     folder.mkdir()
-    assert read_model(write(folder, {})) == Model(
+    assert read_model(write(folder, {})) == LlamaModel(
         name="llama-70b",
         layers=80,
         hidden=8192,

@@ -7,8 +7,9 @@ import pytest
 from heteropp.description.chips import chip_names, load_chip
 from heteropp.description.cluster import read_cluster
 from heteropp.description.files import FileError
-from heteropp.description.model import Model, read_model
+from heteropp.description.model import read_model
 from heteropp.description.presets import cluster_names, model_names
+from heteropp.models.llama.model import LlamaModel
 
 # chips by type; nodes
 CLUSTERS = {
@@ -66,7 +67,7 @@ def test_a_papers_model(name: str) -> None:
     assert parameters(model) / 1e9 == pytest.approx(billions, rel=0.1)
 
 
-def parameters(model: Model) -> int:
+def parameters(model: LlamaModel) -> int:
     attention = 2 * model.hidden**2 + 2 * model.hidden * model.kv_heads * model.head_size
     layer = attention + 3 * model.hidden * model.intermediate
     return model.layers * layer + 2 * model.vocab * model.hidden

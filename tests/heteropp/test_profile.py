@@ -230,7 +230,7 @@ def test_bad_requests_are_refused_in_a_sentence(tmp_path: Path) -> None:
     output = tmp_path / "profile.json"
     files = ("--cluster", str(cluster), "--model", str(model), "--output", str(output))
     assert "--chip z" in refusal(*files, "--chip", "z")
-    assert "--tp 3 does not divide" in refusal(*files, "--tp", "3")
+    assert "--tp 3: tensor-parallel degree 3 does not divide" in refusal(*files, "--tp", "3")
     profile = made_up({(1, False, False): 1.0})
     write_profile(profile, output)
     assert "is the profile made up; give another --output" in refusal(*files)

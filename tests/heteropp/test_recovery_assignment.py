@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from heteropp.description.boxes import Box, uncovered
+from heteropp.layout.boxes import Box, uncovered
 from heteropp.layout.hspmd.routing import Transfer
 from heteropp.state.checkpoint.manifest import ParameterSlice
 from heteropp.state.checkpoint.reader import QUANTITIES, Quantity

@@ -19,10 +19,10 @@ from recovery_ranks import JOB, Full, Hanging, tiers_of
 from torch import Tensor
 from training_run import tiny_model
 
-from heteropp.description.boxes import Box
 from heteropp.description.files import FileError
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.elastic.job import Job, Meeting
+from heteropp.layout.boxes import Box
 from heteropp.process_groups.control import Control
 from heteropp.state.checkpoint.manifest import Manifest, ParameterSlice, Scalars
 from heteropp.state.checkpoint.writer import block_of

@@ -13,10 +13,10 @@ from training_run import Training
 from ditorch.chips import load_chip
 from heteropp.cost.planned import check_cluster, check_memory
 from heteropp.description.cluster import Cluster, read_cluster
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan, validate
 from heteropp.elastic.replanning.moved import moved_bytes
 from heteropp.elastic.replanning.replan import Replanned, replan
+from heteropp.models.llama.model import LlamaModel
 from heteropp.search.judge import ask, ask_all
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
 from heteropp.simulator.simulate import simulate
@@ -26,7 +26,7 @@ PLANNERS = ("exact", "autohet", "uniform", "zorse")
 MODEL = tiny_model(6, hidden=32, intermediate=64, vocab=64)
 
 
-def first_plan(cluster: Cluster, model: Model = MODEL, global_batch: int = 16) -> Plan:
+def first_plan(cluster: Cluster, model: LlamaModel = MODEL, global_batch: int = 16) -> Plan:
     for verdict in ask_all(
         PLANNERS, Request(cluster=cluster, model=model, global_batch=global_batch)
     ):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_run import several_pipelines, tiny_model
 
-from heteropp.description.boxes import Box
 from heteropp.description.plan import Plan, validate
+from heteropp.layout.boxes import Box
 from heteropp.layout.flat_buffer import layout
 from heteropp.layout.replicated_gradients import (
     MINISTAGES,
@@ -23,7 +23,6 @@ from heteropp.layout.replicated_gradients import (
     shared,
     sums,
 )
-from heteropp.models.llama.parameters import global_name, model_parameters
 
 MODEL = replace(tiny_model(), hidden=8, intermediate=8, vocab=12)
 
@@ -43,7 +42,7 @@ def numbered(box: Box, shape: tuple[int, ...]) -> np.ndarray:
 def test_pieces_are_what_a_shard_of_the_flat_buffer_holds(
     tp: int, shards: int, layers: tuple[int, int]
 ) -> None:
-    shapes = {p.name: p.shape for p in model_parameters(MODEL, layers)}
+    shapes = {p.name: p.shape for p in MODEL.parameters(layers)}
     held = layout(MODEL, layers, tp, tp - 1, shards)
     flat = np.full(held.size, -1)
     names = np.full(held.size, "", dtype=object)
@@ -91,7 +90,7 @@ def test_every_rank_sums_once_from_each_place_what_it_keeps(
         for part in part_layers(plan)
         for rank in ranks(plan, part)
     }
-    parameters = model_parameters(model)
+    parameters = model.parameters()
     part_of = {rank: part for part, rank in keeps}  # no rank of these plans holds two ministages
     summed: Counter[tuple[int, str, int]] = Counter()
     sent: Counter[int] = Counter()
@@ -140,8 +139,8 @@ def kept(plan: Plan, part: Part, rank: int) -> dict[str, set[int]]:
     layers = part_layers(plan)[part]
     found: dict[str, set[int]] = {}
     position, elements = 0, []
-    for parameter in model_parameters(plan.model, layers):
-        box = parameter.box(stage.tp, tp_index)
+    for parameter in plan.model.parameters(layers):
+        box = Box(parameter.pieces(stage.tp, tp_index)[0])
         for number in numbered(box, parameter.shape).flatten():
             elements.append((position, parameter.name, number))
             position += 1
@@ -150,7 +149,7 @@ def kept(plan: Plan, part: Part, rank: int) -> dict[str, set[int]]:
     size = -(-position // (32 * shards)) * 32
     for position, name, number in elements:
         if shards == 1 or position // size == r:
-            found.setdefault(global_name(plan.model, name), set()).add(number)
+            found.setdefault(plan.model.global_name(name), set()).add(number)
     return found
 
 

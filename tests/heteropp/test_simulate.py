@@ -18,7 +18,6 @@ from heteropp.description.cluster import Cluster
 from heteropp.description.fabric import Fabric, LinkEntry
 from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
 from heteropp.description.timeline import write_chrome_trace
-from heteropp.models.llama.parameters import model_parameters
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.stage_actions import actions
 from heteropp.simulator import program
@@ -276,7 +275,7 @@ def test_pipelines_of_unlike_cuts_sum_gradients_slice_by_slice(monkeypatch) -> N
     link = cluster.link(0, 1)
 
     def sum_s(first: int, last: int) -> float:
-        sizes = (p.shape for p in model_parameters(model, (first, last)))
+        sizes = (p.shape for p in model.parameters((first, last)))
         size = sum(4 * rows * (columns[0] if columns else 1) for rows, *columns in sizes)
         return all_reduce_s(size, 2, link)
 

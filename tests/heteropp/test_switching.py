@@ -17,9 +17,8 @@ from layouts import plan_of, scheduled, turned
 from members import Members, whole
 from training_run import CHIP, several_pipelines, tiny_model, write_cluster
 
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan, validate
-from heteropp.models.llama.parameters import model_parameters
+from heteropp.models.llama.model import LlamaModel
 from heteropp.state.switching.switch import Switch
 from heteropp.state.switching.table import Table, holdings, state, table
 
@@ -35,12 +34,12 @@ def micro_batch_2(plan: Plan) -> Plan:
     return replace(plan, micro_batch=2, pipelines=(pipeline,))
 
 
-def offloaded(model: Model) -> Plan:
+def offloaded(model: LlamaModel) -> Plan:
     plan = plan_of(model, (4, 4), (2, 1), (1, 1), offload=True)
     return scheduled(plan, "interleaved-1f1b", 2)
 
 
-PLANS: dict[str, Callable[[Model], Plan]] = {
+PLANS: dict[str, Callable[[LlamaModel], Plan]] = {
     "tp 2": lambda m: plan_of(m, (4, 4), (1, 1), (2, 2)),
     "tp 4": lambda m: plan_of(m, (8,), (1,), (4,), sequence_parallel=True),
     "5 ranks": lambda m: turned(plan_of(m, (3, 3, 2), (2, 2, 1), (1, 1, 1))),
@@ -56,7 +55,7 @@ PLANS: dict[str, Callable[[Model], Plan]] = {
 }
 
 
-def plans(model: Model) -> dict[str, Plan]:
+def plans(model: LlamaModel) -> dict[str, Plan]:
     made = {name: make(model) for name, make in PLANS.items()}
     for plan in made.values():
         validate(plan)
@@ -138,7 +137,7 @@ def demands_bytes(old: Plan, new: Plan) -> Counter[tuple[int, frozenset[int]]]:
 
 def maps(plan: Plan) -> dict[tuple[str, str], np.ndarray]:
     """Returns for each whole tensor, element by element, the ranks that hold it as bits."""
-    shapes = {p.name: p.shape for p in model_parameters(plan.model)}
+    shapes = {p.name: p.shape for p in plan.model.parameters()}
     result: dict[tuple[str, str], np.ndarray] = {}
     for rank in range(plan.world_size):
         for held in holdings(plan, rank, state(plan.model)):

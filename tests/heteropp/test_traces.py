@@ -91,7 +91,7 @@ def test_every_number_of_sequences_is_as_if_traced(changes: dict, options: dict)
     model = tiny_model(4, **sizes, **changes)
     for layers, first, last, tp in ((1, True, False, 2), (2, False, False, 1), (1, False, True, 2)):
         for sequences in (1, 2, 5, 9):
-            kind = StageKind(first, last, tp, sequences, whole_backward=first, **options)
+            kind = StageKind("block", first, last, tp, sequences, whole_backward=first, **options)
             check(trace_stage(model, layers, kind), record_stage(model, layers, kind))
 
 
@@ -99,7 +99,7 @@ def test_ends_and_layers_add_up() -> None:
     """A stage is a first part, layers and a last part: what planners extend from."""
     model = tiny_model(8)
     for tp in (1, 4):
-        kind = StageKind(True, True, tp, 2)
+        kind = StageKind("block", True, True, tp, 2)
         three, four = (record_stage(model, n, kind) for n in (3, 4))
         one, two = (trace_stage(model, n, kind) for n in (1, 2))
         for name in (
@@ -137,10 +137,10 @@ import sys
 from heteropp.description.chips import load_chip
 from heteropp.description.cluster import Link
 from heteropp.cost.stage_time import StageShape, stage_memory, stage_time
-from heteropp.description.model import Model
+from heteropp.models.llama.model import LlamaModel
 
-model = Model(name="x/../y", layers=4, hidden=16, heads=4, kv_heads=4, intermediate=48, vocab=56,
-              sequence_length=20)
+model = LlamaModel(name="x/../y", layers=4, hidden=16, heads=4, kv_heads=4, intermediate=48,
+                   vocab=56, sequence_length=20)
 shape = StageShape(layers=3, first=True, last=False, tp=2, dp=2, sequences=1, zero_stage=1,
                    recompute=False)
 link = Link(1e-5, 1e9)
@@ -177,9 +177,9 @@ def test_a_second_search_imports_no_torch(
 ENTRY = """
 import sys
 from heteropp.cost.tracing import cache as trace_cache
-from heteropp.description.model import Model
+from heteropp.models.llama.model import LlamaModel
 
-model = Model(name="x", layers=4, hidden=16, heads=4, kv_heads=4, intermediate=32, vocab=32,
+model = LlamaModel(name="x", layers=4, hidden=16, heads=4, kv_heads=4, intermediate=32, vocab=32,
               sequence_length=16)
 made = []
 value = trace_cache.get(model, "k", lambda: made.append(1) or {"n": 7}, lambda entry: entry["n"])

@@ -24,7 +24,6 @@ from heteropp.data.batch import Batch
 from heteropp.data.source import open_tokens
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan, Replica, Stage
-from heteropp.models.llama.stage import StageModule
 from heteropp.runtime.executor import Executor
 from heteropp.runtime.measuring.metrics import HostClock
 from heteropp.runtime.ranks.transport import Coordinates, Groups
@@ -87,7 +86,7 @@ def trained(scale: float, steps: int) -> tuple[torch.Tensor, list[bool], float]:
     plan = make_plan(tiny_model(dtype="float16"), (4,), (1,), (1,), (False,), 1, 2)
     place = Coordinates.of(plan, 0)
     groups = Groups(place)
-    module = StageModule(plan.model, (0, 4), groups.tensor_parallel, "cpu", torch.float16)
+    module = plan.model.build((0, 4), groups.tensor_parallel, "cpu", torch.float16)
     module.initialise(0)
     executor = Executor(plan, place, groups, [module], Hyperparameters(), HostClock())
     assert executor.update.scaler

@@ -18,10 +18,9 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from heteropp.cli.train import app
-from heteropp.description.boxes import Box
-from heteropp.description.model import Model
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, write_plan
-from heteropp.models.llama.parameters import model_parameters
+from heteropp.layout.boxes import Box
+from heteropp.models.llama.model import LlamaModel
 from heteropp.state.checkpoint.manifest import read as read_checkpoint
 from heteropp.state.checkpoint.reader import Reader
 
@@ -61,7 +60,7 @@ fast_exp = false
 """
 
 
-def tiny_model(**changes: object) -> Model:
+def tiny_model(**changes: object) -> LlamaModel:
     sizes: dict = {
         "name": "tiny",
         "layers": 4,
@@ -72,11 +71,11 @@ def tiny_model(**changes: object) -> Model:
         "vocab": 256,
         "sequence_length": 16,
     }
-    return Model(**{**sizes, **changes})
+    return LlamaModel(**{**sizes, **changes})
 
 
 def make_plan(
-    model: Model,
+    model: LlamaModel,
     layers: Sequence[int],
     dp: Sequence[int],
     tp: Sequence[int],
@@ -109,7 +108,7 @@ def make_plan(
 
 
 def several_pipelines(
-    model: Model,
+    model: LlamaModel,
     *shapes: tuple[Sequence[int], Sequence[int], Sequence[int], int],
     micro_batch: int = 4,
 ) -> Plan:
@@ -257,5 +256,5 @@ def checkpoint_parameters(checkpoint: Path) -> dict[str, Tensor]:
         parameter.name: reader.read(
             "value", parameter.name, Box(tuple((0, size) for size in parameter.shape))
         )
-        for parameter in model_parameters(found.manifest.model)
+        for parameter in found.manifest.model.parameters()
     }

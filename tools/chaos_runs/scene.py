@@ -16,8 +16,8 @@ from typing import Literal
 from twins import CHIP
 
 from heteropp.description.cluster import Cluster, read_cluster
-from heteropp.description.model import Model
 from heteropp.description.plan import Schedule, ZeroStage
+from heteropp.models.llama.model import LlamaModel
 
 Deed = Literal["kill", "kill node", "pause", "notice", "short notice", "withdraw", "add", "tear"]
 Phase = Literal["step", "save", "change", "switch"]  # that a moment lies in
@@ -34,12 +34,12 @@ FEWEST_LEFT = 2  # chips that no event goes below
 class Curve:
     """What is trained; its losses are those of every run of it, to rounding."""
 
-    model: Model
+    model: LlamaModel
     learning_rate: float
     tolerance: float  # relative
 
 
-_TINY = Model(
+_TINY = LlamaModel(
     name="tiny",
     layers=5,
     hidden=32,

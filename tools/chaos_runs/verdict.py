@@ -19,10 +19,9 @@ from typing import Any, Literal, get_args
 from chaos_runs.events import Events, Happened, node_of
 from chaos_runs.job import Job, listed, read, steps_in
 
-from heteropp.description.boxes import Box, uncovered
-from heteropp.description.model import Model
 from heteropp.description.plan import read_plan
-from heteropp.models.llama.parameters import global_name, model_parameters
+from heteropp.layout.boxes import Box, uncovered
+from heteropp.models.llama.model import LlamaModel
 from heteropp.state.checkpoint.reader import QUANTITIES
 from heteropp.state.switching.table import holdings, state
 
@@ -232,11 +231,11 @@ def _parts(folder: Path, name: str) -> Iterator[tuple[tuple[str, str], Box]]:
                 yield (part["quantity"], part["name"]), Box(ranges)
 
 
-def missing(model: Model, held: Boxes) -> list[str]:
+def missing(model: LlamaModel, held: Boxes) -> list[str]:
     """Parameters some of whose state nobody holds."""
     found = []
-    for parameter in model_parameters(model):
-        name = global_name(model, parameter.name)
+    for parameter in model.parameters():
+        name = model.global_name(parameter.name)
         everything = [Box(tuple((0, size) for size in parameter.shape))]
         for quantity in QUANTITIES:
             if uncovered(everything, held.get((quantity, name), ())):

@@ -28,16 +28,15 @@ from dicomm.bench.quiet import Quiet, Watch
 from heteropp.data.convert import convert
 from heteropp.data.documents import Document
 from heteropp.data.tokenizer import Bytes
-from heteropp.description.boxes import Box
 from heteropp.description.cluster import Cluster, read_cluster
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan
-from heteropp.models.llama.parameters import model_parameters
+from heteropp.layout.boxes import Box
+from heteropp.models.llama.model import LlamaModel
 from heteropp.search.planner import Request, planner
 from heteropp.state.checkpoint.manifest import find
 from heteropp.state.checkpoint.reader import Reader
 
-MODEL = Model(
+MODEL = LlamaModel(
     name="mixed-lengths-twin",
     layers=4,
     hidden=128,
@@ -149,5 +148,5 @@ def _gradients(folder: Path, plans: Sequence[Plan], options: Sequence[str]) -> d
     reader = Reader(checkpoint)
     return {  # AdamW's average is then the clipped gradient, times one factor
         p.name: reader.read("average", p.name, Box(tuple((0, size) for size in p.shape)))
-        for p in model_parameters(MODEL)
+        for p in MODEL.parameters()
     }

@@ -49,8 +49,6 @@ from elastic.scenarios import (
     training,
 )
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.models.llama.parameters import model_parameters
-from heteropp.models.llama.stage import StageModule
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks.transport import Coordinates, Groups, connect
 from heteropp.runtime.step.guard import Guard
@@ -129,7 +127,7 @@ class Member:
         groups = Groups(place)
         (layers,) = place.layers
         device = torch.device("cpu")
-        module = StageModule(what.plan.model, layers, groups.tensor_parallel, device, torch.float32)
+        module = what.plan.model.build(layers, groups.tensor_parallel, device, torch.float32)
         settings = Hyperparameters()
         update = Update(what.plan, place, groups, [module], settings)
         return Control(store, self.rank, world_size, DEADLINE_S), State(update, Guard(settings))
@@ -203,7 +201,7 @@ def recovery_rows(models: Sequence[str], peer_s: float) -> tuple[list[Row], Quie
 
 def _state_bytes(model: Any) -> int:
     return STATE_BYTES * sum(
-        torch.Size(parameter.shape).numel() for parameter in model_parameters(model)
+        torch.Size(parameter.shape).numel() for parameter in model.parameters()
     )
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heteropp.description.model import Model
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
+from heteropp.models.llama.model import LlamaModel
 
 GPT3 = {"3B": (32, 2560), "6.7B": (32, 4096), "13B": (40, 5120), "20B": (44, 6144)}
 HIDDEN = {"3B": 80, "6.7B": 128, "13B": 160, "20B": 192}  # scaled: about 1/1000 of the bytes
@@ -24,13 +24,13 @@ def real_state_bytes(name: str) -> int:
     return 12 * layers * hidden**2 * STATE_BYTES
 
 
-def scaled_model(name: str) -> Model:
+def scaled_model(name: str) -> LlamaModel:
     """Returns a small model with the layers, and so the number of tensors, of a GPT-3.
 
     Its hidden size is smaller.
     """
     hidden = HIDDEN[name]
-    return Model(
+    return LlamaModel(
         name=name,
         layers=GPT3[name][0],
         hidden=hidden,
@@ -50,7 +50,7 @@ class Training:
     nodes: tuple[str, ...]  # by rank
 
 
-def training(model: Model, groups: Sequence[Sequence[tuple[str, int]]]) -> Training:
+def training(model: LlamaModel, groups: Sequence[Sequence[tuple[str, int]]]) -> Training:
     """A group's stages by their node and tensor-parallel degree; layers in equal parts."""
     pipelines, nodes = [], []
     for group in groups:

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from dicomm.bench.quiet import Quiet, Watch
-from heteropp.description.model import Model
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
+from heteropp.models.llama.model import LlamaModel
 
-MODEL = Model(
+MODEL = LlamaModel(
     name="75 MiB of state",
     layers=8,
     hidden=256,

@@ -32,13 +32,13 @@ from twins import CHIP
 
 from dicomm.bench.quiet import Quiet, Watch
 from heteropp.description.cluster import Cluster, read_cluster, write_cluster
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan, write_plan
 from heteropp.elastic.replanning.replan import replan
+from heteropp.models.llama.model import LlamaModel
 from heteropp.search.judge import ask
 from heteropp.search.planner import Request
 
-MODEL = Model(
+MODEL = LlamaModel(
     name="trace-twin",
     layers=8,
     hidden=64,

@@ -9,8 +9,9 @@ from evidence import Row, row
 
 from heteropp.cost.planned import check_memory
 from heteropp.description.cluster import Cluster, read_cluster
-from heteropp.description.model import Model, read_model
+from heteropp.description.model import read_model
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
+from heteropp.models.llama.model import LlamaModel
 from heteropp.search.judge import ask
 from heteropp.search.planner import Request
 from heteropp.simulator.simulate import simulate
@@ -81,7 +82,7 @@ def table() -> tuple[list[Row], list[str]]:
     return rows, ASSUMPTIONS
 
 
-def _fitting(strategy: Strategy, cluster: Cluster, model: Model) -> Plan | None:
+def _fitting(strategy: Strategy, cluster: Cluster, model: LlamaModel) -> Plan | None:
     """The strategy as a plan; with recompute if it fits only so."""
     for recompute in (False, True):
         plan = _plan(strategy, cluster, model, recompute)
@@ -93,7 +94,7 @@ def _fitting(strategy: Strategy, cluster: Cluster, model: Model) -> Plan | None:
     return None
 
 
-def _plan(strategy: Strategy, cluster: Cluster, model: Model, recompute: bool) -> Plan:
+def _plan(strategy: Strategy, cluster: Cluster, model: LlamaModel, recompute: bool) -> Plan:
     ranks = {chip: iter(cluster.ranks_of(chip)) for chip in cluster.chip_names()}
     stages, first = [], 0
     for chip, tp, layers in strategy.stages:

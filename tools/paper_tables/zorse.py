@@ -7,7 +7,8 @@ from collections import Counter
 from evidence import Row, row
 
 from heteropp.description.cluster import read_cluster
-from heteropp.description.model import Model, read_model
+from heteropp.description.model import read_model
+from heteropp.models.llama.model import LlamaModel
 from heteropp.search.judge import Verdict, ask
 from heteropp.search.planner import Request
 
@@ -59,13 +60,13 @@ def table() -> tuple[list[Row], list[str]]:
     return rows, ASSUMPTIONS
 
 
-def _tflops(verdict: Verdict, model: Model) -> float | None:
+def _tflops(verdict: Verdict, model: LlamaModel) -> float | None:
     if not verdict.judged:
         return None
     return 8 * _parameters(model) * TOKENS / verdict.best.simulation.step_s / 1e12
 
 
-def _parameters(model: Model) -> int:
+def _parameters(model: LlamaModel) -> int:
     attention = 2 * model.hidden * (model.hidden + model.kv_heads * model.head_size)
     layer = attention + 3 * model.hidden * model.intermediate
     return model.layers * layer + 2 * model.vocab * model.hidden

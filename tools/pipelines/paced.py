@@ -9,7 +9,7 @@ from typing import Any
 
 import twins
 
-from heteropp.description.model import Model
+from heteropp.models.llama.model import LlamaModel
 from heteropp.schedule.action import Action
 
 CHIP, CLUSTER = "even.toml", "cluster.toml"
@@ -18,8 +18,8 @@ CHIP, CLUSTER = "even.toml", "cluster.toml"
 LENGTH, VOCABULARY, SEQUENCES = 2, 2, 32  # SEQUENCES of a micro-batch
 
 
-def even_model(layers: int) -> Model:
-    return Model(
+def even_model(layers: int) -> LlamaModel:
+    return LlamaModel(
         name="even",
         layers=layers,
         hidden=64,
@@ -31,7 +31,7 @@ def even_model(layers: int) -> Model:
     )
 
 
-def write_cluster(folder: Path, model: Model, stages: int, action_s: float) -> None:
+def write_cluster(folder: Path, model: LlamaModel, stages: int, action_s: float) -> None:
     """Chips that take action_s for F of a stage, for I and for W; only products take any time."""
     weights = 4 * model.hidden**2 + 3 * model.hidden * model.intermediate
     products = 2 * SEQUENCES * LENGTH * weights * model.layers / stages

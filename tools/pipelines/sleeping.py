@@ -11,19 +11,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan
-from heteropp.models.llama.stage import StageModule
+from heteropp.models.llama.model import LlamaModel
+from heteropp.models.llama.stage import LlamaStage
 from heteropp.models.parallel.backward import linear
+from heteropp.models.parallel.tensor_parallel import SoloGroup
+from heteropp.models.stage_module import StageModule
 from heteropp.runtime.measuring.metrics import HostClock
 from heteropp.runtime.ranks.transport import Coordinates, connect
 
 ROWS = 512  # of a boundary tensor
 
 
-def sleeping_model(layers: int, boundary_bytes: int) -> Model:
+def sleeping_model(layers: int, boundary_bytes: int) -> LlamaModel:
     """Its hidden size makes boundary tensors as large as that, one sequence of ROWS each."""
-    return Model(
+    return LlamaModel(
         name="sleeping",
         layers=layers,
         hidden=boundary_bytes // ROWS // 4,
@@ -54,14 +56,23 @@ class _Sleep(torch.autograd.Function):
         return copied, gradient.new_ones(ctx.shape), None
 
 
-class SleepingStage(StageModule):
+class SleepingStage(LlamaStage):
     """F, I and W sleep, W where the gradient of the one weight is added up."""
 
-    def __init__(self, model: Model, layers: tuple[int, int], *arguments: Any) -> None:
-        super().__init__(replace(model, hidden=2), layers, *arguments)
+    def __init__(self, model: LlamaModel, layers: tuple[int, int], seconds: float) -> None:
+        super().__init__(
+            replace(model, hidden=2),
+            layers,
+            SoloGroup(),
+            "cpu",
+            torch.float32,
+            selective_recompute=False,
+            seed=0,
+        )
+        self.initialise(seed=0)
         self.weight = torch.zeros(1, 1, requires_grad=True)  # no parameter, and is never updated
         self.weight.register_post_accumulate_grad_hook(self._weigh)
-        self.seconds = 0.0
+        self.seconds = seconds
         self.shape = (model.sequence_length, model.hidden)
         self.one = torch.ones(1, 1)
 
@@ -100,7 +111,7 @@ class SleepingRank:
         rank: int,
         store: Any,
     ) -> None:
-        from pipelines.stages import OurPipeline, even_plan, modules, tokens
+        from pipelines.stages import OurPipeline, even_plan, tokens
         from pipelines.torch_pipelining import TorchPipelining
 
         if backend == "dicomm":
@@ -113,10 +124,7 @@ class SleepingRank:
             place = Coordinates.of(plan, rank)
 
             def held(plan: Plan = plan, place: Coordinates = place) -> list[StageModule]:
-                made = modules(plan, place, host, SleepingStage)
-                for module in made:
-                    module.seconds = action_s
-                return made
+                return [SleepingStage(plan.model, layers, action_s) for layers in place.layers]
 
             self.made["ours", size_bytes] = OurPipeline(plan, place, held(), HostClock())
             self.made["torch", size_bytes] = TorchPipelining(plan, held(), *tokens(plan, host))

@@ -6,10 +6,10 @@ import torch
 
 from heteropp.data.batch import Batch
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.description.model import Model
 from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
-from heteropp.models.llama.stage import StageModule
+from heteropp.models.llama.model import LlamaModel
 from heteropp.models.parallel.tensor_parallel import SoloGroup
+from heteropp.models.stage_module import StageModule
 from heteropp.runtime.executor import Executor, StepResult
 from heteropp.runtime.measuring.metrics import Clock
 from heteropp.runtime.ranks.transport import Coordinates, Groups
@@ -19,7 +19,7 @@ LEARNING_RATE = 1e-4
 
 
 def even_plan(
-    model: Model,
+    model: LlamaModel,
     schedule: Schedule,
     stages: int,
     micro_batches: int,
@@ -57,13 +57,12 @@ def even_plan(
     return plan
 
 
-def modules(
-    plan: Plan, place: Coordinates, device: torch.device, kind: type[StageModule] = StageModule
-) -> list[StageModule]:
+def modules(plan: Plan, place: Coordinates, device: torch.device) -> list[StageModule]:
     """A rank's, one a ministage."""
     made = []
     for layers in place.layers:
-        module = kind(plan.model, layers, SoloGroup(), device, getattr(torch, plan.model.dtype))
+        dtype = getattr(torch, plan.model.dtype)
+        module = plan.model.build(layers, SoloGroup(), device, dtype)
         module.initialise(seed=0)
         made.append(module)
     return made

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZB
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from heteropp.description.plan import Plan, ministage_layers
-from heteropp.models.llama.stage import StageModule
+from heteropp.models.stage_module import StageModule
 from pipelines.stages import HYPERPARAMETERS, LEARNING_RATE
 
 

@@ -17,27 +17,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heteropp.description.files import FileError, cache_folder, write_text
-from heteropp.description.model import Model
+from heteropp.models.spec import ModelSpec
 
 T = TypeVar("T")
 FORMAT = 1
-SOURCES = (  # of heteropp
-    *("description/boxes", "layout/flat_buffer", "optimizer/adamw", "optimizer/zero"),
-    *("models/llama/parameters", "models/llama/attention", "models/llama/dropout"),
-    *("models/llama/stage", "models/parallel/backward", "models/parallel/tensor_parallel"),
+SOURCES = (  # of heteropp, beside those of the model's family
+    *("layout/boxes", "layout/flat_buffer", "optimizer/adamw", "optimizer/flat", "optimizer/zero"),
+    *("models/stage_module", "models/parallel/backward", "models/parallel/tensor_parallel"),
     *("cost/tracing/cache", "cost/tracing/kind", "cost/tracing/liveness"),
     *("cost/tracing/operators", "cost/tracing/stage", "cost/tracing/traces"),
-)
-# what of a model its stages depend on
-SIZES = (
-    *("hidden", "heads", "kv_heads", "intermediate", "vocab", "sequence_length"),
-    *("dtype", "attention", "dropout", "tied_embeddings"),
 )
 
 _read: dict[Path, dict[str, Any]] = {}  # what this process knows of each file
 
 
-def get(model: Model, key: str, make: Callable[[], Any], use: Callable[[Any], T]) -> T:
+def get(model: ModelSpec, key: str, make: Callable[[], Any], use: Callable[[Any], T]) -> T:
     """Returns what `use` makes of a model's entry; makes and keeps the entry if there is none."""
     path = _path(model)
     if path not in _read:
@@ -55,20 +49,22 @@ def get(model: Model, key: str, make: Callable[[], Any], use: Callable[[Any], T]
 
 
 @lru_cache(maxsize=64)
-def _path(model: Model) -> Path:
-    digest = hashlib.sha256(_code())
-    digest.update(json.dumps([getattr(model, name) for name in SIZES]).encode())
+def _path(model: ModelSpec) -> Path:
+    digest = hashlib.sha256(_code(model.family))
+    digest.update(json.dumps(model.cost_key()).encode())
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", model.name)[:40]
     return cache_folder() / "traces" / f"{name}-{digest.hexdigest()[:24]}.json"
 
 
 @cache
-def _code() -> bytes:
+def _code(family: str) -> bytes:
     """Returns a digest of torch's version and of our sources that a trace depends on."""
     torch = find_spec("torch")  # which does not import it
     assert torch is not None and torch.origin is not None
     files = [Path(torch.origin).parent / "version.py"]
-    files += [Path(__file__).parents[2] / f"{source}.py" for source in SOURCES]
+    root = Path(__file__).parents[2]
+    files += [root / f"{source}.py" for source in SOURCES]
+    files += sorted((root / "models" / family).glob("*.py"))
     digest = hashlib.sha256()
     for file in files:
         content = file.read_bytes()

@@ -1,4 +1,4 @@
-"""What a traced stage depends on, beside its model and its number of layers."""
+"""What a traced stage depends on, beside its model and its number of blocks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ PIECES = ("forward", "backward_input", "backward_weight", "norm", "update")
 
 @dataclass(frozen=True)
 class StageKind:
+    block: str  # the kind of its blocks
     first: bool  # it embeds
     last: bool  # it ends in the loss
     tp: int

@@ -6,7 +6,7 @@ Needs torch; what comes of it is kept by traces.py, which does not.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from heteropp.cost.tracing.kind import PIECES, StageKind
 from heteropp.cost.tracing.liveness import Liveness
 from heteropp.cost.tracing.operators import CountingGroup, Trace, count
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.description.model import Model
-from heteropp.models.llama.stage import StageModule
 from heteropp.models.parallel.backward import WeightGradients, put_off
+from heteropp.models.spec import ModelSpec
+from heteropp.models.stage_module import StageModule
 from heteropp.optimizer.adamw import clip
 from heteropp.optimizer.zero import FlatParameters
 
@@ -33,15 +33,15 @@ class Recording:
     spans: dict[str, tuple[int, int]]  # the events of forward, backwards and update
 
 
-def record_stage(model: Model, layers: int, kind: StageKind) -> Recording:
+def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
     """Runs a stage of a few layers."""
     first, last = kind.first, kind.last
-    model, span = model_around(model, layers, first, last)
+    model, span = model_around(model, layers, first, last, kind.block)
     group = CountingGroup(kind.tp, kind.sequence_parallel)
     dtype = getattr(torch, model.dtype)
     with torch.device("meta"):  # the module's tables too, which it makes on the host
-        module = StageModule(
-            model, span, group, "meta", dtype, selective_recompute=kind.selective_recompute
+        module = model.build(
+            span, group, "meta", dtype, selective_recompute=kind.selective_recompute
         )
     flat = FlatParameters(module, None, 0, Hyperparameters())
     rows = kind.sequences * model.sequence_length
@@ -100,20 +100,20 @@ def record_stage(model: Model, layers: int, kind: StageKind) -> Recording:
         "put_off": put_off_bytes,
         "parts": sum(group.trace.all_reduce_bytes),
         # elsewhere than on meta, autograd holds two of a layer's gradients at once
-        "second_gradient": max(map(_bytes, module.layers.parameters())) if flat.mixed else 0,
+        "second_gradient": _largest_of_a_block(module) if flat.mixed else 0,
     }
     return Recording(pieces, sizes_bytes, live.sizes_bytes, live.events, spans)
 
 
 def model_around(
-    model: Model, layers: int, first: bool, last: bool
-) -> tuple[Model, tuple[int, int]]:
-    """Returns a model that contains a stage of so many layers, and the stage's [first, last).
+    model: ModelSpec, layers: int, first: bool, last: bool, block: str
+) -> tuple[ModelSpec, tuple[int, int]]:
+    """Returns a model that contains a stage of so many blocks, and the stage's [first, last).
 
-    first, last: whether the stage is the model's first and last.
+    first, last: whether the stage is the model's first and last. block: the kind of the blocks.
     """
     start = 0 if first else 1
-    return replace(model, layers=layers + (not first) + (not last)), (start, start + layers)
+    return model.repeated(block, layers + (not first) + (not last)), (start, start + layers)
 
 
 def update(flat: FlatParameters) -> None:
@@ -122,6 +122,10 @@ def update(flat: FlatParameters) -> None:
     clip(gradient, torch.empty((), device=gradient.device), 1.0)
     flat.optimizer.update(gradient, 1e-3)
     flat.begin()
+
+
+def _largest_of_a_block(module: StageModule) -> int:
+    return max(_bytes(p) for name, p in module.named_parameters() if name.startswith("layers."))
 
 
 def _bytes(tensor: Tensor) -> int:

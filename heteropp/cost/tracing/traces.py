@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from heteropp.cost.tracing import cache as trace_cache
 from heteropp.cost.tracing.kind import PIECES, StageKind
-from heteropp.description.model import Model
+from heteropp.models.spec import BlockCounts, ModelSpec
 
 if TYPE_CHECKING:
     from heteropp.cost.tracing.operators import Trace
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 GRANULARITY_BYTES = 512  # device allocators round up to this
 
 Size = tuple[int, int]  # a constant part, and a part for each sequence
+Shares = tuple[tuple[str, float], ...]  # kinds of blocks, and the share of the blocks that each is
 Entry = dict[str, Any]  # of the cache: a traced stage, its sizes still in terms of sequences
 
 
@@ -64,7 +65,7 @@ class StageTrace:
     parts_bytes: int  # of gradients that the tensor-parallel ranks have yet to sum
 
 
-def trace_stage(model: Model, layers: int, kind: StageKind) -> StageTrace:
+def trace_stage(model: ModelSpec, layers: int, kind: StageKind) -> StageTrace:
     """Returns the trace of a stage of a few layers.
 
     It is traced, which needs torch, unless that was done before on this machine.
@@ -81,32 +82,87 @@ def trace_stage(model: Model, layers: int, kind: StageKind) -> StageTrace:
 
 
 @dataclass(frozen=True, eq=False)
-class StageTraces:
-    """Stages of one and of two layers, which tell what any number costs."""
+class BlockTraces:
+    """Stages of one and of two blocks of one kind, and the share of the blocks that are such."""
 
+    share: float
     one: StageTrace
     two: StageTrace
 
+    def more(self, what: Callable[[StageTrace], int]) -> int:
+        """Returns what each further block adds to a figure."""
+        return what(self.two) - what(self.one)
+
+
+@dataclass(frozen=True, eq=False)
+class StageTraces:
+    """Stages of one and of two blocks of each kind, which tell what any number of blocks costs."""
+
+    kinds: tuple[BlockTraces, ...]
+
+    @property
+    def one(self) -> StageTrace:
+        """A stage of one block, for what does not depend on its blocks."""
+        return self.kinds[0].one
+
     def of(self, layers: int, what: Callable[[StageTrace], int]) -> int:
-        """Returns a figure that is affine in the layers, for so many of them."""
-        return what(self.one) + (layers - 1) * (what(self.two) - what(self.one))
+        """Returns a figure that is affine in the blocks, for so many of them."""
+        first, *others = self.kinds
+        if not others:
+            return what(first.one) + (layers - 1) * first.more(what)
+        more = sum(layers * kind.share * kind.more(what) for kind in self.kinds)
+        return what(first.one) - first.more(what) + round(more)
 
     def peak(self, layers: int, what: Callable[[StageTrace], int]) -> int:
-        """Returns an upper bound of a peak for so many layers.
+        """Returns an upper bound of a peak for so many blocks.
 
-        A peak is affine in the layers too, except that long stages may peak at another moment than
-        short ones. At that moment they hold all that a forward keeps, so that each layer adds at
-        most the larger of the two slopes.
+        A peak is affine in the blocks too, except that long stages may peak at another moment than
+        short ones. At that moment they hold all that a forward keeps, so that each block adds at
+        most the larger of the two slopes. Of blocks of another kind than the one at work, only what
+        their forwards keep is there.
         """
-        kept = self.two.kept_bytes - self.one.kept_bytes
-        return what(self.one) + (layers - 1) * max(what(self.two) - what(self.one), kept)
+        return max(self._peak(at_work, layers, what) for at_work in self.kinds)
+
+    def _peak(self, at_work: BlockTraces, layers: int, what: Callable[[StageTrace], int]) -> int:
+        kept = sum(
+            layers * kind.share * kind.more(lambda t: t.kept_bytes)
+            for kind in self.kinds
+            if kind is not at_work
+        )
+        alike = layers * at_work.share - 1 if len(self.kinds) > 1 else layers - 1
+        slope = max(at_work.more(what), at_work.more(lambda t: t.kept_bytes))
+        return what(at_work.one) + round(alike * slope + kept)
+
+
+def trace_stages(model: ModelSpec, kind: StageKind, blocks: BlockCounts = ()) -> StageTraces:
+    """Returns the traces of a kind of stage, whose `block` is not looked at.
+
+    blocks: how many it has of each kind; empty: they are mixed as in the whole model.
+    """
+    return _trace_stages(model, kind, _shares(blocks) if blocks else _shares_of_all(model))
+
+
+@lru_cache(maxsize=1024)
+def _shares_of_all(model: ModelSpec) -> Shares:
+    return _shares(model.block_counts([(0, model.layers)]))
+
+
+def _shares(blocks: BlockCounts) -> Shares:
+    total = sum(count for _, count in blocks)
+    return tuple((kind, count / total) for kind, count in blocks)
 
 
 @lru_cache(maxsize=4096)
-def trace_stages(model: Model, kind: StageKind) -> StageTraces:
-    """Returns the traces of stages of one and of two layers."""
-    one, two = (trace_stage(model, layers, kind) for layers in (1, 2))
-    return StageTraces(one, two)
+def _trace_stages(model: ModelSpec, kind: StageKind, shares: Shares) -> StageTraces:
+    return StageTraces(
+        tuple(
+            BlockTraces(
+                share,
+                *(trace_stage(model, layers, replace(kind, block=block)) for layers in (1, 2)),
+            )
+            for block, share in shares
+        )
+    )
 
 
 def outline(recordings: Sequence[Recording]) -> Entry:

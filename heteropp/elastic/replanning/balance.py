@@ -21,7 +21,6 @@ from heteropp.description.cluster import Cluster, Link
 from heteropp.description.plan import INTERLEAVING, Pipeline, Plan, Replica, Stage
 from heteropp.description.profile import ProfileError, chip_profile
 from heteropp.elastic.replanning.skeletons import LARGE, Ranks, Skeleton
-from heteropp.models.llama.parameters import model_parameters
 from heteropp.search.costs import Plane, in_flight
 from heteropp.search.planner import Candidate
 
@@ -281,7 +280,7 @@ class Balance:
     def _gradient_bytes(self) -> int:
         model = self.like.model
         width = max(4, model.dtype_bytes)
-        return width * sum(math.prod(p.shape) for p in model_parameters(model))
+        return width * sum(math.prod(p.shape) for p in model.parameters())
 
     @cached_property
     def _slowest_link(self) -> Link:

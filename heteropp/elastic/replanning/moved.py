@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from heteropp.description.boxes import Box, uncovered
 from heteropp.description.plan import Plan
+from heteropp.layout.boxes import Box, uncovered
 from heteropp.state.switching.table import Quantity, holdings, state
 
 Held = dict[tuple[str, Quantity], set[Box]]  # by parameter

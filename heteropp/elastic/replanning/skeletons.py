@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from heteropp.description.cluster import Cluster
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan
+from heteropp.models.spec import ModelSpec
 
 Ranks = tuple[int, ...]  # of a replica
 Stage = tuple[Ranks, ...]  # its replicas, all of one tensor-parallel degree
@@ -25,7 +25,7 @@ STAGES = (1, 2, 3, 4, 6, 8, 12, 16)
 LARGE = 32  # chips, from which on only powers of two are tried of both
 
 
-def skeletons(cluster: Cluster, model: Model, power: Power) -> Iterator[Skeleton]:
+def skeletons(cluster: Cluster, model: ModelSpec, power: Power) -> Iterator[Skeleton]:
     """Yields skeletons on all chips of a cluster, whose weakest groups make the first stages.
 
     Some come more than once.
@@ -92,11 +92,9 @@ def _powers_down(most: int) -> Iterator[int]:
     return (1 << n for n in reversed(range(most.bit_length())))
 
 
-def _degrees(cluster: Cluster, model: Model) -> list[int]:
+def _degrees(cluster: Cluster, model: ModelSpec) -> list[int]:
     """Powers of two that divide the model, up to what some node has."""
-    divisor = math.gcd(model.kv_heads, model.intermediate, model.vocab, model.sequence_length)
-    most = max(min(len(node.ranks), node.chip.tp_limit) for node in cluster.nodes)
-    return [tp for tp in _powers_down(most) if divisor % tp == 0][::-1]
+    return model.tp_degrees(max(min(len(node.ranks), node.chip.tp_limit) for node in cluster.nodes))
 
 
 def _spread(units: list[Ranks], count: int, power: Power) -> list[list[Ranks]]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from heteropp.description.boxes import Box, split
+from heteropp.layout.boxes import Box, split
 
 DUPLICATE, PARTIAL = -1, -2  # in the place of a dimension
 

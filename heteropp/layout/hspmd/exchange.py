@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from heteropp.description.boxes import Box
+from heteropp.layout.boxes import Box
 from heteropp.layout.hspmd.annotation import Holding
 from heteropp.layout.hspmd.messages import Messages
 from heteropp.layout.hspmd.resolution import Communication, CommunicationStep

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from heteropp.description.boxes import Box
+from heteropp.layout.boxes import Box
 from heteropp.layout.hspmd.routing import Transfer
 
 

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from heteropp.description.boxes import Box
+from heteropp.layout.boxes import Box
 from heteropp.layout.hspmd.annotation import Summand
 
 PARTS = 32  # of what a rank sends on average: a slice that is divided is cut as fine

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from heteropp.description.model import Model
+from heteropp.models.llama.model import LlamaModel
 
 
-def rotary_frequencies(model: Model) -> Tensor:
+def rotary_frequencies(model: LlamaModel) -> Tensor:
     """Radians per position by which each pair of a head is turned: [head size / 2], float64."""
     half = model.head_size // 2
     frequency = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)

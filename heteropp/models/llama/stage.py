@@ -1,27 +1,20 @@
 """One stage of a Llama-family transformer: RMSNorm, rotary grouped-query attention, SwiGLU.
 
-Activations are [rows, hidden], rows = sequences x sequence length, or this rank's part of them with
-sequence parallelism. Parameters have global names ("layers.17.attention.query.weight") in every
-stage, and initial values that depend on the seed, the name and the full shape alone, never on the
-layout.
+Parameters have global names ("layers.17.attention.query.weight") in every stage.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heteropp.description.boxes import Box
-from heteropp.description.model import Model
 from heteropp.models.llama.attention import mix, mix_again
 from heteropp.models.llama.dropout import Dropout, row_and_column_hashes
-from heteropp.models.llama.parameters import Parameter, global_name, model_parameters
+from heteropp.models.llama.model import LlamaModel
 from heteropp.models.llama.rotary import rotary_frequencies
 from heteropp.models.parallel.tensor_parallel import (
     ColumnParallelLinear,
@@ -31,22 +24,11 @@ from heteropp.models.parallel.tensor_parallel import (
     copy_to_group,
     cross_entropy_sum,
 )
-
-
-def initial_value(model: Model, parameter: Parameter, seed: int) -> Tensor:
-    """The whole float32 tensor, on the host."""
-    if parameter.name.endswith("norm.weight"):
-        return torch.ones(parameter.shape)
-    digest = hashlib.sha256(f"{seed}/{parameter.name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    std = 0.02
-    if parameter.name.endswith(("attention.output.weight", "mlp.down.weight")):
-        std /= math.sqrt(2 * model.layers)  # they add to the residual stream, twice a layer
-    return torch.randn(parameter.shape, generator=generator) * std
+from heteropp.models.stage_module import StageModule
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, model: Model, **kind: Any) -> None:
+    def __init__(self, model: LlamaModel, **kind: Any) -> None:
         super().__init__()
         self.epsilon = model.norm_eps
         self.weight = nn.Parameter(torch.empty(model.hidden, **kind))
@@ -59,7 +41,7 @@ class Attention(nn.Module):
     """Causal grouped-query attention over this rank's share of the heads."""
 
     def __init__(
-        self, model: Model, group: TensorParallelGroup, selective_recompute: bool, **kind: Any
+        self, model: LlamaModel, group: TensorParallelGroup, selective_recompute: bool, **kind: Any
     ) -> None:
         super().__init__()
         self.mix = mix_again if selective_recompute else mix
@@ -95,7 +77,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, model: Model, group: TensorParallelGroup, **kind: Any) -> None:
+    def __init__(self, model: LlamaModel, group: TensorParallelGroup, **kind: Any) -> None:
         super().__init__()
         self.gate = ColumnParallelLinear(model.hidden, model.intermediate, group, **kind)
         self.up = ColumnParallelLinear(model.hidden, model.intermediate, group, **kind)
@@ -108,7 +90,7 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     def __init__(
         self,
-        model: Model,
+        model: LlamaModel,
         group: TensorParallelGroup,
         selective_recompute: bool,
         dropouts: tuple[Dropout, Dropout],
@@ -137,7 +119,7 @@ class SharedConstants(nn.Module):
     cosine: Tensor  # [length, 1, head size]
     sine: Tensor  # the same, its first half negated
 
-    def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, model: LlamaModel, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         positions = torch.arange(model.sequence_length).double()
         angle = torch.outer(positions, rotary_frequencies(model)).unsqueeze(1)
@@ -164,32 +146,25 @@ class SharedConstants(nn.Module):
         return torch.addcmul(x * self.cosine, x.roll(x.shape[-1] // 2, -1), self.sine)
 
 
-class StageModule(nn.Module):
-    """Layers [first, last) as one rank of a tensor-parallel group holds them.
-
-    The stage with layer 0 embeds; the stage with the last layer ends in the summed loss.
-    Parameters are uninitialised until `initialise`.
-    """
-
+class LlamaStage(StageModule):
     def __init__(
         self,
-        model: Model,
+        model: LlamaModel,
         layers: tuple[int, int],
         group: TensorParallelGroup,
         device: torch.device | str,
         dtype: torch.dtype,
         *,
-        selective_recompute: bool = False,
-        seed: int = 0,  # of dropout
+        selective_recompute: bool,
+        seed: int,  # of dropout
     ) -> None:
-        super().__init__()
+        super().__init__(model, layers, group)
         kind: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
 
         def dropout(place: str) -> Dropout:
             return Dropout(model.dropout, seed, place)
 
-        self.model, self.group, self.layer_range = model, group, layers
-        self.is_first, self.is_last = layers[0] == 0, layers[1] == model.layers
+        self.dropout = model.dropout
         if self.is_first:
             self.embedding = VocabularyParallelEmbedding(model.vocab, model.hidden, group, **kind)
             self.embedding_dropout = dropout("embedding")
@@ -211,18 +186,11 @@ class StageModule(nn.Module):
         first_row: int = 0,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Tokens [rows] or activations [rows, hidden] to activations, or to the loss.
-
-        The loss is the cross entropy summed over the rows, a scalar; it needs targets [rows].
-        Dropout asks for the first row's number in the whole run, and is for training alone.
-        Rows attend to those of their own document, or of their whole sequence without `documents`,
-        [rows]: numbers that are unlike within a sequence.
-        """
         mask = self.tables.mask if documents is None else self.tables.mask_between(documents)
         if self.is_first:
             x = self.embedding(x)
         hashes = None
-        if self.model.dropout and self.training:
+        if self.dropout and self.training:
             own = self.group.index * len(x) if self.group.sequence_parallel else 0
             hashes = row_and_column_hashes(first_row + own, x.shape, x.device)
         if self.is_first:
@@ -234,15 +202,3 @@ class StageModule(nn.Module):
         assert targets is not None
         logits = self.head(copy_to_group(self.norm(x), self.group))
         return cross_entropy_sum(logits, targets, self.group)
-
-    @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        """Fills the parameters with this rank's slices of the initial values."""
-        held = dict(self.named_parameters())
-        for parameter in model_parameters(self.model, self.layer_range):
-            box = parameter.box(self.group.size, self.group.index)
-            whole = Box(tuple((0, size) for size in parameter.shape))
-            named = replace(parameter, name=global_name(self.model, parameter.name))
-            value = initial_value(self.model, named, seed)[box.within(whole)]
-            target = held[parameter.name]
-            target.copy_(value.to(target.dtype).contiguous())

@@ -60,26 +60,29 @@ def put_off() -> Iterator[WeightGradients]:
         _later = None
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Returns x, [rows, in], times the transposed weight, [out, in], as torch's linear does.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Returns x, [rows, in], times the transposed weight, [out, in], plus the bias, [out].
 
-    Inside `put_off` its backward puts off the weight's gradient.
+    It is torch's linear; inside `put_off` its backward puts off the weight's gradient.
     """
     if _later is None:
-        return F.linear(x, weight)
-    return _Linear.apply(x, weight, _later)
+        return F.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias, _later)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, later: WeightGradients) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, later: WeightGradients
+    ) -> Tensor:
         ctx.save_for_backward(x)
         # itself: a saved tensor would come back as another where hooks look on
         ctx.weight, ctx.later = weight, later
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (x,), weight = ctx.saved_tensors, ctx.weight
         ctx.later.uses.append((weight, gradient, x.detach()))  # not the graph behind it
-        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
+        of_input = gradient @ weight if ctx.needs_input_grad[0] else None
+        return of_input, None, gradient.sum(0) if ctx.needs_input_grad[2] else None, None

@@ -198,11 +198,16 @@ class VocabularyParallelEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab // group.size, hidden, **kind))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        if self.group.size == 1:
-            return F.embedding(tokens, self.weight)
-        local, elsewhere = _local_tokens(tokens, self.weight.shape[0], self.group.index)
-        found = F.embedding(local, self.weight).masked_fill(elsewhere.unsqueeze(1), 0)
-        return sum_over_group(found, self.group)
+        return embed(tokens, self.weight, self.group)
+
+
+def embed(tokens: Tensor, weight: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Tokens [..] to [.., hidden]; the table, [vocab / size, hidden], is cut along the vocabulary."""
+    if group.size == 1:
+        return F.embedding(tokens, weight)
+    local, elsewhere = _local_tokens(tokens, weight.shape[0], group.index)
+    found = F.embedding(local, weight).masked_fill(elsewhere.unsqueeze(-1), 0)
+    return sum_over_group(found, group)
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor, group: TensorParallelGroup) -> Tensor:

@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from heteropp.description.boxes import Box
 from heteropp.description.plan import Plan, Stage, ministage_layers
+from heteropp.layout.boxes import Box
 from heteropp.layout.flat_buffer import Entry, layout
 
 

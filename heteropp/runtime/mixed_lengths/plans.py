@@ -41,11 +41,8 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
                 f"the plan of sequence_length {length} offloads; parameters that go from plan to "
                 "plan must stay on the chip"
             )
-        if plan.model.dropout:
-            raise PlanError(
-                f"the model has dropout {plan.model.dropout}; expected 0, as a document is not in "
-                "the same rows under every plan"
-            )
+        if problem := plan.model.whole_documents_problem():
+            raise PlanError(problem)
     return tuple(plans)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from heteropp.data.batch import Batch
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
-from heteropp.models.llama.stage import StageModule
+from heteropp.models.stage_module import StageModule
 from heteropp.optimizer.flat import FlatBuffers
 from heteropp.runtime.evaluation import evaluate
 from heteropp.runtime.executor import StepResult

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from heteropp.description.boxes import Box
 from heteropp.description.plan import Plan, Resharding, Stage
+from heteropp.layout.boxes import Box
 from heteropp.layout.resharding import (
     SENDS_UNDER_WAY,
     common_multiple,

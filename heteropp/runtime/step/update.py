@@ -12,8 +12,7 @@ from torch import Tensor
 
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
-from heteropp.models.llama.parameters import model_parameters
-from heteropp.models.llama.stage import StageModule
+from heteropp.models.stage_module import StageModule
 from heteropp.optimizer.adamw import clip
 from heteropp.optimizer.zero import FlatParameters
 from heteropp.process_groups.collective import all_gather
@@ -56,7 +55,7 @@ class Update:
         ]
         self.to_self: ToSelf = {}
         self.unsummed: list[int] = []  # ministages that are being reduced, in order
-        names = [parameter.name for parameter in model_parameters(plan.model)]
+        names = [parameter.name for parameter in plan.model.parameters()]
         self.column = {name: i for i, name in enumerate(names)}  # of the table of norms
         # brings a ministage's parameters from the host, where they are offloaded
         self.load_parameters: Callable[[int], None] | None = None

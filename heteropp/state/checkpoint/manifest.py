@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from heteropp.description.boxes import Box
 from heteropp.description.files import FileError, read_json
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.description.model import Model
+from heteropp.layout.boxes import Box
+from heteropp.models.spec import ModelSpec
 
 MANIFEST_VERSION = 2
 MANIFEST = "manifest.json"
@@ -59,7 +59,7 @@ class Scalars:
 class Manifest:
     __pydantic_config__ = ConfigDict(extra="forbid")
     step: int  # completed steps; with the seed it is also the position in the data
-    model: Model
+    model: ModelSpec
     global_batch: int
     whole_documents: bool = False  # each a sequence of its own; otherwise they are packed
     seed: int

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from heteropp.description.boxes import Box
+from heteropp.layout.boxes import Box
 from heteropp.state.checkpoint.manifest import (
     Checkpoint,
     CheckpointError,

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from heteropp.description.boxes import Box, uncovered
+from heteropp.layout.boxes import Box, uncovered
 from heteropp.layout.hspmd.routing import HeldBox, Transfer, Wanted, route
 from heteropp.state.checkpoint.writer import block_of
 from heteropp.state.recovery.bundles import Bundle, Lot, Want, bundles

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from heteropp.description.boxes import Box
+from heteropp.layout.boxes import Box
 from heteropp.state.checkpoint.manifest import ParameterSlice
 from heteropp.state.checkpoint.reader import Quantity
 from heteropp.state.checkpoint.writer import block_of

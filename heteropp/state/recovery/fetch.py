@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from heteropp.description.boxes import Box
+from heteropp.layout.boxes import Box
 from heteropp.layout.hspmd.exchange import TensorPiece, exchange
 from heteropp.layout.hspmd.routing import Transfer
 from heteropp.state.checkpoint.manifest import CheckpointError

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from heteropp.description.boxes import Box
+from heteropp.layout.boxes import Box
 from heteropp.state.checkpoint.manifest import Manifest
 from heteropp.state.checkpoint.reader import Quantity
 

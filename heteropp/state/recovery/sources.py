@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from heteropp.description.boxes import Box, uncovered
-from heteropp.description.model import Model
-from heteropp.models.llama.parameters import global_name, model_parameters
+from heteropp.layout.boxes import Box, uncovered
+from heteropp.models.spec import ModelSpec
 from heteropp.state.checkpoint.reader import QUANTITIES, Quantity
 from heteropp.state.checkpoint.writer import block_of
 from heteropp.state.recovery.manifest import RankManifest, SnapshotStep, SnapshotTensor, TierKind
@@ -65,7 +64,7 @@ class StoredTensor:
 
 def choose(
     kept: Sequence[RankSnapshot],
-    model: Model,
+    model: ModelSpec,
     damaged: Collection[StoredTensor] = (),
     reported: int | None = None,
 ) -> tuple[SnapshotStep, list[StoredTensor]]:
@@ -95,16 +94,16 @@ def _copies(kept: RankSnapshot) -> Iterable[StoredTensor]:
             yield StoredTensor(kept.tier, kept.node, step, file.name, part)
 
 
-def missing_blocks(copies: Iterable[StoredTensor], model: Model) -> list[str]:
+def missing_blocks(copies: Iterable[StoredTensor], model: ModelSpec) -> list[str]:
     """Returns the blocks of the model, in its order, of which some element has no copy."""
     boxes: dict[Key, set[Box]] = defaultdict(set)
     for copy in copies:
         boxes[copy.key].add(copy.part.box)
     missing: dict[str, None] = {}
-    for parameter in model_parameters(model):
-        name = global_name(model, parameter.name)
+    for parameter in model.parameters():
+        name = model.global_name(parameter.name)
         for quantity in QUANTITIES:
-            if uncovered([parameter.box(1, 0)], sorted(boxes[quantity, name])):
+            if uncovered([Box.whole(parameter.shape)], sorted(boxes[quantity, name])):
                 missing[block_of(name)] = None
     return list(missing)
 

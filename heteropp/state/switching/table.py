@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from heteropp.description.boxes import Box
-from heteropp.description.model import Model
 from heteropp.description.plan import Plan, ministage_layers
-from heteropp.layout.flat_buffer import BufferPiece, Layout, layout
+from heteropp.layout.boxes import Box
+from heteropp.layout.flat_buffer import Layout, layout
 from heteropp.layout.hspmd.routing import (
     BytesPerS,
     HeldBox,
@@ -25,7 +24,7 @@ from heteropp.layout.hspmd.routing import (
     route,
     volume_bytes,
 )
-from heteropp.models.llama.parameters import global_name, model_parameters
+from heteropp.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Quantity:
         return {"float64": 8, "float32": 4}.get(self.dtype, 2)
 
 
-def state(model: Model) -> tuple[Quantity, ...]:
+def state(model: ModelSpec) -> tuple[Quantity, ...]:
     """Returns the quantities that training goes on from.
 
     A model of 16 bits also has a wide value (master copy) of every parameter.
@@ -114,7 +113,7 @@ def table(
     if not _alike(old.model, new.model):
         raise ValueError(f"plans of unlike models, {old.model.name} and {new.model.name}")
     quantities = tuple(quantities or state(old.model))
-    names = dict.fromkeys(global_name(old.model, p.name) for p in model_parameters(old.model))
+    names = dict.fromkeys(old.model.global_name(p.name) for p in old.model.parameters())
     pairs = [(name, quantity) for name in names for quantity in quantities]
     tensors = {(name, quantity.name): i for i, (name, quantity) in enumerate(pairs)}
     held = [
@@ -137,11 +136,11 @@ def holdings(plan: Plan, rank: int, quantities: Sequence[Quantity]) -> Iterator[
     A parameter may stand in two of its ministages.
     """
     for k, (whole, shard) in enumerate(layouts(plan, rank)):
-        entries = [BufferPiece(e.global_name, e.box, e.first, e.last) for e in whole.entries]
+        boxes = whole.boxes()
         pieces, start = whole.pieces(shard), whole.shard(shard).start
         for quantity in quantities:
             offset = 0 if quantity.whole else start
-            for piece in entries if quantity.whole else pieces:
+            for piece in boxes if quantity.whole else pieces:
                 first, last = piece.first - offset, piece.last - offset
                 yield BufferSlice(k, quantity, piece.name, piece.box, first, last)
 
@@ -177,10 +176,10 @@ def state_bytes(plan: Plan, rank: int) -> int:
     return sum(size * itemsizes[name] for (_, name), size in sizes.items())
 
 
-def _alike(one: Model, other: Model) -> bool:
+def _alike(one: ModelSpec, other: ModelSpec) -> bool:
     """Whether both have the same parameters; their sequences may be of unlike lengths."""
 
-    def shapes(model: Model) -> list[tuple[str, tuple[int, ...]]]:
-        return [(global_name(model, p.name), p.shape) for p in model_parameters(model)]
+    def shapes(model: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
+        return [(model.global_name(p.name), p.shape) for p in model.parameters()]
 
     return one.dtype == other.dtype and shapes(one) == shapes(other)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from heteropp.description.files import FileError, flush, make_folder, read_json, write_text
-from heteropp.description.model import Model
-from heteropp.models.llama.hugging_face_weights import INDEX, SINGLE, check_same, tensor_name
-from heteropp.models.llama.parameters import Parameter, model_parameters
+from heteropp.models.hugging_face_format import HuggingFaceFormat
+from heteropp.models.spec import ModelSpec, Parameter
+from heteropp.state.hugging_face.weights import INDEX, SINGLE, check_same
 from hyperhetero_output import held
 
 FILE_BYTES = 5 << 30  # of a file of weights, at most, as transformers cuts them
@@ -31,7 +30,7 @@ COMPANIONS = (
 
 
 def export(
-    model: Model,
+    model: ModelSpec,
     read: Callable[[Parameter], Tensor],
     output: Path,
     source: Path | None = None,
@@ -52,7 +51,7 @@ def export(
 
 
 def _export(
-    model: Model,
+    model: ModelSpec,
     read: Callable[[Parameter], Tensor],
     output: Path,
     config: dict[str, Any],
@@ -76,74 +75,72 @@ def _export(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _config(model: Model, source: Path | None) -> dict[str, Any]:
+def _config(model: ModelSpec, source: Path | None) -> dict[str, Any]:
     if source is None:
-        return _config_of(model)
+        return _format(model).config_of(model)
     check_same(source, model)
     theirs = read_json(source / "config.json", dict)
     theirs.pop("dtype", None)  # the newer name, which older releases do not know
     return {**theirs, "torch_dtype": model.dtype}
 
 
-def _config_of(model: Model) -> dict[str, Any]:
-    """Returns a model's config.json, as releases 4 and 5 of transformers read it."""
-    scaling = model.rope_scaling and {"rope_type": "llama3", **asdict(model.rope_scaling)}
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_size,
-        "intermediate_size": model.intermediate,
-        "vocab_size": model.vocab,
-        "max_position_embeddings": model.sequence_length,
-        "rope_theta": model.rope_theta,
-        "rope_scaling": scaling,
-        "rms_norm_eps": model.norm_eps,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": model.tied_embeddings,
-        "torch_dtype": model.dtype,
-    }
+def _format(model: ModelSpec) -> HuggingFaceFormat:
+    if model.hugging_face is None:
+        raise FileError(f"models of family {model.family} have no form as a Hugging Face folder")
+    return model.hugging_face
+
+
+Written = dict[str, list[Parameter]]  # what each tensor of a file is made of, in order of rows
 
 
 def _write_weights(
-    model: Model, read: Callable[[Parameter], Tensor], folder: Path, file_bytes: int
+    model: ModelSpec, read: Callable[[Parameter], Tensor], folder: Path, file_bytes: int
 ) -> None:
-    files, dtype = list(_files(model, file_bytes)), getattr(torch, model.dtype)
+    files = list(_files(model, file_bytes))
     places: dict[str, str] = {}
-    for i, parameters in enumerate(files):
+    for i, written in enumerate(files):
         name = SINGLE if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
         tensors = {
-            tensor_name(parameter.name): read(parameter).to(dtype).contiguous()
-            for parameter in parameters
+            tensor: _tensor(model, parameters, read) for tensor, parameters in written.items()
         }
         save_file(tensors, folder / name, metadata={"format": "pt"})  # transformers wants to know
         (folder / name).chmod(0o644)
         flush(folder / name)
         places.update(dict.fromkeys(tensors, name))
     if len(files) > 1:
-        total = sum(_bytes(model, parameter) for part in files for parameter in part)
+        total = sum(_bytes(model, parameter) for parameter in model.parameters())
         index = {"metadata": {"total_size": total}, "weight_map": places}
         write_text(folder / INDEX, _as_text(index))
 
 
-def _files(model: Model, file_bytes: int) -> Iterator[list[Parameter]]:
-    """Yields the parameters of each file; no file is larger than asked, unless one tensor is."""
-    held: list[Parameter] = []
-    for parameter in model_parameters(model):
-        size = sum(_bytes(model, each) for each in held)
-        if held and size + _bytes(model, parameter) > file_bytes:
+def _tensor(
+    model: ModelSpec, parameters: list[Parameter], read: Callable[[Parameter], Tensor]
+) -> Tensor:
+    """Returns a tensor as the folder's files hold it, of the parameters that it is made of."""
+    rows = [read(parameter).to(getattr(torch, model.dtype)) for parameter in parameters]
+    value = torch.cat(rows) if rows[1:] else rows[0]
+    transposed = _format(model).stored(model, parameters[0]).transposed
+    return (value.t() if transposed else value).contiguous()
+
+
+def _files(model: ModelSpec, file_bytes: int) -> Iterator[Written]:
+    """Yields what each file holds; no file is larger than asked, unless one tensor is."""
+    tensors: Written = {}
+    for parameter in model.parameters():
+        tensors.setdefault(_format(model).stored(model, parameter).name, []).append(parameter)
+    held: Written = {}
+    size = 0
+    for name, parameters in tensors.items():
+        more = sum(_bytes(model, parameter) for parameter in parameters)
+        if held and size + more > file_bytes:
             yield held
-            held = []
-        held.append(parameter)
+            held, size = {}, 0
+        held[name] = parameters
+        size += more
     yield held
 
 
-def _bytes(model: Model, parameter: Parameter) -> int:
+def _bytes(model: ModelSpec, parameter: Parameter) -> int:
     return prod(parameter.shape) * model.dtype_bytes
 
 

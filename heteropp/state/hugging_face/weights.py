@@ -1,8 +1,8 @@
 """Weights in a Hugging Face folder, read slice by slice into any layout.
 
 A folder holds config.json and model.safetensors, or several files and
-model.safetensors.index.json, which says which tensor is in which. Their rotary embedding turns the
-same pairs as ours, so that only names differ.
+model.safetensors.index.json, which says which tensor is in which. How its tensors are named, and
+which way round they stand, is the family's to say.
 """
 
 from __future__ import annotations
@@ -16,42 +16,18 @@ from pydantic import ConfigDict
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from heteropp.description.boxes import Box
 from heteropp.description.files import FileError, read_json
-from heteropp.description.hugging_face import read_config
-from heteropp.description.model import Model
-from heteropp.models.llama.parameters import Parameter, global_name, model_parameters
-from heteropp.models.llama.stage import StageModule
+from heteropp.description.model import read_config
+from heteropp.layout.boxes import Box
+from heteropp.models.hugging_face_format import HuggingFaceTensor
+from heteropp.models.spec import ModelSpec, Parameter
+from heteropp.models.stage_module import StageModule
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 # what a plan's model may have otherwise than the folder; its sequences may only be shorter
-CHOSEN = ("name", "dtype", "sequence_length")
-# ours to theirs; a layer's stand under "layers.17." and "model.layers.17."
-NAMES = {
-    "embedding": "model.embed_tokens",
-    "norm": "model.norm",
-    "head": "lm_head",
-    "attention_norm": "input_layernorm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
-
-
-def tensor_name(parameter: str) -> str:
-    """Returns a Hugging Face file's name for a parameter such as "layers.17.mlp.up.weight"."""
-    name = parameter.removesuffix(".weight")
-    if name in NAMES:
-        return f"{NAMES[name]}.weight"
-    _, layer, part = name.split(".", 2)
-    return f"model.layers.{layer}.{NAMES[part]}.weight"
+CHOSEN = ("dtype", "sequence_length")
 
 
 @dataclass(frozen=True)
@@ -77,18 +53,28 @@ class Weights:
                 f"{folder} holds neither {SINGLE} nor {INDEX}; expected weights as safetensors"
             )
 
-    def check(self, model: Model) -> None:
+    def check(self, model: ModelSpec) -> None:
         """Checks that every parameter of a model is there, in its shape. Raises FileError."""
-        for parameter in model_parameters(model):
-            self._slices(parameter)
+        for parameter in model.parameters():
+            self._slices(self._stored(model, parameter))
 
-    def read(self, parameter: Parameter, box: Box) -> Tensor:
+    def read(self, model: ModelSpec, parameter: Parameter, box: Box) -> Tensor:
         """Returns a slice of a parameter, on the host, in the file's dtype. Raises FileError."""
-        return self._slices(parameter)[tuple(slice(*span) for span in box.ranges)]
+        stored = self._stored(model, parameter)
+        (first, last), *others = box.ranges
+        spans = [slice(first + stored.first_row, last + stored.first_row)]
+        spans += [slice(*span) for span in others]
+        slices = self._slices(stored)
+        return slices[tuple(spans[::-1])].t() if stored.transposed else slices[tuple(spans)]
 
-    def _slices(self, parameter: Parameter) -> Any:
-        """Returns the file's view of a whole parameter, from which slices are taken."""
-        name = tensor_name(parameter.name)
+    def _stored(self, model: ModelSpec, parameter: Parameter) -> HuggingFaceTensor:
+        if model.hugging_face is None:
+            raise FileError(f"{self.folder}: models of family {model.family} have no such folders")
+        return model.hugging_face.stored(model, parameter)
+
+    def _slices(self, stored: HuggingFaceTensor) -> Any:
+        """Returns the file's view of a whole tensor, from which slices are taken."""
+        name = stored.name
         if name not in self.places:
             raise FileError(f"{self.folder} holds no tensor {name}")
         path = self.folder / self.places[name]
@@ -97,8 +83,8 @@ class Weights:
         except SafetensorError:
             raise FileError(f"{path} holds no tensor {name}, which {INDEX} says it does") from None
         shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
-        if shape != parameter.shape:
-            raise FileError(f"{path}: {name} has shape {shape}; expected {parameter.shape}")
+        if shape != stored.shape:
+            raise FileError(f"{path}: {name} has shape {shape}; expected {stored.shape}")
         if dtype not in FLOATS:
             raise FileError(
                 f"{path}: {name} has dtype {dtype}; expected one of {', '.join(FLOATS)}"
@@ -121,16 +107,18 @@ class Weights:
         return self.files[name]
 
 
-def check_from(folder: Path, model: Model) -> None:
+def check_from(folder: Path, model: ModelSpec) -> None:
     """Checks that a plan's model can start from a folder's weights. Raises FileError."""
     check_same(folder, model)
     Weights(folder).check(model)
 
 
-def check_same(folder: Path, model: Model) -> None:
+def check_same(folder: Path, model: ModelSpec) -> None:
     """Checks that a folder's config.json is of this model. Raises FileError."""
     path = folder / "config.json"
-    theirs = read_config(path)
+    family, theirs = read_config(path)
+    if family is not type(model):
+        raise FileError(f"{path}: the model is of another family; expected {model.family}")
     for name, value in theirs.items():
         if name not in CHOSEN and value != getattr(model, name):
             raise FileError(f"{path}: {name} is {value}; the model has {getattr(model, name)}")
@@ -145,8 +133,10 @@ def check_same(folder: Path, model: Model) -> None:
 def load_weights(folder: Path, module: StageModule) -> None:
     """Fills a ministage's parameters with this rank's slices of a folder's. Raises FileError."""
     weights, group, model = Weights(folder), module.group, module.model
-    parameters = {parameter.name: parameter for parameter in model_parameters(model)}
+    parameters = {parameter.name: parameter for parameter in model.parameters()}
     for name, target in module.named_parameters():
-        parameter = parameters[global_name(model, name)]
-        value = weights.read(parameter, parameter.box(group.size, group.index))
+        parameter = parameters[model.global_name(name)]
+        boxes = map(Box, parameter.pieces(group.size, group.index))
+        values = [weights.read(model, parameter, box) for box in boxes]
+        value = torch.cat(values, parameter.split_dimension or 0) if values[1:] else values[0]
         target.copy_(value.to(target.dtype).contiguous())

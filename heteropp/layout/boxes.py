@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -12,6 +12,11 @@ class Box:
     """A slice of a tensor: one half-open range per dimension, in global coordinates."""
 
     ranges: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        """Returns all of a tensor."""
+        return cls(tuple((0, size) for size in shape))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,0 +1,195 @@
+"""The Llama family: pre-norm blocks of grouped-query attention and SwiGLU, without biases."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from heteropp.models.llama.hugging_face import LlamaFormat, RopeScaling
+from heteropp.models.spec import LARGEST, ModelError, ModelSpec, Parameter
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from heteropp.models.llama.stage import LlamaStage
+    from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
+
+# what changes a stage's results, but neither its operators nor their sizes
+_COSTS_NOTHING = ("name", "layers", "rope_theta", "norm_eps", "rope_scaling")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaModel(ModelSpec):
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    family: Literal["llama"] = "llama"
+    heads: int
+    kv_heads: int
+    intermediate: int
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    # fused: one kernel, which keeps no weights between pairs of tokens (FlashAttention)
+    attention: Literal["explicit", "fused"] = "explicit"
+    tied_embeddings: bool = False  # the head's weight is the embedding's
+    rope_scaling: RopeScaling | None = None
+    dropout: float = 0.0  # of what embedding, attention and MLP add to the residual stream
+
+    hugging_face: ClassVar[LlamaFormat] = LlamaFormat()
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden // self.heads
+
+    def parameters(self, layers: tuple[int, int] | None = None) -> list[Parameter]:
+        first, last = layers or (0, self.layers)
+        hidden, kv = self.hidden, self.kv_heads * self.head_size
+        result = []
+        if first == 0:
+            result.append(Parameter("embedding.weight", (self.vocab, hidden), 0))
+        for layer in range(first, last):
+            for name, shape, dimension in (
+                ("attention_norm", (hidden,), None),
+                ("attention.query", (hidden, hidden), 0),
+                ("attention.key", (kv, hidden), 0),
+                ("attention.value", (kv, hidden), 0),
+                ("attention.output", (hidden, hidden), 1),
+                ("mlp_norm", (hidden,), None),
+                ("mlp.gate", (self.intermediate, hidden), 0),
+                ("mlp.up", (self.intermediate, hidden), 0),
+                ("mlp.down", (hidden, self.intermediate), 1),
+            ):
+                result.append(Parameter(f"layers.{layer}.{name}.weight", shape, dimension))
+        if last == self.layers:
+            result.append(Parameter("norm.weight", (hidden,), None))
+            if not (self.tied_embeddings and first == 0):
+                result.append(Parameter("head.weight", (self.vocab, hidden), 0))
+        return result
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        return {"head.weight": "embedding.weight"} if self.tied_embeddings else {}
+
+    def untied(self) -> LlamaModel:
+        return replace(self, tied_embeddings=False)
+
+    def cost_key(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if key not in _COSTS_NOTHING}
+
+    @property
+    def tp_sizes(self) -> dict[str, int]:
+        names = ("kv_heads", "intermediate", "vocab", "sequence_length")
+        return {name: getattr(self, name) for name in names}
+
+    def selective_recompute_problem(self) -> str | None:
+        if self.attention == "fused":
+            return "fused attention keeps no scores to compute again"
+        return None
+
+    def whole_documents_problem(self) -> str | None:
+        if self.dropout:
+            return (
+                f"the model has dropout {self.dropout}; expected 0, as a document is not in the "
+                "same rows under every plan"
+            )
+        return None
+
+    def training_problem(self) -> str | None:
+        if self.attention != "explicit":
+            return f"the model's attention is {self.attention}; this release trains explicit"
+        return None
+
+    def describe(self) -> str:
+        return f"{self.attention} attention, {self.dtype}"
+
+    def flops_per_token(self) -> float:
+        """Returns the FLOPs that a token's forward and backward take; recompute does not count.
+
+        They are six for each weight of a matrix that a token is multiplied with, and the products
+        of attention with all tokens of its sequence, masked or not (PaLM, appendix B).
+        """
+        matrices = sum(
+            math.prod(parameter.shape)
+            for parameter in self.parameters()
+            if parameter.name.startswith("layers.") and len(parameter.shape) == 2
+        )
+        head = self.vocab * self.hidden
+        attention = 12 * self.layers * self.hidden * self.sequence_length
+        return 6.0 * (matrices + head) + attention
+
+    def build(
+        self,
+        layers: tuple[int, int],
+        group: TensorParallelGroup,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        *,
+        selective_recompute: bool = False,
+        seed: int = 0,
+    ) -> LlamaStage:
+        from heteropp.models.llama.stage import LlamaStage
+
+        return LlamaStage(
+            self, layers, group, device, dtype, selective_recompute=selective_recompute, seed=seed
+        )
+
+    def initial_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
+        for parameter in self.parameters(layers):
+            named = replace(parameter, name=self.global_name(parameter.name))
+            yield parameter.name, self.initial_value(named, seed)
+
+    def initial_value(self, parameter: Parameter, seed: int) -> Tensor:
+        """Returns the whole float32 tensor, on the host."""
+        import torch
+
+        if parameter.name.endswith("norm.weight"):
+            return torch.ones(parameter.shape)
+        digest = hashlib.sha256(f"{seed}/{parameter.name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        std = 0.02
+        if parameter.name.endswith(("attention.output.weight", "mlp.down.weight")):
+            std /= math.sqrt(2 * self.layers)  # they add to the residual stream, twice a layer
+        return torch.randn(parameter.shape, generator=generator) * std
+
+    def validate(self) -> None:
+        for name in (
+            *("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab"),
+            "sequence_length",
+        ):
+            self._validate_size(name)
+        if self.hidden % (2 * self.heads):
+            raise ModelError(
+                f"hidden {self.hidden} is not an even multiple of heads {self.heads}; "
+                "rotary embedding turns pairs within a head"
+            )
+        if self.heads % self.kv_heads:
+            raise ModelError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        if not 0 < self.rope_theta < math.inf or not 0 < self.norm_eps < 1:
+            raise ModelError("rope_theta must be positive and finite, and norm_eps between 0 and 1")
+        if not 0 <= self.dropout < 1:
+            raise ModelError(f"dropout is {self.dropout}; expected at least 0 and below 1")
+        if self.rope_scaling is not None:
+            _validate_scaling(self.rope_scaling)
+
+
+SPEC = LlamaModel
+
+
+def _validate_scaling(scaling: RopeScaling) -> None:
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if not 1 <= scaling.factor < math.inf:
+        raise ModelError(f"rope_scaling.factor is {scaling.factor}; expected at least 1")
+    if not 0 < low < high < math.inf:
+        raise ModelError(
+            f"rope_scaling has low_freq_factor {low} and high_freq_factor {high}; "
+            "expected positive numbers, the second the larger"
+        )
+    if not 1 <= scaling.original_max_position_embeddings <= LARGEST:
+        raise ModelError(
+            "rope_scaling.original_max_position_embeddings is "
+            f"{scaling.original_max_position_embeddings}; expected 1 to {LARGEST}"
+        )

@@ -1,0 +1,239 @@
+"""What everything else knows of a model: its parts, its parameters, and what it can do.
+
+A family of models is a folder beside this file; its `model.py` has a ModelSpec. This module needs
+no torch: a planner asks for parameters and degrees, and only what traces or trains builds stages.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+    from torch import Tensor
+
+    from heteropp.models.hugging_face_format import HuggingFaceFormat
+    from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
+    from heteropp.models.stage_module import StageModule
+
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Ranges = tuple[tuple[int, int], ...]  # [first, last) in every dimension
+BlockCounts = tuple[tuple[str, int], ...]  # kinds of blocks, and how many of each
+
+LARGEST = 2**24  # of any size; what is larger is a slip, and would keep a planner busy for ever
+
+
+class ModelError(ValueError):
+    """A model that cannot be; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the whole model, and how tensor parallelism cuts it."""
+
+    name: str
+    shape: tuple[int, ...]
+    split_dimension: int | None  # which tensor parallelism cuts; None: every rank holds a copy
+    # the sizes of pieces that stand one after another along that dimension, each cut by itself, as
+    # in one matrix of queries, keys and values; empty: one piece
+    packed: tuple[int, ...] = ()
+    partial: bool = False  # of a copy: every rank has a summand of its gradient
+    decays: bool = True  # AdamW's weight decay
+
+    def pieces(self, tp: int, index: int) -> list[Ranges]:
+        """Returns the slices that one rank of a tensor-parallel group holds, one after another.
+
+        Raises ValueError where the degree does not divide what is cut.
+        """
+        whole = tuple((0, size) for size in self.shape)
+        cut = self.split_dimension
+        if cut is None or tp == 1:
+            return [whole]
+        result, start = [], 0
+        for size in self.packed or (self.shape[cut],):
+            share, rest = divmod(size, tp)
+            if rest:
+                raise ValueError(f"{tp} ranks do not divide {self.name}, of which {size} is cut")
+            first = start + index * share
+            result.append((*whole[:cut], (first, first + share), *whole[cut + 1 :]))
+            start += size
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(ABC):
+    """A model of `layers` blocks between an embedding and a head that ends in the loss.
+
+    Parameters have global names: those of block 17 begin with "layers.17.", wherever it is held.
+    A stage that holds block 0 embeds, and one that holds the last block ends in the loss.
+    """
+
+    family: str
+    name: str
+    layers: int  # blocks
+    hidden: int  # of an activation, between blocks
+    vocab: int
+    sequence_length: int  # tokens
+    # those of 16 bits keep a master copy, and sum gradients, in float32; float16 scales its loss
+    dtype: Dtype = "float32"
+
+    # its form as a Hugging Face folder, where it has one
+    hugging_face: ClassVar[HuggingFaceFormat | None] = None
+
+    @property
+    def dtype_bytes(self) -> int:
+        return {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}[self.dtype]
+
+    @property
+    def wide_dtype(self) -> str:
+        """The dtype of gradients and of the optimizer's state: float32 for a 16-bit model."""
+        return "float32" if self.dtype_bytes == 2 else self.dtype
+
+    # ---------------------------------------------------------------- parameters
+
+    @abstractmethod
+    def parameters(self, layers: tuple[int, int] | None = None) -> list[Parameter]:
+        """Returns the parameters of a stage with blocks [first, last), or of the whole model.
+
+        They are in global order, under the names that the stage's module gives them. A parameter
+        that is tied to another of the same stage is left out.
+        """
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Names of parameters that are others, such as a head's that is the embedding's."""
+        return {}
+
+    def global_name(self, name: str) -> str:
+        """Returns a parameter's name in the whole model: of a tied one, what it is tied to."""
+        return self.tied.get(name, name)
+
+    def untied(self) -> ModelSpec:
+        """Returns the model with a parameter of its own in place of each tied one."""
+        return self
+
+    @property
+    def tied_elements(self) -> int:
+        """Returns the number of elements of parameters that others are tied to."""
+        names = set(self.tied.values())
+        return sum(math.prod(p.shape) for p in self.parameters() if p.name in names)
+
+    # ---------------------------------------------------------------- blocks
+
+    def block_kind(self, layer: int) -> str:
+        """Returns the kind of a block; blocks of one kind cost the same."""
+        return "block"
+
+    def block_counts(self, ranges: Iterable[tuple[int, int]]) -> BlockCounts:
+        """Returns how many blocks of each kind there are in ranges [first, last), by kind."""
+        kinds = Counter(self.block_kind(layer) for span in ranges for layer in range(*span))
+        return tuple(sorted(kinds.items()))
+
+    def repeated(self, kind: str, layers: int) -> ModelSpec:
+        """Returns a model with so many blocks, all of one kind."""
+        return replace(self, layers=layers)
+
+    def cost_key(self) -> dict[str, Any]:
+        """Returns all that the cost of a stage depends on, as JSON has it."""
+        return {k: v for k, v in asdict(self).items() if k not in ("name", "layers")}
+
+    # ---------------------------------------------------------------- what it can do
+
+    @property
+    def tp_sizes(self) -> dict[str, int]:
+        """The sizes, by name, that a tensor-parallel degree must divide.
+
+        The sequence length is among them, as boundary tensors are cut along their rows.
+        """
+        return {"sequence_length": self.sequence_length}
+
+    def allows_tp(self, tp: int) -> bool:
+        return self.tp_problem(tp) is None
+
+    def tp_problem(self, tp: int) -> str | None:
+        """Says in a clause why a tensor-parallel degree cannot be; None: it can."""
+        for name, size in self.tp_sizes.items():
+            if size % tp:
+                return f"tensor-parallel degree {tp} does not divide the model's {name} {size}"
+        return None
+
+    def tp_degrees(self, most: int) -> list[int]:
+        """Returns the powers of two up to `most` that are possible degrees."""
+        powers = (1 << bit for bit in range(most.bit_length()))
+        return [tp for tp in powers if self.allows_tp(tp)]
+
+    def sequence_parallel_problem(self) -> str | None:
+        """Says in a clause why rows cannot be cut over a replica's ranks; None: they can."""
+        return None
+
+    def selective_recompute_problem(self) -> str | None:
+        """Says in a clause why attention's scores cannot be computed again; None: they can."""
+        return None
+
+    def whole_documents_problem(self) -> str | None:
+        """Says in a clause why the model cannot keep a sequence's documents apart; None: it can."""
+        return None
+
+    def training_problem(self) -> str | None:
+        """Says in a clause why the model can be planned, but not trained; None: it can."""
+        return None
+
+    def describe(self) -> str:
+        """Returns a few words on the variant, such as "explicit attention, float32"."""
+        return self.dtype
+
+    @abstractmethod
+    def flops_per_token(self) -> float:
+        """Returns the FLOPs that a token's forward and backward take; recompute does not count."""
+
+    # ---------------------------------------------------------------- what it is made of
+
+    @abstractmethod
+    def build(
+        self,
+        layers: tuple[int, int],
+        group: TensorParallelGroup,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        *,
+        selective_recompute: bool = False,
+        seed: int = 0,
+    ) -> StageModule:
+        """Returns blocks [first, last) as one rank of a tensor-parallel group holds them.
+
+        The parameters are uninitialised. seed: that of dropout.
+        """
+
+    @abstractmethod
+    def initial_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
+        """Yields a stage's parameters, by their names in its module, whole and on the host.
+
+        They depend on the seed, the global name and the full shape alone, never on the layout.
+        """
+
+    # ---------------------------------------------------------------- checks
+
+    def validate(self) -> None:
+        """Raises ModelError, one sentence."""
+        for name in ("layers", "hidden", "vocab", "sequence_length"):
+            self._validate_size(name)
+
+    def _validate_size(self, name: str) -> None:
+        if not 1 <= getattr(self, name) <= LARGEST:
+            raise ModelError(f"{name} is {getattr(self, name)}; expected 1 to {LARGEST}")
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[Self], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Reads and writes a model of any family where a file's type says ModelSpec."""
+        from heteropp.models.families import any_family
+
+        return any_family() if cls is ModelSpec else handler(source)

@@ -1,0 +1,60 @@
+"""A stage of any model as one rank holds it: what runs its forwards, and its initial values."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
+from heteropp.models.spec import ModelSpec, Parameter
+
+
+class StageModule(nn.Module):
+    """Blocks [first, last) of a model, as one rank of a tensor-parallel group holds them.
+
+    Activations are [rows, hidden], rows = sequences x sequence length, or this rank's part of them
+    with sequence parallelism. Parameters are uninitialised until `initialise`.
+    """
+
+    def __init__(
+        self, model: ModelSpec, layers: tuple[int, int], group: TensorParallelGroup
+    ) -> None:
+        super().__init__()
+        self.model, self.group, self.layer_range = model, group, layers
+        self.is_first, self.is_last = layers[0] == 0, layers[1] == model.layers
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Tensor,
+        targets: Tensor | None = None,
+        first_row: int = 0,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Tokens [rows] or activations [rows, hidden] to activations, or to the loss.
+
+        The loss is summed over the rows, a scalar; it needs targets [rows], of which those below 0
+        take no part. Dropout asks for the first row's number in the whole run, and is for training
+        alone. Rows attend to those of their own document, or of their whole sequence without
+        `documents`, [rows]: numbers that are unlike within a sequence.
+        """
+
+    def initialise(self, seed: int) -> None:
+        """Fills the parameters with this rank's slices of the initial values."""
+        held = dict(self.named_parameters())
+        parameters = {p.name: p for p in self.model.parameters(self.layer_range)}
+        for name, whole in self.model.initial_values(self.layer_range, seed):
+            fill(held[name], parameters[name], whole, self.group)
+
+
+@torch.no_grad()
+def fill(target: Tensor, parameter: Parameter, whole: Tensor, group: TensorParallelGroup) -> None:
+    """Copies a rank's slices of a whole parameter into what the rank holds of it."""
+    pieces = [
+        whole[tuple(slice(*span) for span in ranges)]
+        for ranges in parameter.pieces(group.size, group.index)
+    ]
+    value = pieces[0] if len(pieces) == 1 else torch.cat(pieces, parameter.split_dimension or 0)
+    target.copy_(value.to(target.dtype).contiguous())

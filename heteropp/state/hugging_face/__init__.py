@@ -1,0 +1,1 @@
+"""Hugging Face folders of weights: read into any layout, and written from a checkpoint."""
