@@ -29,10 +29,11 @@ from heteropp.elastic.job import Board, Job, Meeting
 from heteropp.elastic.launcher.agent import Agent
 from heteropp.elastic.launcher.availability import Availability
 from heteropp.elastic.launcher.gathering import GatheringError, gather
-from heteropp.elastic.launcher.leader import JobOutcome, Leader
+from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.pulse import Heart, Pulse
 from heteropp.elastic.launcher.roster import Roster
 from heteropp.elastic.member.member import run_member
+from heteropp.elastic.messages import JobOutcome
 from heteropp.runtime.ranks.attempt import launcher_store
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
 from heteropp.runtime.ranks.launch import draw_secret, set_environment

@@ -19,9 +19,9 @@ from rich.text import Text
 
 from heteropp.cli.show import output_console, seconds
 from heteropp.cost.planned import human_bytes
-from heteropp.elastic.job import Progress, node_of
 from heteropp.elastic.launcher.change import Change
-from heteropp.elastic.launcher.leader import JobOutcome, Leader
+from heteropp.elastic.launcher.leader import Leader
+from heteropp.elastic.messages import JobOutcome, Progress, node_of
 
 SHOWN_CHANGES = 3
 SHOWN_MOVES = 6  # of a change, the largest

@@ -43,10 +43,6 @@ from heteropp.runtime.training_run import RankChip, TrainingRun
 from heteropp.state.recovery.tiers import Tiers
 
 T = TypeVar("T")
-Source = Literal["memory", "disk", "peer", "remote"]
-# "chip": its chip failed, and is lost; "job": no chip's fault, and would come again; "lost": no
-# snapshot is left on the nodes that there are; "other": to be tried again
-FailureKind = Literal["chip", "job", "lost", "other"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,53 +126,6 @@ class Generation:
         return self.folder / "plan.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    step: int  # completed
-    loss: float | None  # None: not finite
-    tokens_per_s: float
-    step_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MovedState:
-    """State that a member got, in all, from one place."""
-
-    to: str  # member; of a recovery its node, whose members share what they read
-    source: Source
-    origin: str  # member, node or URL
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account:
-    """How a generation came to its state."""
-
-    step: int  # completed; training goes on at the next
-    moved: tuple[MovedState, ...] = ()
-    seconds: float  # that no step ran: of a switch, from step to step; of a recovery, its own
-
-    def bytes_from(self, source: Source) -> int:
-        return sum(moved.bytes for moved in self.moved if moved.source == source)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why a member ends."""
-
-    kind: FailureKind
-    what: str  # a sentence
-    nodes: tuple[str, ...] = ()  # of "lost": that held what is missing
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a member's process ended."""
-
-    code: int  # exit code; -9 for signal 9
-    killed: bool  # by its agent
-
-
 class Board:
     """Reads and writes the job's store: values by the parts of a key."""
 
@@ -184,7 +133,7 @@ class Board:
         self.store = dist.PrefixStore("elastic", store)
 
     def say(self, value: Any, *key: str | int) -> None:
-        """`value`: of one of the types above, a text or a number."""
+        """`value`: a Generation, one of heteropp.elastic.messages, a text or a number."""
         self.store.set(_name(key), TypeAdapter(type(value)).dump_json(value).decode())
 
     def heard(self, type_: type[T], *key: str | int) -> T | None:
@@ -216,7 +165,3 @@ def generation_store(store: dist.Store, number: int) -> dist.Store:
 def switch_store(store: dist.Store, number: int) -> dist.Store:
     """Returns the part of the store for the world in which the switch to a generation happens."""
     return dist.PrefixStore(f"switch {number}", store)
-
-
-def node_of(member: str) -> str:
-    return member.rpartition("/")[0]

@@ -39,7 +39,7 @@ from training_run import CHIP, command, refusal, session, write_text
 from heteropp.cost.planned import rank_memory
 from heteropp.description.cluster import read_cluster
 from heteropp.description.plan import Plan, read_plan, write_plan
-from heteropp.elastic.job import node_of
+from heteropp.elastic.messages import node_of
 
 Launch = Callable[..., Elastic]
 

@@ -16,11 +16,12 @@ from training_run import tiny_model
 
 from heteropp.description.cluster import read_cluster
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.elastic.job import Board, Ended, Failure, Generation, Job, Meeting
+from heteropp.elastic.job import Board, Generation, Job, Meeting
 from heteropp.elastic.launcher import awaited, leader, pulse
 from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.pulse import Pulse
 from heteropp.elastic.launcher.roster import Roster
+from heteropp.elastic.messages import Ended, Failure
 from heteropp.runtime.training_run import TrainingRun
 
 DEADLINE_S = 30.0

@@ -22,7 +22,8 @@ from heteropp.description import cluster as clusters
 from heteropp.description.cluster import read_cluster
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan, write_plan
-from heteropp.elastic.job import Account, Board, Generation, Job, Meeting, Progress
+from heteropp.elastic.job import Board, Generation, Job, Meeting
+from heteropp.elastic.messages import Account, Progress
 from heteropp.runtime.training_run import TrainingRun
 from heteropp.state.checkpoint.manifest import find
 

@@ -17,11 +17,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from heteropp.description.files import FileError, make_folder
-from heteropp.elastic.job import Board, Ended, Generation, Job, node_of
+from heteropp.elastic.job import Board, Generation, Job
+from heteropp.elastic.messages import GRACE_S, KILLED_S, Ended, node_of
 from heteropp.runtime.ranks.watch import name_process
-
-GRACE_S = 2.0  # for members to end by themselves, and to say why
-KILLED_S = 30.0  # after which a process that was killed should be gone
 
 Entrypoint = Callable[[Job, str, int], int]  # job, member, generation it is started for; exit code
 

@@ -7,8 +7,9 @@ from typing import Literal
 
 from heteropp.description.outline import outline
 from heteropp.description.plan import Plan
-from heteropp.elastic.job import Account, Generation, MovedState, Progress, Source
+from heteropp.elastic.job import Generation
 from heteropp.elastic.launcher.plan_search import Planned
+from heteropp.elastic.messages import Account, MovedState, Progress, Source
 
 
 @dataclass(frozen=True, kw_only=True)

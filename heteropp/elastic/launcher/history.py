@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from heteropp.description.files import write_json
 from heteropp.description.plan import Plan
-from heteropp.elastic.job import Account, Generation, Progress
+from heteropp.elastic.job import Generation
 from heteropp.elastic.launcher.change import Change, changed
 from heteropp.elastic.launcher.plan_search import Planned
+from heteropp.elastic.messages import Account, Progress
 
 UNEXPLAINED = "members ended without a word"
 

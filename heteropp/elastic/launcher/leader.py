@@ -23,15 +23,13 @@ import shutil
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Literal
 
 import torch.distributed as dist
 
 from heteropp.description.cluster import write_cluster
 from heteropp.description.plan import PlanError, write_plan
-from heteropp.elastic.job import Account, Board, Generation, Job, Progress, node_of
-from heteropp.elastic.launcher.agent import GRACE_S, KILLED_S
+from heteropp.elastic.job import Board, Generation, Job
 from heteropp.elastic.launcher.availability import Availability
 from heteropp.elastic.launcher.awaited import Awaited
 from heteropp.elastic.launcher.history import UNEXPLAINED, History
@@ -39,6 +37,7 @@ from heteropp.elastic.launcher.members import End, Members
 from heteropp.elastic.launcher.plan_search import Planned, rehearse_beside, search_beside
 from heteropp.elastic.launcher.pulse import Pulse
 from heteropp.elastic.launcher.roster import Roster
+from heteropp.elastic.messages import GRACE_S, KILLED_S, Account, JobOutcome, Progress, node_of
 from heteropp.search.planner import SearchError
 
 TRIES = 3  # in a row without a step, but for those that cost a chip
@@ -52,12 +51,6 @@ Phase = Literal[
     "planning", "joining", "switching", "starting", "running", "dropping", "fencing", "awaiting"
 ]
 Start = Literal["initial", "recover"]
-
-
-@dataclass(frozen=True)
-class JobOutcome:
-    exit_code: int
-    sentence: str | None = None  # what there is to say about it
 
 
 class Leader:

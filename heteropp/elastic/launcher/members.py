@@ -8,14 +8,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from heteropp.elastic.job import (
-    Board,
-    Ended,
-    Failure,
-    Generation,
-    generation_store,
-    switch_store,
-)
+from heteropp.elastic.job import Board, Generation, generation_store, switch_store
+from heteropp.elastic.messages import Ended, Failure
 from heteropp.runtime.ranks.watch import silent_rank
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from heteropp.description.cluster import Cluster
-from heteropp.elastic.job import node_of
+from heteropp.elastic.messages import node_of
 
 # "up": there; "noticed": there, but will go; "lost": went without notice; "away": went with one, or
 # was never there

@@ -16,20 +16,11 @@ import torch
 import torch.distributed as dist
 
 from heteropp.description.files import FileError
-from heteropp.elastic.job import (
-    Account,
-    Board,
-    Failure,
-    FailureKind,
-    Generation,
-    Job,
-    MovedState,
-    generation_store,
-    switch_store,
-)
+from heteropp.elastic.job import Board, Generation, Job, generation_store, switch_store
 from heteropp.elastic.member.links import ClusterLinks
 from heteropp.elastic.member.preparation import switch_between, table_of
 from heteropp.elastic.member.session import Arrived, Left, Session
+from heteropp.elastic.messages import Account, Failure, FailureKind, MovedState
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks.device import open_device
 from heteropp.runtime.ranks.heartbeats import POLL_S

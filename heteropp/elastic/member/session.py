@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from heteropp.elastic.job import Account, Board, Generation, Job, Progress, generation_store
+from heteropp.elastic.job import Board, Generation, Job, generation_store
 from heteropp.elastic.member.links import ClusterLinks
 from heteropp.elastic.member.preparation import Preparation
 from heteropp.elastic.member.snapshots import make_snapshot_writer, recovered
+from heteropp.elastic.messages import Account, Progress
 from heteropp.process_groups.control import Control
 from heteropp.runtime.loop import advance, finish
 from heteropp.runtime.measuring.metrics import StepMetrics

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from heteropp.description.files import FileError, write_text
-from heteropp.elastic.job import Account, Generation, Job, MovedState, node_of
+from heteropp.elastic.job import Generation, Job
+from heteropp.elastic.messages import Account, MovedState, node_of
 from heteropp.process_groups.control import Control
 from heteropp.runtime.measuring.metrics import METRICS, newest_step
 from heteropp.runtime.trainer import Trainer
