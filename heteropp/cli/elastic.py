@@ -25,13 +25,13 @@ from heteropp.cost.planned import check_cluster, check_memory
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.files import read_json, write_json
 from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.elastic.decisions.roster import Roster
 from heteropp.elastic.job import Board, Job, Meeting
 from heteropp.elastic.launcher.agent import Agent
 from heteropp.elastic.launcher.availability import Availability
 from heteropp.elastic.launcher.gathering import GatheringError, gather
 from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.pulse import Heart, Pulse
-from heteropp.elastic.launcher.roster import Roster
 from heteropp.elastic.member.member import run_member
 from heteropp.elastic.messages import JobOutcome
 from heteropp.runtime.ranks.attempt import launcher_store
@@ -180,8 +180,9 @@ def _lead(
     patience = 2 if _torchrun() is None else 1
     launcher = os.getppid()
     availability = Availability(elastic.availability, cluster) if elastic.availability else None
-    roster = Roster(cluster, availability.chips if availability else None, place.nodes)
-    members = _check_plan(job.run, roster)
+    chips = availability.chips if availability else None
+    roster = Roster.of(cluster.members, chips, place.nodes)
+    members = _check_plan(job.run, cluster, roster)
     if not earlier:
         shutil.rmtree(job.run.output / GENERATIONS, ignore_errors=True)
     write_json(job.run.output / JOB, Earlier(job.name, job.run.hyperparameters, _torchrun()))
@@ -190,6 +191,7 @@ def _lead(
     pulse = Pulse(board, others, job.run.deadline_s, screen.tell)
     leader = Leader(
         job,
+        cluster,
         roster,
         place.store,
         pulse,
@@ -200,10 +202,11 @@ def _lead(
         "recover" if earlier else "initial",
         members,
     )
+    outcome: JobOutcome | None = None
     try:
         while leader.outcome is None and len(told) < patience:
             if _torchrun() and os.getppid() != launcher:
-                leader.outcome = JobOutcome(1, "torchrun died, which started this process")
+                outcome = JobOutcome(1, "torchrun died, which started this process")
                 break
             if told:
                 leader.stop(JobOutcome(128 + told[0]))
@@ -217,7 +220,7 @@ def _lead(
         screen.stop()
         if availability:
             availability.close()
-    outcome = leader.outcome or JobOutcome(128 + told[0], "told to stop at once")
+    outcome = outcome or leader.outcome or JobOutcome(128 + told[0], "told to stop at once")
     board.say(outcome.exit_code, "over")
     for node in others - pulse.lost:  # the store may end with this process
         with suppress(dist.DistStoreError):
@@ -356,15 +359,16 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _check_plan(run: TrainingRun, roster: Roster) -> tuple[str, ...]:
+def _check_plan(run: TrainingRun, cluster: Cluster, roster: Roster) -> tuple[str, ...]:
     """The members of the plan by rank: it is for the chips that are up, or for all of the cluster.
 
     Raises InputError where no chip is up, and PlanError.
     """
     if not roster.up():
-        raise InputError(f"no chip of cluster {roster.cluster.name} is available")
-    there = roster.cluster_of(roster.up())
-    cluster = there if run.plan.world_size == there.world_size else roster.cluster
+        raise InputError(f"no chip of cluster {cluster.name} is available")
+    there = cluster.kept(map(cluster.rank, roster.up()))
+    if run.plan.world_size == there.world_size:
+        cluster = there
     check_cluster(run.plan, cluster)
     if run.device == "chip":
         check_memory(run.plan, cluster)

@@ -19,21 +19,34 @@ from rich.text import Text
 
 from heteropp.cli.show import output_console, seconds
 from heteropp.cost.planned import human_bytes
+from heteropp.elastic.decisions.phases import (
+    Awaiting,
+    Dropping,
+    Fencing,
+    Joining,
+    Over,
+    Phase,
+    Planning,
+    Running,
+    Starting,
+    Switching,
+)
 from heteropp.elastic.launcher.change import Change
 from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.messages import JobOutcome, Progress, node_of
 
 SHOWN_CHANGES = 3
 SHOWN_MOVES = 6  # of a change, the largest
-DOING = {
-    "planning": "searching a plan for the chips that are up",
-    "joining": "new members open their chips",
-    "switching": "switching to the new plan",
-    "starting": "members start",
-    "running": "",
-    "dropping": "the chips changed again: new members end",
-    "fencing": "ending all members",
-    "awaiting": "waiting for a node that keeps what the others lack",
+DOING: dict[type[Phase], str] = {
+    Planning: "searching a plan for the chips that are up",
+    Joining: "new members open their chips",
+    Switching: "switching to the new plan",
+    Starting: "members start",
+    Running: "",
+    Dropping: "the chips changed again: new members end",
+    Fencing: "ending all members",
+    Awaiting: "waiting for a node that keeps what the others lack",
+    Over: "",
 }
 STYLES = {"trains": "green", "coming": "cyan", "noticed": "yellow", "lost": "red", "away": "dim"}
 
@@ -61,11 +74,11 @@ class Screen:
                 self.live.start()
             self.live.update(self._whole(leader), refresh=True)
             return
-        for change in leader.history.changes[self.shown_changes :]:
+        for change in leader.changes[self.shown_changes :]:
             for line in change_lines(change):
                 self._line(line)
-        self.shown_changes = len(leader.history.changes)
-        progress, every = leader.history.progress, max(1, self.steps // 10)
+        self.shown_changes = len(leader.changes)
+        progress, every = leader.state.history.progress, max(1, self.steps // 10)
         if progress and progress.step // every > self.shown_step // every:
             self._line(self._progress(progress))
         self.shown_step = progress.step if progress else 0
@@ -78,8 +91,8 @@ class Screen:
 
     def finish(self, leader: Leader, outcome: JobOutcome, summary: str | None) -> None:
         """The job's last lines: its generations, and how it ended."""
-        history = leader.history
-        for change in history.changes:
+        changes, progress = leader.changes, leader.state.history.progress
+        for change in changes:
             self._line(f"generation {change.number}, {how(change)}")
         found = json.loads(summary) if summary else {}
         if found:
@@ -88,11 +101,9 @@ class Screen:
                 f"steps, written to {found['output']}"
             )
         if self.quiet:
-            print(as_json(found, history.changes), flush=True)
-        if outcome.exit_code > 128 and history.progress:
-            self._line(
-                f"told to stop: step {history.progress.step} is saved, and --resume goes on from it"
-            )
+            print(as_json(found, changes), flush=True)
+        if outcome.exit_code > 128 and progress:
+            self._line(f"told to stop: step {progress.step} is saved, and --resume goes on from it")
         if outcome.sentence:
             print(f"training stopped: {outcome.sentence}", file=sys.stderr, flush=True)
 
@@ -101,11 +112,11 @@ class Screen:
 
     def _whole(self, leader: Leader) -> RenderableType:
         parts: list[RenderableType] = [chips_table(leader)]
-        if leader.history.progress:
-            parts.append(Text(self._progress(leader.history.progress)))
-        if doing := DOING[leader.phase]:
+        if progress := leader.state.history.progress:
+            parts.append(Text(self._progress(progress)))
+        if doing := DOING[type(leader.state.phase)]:
             parts.append(Text(doing, style="bold"))
-        for change in leader.history.changes[-SHOWN_CHANGES:]:
+        for change in leader.changes[-SHOWN_CHANGES:]:
             parts += map(Text, change_lines(change))
         parts += [Text(sentence, style="dim") for sentence in self.news]
         return Group(*parts)
@@ -120,10 +131,11 @@ class Screen:
 
 def chips_table(leader: Leader) -> Table:
     """The chips by node, each with what it is to the job."""
-    training = set(leader.running.members) if leader.running else set()
+    current = leader.state.current
+    training = set(current.members) if current else set()
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     by_node: dict[str, list[str]] = defaultdict(list)
-    for member, standing in leader.roster.standing.items():
+    for member, standing in leader.state.roster.standing.items():
         what = ("trains" if member in training else "coming") if standing == "up" else standing
         chip = member.rpartition("/")[2]
         by_node[node_of(member)].append(f"[{STYLES[what]}]{chip} {what}[/]")

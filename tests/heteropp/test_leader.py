@@ -16,11 +16,13 @@ from training_run import tiny_model
 
 from heteropp.description.cluster import read_cluster
 from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.elastic.decisions import awaited
+from heteropp.elastic.decisions.phases import Fencing, Starting
+from heteropp.elastic.decisions.roster import Roster
 from heteropp.elastic.job import Board, Generation, Job, Meeting
-from heteropp.elastic.launcher import awaited, leader, pulse
+from heteropp.elastic.launcher import leader, pulse
 from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.pulse import Pulse
-from heteropp.elastic.launcher.roster import Roster
 from heteropp.elastic.messages import Ended, Failure
 from heteropp.runtime.training_run import TrainingRun
 
@@ -98,7 +100,8 @@ class Recovery:
         self.told: list[str] = []
         self.leader = Leader(
             job,
-            Roster(cluster, chips.chips),
+            cluster,
+            Roster.of(cluster.members, chips.chips),
             store,
             Pulse(self.board, agents, DEADLINE_S, self.told.append),
             chips,  # type: ignore[arg-type]
@@ -112,7 +115,7 @@ class Recovery:
     def until(self, comes: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + 60
         while not comes():
-            assert time.monotonic() < deadline_s, (self.leader.phase, self.told)
+            assert time.monotonic() < deadline_s, (self.leader.state.phase, self.told)
             self.leader.turn()
             time.sleep(0.01)
 
@@ -126,7 +129,7 @@ class Recovery:
             self.board.say(Failure(kind="lost", what=LACK, nodes=(B,)), "failed", member)
             ended = Ended(code=1, killed=False)
             self.board.say(ended, "ended", generation.number, member)
-        self.until(lambda: not self.leader.members.live)
+        self.until(lambda: not self.leader.state.live)
         self.leader.turn()
 
 
@@ -171,7 +174,7 @@ def test_members_may_be_slow_to_come_up(tmp_path: Path, monkeypatch: pytest.Monk
     begin_s = time.monotonic()
     monkeypatch.setattr(leader, "time", Clock(begin_s + DEADLINE_S + 30))
     recovery.leader.turn()
-    assert recovery.leader.phase == "starting" and not recovery.told
+    assert isinstance(recovery.leader.state.phase, Starting) and not recovery.told
     monkeypatch.setattr(leader, "time", Clock(begin_s + DEADLINE_S + 90))
     recovery.leader.turn()
     assert recovery.told == ["training did not start in time"]
@@ -201,12 +204,12 @@ def test_a_node_that_dies_before_the_deadline_is_left_out(
     recovery = Recovery(tmp_path, Chips(a=1, b=1), agents=[B])
     recovery.generation(1)
     recovery.board.say(Ended(code=1, killed=False), "ended", 1, f"{A}/0")
-    recovery.until(lambda: recovery.leader.phase == "fencing")
+    recovery.until(lambda: isinstance(recovery.leader.state.phase, Fencing))
     for _ in range(2):
         now_s = recovery.leader.pulse.next_s + 4
         monkeypatch.setattr(pulse, "time", Clock(now_s))
         recovery.leader.turn()
-    assert recovery.leader.phase == "fencing"
+    assert isinstance(recovery.leader.state.phase, Fencing)
     monkeypatch.setattr(leader, "time", Clock(time.monotonic() + 60))
     recovery.leader.turn()
     monkeypatch.undo()

@@ -7,9 +7,9 @@ from typing import Literal
 
 from heteropp.description.outline import outline
 from heteropp.description.plan import Plan
-from heteropp.elastic.job import Generation
+from heteropp.elastic.decisions.commands import RecordChange
 from heteropp.elastic.launcher.plan_search import Planned
-from heteropp.elastic.messages import Account, MovedState, Progress, Source
+from heteropp.elastic.messages import MovedState, Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +38,15 @@ class Change:
 
 
 def changed(
-    generation: Generation,
-    found: Planned,
-    before: Change | None,
-    plan_before: Plan,
-    account: Account,
-    progress: Progress | None,
-    downtime_s: float,
+    recorded: RecordChange, found: Planned, before: Change | None, plan_before: Plan
 ) -> Change:
-    """What became of the job with a generation that has its state; progress: of the one before."""
+    """What became of the job with a generation that has its state.
+
+    found: its plan; before, plan_before: the change before, and the plan that it led to.
+    """
+    generation, account = recorded.generation, recorded.account
     members = before.members if before else ()
-    again = progress.step - account.step if progress else 0
+    again = recorded.progress.step - account.step if recorded.progress else 0
     return Change(
         number=generation.number,
         start=generation.start,
@@ -61,6 +59,6 @@ def changed(
         step=account.step,
         steps_again=max(0, again),
         searched_s=found.seconds,
-        downtime_s=downtime_s,
+        downtime_s=recorded.downtime_s,
         moved=account.moved,
     )

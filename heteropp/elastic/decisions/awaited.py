@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from heteropp.elastic.launcher.roster import Roster
+from heteropp.elastic.decisions.roster import Roster
 
 WAITED_DEADLINES = 4  # so many of the job's deadlines a chip of theirs has to come back
 
