@@ -173,7 +173,7 @@ std::shared_ptr<Communicator> create(int rank, int world_size, py::object store,
   options.secret = secret;
   options.name = name;
   options.rank_label = rank_label;
-  options.transport = dicomm::transport_named(transport);
+  options.transport = dicomm::known_transport(transport);
   options.listen_address = listen_address;
   options.chip = chip;
   options.nics = nics;

@@ -1,6 +1,6 @@
 // dicomm-collectives: times libdicomm's collectives between processes of this host.
 //
-//   dicomm-collectives RANKS [auto|shm|tcp]
+//   dicomm-collectives RANKS [TRANSPORT]
 //
 // starts the other ranks, says "ready", reads an order a line, "COLLECTIVE BYTES 1 COUNT", and
 // answers each with the median and the 99th percentile of one call in us. BYTES: of the float32
@@ -170,7 +170,7 @@ int start_others(int ranks) {
   return 0;
 }
 
-int run(int ranks, Transport transport) {
+int run(int ranks, const std::string& transport) {
   std::string folder = (std::filesystem::temp_directory_path() / "dicomm-XXXXXX").string();
   if (!::mkdtemp(folder.data())) throw Error("cannot make a folder " + folder);
   Options options;
@@ -198,17 +198,16 @@ int run(int ranks, Transport transport) {
 }  // namespace dicomm::bench
 
 int main(int count, char** words) {
-  using dicomm::Transport;
-  const std::map<std::string, Transport> transports{
-      {"auto", Transport::automatic}, {"shm", Transport::shm}, {"tcp", Transport::tcp}};
+  const std::vector<std::string> transports = dicomm::transport_names();
   const int ranks = count > 1 ? std::atoi(words[1]) : 0;
-  const auto transport = transports.find(count > 2 ? words[2] : "auto");
+  const auto transport =
+      std::find(transports.begin(), transports.end(), count > 2 ? words[2] : dicomm::kAnyTransport);
   if (ranks < 1 || ranks > 1024 || transport == transports.end()) {
-    std::fprintf(stderr, "usage: dicomm-collectives RANKS [auto|shm|tcp]\n");
+    std::fprintf(stderr, "usage: dicomm-collectives RANKS [TRANSPORT]\n");
     return 2;
   }
   try {
-    return dicomm::bench::run(ranks, transport->second);
+    return dicomm::bench::run(ranks, *transport);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "dicomm-collectives: %s\n", error.what());
     return 1;

@@ -14,10 +14,6 @@ namespace {
 const std::map<std::string, Mode> kModes{{"latency", Mode::latency},
                                          {"bandwidth", Mode::bandwidth},
                                          {"bidirectional", Mode::bidirectional}};
-const std::map<std::string, Transport> kTransports{{"auto", Transport::automatic},
-                                                   {"shm", Transport::shm},
-                                                   {"tcp", Transport::tcp},
-                                                   {"verbs", Transport::verbs}};
 
 // "8", "4K", "64M".
 std::size_t size(const std::string& option, const std::string& word) {
@@ -38,13 +34,22 @@ double positive(const std::string& option, const std::string& word) {
   return number;
 }
 
-template <class T>
-T choice(const std::string& option, const std::map<std::string, T>& all, const std::string& word) {
-  const auto found = all.find(word);
-  if (found != all.end()) return found->second;
-  std::string names;
-  for (const auto& [name, value] : all) names += (names.empty() ? "" : ", ") + name;
-  throw Error(text(option, ": '", word, "' is not one of ", names));
+std::string joined(const std::vector<std::string>& words, const std::string& between) {
+  std::string all;
+  for (const std::string& word : words) all += (all.empty() ? "" : between) + word;
+  return all;
+}
+
+const std::string& choice(const std::string& option, const std::vector<std::string>& names,
+                          const std::string& word) {
+  if (std::find(names.begin(), names.end(), word) != names.end()) return word;
+  throw Error(text(option, ": '", word, "' is not one of ", joined(names, ", ")));
+}
+
+Mode mode_named(const std::string& word) {
+  std::vector<std::string> names;
+  for (const auto& [name, mode] : kModes) names.push_back(name);
+  return kModes.at(choice("MODE", names, word));
 }
 
 std::vector<std::size_t> sizes(const std::string& option, const std::string& words) {
@@ -58,7 +63,9 @@ std::vector<std::size_t> sizes(const std::string& option, const std::string& wor
 
 std::string usage() {
   return "usage: DICOMM_SECRET=... dicomm-perf MODE --store FOLDER --rank R [--world N]\n"
-         "         [--transport auto|shm|tcp|verbs] [--sizes 8,4K,64M] [--seconds S]\n"
+         "         [--transport " +
+         joined(transport_names(), "|") +
+         "] [--sizes 8,4K,64M] [--seconds S]\n"
          "         [--iterations N] [--window N] [--offset BYTES] [--listen ADDRESS]\n"
          "         [--timeout SECONDS]\n"
          "MODE: latency, bandwidth or bidirectional. Ranks 2k and 2k+1 are a pair; the even ones\n"
@@ -69,7 +76,7 @@ Arguments parse(int count, char** words) {
   Arguments arguments;
   Options& options = arguments.communicator;
   if (count < 2) throw Error("the mode is missing");
-  arguments.mode = choice("MODE", kModes, words[1]);
+  arguments.mode = mode_named(words[1]);
   arguments.sizes = {8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
   options.world_size = 2;
   options.rank = -1;
@@ -86,7 +93,7 @@ Arguments parse(int count, char** words) {
     } else if (option == "--world") {
       options.world_size = static_cast<int>(size(option, value));
     } else if (option == "--transport") {
-      options.transport = choice(option, kTransports, value);
+      options.transport = choice(option, transport_names(), value);
     } else if (option == "--sizes") {
       arguments.sizes = sizes(option, value);
     } else if (option == "--seconds") {
@@ -118,12 +125,6 @@ Arguments parse(int count, char** words) {
 const char* name(Mode mode) {
   for (const auto& [word, value] : kModes)
     if (value == mode) return word.c_str();
-  return "?";
-}
-
-const char* name(Transport transport) {
-  for (const auto& [word, value] : kTransports)
-    if (value == transport) return word.c_str();
   return "?";
 }
 

@@ -26,6 +26,5 @@ struct Arguments {
 Arguments parse(int count, char** words);
 std::string usage();
 const char* name(Mode mode);
-const char* name(Transport transport);
 
 }  // namespace dicomm::bench

@@ -127,7 +127,7 @@ class End {
   void report(std::size_t bytes, const std::vector<double>& times) const {
     if (!timing_) return;
     std::printf("{\"mode\": \"%s\", \"transport\": \"%s\", \"rank\": %d, \"bytes\": %zu, ",
-                name(arguments_.mode), name(arguments_.communicator.transport),
+                name(arguments_.mode), arguments_.communicator.transport.c_str(),
                 communicator_.rank(), bytes);
     std::printf("\"rounds\": %zu, ", times.size());
     if (arguments_.mode == Mode::latency) {

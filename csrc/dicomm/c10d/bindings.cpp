@@ -24,7 +24,7 @@ c10::intrusive_ptr<dicomm::Backend> create(
   options.name = name;
   options.rank_label = rank_label;
   options.timeout = timeout;
-  options.transport = dicomm::transport_named(transport);  // checked by distributed.py
+  options.transport = dicomm::known_transport(transport);  // checked by distributed.py
   options.listen_address = listen_address;
   options.chip = chip;
   options.nics = nics;

@@ -67,14 +67,6 @@ class EngineCommunicator final : public Communicator {
 
 }  // namespace
 
-Transport transport_named(const std::string& name) {
-  if (name == "auto") return Transport::automatic;
-  if (name == "shm") return Transport::shm;
-  if (name == "tcp") return Transport::tcp;
-  if (name == "verbs") return Transport::verbs;
-  throw Error(text("transport '", name, "': expected auto, shm, tcp or verbs"));
-}
-
 std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
                                                    const Options& options) {
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)

@@ -52,12 +52,15 @@ struct LinkPace {
   double bytes_per_s = 0;  // 0: not paced
 };
 
-// automatic: shm within a host, else verbs where both sides have RDMA devices, else tcp.
-enum class Transport { automatic, shm, tcp, verbs };
-// Throws Error unless the name is auto, shm, tcp or verbs.
-Transport transport_named(const std::string& name);
+// With this each two ranks use the fastest transport that connects them.
+constexpr const char* kAnyTransport = "auto";
+// That, then every transport's name.
+std::vector<std::string> transport_names();
+// Throws Error unless it is one of those, else returns it.
+const std::string& known_transport(const std::string& name);
 
-// What is not set comes from the environment (DICOMM_GID_INDEX, ...), else is chosen.
+// What only one transport, verbs, has to be told; here because callers set it. What is not set
+// comes from the environment (DICOMM_GID_INDEX, ...), else is chosen.
 struct VerbsOptions {
   std::optional<int> gid_index;      // of the port's table
   std::optional<int> mtu_bytes;      // 256 ... 4096
@@ -83,7 +86,7 @@ struct Options {
   std::string secret;            // the job's; empty is refused when world_size > 1
   std::string name = "default";  // separates several communicators on one Store
   std::string rank_label;        // shown to peers in errors, e.g. "rank 3 (chip B)"; optional
-  Transport transport = Transport::automatic;
+  std::string transport = kAnyTransport;
   std::string chip;  // PCI address of this rank's, for the choice of its NICs; optional
   std::string nics;  // device[:port],... instead of that choice
   VerbsOptions verbs;
@@ -102,7 +105,7 @@ struct RailDescription {
 };
 struct LinkDescription {
   std::string transport;               // "" while not connected
-  std::vector<RailDescription> rails;  // verbs
+  std::vector<RailDescription> rails;  // where the transport has several ways at once
 };
 
 // One send or receive in flight. Destroying an unfinished Request cancels its claim on the

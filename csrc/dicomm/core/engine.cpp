@@ -9,6 +9,7 @@
 #include "core/clock.h"
 #include "core/host.h"
 #include "core/text.h"
+#include "transport/registry.h"
 
 namespace dicomm {
 
@@ -29,7 +30,7 @@ constexpr std::chrono::seconds kCancelTimeout{5};
 namespace {
 
 Options with_environment(Options options) {
-  options.transport = verbs::transport(options);
+  options.transport = asked_transport(options);
   return options;
 }
 
@@ -274,12 +275,17 @@ LinkDescription Engine::describe_link(int peer) {
 
 void Engine::declare_memory(const MemoryRegion& region) {
   Lock lock(mutex_);
-  if (rails_) rails_->memory->declare(region);
+  for (const auto& transport : transports_) transport->declare_memory(region);
 }
 
 void Engine::forget_memory(std::uint64_t address, std::uint64_t bytes) {
   Lock lock(mutex_);
-  if (rails_) rails_->memory->forget(address, bytes);
+  for (const auto& transport : transports_) transport->forget_memory(address, bytes);
+}
+
+bool Engine::reaches_declared_memory() const {
+  return std::all_of(transports_.begin(), transports_.end(),
+                     [](const auto& transport) { return transport->reaches_declared_memory(); });
 }
 
 std::string Engine::failure() {
@@ -356,12 +362,11 @@ void Engine::close() {
   }
   live_.clear();
   lobby_.close();
-  tcp_listener_.fd = Fd();
-  local_listener_.fd = Fd();
+  listeners_.clear();
   epoll_ = Fd();
 }
 
-// Hands over what is queued. A TCP peer hangs up once it read our goodbye; hanging up first, with
+// Hands over what is queued. A peer hangs up once it read our goodbye; hanging up first, with
 // its bytes unread, could destroy ours on the way.
 void Engine::linger(Lock& lock) {
   const Time deadline = Clock::now() + kLinger;

@@ -26,9 +26,7 @@
 #include "core/lobby.h"
 #include "core/matching.h"
 #include "core/request.h"
-#include "transport/shm/shm.h"
-#include "transport/tcp/tcp.h"
-#include "transport/verbs/endpoint.h"
+#include "core/transport.h"
 
 namespace dicomm {
 
@@ -61,7 +59,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   LinkDescription describe_link(int peer);
   void declare_memory(const MemoryRegion& region);
   void forget_memory(std::uint64_t address, std::uint64_t bytes);
-  bool reaches_declared_memory() const { return !rails_ || rails_->memory->reaches_declared(); }
+  bool reaches_declared_memory() const;
   std::string failure();
   void abort(const std::string& reason);
   void relay(const std::string& cause);
@@ -102,7 +100,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   enum Event { wake_event, lobby_event, peer_event };
 
   // engine.cpp
-  void open_rails();
+  void open_transports();
   Lock lock();
   std::shared_ptr<Engine> unowned() { return {std::shared_ptr<void>(), this}; }
   Peer& checked_peer(int peer, const char* operation);
@@ -149,14 +147,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void need_connection(int peer);
   void start_dialler(std::function<void()> body);
   void dial(int peer);
-  Dialled call(const Contact& contact, Transport transport, int peer, const Deadline& deadline,
+  Dialled call(const Contact& contact, std::size_t transport, int peer, const Deadline& deadline,
                const TransportCard& card, Fd& socket);
   void await_crossed_call(int peer, const Fd& socket);
   void unreachable(int peer, const std::string& reason);
   std::optional<Contact> find_contact(int peer);
   void connected(int peer, std::unique_ptr<Connection> connection);
   void validate(PendingConnection& pending);
-  void answer_calls(const PeerIdentity& peer, verbs::Endpoint endpoint, Fd caller);
+  void finish_accepting(const PeerIdentity& peer, std::unique_ptr<Acceptor> acceptor, Fd caller);
+  Transport& transport_of(const PendingConnection& pending);
   std::string addresses(int peer) const;
 
   const std::shared_ptr<Store> store_;
@@ -165,9 +164,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const int pid_;
   Identity me_;
   Contact contact_;
-  TcpListener tcp_listener_;
-  LocalListener local_listener_;
-  std::shared_ptr<verbs::Rails> rails_;  // null: no verbs
+  std::vector<std::unique_ptr<Transport>> transports_;  // in the registry's order, as the next two
+  std::vector<std::size_t> doors_;                      // whose listener each one's callers come to
+  std::vector<Fd> listeners_;
   const int cores_;
 
   std::mutex mutex_;

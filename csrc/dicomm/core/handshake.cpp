@@ -161,7 +161,7 @@ Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const 
   const ProofMessage proven{card, proof(me, "dialler", mine, theirs, bytes_of(card))};
   send_all(socket, bytes_of(proven), deadline);
   VerdictMessage message{};
-  Fd segment = receive_all(socket, message, deadline);
+  Fd descriptor = receive_all(socket, message, deadline);
   if (message.verdict == Verdict::unproven) throw Error(meaning(message.verdict));
   if (!equal(message.proof, proof(me, "acceptor", mine, theirs, verdict_words(message))))
     throw Error("it does not know this job's secret");
@@ -170,12 +170,12 @@ Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const 
   if (message.verdict != Verdict::welcome && message.verdict != Verdict::crossed)
     throw Error(meaning(message.verdict));
   if (theirs.rank != to_rank) throw Error(meaning(Verdict::wrong_rank));
-  return {message.verdict, identity(theirs), message.card, std::move(segment)};
+  return {message.verdict, identity(theirs), message.card, std::move(descriptor)};
 }
 
-PendingConnection::PendingConnection(Fd socket, bool local)
+PendingConnection::PendingConnection(Fd socket, std::size_t door)
     : socket_(std::move(socket)),
-      local_(local),
+      door_(door),
       since_(std::chrono::steady_clock::now()),
       deadline_(since_ + kHandshakeTimeout) {}
 
@@ -222,7 +222,7 @@ PendingConnection::State PendingConnection::advance(const Identity& me) {
   return State::proven;
 }
 
-bool PendingConnection::answer(const Identity& me, Verdict verdict, const Fd& segment,
+bool PendingConnection::answer(const Identity& me, Verdict verdict, const Fd& descriptor,
                                const TransportCard& card) {
   VerdictMessage reply{verdict, card, {}};
   reply.proof = proof(me, "acceptor", theirs_, mine_, verdict_words(reply));
@@ -231,14 +231,14 @@ bool PendingConnection::answer(const Identity& me, Verdict verdict, const Fd& se
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  if (segment) {
+  if (descriptor) {
     message.msg_control = control;
     message.msg_controllen = sizeof control;
     cmsghdr* rights = CMSG_FIRSTHDR(&message);
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(sizeof(int));
-    const int fd = segment.get();
+    const int fd = descriptor.get();
     std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
   }
   return ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof reply;

@@ -4,9 +4,10 @@
 //   acceptor -> dialler   hello       the same, its own nonce
 //   dialler -> acceptor   proof       its card, HMAC(secret, "dialler", both hellos, card)
 //   acceptor -> dialler   verdict     code, its card, HMAC(secret, "acceptor", both hellos, code,
-//                                     card); with shared memory, the segment travels along
+//                                     card); the transport's descriptor, if it has one, travels
+//                                     along
 //
-// A card is what the transport has to tell the other side: verbs' queue pairs, else zeros.
+// A card is what the transport has to tell the other side, else zeros.
 //
 // Every message has a fixed size and the exchange a deadline of its own, so a stranger can neither
 // make us allocate nor wait; it learns a nonce and nothing else. An acceptor that has no room for a
@@ -87,7 +88,7 @@ struct Dialled {
   Verdict verdict;  // welcome or crossed
   PeerIdentity peer;
   TransportCard card;
-  Fd segment;  // where one came along
+  Fd descriptor;  // where one came along
 };
 // Throws Error saying what went wrong, TurnedAway where calling again may help.
 Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const Deadline& deadline,
@@ -96,20 +97,20 @@ Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const 
 // The acceptor's side, which never blocks.
 class PendingConnection {
  public:
-  PendingConnection(Fd socket, bool local);
+  PendingConnection(Fd socket, std::size_t door);
 
   enum class State { talking, proven, refused };
   // Reads what is there; `refused` and refusal() once it is no rank of ours.
   State advance(const Identity& me);
-  // Tells a proven caller the verdict, with the segment if there is one. False: it is gone.
-  bool answer(const Identity& me, Verdict verdict, const Fd& segment,
+  // Tells a proven caller the verdict, with the descriptor if there is one. False: it is gone.
+  bool answer(const Identity& me, Verdict verdict, const Fd& descriptor,
               const TransportCard& card = {});
   // The same where there is no connection for it now.
   void tell_failure(const Identity& me, const std::string& why);
 
   int fd() const { return socket_.get(); }
   Fd release() { return std::move(socket_); }
-  bool local() const { return local_; }
+  std::size_t door() const { return door_; }
   bool greeted() const { return greeted_; }
   // When it came, or was greeted.
   std::chrono::steady_clock::time_point since() const { return since_; }
@@ -125,7 +126,7 @@ class PendingConnection {
   State refuse_unproven();
 
   Fd socket_;
-  bool local_;
+  std::size_t door_;
   std::chrono::steady_clock::time_point since_;
   std::chrono::steady_clock::time_point deadline_;
   std::size_t got_ = 0;

@@ -47,8 +47,8 @@ void Lobby::watch(int fd) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &reading);
 }
 
-void Lobby::open(int listener, bool local) {
-  doors_.push_back({listener, local});
+void Lobby::open(int listener, std::size_t door) {
+  doors_.push_back({listener, door});
   watch(listener);
 }
 
@@ -96,7 +96,7 @@ void Lobby::accept_from(const Door& door) {
     }
     if (leaver) dismiss(*leaver, kTooSlow);
     const int fd = socket.get();
-    pending_.emplace(fd, PendingConnection(std::move(socket), door.local));
+    pending_.emplace(fd, PendingConnection(std::move(socket), door.number));
     watch(fd);
     hear(fd);  // often its hello is there already
   }

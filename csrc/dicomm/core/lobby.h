@@ -26,8 +26,9 @@ class Lobby {
 
   Lobby(const Identity& me, Admit admit);
 
-  // Accepts callers there from now on; the listener stays the caller's.
-  void open(int listener, bool local);
+  // Accepts callers there from now on, and tells by the number which door they came to; the
+  // listener stays the caller's.
+  void open(int listener, std::size_t door);
   void close();
 
   // serve() has something to do when fd() is readable, and at wake_at().
@@ -41,7 +42,7 @@ class Lobby {
  private:
   struct Door {
     int listener;
-    bool local;
+    std::size_t number;
   };
 
   void watch(int fd);

@@ -3,13 +3,12 @@
 // Both sides of a pair may dial. Where they do at once, the lower rank turns the other's call
 // down ("crossed") and its own counts.
 #include <algorithm>
-#include <bit>
-#include <cstdio>
 
 #include "core/clock.h"
 #include "core/engine.h"
+#include "core/host.h"
 #include "core/text.h"
-#include "transport/verbs/endpoint.h"
+#include "transport/registry.h"
 
 namespace dicomm {
 
@@ -21,25 +20,19 @@ constexpr std::chrono::milliseconds kStoreTurn{200};  // so that close() is noti
 constexpr std::chrono::milliseconds kFirstPause{5};
 constexpr std::chrono::milliseconds kLongestPause{640};
 
-static_assert(sizeof(TransportCard) == sizeof(verbs::Card));
-
-TransportCard to_card(const verbs::Card& card) { return std::bit_cast<TransportCard>(card); }
-verbs::Card from_card(const TransportCard& card) { return std::bit_cast<verbs::Card>(card); }
-
 }  // namespace
 
-// RDMA devices are optional unless they are asked for.
-void Engine::open_rails() {
-  const Transport transport = options_.transport;
-  if (transport == Transport::tcp || transport == Transport::shm) return;
-  const verbs::Settings settings = verbs::settings(options_);
-  if (transport == Transport::automatic && !verbs::devices_exist()) return;
-  try {
-    rails_ = verbs::open_rails(settings, options_.chip);
-  } catch (const Error& error) {
-    if (transport == Transport::verbs)
-      throw Error(text("transport verbs was asked for: ", error.what()));
-    std::fprintf(stderr, "dicomm: RDMA is not used: %s\n", error.what());
+// Each listens, too, where it has a listener of its own.
+void Engine::open_transports() {
+  contact_.host_id = host_id();
+  if (options_.transport != kAnyTransport) contact_.asked = transport_index(options_.transport) + 1;
+  for (const TransportFactory* factory : registered_transports()) {
+    transports_.push_back(factory->open(options_));
+    doors_.push_back(transport_index(factory->door()));
+    Transport& transport = *transports_.back();
+    const Fd& listener = listeners_.emplace_back(transport.listen());
+    if (listener) lobby_.open(listener.get(), transports_.size() - 1);
+    contact_.words.push_back(transport.contact_words());
   }
 }
 
@@ -65,35 +58,27 @@ void Engine::dial(int rank) {
     const auto contact = find_contact(rank);
     if (!contact) return;
     const Deadline deadline{Clock::now() + kDialTimeout, closing_};
-    const Transport transport = choose_transport(contact_, *contact, rank);
-    std::optional<verbs::Endpoint> endpoint;
-    if (transport == Transport::verbs) endpoint.emplace(rails_, contact->rails);
+    const std::size_t transport = choose_transport(transports_, contact_.asked, *contact, rank);
+    const auto dialler = transports_[transport]->dial(contact->words[transport]);
     Fd socket;
-    Dialled dialled = call(*contact, transport, rank, deadline,
-                           endpoint ? to_card(endpoint->card()) : TransportCard{}, socket);
+    Dialled dialled = call(*contact, transport, rank, deadline, dialler->card(), socket);
     if (dialled.verdict == Verdict::crossed) return await_crossed_call(rank, socket);
-    if (endpoint) endpoint->connect(from_card(dialled.card));
-    if (endpoint && !endpoint->finished()) endpoint->call(socket, deadline);
-    auto stream = endpoint ? endpoint->stream(std::move(socket), true)
-                  : transport == Transport::shm
-                      ? shm_stream(std::move(socket), std::move(dialled.segment), false)
-                      : tcp_stream(std::move(socket));
+    const PeerIdentity peer = dialled.peer;
+    auto stream = dialler->connect(std::move(socket), std::move(dialled), deadline);
     Lock lock(mutex_);
     if (closing_ || peers_[rank].connection) return;
-    connected(rank,
-              std::make_unique<Connection>(dialled.peer, std::move(stream), ledger_, matcher_));
+    connected(rank, std::make_unique<Connection>(peer, std::move(stream), ledger_, matcher_));
   } catch (const std::exception& error) {
     unreachable(rank, error.what());
   }
 }
 
-Dialled Engine::call(const Contact& contact, Transport transport, int rank,
+Dialled Engine::call(const Contact& contact, std::size_t transport, int rank,
                      const Deadline& deadline, const TransportCard& card, Fd& socket) {
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     try {
-      socket = transport == Transport::shm
-                   ? local_connect(contact.local_name, deadline)
-                   : tcp_connect(contact.tcp_address, contact.tcp_port, deadline);
+      const std::size_t door = doors_[transport];
+      socket = transports_[door]->call(contact.words[door], deadline);
       return dial_handshake(socket, me_, rank, deadline, card);
     } catch (const TurnedAway& why) {
       {
@@ -177,52 +162,50 @@ void Engine::validate(PendingConnection& pending) {
       verdict = Verdict::crossed;
   }
   try {
-    const bool welcome = verdict == Verdict::welcome;
-    Fd segment = welcome && pending.local() ? make_segment() : Fd();
-    // Ready to receive before the dialler is.
-    std::optional<verbs::Endpoint> endpoint;
-    const verbs::Card theirs = from_card(pending.card());
-    if (welcome && !pending.local() && theirs.version != 0) {
-      if (!rails_) throw Error("a caller asked for verbs, which this rank has not");
-      endpoint.emplace(rails_, verbs::published(theirs));
-      endpoint->listen();
-      endpoint->connect(theirs);
-    }
-    if (!pending.answer(me_, verdict, segment,
-                        endpoint ? to_card(endpoint->card()) : TransportCard{}))
+    auto acceptor =
+        verdict == Verdict::welcome ? transport_of(pending).accept(pending.card()) : nullptr;
+    const Fd none;
+    if (!pending.answer(me_, verdict, acceptor ? acceptor->descriptor() : none,
+                        acceptor ? acceptor->card() : TransportCard{}))
       return;
     if (verdict == Verdict::crossed) peers_[rank].crossed = pending.release();
-    if (verdict != Verdict::welcome) return;
+    if (!acceptor) return;
     const PeerIdentity peer = pending.peer();
-    const bool local = pending.local();
     Fd socket = pending.release();
-    if (endpoint && !endpoint->finished())
-      return answer_calls(peer, std::move(*endpoint), std::move(socket));
-    auto stream = endpoint ? endpoint->stream(std::move(socket), false)
-                  : local  ? shm_stream(std::move(socket), std::move(segment), true)
-                           : tcp_stream(std::move(socket));
-    connected(rank, std::make_unique<Connection>(peer, std::move(stream), ledger_, matcher_));
+    if (!acceptor->finished())
+      return finish_accepting(peer, std::move(acceptor), std::move(socket));
+    connected(rank, std::make_unique<Connection>(peer, acceptor->stream(std::move(socket)), ledger_,
+                                                 matcher_));
   } catch (const std::exception& error) {
     lobby_.last_refusal = error.what();
     pending.tell_failure(me_, error.what());
   }
 }
 
+// That of the door, or one whose callers come there and that knows the card for its own.
+Transport& Engine::transport_of(const PendingConnection& pending) {
+  for (std::size_t i = 0; i < transports_.size(); ++i)
+    if (i != pending.door() && doors_[i] == pending.door() && transports_[i]->wants(pending.card()))
+      return *transports_[i];
+  return *transports_[pending.door()];
+}
+
 // On a thread of its own, as dialling: the caller is a rank, but it may be slow.
-void Engine::answer_calls(const PeerIdentity& peer, verbs::Endpoint made, Fd caller) {
+void Engine::finish_accepting(const PeerIdentity& peer, std::unique_ptr<Acceptor> begun,
+                              Fd caller) {
   const bool nobody_dialled = !peers_[peer.rank].dialling;
-  auto endpoint = std::make_shared<verbs::Endpoint>(std::move(made));
+  const std::shared_ptr<Acceptor> acceptor = std::move(begun);
   auto socket = std::make_shared<Fd>(std::move(caller));
-  start_dialler([this, peer, endpoint, socket, nobody_dialled] {
+  start_dialler([this, peer, acceptor, socket, nobody_dialled] {
     std::string failure;
     try {
-      endpoint->answer(*socket, Deadline{Clock::now() + kHandshakeTimeout, closing_});
+      acceptor->finish(*socket, Deadline{Clock::now() + kHandshakeTimeout, closing_});
       // Once the caller goes on, it hangs up on a crossing call of ours.
       Lock lock(mutex_);
       if (closing_ || peers_[peer.rank].connection) return;
-      return connected(
-          peer.rank, std::make_unique<Connection>(peer, endpoint->stream(std::move(*socket), false),
-                                                  ledger_, matcher_));
+      return connected(peer.rank,
+                       std::make_unique<Connection>(peer, acceptor->stream(std::move(*socket)),
+                                                    ledger_, matcher_));
     } catch (const std::exception& error) {
       failure = error.what();
     }

@@ -53,15 +53,8 @@ void nap() { ::nanosleep(&kShortSleep, nullptr); }
 
 void Engine::start() {
   if (me_.world_size > 1) {
-    tcp_listener_ = tcp_listen(options_.listen_address);
-    local_listener_ = local_listen();
-    lobby_.open(tcp_listener_.fd.get(), false);
-    lobby_.open(local_listener_.fd.get(), true);
     watch(lobby_.fd(), lobby_event, 0);
-    open_rails();
-    contact_ = {options_.transport,    host_id(),          local_listener_.name,
-                tcp_listener_.address, tcp_listener_.port, {}};
-    if (rails_) contact_.rails = rails_->published();
+    open_transports();
     store_->set(contact_key(options_.name, me_.rank), contact_.encode());
   }
   watch(wake_.get(), wake_event, 0);

@@ -82,7 +82,7 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-inline Options options(int rank, int world_size, Transport transport) {
+inline Options options(int rank, int world_size, const std::string& transport) {
   Options options;
   options.rank = rank;
   options.world_size = world_size;
@@ -114,7 +114,7 @@ inline void run_threads(int count, const std::function<void(int)>& body) {
 using RankBody = std::function<void(std::shared_ptr<Communicator>)>;
 
 // One communicator a rank, each on a thread of its own; closed when all bodies are through.
-inline void run_ranks(int world_size, Transport transport, const RankBody& body) {
+inline void run_ranks(int world_size, const std::string& transport, const RankBody& body) {
   const auto store = std::make_shared<MemoryStore>();
   std::vector<std::shared_ptr<Communicator>> communicators(world_size);
   run_threads(world_size, [&](int rank) {

@@ -203,7 +203,7 @@ TEST_CASE("a rank alone needs nobody") {
 
 TEST_CASE("impossible options are refused in one sentence") {
   const auto refused = [](auto change) {
-    Options asked = options(0, 2, Transport::automatic);
+    Options asked = options(0, 2, kAnyTransport);
     change(asked);
     return error_of<Error>([&] { Communicator::create(std::make_shared<MemoryStore>(), asked); });
   };

@@ -53,7 +53,7 @@ std::string meet(const Identity& acceptor, const Identity& dialler, int to_rank,
     return dial(socket, dialler, to_rank);
   });
   {
-    PendingConnection pending(std::move(sockets.acceptor), true);
+    PendingConnection pending(std::move(sockets.acceptor), 0);
     auto state = PendingConnection::State::talking;
     while (state == PendingConnection::State::talking) state = pending.advance(acceptor);
     if (state == PendingConnection::State::proven)
@@ -104,18 +104,20 @@ TEST_CASE("a listener gets no descriptors into a dialler") {
 
 TEST_CASE("contacts are read back as written; anything else is named") {
   Contact contact;
-  contact.transport = Transport::tcp;
+  contact.asked = 2;
   contact.host_id = "h";
-  contact.local_name = "l";
-  contact.tcp_address = "::1";
-  contact.tcp_port = 65535;
+  contact.words = {"l", "::1 65535", "0"};
+  CHECK(contact.encode() == "dicomm-contact-3 2 h l ::1 65535 0");
   const Contact again = Contact::decode(contact.encode(), 1);
   CHECK(again.encode() == contact.encode());
-  CHECK(again.tcp_port == 65535);
+  CHECK(again.words == contact.words);
+  CHECK(again.where() == "[::1]:65535");
   for (const std::string& wrong :
        {std::string(), std::string("\xff\0nonsense", 10), contact.encode().substr(3),
-        std::string("dicomm-contact-1 9 a b c 1"), std::string("dicomm-contact-1 1 a b c 0"),
-        std::string("dicomm-contact-1 1 a b c 65536"), std::string("dicomm-contact-1 1 a b")}) {
+        std::string("dicomm-contact-1 1 a b c 1 0"), std::string("dicomm-contact-3 9 a b c 1 0"),
+        std::string("dicomm-contact-3 1 a b c 0 0"),
+        std::string("dicomm-contact-3 1 a b c 65536 0"), std::string("dicomm-contact-3 1 a b c 1"),
+        std::string("dicomm-contact-3 -1 a b c 1 0")}) {
     try {
       Contact::decode(wrong, 4);
       FAIL_CHECK("accepted: " << wrong);

@@ -17,7 +17,7 @@ namespace {
 // Forks before there are threads; the body's failures end the child with 1.
 class Processes {
  public:
-  Processes(int count, Transport transport, const RankBody& body) {
+  Processes(int count, const std::string& transport, const RankBody& body) {
     for (int rank = 0; rank < count; ++rank) {
       const pid_t child = ::fork();
       if (child == 0) {

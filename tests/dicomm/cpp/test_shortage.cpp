@@ -11,6 +11,7 @@
 #include "core/frame.h"
 #include "core/handshake.h"
 #include "support.h"
+#include "transport/registry.h"
 #include "transport/tcp/tcp.h"
 
 using namespace dicomm;
@@ -74,7 +75,9 @@ Fd hand_made_rank_1(MemoryStore& store) {
   const auto contact = Contact::decode(store.get(contact_key("default", 0), 1s), 0);
   const std::atomic<bool> called_off{false};
   const Deadline deadline{std::chrono::steady_clock::now() + 10s, called_off};
-  Fd socket = tcp_connect(contact.tcp_address, contact.tcp_port, deadline);
+  const std::string& address = contact.words[transport_index("tcp")];  // "127.0.0.1 4242"
+  const auto space = address.find(' ');
+  Fd socket = tcp_connect(address.substr(0, space), std::stoi(address.substr(space + 1)), deadline);
   const Identity me{1, 2, "default", "by hand", "here", "of the tests"};
   dial_handshake(socket, me, 0, deadline);
   return socket;
@@ -92,14 +95,14 @@ void exchange(const std::shared_ptr<Communicator>& from, const std::shared_ptr<C
 
 TEST_CASE("without a thread to connect with a message is an error, and the next one is sent") {
   const auto store = std::make_shared<MemoryStore>();
-  const auto a = Communicator::create(store, options(0, 2, Transport::automatic));
-  const auto b = Communicator::create(store, options(1, 2, Transport::automatic));
+  const auto a = Communicator::create(store, options(0, 2, kAnyTransport));
+  const auto b = Communicator::create(store, options(1, 2, kAnyTransport));
   {
     const NoThreads none;
     CHECK_THROWS_WITH_AS(a->isend("x", 1, 1, 3), doctest::Contains("no thread left"), Error);
     char byte;
     CHECK_THROWS_WITH_AS(a->irecv(&byte, 1, 1, 3), doctest::Contains("no thread left"), Error);
-    CHECK_THROWS_WITH_AS(Communicator::create(store, options(0, 1, Transport::automatic)),
+    CHECK_THROWS_WITH_AS(Communicator::create(store, options(0, 1, kAnyTransport)),
                          doctest::Contains("no thread left"), Error);
   }
   exchange(a, b);
@@ -109,7 +112,7 @@ TEST_CASE("without a thread to connect with a message is an error, and the next 
 
 TEST_CASE("without memory for a caller's connection the caller is refused, and the next is not") {
   const auto store = std::make_shared<MemoryStore>();
-  const auto a = Communicator::create(store, options(0, 2, Transport::tcp));
+  const auto a = Communicator::create(store, options(0, 2, "tcp"));
   {
     const NoMemory none(64 << 10);  // what a stream reads ahead
     const Fd socket = hand_made_rank_1(*store);
@@ -119,7 +122,7 @@ TEST_CASE("without memory for a caller's connection the caller is refused, and t
     CHECK(::recv(socket.get(), &byte, 1, 0) == 0);  // hung up on
     CHECK(none.met());
   }
-  const auto b = Communicator::create(store, options(1, 2, Transport::tcp));
+  const auto b = Communicator::create(store, options(1, 2, "tcp"));
   exchange(b, a);
   exchange(a, b);
   b->close();
@@ -128,7 +131,7 @@ TEST_CASE("without memory for a caller's connection the caller is refused, and t
 
 TEST_CASE("without memory for a message its sender is lost, with a reason") {
   const auto store = std::make_shared<MemoryStore>();
-  const auto a = Communicator::create(store, options(0, 2, Transport::tcp));
+  const auto a = Communicator::create(store, options(0, 2, "tcp"));
   const Fd socket = hand_made_rank_1(*store);
   const NoMemory none(1 << 20);
   const FrameHeader header{.kind = FrameKind::eager, .tag = 1, .bytes = 1 << 20};

@@ -25,4 +25,7 @@ Fd make_segment();  // throws Error
 // The side that made the segment is its owner; the two sides must differ. Throws Error.
 std::unique_ptr<Stream> shm_stream(Fd socket, Fd segment, bool owner);
 
+class TransportFactory;
+const TransportFactory& shm_transport();
+
 }  // namespace dicomm

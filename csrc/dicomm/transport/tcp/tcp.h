@@ -28,4 +28,7 @@ TcpListener tcp_listen(const std::string& host);
 Fd tcp_connect(const std::string& address, int port, const Deadline& deadline);
 std::unique_ptr<Stream> tcp_stream(Fd socket);
 
+class TransportFactory;
+const TransportFactory& tcp_transport();
+
 }  // namespace dicomm

@@ -77,10 +77,4 @@ Settings settings(const Options& options) {
   return result;
 }
 
-Transport transport(const Options& options) {
-  const std::string name = environment("DICOMM_TRANSPORT");
-  return options.transport == Transport::automatic && !name.empty() ? transport_named(name)
-                                                                    : options.transport;
-}
-
 }  // namespace dicomm::verbs

@@ -27,8 +27,7 @@ struct Settings {
   std::string rdmacm_library = "librdmacm.so.1";
 };
 
-// These two throw Error with one sentence about a bad value.
+// Throws Error with one sentence about a bad value.
 Settings settings(const Options& options);
-Transport transport(const Options& options);
 
 }  // namespace dicomm::verbs

@@ -71,8 +71,8 @@ std::string bytes_of(const T& value) {
 
 void visit_pending(FuzzedDataProvider& input) {
   Sockets sockets;
-  const bool local = input.ConsumeBool();
-  PendingConnection pending(std::move(sockets.ours), local);
+  const std::size_t door = input.ConsumeBool();
+  PendingConnection pending(std::move(sockets.ours), door);
   if (input.ConsumeBool()) {  // no idea of the protocol
     expect(say(input, sockets, pending, input.ConsumeRemainingBytesAsString()) !=
            PendingConnection::State::proven);

@@ -166,7 +166,7 @@ Settings settings_from(int count, char** words) {
     else if (option == "--ranks")
       settings.ranks = static_cast<int>(number(option, value));
     else if (option == "--transport")
-      settings.transport = transport_named(std::string(value));
+      settings.transport = known_transport(std::string(value));
     else
       throw Error(
           text(option, ": expected --seed, --operations, --ranks, --transport, --processes"));

@@ -13,7 +13,7 @@ struct Settings {
   std::uint64_t seed = 1;
   std::uint64_t operations = 30'000;  // at least; whole epochs are run
   int ranks = 3;
-  Transport transport = Transport::automatic;
+  std::string transport = kAnyTransport;
   bool processes = false;  // ranks are processes, not threads
 };
 
