@@ -14,52 +14,54 @@ class EngineCommunicator final : public Communicator {
   explicit EngineCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
   ~EngineCommunicator() override { close(); }
 
-  int rank() const override { return engine_->rank(); }
-  int world_size() const override { return engine_->world_size(); }
-  std::chrono::milliseconds timeout() const override { return engine_->timeout(); }
+  int rank() const override { return engine_->options().rank; }
+  int world_size() const override { return engine_->options().world_size; }
+  std::chrono::milliseconds timeout() const override { return engine_->options().timeout; }
   std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
                                  std::int64_t ready_at_ns) override {
-    return engine().isend(data, bytes, peer, tag, ready_at_ns);
+    return requests().isend(data, bytes, peer, tag, ready_at_ns);
   }
   std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer,
                                  std::uint64_t tag) override {
-    return engine().irecv(data, capacity, peer, tag);
+    return requests().irecv(data, capacity, peer, tag);
   }
   void send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
             Timeout timeout) override {
-    engine().send(data, bytes, peer, tag, timeout);
+    requests().send(data, bytes, peer, tag, timeout);
   }
   std::size_t recv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
                    Timeout timeout) override {
-    return engine().recv(data, capacity, peer, tag, timeout);
+    return requests().recv(data, capacity, peer, tag, timeout);
   }
-  void set_link(int peer, const LinkPace& pace) override { engine().set_link(peer, pace); }
-  LinkPace link(int peer) const override { return engine().link(peer); }
-  std::uint64_t bytes_sent(int peer) const override { return engine().bytes_sent(peer); }
-  LinkDescription describe_link(int peer) const override { return engine().describe_link(peer); }
+  void set_link(int peer, const LinkPace& pace) override { requests().set_link(peer, pace); }
+  LinkPace link(int peer) const override { return requests().link(peer); }
+  std::uint64_t bytes_sent(int peer) const override { return requests().bytes_sent(peer); }
+  LinkDescription describe_link(int peer) const override { return requests().describe_link(peer); }
   void declare_memory(const MemoryRegion& region) override {
-    if (engine_->is_here()) engine_->declare_memory(region);
+    if (engine_->is_here()) engine_->connections().declare_memory(region);
   }
   void forget_memory(std::uint64_t address, std::uint64_t bytes) override {
-    if (engine_->is_here()) engine_->forget_memory(address, bytes);
+    if (engine_->is_here()) engine_->connections().forget_memory(address, bytes);
   }
-  bool reaches_declared_memory() const override { return engine_->reaches_declared_memory(); }
+  bool reaches_declared_memory() const override {
+    return engine_->connections().reaches_declared_memory();
+  }
   void abort(const std::string& reason) override {
-    if (engine_->is_here()) engine_->abort(reason);
+    if (engine_->is_here()) engine_->requests().abort(reason);
   }
   void relay(const std::string& cause) override {
-    if (engine_->is_here()) engine_->relay(cause);
+    if (engine_->is_here()) engine_->requests().relay(cause);
   }
-  std::string failure() const override { return engine().failure(); }
+  std::string failure() const override { return requests().failure(); }
   void require_own_process() const override { engine_->require_here(); }
   void close() override {
     if (engine_->is_here()) engine_->close();
   }
 
  private:
-  Engine& engine() const {
+  Requests& requests() const {
     engine_->require_here();
-    return *engine_;
+    return engine_->requests();
   }
 
   std::shared_ptr<Engine> engine_;

@@ -15,7 +15,7 @@ RequestState::RequestState(std::shared_ptr<Engine> engine, bool is_send, void* d
       tag(tag) {}
 
 RequestState::~RequestState() {
-  if (!finished()) engine->cancel(*this);
+  if (!finished() && engine->is_here()) engine->requests().cancel(*this);
 }
 
 std::chrono::nanoseconds RequestState::age() const {
@@ -23,14 +23,20 @@ std::chrono::nanoseconds RequestState::age() const {
 }
 
 bool RequestState::test() {
-  if (!finished()) engine->poll(*this);
+  if (!finished()) {
+    engine->require_here();
+    engine->progress().poll(*this);
+  }
   if (!finished()) return false;
   wait(std::nullopt);
   return true;
 }
 
 std::size_t RequestState::wait(std::optional<std::chrono::milliseconds> timeout) {
-  if (!finished()) engine->wait(*this, timeout);
+  if (!finished()) {
+    engine->require_here();
+    engine->requests().wait(*this, timeout);
+  }
   switch (outcome) {
     case Outcome::error:
       throw Error(failure);

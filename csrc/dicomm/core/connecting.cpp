@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/clock.h"
-#include "core/engine.h"
+#include "core/connection_manager.h"
 #include "core/host.h"
 #include "core/text.h"
 #include "transport/registry.h"
@@ -22,8 +22,14 @@ constexpr std::chrono::milliseconds kLongestPause{640};
 
 }  // namespace
 
+void ConnectionManager::open() {
+  poller_.watch(lobby_.fd(), Poller::Source::lobby);
+  open_transports();
+  store_->set(contact_key(options_.name, me_.rank), contact_.encode());
+}
+
 // Each listens, too, where it has a listener of its own.
-void Engine::open_transports() {
+void ConnectionManager::open_transports() {
   contact_.host_id = host_id();
   if (options_.transport != kAnyTransport) contact_.asked = transport_index(options_.transport) + 1;
   for (const TransportFactory* factory : registered_transports()) {
@@ -36,7 +42,7 @@ void Engine::open_transports() {
   }
 }
 
-void Engine::need_connection(int rank) {
+void ConnectionManager::need(int rank) {
   Peer& peer = peers_[rank];
   if (peer.connection || peer.dialling) return;
   start_dialler([this, rank] { dial(rank); });
@@ -44,7 +50,7 @@ void Engine::need_connection(int rank) {
 }
 
 // Throws Error where there is no thread left: nothing has begun then, and the next request tries.
-void Engine::start_dialler(std::function<void()> body) {
+void ConnectionManager::start_dialler(std::function<void()> body) {
   try {
     diallers_.emplace_back(std::move(body));
   } catch (const std::system_error& error) {
@@ -53,7 +59,7 @@ void Engine::start_dialler(std::function<void()> body) {
 }
 
 // On a thread of its own, so that one slow peer delays no other.
-void Engine::dial(int rank) {
+void ConnectionManager::dial(int rank) {
   try {
     const auto contact = find_contact(rank);
     if (!contact) return;
@@ -65,16 +71,16 @@ void Engine::dial(int rank) {
     if (dialled.verdict == Verdict::crossed) return await_crossed_call(rank, socket);
     const PeerIdentity peer = dialled.peer;
     auto stream = dialler->connect(std::move(socket), std::move(dialled), deadline);
-    Lock lock(mutex_);
+    Lock lock(guard_.mutex);
     if (closing_ || peers_[rank].connection) return;
-    connected(rank, std::make_unique<Connection>(peer, std::move(stream), ledger_, matcher_));
+    connected(rank, peer, std::move(stream));
   } catch (const std::exception& error) {
     unreachable(rank, error.what());
   }
 }
 
-Dialled Engine::call(const Contact& contact, std::size_t transport, int rank,
-                     const Deadline& deadline, const TransportCard& card, Fd& socket) {
+Dialled ConnectionManager::call(const Contact& contact, std::size_t transport, int rank,
+                                const Deadline& deadline, const TransportCard& card, Fd& socket) {
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     try {
       const std::size_t door = doors_[transport];
@@ -82,7 +88,7 @@ Dialled Engine::call(const Contact& contact, std::size_t transport, int rank,
       return dial_handshake(socket, me_, rank, deadline, card);
     } catch (const TurnedAway& why) {
       {
-        Lock lock(mutex_);
+        Lock lock(guard_.mutex);
         peers_[rank].turned_away = why.what();
       }
       // Ranks that were turned away together do not come back together.
@@ -95,63 +101,48 @@ Dialled Engine::call(const Contact& contact, std::size_t transport, int rank,
 }
 
 // The peer's own call is on its way. It keeps ours open until then, so that its death shows.
-void Engine::await_crossed_call(int rank, const Fd& socket) {
+void ConnectionManager::await_crossed_call(int rank, const Fd& socket) {
   const Deadline deadline{Time::max(), closing_};
   if (deadline.wait(socket.get(), POLLIN)) unreachable(rank, "it hung up before it was connected");
 }
 
-void Engine::unreachable(int rank, const std::string& reason) {
-  Lock lock(mutex_);
+void ConnectionManager::unreachable(int rank, const std::string& reason) {
+  Lock lock(guard_.mutex);
   Peer& peer = peers_[rank];
   if (closing_ || peer.connection) return;
   peer.gone =
       text("rank ", rank, " died or left before it was connected: ", reason, addresses(rank));
-  fail_all(Outcome::peer_error, peer.gone, peer.gone);
+  events_.peer_failed(peer.gone);
 }
 
 // To be told where a connection failed: a wrong one is the usual reason.
-std::string Engine::addresses(int rank) const {
+std::string ConnectionManager::addresses(int rank) const {
   const std::string& theirs = peers_[rank].address;
   return text(" (it ", theirs.empty() ? "has published no address" : "listens at " + theirs,
               ", this rank at ", contact_.where(), ")");
 }
 
 // Nothing: closing, or connected from the other side meanwhile, or never published in time.
-std::optional<Contact> Engine::find_contact(int rank) {
+std::optional<Contact> ConnectionManager::find_contact(int rank) {
   const Time deadline = deadline_after(options_.timeout);
   while (Clock::now() < deadline) {
     try {
       auto contact =
           Contact::decode(store_->get(contact_key(options_.name, rank), kStoreTurn), rank);
-      Lock lock(mutex_);
+      Lock lock(guard_.mutex);
       peers_[rank].address = contact.where();
       return contact;
     } catch (const TimeoutError&) {
     }
-    Lock lock(mutex_);
-    if (closing_ || failure_ || peers_[rank].connection) return std::nullopt;
+    Lock lock(guard_.mutex);
+    if (closing_ || told_to_peers_ || peers_[rank].connection) return std::nullopt;
   }
-  Lock lock(mutex_);
+  Lock lock(guard_.mutex);
   peers_[rank].dialling = false;  // the next request tries again
   return std::nullopt;
 }
 
-void Engine::connected(int rank, std::unique_ptr<Connection> connection) {
-  Peer& peer = peers_[rank];
-  peer.connection = std::move(connection);
-  Connection& there = *peer.connection;
-  live_.push_back(rank);
-  if (there.peer().host == me_.host) ++same_host_peers_;
-  peer.crossed = Fd();
-  watch(there.stream().fd(), peer_event, rank);
-  for (RequestState* request : peer.backlog) there.send_message(*request);
-  peer.backlog.clear();
-  if (failure_) there.send_abort(failure_->told_to_peers);
-  settle(there);
-  kick();
-}
-
-void Engine::validate(PendingConnection& pending) {
+void ConnectionManager::validate(PendingConnection& pending) {
   Verdict verdict = pending.verdict();
   const int rank = pending.peer().rank;
   if (closing_) return;
@@ -174,8 +165,7 @@ void Engine::validate(PendingConnection& pending) {
     Fd socket = pending.release();
     if (!acceptor->finished())
       return finish_accepting(peer, std::move(acceptor), std::move(socket));
-    connected(rank, std::make_unique<Connection>(peer, acceptor->stream(std::move(socket)), ledger_,
-                                                 matcher_));
+    connected(rank, peer, acceptor->stream(std::move(socket)));
   } catch (const std::exception& error) {
     lobby_.last_refusal = error.what();
     pending.tell_failure(me_, error.what());
@@ -183,7 +173,7 @@ void Engine::validate(PendingConnection& pending) {
 }
 
 // That of the door, or one whose callers come there and that knows the card for its own.
-Transport& Engine::transport_of(const PendingConnection& pending) {
+Transport& ConnectionManager::transport_of(const PendingConnection& pending) {
   for (std::size_t i = 0; i < transports_.size(); ++i)
     if (i != pending.door() && doors_[i] == pending.door() && transports_[i]->wants(pending.card()))
       return *transports_[i];
@@ -191,8 +181,8 @@ Transport& Engine::transport_of(const PendingConnection& pending) {
 }
 
 // On a thread of its own, as dialling: the caller is a rank, but it may be slow.
-void Engine::finish_accepting(const PeerIdentity& peer, std::unique_ptr<Acceptor> begun,
-                              Fd caller) {
+void ConnectionManager::finish_accepting(const PeerIdentity& peer, std::unique_ptr<Acceptor> begun,
+                                         Fd caller) {
   const bool nobody_dialled = !peers_[peer.rank].dialling;
   const std::shared_ptr<Acceptor> acceptor = std::move(begun);
   auto socket = std::make_shared<Fd>(std::move(caller));
@@ -201,15 +191,13 @@ void Engine::finish_accepting(const PeerIdentity& peer, std::unique_ptr<Acceptor
     try {
       acceptor->finish(*socket, Deadline{Clock::now() + kHandshakeTimeout, closing_});
       // Once the caller goes on, it hangs up on a crossing call of ours.
-      Lock lock(mutex_);
+      Lock lock(guard_.mutex);
       if (closing_ || peers_[peer.rank].connection) return;
-      return connected(peer.rank,
-                       std::make_unique<Connection>(peer, acceptor->stream(std::move(*socket)),
-                                                    ledger_, matcher_));
+      return connected(peer.rank, peer, acceptor->stream(std::move(*socket)));
     } catch (const std::exception& error) {
       failure = error.what();
     }
-    Lock lock(mutex_);
+    Lock lock(guard_.mutex);
     lobby_.last_refusal = failure;
     if (nobody_dialled) peers_[peer.rank].dialling = false;  // the next request tries
   });

@@ -1,0 +1,274 @@
+#include "core/connection_manager.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/text.h"
+
+namespace dicomm {
+
+namespace {
+
+constexpr std::chrono::seconds kCheckEvery{5};  // that peers are alive
+
+// Why the connection is over, if it is, after some of its bytes were moved. Where this side fails,
+// for want of memory, say, bytes are lost: it is over, too.
+template <class F>
+std::optional<StreamEnd> end_after(F&& move) {
+  try {
+    move();
+  } catch (const StreamEnd& end) {
+    return end;
+  } catch (const std::exception& error) {
+    return StreamEnd{text("this rank failed to take part: ", error.what()), false};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+ConnectionManager::ConnectionManager(std::shared_ptr<Store> store, const Options& options,
+                                     const Identity& me, Guard& guard, Poller& poller,
+                                     Ledger& ledger, Matcher& matcher, ConnectionEvents& events)
+    : store_(std::move(store)),
+      options_(options),
+      me_(me),
+      guard_(guard),
+      poller_(poller),
+      ledger_(ledger),
+      matcher_(matcher),
+      events_(events),
+      lobby_(me, [this](PendingConnection& pending) { validate(pending); }),
+      peers_(me.world_size) {}
+
+void ConnectionManager::connected(int rank, const PeerIdentity& peer,
+                                  std::unique_ptr<Stream> stream) {
+  Peer& there = peers_[rank];
+  there.connection = std::make_unique<Connection>(peer, std::move(stream), ledger_, matcher_);
+  Connection& connection = *there.connection;
+  live_.push_back(rank);
+  if (peer.host == me_.host) ++same_host_peers_;
+  there.crossed = Fd();
+  poller_.watch(connection.stream().fd(), Poller::Source::peer, rank);
+  events_.peer_connected(rank, connection);
+  if (told_to_peers_) connection.send_abort(*told_to_peers_);
+  settle(connection);
+  poller_.wake();
+}
+
+bool ConnectionManager::all_gone() const {
+  return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+    return &peer == &peers_[me_.rank] || !peer.gone.empty();
+  });
+}
+
+std::string ConnectionManager::describe(int rank) const {
+  if (rank == Communicator::any_source) return "any rank";
+  const Connection* found = connection(rank);
+  return found ? found->peer().describe() : text("rank ", rank);
+}
+
+std::string ConnectionManager::hint(int rank) const {
+  std::string hint;
+  if (rank != Communicator::any_source && !live(rank)) {
+    hint = text("; rank ", rank, " is not connected yet", addresses(rank));
+    const std::string& turned_away = peers_[rank].turned_away;
+    if (!turned_away.empty()) hint += "; the last call failed as " + turned_away;
+  }
+  if (!lobby_.last_refusal.empty())
+    hint += text("; a connection was refused: ", lobby_.last_refusal);
+  return hint;
+}
+
+void ConnectionManager::settle(Connection& connection) {
+  const auto end = end_after([&] {
+    const bool blocked = !connection.flush();
+    Stream& stream = connection.stream();
+    if (stream.watch_writable()) {
+      if (blocked != connection.watching_writable) {
+        connection.watching_writable = blocked;
+        poller_.watch_writable(stream.fd(), connection.peer().rank, blocked);
+      }
+    } else if (blocked && poller_.sleeping() && !stream.prepare_sleep(true)) {
+      poller_.wake();
+    }
+  });
+  if (!end) return;
+  // The peer's last words may still be unread.
+  end_after([&] {
+    while (connection.receive()) {
+    }
+  });
+  conclude(connection, &*end);
+}
+
+// What follows from the peer's words so far: why it gave up counts before that it left.
+void ConnectionManager::conclude(Connection& connection, const StreamEnd* end) {
+  const int rank = connection.peer().rank;
+  if (!connection.abort_reason().empty()) events_.peer_failed(connection.abort_reason());
+  if (connection.ended()) return;
+  if (connection.has_left()) {
+    end_connection(rank, describe(rank) + " left (closed its communicator)");
+    events_.peer_left(rank);
+  } else if (end) {
+    stream_ended(rank, *end);
+  }
+}
+
+void ConnectionManager::end_connection(int rank, std::string why) {
+  peers_[rank].connection->end();
+  std::erase(live_, rank);
+  peers_[rank].gone = std::move(why);
+}
+
+void ConnectionManager::stream_ended(int rank, const StreamEnd& end) {
+  end_connection(rank, end.peer_died
+                           ? text(describe(rank), " died (", end.reason, " without a goodbye)")
+                           : text(describe(rank), " was lost (", end.reason, ")"));
+  events_.peer_failed(peers_[rank].gone);
+}
+
+void ConnectionManager::cut_off(int rank, const std::string& reason) {
+  stream_ended(rank, {reason});
+}
+
+// One look at a connection: reads, copies, writes, and draws the conclusions.
+void ConnectionManager::turn(Connection& connection) {
+  const auto end = end_after([&] {
+    connection.receive();
+    connection.pull();
+  });
+  conclude(connection, end ? &*end : nullptr);
+  if (!connection.ended() && connection.has_output()) settle(connection);
+}
+
+void ConnectionManager::turn_all(int awaited_peer) {
+  for (std::size_t i = 0; i < live_.size(); ++i) {
+    Connection& connection = *peers_[live_[i]].connection;
+    if (!connection.stream().cheap_to_poll() && awaited_peer != Communicator::any_source &&
+        awaited_peer != live_[i])
+      continue;
+    turn(connection);
+  }
+}
+
+bool ConnectionManager::ready_to_sleep() {
+  bool ready = true;
+  for (const int rank : live_) {
+    Connection& connection = *peers_[rank].connection;
+    ready &= connection.stream().prepare_sleep(connection.has_output());
+    ready &= !connection.has_pulls();
+  }
+  return ready;
+}
+
+void ConnectionManager::woke() {
+  for (const int rank : live_) peers_[rank].connection->stream().woke();
+}
+
+void ConnectionManager::handle(const Poller::Event& event) {
+  switch (event.source) {
+    case Poller::Source::wakeup:
+      return;
+    case Poller::Source::lobby:
+      return serve_lobby();
+    case Poller::Source::peer:
+      if (Connection* connection = live(event.which)) {
+        connection->stream().on_event();
+        turn(*connection);
+      }
+      return;
+  }
+}
+
+ConnectionManager::Time ConnectionManager::check_alive() {
+  if (live_.empty()) return Time::max();
+  const Time now = Clock::now();
+  if (now < next_check_) return next_check_;
+  next_check_ = now + kCheckEvery;
+  for (const int rank : std::vector<int>(live_)) {
+    Connection* connection = live(rank);
+    if (!connection) continue;
+    try {
+      connection->stream().check_alive();
+    } catch (const StreamEnd& end) {
+      conclude(*connection, &end);
+    }
+  }
+  return next_check_;
+}
+
+// A caller costs nobody but itself, not even where memory is short.
+void ConnectionManager::serve_lobby() {
+  try {
+    lobby_.serve();
+  } catch (const std::exception& error) {
+    lobby_.last_refusal = error.what();
+  }
+}
+
+void ConnectionManager::abort_all(const std::string& told_to_peers) {
+  told_to_peers_ = told_to_peers;
+  for (const int rank : std::vector<int>(live_)) {
+    Connection& connection = *peers_[rank].connection;
+    connection.send_abort(told_to_peers);  // before the buffers go
+    connection.release_all();
+    settle(connection);
+  }
+}
+
+void ConnectionManager::leave_all() {
+  closing_ = true;
+  for (const int rank : live_) {
+    peers_[rank].connection->release_all();  // before the buffers go
+    peers_[rank].connection->send_leave();
+  }
+}
+
+// A peer hangs up once it read our goodbye; hanging up first, with its bytes unread, could destroy
+// ours on the way.
+bool ConnectionManager::handed_over() {
+  bool all = true;
+  for (const int rank : std::vector<int>(live_)) {
+    Peer& peer = peers_[rank];
+    settle(*peer.connection);
+    if (peer.connection->ended()) continue;
+    if (peer.connection->has_output()) {
+      all = false;
+    } else if (!peer.connection->stream().outlives_writer()) {
+      all = false;
+      if (!std::exchange(peer.finished_writing, true)) peer.connection->stream().finish_writing();
+    }
+  }
+  return all;
+}
+
+void ConnectionManager::close() {
+  for (std::thread& dialler : diallers_) dialler.join();
+  Lock lock(guard_.mutex);
+  for (Peer& peer : peers_) {
+    if (peer.connection && !peer.connection->ended()) peer.connection->end();
+    peer.crossed = Fd();
+  }
+  live_.clear();
+  lobby_.close();
+  listeners_.clear();
+}
+
+void ConnectionManager::declare_memory(const MemoryRegion& region) {
+  Lock lock(guard_.mutex);
+  for (const auto& transport : transports_) transport->declare_memory(region);
+}
+
+void ConnectionManager::forget_memory(std::uint64_t address, std::uint64_t bytes) {
+  Lock lock(guard_.mutex);
+  for (const auto& transport : transports_) transport->forget_memory(address, bytes);
+}
+
+bool ConnectionManager::reaches_declared_memory() const {
+  return std::all_of(transports_.begin(), transports_.end(),
+                     [](const auto& transport) { return transport->reaches_declared_memory(); });
+}
+
+}  // namespace dicomm

@@ -1,0 +1,157 @@
+// The connections with the other ranks: how each comes to be, what moves over it, how it ends.
+//
+//   connecting.cpp           dialling, and judging who dials us
+//   connection_manager.cpp   a connection's life from then on
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/communicator.h"
+#include "core/connection.h"
+#include "core/contact.h"
+#include "core/guard.h"
+#include "core/lobby.h"
+#include "core/poller.h"
+#include "core/transport.h"
+
+namespace dicomm {
+
+// Who is told what becomes of connections, under the mutex.
+class ConnectionEvents {
+ public:
+  virtual ~ConnectionEvents() = default;
+
+  // What waited for this connection can be sent.
+  virtual void peer_connected(int rank, Connection& connection) = 0;
+  // It closed its communicator: gone() says so.
+  virtual void peer_left(int rank) = 0;
+  // It died, aborted or cannot be reached, which ends this communicator too.
+  virtual void peer_failed(const std::string& reason) = 0;
+};
+
+// Under the mutex, but for what says otherwise.
+class ConnectionManager {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  ConnectionManager(std::shared_ptr<Store> store, const Options& options, const Identity& me,
+                    Guard& guard, Poller& poller, Ledger& ledger, Matcher& matcher,
+                    ConnectionEvents& events);
+
+  // Listens, and publishes how this rank is reached. Before any other thread is there.
+  void open();
+  // Has the connection made, where it is neither there nor being made. Throws Error.
+  void need(int rank);
+
+  // Null while there is none; it may have ended. live() is null then, too.
+  Connection* connection(int rank) const { return peers_[rank].connection.get(); }
+  Connection* live(int rank) const {
+    Connection* found = connection(rank);
+    return found && !found->ended() ? found : nullptr;
+  }
+  const std::vector<int>& live_ranks() const { return live_; }
+  // Why no request with that rank can succeed any more; empty: one can.
+  const std::string& gone(int rank) const { return peers_[rank].gone; }
+  bool all_gone() const;
+  // How many of the connected ranks are on this host. From any thread.
+  int same_host_peers() const { return same_host_peers_; }
+  std::string describe(int rank) const;
+  // What may explain that a wait for the rank, or for any, was in vain.
+  std::string hint(int rank) const;
+
+  // Writes what fits; if that is not all, sees to it that someone writes the rest.
+  void settle(Connection& connection);
+  // Looks at every connection where looking is free, and at the awaited one.
+  void turn_all(int awaited_peer);
+  // Whether every peer will wake this side, and nothing is left to do.
+  bool ready_to_sleep();
+  void woke();
+  void handle(const Poller::Event& event);
+  // Returns when to come again.
+  Time check_alive();
+
+  void serve_lobby();
+  Time lobby_wakes_at() const { return lobby_.wake_at(); }
+
+  // Tells every peer, those that connect only later too, and lets go of all buffers.
+  void abort_all(const std::string& told_to_peers);
+  // Ends a connection whose peer does not do what it must.
+  void cut_off(int rank, const std::string& reason);
+
+  // Says goodbye to every peer, and lets go of all buffers. Nobody is connected from here on.
+  void leave_all();
+  // Whether all goodbyes are on their way for certain.
+  bool handed_over();
+  // Without the mutex: waits for the threads that make connections, then ends everything.
+  void close();
+
+  // See Communicator. Not under the mutex.
+  void declare_memory(const MemoryRegion& region);
+  void forget_memory(std::uint64_t address, std::uint64_t bytes);
+  bool reaches_declared_memory() const;
+
+ private:
+  struct Peer {
+    std::unique_ptr<Connection> connection;
+    bool dialling = false;
+    std::string address;      // it published, once known
+    std::string turned_away;  // why our last call was in vain
+    std::string gone;
+    Fd crossed;  // its own call, kept until ours is through: its end tells it that we died
+    bool finished_writing = false;
+  };
+
+  // connection_manager.cpp
+  void connected(int rank, const PeerIdentity& peer, std::unique_ptr<Stream> stream);
+  void turn(Connection& connection);
+  void conclude(Connection& connection, const StreamEnd* end);
+  void end_connection(int rank, std::string why);
+  void stream_ended(int rank, const StreamEnd& end);
+
+  // connecting.cpp
+  void open_transports();
+  Transport& transport_of(const PendingConnection& pending);
+  void validate(PendingConnection& pending);
+  void finish_accepting(const PeerIdentity& peer, std::unique_ptr<Acceptor> acceptor, Fd caller);
+  std::string addresses(int rank) const;
+  void start_dialler(std::function<void()> body);
+  // connecting.cpp; not under the mutex
+  void dial(int rank);
+  Dialled call(const Contact& contact, std::size_t transport, int rank, const Deadline& deadline,
+               const TransportCard& card, Fd& socket);
+  void await_crossed_call(int rank, const Fd& socket);
+  void unreachable(int rank, const std::string& reason);
+  std::optional<Contact> find_contact(int rank);
+
+  const std::shared_ptr<Store> store_;
+  const Options& options_;
+  const Identity& me_;
+  Guard& guard_;
+  Poller& poller_;
+  Ledger& ledger_;
+  Matcher& matcher_;
+  ConnectionEvents& events_;
+
+  Contact contact_;
+  std::vector<std::unique_ptr<Transport>> transports_;  // in the registry's order, as the next two
+  std::vector<std::size_t> doors_;                      // whose listener each one's callers come to
+  std::vector<Fd> listeners_;
+  Lobby lobby_;
+
+  std::vector<Peer> peers_;
+  std::vector<int> live_;  // ranks of peers with a live connection
+  std::atomic<int> same_host_peers_{0};
+  std::optional<std::string> told_to_peers_;  // who connect only now, too
+  Time next_check_{};                         // that peers are alive
+  std::atomic<bool> closing_{false};
+  std::vector<std::thread> diallers_;
+};
+
+}  // namespace dicomm

@@ -1,0 +1,250 @@
+#include "core/progress_driver.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/host.h"
+#include "core/text.h"
+
+namespace dicomm {
+
+namespace {
+
+constexpr std::chrono::milliseconds kNap{1};
+constexpr std::chrono::milliseconds kLongNap{10};  // where it takes the only core
+constexpr std::chrono::microseconds kSpin{50};
+constexpr std::chrono::microseconds kCrowdedSpin{2};
+constexpr std::chrono::milliseconds kYieldingSpin{1};
+constexpr int kLooksWithSharing = 100;  // looks, a few hundred microseconds
+constexpr int kTurnsBetweenClocks = 32;
+constexpr int kFewTurns = 2;  // where each costs much, or keeps the peer from its core
+constexpr int kLooksBeforeClock = 4;
+constexpr std::chrono::milliseconds kDrainTurn{20};
+constexpr timespec kShortSleep{0, 20'000};
+
+// The scheduler leaves two threads that keep waking each other on one core; it moves this one at
+// once where the core is forbidden to it for a moment.
+void leave_core(int core) {
+  cpu_set_t allowed, others;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  others = allowed;
+  CPU_CLR(core, &others);
+  if (CPU_COUNT(&others) == 0) return;
+  ::sched_setaffinity(0, sizeof others, &others);
+  ::sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
+// Lets the kernel's threads have the only core for a moment: those of a device's driver, say, which
+// move the bytes. A yield would also give away the rest of this thread's time slice, and the
+// scheduler would favour the others for as long; so, however, it often switches to the peer as soon
+// as the driver is done.
+void nap() { ::nanosleep(&kShortSleep, nullptr); }
+
+}  // namespace
+
+ProgressDriver::ProgressDriver(int rank, Guard& guard, Poller& poller, Ledger& ledger,
+                               ConnectionManager& connections)
+    : rank_(rank),
+      cores_(usable_cores()),
+      guard_(guard),
+      poller_(poller),
+      ledger_(ledger),
+      connections_(connections) {
+  ledger_.wake_leader = [this] { poller_.wake(); };
+}
+
+void ProgressDriver::start() {
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    throw Error(text("no thread left to communicate with: ", error.what()));
+  }
+}
+
+class ProgressDriver::Leadership {
+ public:
+  Leadership(ProgressDriver& driver, const RequestState* awaited) : driver_(driver) {
+    driver.leading_ = true;
+    driver.ledger_.awaited_by_leader = awaited;
+  }
+  // Whatever happened: nobody could ever lead again.
+  ~Leadership() {
+    driver_.ledger_.awaited_by_leader = nullptr;
+    driver_.leading_ = false;
+    if (driver_.ledger_.sleepers > 0) driver_.ledger_.changed.notify_all();
+    if (driver_.parked_) driver_.wanted_.notify_all();
+  }
+
+ private:
+  ProgressDriver& driver_;
+};
+
+// Moves bytes; sleeps until there is a reason not to, or `until`. Leaves after one round.
+void ProgressDriver::lead(Lock& lock, Time until, const RequestState* awaited) {
+  const Leadership leadership(*this, awaited);
+  connections_.turn_all(Communicator::any_source);
+  const Time lobby_time = connections_.lobby_wakes_at();
+  until = std::min({until, lobby_time, connections_.check_alive()});
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+  int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
+  if (stop_ || (awaited && awaited->done) || (timeout_ms > 0 && !connections_.ready_to_sleep()))
+    timeout_ms = 0;
+  const int count = poller_.sleep(lock, timeout_ms);
+  connections_.woke();
+  for (int i = 0; i < count; ++i) connections_.handle(poller_.event(i));
+  if (lobby_time <= Clock::now()) connections_.serve_lobby();
+  if (count > 0) connections_.turn_all(rank_);
+}
+
+// A caller that moved bytes while the leader slept may go away with some half done, or read ahead,
+// of which no descriptor tells.
+void ProgressDriver::leave_rest_to_leader() {
+  if (poller_.sleeping() && !connections_.ready_to_sleep()) poller_.wake();
+}
+
+void ProgressDriver::run() {
+  Lock lock(guard_.mutex);
+  while (!stop_) {
+    const bool busy = std::exchange(touched_, false);
+    if (busy) {
+      wanted_.wait_for(lock, cores_ == 1 ? kLongNap : kNap);
+      if (!leading_ && !stop_) lead(lock, Clock::now());
+    } else if (leading_) {
+      parked_ = true;
+      wanted_.wait(lock, [&] { return stop_ || !leading_; });
+      parked_ = false;
+    } else {
+      lead(lock, Time::max());
+    }
+  }
+}
+
+void ProgressDriver::poll(const RequestState& request) {
+  Lock lock(guard_.mutex, std::try_to_lock);
+  if (!lock) return;
+  touched_ = true;
+  connections_.turn_all(request.peer_number);
+  leave_rest_to_leader();
+}
+
+bool ProgressDriver::costly_to_poll(int rank) const {
+  if (rank == Communicator::any_source) return false;
+  const Connection* connection = connections_.live(rank);
+  return connection && !connection->stream().cheap_to_poll();
+}
+
+void ProgressDriver::look_out(RequestState& request) {
+  const bool few = cores_ == 1 || costly_to_poll(request.peer_number);
+  const int most = few ? kFewTurns : kTurnsBetweenClocks;
+  for (int i = 0; !request.done && guard_.wanting == 0 && i < most; ++i)
+    connections_.turn_all(request.peer_number);
+  touched_ = true;
+  if (request.done) leave_rest_to_leader();
+}
+
+bool ProgressDriver::finds_done(RequestState& request) {
+  if (const Lock held(guard_.mutex, std::try_to_lock); held) look_out(request);
+  return request.finished();
+}
+
+bool ProgressDriver::crowded() const { return connections_.same_host_peers() + 1 > cores_; }
+
+// Spinning helps only while the peer has a core of its own.
+std::chrono::nanoseconds ProgressDriver::spin_time() const {
+  if (!crowded()) return kSpin;
+  return cores_ == 1 ? kYieldingSpin : kCrowdedSpin;
+}
+
+// Where the awaited peer, or whoever else answers, can only run on this core, it should.
+void ProgressDriver::give_way(const RequestState& request) {
+  if (guard_.wanting > 0) return static_cast<void>(::sched_yield());
+  const int core = ::sched_getcpu();
+  bool shared = false, cheap = true, part = false;
+  bool busy = request.is_send;  // a long message, or many
+  if (Lock held(guard_.mutex, std::try_to_lock); held) {
+    const int awaited_peer = request.peer_number;
+    for (const int rank : connections_.live_ranks())
+      if (rank == awaited_peer || awaited_peer == Communicator::any_source) {
+        const Connection& connection = *connections_.connection(rank);
+        Stream& stream = connection.stream();
+        busy |= connection.pulling();
+        shared |= stream.peer_shares_core(core);
+        cheap &= stream.cheap_to_poll();
+      }
+    shared_core_turns_ = shared && cheap ? shared_core_turns_ + 1 : 0;
+    part = shared_core_turns_ >= kLooksWithSharing && rank_ < awaited_peer && !crowded();
+    if (part) shared_core_turns_ = 0;
+  }
+  if (part) leave_core(core);
+  if (cores_ == 1 && crowded() && cheap && !shared && !busy)
+    nap();
+  else if (shared || cores_ == 1)
+    ::sched_yield();
+}
+
+bool ProgressDriver::wait(RequestState& request, std::chrono::milliseconds timeout) {
+  // Most are done before it pays to ask a clock: that can be a system call.
+  for (int i = 0; i < kLooksBeforeClock; ++i) {
+    if (finds_done(request)) return true;
+    give_way(request);
+  }
+  const Time deadline = deadline_after(timeout);
+  const Time spin_until = std::min(Clock::now() + spin_time(), deadline);
+  do {
+    if (finds_done(request)) return true;
+    give_way(request);
+  } while (Clock::now() < spin_until);
+  Lock held = guard_.lock();
+  if (request.posted_at_ns == 0) request.posted_at_ns = now_ns();
+  block(held, request, deadline);
+  return request.done;
+}
+
+void ProgressDriver::await_change(Lock& lock, Time deadline) {
+  ++ledger_.sleepers;
+  ledger_.changed.wait_until(lock, deadline);
+  --ledger_.sleepers;
+}
+
+void ProgressDriver::block(Lock& lock, RequestState& request, Time deadline) {
+  while (!request.done && Clock::now() < deadline) {
+    touched_ = true;
+    if (!leading_) {
+      lead(lock, deadline, &request);
+    } else {
+      // The driver's thread gives way; two callers must not keep waking each other.
+      if (!ledger_.awaited_by_leader) poller_.wake();
+      await_change(lock, deadline);
+    }
+  }
+}
+
+void ProgressDriver::drain(Lock& lock, Time deadline) {
+  while (Clock::now() < deadline && !connections_.handed_over()) {
+    if (leading_) {
+      poller_.wake();
+      await_change(lock, deadline);
+    } else {
+      lead(lock, std::min(deadline, Clock::now() + kDrainTurn));
+    }
+  }
+}
+
+void ProgressDriver::stop(Lock& lock) {
+  stop_ = true;
+  wanted_.notify_all();
+  poller_.wake();
+  // A caller that leads finds its request done, and leaves.
+  ++ledger_.sleepers;
+  ledger_.changed.wait(lock, [this] { return !leading_; });
+  --ledger_.sleepers;
+}
+
+void ProgressDriver::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace dicomm

@@ -1,0 +1,76 @@
+// Who moves bytes when.
+//
+// A caller in wait() spins briefly, moving bytes itself; then it leads: it sleeps until something
+// happens, and moves bytes for everybody. Where no caller waits the driver's own thread leads.
+// While calls come in quick succession that thread keeps out of their way and looks in once a
+// millisecond, because waking it for every message would cost more than the message.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <optional>
+#include <thread>
+
+#include "core/connection_manager.h"
+#include "core/guard.h"
+#include "core/poller.h"
+#include "core/request.h"
+
+namespace dicomm {
+
+class ProgressDriver {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  ProgressDriver(int rank, Guard& guard, Poller& poller, Ledger& ledger,
+                 ConnectionManager& connections);
+  void start();  // throws Error
+
+  // Not under the mutex. Until the request is done, or so long; whether it is.
+  bool wait(RequestState& request, std::chrono::milliseconds timeout);
+  // One look, unless another thread is at it.
+  void poll(const RequestState& request);
+
+  // Under the mutex. A request starts: the driver's thread keeps out of the way for a while.
+  void touch() { touched_ = true; }
+  // Looks out for the request's end for less than a microsecond, or until another thread wants in.
+  void look_out(RequestState& request);
+  // Lets others in meanwhile, as the next two do: sleeps until the request is done, or `deadline`.
+  void block(Lock& lock, RequestState& request, Time deadline);
+  // Until everything that connections have to say is handed over, or `deadline`.
+  void drain(Lock& lock, Time deadline);
+  // Nobody moves bytes afterwards but the driver's thread, which join() waits for.
+  void stop(Lock& lock);
+  void join();
+
+ private:
+  class Leadership;
+
+  void run();
+  void lead(Lock& lock, Time until, const RequestState* awaited = nullptr);
+  void await_change(Lock& lock, Time deadline);
+  void leave_rest_to_leader();
+  bool costly_to_poll(int rank) const;
+  // Not under the mutex.
+  bool finds_done(RequestState& request);
+  void give_way(const RequestState& request);
+  bool crowded() const;
+  std::chrono::nanoseconds spin_time() const;
+
+  const int rank_;
+  const int cores_;
+  Guard& guard_;
+  Poller& poller_;
+  Ledger& ledger_;
+  ConnectionManager& connections_;
+
+  bool leading_ = false;  // someone moves bytes in lead()
+  bool stop_ = false;
+  bool parked_ = false;        // the driver's thread waits until no caller leads
+  bool touched_ = false;       // a call came from outside since that thread looked
+  int shared_core_turns_ = 0;  // how often in a row a waiting thread met its peer on its core
+  std::condition_variable wanted_;
+  std::thread thread_;
+};
+
+}  // namespace dicomm
