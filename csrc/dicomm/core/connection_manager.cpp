@@ -39,8 +39,8 @@ ConnectionManager::ConnectionManager(std::shared_ptr<Store> store, const Options
       ledger_(ledger),
       matcher_(matcher),
       events_(events),
-      lobby_(me, [this](PendingConnection& pending) { validate(pending); }),
-      peers_(me.world_size) {}
+      peers_(me.world_size),
+      lobby_(me, [this](PendingConnection& pending) { validate(pending); }) {}
 
 void ConnectionManager::connected(int rank, const PeerIdentity& peer,
                                   std::unique_ptr<Stream> stream) {

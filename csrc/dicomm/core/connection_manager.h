@@ -100,10 +100,10 @@ class ConnectionManager {
  private:
   struct Peer {
     std::unique_ptr<Connection> connection;
+    std::string gone;
     bool dialling = false;
     std::string address;      // it published, once known
     std::string turned_away;  // why our last call was in vain
-    std::string gone;
     Fd crossed;  // its own call, kept until ours is through: its end tells it that we died
     bool finished_writing = false;
   };
@@ -139,14 +139,15 @@ class ConnectionManager {
   Matcher& matcher_;
   ConnectionEvents& events_;
 
+  std::vector<Peer> peers_;
+  std::vector<int> live_;  // ranks of peers with a live connection
+
   Contact contact_;
   std::vector<std::unique_ptr<Transport>> transports_;  // in the registry's order, as the next two
   std::vector<std::size_t> doors_;                      // whose listener each one's callers come to
   std::vector<Fd> listeners_;
   Lobby lobby_;
 
-  std::vector<Peer> peers_;
-  std::vector<int> live_;  // ranks of peers with a live connection
   std::atomic<int> same_host_peers_{0};
   std::optional<std::string> told_to_peers_;  // who connect only now, too
   Time next_check_{};                         // that peers are alive

@@ -61,10 +61,10 @@ class Requests final : public ConnectionEvents {
   };
   // What is sent to a peer.
   struct Outgoing {
-    std::deque<RequestState*> backlog;  // until it is connected
     LinkPace pace;
     std::int64_t link_free_at_ns = 0;
     std::uint64_t bytes_sent = 0;
+    std::deque<RequestState*> backlog;  // until it is connected
   };
 
   Outgoing& checked_peer(int peer, const char* operation);
@@ -91,11 +91,11 @@ class Requests final : public ConnectionEvents {
   ConnectionManager& connections_;
   ProgressDriver& progress_;
 
+  bool closing_ = false;
+  std::optional<Failure> failure_;
+  std::vector<Outgoing> outgoing_;  // by rank
   Ledger ledger_;
   Matcher matcher_;
-  std::vector<Outgoing> outgoing_;  // by rank
-  std::optional<Failure> failure_;
-  bool closing_ = false;
 };
 
 }  // namespace dicomm
