@@ -52,7 +52,7 @@ class Connection {
   bool has_left() const { return has_left_; }
   const std::string& abort_reason() const { return abort_reason_; }
 
-  bool watching_writable = false;  // the engine's note
+  bool watching_writable = false;  // the connection manager's note
 
  private:
   struct Outgoing {

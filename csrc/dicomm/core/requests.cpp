@@ -1,5 +1,7 @@
 #include "core/requests.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 

@@ -141,7 +141,7 @@ class Session {
         return connection_.send_abort("because");
       case 2:
         return connection_.send_leave();
-      case 3:  // as in Engine::fail_all()
+      case 3:  // as in Requests::fail_all()
         connection_.release_all();
         matcher_.clear();
         for (const auto& call : calls_)
@@ -217,7 +217,7 @@ class Session {
     stream_->say(words.data(), words.size());
   }
 
-  // As in Engine::cancel(), which waits where the buffer is still in use.
+  // As in Requests::cancel(), which waits where the buffer is still in use.
   void cancel() {
     forget_finished();
     if (calls_.empty()) return;
