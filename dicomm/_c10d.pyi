@@ -2,6 +2,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+def transport_names() -> list[str]: ...
+
 class Backend(dist.distributed_c10d.Backend):  # type: ignore[misc]
     def __init__(
         self,

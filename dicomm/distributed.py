@@ -32,7 +32,7 @@ import torch.distributed as dist
 from dicomm import _c10d, mixed
 
 STRATEGIES = ("device-direct", "cpu-mediated")
-TRANSPORTS = ("auto", "shm", "tcp", "verbs")
+TRANSPORTS = tuple(_c10d.transport_names())
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ void set_device_clock(const std::string& device_type, std::uintptr_t ready_at_ns
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::module_::import("torch.distributed");  // defines the classes that ours derive from
+  module.def("transport_names", &dicomm::transport_names);
   py::class_<dicomm::Backend, c10d::Backend, c10::intrusive_ptr<dicomm::Backend>>(module, "Backend")
       .def(py::init(&create), py::kw_only(), py::arg("store"), py::arg("rank"),
            py::arg("world_size"), py::arg("timeout"), py::arg("name"), py::arg("rank_label"),
