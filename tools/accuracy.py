@@ -26,8 +26,10 @@ from heteropp.cost.planned import rank_memory
 from heteropp.description.chips import ChipSpec, load_chip
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.files import check_file, write_text
+from heteropp.description.model import read_model
 from heteropp.description.plan import Plan
 from heteropp.models.llama.model import LlamaModel
+from heteropp.models.spec import ModelSpec
 from heteropp.search.planner import Request, SearchError, planner
 from heteropp.simulator.simulate import simulate
 
@@ -77,6 +79,10 @@ def main(
     plans: Annotated[int, typer.Option(min=1, help="How many on each.")] = 4,
     steps: Annotated[int, typer.Option(min=2, help="Of each training; the first is not used.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of the clusters and the choice of plans.")] = 0,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model as heteropp-search takes it; a small Llama if absent."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the data here, and a PNG beside.")
     ] = None,
@@ -84,13 +90,14 @@ def main(
 ) -> None:
     if output:
         check_file(output)  # it has a picture beside it
+    planned = read_model(model) if model else MODEL
     rows: list[Row] = []
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
         for index in range(clusters):
             generator = random.Random(f"{seed} {index}")
             cluster = read_cluster(_write_cluster(Path(folder) / str(index), index, generator))
-            for number, plan in enumerate(_plans(cluster, plans, generator)):
+            for number, plan in enumerate(_plans(cluster, planned, plans, generator)):
                 where = Path(folder) / f"{index}-{number}"
                 try:
                     row = _run(plan, cluster, Path(folder) / str(index), where, steps)
@@ -158,14 +165,14 @@ def _write_chip(path: Path, twin: ChipSpec, generator: random.Random) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def _plans(cluster: Cluster, wanted: int, generator: random.Random) -> list[Plan]:
+def _plans(cluster: Cluster, model: ModelSpec, wanted: int, generator: random.Random) -> list[Plan]:
     """The best plans of unlike requests, and some of their runners-up, that fit."""
     found: list[Plan] = []
     for sequences in (1, 2):
         for zero_stage in (0, 1):
             request = Request(
                 cluster=cluster,
-                model=MODEL,
+                model=model,
                 global_batch=GLOBAL_BATCH,
                 sequences=sequences,
                 zero_stage=zero_stage,

@@ -14,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from heteropp.cli.errors import InputError, one_sentence
+from heteropp.api.errors import InputError
+from heteropp.cli.errors import one_sentence
 from heteropp.description.cluster import read_cluster
 from heteropp.description.model import read_model
 

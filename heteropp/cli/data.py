@@ -16,7 +16,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from heteropp.cli.errors import InputError, one_sentence
+from heteropp.api.errors import InputError
+from heteropp.cli.errors import one_sentence
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -8,16 +8,12 @@ from contextlib import contextmanager
 
 import typer
 
+from heteropp.api.errors import InputError
 from heteropp.description.files import FileError
 from heteropp.description.hyperparameters import HyperparameterError
 from heteropp.description.plan import PlanError
 from heteropp.description.profile import ProfileError
 from hyperhetero_output import LockError
-
-
-class InputError(ValueError):
-    """What the command was given cannot be used; the message is one sentence."""
-
 
 BAD_INPUT = 2
 

@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from heteropp.cli.errors import InputError, one_sentence
+from heteropp.api.errors import InputError
+from heteropp.cli.errors import one_sentence
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from heteropp.cli.errors import InputError, one_sentence
+from heteropp.api.errors import InputError
+from heteropp.cli.errors import one_sentence
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.files import check_file
 from heteropp.description.model import read_model
@@ -127,6 +128,12 @@ def _blocks(
     for name in chips or ():
         if name not in names:
             raise InputError(f"--chip {name}: cluster {cluster.name} has {', '.join(names)}")
+    kinds = [kind for kind, _ in model.block_counts([(0, model.layers)])]
+    if len(kinds) > 1:
+        raise InputError(
+            f"model {model.name} has blocks of kinds {', '.join(kinds)}; a profile is of blocks "
+            "that are alike"
+        )
     for degree in degrees or ():
         if problem := model.tp_problem(degree):
             raise InputError(f"--tp {degree}: {problem}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 from rich.console import Console
 
-from heteropp.cli.errors import InputError, one_sentence
+from heteropp.api.console import output_console, seconds
+from heteropp.api.errors import InputError
+from heteropp.api.planning import request as asked
+from heteropp.cli.errors import one_sentence
 from heteropp.cli.show import (
     as_dict,
-    output_console,
     say,
-    seconds,
     show_all,
     show_plan,
     show_prediction,
     show_terms,
 )
-from heteropp.description.cluster import Cluster, read_cluster
-from heteropp.description.model import read_model
+from heteropp.description.cluster import Cluster
 from heteropp.description.outline import outline
 from heteropp.description.plan import Schedule, ZeroStage, write_plan
-from heteropp.description.profile import measured_cluster, read_profile
-from heteropp.models.spec import LARGEST, ModelSpec
+from heteropp.models.spec import LARGEST
 from heteropp.search.planner import PLANNERS, DoesNotFitError, Request, SearchError
 
 if TYPE_CHECKING:
@@ -54,7 +53,10 @@ def search(
     cluster: Annotated[str, typer.Option(help="The cluster file (TOML), or a preset's name.")],
     model: Annotated[
         str,
-        typer.Option(help="The model file (TOML, or a Hugging Face folder), or a preset's name."),
+        typer.Option(
+            help="The model file (TOML, or a Hugging Face folder), a preset's name, or "
+            "file.py:function of your own."
+        ),
     ],
     global_batch: Annotated[
         int, typer.Option(min=1, max=65536, help="Sequences per optimizer step.")
@@ -107,20 +109,17 @@ def search(
 ) -> None:
     console = output_console()
     with one_sentence():
-        if schedule not in get_args(Schedule):
-            raise InputError(
-                f"--schedule is {schedule}; expected one of {', '.join(get_args(Schedule))}"
-            )
-        shape = read_model(model, sequence_length)
-        request = Request(
-            cluster=_cluster(cluster, profile, shape),
-            model=shape,
+        request = asked(
+            model,
+            cluster,
             global_batch=global_batch,
-            sequences=micro_batch_per_replica,
-            zero_stage=cast(ZeroStage, zero_stage),
+            micro_batch_per_replica=micro_batch_per_replica,
             schedule=cast(Schedule, schedule),
+            zero_stage=cast(ZeroStage, zero_stage),
             uneven_layers=uneven_layers,
             stage_degrees=stage_degrees,
+            sequence_length=sequence_length,
+            profile=profile,
         )
         elsewhere = [(text, _changed(request.cluster, text)) for text in what_if or []]
         verdicts = _ask(planner, request)
@@ -155,17 +154,6 @@ def search(
         show_terms(console, best.best.plan, request.cluster)
     if output:
         say(console, f"written to {output}")
-
-
-def _cluster(path: str, profile: Path | None, model: ModelSpec) -> Cluster:
-    cluster = read_cluster(path)
-    if profile is None:
-        return cluster
-    measured = read_profile(profile)
-    for name, value in asdict(replace(model, name=measured.model.name)).items():
-        if (theirs := asdict(measured.model)[name]) != value:
-            raise InputError(f"{profile} is of a model with {name} {theirs}; this one has {value}")
-    return measured_cluster(cluster, measured)
 
 
 def _ask(name: str, request: Request) -> list[Verdict]:

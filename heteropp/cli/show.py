@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, fields
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from heteropp.api.console import seconds
 from heteropp.description.cluster import Cluster
 from heteropp.description.outline import layers_of, outline, together
 from heteropp.description.plan import Plan
@@ -18,15 +19,6 @@ if TYPE_CHECKING:
     from heteropp.search.judge import Judged, Verdict
 
 SHOWN_STAGES = 40  # of each table
-FILE_COLUMNS = 160  # what is no terminal has no width of its own
-
-
-def output_console(file: IO[str] | None = None) -> Console:
-    """Returns a console on standard output or a file, FILE_COLUMNS wide unless it is a terminal."""
-    console = Console(file=file, highlight=False)
-    if console.is_terminal:
-        return console
-    return Console(file=file, highlight=False, width=FILE_COLUMNS)
 
 
 def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
@@ -204,10 +196,6 @@ def why_slower(judged: Judged, best: Judged) -> str:
 
 def say(console: Console, sentence: str) -> None:
     console.print(sentence, soft_wrap=True, markup=False)
-
-
-def seconds(value: float) -> str:
-    return f"{value:,.2f} s" if value >= 10 else f"{value * 1e3:,.1f} ms"
 
 
 def ranges(ranks: list[int]) -> str:

@@ -13,14 +13,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from heteropp.cli.errors import InputError, one_sentence
-from heteropp.cost.planned import check_cluster, human_bytes
-from heteropp.description.cluster import read_cluster
+from heteropp.api.errors import InputError
+from heteropp.api.simulation import simulate as run
+from heteropp.cli.errors import one_sentence
+from heteropp.cost.planned import human_bytes
 from heteropp.description.plan import read_plan
 from heteropp.description.timeline import write_chrome_trace
 from heteropp.simulator.picture import draw_simulation, label, shown
 from heteropp.simulator.simulate import DeadlockError, Simulation
-from heteropp.simulator.simulate import simulate as run
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -63,13 +63,12 @@ def simulate(
     ] = False,
 ) -> None:
     with one_sentence():
-        content, machines = read_plan(plan), read_cluster(cluster)
-        check_cluster(content, machines)
+        content = read_plan(plan)
         slowdown = _slowdown(straggler or [], content.world_size, seed)
         try:
             result = run(
                 content,
-                machines,
+                cluster,
                 emulated=emulated,
                 slack=slack,
                 noise=noise,

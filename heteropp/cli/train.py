@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from heteropp.cli.errors import InputError, one_sentence
-from heteropp.cli.starts import keep_start
-from heteropp.cli.tools import leave_tools_to_ranks
-from heteropp.cli.train_checks import (
-    check_elastic,
-    check_files,
-    check_finite,
-    check_not_elastic,
-    check_p2p,
-    check_runs,
-    check_tensorboard,
-    check_unused,
-    chip_of,
-    choose_chip,
-    chosen_hyperparameters,
-    cluster_of,
-    hold,
-    plan_files,
-)
-from heteropp.description.plan import Plan, read_plan
+from heteropp.api.training.options import OUTPUT, TrainingOptions
+from heteropp.api.training.run import run_training
+from heteropp.cli.errors import one_sentence
 
-if TYPE_CHECKING:
-    from heteropp.cli.elastic import Earlier
-    from heteropp.state.checkpoint.manifest import Checkpoint
-
-OUTPUT = Path("runs/train")
+OPTIONS = tuple(field.name for field in fields(TrainingOptions))
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -63,7 +41,7 @@ class Resumable(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         said, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         if not said.get("help"):
-            from heteropp.cli.resume import run_to_resume
+            from heteropp.api.training.resume import run_to_resume
 
             with one_sentence():
                 ctx.default_map = run_to_resume(said, OUTPUT)
@@ -304,179 +282,9 @@ def train(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    settings = {
-        "learning_rate": learning_rate,
-        "warmup_steps": warmup_steps,
-        "decay_steps": decay_steps,
-        "gradient_clip": gradient_clip,
-        "weight_decay": weight_decay,
-        "most_skipped": most_skipped,
-        "spike_factor": spike_factor,
-        "skip_spikes": skip_spikes,
-    }
-    launched = "RANK" in os.environ  # by torchrun, which started every rank itself
-    keeps = int(os.environ.get("RANK", "0")) == 0  # the process that has the run's folder
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the ranks say what there is to say
+    chosen = {name: context.params[name] for name in OPTIONS}
     with one_sentence():
-        check_finite({"--deadline": deadline, "--notice": notice})
-        if validate_every and validation is None:
-            raise InputError("--validate-every needs --validation, the data to try the model on")
-        files = plan_files(plan, bucket, documents)
-        by_length: tuple[Plan, ...] = ()
-        if bucket:
-            from heteropp.cli.mixed_lengths import read_buckets, say_documents
-
-            by_length = read_buckets(bucket)
-        content = by_length[0] if by_length else read_plan(files[0])
-        earlier: Earlier | None = None
-        begun = False  # by torchrun, which starts it again
-        if elastic:
-            from heteropp.cli.elastic import earlier_job, job_goes_on
-
-            check_elastic(cluster, bucket, resume_from, restarts, force)
-            begun = job_goes_on(output)
-        else:
-            check_not_elastic(given(context))
-        start = 0
-        if launched and not elastic:
-            choose_chip(content, cluster, int(os.environ["RANK"]))  # before torch is imported
-            from heteropp.runtime.ranks.attempt import attempt
-
-            start = attempt()
-            begun = start > 0
-        there = output.exists()
-        if keeps and there:  # who has it is said before what is in it
-            hold(context, output, begun)
-        if elastic:
-            earlier = earlier_job(output, resume)
-        if launched and restarts:
-            raise InputError("--restarts is not for torchrun's ranks; give it --max-restarts")
-        check_p2p(p2p, device)
-        check_tensorboard(tensorboard)
-        if elastic:
-            pass  # this process has no chip
-        elif launched and device == "chip":
-            open_chip()
-        elif device == "chip":
-            leave_tools_to_ranks()
-        machines = None
-        if not elastic:
-            machines = cluster_of(by_length or (content,), cluster, device, force)
-        for file in files:
-            check_runs(content, file, launched and not elastic)
-        saved: Checkpoint | None = None
-        if not earlier and (resume or resume_from is not None):
-            from heteropp.cli.resume import checkpoint_to_resume
-
-            step = None if start else resume_from  # ranks that start again take the newest
-            saved = checkpoint_to_resume(output / "checkpoints", step, whole=not launched)
-        base = earlier or (saved.manifest if saved else None)
-        hyperparameters = chosen_hyperparameters(
-            base.hyperparameters if base else None, steps, settings
-        )
-        if not launched:
-            if not (saved or earlier):
-                check_unused(output)
-            tokens = check_files(
-                content,
-                by_length,
-                documents,
-                output,
-                saved,
-                data,
-                validation,
-                hyperparameters,
-                seed,
-            )
-            if by_length:
-                print(say_documents(tokens, by_length), file=sys.stderr)
-        if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # one process of each node
-            from heteropp.cli.verifying import verify_data
-
-            verify_data(data, validation)
-        if weights and not saved:
-            from heteropp.state.hugging_face.weights import check_from
-
-            check_from(weights, content.model)
-        if keeps and not there:
-            hold(context, output, begun)
-        read = cluster if machines or elastic else None
-        if keeps and not begun:
-            keep_start(output, given(context), by_length or (content,), read, seed, hyperparameters)
-
-    from heteropp.runtime.train import train_rank  # torch is a second's import
-    from heteropp.runtime.training_run import RankChip, TrainingRun
-    from heteropp.simulator.expectation import expected_step
-
-    run = TrainingRun(
-        plan=content,
-        cluster=cluster if machines or (elastic and device == "chip") else None,
-        chips=tuple(
-            RankChip(str(machines.chip(rank).path), machines.chip(rank).chip_type)
-            if machines
-            else RankChip(chip_of(content, rank), chip_of(content, rank))
-            for rank in range(content.world_size)
-        ),
-        steps=steps,
-        output=output,
-        data=data,
-        validation=validation,
-        validate_every=validate_every,
-        weights=weights,
-        resume=saved is not None,
-        resume_from=resume_from,
-        checkpoint_every=checkpoint_every,
-        keep=keep,
-        deadline_s=deadline,
-        seed=seed,
-        hyperparameters=hyperparameters,
-        device=device,  # type: ignore[arg-type]
-        p2p=p2p,  # type: ignore[arg-type]
-        tensorboard=tensorboard,
-        by_length=by_length,
-        documents=documents or 0,
-    )
-    if elastic:
-        from heteropp.cli.elastic import Elastic, train_elastically
-
-        assert cluster is not None
-        options = Elastic(
-            cluster=cluster,
-            node_name=node_name,
-            availability=availability,
-            notice_s=notice,
-            disk=disk,
-            remote=remote,
-            keep_memory_every=keep_memory_every,
-            keep_disk_every=keep_disk_every,
-            keep_remote_every=keep_remote_every,
-        )
-        with one_sentence():
-            raise typer.Exit(train_elastically(run, options, earlier, quiet=json))
-    if launched:
-        train_rank(run, json, expected_step)
-        return
-    from heteropp.runtime.ranks.launch import launch
-    from heteropp.state.checkpoint.writer import remove_partial
-
-    with one_sentence():
-        code = launch(
-            train_rank, run, json, expected_step,
-            labels=run.labels, logs=run.logs, restarts=restarts,
-        )  # fmt: skip
-    remove_partial(run.checkpoints)  # a full disk has room again
-    raise typer.Exit(code)
-
-
-def open_chip() -> None:
-    """Imports ditorch before the first backward, when autograd counts devices once for all.
-
-    Raises InputError.
-    """
-    try:
-        import ditorch  # noqa: F401
-    except ImportError as error:
-        raise InputError(str(error)) from None
+        raise typer.Exit(run_training(TrainingOptions(**chosen), given(context)))
 
 
 def given(context: typer.Context) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 
 from heteropp.description.files import FileError, read_json, read_toml
 from heteropp.description.presets import model_path
-from heteropp.models.families import families
+from heteropp.models.families import families, spec_of
 from heteropp.models.spec import ModelError, ModelSpec
 
 
@@ -23,8 +23,11 @@ class _ModelType:
 def read_model(path: str | Path, sequence_length: int | None = None) -> ModelSpec:
     """Reads a model file, a Hugging Face folder or its config.json, or a preset by name.
 
-    A sequence length, in tokens, is taken in place of the file's. Raises FileError.
+    "path/of/file.py:function" is the model that a user's function defines. A sequence length, in
+    tokens, is taken in place of the file's. Raises FileError.
     """
+    if ".py:" in str(path):
+        return _read_definition(str(path), sequence_length)
     path = model_path(path)
     if path.is_dir():
         path /= "config.json"
@@ -42,6 +45,19 @@ def read_model(path: str | Path, sequence_length: int | None = None) -> ModelSpe
     return model
 
 
+def _read_definition(source: str, sequence_length: int | None) -> ModelSpec:
+    from heteropp.models.custom.reading import read  # which needs torch
+
+    try:
+        model = read(source)
+        if sequence_length not in (None, model.sequence_length):
+            raise ModelError(f"its sequences have {model.sequence_length} tokens, which it decides")
+        model.validate()
+        return model
+    except ModelError as error:
+        raise FileError(f"{source}: {error}") from None
+
+
 def read_config(path: Path) -> tuple[type[ModelSpec], dict[str, Any]]:
     """Returns what a config.json says of a model: its family, and fields of the family's spec.
 
@@ -49,10 +65,10 @@ def read_config(path: Path) -> tuple[type[ModelSpec], dict[str, Any]]:
     """
     model_type = read_json(path, _ModelType).model_type
     readers = {
-        name: (spec, spec.hugging_face)
-        for spec in families().values()
-        if spec.hugging_face is not None
-        for name in spec.hugging_face.model_types
+        name: (spec, format_)
+        for spec in map(spec_of, families())
+        if (format_ := spec.hugging_face()) is not None
+        for name in format_.model_types
     }
     if model_type not in readers:
         raise FileError(

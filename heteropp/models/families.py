@@ -20,10 +20,21 @@ EARLIER = "llama"  # the only one, of files that say none
 
 
 @cache
-def families() -> dict[str, type[ModelSpec]]:
-    """Returns the spec of every family."""
-    names = sorted(path.parent.name for path in Path(__file__).parent.glob("*/model.py"))
-    return {name: importlib.import_module(f"heteropp.models.{name}.model").SPEC for name in names}
+def families() -> tuple[str, ...]:
+    """Returns the names of all families."""
+    return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/model.py")))
+
+
+@cache
+def spec_of(family: str) -> type[ModelSpec]:
+    """Returns the spec of a family; the others are not imported."""
+    spec: type[ModelSpec] = importlib.import_module(f"heteropp.models.{family}.model").SPEC
+    return spec
+
+
+@cache
+def _adapter(spec: type[ModelSpec]) -> TypeAdapter[ModelSpec]:
+    return TypeAdapter(spec)
 
 
 def any_family() -> CoreSchema:
@@ -38,10 +49,10 @@ def any_family() -> CoreSchema:
         if name not in families():
             raise ValueError(f"family is {name!r}; expected one of {', '.join(sorted(families()))}")
         # as JSON, so that lists are taken where the dataclass has tuples
-        return TypeAdapter(families()[name]).validate_json(json.dumps(value, default=str))
+        return _adapter(spec_of(name)).validate_json(json.dumps(value, default=str))
 
     def write(value: ModelSpec) -> Any:
-        return TypeAdapter(type(value)).dump_python(value, mode="json")
+        return _adapter(type(value)).dump_python(value, mode="json")
 
     return core_schema.no_info_plain_validator_function(
         read, serialization=core_schema.plain_serializer_function_ser_schema(write)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from heteropp.models.spec import ModelSpec, Parameter
+from heteropp.models.spec import Parameter
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class HuggingFaceTensor:
     shape: tuple[int, ...]  # of the whole tensor, as it is stored
     transposed: bool = False  # it is stored as [in, out]
     first_row: int = 0  # of the parameter, once the tensor is turned the right way
+    other_name: str | None = None  # that some folders have for it
 
 
 class HuggingFaceFormat(ABC):
@@ -34,5 +35,5 @@ class HuggingFaceFormat(ABC):
         """Returns a model's config.json, as releases 4 and 5 of transformers read it."""
 
     @abstractmethod
-    def stored(self, model: ModelSpec, parameter: Parameter) -> HuggingFaceTensor:
+    def stored(self, model: Any, parameter: Parameter) -> HuggingFaceTensor:
         """Returns where a parameter stands."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 if TYPE_CHECKING:
     import torch
@@ -84,9 +84,6 @@ class ModelSpec(ABC):
     # those of 16 bits keep a master copy, and sum gradients, in float32; float16 scales its loss
     dtype: Dtype = "float32"
 
-    # its form as a Hugging Face folder, where it has one
-    hugging_face: ClassVar[HuggingFaceFormat | None] = None
-
     @property
     def dtype_bytes(self) -> int:
         return {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}[self.dtype]
@@ -123,6 +120,8 @@ class ModelSpec(ABC):
     def tied_elements(self) -> int:
         """Returns the number of elements of parameters that others are tied to."""
         names = set(self.tied.values())
+        if not names:
+            return 0
         return sum(math.prod(p.shape) for p in self.parameters() if p.name in names)
 
     # ---------------------------------------------------------------- blocks
@@ -192,6 +191,11 @@ class ModelSpec(ABC):
     @abstractmethod
     def flops_per_token(self) -> float:
         """Returns the FLOPs that a token's forward and backward take; recompute does not count."""
+
+    @classmethod
+    def hugging_face(cls) -> HuggingFaceFormat | None:
+        """Returns the family's form as a Hugging Face folder; None: it has none."""
+        return None
 
     # ---------------------------------------------------------------- what it is made of
 

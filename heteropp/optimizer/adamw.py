@@ -34,10 +34,10 @@ class AdamW:
     def _update(
         self, gradient: Tensor, learning_rate: float, part: slice, weight_decay: float
     ) -> None:
-        gradient = gradient[part]
-        if not len(gradient):
+        length = len(gradient[part])
+        if not length:
             return
-        size = HOST_PIECE if gradient.is_cpu else max(1, len(gradient))
+        size = HOST_PIECE if gradient.is_cpu else length
         values, gradients, averages, squares = (
             list(whole[part].split(size))
             for whole in (self.values, gradient, self.average, self.average_square)

@@ -25,7 +25,7 @@ from heteropp.data.source import open_tokens
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
 from heteropp.layout.boxes import Box
-from heteropp.models.llama.model import LlamaModel
+from heteropp.models.spec import ModelSpec
 
 DEADLINE_S = 120
 Held = list[tuple[str, str, Box, np.ndarray]]  # quantity, parameter, box and values
@@ -45,7 +45,7 @@ class Told:
 class Members:
     """The processes: over gloo on the host, or over dicomm on emulated chips of one chip file."""
 
-    def __init__(self, count: int, model: LlamaModel, steps: int, chip: Path | None = None) -> None:
+    def __init__(self, count: int, model: ModelSpec, steps: int, chip: Path | None = None) -> None:
         self.model = model
         self.sent_bytes = self.planned_bytes = 0  # in all switches; over dicomm
         self.names = tuple(f"a-0/{i}" for i in range(count))
@@ -112,7 +112,7 @@ class Members:
             process.join()
 
 
-def whole(model: LlamaModel, told: dict[str, Held]) -> dict[tuple[str, str], np.ndarray]:
+def whole(model: ModelSpec, told: dict[str, Held]) -> dict[tuple[str, str], np.ndarray]:
     """Every quantity of every parameter, put together; holders agree bit for bit."""
     shapes = {parameter.name: parameter.shape for parameter in model.parameters()}
     result: dict[tuple[str, str], np.ndarray] = {}
@@ -263,9 +263,9 @@ class _Member:
         """Copies of the state, as the flat buffers themselves say what they hold."""
         held = []
         for flat in self.trainer.executor.update.each():
-            for entry in flat.entries:
-                values = flat.values[entry.first : entry.last].view(entry.box.shape)
-                held.append(("parameter", entry.global_name, entry.box, _as_numpy(values)))
+            for one in flat.layout.boxes():
+                values = flat.values[one.first : one.last].view(one.box.shape)
+                held.append(("parameter", one.name, one.box, _as_numpy(values)))
             start = flat.shard.start
             for piece in flat.pieces:
                 for quantity, tensor in (

@@ -271,9 +271,9 @@ def _train(
         norms.append(result.gradient_norm)
         validation_loss = trainer.validate()  # after the third step too: what follows is the same
     held = [
-        (entry.global_name, entry.box, _as_numpy(flat.parameters[entry.name]))
+        (held.name, held.box, _as_numpy(flat.values[held.first : held.last].view(held.box.shape)))
         for flat in trainer.executor.update.each()
-        for entry in flat.entries
+        for held in flat.layout.boxes()
     ]
     if checkpoints:
         writer = Writer(checkpoints, control, 2, on_error=print)

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from heteropp.data.sequences import NOT_COUNTED, Sequences
 from heteropp.data.token_file import TokenFile
+from heteropp.models.custom.model import CustomModel
+from heteropp.models.custom.source import definition_at
 from heteropp.models.llama.model import LlamaModel
+from heteropp.models.spec import ModelSpec
 
 
 class Norm(nn.Module):
@@ -136,10 +139,60 @@ class PlainLlama(nn.Module):
         return self.head(self.norm(x))
 
 
+class PlainParts(nn.Module):
+    """A user's own parts one after another, as they were written."""
+
+    def __init__(self, model: CustomModel, seed: int) -> None:
+        super().__init__()
+        makes = definition_at(model.source).makes()
+        self.embedding = makes["embedding"]()
+        self.layers = nn.ModuleList(makes[kind]() for kind in model.order)
+        self.head = makes["head"]()
+        for name, other in model.tied.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.get_submodule(owner), leaf, self.get_parameter(other))
+        self.fill(dict(model.initial_values((0, model.layers), seed)))
+        self.to(getattr(torch, model.dtype))
+
+    @torch.no_grad()
+    def fill(self, values: dict[str, Tensor]) -> None:
+        for name, parameter in self.named_parameters():
+            parameter.copy_(values[name])
+
+    def forward(self, tokens: Tensor, first_row: int = 0) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x).flatten(0, 1)
+
+
+Plain = PlainLlama | PlainParts
+
+
+def plain_module(model: ModelSpec, seed: int) -> Plain:
+    if isinstance(model, CustomModel):
+        return PlainParts(model, seed)
+    assert isinstance(model, LlamaModel)
+    return PlainLlama(model, seed)
+
+
+def decaying(model: ModelSpec, module: nn.Module) -> list[dict]:
+    """The optimizer's groups: of all that decays, and of the rest."""
+    decays = {parameter.name: parameter.decays for parameter in model.parameters()}
+    named = list(module.named_parameters())
+    groups = [
+        {"params": [p for name, p in named if decays[name]], "weight_decay": 0.1},
+        {"params": [p for name, p in named if not decays[name]], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
 @torch.no_grad()
-def plain_loss(model: LlamaModel, parameters: dict[str, Tensor], tokens: TokenFile) -> float:
+def plain_loss(model: ModelSpec, parameters: dict[str, Tensor], tokens: TokenFile) -> float:
     """The mean loss over the whole of some tokens."""
-    module = PlainLlama(replace(model, dropout=0.0), 0)
+    if isinstance(model, LlamaModel):
+        model = replace(model, dropout=0.0)
+    module = plain_module(model, 0)
     module.fill(parameters)
     sequences = Sequences(tokens, model)
     inputs, targets = map(torch.from_numpy, sequences.read(range(sequences.count)))
@@ -147,7 +200,7 @@ def plain_loss(model: LlamaModel, parameters: dict[str, Tensor], tokens: TokenFi
 
 
 def train_plainly(
-    model: LlamaModel,
+    model: ModelSpec,
     tokens: TokenFile,
     steps: int,
     micro_batch: int,
@@ -163,10 +216,8 @@ def train_plainly(
     without: a step that changes nothing.
     """
     torch.set_num_threads(1)
-    module = PlainLlama(model, seed)
-    optimizer = torch.optim.AdamW(
-        module.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
-    )
+    module = plain_module(model, seed)
+    optimizer = torch.optim.AdamW(decaying(model, module), betas=(0.9, 0.95), eps=1e-8)
     count = micro_batch * micro_batches
     sequences = Sequences(tokens, model, seed)
     losses, norms = [], []
@@ -176,7 +227,8 @@ def train_plainly(
         if step >= warmup_steps:
             progress = (step - warmup_steps) / (steps - warmup_steps)
             rate *= 0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2
-        optimizer.param_groups[0]["lr"] = rate
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         numbers = range(step * count, (step + 1) * count)
         inputs, targets = map(torch.from_numpy, sequences.read(numbers))
         counted = int((targets != NOT_COUNTED).sum())

@@ -378,7 +378,7 @@ def test_a_step_is_that_of_transformers(
     expected = dict(module.named_parameters())
     for parameter in model.parameters():
         average = reader.read("average", parameter.name, Box.whole(parameter.shape))
-        state = optimizer.state[expected.pop(model.hugging_face.stored(model, parameter).name)]
+        state = optimizer.state[expected.pop(model.hugging_face().stored(model, parameter).name)]
         assert relative(average, state["exp_avg"]) <= 5e-6, parameter.name
     assert not expected
 

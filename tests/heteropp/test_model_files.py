@@ -8,8 +8,7 @@ import pytest
 
 from heteropp.description.files import FileError
 from heteropp.description.model import read_model
-from heteropp.models.llama.hugging_face import RopeScaling
-from heteropp.models.llama.model import LlamaModel
+from heteropp.models.llama.model import LlamaModel, RopeScaling
 
 # as Llama 2 70B's config.json says it
 LLAMA = {
@@ -89,7 +88,7 @@ def test_scaled_angles_and_tied_embeddings(tmp_path, said: dict) -> None:
 
 
 UNSUPPORTED = {
-    "another family": ({"model_type": "gpt2"}, "model_type is 'gpt2'; expected one of llama"),
+    "another family": ({"model_type": "bert"}, "model_type is 'bert'; expected one of "),
     "no family": ({"model_type": "absent"}, "model_type: missing"),
     "no layers": ({"num_hidden_layers": "absent"}, "num_hidden_layers: missing"),
     "layers is text": ({"num_hidden_layers": "80"}, "num_hidden_layers"),

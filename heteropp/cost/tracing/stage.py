@@ -15,7 +15,7 @@ from heteropp.cost.tracing.kind import PIECES, StageKind
 from heteropp.cost.tracing.liveness import Liveness
 from heteropp.cost.tracing.operators import CountingGroup, Trace, count
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.models.parallel.backward import WeightGradients, put_off
+from heteropp.models.parallel.backward import WeightGradients, put_off, same_storage
 from heteropp.models.spec import ModelSpec
 from heteropp.models.stage_module import StageModule
 from heteropp.optimizer.adamw import clip
@@ -75,7 +75,9 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
             count(
                 group.trace,
                 lambda: torch.autograd.backward(output, gradient),
-                lambda tensor: tensor is gradient or later.holds(tensor),
+                lambda tensor: (
+                    (gradient is not None and same_storage(tensor, gradient)) or later.holds(tensor)
+                ),
             )
         return {"input": 0 if first else _bytes(x), "output": _bytes(output)}
 

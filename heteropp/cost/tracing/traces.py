@@ -134,25 +134,18 @@ class StageTraces:
         return what(at_work.one) + round(alike * slope + kept)
 
 
+@lru_cache(maxsize=4096)
 def trace_stages(model: ModelSpec, kind: StageKind, blocks: BlockCounts = ()) -> StageTraces:
     """Returns the traces of a kind of stage, whose `block` is not looked at.
 
     blocks: how many it has of each kind; empty: they are mixed as in the whole model.
     """
-    return _trace_stages(model, kind, _shares(blocks) if blocks else _shares_of_all(model))
-
-
-@lru_cache(maxsize=1024)
-def _shares_of_all(model: ModelSpec) -> Shares:
-    return _shares(model.block_counts([(0, model.layers)]))
-
-
-def _shares(blocks: BlockCounts) -> Shares:
+    blocks = blocks or model.block_counts([(0, model.layers)])
     total = sum(count for _, count in blocks)
-    return tuple((kind, count / total) for kind, count in blocks)
+    return _trace_stages(model, kind, tuple((block, count / total) for block, count in blocks))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # stages with the same shares have the same traces, whatever their blocks
 def _trace_stages(model: ModelSpec, kind: StageKind, shares: Shares) -> StageTraces:
     return StageTraces(
         tuple(

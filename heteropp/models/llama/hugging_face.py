@@ -6,15 +6,13 @@ Their rotary embedding turns the same pairs as ours, so that only names differ.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ConfigDict
 
 from heteropp.models.hugging_face_format import HuggingFaceFormat, HuggingFaceTensor
+from heteropp.models.llama.model import LlamaModel, RopeScaling
 from heteropp.models.spec import ModelError, ModelSpec, Parameter
-
-if TYPE_CHECKING:
-    from heteropp.models.llama.model import LlamaModel
 
 # what our model has no form of, with the value under which a config does without it
 _MUST_BE: dict[str, tuple[Any, ...]] = {
@@ -40,17 +38,6 @@ _NAMES = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """Llama 3's scaling of the rotary angles, under the names of its config.json."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    factor: float  # by which the long wavelengths grow
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
 
 
 @dataclass(frozen=True, kw_only=True)

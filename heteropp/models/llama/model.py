@@ -6,22 +6,33 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
 
-from heteropp.models.llama.hugging_face import LlamaFormat, RopeScaling
 from heteropp.models.spec import LARGEST, ModelError, ModelSpec, Parameter
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from heteropp.models.llama.hugging_face import LlamaFormat
     from heteropp.models.llama.stage import LlamaStage
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 
 # what changes a stage's results, but neither its operators nor their sizes
 _COSTS_NOTHING = ("name", "layers", "rope_theta", "norm_eps", "rope_scaling")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's scaling of the rotary angles, under the names of its config.json."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    factor: float  # by which the long wavelengths grow
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +50,11 @@ class LlamaModel(ModelSpec):
     rope_scaling: RopeScaling | None = None
     dropout: float = 0.0  # of what embedding, attention and MLP add to the residual stream
 
-    hugging_face: ClassVar[LlamaFormat] = LlamaFormat()
+    @classmethod
+    def hugging_face(cls) -> LlamaFormat:
+        from heteropp.models.llama.hugging_face import LlamaFormat
+
+        return LlamaFormat()
 
     @property
     def head_size(self) -> int:

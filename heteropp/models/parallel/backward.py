@@ -23,8 +23,8 @@ class WeightGradients:
         self.uses: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a gradient is held, and nothing may be added to it in place."""
-        return any(gradient is tensor for _, gradient, _ in self.uses)
+        """Whether a gradient, or a view of it, is held, and nothing may be added to it in place."""
+        return any(same_storage(gradient, tensor) for _, gradient, _ in self.uses)
 
     def bytes(self) -> int:
         """Returns the bytes of all tensors held until `run`; shared storage counts once."""
@@ -41,6 +41,10 @@ class WeightGradients:
             else:
                 with torch.no_grad():
                     weight.grad.add_(product)
+
+
+def same_storage(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 _later: WeightGradients | None = None  # of the forward that is running

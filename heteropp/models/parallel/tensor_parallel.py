@@ -161,14 +161,23 @@ def sum_over_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
 
 
 class ColumnParallelLinear(nn.Module):
-    """[rows, in] to this rank's [rows, out / size]; the weight is cut along its outputs."""
+    """[rows, in] to this rank's [rows, out / size]; weight and bias are cut along the outputs."""
 
-    def __init__(self, inputs: int, outputs: int, group: TensorParallelGroup, **kind: Any) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        group: TensorParallelGroup,
+        *,
+        bias: bool = False,
+        **kind: Any,
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs // group.size, inputs, **kind))
+        self.bias = nn.Parameter(torch.empty(outputs // group.size, **kind)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight)
+        return linear(x, self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -177,13 +186,25 @@ class RowParallelLinear(nn.Module):
     With sequence parallelism the result is this rank's part of the rows.
     """
 
-    def __init__(self, inputs: int, outputs: int, group: TensorParallelGroup, **kind: Any) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        group: TensorParallelGroup,
+        *,
+        bias: bool = False,
+        **kind: Any,
+    ) -> None:
         super().__init__()
         self.group = group
         self.weight = nn.Parameter(torch.empty(outputs, inputs // group.size, **kind))
+        self.bias = nn.Parameter(torch.empty(outputs, **kind)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return sum_over_group(linear(x, self.weight), self.group)
+        if self.group.size == 1:
+            return linear(x, self.weight, self.bias)
+        result = sum_over_group(linear(x, self.weight), self.group)
+        return result if self.bias is None else result + self.bias
 
 
 class VocabularyParallelEmbedding(nn.Module):
@@ -202,7 +223,7 @@ class VocabularyParallelEmbedding(nn.Module):
 
 
 def embed(tokens: Tensor, weight: Tensor, group: TensorParallelGroup) -> Tensor:
-    """Tokens [..] to [.., hidden]; the table, [vocab / size, hidden], is cut along the vocabulary."""
+    """Tokens [..] to [.., hidden]; the table, [vocab / size, hidden], is cut along its rows."""
     if group.size == 1:
         return F.embedding(tokens, weight)
     local, elsewhere = _local_tokens(tokens, weight.shape[0], group.index)

@@ -85,9 +85,9 @@ def _config(model: ModelSpec, source: Path | None) -> dict[str, Any]:
 
 
 def _format(model: ModelSpec) -> HuggingFaceFormat:
-    if model.hugging_face is None:
+    if (found := model.hugging_face()) is None:
         raise FileError(f"models of family {model.family} have no form as a Hugging Face folder")
-    return model.hugging_face
+    return found
 
 
 Written = dict[str, list[Parameter]]  # what each tensor of a file is made of, in order of rows

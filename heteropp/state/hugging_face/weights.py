@@ -68,13 +68,15 @@ class Weights:
         return slices[tuple(spans[::-1])].t() if stored.transposed else slices[tuple(spans)]
 
     def _stored(self, model: ModelSpec, parameter: Parameter) -> HuggingFaceTensor:
-        if model.hugging_face is None:
+        if (found := model.hugging_face()) is None:
             raise FileError(f"{self.folder}: models of family {model.family} have no such folders")
-        return model.hugging_face.stored(model, parameter)
+        return found.stored(model, parameter)
 
     def _slices(self, stored: HuggingFaceTensor) -> Any:
         """Returns the file's view of a whole tensor, from which slices are taken."""
         name = stored.name
+        if name not in self.places and stored.other_name in self.places:
+            name = stored.other_name
         if name not in self.places:
             raise FileError(f"{self.folder} holds no tensor {name}")
         path = self.folder / self.places[name]

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from heteropp.cli.show import output_console, seconds
+from heteropp.api.console import output_console, seconds
 from heteropp.cost.planned import human_bytes
 from heteropp.elastic.decisions.phases import (
     Awaiting,

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from heteropp.cli.errors import InputError
+from heteropp.api.errors import InputError
 from heteropp.description.files import make_folder
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
@@ -89,13 +87,13 @@ def check_finite(settings: Mapping[str, float]) -> None:
             raise InputError(f"{option} is {value}; expected a number of seconds")
 
 
-def hold(context: typer.Context, output: Path, begun: bool) -> None:
+def hold(stack: ExitStack, output: Path, begun: bool) -> None:
     """Keeps other runs out of the folder, which is made, until the command ends.
 
     begun: a start of the same job had it before. Raises FileError or LockError.
     """
     make_folder(output)
-    context.with_resource(held(output / LOCK, str(output), own=begun))
+    stack.enter_context(held(output / LOCK, str(output), own=begun))
 
 
 def check_p2p(p2p: str | None, device: str) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from heteropp.cli.elastic_screen import Screen
-from heteropp.cli.errors import InputError
+from heteropp.api.errors import InputError
+from heteropp.api.training.elastic_screen import Screen
 from heteropp.cost.planned import check_cluster, check_memory
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.files import read_json, write_json

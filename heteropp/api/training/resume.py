@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from heteropp.cli.errors import InputError
-from heteropp.cli.starts import newest_options
+from heteropp.api.errors import InputError
+from heteropp.api.training.starts import newest_options
 from heteropp.description.files import FileError
 from heteropp.state.checkpoint.manifest import (
     Checkpoint,

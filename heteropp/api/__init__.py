@@ -1,0 +1,1 @@
+"""What `import heteropp` gives, and the commands are thin over."""

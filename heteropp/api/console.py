@@ -1,0 +1,21 @@
+"""Consoles, and numbers as a person reads them."""
+
+from __future__ import annotations
+
+from typing import IO
+
+from rich.console import Console
+
+FILE_COLUMNS = 160  # what is no terminal has no width of its own
+
+
+def output_console(file: IO[str] | None = None) -> Console:
+    """Returns a console on standard output or a file, FILE_COLUMNS wide unless it is a terminal."""
+    console = Console(file=file, highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(file=file, highlight=False, width=FILE_COLUMNS)
+
+
+def seconds(value: float) -> str:
+    return f"{value:,.2f} s" if value >= 10 else f"{value * 1e3:,.1f} ms"

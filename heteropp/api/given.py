@@ -1,0 +1,43 @@
+"""A model, a cluster and a plan, in every form in which a caller may give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from heteropp.description.cluster import Cluster, read_cluster
+from heteropp.description.model import read_model
+from heteropp.description.plan import Plan, read_plan
+from heteropp.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from heteropp.models.custom.definition import ModelDefinition
+
+AnyModel = str | Path | ModelSpec | Callable[[], "ModelDefinition"]
+AnyCluster = str | Path | Cluster
+AnyPlan = str | Path | Plan
+
+
+def the_model(model: AnyModel, sequence_length: int | None = None) -> ModelSpec:
+    """Returns the spec of a model, however it is given. Raises FileError or InputError."""
+    if isinstance(model, ModelSpec):
+        if sequence_length is not None:
+            return replace(model, sequence_length=sequence_length)
+        return model
+    if callable(model):
+        from heteropp.models.custom.source import source_of
+
+        model = source_of(model)
+    return read_model(model, sequence_length)
+
+
+def the_cluster(cluster: AnyCluster) -> Cluster:
+    """Returns a cluster, however it is given. Raises FileError."""
+    return cluster if isinstance(cluster, Cluster) else read_cluster(cluster)
+
+
+def the_plan(plan: AnyPlan) -> Plan:
+    """Returns a plan, or reads it. Raises FileError."""
+    return plan if isinstance(plan, Plan) else read_plan(Path(plan))

@@ -1,0 +1,106 @@
+"""Finds the best plan for a model on a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import get_args
+
+from heteropp.api.errors import InputError
+from heteropp.api.given import AnyCluster, AnyModel, the_cluster, the_model
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan, Schedule, ZeroStage
+from heteropp.description.profile import measured_cluster, read_profile
+from heteropp.models.spec import ModelSpec
+from heteropp.search.planner import PLANNERS, Request
+
+
+def plan(
+    model: AnyModel,
+    cluster: AnyCluster,
+    *,
+    global_batch: int,
+    planner: str = "exact",
+    micro_batch_per_replica: int = 1,
+    schedule: Schedule = "1f1b",
+    zero_stage: ZeroStage = 1,
+    uneven_layers: bool = False,
+    stage_degrees: bool = False,
+    sequence_length: int | None = None,
+    profile: Path | None = None,
+) -> Plan:
+    """Returns the best plan, with its prediction, as heteropp-search does (section 4.3).
+
+    model: a preset's name, a model file, a Hugging Face folder, a spec, or a function at the top of
+    a file that returns a ModelDefinition (also as "file.py:function").
+    cluster: a preset's name, a cluster file, or a cluster.
+    global_batch: sequences of an optimizer step; micro_batch_per_replica: sequences of a
+    micro-batch in each replica. sequence_length: tokens, in place of the model's.
+    profile: what heteropp-profile measured, in place of chip files.
+
+    Raises FileError, InputError or SearchError, one sentence each; of these, DoesNotFitError has
+    the nearest plan.
+    """
+    from heteropp.search.judge import ask
+
+    if planner not in PLANNERS:
+        raise InputError(f"planner is {planner}; expected one of {', '.join(PLANNERS)}")
+    verdict = ask(
+        planner,
+        request(
+            model,
+            cluster,
+            global_batch=global_batch,
+            micro_batch_per_replica=micro_batch_per_replica,
+            schedule=schedule,
+            zero_stage=zero_stage,
+            uneven_layers=uneven_layers,
+            stage_degrees=stage_degrees,
+            sequence_length=sequence_length,
+            profile=profile,
+        ),
+    )
+    if verdict.error is not None:
+        raise verdict.error
+    return verdict.best.plan
+
+
+def request(
+    model: AnyModel,
+    cluster: AnyCluster,
+    *,
+    global_batch: int,
+    micro_batch_per_replica: int,
+    schedule: Schedule,
+    zero_stage: ZeroStage,
+    uneven_layers: bool,
+    stage_degrees: bool,
+    sequence_length: int | None,
+    profile: Path | None,
+) -> Request:
+    """Returns what a planner is asked. Raises FileError or InputError."""
+    if schedule not in get_args(Schedule):
+        raise InputError(f"schedule is {schedule}; expected one of {', '.join(get_args(Schedule))}")
+    spec = the_model(model, sequence_length)
+    machines = the_cluster(cluster)
+    return Request(
+        cluster=machines if profile is None else _measured(machines, profile, spec),
+        model=spec,
+        global_batch=global_batch,
+        sequences=micro_batch_per_replica,
+        zero_stage=zero_stage,
+        schedule=schedule,
+        uneven_layers=uneven_layers,
+        stage_degrees=stage_degrees,
+    )
+
+
+def _measured(cluster: Cluster, path: Path, model: ModelSpec) -> Cluster:
+    measured = read_profile(path)
+    theirs = asdict(measured.model)
+    for name, value in asdict(replace(model, name=measured.model.name)).items():
+        if theirs.get(name) != value:
+            raise InputError(
+                f"{path} is of a model with {name} {theirs.get(name)}; this one has {value}"
+            )
+    return measured_cluster(cluster, measured)

@@ -1,0 +1,51 @@
+"""Everything that a run can be asked for; heteropp-train --help says what each is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+OUTPUT = Path("runs/train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    plan: Path | None = None
+    bucket: list[Path] | None = None  # in place of a plan: one for each length of sequence
+    documents: int | None = None  # of an optimizer step, with buckets
+    cluster: Path | None = None
+    steps: int = 60  # of the optimizer, in all
+    data: Path | None = None  # None: the Python standard library's sources
+    validation: Path | None = None
+    validate_every: int = 0  # steps; 0: only at the end
+    weights: Path | None = None  # a Hugging Face folder to start from
+    output: Path = OUTPUT
+    resume: bool = False
+    resume_from: int | None = None  # a step
+    checkpoint_every: int = 0  # steps; 0: only at the end
+    keep: int = 2  # checkpoints
+    restarts: int = 0
+    deadline: float = 300.0  # seconds that a rank waits for another
+    elastic: bool = False
+    availability: str | None = None
+    node_name: str | None = None
+    notice: float = 30.0  # seconds
+    disk: Path | None = None
+    remote: str | None = None
+    keep_memory_every: int = 1  # steps
+    keep_disk_every: int = 10
+    keep_remote_every: int = 50
+    learning_rate: float | None = None
+    warmup_steps: int | None = None
+    decay_steps: int | None = None
+    gradient_clip: float | None = None
+    weight_decay: float | None = None
+    most_skipped: int | None = None
+    spike_factor: float | None = None
+    skip_spikes: bool | None = None
+    seed: int = 0
+    device: str = "chip"  # or cpu
+    p2p: str | None = None  # device-direct or cpu-mediated
+    force: bool = False  # skips the memory check
+    tensorboard: bool = False
+    json: bool = False  # prints the summary as JSON

@@ -1,0 +1,59 @@
+"""Trains a plan from a program, as heteropp-train does from a command line."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from heteropp.api.errors import InputError, TrainingError
+from heteropp.api.training.options import OUTPUT, TrainingOptions
+from heteropp.api.training.run import run_training
+from heteropp.description.cluster import Cluster, write_cluster
+from heteropp.description.plan import Plan, write_plan
+
+PATHS = ("plan", "cluster", "data", "validation", "weights", "output", "disk")
+
+
+def train(
+    plan: Plan | str | Path | None = None,
+    cluster: Cluster | str | Path | None = None,
+    *,
+    output: str | Path = OUTPUT,
+    **options: Any,
+) -> Path:
+    """Trains a plan on this machine's chips, or as the rank that torchrun started.
+
+    cluster: the plan's; without one give device="cpu". output: the run's folder, which holds
+    metrics, logs and checkpoints; it is returned. options: those of TrainingOptions, which are
+    those of heteropp-train, such as steps=100, data="tokens", resume=True, checkpoint_every=20.
+
+    Raises InputError, FileError, PlanError or HyperparameterError before anything starts, and
+    TrainingError when the run ended before its last step.
+    """
+    known = {field.name for field in fields(TrainingOptions)}
+    for name in options:
+        if name not in known:
+            raise InputError(f"train has no option {name}; expected one of {', '.join(known)}")
+    folder = Path(output)
+    keeps = int(os.environ.get("RANK", "0")) == 0
+    if isinstance(plan, Plan):
+        content, plan = plan, folder / "plan.json"
+        if keeps:
+            write_plan(content, plan)
+    if isinstance(cluster, Cluster):
+        machines, cluster = cluster, folder / "cluster.toml"
+        if keeps:
+            write_cluster(machines, cluster)
+    given = {**options, "plan": plan, "cluster": cluster, "output": folder}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in PATHS:
+        if name in given:
+            given[name] = Path(given[name])
+    code = run_training(TrainingOptions(**given), given)
+    if code:
+        raise TrainingError(
+            f"training ended with exit code {code}; the logs of its ranks are in {folder / 'logs'}"
+        )
+    return folder

@@ -1,0 +1,192 @@
+"""A model that a user wrote, as plans contain it: names, shapes and cuts, and where its code is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ConfigDict
+
+from heteropp.models.spec import ModelError, ModelSpec, Parameter
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from heteropp.models.custom.stage import CustomStage
+    from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
+
+
+@dataclass(frozen=True)
+class Part:
+    """The parameters of an embedding, a kind of block, or a head, by their names in it."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    name: str
+    parameters: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomModel(ModelSpec):
+    """What needs no code is here, so that a plan is read without running any."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    family: Literal["custom"] = "custom"
+    source: str = field(compare=False)  # "/path/of/file.py:function"
+    code_sha256: str = field(compare=False)  # of the files in which the parts are written
+    order: tuple[str, ...]  # the kind of each block
+    parts: tuple[Part, ...]
+    tied_names: tuple[tuple[str, str], ...] = ()
+    is_cut: bool = False  # the definition says how; otherwise tp is 1
+    tp_divides: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def _of_part(self) -> dict[str, tuple[Parameter, ...]]:
+        return {part.name: part.parameters for part in self.parts}
+
+    def parameters(self, layers: tuple[int, int] | None = None) -> list[Parameter]:
+        first, last = layers or (0, self.layers)
+        held = [("embedding", "embedding")] if first == 0 else []
+        held += [(f"layers.{i}", self.order[i]) for i in range(first, last)]
+        held += [("head", "head")] if last == self.layers else []
+        tied = self.tied if first == 0 and last == self.layers else {}
+        return [
+            replace(parameter, name=f"{prefix}.{parameter.name}")
+            for prefix, part in held
+            for parameter in self._of_part[part]
+            if f"{prefix}.{parameter.name}" not in tied
+        ]
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        return dict(self.tied_names)
+
+    def untied(self) -> CustomModel:
+        return replace(self, tied_names=())
+
+    def block_kind(self, layer: int) -> str:
+        return self.order[layer]
+
+    def repeated(self, kind: str, layers: int) -> CustomModel:
+        return replace(self, order=(kind,) * layers, layers=layers)
+
+    def cost_key(self) -> dict[str, Any]:
+        left_out = ("name", "layers", "order", "source")
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
+
+    @property
+    def tp_sizes(self) -> dict[str, int]:
+        sizes = {"sequence_length": self.sequence_length, **dict(self.tp_divides)}
+        for part in self.parts:
+            for parameter in part.parameters:
+                if parameter.split_dimension is not None:
+                    whole = (parameter.shape[parameter.split_dimension],)
+                    for i, size in enumerate(parameter.packed or whole):
+                        piece = f"[{i}]" if parameter.packed else ""
+                        sizes[f"{part.name}.{parameter.name}{piece}"] = size
+        return sizes
+
+    def tp_problem(self, tp: int) -> str | None:
+        if tp > 1 and not self.is_cut:
+            return (
+                f"tensor-parallel degree {tp} needs a definition that says how weights are cut; "
+                f"{self.name}'s does not"
+            )
+        return super().tp_problem(tp)
+
+    def sequence_parallel_problem(self) -> str | None:
+        return "a user's own modules see whole sequences"
+
+    def selective_recompute_problem(self) -> str | None:
+        return "a user's own modules do not say what attention's scores are"
+
+    def whole_documents_problem(self) -> str | None:
+        return "a user's own modules do not keep a sequence's documents apart"
+
+    def training_problem(self) -> str | None:
+        """Says in a clause that the code is not there, or is another model's."""
+        from heteropp.models.custom.reading import read
+
+        try:
+            found = read(self.source)
+        except ModelError as error:
+            return str(error)
+        names = ("hidden", "vocab", "sequence_length", "order", "parts", "tied_names")
+        for name in names:
+            if getattr(found, name) != getattr(self, name):
+                return f"{self.source} now defines a model with another {name}"
+        return None
+
+    def flops_per_token(self) -> float:
+        """Returns the FLOPs that a token's forward and backward take, as torch counts a forward's.
+
+        A backward takes twice as many; recompute does not count.
+        """
+        return self._flops_per_token
+
+    @cached_property
+    def _flops_per_token(self) -> float:
+        import torch
+        from torch.utils.flop_counter import FlopCounterMode
+
+        from heteropp.models.parallel.tensor_parallel import SoloGroup
+
+        group, length = SoloGroup(), self.sequence_length
+        tokens = torch.zeros(length, dtype=torch.int64, device="meta")
+
+        def forward(*kinds: str) -> float:
+            model = replace(self, order=kinds, layers=len(kinds))
+            module = model.build((0, len(kinds)), group, "meta", getattr(torch, self.dtype))
+            with FlopCounterMode(display=False) as counter, torch.device("meta"):
+                module(tokens, tokens)
+            return float(counter.get_total_flops())
+
+        first = self.order[0]
+        ends = 2 * forward(first) - forward(first, first)
+        each = {kind: forward(kind) - ends for kind in set(self.order)}
+        return 3 * (ends + sum(each[kind] for kind in self.order)) / length
+
+    def build(
+        self,
+        layers: tuple[int, int],
+        group: TensorParallelGroup,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        *,
+        selective_recompute: bool = False,
+        seed: int = 0,
+    ) -> CustomStage:
+        from heteropp.models.custom.source import definition_at
+        from heteropp.models.custom.stage import CustomStage
+
+        return CustomStage(self, definition_at(self.source), layers, group, device, dtype)
+
+    def initial_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
+        from heteropp.models.custom.parts import initialised
+        from heteropp.models.custom.source import definition_at
+
+        definition = definition_at(self.source)
+        wanted = {self.global_name(p.name): p.name for p in self.parameters(layers)}
+        held = [(f"layers.{i}", self.order[i]) for i in range(*layers)]
+        for part in ("embedding", "head"):
+            if any(name.startswith(f"{part}.") for name in wanted):
+                held.append((part, part))
+        for prefix, part in held:
+            module = initialised(definition.makes()[part], prefix, seed)
+            for name, value in module.named_parameters():
+                if (own := wanted.get(f"{prefix}.{name}")) is not None:
+                    yield own, value.detach()
+
+    def validate(self) -> None:
+        super().validate()
+        if len(self.order) != self.layers:
+            raise ModelError(f"order has {len(self.order)} blocks; layers is {self.layers}")
+        names = {part.name for part in self.parts}
+        for name in ("embedding", "head", *self.order):
+            if name not in names:
+                raise ModelError(f"parts has no {name}")
+
+
+SPEC = CustomModel

@@ -1,0 +1,387 @@
+"""A user's own model, the one of examples/own_model.py: planned, trained, resumed, switched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from layouts import mixed_chips, plan_of, scheduled
+from members import Members, whole
+from parity import STEPS, TOLERANCE, Ranks, Trained
+from test_memory import chip
+from training_run import several_pipelines
+
+import heteropp
+from heteropp.cost.planned import rank_memory
+from heteropp.cost.stage_time import StageShape, stage_memory, stage_time
+from heteropp.description.chips import load_chip
+from heteropp.description.cluster import Link
+from heteropp.description.plan import Plan, PlanError, validate
+from heteropp.models.custom.model import CustomModel
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
+SOURCE = f"{EXAMPLE}:model"
+
+
+def own_model(dtype: str = "float64") -> Any:
+    return replace(heteropp.read_model(SOURCE), dtype=dtype)  # type: ignore[arg-type]
+
+
+MODEL = own_model()
+
+
+def two_pipelines(model: Any) -> Plan:
+    return several_pipelines(model, ((5, 3), (1, 1), (1, 2), 2), ((2, 6), (1, 1), (2, 1), 2))
+
+
+PLANS: dict[str, Callable[[Any], Plan]] = {
+    "1f1b": lambda m: plan_of(m, (3, 3, 2), (1, 2, 1), (2, 1, 4)),
+    "gpipe": lambda m: scheduled(plan_of(m, (3, 5), (2, 1), (1, 2), zero_stage=2), "gpipe", 1),
+    "zb-h1": lambda m: scheduled(plan_of(m, (5, 3), (1, 2), (4, 1)), "zb-h1", 1),
+    "zb-v": lambda m: scheduled(plan_of(m, (4, 4), (2, 1), (1, 2), zero_stage=2), "zb-v", 2),
+    "interleaved": lambda m: scheduled(plan_of(m, (4, 4), (1, 2), (2, 1)), "interleaved-1f1b", 2),
+    "chimera": lambda m: scheduled(plan_of(m, (4, 4), (2, 1), (1, 2)), "chimera", 2),
+    "offload": lambda m: scheduled(plan_of(m, (4, 4), (2, 1), (1, 2), offload=True), "gpipe", 2),
+    "mixed chips": mixed_chips,
+    "two pipelines": two_pipelines,
+}
+
+
+EVERYDAY = ("1f1b", "zb-v", "two pipelines")
+CASES = [pytest.param(name, marks=[] if name in EVERYDAY else [pytest.mark.long]) for name in PLANS]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    found = Ranks()
+    yield found
+    found.close()
+
+
+def check(got: Trained, plain: Trained, tolerance: float) -> None:
+    assert got.losses == pytest.approx(plain.losses, rel=tolerance)
+    assert got.norms == pytest.approx(plain.norms, rel=tolerance)
+    assert got.validation_loss == pytest.approx(plain.validation_loss, rel=tolerance)
+    assert got.parameters.keys() == plain.parameters.keys()
+    for name, expected in plain.parameters.items():
+        error = (got.parameters[name] - expected).abs().max() / expected.abs().max()
+        assert error <= tolerance, f"{name}: {error:.3g}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_as_a_plain_loop_does(ranks: Ranks, name: str) -> None:
+    plan = PLANS[name](MODEL)
+    check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float64"])
+
+
+def test_ranks_alone_equal_the_plain_loop_bit_for_bit(ranks: Ranks) -> None:
+    plan = plan_of(MODEL, (3, 5), (1, 1), (1, 1))
+    got, plain = ranks.train(plan), ranks.plainly(plan)
+    assert (got.losses, got.norms) == (plain.losses, plain.norms)
+    for name, expected in plain.parameters.items():
+        assert np.array_equal(got.parameters[name].numpy(), expected.numpy()), name
+
+
+def test_a_tied_head_is_the_embedding(ranks: Ranks, tmp_path: Path) -> None:
+    """It is in another stage than the embedding, or in the same."""
+    text = EXAMPLE.read_text().replace("cut=cut,", f"cut=cut, tied={TIED},")
+    (tmp_path / "tied.py").write_text(text)
+    model: Any = replace(heteropp.read_model(f"{tmp_path / 'tied.py'}:model"), dtype="float64")
+    for plan in (plan_of(model, (8,), (1,), (2,)), PLANS["zb-v"](model)):
+        got = ranks.train(plan, 3)
+        check(got, ranks.plainly(plan, 3), TOLERANCE["float64"])
+        assert "head.logits.weight" not in got.parameters
+
+
+TIED = {"head.logits.weight": "embedding.tokens.weight"}
+
+
+def test_it_resumes_under_another_plan(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = PLANS["1f1b"](MODEL), two_pipelines(MODEL)
+    losses = ranks.train(first, 2, tmp_path).losses
+    got = ranks.train(second, STEPS, tmp_path)
+    plain = ranks.plainly(second)
+    assert losses + got.losses == pytest.approx(plain.losses, rel=TOLERANCE["float64"])
+
+
+@pytest.mark.parametrize(
+    "tour", [EVERYDAY[1:], pytest.param(tuple(PLANS), marks=pytest.mark.long)], ids=len
+)
+def test_its_state_moves_from_plan_to_plan_while_it_trains(tour: tuple[str, ...]) -> None:
+    members = Members(8, MODEL, 2 * len(tour))
+    random, losses, before = Random(0), [], None
+    try:
+        for name in (*tour, *tour):
+            plan = PLANS[name](MODEL)
+            told = members.train(plan, random.sample(members.names, plan.world_size), 1)
+            came = whole(MODEL, {name: answer.came for name, answer in told.items()})
+            for key, expected in (before or {}).items():
+                assert np.array_equal(came[key], expected), key
+            before = whole(MODEL, {name: answer.leaves for name, answer in told.items()})
+            losses += next(iter(told.values())).losses
+        assert losses == pytest.approx(members.plainly(16), rel=TOLERANCE["float64"])
+    finally:
+        members.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_memory_is_within_5_percent_below_the_predicted(chips: Ranks, name: str) -> None:
+    plan = PLANS[name](own_model("float32"))
+    peaks = chips.train(plan, 3).peak_memory_bytes
+    for rank, (peak, memory) in enumerate(zip(peaks, rank_memory(plan), strict=True)):
+        assert 0.95 * memory.total <= peak <= memory.total, rank
+
+
+@pytest.fixture(scope="module")
+def chips(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    found = Ranks(chip(tmp_path_factory.mktemp("chips"), 1 << 30))
+    yield found
+    found.close()
+
+
+ON_CHIP = """
+import json, sys
+from dataclasses import replace
+import torch, ditorch, heteropp
+from heteropp.cost.tracing.operators import CountingGroup
+from heteropp.cost.tracing.stage import update
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.models.parallel.backward import put_off
+from heteropp.optimizer.zero import FlatParameters
+
+def busy_s(run):
+    torch.accelerator.synchronize()
+    ditorch.pacing_reset()
+    result = run()
+    torch.accelerator.synchronize()
+    return result, ditorch.pacing().busy_s
+
+spec = heteropp.read_model(sys.argv[1])
+for dtype in ("float32", "float64", "bfloat16"):
+    model = replace(spec, dtype=dtype)
+    for layers in ((0, 3), (1, 2), (2, 3), (1, 6), (5, 8)):
+        for tp in (1, 4):
+            first, last = layers[0] == 0, layers[1] == model.layers
+            group = CountingGroup(tp)  # which communicates nothing
+            module = model.build(layers, group, "device", getattr(torch, dtype))
+            module.initialise(0)
+            flat = FlatParameters(module, None, 1, Hyperparameters())
+            rows = 2 * model.sequence_length
+            tokens = torch.zeros(rows, dtype=torch.int64, device="device")
+            kind = dict(device="device", dtype=getattr(torch, dtype))
+            x = tokens if first else torch.ones(rows, model.hidden, **kind).requires_grad_()
+            with put_off() as later:
+                output, forward_s = busy_s(
+                    lambda: module(x, tokens) / rows if last else module(x)
+                )
+            gradient = None if last else torch.ones(rows, model.hidden, **kind)
+            _, input_s = busy_s(lambda: torch.autograd.backward(output, gradient))
+            _, weight_s = busy_s(later.run)
+            flat.reduce()
+            _, norm_s = busy_s(flat.norms)
+            _, update_s = busy_s(lambda: update(flat))
+            print(json.dumps([dtype, layers, tp, forward_s, input_s, weight_s, norm_s, update_s]))
+"""
+
+
+def test_its_stages_cost_what_the_emulated_chip_charges() -> None:
+    """The chip's own account of time, against what one and two blocks of each kind predict."""
+    printed = subprocess.run(
+        [sys.executable, "-c", ON_CHIP, SOURCE],
+        env={**os.environ, "DITORCH_CHIP": "c-mini"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+    ).stdout.splitlines()
+    none = Link(latency_s=0.0, bytes_per_s=1e18)
+    assert len(printed) == 3 * 5 * 2
+    for line in printed:
+        dtype, (first, last), tp, *charged_s = json.loads(line)
+        model = own_model(dtype)
+        shape = StageShape(
+            layers=last - first,
+            first=first == 0,
+            last=last == model.layers,
+            tp=tp,
+            dp=1,
+            sequences=2,
+            zero_stage=1,
+            recompute=False,
+            blocks=model.block_counts([(first, last)]),
+        )
+        time = stage_time(model, shape, load_chip("c-mini"), none, none)
+        terms_s = time.forward_s, time.backward_input_s, time.backward_weight_s, time.norm_s
+        # a chip keeps a norm's statistics of 16 bits in 16 bits, and the trace in 32
+        tolerance = 2e-3 if dtype == "bfloat16" else 1e-4
+        assert (*terms_s, time.update_s) == pytest.approx(charged_s, rel=tolerance), line
+        assert stage_memory(model, shape, 1, 4).total > 0
+
+
+@pytest.mark.long
+def test_the_example_plans_and_trains_over_four_vendors(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("predicted: ")
+    output = tmp_path / "runs" / "own-model"
+    plan = heteropp.read_plan(output / "plan.json")
+    chips = {replica.chip for stage in plan.pipelines[0].stages for replica in stage.replicas}
+    assert {Path(name).stem.partition(".")[0] for name in chips} == {
+        *("a-mini", "b-mini", "c-mini", "d-mini")
+    }
+    steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 20 and steps[-1]["loss"] < steps[0]["loss"] - 1
+
+
+def test_the_example_is_short_and_imports_nothing_of_ours_but_the_package() -> None:
+    lines = EXAMPLE.read_text().splitlines()
+    assert len(lines) <= 80
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    ours = [line for line in imports if "hetero" in line or "torch" in line]
+    assert [line for line in ours if not line.split()[1].startswith("torch")] == ["import heteropp"]
+
+
+# ---------------------------------------------------------------- what contradicts itself
+
+DEFINITION = """
+import torch
+from torch import nn
+import heteropp
+
+class Embedding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(32, 8)
+    def forward(self, tokens):
+        return self.tokens(tokens)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.heads = 2
+    def forward(self, x):
+        return x + self.down(self.up(x))
+
+class Counting(Block):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+    def forward(self, x):
+        self.seen += 1
+        return super().forward(x)
+
+class Remembering(Block):
+    def forward(self, x):
+        self.last = x
+        return super().forward(x)
+
+class Dropping(Block):
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x), 0.1)
+
+class Widening(Block):
+    def forward(self, x):
+        return self.up(x)
+
+class Shaped(Block):
+    def forward(self, x):
+        return x + self.down(self.up(x).view(*x.shape[:-1], 2, 8).flatten(-2))
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.logits = nn.Linear(8, 32)
+    def forward(self, x):
+        return self.logits(x)
+
+CUT = {"*.up": "column", "*.down": "row", "*": "replicated"}
+
+def model():
+    kwargs = dict(
+        name="x", sequence_length=16, embedding=Embedding, blocks={"one": Block},
+        order=["one"] * 4, head=Head, cut=CUT,
+    )
+    kwargs.update(CHANGES)
+    return heteropp.ModelDefinition(**kwargs)
+"""
+
+CONTRADICTIONS = {
+    'blocks={"one": Counting}': "block one changes seen in its forward",
+    'blocks={"one": Remembering}': "block one changes last in its forward",
+    'blocks={"one": Dropping}': "block one draws random numbers",
+    'blocks={"one": Widening}': r"block one makes \[2, 16, 16\] .* of \[2, 16, 8\]",
+    'blocks={"one": Shaped}': "with tensor-parallel degree 2, block one cannot compute",
+    'cut={"*.up": "column"}': "no rule cuts embedding.tokens.weight",
+    'cut={**CUT, "*.middle": "row"}': r"'\*.middle' fits the name of no layer",
+    'cut={"*.tokens": "column", **CUT}': "rule column for tokens.weight, which is of a Embedding",
+    'cut={**CUT, "*.up": "sideways"}': "rule 'sideways' for up.weight: expected column, row",
+    'cut={**CUT, "*.up": ("packed", 3)}': "one.up.weight has 16 rows, which pieces",
+    'tied={"head.logits.weight": "embedding.words"}': "tied names 'embedding.words'",
+    'tied={"head.bias": "embedding.tokens.weight"}': "tied names 'head.bias'",
+    'order=["two"]': "order has 'two'; blocks are one",
+    "order=[]": "order is empty",
+    'no_weight_decay=["*.norm"]': r"'\*.norm' fits the name of no layer",
+    'head=lambda: "head"': "makes a str; expected an nn.Module",
+    "embedding=Head": "the embedding cannot compute",
+}
+
+
+@pytest.mark.parametrize("changes", CONTRADICTIONS)
+def test_a_definition_that_contradicts_itself_is_refused(tmp_path: Path, changes: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(f"{DEFINITION}\nCHANGES = dict({changes})\n")
+    with pytest.raises(heteropp.FileError, match=CONTRADICTIONS[changes]):
+        heteropp.read_model(f"{file}:model")
+
+
+def test_a_file_that_defines_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(heteropp.FileError, match=r"nowhere.py is no Python file"):
+        heteropp.read_model(f"{tmp_path / 'nowhere.py'}:model")
+    file = tmp_path / "own.py"
+    file.write_text("def model():\n    return 3\n")
+    with pytest.raises(heteropp.FileError, match=r"gives a int; expected a heteropp\.ModelDef"):
+        heteropp.read_model(f"{file}:model")
+    with pytest.raises(heteropp.FileError, match="has no function other"):
+        heteropp.read_model(f"{file}:other")
+
+
+def test_a_model_that_says_not_how_it_is_cut_has_tp_1(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(f"{DEFINITION}\nCHANGES = dict(cut=None, order=6 * ['one'])\n")
+    model: Any = heteropp.read_model(f"{file}:model")
+    assert model.tp_degrees(16) == [1]
+    with pytest.raises(PlanError, match="tensor-parallel degree 2 needs a definition that says"):
+        validate(plan_of(model, (6,), (1,), (2,)))
+    plan = heteropp.plan(model, "quickstart", global_batch=8)
+    assert {stage.tp for stage in plan.pipelines[0].stages} == {1}
+
+
+def test_a_plan_of_another_definition_is_not_trained(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(f"{DEFINITION}\nCHANGES = dict()\n")
+    model = heteropp.read_model(f"{file}:model")
+    assert isinstance(model, CustomModel) and model.training_problem() is None
+    assert "another order" in str(replace(model, order=("one",) * 3, layers=3).training_problem())
+
+
+def test_the_package_is_imported_without_torch() -> None:
+    code = (
+        "import sys, heteropp; heteropp.ModelSpec; heteropp.plan; heteropp.simulate;"
+        "heteropp.ModelDefinition; sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert set(heteropp.__all__) == set(dir(heteropp))
+    for name in heteropp.__all__:
+        assert getattr(heteropp, name) is not None
