@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from heteropp.api.training.train import train
     from heteropp.description.cluster import Cluster, read_cluster
     from heteropp.description.files import FileError
+    from heteropp.description.hyperparameters import HyperparameterError
     from heteropp.description.model import read_model
     from heteropp.description.plan import Plan, PlanError, read_plan, write_plan
     from heteropp.models.custom.definition import ModelDefinition
@@ -30,6 +31,7 @@ __all__ = [
     "DeadlockError",
     "DoesNotFitError",
     "FileError",
+    "HyperparameterError",
     "InputError",
     "ModelDefinition",
     "ModelError",
@@ -56,6 +58,7 @@ _HOMES = {
     "heteropp.api.training.train": ("train",),
     "heteropp.description.cluster": ("Cluster", "read_cluster"),
     "heteropp.description.files": ("FileError",),
+    "heteropp.description.hyperparameters": ("HyperparameterError",),
     "heteropp.description.model": ("read_model",),
     "heteropp.description.plan": ("Plan", "PlanError", "read_plan", "write_plan"),
     "heteropp.models.custom.definition": ("ModelDefinition",),

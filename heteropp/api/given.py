@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from heteropp.api.errors import InputError
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.model import read_model
 from heteropp.description.plan import Plan, read_plan
-from heteropp.models.spec import ModelSpec
+from heteropp.models.spec import ModelError, ModelSpec
 
 if TYPE_CHECKING:
     from heteropp.models.custom.definition import ModelDefinition
@@ -22,14 +23,26 @@ AnyPlan = str | Path | Plan
 
 def the_model(model: AnyModel, sequence_length: int | None = None) -> ModelSpec:
     """Returns the spec of a model, however it is given. Raises FileError or InputError."""
-    if isinstance(model, ModelSpec):
-        if sequence_length is not None:
-            return replace(model, sequence_length=sequence_length)
-        return model
-    if callable(model):
-        from heteropp.models.custom.source import source_of
+    try:
+        if isinstance(model, ModelSpec):
+            if sequence_length in (None, model.sequence_length):
+                return model
+            if model.family == "custom":
+                raise ModelError("a model of one's own decides itself how long sequences are")
+            found = replace(model, sequence_length=sequence_length)
+            found.validate()
+            return found
+        if callable(model):
+            from heteropp.models.custom.source import source_of
 
-        model = source_of(model)
+            model = source_of(model)
+    except ModelError as error:
+        raise InputError(str(error)) from None
+    if not isinstance(model, str | Path):
+        raise InputError(
+            f"model is {model!r}; expected a name, a path, a spec or a function that returns a "
+            "heteropp.ModelDefinition"
+        )
     return read_model(model, sequence_length)
 
 

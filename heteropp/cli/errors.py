@@ -13,6 +13,7 @@ from heteropp.description.files import FileError
 from heteropp.description.hyperparameters import HyperparameterError
 from heteropp.description.plan import PlanError
 from heteropp.description.profile import ProfileError
+from heteropp.models.spec import ModelError
 from hyperhetero_output import LockError
 
 BAD_INPUT = 2
@@ -28,6 +29,7 @@ def one_sentence() -> Iterator[None]:
         HyperparameterError,
         InputError,
         LockError,
+        ModelError,
         PlanError,
         ProfileError,
     ) as error:

@@ -139,6 +139,10 @@ class ModelSpec(ABC):
         """Returns a model with so many blocks, all of one kind."""
         return replace(self, layers=layers)
 
+    def identity(self) -> dict[str, Any]:
+        """Returns what a run that goes on from a checkpoint may not change, by name."""
+        return asdict(self)
+
     def cost_key(self) -> dict[str, Any]:
         """Returns all that the cost of a stage depends on, as JSON has it."""
         return {k: v for k, v in asdict(self).items() if k not in ("name", "layers")}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from layouts import mixed_chips, plan_of, scheduled
 from members import Members, whole
 from parity import STEPS, TOLERANCE, Ranks, Trained
@@ -27,6 +28,7 @@ from heteropp.description.chips import load_chip
 from heteropp.description.cluster import Link
 from heteropp.description.plan import Plan, PlanError, validate
 from heteropp.models.custom.model import CustomModel
+from heteropp.models.parallel.tensor_parallel import SoloGroup
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 SOURCE = f"{EXAMPLE}:model"
@@ -235,7 +237,7 @@ def test_the_example_plans_and_trains_over_four_vendors(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("predicted: ")
     output = tmp_path / "runs" / "own-model"
-    plan = heteropp.read_plan(output / "plan.json")
+    plan = heteropp.read_plan(output / "starts" / "1" / "plan.json")
     chips = {replica.chip for stage in plan.pipelines[0].stages for replica in stage.replicas}
     assert {Path(name).stem.partition(".")[0] for name in chips} == {
         *("a-mini", "b-mini", "c-mini", "d-mini")
@@ -299,12 +301,47 @@ class Shaped(Block):
     def forward(self, x):
         return x + self.down(self.up(x).view(*x.shape[:-1], 2, 8).flatten(-2))
 
+class Sharing(Block):
+    def __init__(self):
+        super().__init__()
+        self.again = nn.Linear(8, 16)
+        self.again.weight = self.up.weight
+
+class Scaling(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+class InPlace(Block):
+    def forward(self, x):
+        x += self.down(self.up(x))
+        return x
+
+class Placed(Block):
+    def forward(self, x):
+        return super().forward(x) + torch.ones(8)
+
+class Heads(Block):
+    def forward(self, x):
+        return x + self.down(self.up(x).unflatten(-1, (-1, 8)).flatten(-2))
+
+class Padded(Embedding):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(32, 8, padding_idx=0)
+
+class Wide(Embedding):
+    def forward(self, tokens):
+        return super().forward(tokens).double()
+
 class Head(nn.Module):
     def __init__(self):
         super().__init__()
         self.logits = nn.Linear(8, 32)
     def forward(self, x):
         return self.logits(x)
+
+def mean_loss(logits, targets):
+    return nn.functional.cross_entropy(logits, targets)
 
 CUT = {"*.up": "column", "*.down": "row", "*": "replicated"}
 
@@ -335,6 +372,24 @@ CONTRADICTIONS = {
     'no_weight_decay=["*.norm"]': r"'\*.norm' fits the name of no layer",
     'head=lambda: "head"': "makes a str; expected an nn.Module",
     "embedding=Head": "the embedding cannot compute",
+    'blocks={"one": Sharing}, cut=None': "again.weight are one parameter",
+    'blocks={"one": Scaling}': "one has no parameters",
+    'blocks={"one": InPlace}': "block one cannot compute",
+    'blocks={"one": Placed}': "block one cannot compute",
+    'blocks={"one": Heads}': "with tensor-parallel degree 4, block one .* tp_divides names",
+    'embedding=Padded, cut={"*.tokens": "vocabulary", **CUT}': "its layer has padding_idx 0",
+    "embedding=Wide": "the embedding makes .* torch.float64 of .*; expected",
+    "loss=mean_loss": "the loss is no sum over the rows",
+    "loss=lambda logits: logits": "the loss fails: TypeError",
+    'blocks={"one": Block()}': "one is a Block; expected what makes a module",
+    'blocks={"one": int}': "makes a int; expected an nn.Module",
+    "dtype='half'": "dtype is 'half'; expected one of",
+    "order=6": "order is 6; expected a list",
+    "tp_divides={'heads': 0}": "tp_divides has heads 0; expected a positive number",
+    "sequence_length=-4": "sequence_length is -4; expected 1 to",
+    'tied={"head.logits.weight": "embedding.tokens.weight"}, no_weight_decay=["head.*"]': (
+        "is tied to embedding.tokens.weight, which is of another shape, cut or weight decay"
+    ),
 }
 
 
@@ -366,6 +421,42 @@ def test_a_model_that_says_not_how_it_is_cut_has_tp_1(tmp_path: Path) -> None:
         validate(plan_of(model, (6,), (1,), (2,)))
     plan = heteropp.plan(model, "quickstart", global_batch=8)
     assert {stage.tp for stage in plan.pipelines[0].stages} == {1}
+
+
+def test_a_file_that_plans_while_it_is_imported_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(f"{DEFINITION}\nCHANGES = {{}}\nheteropp.plan(model, 'x', global_batch=8)\n")
+    with pytest.raises(heteropp.FileError, match="put what it runs under if __name__"):
+        heteropp.read_model(f"{file}:model")
+
+
+def test_models_that_differ_in_code_alone_are_traced_apart(tmp_path: Path) -> None:
+    """Their names, shapes and cuts are the same."""
+    steps_s = []
+    for times in (1, 20):
+        file = tmp_path / f"own_{times}.py"
+        again = (
+            f"class Again(Block):\n    def forward(self, x):\n        for _ in range({times}):\n"
+        )
+        again += "            x = super().forward(x)\n        return x\n"
+        changes = 'CHANGES = dict(blocks={"one": Again}, order=6 * ["one"])'
+        file.write_text(f"{DEFINITION}\n{again}\n{changes}\n")
+        plan = heteropp.plan(f"{file}:model", "quickstart", global_batch=8)
+        steps_s.append(heteropp.simulate(plan, "quickstart").step_s)
+    assert steps_s[1] > 2 * steps_s[0]
+
+
+def test_a_complex_buffer_stays_complex(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    turning = (
+        "class Turning(Block):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.register_buffer('turns', torch.full((8,), 1j))\n"
+        "    def forward(self, x):\n        return super().forward((x * self.turns).imag)\n"
+    )
+    file.write_text(f'{DEFINITION}\n{turning}\nCHANGES = dict(blocks={{"one": Turning}})\n')
+    model = heteropp.read_model(f"{file}:model")
+    stage = model.build((0, 4), SoloGroup(), "cpu", torch.float64)
+    assert dict(stage.named_buffers())["layers.0.turns"].dtype.is_complex
 
 
 def test_a_plan_of_another_definition_is_not_trained(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,19 @@ def train(
     for name in options:
         if name not in known:
             raise InputError(f"train has no option {name}; expected one of {', '.join(known)}")
-    folder = Path(output)
-    keeps = int(os.environ.get("RANK", "0")) == 0
-    if isinstance(plan, Plan):
-        content, plan = plan, folder / "plan.json"
-        if keeps:
-            write_plan(content, plan)
-    if isinstance(cluster, Cluster):
-        machines, cluster = cluster, folder / "cluster.toml"
-        if keeps:
+    with tempfile.TemporaryDirectory(prefix="heteropp-") as folder:
+        if isinstance(plan, Plan):
+            content, plan = plan, Path(folder, "plan.json")
+            write_plan(content, plan)  # the run keeps a copy
+        if isinstance(cluster, Cluster):
+            machines, cluster = cluster, Path(folder, "cluster.toml")
             write_cluster(machines, cluster)
+        return _train(plan, cluster, Path(output), options)
+
+
+def _train(
+    plan: str | Path | None, cluster: str | Path | None, folder: Path, options: dict[str, Any]
+) -> Path:
     given = {**options, "plan": plan, "cluster": cluster, "output": folder}
     given = {name: value for name, value in given.items() if value is not None}
     for name in PATHS:

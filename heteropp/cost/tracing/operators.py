@@ -178,9 +178,15 @@ class _ChipKernels(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.rms_norm:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.rms_norm and kwargs.get("weight") is not None:
             return _FusedNorm.apply(args[0], kwargs["weight"], _active)
-        if func is torch.nn.functional.scaled_dot_product_attention:
+        if (
+            func is torch.nn.functional.scaled_dot_product_attention
+            and len(args) == 3
+            and kwargs.get("attn_mask") is None
+            and args[0].shape[-1] == args[2].shape[-1]
+        ):
             return _FusedAttention.apply(*args, _active)
         return func(*args, **(kwargs or {}))
 

@@ -14,6 +14,7 @@ from heteropp.models.parallel.tensor_parallel import SoloGroup, TensorParallelGr
 from heteropp.models.spec import ModelError
 
 SEQUENCES = 2
+NOT_COUNTED = -100  # a target below 0, which torch's losses leave out too
 
 
 def check_forward(
@@ -31,10 +32,10 @@ def check_forward(
     length = definition.sequence_length
     tokens = torch.zeros(SEQUENCES, length, dtype=torch.int64, device="meta")
     x = _run("the embedding", parts["embedding"], tokens)
-    if x.dim() != 3 or x.shape[:2] != tokens.shape:
+    if x.dim() != 3 or x.shape[:2] != tokens.shape or x.dtype != dtype:
         raise ModelError(
-            f"the embedding makes {list(x.shape)} of {list(tokens.shape)}; expected "
-            "[sequences, length, hidden]"
+            f"the embedding makes {list(x.shape)} {x.dtype} of {list(tokens.shape)}; expected "
+            f"[sequences, length, hidden] {dtype}"
         )
     for kind in definition.blocks:
         y = _run(f"block {kind}", parts[kind], x)
@@ -52,13 +53,38 @@ def check_forward(
     return x.shape[-1], logits.shape[-1]
 
 
+def check_loss(definition: ModelDefinition, vocab: int) -> None:
+    """Tries a loss of the definition's own: is it a sum over rows? Raises ModelError."""
+    loss = definition.loss
+    if loss is None:
+        return
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, vocab, generator=generator, dtype=torch.float64)
+    targets = torch.randint(vocab, (6,), generator=generator)
+    ignored = torch.cat((targets[:5], targets.new_full((1,), NOT_COUNTED)))
+    try:
+        whole, first, second = (
+            loss(logits[part], targets[part]) for part in (slice(6), slice(3), slice(3, 6))
+        )
+        without, five = loss(logits, ignored), loss(logits[:5], targets[:5])
+    except Exception as error:
+        raise ModelError(f"the loss fails: {type(error).__name__}: {error}") from error
+    if not isinstance(whole, Tensor) or whole.dim():
+        raise ModelError("the loss is no scalar; expected the sum over the rows")
+    if not torch.allclose(whole, first + second) or not torch.allclose(without, five):
+        raise ModelError(
+            "the loss is no sum over the rows, of which those with a target below 0 take no part"
+        )
+
+
 def _run(name: str, module: nn.Module, x: Tensor) -> Tensor:
     """Runs a part, and looks whether it keeps anything, or draws random numbers."""
     before = _state(module)
     random = _RandomOperators()
     try:
-        with torch.device("meta"), random:
-            y = module(x)
+        with random:
+            # activations come as views of what a gradient is asked for
+            y = module(x.detach().requires_grad_().view_as(x) if x.is_floating_point() else x)
     except Exception as error:
         text = " ".join(str(error).split())
         raise ModelError(

@@ -119,7 +119,11 @@ def install(
         elif rule == "vocabulary":
             layer.__class__ = ParallelEmbedding
             layer.group = group
-    return module.to(device=device, dtype=dtype)  # its buffers
+    for name, buffer in list(module.named_buffers()):
+        owner, _, leaf = name.rpartition(".")
+        kind = dtype if buffer.is_floating_point() else buffer.dtype
+        setattr(module.get_submodule(owner), leaf, buffer.to(device=device, dtype=kind))
+    return module
 
 
 def _rule(
@@ -157,9 +161,25 @@ def _dimension(rule: Cut, layer: nn.Module | None, name: str) -> int | None:
             f"rule {kind} for {name}, which is of a {type(layer).__name__}; expected a "
             f"{expected.__name__}"
         )
+    if kind == "vocabulary":
+        _check_plain(layer, name)
     if kind == "row":
         return None if name.endswith("bias") else 1
     return 0
+
+
+def _check_plain(layer: Any, name: str) -> None:
+    for option, plain in (
+        ("padding_idx", None),
+        ("max_norm", None),
+        ("scale_grad_by_freq", False),
+        ("sparse", False),
+    ):
+        if getattr(layer, option) != plain:
+            raise ModelError(
+                f"{name} is cut, and its layer has {option} {getattr(layer, option)}; expected "
+                f"{plain}, or rule replicated"
+            )
 
 
 def _packed(name: str, pieces: int | tuple[int, ...], size: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,8 +34,8 @@ class CustomModel(ModelSpec):
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     family: Literal["custom"] = "custom"
-    source: str = field(compare=False)  # "/path/of/file.py:function"
-    code_sha256: str = field(compare=False)  # of the files in which the parts are written
+    source: str  # "/path/of/file.py:function"
+    code_sha256: str  # of the files in which the parts are written
     order: tuple[str, ...]  # the kind of each block
     parts: tuple[Part, ...]
     tied_names: tuple[tuple[str, str], ...] = ()
@@ -72,8 +72,12 @@ class CustomModel(ModelSpec):
     def repeated(self, kind: str, layers: int) -> CustomModel:
         return replace(self, order=(kind,) * layers, layers=layers)
 
+    def identity(self) -> dict[str, Any]:
+        left_out = ("source", "code_sha256")  # the code may move, and be mended
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
+
     def cost_key(self) -> dict[str, Any]:
-        left_out = ("name", "layers", "order", "source")
+        left_out = ("name", "layers", "order")
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     @property

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from torch import Tensor, nn
 
-from heteropp.models.custom.checks import check_forward
+from heteropp.models.custom.checks import check_forward, check_loss
 from heteropp.models.custom.cutting import part_parameters, unused_rules
 from heteropp.models.custom.definition import ModelDefinition
 from heteropp.models.custom.model import CustomModel, Part
 from heteropp.models.custom.parts import prototype
 from heteropp.models.custom.source import definition_at
-from heteropp.models.spec import ModelError, Parameter
+from heteropp.models.spec import LARGEST, Dtype, ModelError, Parameter
 
-MOST_TP = 64  # of which the smallest that is possible is tried
+MOST_TP = 64
 
 
 def read(source: str) -> CustomModel:
     """Returns the model that a function in a file defines. Raises ModelError."""
     definition = definition_at(source)
+    _check_types(definition)
     file, _, name = source.rpartition(":")
     modules = _modules(definition)
     parts = tuple(
@@ -46,6 +51,7 @@ def read(source: str) -> CustomModel:
         is_cut=definition.cut is not None,
         tp_divides=tuple(definition.tp_divides.items()),
     )
+    check_loss(definition, vocab)
     _check_ties(model, definition)
     _check_tp(model, definition)
     return model
@@ -70,6 +76,41 @@ class PlannedGroup:
         pass
 
 
+def _check_types(definition: ModelDefinition) -> None:
+    for name, kind in (("name", str), ("sequence_length", int)):
+        if not isinstance(getattr(definition, name), kind):
+            raise ModelError(f"{name} is {getattr(definition, name)!r}; expected {kind.__name__}")
+    if not 1 <= definition.sequence_length <= LARGEST:
+        raise ModelError(
+            f"sequence_length is {definition.sequence_length}; expected 1 to {LARGEST}"
+        )
+    if definition.dtype not in get_args(Dtype):
+        raise ModelError(
+            f"dtype is {definition.dtype!r}; expected one of {', '.join(get_args(Dtype))}"
+        )
+    for name in ("blocks", "tied", "tp_divides"):
+        if not isinstance(getattr(definition, name), Mapping):
+            raise ModelError(f"{name} is {getattr(definition, name)!r}; expected a dictionary")
+    if isinstance(definition.order, str) or not all(
+        isinstance(kind, str) for kind in (*_listed(definition.order), *definition.blocks)
+    ):
+        raise ModelError("order and blocks: expected kinds of blocks by name")
+    for part, make in definition.makes().items():
+        if not callable(make) or isinstance(make, nn.Module):
+            raise ModelError(
+                f"{part} is a {type(make).__name__}; expected what makes a module, such as a class"
+            )
+    for name, size in definition.tp_divides.items():
+        if not isinstance(size, int) or size < 1:
+            raise ModelError(f"tp_divides has {name} {size!r}; expected a positive number")
+
+
+def _listed(value: object) -> Sequence[object]:
+    if not isinstance(value, Sequence):
+        raise ModelError(f"order is {value!r}; expected a list of kinds")
+    return value
+
+
 def _modules(definition: ModelDefinition) -> dict[str, nn.Module]:
     if not definition.order:
         raise ModelError("order is empty; expected at least one block")
@@ -84,6 +125,8 @@ def _modules(definition: ModelDefinition) -> dict[str, nn.Module]:
     modules = {}
     for name, make in definition.makes().items():
         module = prototype(make)
+        if not any(True for _ in module.parameters()):
+            raise ModelError(f"{name} has no parameters; make it a part of another")
         for parameter in module.parameters():
             if not parameter.requires_grad:
                 raise ModelError(f"{name} has a parameter that requires no gradient")
@@ -100,29 +143,31 @@ def _check_ties(model: CustomModel, definition: ModelDefinition) -> None:
             if each not in known or not each.startswith(f"{part}."):
                 raise ModelError(f"tied names {each!r}; expected a parameter of the {part}")
         one, two = known[name], known[other]
-        if (one.shape, one.split_dimension) != (two.shape, two.split_dimension):
-            raise ModelError(f"{name} is tied to {other}, which is of another shape or cut")
+        if replace(one, name="") != replace(two, name=""):
+            raise ModelError(
+                f"{name} is tied to {other}, which is of another shape, cut or weight decay"
+            )
 
 
 def _check_tp(model: CustomModel, definition: ModelDefinition) -> None:
-    """Tries the smallest degree that the sizes allow: does the code behind cut layers take it?"""
-    degrees = model.tp_degrees(MOST_TP)[1:]
-    if not degrees:
-        return
-    degree = degrees[0]
-    try:
-        _, last = check_forward(definition, PlannedGroup(degree))
-    except ModelError as error:
-        raise ModelError(f"with tensor-parallel degree {degree}, {error}") from error
-    if definition.loss is not None and last != model.vocab:
-        raise ModelError("a loss of its own needs whole logits; cut the head's last layer not")
+    """Tries every degree that the sizes allow: does the code behind cut layers take it?"""
+    for degree in model.tp_degrees(MOST_TP)[1:]:
+        try:
+            _, last = check_forward(definition, PlannedGroup(degree))
+        except ModelError as error:
+            raise ModelError(
+                f"with tensor-parallel degree {degree}, {error}; tp_divides names what else a "
+                "degree must divide, such as the heads"
+            ) from error
+        if definition.loss is not None and last != model.vocab:
+            raise ModelError("a loss of one's own needs whole logits: leave the head uncut")
 
 
 def _digest(file: Path, modules: dict[str, nn.Module]) -> str:
     """Returns a digest of the files in which the parts are written: what a stage costs may change
     with them.
     """
-    files = {file.resolve()}
+    files = {file.resolve(), *_imported_beside(file.resolve().parent)}
     for module in modules.values():
         for each in module.modules():
             found = None if each.__module__.startswith("torch") else _file(type(each))
@@ -132,6 +177,14 @@ def _digest(file: Path, modules: dict[str, nn.Module]) -> str:
     for path in sorted(files):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def _imported_beside(folder: Path) -> Iterator[Path]:
+    """Yields the files below a folder that were imported: a part may compute with any of them."""
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if name and folder in Path(name).parents and "site-packages" not in name:
+            yield Path(name)
 
 
 def _file(kind: type) -> Path | None:

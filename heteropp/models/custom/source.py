@@ -26,18 +26,24 @@ def source_of(function: Callable[[], ModelDefinition]) -> str:
     return f"{Path(file).resolve()}:{function.__qualname__}"
 
 
-@cache
 def definition_at(source: str) -> ModelDefinition:
     """Imports a file, and returns what its function gives. Raises ModelError."""
     file, _, name = source.rpartition(":")
-    module = _import(Path(file).resolve())
-    function = getattr(module, name, None)
+    return _definition(Path(file).resolve(), name)
+
+
+@cache
+def _definition(file: Path, name: str) -> ModelDefinition:
+    function = getattr(_import(file), name, None)
     if not callable(function):
         raise ModelError(f"{file} has no function {name}")
-    found = function()
+    try:
+        found = function()
+    except Exception as error:
+        raise ModelError(f"{name} fails: {type(error).__name__}: {error}") from error
     if not isinstance(found, ModelDefinition):
         raise ModelError(
-            f"{source} gives a {type(found).__name__}; expected a heteropp.ModelDefinition"
+            f"{name} gives a {type(found).__name__}; expected a heteropp.ModelDefinition"
         )
     return found
 
@@ -48,12 +54,17 @@ def _import(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ModelError(f"{path} is no Python file")
+    if name in sys.modules:
+        raise ModelError(
+            f"{path} plans its own model while it is imported; put what it runs under "
+            'if __name__ == "__main__":'
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.append(str(path.parent))  # for what stands beside it
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(name, None)
         raise ModelError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module

@@ -171,8 +171,8 @@ def check_resumable(checkpoint: Checkpoint, run: Manifest) -> None:
     names = ("seed", "global_batch", "whole_documents")
     ours = {**asdict(run.hyperparameters), **{name: getattr(run, name) for name in names}}
     theirs = {**asdict(saved.hyperparameters), **{name: getattr(saved, name) for name in names}}
-    ours.update({f"model.{name}": value for name, value in asdict(run.model).items()})
-    theirs.update({f"model.{name}": value for name, value in asdict(saved.model).items()})
+    ours.update({f"model.{name}": value for name, value in run.model.identity().items()})
+    theirs.update({f"model.{name}": value for name, value in saved.model.identity().items()})
     for name, value in theirs.items():
         if ours[name] != value and name not in GUARD:
             raise CheckpointError(
