@@ -125,7 +125,7 @@ def plans(model: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("vocab", [256, 257])
+@pytest.mark.parametrize("vocab", [256, pytest.param(257, marks=pytest.mark.long)])
 def test_it_trains_as_transformers_does(
     ranks: Ranks, tmp_path: Path, number: int, vocab: int
 ) -> None:

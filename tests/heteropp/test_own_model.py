@@ -58,7 +58,7 @@ PLANS: dict[str, Callable[[Any], Plan]] = {
 }
 
 
-EVERYDAY = ("1f1b", "zb-v", "two pipelines")
+EVERYDAY = ("zb-v", "two pipelines")
 CASES = [pytest.param(name, marks=[] if name in EVERYDAY else [pytest.mark.long]) for name in PLANS]
 
 
@@ -93,6 +93,7 @@ def test_ranks_alone_equal_the_plain_loop_bit_for_bit(ranks: Ranks) -> None:
         assert np.array_equal(got.parameters[name].numpy(), expected.numpy()), name
 
 
+@pytest.mark.long
 def test_a_tied_head_is_the_embedding(ranks: Ranks, tmp_path: Path) -> None:
     """It is in another stage than the embedding, or in the same."""
     text = EXAMPLE.read_text().replace("cut=cut,", f"cut=cut, tied={TIED},")
@@ -116,13 +117,13 @@ def test_it_resumes_under_another_plan(ranks: Ranks, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tour", [EVERYDAY[1:], pytest.param(tuple(PLANS), marks=pytest.mark.long)], ids=len
+    "tour", [("gpipe", *EVERYDAY), pytest.param(tuple(PLANS), marks=pytest.mark.long)], ids=len
 )
 def test_its_state_moves_from_plan_to_plan_while_it_trains(tour: tuple[str, ...]) -> None:
-    members = Members(8, MODEL, 2 * len(tour))
+    members = Members(8, MODEL, len(tour))
     random, losses, before = Random(0), [], None
     try:
-        for name in (*tour, *tour):
+        for name in tour:
             plan = PLANS[name](MODEL)
             told = members.train(plan, random.sample(members.names, plan.world_size), 1)
             came = whole(MODEL, {name: answer.came for name, answer in told.items()})
