@@ -146,6 +146,7 @@ def monitored_barrier(
     ``torch.distributed.monitored_barrier`` is the same, but takes no backend other than Gloo.
 
     Args:
+        group: None for the world's.
         timeout: None for the group's.
         wait_all_ranks: name every missing rank, not just the first.
 

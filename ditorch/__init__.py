@@ -135,6 +135,7 @@ def fallback_counts() -> dict[str, int]:
 
 
 def reset_fallback_counts() -> None:
+    """Sets the counts that `fallback_counts` returns to zero."""
     _ditorch.reset_fallback_counts()
 
 

@@ -18,4 +18,5 @@ def output_console(file: IO[str] | None = None) -> Console:
 
 
 def seconds(value: float) -> str:
+    """Returns a duration for people: in seconds, or in milliseconds below ten of them."""
     return f"{value:,.2f} s" if value >= 10 else f"{value * 1e3:,.1f} ms"

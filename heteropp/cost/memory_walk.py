@@ -1,5 +1,8 @@
 """What a rank holds, action after action of a step, as the executor runs them.
 
+It needs a whole plan and walks every action, which is too slow for a planner: stage_memory.py has
+the estimate that planners use.
+
 Where it is not known when a message has left or a reduction is done, it is taken to be late.
 """
 

@@ -1,4 +1,11 @@
-"""The memory of a stage: peak bytes of each of its ranks, by what they are for."""
+"""The memory of a stage: peak bytes of each of its ranks, by what they are for.
+
+Planners ask for it before there is a plan: of a stage with so many layers and so many micro-batches
+in flight, as a function that is affine in both, so that they need it at a few points only. Once
+there is a plan, memory_walk.py follows its actions, which says more exactly what a rank holds: it
+decides whether a plan fits. Both take a stage's bytes from the same traces, and what is said here
+is never less than what the walk finds, but for how shards are rounded.
+"""
 
 from __future__ import annotations
 

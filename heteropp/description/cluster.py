@@ -69,6 +69,7 @@ class Link:
     bytes_per_s: float
 
     def seconds(self, size_bytes: float) -> float:
+        """Returns the seconds that a message takes on the link when it is alone there."""
         return self.latency_s + size_bytes / self.bytes_per_s
 
 
@@ -82,6 +83,8 @@ class Route:
 
 @dataclass(frozen=True)
 class Node:
+    """Chips of one type in one machine, and their links."""
+
     chip_name: str  # as the cluster file gives it
     chip: ChipSpec  # its `links` are this node's
     ranks: range
@@ -109,15 +112,19 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
+    """The nodes of a job, in the order of ranks, and the fabric between them."""
+
     name: str
     nodes: tuple[Node, ...]
     fabric: Fabric = field(default_factory=Fabric)
 
     @property
     def world_size(self) -> int:
+        """The number of chips, each of which is a rank."""
         return self.nodes[-1].ranks.stop
 
     def node(self, rank: int) -> Node:
+        """Returns the node that holds a rank. Raises ValueError where there is none."""
         return self.nodes[self.node_index(rank)]
 
     def node_index(self, rank: int) -> int:
@@ -133,6 +140,7 @@ class Cluster:
         return [node.ranks.start for node in self.nodes]
 
     def chip(self, rank: int) -> ChipSpec:
+        """Returns the chip of a rank. Raises ValueError where there is none."""
         return self.node(rank).chip
 
     def link(self, source: int, destination: int) -> Link:
@@ -166,8 +174,10 @@ class Cluster:
 
     @cached_property
     def node_names(self) -> tuple[str, ...]:
-        """The nodes' names: as the file gives them, or else the chip's name with the first number
-        that no other node has taken, such as "a-0".
+        """The nodes' names, in the order of `nodes`.
+
+        Where the file names none, it is the chip's name with the first number that no other node
+        has taken, such as "a-0".
         """
         taken = {node.name for node in self.nodes}
         numbers: dict[str, itertools.count[int]] = {}
@@ -230,6 +240,7 @@ class Cluster:
         return list(self._ranks_by_chip)
 
     def ranks_of(self, chip_name: str) -> list[int]:
+        """Returns the ranks on chips of one type, in ascending order."""
         return list(self._ranks_by_chip.get(chip_name, ()))
 
     @cached_property

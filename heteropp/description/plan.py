@@ -55,10 +55,12 @@ class Stage:
 
     @property
     def dp(self) -> int:
+        """The data-parallel degree: the number of replicas."""
         return len(self.replicas)
 
     @property
     def tp(self) -> int:
+        """The tensor-parallel degree: the number of a replica's ranks."""
         return len(self.replicas[0].ranks)
 
     @property
@@ -75,6 +77,7 @@ class Stage:
 
     @property
     def layer_count(self) -> int:
+        """The number of layers, in all ministages together."""
         return self.layers[1] - self.layers[0]
 
 
@@ -109,6 +112,8 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
+    """How one training job lies on a cluster's chips: pipelines, stages, replicas, schedule."""
+
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     model: ModelSpec
     global_batch: int  # sequences per step
@@ -124,6 +129,7 @@ class Plan:
 
     @property
     def world_size(self) -> int:
+        """The number of ranks."""
         return sum(len(r.ranks) for p in self.pipelines for s in p.stages for r in s.replicas)
 
     def place(self, rank: int) -> tuple[int, int, int, int]:

@@ -86,6 +86,7 @@ class ModelSpec(ABC):
 
     @property
     def dtype_bytes(self) -> int:
+        """The bytes of one element of a parameter."""
         return {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}[self.dtype]
 
     @property
@@ -158,6 +159,7 @@ class ModelSpec(ABC):
         return {"sequence_length": self.sequence_length}
 
     def allows_tp(self, tp: int) -> bool:
+        """Returns whether a tensor-parallel degree is possible."""
         return self.tp_problem(tp) is None
 
     def tp_problem(self, tp: int) -> str | None:

@@ -1,8 +1,9 @@
-"""What every rank does in turn: a step, whose metrics rank 0 reports, and the end of a run."""
+"""The step loop of every training, under torchrun or elastic, and what a run leaves at its end."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 
 from heteropp.description.timeline import Span
@@ -10,6 +11,43 @@ from heteropp.runtime.measuring.gauges import Reading
 from heteropp.runtime.measuring.metrics import StepMetrics
 from heteropp.runtime.measuring.report import Reporter, Summary, as_json
 from heteropp.runtime.trainer import Trainer
+from heteropp.state.checkpoint.writer import Writer
+
+LAST_STEP = "last step"  # announced by rank 0 when the job is told to stop
+
+
+def train(
+    trainer: Trainer,
+    reporter: Reporter | None,
+    writer: Writer,
+    before_step: Callable[[], None],
+    after_step: Callable[[StepMetrics | None], bool] = lambda _: False,
+) -> None:
+    """Trains and saves until the run's last step, or an earlier one that ends it.
+
+    before_step: is called on rank 0 alone, which may `stop_after_next_step`.
+    after_step: is called on every rank with the step's metrics, which only rank 0 has; every rank
+    returns the same: whether the training under this plan ends here.
+    """
+    run, control = trainer.run, trainer.control
+    while trainer.completed < run.steps:
+        if control.rank == 0:
+            before_step()
+        metrics = advance(trainer, reporter)
+        # no rank ends a step before rank 0 has given its part of the norm to it, so that at the end
+        # of a step all of them know what rank 0 announced before it
+        last_step = min(run.steps, int(control.announced(LAST_STEP) or run.steps))
+        last = trainer.completed == last_step
+        if last or (run.checkpoint_every and trainer.completed % run.checkpoint_every == 0):
+            trainer.save(writer)
+        if after_step(metrics) or last:
+            return
+
+
+def stop_after_next_step(trainer: Trainer) -> None:
+    """Lets every rank save and stop after the step that is about to begin; rank 0 calls it."""
+    if not trainer.control.announced(LAST_STEP):
+        trainer.control.announce(LAST_STEP, str(trainer.completed + 1))
 
 
 def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:

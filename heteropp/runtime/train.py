@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from heteropp.description.files import FileError, write_text
 from heteropp.process_groups.control import Control
-from heteropp.runtime.loop import advance, finish
+from heteropp.runtime import loop
 from heteropp.runtime.measuring.gauges import Expect
 from heteropp.runtime.measuring.report import Reporter
 from heteropp.runtime.ranks.attempt import attempt, launcher_store
@@ -36,7 +36,6 @@ from heteropp.state.checkpoint.manifest import (
 from heteropp.state.checkpoint.writer import Writer, remove_partial, set_aside
 
 FIRST_STEP = "first step"  # announced by rank 0: the completed steps that the job goes on from
-LAST_STEP = "last step"  # announced by rank 0 when the job is told to stop
 SAVE_S = 7 * 24 * 3600.0  # a disk may be slow; the watch knows which rank is silent
 
 
@@ -89,10 +88,16 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         writer = Writer(
             run.checkpoints, own, run.keep, lambda what: watch.fail(f"stopped: {what}", True)
         )
-        stopped = _loop(trainer, reporter, writer, watch)
+
+        def before_step() -> None:
+            if watch.told_to_stop:
+                loop.stop_after_next_step(trainer)
+
+        loop.train(trainer, reporter, writer, before_step)
+        stopped = trainer.completed < run.steps
         writer.finish()
         if not stopped:
-            finish(trainer, reporter, json_summary)
+            loop.finish(trainer, reporter, json_summary)
         elif reporter:
             reporter.stopped(trainer.completed)
         control.barrier("finish")
@@ -147,24 +152,6 @@ def _end_without_launcher() -> None:
     timer = threading.Timer(1, os._exit, [0])
     timer.daemon = True
     timer.start()
-
-
-def _loop(trainer: Trainer, reporter: Reporter | None, writer: Writer, watch: Watch) -> bool:
-    """Trains and saves; gives whether it was told to stop before the last step."""
-    run, control = trainer.run, trainer.control
-    while trainer.completed < run.steps:
-        if watch.told_to_stop and control.rank == 0 and not control.announced(LAST_STEP):
-            control.announce(LAST_STEP, str(trainer.completed + 1))
-        advance(trainer, reporter)
-        # no rank ends a step before rank 0 has given its part of the norm to it, so that at the end
-        # of a step all of them know what rank 0 announced before it
-        last_step = min(run.steps, int(control.announced(LAST_STEP) or run.steps))
-        last = trainer.completed == last_step
-        if last or (run.checkpoint_every and trainer.completed % run.checkpoint_every == 0):
-            trainer.save(writer)
-        if last:
-            break
-    return trainer.completed < run.steps
 
 
 def one_line(error: Exception) -> str:

@@ -134,6 +134,7 @@ class Trainer:
         return self.batches.at(step * self.batches.global_batch)
 
     def manifest(self) -> Manifest:
+        """Returns what a checkpoint of this step says of the run."""
         return Manifest(
             step=self.completed,
             **what_is_learnt(self.run.plan, self.run.by_length, self.run.documents),
@@ -163,6 +164,7 @@ class Trainer:
         self.completed = checkpoint.manifest.step
 
     def position(self) -> Position:
+        """Returns where the training stands, besides its tensors."""
         return Position(self.completed, self.state.scalars(), self.ended_s)
 
     def take_over(self, position: Position, buffers: Buffers) -> None:

@@ -7,9 +7,8 @@ before those of the weights are computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 from heteropp.description.plan import Pipeline, Schedule, ministage_layers
@@ -34,7 +33,7 @@ def actions(
     unless the schedule does so itself.
     """
     places = _places(schedule, pipeline, stage)
-    works = _works(schedule, pipeline, stage)
+    works = works_of(schedule, pipeline, stage)
     last = {k: i for kind, i, k in works if kind in (Kind.B, Kind.W)}
     table: list[Action] = []
     for kind, micro_batch, ministage in works:
@@ -49,24 +48,6 @@ def actions(
     return [*table, Action(Kind.STEP)]
 
 
-def in_flight(schedule: Schedule, pipeline: Pipeline, stage: int) -> float:
-    """The most micro-batches whose activations a stage holds at once.
-
-    In units of the activations of all its layers, of one of its own micro-batches: each ministage
-    counts as its share of them. What a backward works on is held until its W has ended.
-    """
-    stages, micro_batches = len(pipeline.stages), pipeline.micro_batches
-    parts = pipeline.parts(stage)
-    if schedule == "1f1b" and parts == 1:
-        return float(min(stages - stage + pipeline.stages[stage].slack, micro_batches))
-    if schedule == "gpipe":
-        return float(micro_batches * parts)
-    sizes = tuple(last - first for first, last in ministage_layers(pipeline, schedule)[stage])
-    if parts > 1 or schedule == "1f1b":
-        return _most_held(_works(schedule, pipeline, stage), sizes) / sum(sizes)
-    return _most_held_whole(schedule, stages, stage, micro_batches, sizes) / sum(sizes)
-
-
 def late_and_ahead(slack: int, stage: int) -> tuple[int, int]:
     """What 1F1B does with a stage's slack: how many Ws it puts off, and forwards it runs ahead.
 
@@ -77,8 +58,8 @@ def late_and_ahead(slack: int, stage: int) -> tuple[int, int]:
     return later, slack - later
 
 
-def _works(schedule: Schedule, pipeline: Pipeline, stage: int) -> Sequence[Work]:
-    """What a stage computes, in order, by its own micro-batches."""
+def works_of(schedule: Schedule, pipeline: Pipeline, stage: int) -> Sequence[Work]:
+    """Returns what a stage computes, in order, by its own micro-batches."""
     works: Sequence[Work]
     ministages, parts = pipeline.stages[stage].ministages, pipeline.parts(stage)
     later, ahead = late_and_ahead(pipeline.stages[stage].slack, stage)
@@ -91,30 +72,6 @@ def _works(schedule: Schedule, pipeline: Pipeline, stage: int) -> Sequence[Work]
         return works
     ends = {k for *_, (s, k) in paths(schedule, pipeline) if s == stage}
     return in_parts(works, parts, ends)
-
-
-@lru_cache(maxsize=65536)
-def _most_held_whole(
-    schedule: str,
-    stages: int,
-    stage: int,
-    micro_batches: int,
-    sizes: tuple[int, ...],
-) -> int:
-    works = order(schedule, stages, stage, micro_batches, len(sizes))
-    return _most_held(works, sizes)
-
-
-def _most_held(works: Iterable[Work], sizes: tuple[int, ...]) -> int:
-    """The most layers' activations held at once, the one at work included."""
-    held = most = 0
-    for kind, _, ministage in works:
-        if kind == Kind.F:
-            held += sizes[ministage]
-        most = max(most, held)
-        if kind in (Kind.B, Kind.W):
-            held -= sizes[ministage]
-    return most
 
 
 def bubble_coefficient(schedule: Schedule, ministages: int = 1) -> float:

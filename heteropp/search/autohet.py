@@ -19,7 +19,7 @@ from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Link
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.description.profile import ChipProfile, chip_profile
-from heteropp.schedule.stage_actions import in_flight
+from heteropp.schedule.in_flight import in_flight
 from heteropp.search.grouping import Grouping, UnitType, group_devices
 from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
 

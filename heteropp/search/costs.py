@@ -9,6 +9,7 @@ from typing import NamedTuple
 from heteropp.cost.stage_time import Memory, StageShape, Time, stage_memory, stage_time
 from heteropp.description.profile import chip_profile
 from heteropp.layout.resharding import SENDS_UNDER_WAY
+from heteropp.schedule.in_flight import whole_in_flight
 from heteropp.schedule.stage_actions import bubble_coefficient
 from heteropp.search.space import BatchCut, Degrees, Links, Space, StageChoice
 
@@ -89,18 +90,10 @@ def evaluate(costs: Costs, share: BatchCut, stages: Sequence[StageChoice]) -> tu
         time_s, update_s = cost.seconds(stage.layers)
         most_s = max(most_s, (count - alpha) * time_s + update_s)
         sum_s += time_s
-        need = cost.bytes(stage.layers, in_flight(schedule, count, len(stages), after), count)
+        held = whole_in_flight(schedule, count, len(stages), after)
+        need = cost.bytes(stage.layers, held, count)
         lacking_bytes = max(lacking_bytes, need - chips.chip.memory.capacity_bytes)
     return most_s + alpha * sum_s, lacking_bytes
-
-
-def in_flight(schedule: str, micro_batches: int, stages: int, after: int) -> int:
-    """Returns the most micro-batches that a stage with so many after it holds at once."""
-    if schedule == "1f1b":
-        return min(after + 1, micro_batches)
-    if schedule == "zb-h1":
-        return min(stages, micro_batches)
-    return micro_batches
 
 
 def _largest(lines: list[Line], layers: int) -> float:

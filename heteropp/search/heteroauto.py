@@ -16,8 +16,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from heteropp.schedule.in_flight import whole_in_flight
 from heteropp.schedule.stage_actions import bubble_coefficient
-from heteropp.search.costs import Costs, StageCost, evaluate, in_flight
+from heteropp.search.costs import Costs, StageCost, evaluate
 from heteropp.search.exact import search as exact
 from heteropp.search.planner import Candidate, Request, Result, SearchError
 from heteropp.search.space import BatchCut, ChipGroup, Degrees, Space, StageChoice
@@ -198,10 +199,10 @@ class _Walk:
         limits = []
         for index, setting in enumerate(settings):
             first, last = index == 0, index == len(settings) - 1
-            held = in_flight(schedule, count, stages, after - 1)
+            held = whole_in_flight(schedule, count, stages, after - 1)
             limit = setting.most_layers(first, last and setting.stages == 1, held)
             if last and setting.stages > 1:
-                held = in_flight(schedule, count, stages, 0)
+                held = whole_in_flight(schedule, count, stages, 0)
                 limit = min(limit, setting.most_layers(False, True, held))
             limits.append(limit)
             after -= setting.stages

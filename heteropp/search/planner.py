@@ -30,12 +30,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Candidate:
+    """A plan that a planner proposes, with its cost."""
+
     plan: Plan
     cost_s: float  # of a step, under the planner's own cost model
 
 
 @dataclass(frozen=True)
 class Result:
+    """What a planner found."""
+
     planner: str
     best: Candidate
     runners_up: list[Candidate]  # best first
@@ -57,6 +61,7 @@ class DoesNotFitError(SearchError):
     """Every plan overruns some chip's memory; `plan` is the one that does so least."""
 
     def __init__(self, message: str, plan: Plan) -> None:
+        """plan: the one that overruns memory least."""
         super().__init__(message)
         self.plan = plan
 

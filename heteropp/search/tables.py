@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 from heteropp import _planner
+from heteropp.schedule.in_flight import whole_in_flight
 from heteropp.schedule.stage_actions import bubble_coefficient
-from heteropp.search.costs import ROUNDING_BYTES, Costs, in_flight
+from heteropp.search.costs import ROUNDING_BYTES, Costs
 from heteropp.search.planner import Request, SearchError
 from heteropp.search.space import BatchCut, ChipGroup, Degrees, Links, Space, StageChoice
 
@@ -49,7 +50,9 @@ class Tables:
                 layers=layers,
                 micro_batches=count,
                 alpha=bubble_coefficient(schedule),
-                in_flight=[in_flight(schedule, count, stages, after) for after in range(most)],
+                in_flight=[
+                    whole_in_flight(schedule, count, stages, after) for after in range(most)
+                ],
                 stages=stages,
                 types=types,
             )

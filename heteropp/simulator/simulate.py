@@ -35,6 +35,8 @@ class DeadlockError(RuntimeError):
 
 @dataclass(frozen=True)
 class Simulation:
+    """A simulated step of a plan on a cluster: its timeline, and what follows from it."""
+
     plan: Plan
     cluster: Cluster
     step_s: float
@@ -43,6 +45,7 @@ class Simulation:
 
     @property
     def tokens_per_s(self) -> float:
+        """The tokens that the whole job trains on in a second."""
         return self.plan.global_batch * self.plan.model.sequence_length / self.step_s
 
     @property
@@ -130,8 +133,9 @@ class Simulation:
 
     @cached_property
     def _alike(self) -> list[int]:
-        """The first replica, for each one, whose ranks hold as much memory: their peaks are equal,
-        even if they do not come at the same time.
+        """The first replica, for each one, whose ranks hold as much memory.
+
+        Their peaks are equal, even if they do not come at the same time.
         """
         first: dict[tuple[int, int, str, int], int] = {}
         result = []
@@ -243,6 +247,7 @@ def hetero_speedup_ratio(together: Simulation, alone: Sequence[Simulation]) -> f
 
 
 def describe(action: Action) -> str:
+    """Returns an action in words, such as "F of micro-batch 3"."""
     if action.micro_batch is None:
         return str(action.kind)
     ministage = f", ministage {action.ministage}" if action.ministage else ""

@@ -20,7 +20,7 @@ from heteropp.description.cluster import Cluster, Node
 from heteropp.description.fabric import Fabric, LinkEntry
 from heteropp.description.plan import Pipeline, Plan, Stage
 from heteropp.models.llama.model import LlamaModel
-from heteropp.schedule.stage_actions import in_flight
+from heteropp.schedule.in_flight import in_flight
 from heteropp.search import space
 from heteropp.search.planner import Request
 

@@ -27,7 +27,8 @@ from heteropp.cost.tracing.operators import Trace, count
 from heteropp.description.cluster import Link
 from heteropp.description.plan import Pipeline, Replica, Schedule, Stage
 from heteropp.schedule.action import Kind
-from heteropp.schedule.stage_actions import actions, in_flight
+from heteropp.schedule.in_flight import in_flight
+from heteropp.schedule.stage_actions import actions
 
 LINK = Link(latency_s=1e-3, bytes_per_s=1e6)
 

@@ -15,7 +15,7 @@ from training_run import NEUTRAL_CHIP, tiny_model
 from heteropp.cost.planned import rank_memory, stage_shape
 from heteropp.cost.stage_memory import stage_memory
 from heteropp.description.plan import Plan, Schedule
-from heteropp.schedule.stage_actions import in_flight
+from heteropp.schedule.in_flight import in_flight
 
 STEPS = 3
 SIZES = dict(layers=8, hidden=128, intermediate=384, vocab=512, sequence_length=32)

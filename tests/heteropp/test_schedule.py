@@ -21,7 +21,8 @@ from heteropp.description.plan import (
     validate,
 )
 from heteropp.schedule.action import Action, Kind
-from heteropp.schedule.stage_actions import actions, bubble_coefficient, in_flight, links, paths
+from heteropp.schedule.in_flight import in_flight
+from heteropp.schedule.stage_actions import actions, bubble_coefficient, links, paths
 
 MINISTAGES: dict[Schedule, list[int]] = {
     "1f1b": [1],

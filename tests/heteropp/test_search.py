@@ -14,8 +14,8 @@ from heteropp.cost.planned import check_memory, rank_memory
 from heteropp.cost.tracing import traces
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Stage, validate
-from heteropp.schedule.stage_actions import in_flight as most_held
-from heteropp.search.costs import in_flight
+from heteropp.schedule.in_flight import in_flight as most_held
+from heteropp.schedule.in_flight import whole_in_flight
 from heteropp.search.exact import search
 from heteropp.search.judge import Verdict, ask
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
@@ -155,7 +155,7 @@ def test_what_stages_hold_is_what_the_schedules_say(schedule) -> None:
             pipeline = Pipeline(micro_batches=count, stages=(stage,) * stages)
             held = [most_held(schedule, pipeline, s) for s in range(stages)]
             assert held == [
-                in_flight(schedule, count, stages, stages - 1 - s) for s in range(stages)
+                whole_in_flight(schedule, count, stages, stages - 1 - s) for s in range(stages)
             ]
 
 

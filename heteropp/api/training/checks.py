@@ -69,6 +69,7 @@ def check_elastic(
     restarts: int,
     force: bool,
 ) -> None:
+    """Raises InputError for options that an elastic job has no use for, or lacks."""
     if cluster is None:
         raise InputError("--elastic needs --cluster: it names the nodes, with --device cpu, too")
     for option, given, why in (
@@ -82,6 +83,7 @@ def check_elastic(
 
 
 def check_finite(settings: Mapping[str, float]) -> None:
+    """Raises InputError for a number of seconds that is infinite or none; settings: by option."""
     for option, value in settings.items():
         if not math.isfinite(value):
             raise InputError(f"{option} is {value}; expected a number of seconds")
@@ -97,6 +99,7 @@ def hold(stack: ExitStack, output: Path, begun: bool) -> None:
 
 
 def check_p2p(p2p: str | None, device: str) -> None:
+    """Raises InputError for an unknown strategy, and for one where there are no chips."""
     if p2p not in (None, "device-direct", "cpu-mediated"):
         raise InputError(f"--p2p is {p2p}; expected device-direct or cpu-mediated")
     if p2p and device == "cpu":
@@ -104,6 +107,7 @@ def check_p2p(p2p: str | None, device: str) -> None:
 
 
 def check_tensorboard(wanted: bool) -> None:
+    """Raises InputError where TensorBoard's files are wanted and cannot be written."""
     if wanted and find_spec("tensorboard") is None:
         raise InputError("--tensorboard needs a package: pip install 'hyperhetero[tensorboard]'")
 
@@ -150,6 +154,7 @@ def choose_chip(plan: Plan, cluster: Path | None, rank: int) -> None:
 
 
 def chip_of(plan: Plan, rank: int) -> str:
+    """Returns the name of a rank's chip type, as the plan gives it."""
     pipeline, stage, replica, _ = plan.place(rank)
     return plan.pipelines[pipeline].stages[stage].replicas[replica].chip
 
@@ -172,6 +177,7 @@ def chosen_hyperparameters(
 
 
 def check_unused(output: Path) -> None:
+    """Raises InputError where an earlier run has left checkpoints in the output folder."""
     from heteropp.state.checkpoint.manifest import steps
 
     if steps(output / "checkpoints"):

@@ -252,8 +252,9 @@ def _clear_remote(job: Job, screen: Screen) -> None:
 
 
 def _follow(agent: Agent, place: JobProcess, told: list[int]) -> JobOutcome:
-    """Runs this node's members until the leader says that the job is over, or torchrun ends this
-    start or dies. Returns how it ended.
+    """Runs this node's members until the job is over; returns how it ended.
+
+    It is over when the leader says so, and when torchrun ends this start or dies.
     """
     board, node, meeting = Board(place.store), place.own[0], place.meeting
     launcher, asked_s = os.getppid(), time.monotonic()

@@ -52,6 +52,8 @@ STYLES = {"trains": "green", "coming": "cyan", "noticed": "yellow", "lost": "red
 
 
 class Screen:
+    """Shows an elastic job while it runs: a live table on a terminal, or else lines."""
+
     def __init__(self, steps: int, quiet: bool) -> None:
         """quiet: standard output is kept for JSON."""
         self.steps, self.quiet = steps, quiet
@@ -62,12 +64,14 @@ class Screen:
         self.news: list[str] = []
 
     def tell(self, sentence: str) -> None:
+        """Shows a sentence, beside the table where there is one."""
         if self.live:
             self.news = [*self.news, sentence][-SHOWN_CHANGES:]
         else:
             self._line(sentence)
 
     def update(self, leader: Leader) -> None:
+        """Shows what has changed since the last call."""
         if self.console.is_terminal:
             if self.live is None:
                 self.live = Live(console=self.console, auto_refresh=False)
@@ -175,6 +179,7 @@ def as_json(summary: dict[str, Any], changes: list[Change]) -> str:
 
 
 def how(change: Change) -> str:
+    """Returns in words how a generation began, and why."""
     what = {"initial": "the start", "switch": "a switch", "recover": "a recovery"}[change.start]
     when = f"{what} after step {change.step}" if change.step else what
     return f"{when}: {change.cause}" if change.cause else when

@@ -10,6 +10,8 @@ OUTPUT = Path("runs/train")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
+    """The options of heteropp-train; heteropp.train has the same, by the same names."""
+
     plan: Path | None = None
     bucket: list[Path] | None = None  # in place of a plan: one for each length of sequence
     documents: int | None = None  # of an optimizer step, with buckets

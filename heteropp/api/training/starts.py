@@ -46,6 +46,8 @@ PACKAGES = ("hyperhetero", "torch", "numpy", "safetensors")
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
+    """One start of a job, as its output folder records it."""
+
     command: tuple[str, ...]
     directory: str  # in which it was given
     host: str

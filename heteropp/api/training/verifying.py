@@ -22,6 +22,7 @@ def verify_data(data: Path | None, validation: Path | None) -> None:
 
 
 def verify_shown(source: Path | None) -> None:
+    """Checks a token file, None: the standard one, with a progress bar. Raises FileError."""
     tokens = open_tokens(source)
     console = Console(stderr=True)
     bar = Progress(

@@ -15,11 +15,11 @@ from heteropp.elastic.member.preparation import Preparation
 from heteropp.elastic.member.snapshots import make_snapshot_writer, recovered
 from heteropp.elastic.messages import Account, Progress
 from heteropp.process_groups.control import Control
-from heteropp.runtime.loop import advance, finish
+from heteropp.runtime import loop
 from heteropp.runtime.measuring.metrics import StepMetrics
 from heteropp.runtime.measuring.report import Reporter, as_json
 from heteropp.runtime.ranks.device import Device
-from heteropp.runtime.train import LAST_STEP, SAVE_S, starting_point
+from heteropp.runtime.train import SAVE_S, starting_point
 from heteropp.runtime.trainer import Trainer
 from heteropp.simulator.expectation import expected_step
 from heteropp.state.checkpoint.writer import Writer, remove_partial, set_aside
@@ -86,27 +86,14 @@ class Session:
         if arrived:  # who left may have held the only snapshots
             self.snapshot_writer.keep(self.trainer.manifest(), first=True)
         self.preparation = Preparation(job, generation, links)
+        self.follower: Generation | None = None  # once this generation has trained its last step
 
     def train(self) -> Generation | None:
         """Trains until the job ends or another generation is to follow, which it returns."""
-        trainer, run = self.trainer, self.run
-        while trainer.completed < run.steps:
-            if self.control.rank == 0:
-                self._announce()
-            metrics = advance(trainer, self.reporter)
-            # as in heteropp.runtime.train, all know by now what rank 0 announced before the step
-            last_step = min(run.steps, int(self.control.announced(LAST_STEP) or run.steps))
-            last = trainer.completed == last_step
-            if last or (run.checkpoint_every and trainer.completed % run.checkpoint_every == 0):
-                trainer.save(self.writer)
-            self.snapshot_writer.keep(trainer.manifest())
-            if metrics:
-                self._tell(metrics)
-            if last:
-                break
-            if trainer.completed == self.board.heard(int, "switch-at", self.generation.number):
-                number = self.board.hear(int, "next", self.generation.number)
-                return self.board.hear(Generation, "generation", number)
+        trainer = self.trainer
+        loop.train(trainer, self.reporter, self.writer, self._announce, self._after_step)
+        if self.follower is not None:
+            return self.follower
         if self.generation.start == "recover" and not trainer.spans:
             trainer.save(self.writer)  # of the last step, whose checkpoint may not be whole
         self._end()
@@ -167,15 +154,24 @@ class Session:
         return account
 
     def _announce(self) -> None:
-        """Lets rank 0 announce when the step about to begin is the last one under this plan."""
+        """Announces, on rank 0, when the step about to begin is the last one under this plan."""
         number, step = self.generation.number, self.trainer.completed + 1
         if step == self.run.steps or self.board.heard(int, "switch-at", number) is not None:
             return
         if self.board.heard(str, "stop") is not None:
-            if not self.control.announced(LAST_STEP):
-                self.control.announce(LAST_STEP, str(step))
+            loop.stop_after_next_step(self.trainer)
         elif self.board.heard(int, "next", number) is not None:
             self.board.say(step, "switch-at", number)
+
+    def _after_step(self, metrics: StepMetrics | None) -> bool:
+        """Keeps snapshots and reports progress; returns whether another generation follows now."""
+        self.snapshot_writer.keep(self.trainer.manifest())
+        if metrics:
+            self._tell(metrics)
+        if self.trainer.completed == self.board.heard(int, "switch-at", self.generation.number):
+            number = self.board.hear(int, "next", self.generation.number)
+            self.follower = self.board.hear(Generation, "generation", number)
+        return self.follower is not None
 
     def _tell(self, metrics: StepMetrics) -> None:
         progress = Progress(
@@ -193,7 +189,7 @@ class Session:
         if self.trainer.completed < self.run.steps:
             if self.reporter:
                 self.reporter.stopped(self.trainer.completed)
-        elif summary := finish(self.trainer, self.reporter):
+        elif summary := loop.finish(self.trainer, self.reporter):
             self.board.say(as_json(summary), "summary")
         self.snapshot_writer.finish(self.run.deadline_s)
         self.control.barrier("finish")

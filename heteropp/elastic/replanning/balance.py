@@ -21,7 +21,8 @@ from heteropp.description.cluster import Cluster, Link
 from heteropp.description.plan import INTERLEAVING, Pipeline, Plan, Replica, Stage
 from heteropp.description.profile import ProfileError, chip_profile
 from heteropp.elastic.replanning.skeletons import LARGE, Ranks, Skeleton
-from heteropp.search.costs import Plane, in_flight
+from heteropp.schedule.in_flight import whole_in_flight
+from heteropp.search.costs import Plane
 from heteropp.search.planner import Candidate
 
 ALONE = Link(0.0, math.inf)
@@ -191,7 +192,7 @@ class Balance:
         """Returns how many layers each stage's memory has room for."""
         result = []
         for s, own in enumerate(seats):
-            held = in_flight(self.like.schedule, count, len(seats), len(seats) - 1 - s)
+            held = whole_in_flight(self.like.schedule, count, len(seats), len(seats) - 1 - s)
             result.append(min(self._most_layers(seat, held) for seat in set(own)))
         return result
 

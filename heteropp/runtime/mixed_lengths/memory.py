@@ -9,7 +9,7 @@ from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, ministage_layers
 from heteropp.layout.flat_buffer import layout
 from heteropp.runtime.mixed_lengths.parameters import alike
-from heteropp.schedule.stage_actions import in_flight
+from heteropp.schedule.in_flight import in_flight
 
 MOVING = 3  # copies of gradients under way: what leaves, what comes, and what that is taken to
 
