@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Annotated
 
+from pydantic import Field
+
+from heteropp.api.checking import check_given
 from heteropp.api.errors import InputError
 from heteropp.api.given import AnyCluster, AnyModel, the_cluster, the_model
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, Schedule, ZeroStage
 from heteropp.description.profile import measured_cluster, read_profile
-from heteropp.models.spec import ModelSpec
+from heteropp.models.spec import LARGEST, ModelSpec
 from heteropp.search.planner import PLANNERS, Request
+
+MOST_SEQUENCES = 65536  # of a global batch
+
+Sequences = Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningOptions:
+    """The bounds of what a planner can be asked, beside the model and the cluster."""
+
+    global_batch: Sequences
+    micro_batch_per_replica: Sequences
+    schedule: Schedule
+    zero_stage: ZeroStage
+    uneven_layers: bool
+    stage_degrees: bool
+    sequence_length: Annotated[int, Field(ge=1, le=LARGEST)] | None
 
 
 def plan(
@@ -79,12 +99,22 @@ def request(
     profile: Path | None,
 ) -> Request:
     """Returns what a planner is asked. Raises FileError or InputError."""
-    if schedule not in get_args(Schedule):
-        raise InputError(f"schedule is {schedule}; expected one of {', '.join(get_args(Schedule))}")
+    check_given(
+        PlanningOptions,
+        {
+            "global_batch": global_batch,
+            "micro_batch_per_replica": micro_batch_per_replica,
+            "schedule": schedule,
+            "zero_stage": zero_stage,
+            "uneven_layers": uneven_layers,
+            "stage_degrees": stage_degrees,
+            "sequence_length": sequence_length,
+        },
+    )
     spec = the_model(model, sequence_length)
     machines = the_cluster(cluster)
     return Request(
-        cluster=machines if profile is None else _measured(machines, profile, spec),
+        cluster=machines if profile is None else _measured(machines, Path(profile), spec),
         model=spec,
         global_batch=global_batch,
         sequences=micro_batch_per_replica,

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
+
+from heteropp.api.checking import check_given
+from heteropp.api.errors import InputError
 from heteropp.api.given import AnyCluster, AnyPlan, the_cluster, the_plan
 from heteropp.cost.planned import check_cluster
 
 if TYPE_CHECKING:
     from heteropp.simulator.simulate import Simulation
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationOptions:
+    """The bounds of what a simulation can be asked."""
+
+    emulated: bool
+    slack: Annotated[int, Field(ge=0)] | None
+    noise: Annotated[float, Field(ge=0, le=2)]
+    seed: int
+    slowdown: dict[int, Annotated[float, Field(gt=0, le=1000)]]
 
 
 def simulate(
@@ -28,12 +44,28 @@ def simulate(
     nothing is buffered. noise: sigma of a random factor on each piece of work, drawn from `seed`.
     slowdown: how many times as long a rank's work takes, by rank.
 
-    Raises FileError, PlanError, or DeadlockError for a plan that would hang.
+    Raises FileError, InputError, PlanError, or DeadlockError for a plan that would hang.
     """
     from heteropp.simulator.simulate import simulate as run
 
+    slowdown = dict(slowdown or {})
+    check_given(
+        SimulationOptions,
+        {
+            "emulated": emulated,
+            "slack": slack,
+            "noise": noise,
+            "seed": seed,
+            "slowdown": slowdown,
+        },
+    )
     content, machines = the_plan(plan), the_cluster(cluster)
     check_cluster(content, machines)
+    for rank in slowdown:
+        if not 0 <= rank < content.world_size:
+            raise InputError(
+                f"slowdown names rank {rank}; the plan has ranks 0 to {content.world_size - 1}"
+            )
     return run(
         content,
         machines,
@@ -41,5 +73,5 @@ def simulate(
         slack=slack,
         noise=noise,
         seed=seed,
-        slowdown=dict(slowdown or {}),
+        slowdown=slowdown,
     )

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from heteropp.api.console import output_console, seconds
 from heteropp.api.errors import InputError
+from heteropp.api.planning import MOST_SEQUENCES
 from heteropp.api.planning import request as asked
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.show import (
@@ -59,7 +60,7 @@ def search(
         ),
     ],
     global_batch: Annotated[
-        int, typer.Option(min=1, max=65536, help="Sequences per optimizer step.")
+        int, typer.Option(min=1, max=MOST_SEQUENCES, help="Sequences per optimizer step.")
     ],
     sequence_length: Annotated[
         int | None, typer.Option(min=1, max=LARGEST, help="Tokens; as the model says if absent.")
@@ -71,7 +72,8 @@ def search(
         Path | None, typer.Option("--output", "-o", help="Where to write the plan.")
     ] = None,
     micro_batch_per_replica: Annotated[
-        int, typer.Option(min=1, help="Sequences of a micro-batch in each replica.")
+        int,
+        typer.Option(min=1, max=MOST_SEQUENCES, help="Sequences of a micro-batch in each replica."),
     ] = 1,
     schedule: Annotated[str, typer.Option(help=", ".join(get_args(Schedule)))] = "1f1b",
     zero_stage: Annotated[

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 OUTPUT = Path("runs/train")
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,29 +20,29 @@ class TrainingOptions:
 
     plan: Path | None = None
     bucket: list[Path] | None = None  # in place of a plan: one for each length of sequence
-    documents: int | None = None  # of an optimizer step, with buckets
+    documents: Positive | None = None  # of an optimizer step, with buckets
     cluster: Path | None = None
-    steps: int = 60  # of the optimizer, in all
+    steps: Positive = 60  # of the optimizer, in all
     data: Path | None = None  # None: the Python standard library's sources
     validation: Path | None = None
-    validate_every: int = 0  # steps; 0: only at the end
+    validate_every: Count = 0  # steps; 0: only at the end
     weights: Path | None = None  # a Hugging Face folder to start from
     output: Path = OUTPUT
     resume: bool = False
-    resume_from: int | None = None  # a step
-    checkpoint_every: int = 0  # steps; 0: only at the end
-    keep: int = 2  # checkpoints
-    restarts: int = 0
-    deadline: float = 300.0  # seconds that a rank waits for another
+    resume_from: Positive | None = None  # a step
+    checkpoint_every: Count = 0  # steps; 0: only at the end
+    keep: Positive = 2  # checkpoints
+    restarts: Count = 0
+    deadline: Annotated[float, Field(ge=5)] = 300.0  # seconds that a rank waits for another
     elastic: bool = False
     availability: str | None = None
     node_name: str | None = None
-    notice: float = 30.0  # seconds
+    notice: Annotated[float, Field(ge=1)] = 30.0  # seconds
     disk: Path | None = None
     remote: str | None = None
-    keep_memory_every: int = 1  # steps
-    keep_disk_every: int = 10
-    keep_remote_every: int = 50
+    keep_memory_every: Positive = 1  # steps
+    keep_disk_every: Count = 10
+    keep_remote_every: Positive = 50
     learning_rate: float | None = None
     warmup_steps: int | None = None
     decay_steps: int | None = None
@@ -45,7 +51,7 @@ class TrainingOptions:
     most_skipped: int | None = None
     spike_factor: float | None = None
     skip_spikes: bool | None = None
-    seed: int = 0
+    seed: Count = 0
     device: str = "chip"  # or cpu
     p2p: str | None = None  # device-direct or cpu-mediated
     force: bool = False  # skips the memory check

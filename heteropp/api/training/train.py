@@ -7,8 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from heteropp.api.checking import check_given
 from heteropp.api.errors import InputError, TrainingError
 from heteropp.api.training.options import OUTPUT, TrainingOptions
+from heteropp.api.training.resume import run_to_resume
 from heteropp.api.training.run import run_training
 from heteropp.description.cluster import Cluster, write_cluster
 from heteropp.description.plan import Plan, write_plan
@@ -27,12 +29,13 @@ def train(
 
     cluster: the plan's; without one give device="cpu". output: the run's folder, which holds
     metrics, logs and checkpoints; it is returned. options: those of TrainingOptions, which are
-    those of heteropp-train, such as steps=100, data="tokens", resume=True, checkpoint_every=20.
+    those of heteropp-train, such as steps=100, data="tokens", checkpoint_every=20. With resume=True
+    the run in `output` goes on; what is not given is as it began.
 
     Raises InputError, FileError, PlanError or HyperparameterError before anything starts, and
     TrainingError when the run ended before its last step.
     """
-    known = {field.name for field in fields(TrainingOptions)}
+    known = [field.name for field in fields(TrainingOptions)]
     for name in options:
         if name not in known:
             raise InputError(f"train has no option {name}; expected one of {', '.join(known)}")
@@ -51,9 +54,13 @@ def _train(
 ) -> Path:
     given = {**options, "plan": plan, "cluster": cluster, "output": folder}
     given = {name: value for name, value in given.items() if value is not None}
+    given = {**run_to_resume(given, OUTPUT), **given}  # what a run that goes on began with
+    check_given(TrainingOptions, given)
     for name in PATHS:
         if name in given:
             given[name] = Path(given[name])
+    if "bucket" in given:
+        given["bucket"] = [Path(each) for each in given["bucket"]]
     code = run_training(TrainingOptions(**given), given)
     if code:
         raise TrainingError(
