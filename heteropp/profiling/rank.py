@@ -69,7 +69,7 @@ class ProfiledBlock:
         with put_off() as later:
             output = self.forward(self.input())
         gradient = self.gradient()
-        return lambda: torch.autograd.backward(output, gradient), later
+        return lambda: later.backward(output, gradient), later
 
     def gradient(self) -> Tensor | None:
         if self.block.last:
@@ -167,7 +167,7 @@ def _memory(stage: ProfiledBlock) -> dict[str, int | None]:
         output = stage.forward(x)
     kept = _allocated(stage.device) - held
     gradient = stage.gradient()
-    torch.autograd.backward(output, gradient)
+    later.backward(output, gradient)
     later.run()
     working = _most(stage.device) - held
     del x, output, gradient

@@ -230,7 +230,8 @@ class Passes:
         assert work.output is not None and work.input is not None
         if self.modules[k].is_last and self.loss_scale != 1:
             work.gradient = torch.full_like(self.loss, self.loss_scale)
-        torch.autograd.backward(work.output, work.gradient)
+        backward = work.later.backward if work.later else torch.autograd.backward
+        backward(work.output, work.gradient)
         work.gradient, work.input, work.output = work.input.grad, None, None
         if k in self.previous:
             self.work[self.previous[k], i].gradient, work.gradient = work.gradient, None

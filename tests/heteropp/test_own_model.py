@@ -105,6 +105,21 @@ def test_a_tied_head_is_the_embedding(ranks: Ranks, tmp_path: Path) -> None:
         assert "head.logits.weight" not in got.parameters
 
 
+@pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_block_may_checkpoint_itself(ranks: Ranks, tmp_path: Path, reentrant: bool) -> None:
+    """Its forward is run again in a backward whose weight gradients are put off."""
+    computed = "self.down(nn.functional.gelu(self.up(self.mlp_norm(x))))"
+    again = f"checkpoint(lambda x: {computed}, x, use_reentrant={reentrant})"
+    text = EXAMPLE.read_text().replace(computed, again)
+    assert again in text
+    text = text.replace("\nclass", "\nfrom torch.utils.checkpoint import checkpoint\n\nclass", 1)
+    (tmp_path / "again.py").write_text(text)
+    model: Any = replace(heteropp.read_model(f"{tmp_path / 'again.py'}:model"), dtype="float64")
+    for name in ("zb-h1", "1f1b"):
+        plan = PLANS[name](model)
+        check(ranks.train(plan, 3), ranks.plainly(plan, 3), TOLERANCE["float64"])
+
+
 TIED = {"head.logits.weight": "embedding.tokens.weight"}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 
 class WeightGradients:
@@ -21,6 +22,14 @@ class WeightGradients:
 
     def __init__(self) -> None:
         self.uses: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def backward(self, output: Tensor | GradientEdge, gradient: Tensor | None) -> None:
+        """Runs the first half of the backward of a forward that was run inside `put_off`.
+
+        A part of it that torch.utils.checkpoint runs again here has its gradients put off, too.
+        """
+        with _putting_off(self):
+            torch.autograd.backward(output, gradient)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a gradient, or a view of it, is held, and nothing may be added to it in place."""
@@ -47,19 +56,26 @@ def same_storage(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-_later: WeightGradients | None = None  # of the forward that is running
+_later: WeightGradients | None = None  # of the forward or backward that is running
 
 
 @contextmanager
 def put_off() -> Iterator[WeightGradients]:
     """Puts off the weight gradients of a forward run inside.
 
-    Its backward leaves them to what the context gives, whose `run` adds them.
+    Its backward, run by what the context gives, leaves them to the same, whose `run` adds them.
     """
-    global _later
-    _later = later = WeightGradients()
-    try:
+    later = WeightGradients()
+    with _putting_off(later):
         yield later
+
+
+@contextmanager
+def _putting_off(later: WeightGradients) -> Iterator[None]:
+    global _later
+    _later = later
+    try:
+        yield
     finally:
         _later = None
 
