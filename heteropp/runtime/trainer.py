@@ -31,8 +31,8 @@ from heteropp.state.checkpoint.manifest import (
 from heteropp.state.checkpoint.reader import Reader
 from heteropp.state.checkpoint.writer import Writer
 from heteropp.state.hugging_face.weights import load_weights
-from heteropp.state.slices import State
-from heteropp.state.switching.buffers import Buffers, fill
+from heteropp.state.slices.buffers import Buffers, fill
+from heteropp.state.slices.state import State
 from heteropp.state.switching.switch import Position
 
 TRACED_STEPS = 64  # a trace shows the median of the newest
@@ -146,7 +146,7 @@ class Trainer:
 
     def save(self, writer: Writer) -> None:
         """Saves a checkpoint; every rank must call it."""
-        writer.save(self.manifest(), self.state.slices())
+        writer.save(self.manifest(), self.state.held())
 
     def initialise(self) -> None:
         """Begins at step 0. Raises FileError where the weights to start from are bad."""

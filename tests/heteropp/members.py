@@ -210,7 +210,7 @@ class _Member:
         from dicomm.distributed import bytes_sent
         from heteropp.process_groups.control import Control
         from heteropp.runtime.ranks.transport import connect
-        from heteropp.state.switching.buffers import of_training, to_host
+        from heteropp.state.slices.buffers import of_training, to_host
         from heteropp.state.switching.switch import Switch, move
 
         own, through_host = None, turn % 2 == 0

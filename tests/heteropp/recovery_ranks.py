@@ -28,17 +28,17 @@ from heteropp.runtime.ranks.transport import Coordinates, Groups, connect
 from heteropp.runtime.step.guard import Guard
 from heteropp.runtime.step.update import Update
 from heteropp.state.checkpoint.manifest import Manifest
-from heteropp.state.checkpoint.reader import Quantity
 from heteropp.state.recovery.recover import Recovered, recover
 from heteropp.state.recovery.snapshots import Cadence, SnapshotWriter
 from heteropp.state.recovery.tiers import Tiers
-from heteropp.state.slices import State
+from heteropp.state.slices.quantities import StoredName
+from heteropp.state.slices.state import State
 
 DEADLINE_S = 120
 JOB = "job-1"
 
 
-def truth(quantity: Quantity, name: str, shape: Sequence[int], step: int) -> Tensor:
+def truth(quantity: StoredName, name: str, shape: Sequence[int], step: int) -> Tensor:
     """What a whole parameter, or its optimizer's state, is at a step."""
     seed = zlib.crc32(f"{quantity}/{name}/{step}".encode())
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
@@ -120,7 +120,7 @@ class Here:
                     found.append(f"rank {self.rank}: {quantity} of {held.slice.name}")
         return found
 
-    def _truth(self, quantity: Quantity, name: str, box: Box, step: int) -> Tensor:
+    def _truth(self, quantity: StoredName, name: str, box: Box, step: int) -> Tensor:
         shape = self.shapes[name]
         whole = Box(tuple((0, size) for size in shape))
         return truth(quantity, name, shape, step)[box.within(whole)]

@@ -34,12 +34,13 @@ from heteropp.process_groups.control import Control
 from heteropp.state.checkpoint.manifest import (
     CheckpointError,
     Manifest,
-    ParameterSlice,
     find,
     steps,
 )
 from heteropp.state.checkpoint.reader import Reader
-from heteropp.state.checkpoint.writer import Tensors, Writer
+from heteropp.state.checkpoint.writer import Writer
+from heteropp.state.slices.block_files import HeldSlice, Tensors
+from heteropp.state.slices.parameter_slice import ParameterSlice, Shard
 
 PLAN = make_plan(tiny_model(), (2, 2), (2, 1), (1, 2), (True, False))
 SETTINGS = ("--decay-steps", "6", "--warmup-steps", "2", "--checkpoint-every", "2", "--keep", "2")
@@ -215,7 +216,7 @@ def test_a_checkpoint_is_written_while_the_parameters_change(tmp_path: Path) -> 
 
     def save(rank: int) -> None:
         tensors: Tensors = {"value": parameters[rank].view(1, 8)}
-        writers[rank].save(manifest, [(pieces[rank], tensors)])
+        writers[rank].save(manifest, [HeldSlice(Shard(), pieces[rank], tensors, owned=True)])
 
     manifest = Manifest(
         step=7,

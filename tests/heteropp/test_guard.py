@@ -8,7 +8,7 @@ import pytest
 
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.runtime.step.guard import DivergedError, Guard
-from heteropp.state.checkpoint.manifest import Scalars
+from heteropp.state.slices.scalars import Scalars
 
 USUAL = [(2.0 + 0.01 * step, 1.0 + 0.02 * (step % 5)) for step in range(20)]
 

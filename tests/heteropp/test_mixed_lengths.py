@@ -48,7 +48,8 @@ from heteropp.runtime.mixed_lengths.deliveries import deliveries
 from heteropp.runtime.mixed_lengths.memory import memory_bytes
 from heteropp.runtime.mixed_lengths.parameters import alike
 from heteropp.runtime.mixed_lengths.plans import by_length, passes, with_micro_batches
-from heteropp.state.switching.table import Quantity, table
+from heteropp.state.slices.quantities import Quantity
+from heteropp.state.switching.table import table
 
 SHORT, MIDDLE, LONG = 8, 16, 32
 DOCUMENTS = 24  # of a step

@@ -11,12 +11,12 @@ import pytest
 
 from heteropp.layout.boxes import Box, uncovered
 from heteropp.layout.hspmd.routing import Transfer
-from heteropp.state.checkpoint.manifest import ParameterSlice
-from heteropp.state.checkpoint.reader import QUANTITIES, Quantity
 from heteropp.state.recovery.assignment import Assignment, assign
 from heteropp.state.recovery.bundles import Want
 from heteropp.state.recovery.manifest import SnapshotStep, SnapshotTensor, TierKind
 from heteropp.state.recovery.sources import StoredTensor
+from heteropp.state.slices.parameter_slice import ParameterSlice
+from heteropp.state.slices.quantities import STORED, StoredName
 
 SHAPE = (12, 8)
 NAMES = ("layers.0.mlp.up.weight", "layers.1.mlp.up.weight", "norm.weight")
@@ -33,7 +33,7 @@ def cut(generator: random.Random) -> list[Box]:
 
 
 def copies_in(
-    tier: TierKind, node: str, boxes: list[Box], quantity: Quantity, name: str
+    tier: TierKind, node: str, boxes: list[Box], quantity: StoredName, name: str
 ) -> list[StoredTensor]:
     return [
         StoredTensor(
@@ -57,11 +57,11 @@ class Case:
         self.wants: list[list[Want]] = [[] for _ in self.nodes]
         for name in NAMES:
             apart = generator.random() < 0.3  # values are cut unlike the optimizer's state
-            for quantities in (QUANTITIES[:1], QUANTITIES[1:]) if apart else (QUANTITIES,):
+            for quantities in (STORED[:1], STORED[1:]) if apart else (STORED,):
                 self._hold(generator, name, quantities)
                 self._want(generator, name, quantities)
 
-    def _hold(self, generator: random.Random, name: str, some: tuple[Quantity, ...]) -> None:
+    def _hold(self, generator: random.Random, name: str, some: tuple[StoredName, ...]) -> None:
         places: list[tuple[TierKind, str]] = [("remote", "")]
         for tier in ("memory", "disk"):
             places += [(tier, node) for node in sorted({*self.nodes})]  # type: ignore
@@ -72,7 +72,7 @@ class Case:
             for quantity in some:
                 self.copies += copies_in(tier, node, boxes, quantity, name)
 
-    def _want(self, generator: random.Random, name: str, some: tuple[Quantity, ...]) -> None:
+    def _want(self, generator: random.Random, name: str, some: tuple[StoredName, ...]) -> None:
         boxes = cut(generator)
         for its in self.wants:
             for box in generator.sample(boxes, generator.randint(0, len(boxes))):
@@ -84,10 +84,10 @@ class Carried:
 
     def __init__(self, case: Case, assignment: Assignment) -> None:
         self.nodes, self.bundles = case.nodes, assignment.bundles
-        self.has: dict[tuple[int, Quantity, str], np.ndarray] = defaultdict(
+        self.has: dict[tuple[int, StoredName, str], np.ndarray] = defaultdict(
             lambda: np.zeros(SHAPE, dtype=bool)
         )
-        self.remote: dict[tuple[Quantity, str], np.ndarray] = defaultdict(
+        self.remote: dict[tuple[StoredName, str], np.ndarray] = defaultdict(
             lambda: np.zeros(SHAPE, dtype=int)
         )
 
@@ -110,7 +110,7 @@ class Carried:
                 assert not self.node_has(self.nodes[receiver], quantity, bundle.name)[where].any()
             self.has[receiver, quantity, bundle.name][where] = True
 
-    def node_has(self, node: str, quantity: Quantity, name: str) -> np.ndarray:
+    def node_has(self, node: str, quantity: StoredName, name: str) -> np.ndarray:
         every = [self.has[r, quantity, name] for r, other in enumerate(self.nodes) if other == node]
         return np.logical_or.reduce(every)
 

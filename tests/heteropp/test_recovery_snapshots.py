@@ -24,14 +24,15 @@ from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.elastic.job import Job, Meeting
 from heteropp.layout.boxes import Box
 from heteropp.process_groups.control import Control
-from heteropp.state.checkpoint.manifest import Manifest, ParameterSlice, Scalars
-from heteropp.state.checkpoint.writer import block_of
+from heteropp.state.checkpoint.manifest import Manifest
 from heteropp.state.recovery.fetch import Readings
-from heteropp.state.recovery.manifest import RankManifest, Shard, SnapshotStep
+from heteropp.state.recovery.manifest import RankManifest, SnapshotStep
 from heteropp.state.recovery.snapshots import Cadence, SnapshotWriter
 from heteropp.state.recovery.sources import StoredTensor
 from heteropp.state.recovery.tiers import Tier, Tiers, check_url
-from heteropp.state.slices import HeldSlice
+from heteropp.state.slices.block_files import HeldSlice
+from heteropp.state.slices.parameter_slice import ParameterSlice, Shard, block_of
+from heteropp.state.slices.scalars import Scalars
 
 ROWS, COLUMNS = 64, 256
 WAIT_S = 60.0

@@ -19,8 +19,10 @@ from training_run import CHIP, several_pipelines, tiny_model, write_cluster
 
 from heteropp.description.plan import Plan, validate
 from heteropp.models.llama.model import LlamaModel
+from heteropp.state.slices.holdings import holdings
+from heteropp.state.slices.quantities import quantities_of
 from heteropp.state.switching.switch import Switch
-from heteropp.state.switching.table import Table, holdings, state, table
+from heteropp.state.switching.table import Table, table
 
 
 def micro_batch_2(plan: Plan) -> Plan:
@@ -123,7 +125,7 @@ def demands_bytes(old: Plan, new: Plan) -> Counter[tuple[int, frozenset[int]]]:
     They are counted element by element, on maps of whole tensors.
     """
     held, wanted = maps(old), maps(new)
-    itemsizes = {quantity.name: quantity.itemsize for quantity in state(old.model)}
+    itemsizes = {quantity.name: quantity.itemsize for quantity in quantities_of(old.model)}
     demands: Counter[tuple[int, frozenset[int]]] = Counter()
     for (name, quantity), want in wanted.items():
         have = held[name, quantity]
@@ -140,7 +142,7 @@ def maps(plan: Plan) -> dict[tuple[str, str], np.ndarray]:
     shapes = {p.name: p.shape for p in plan.model.parameters()}
     result: dict[tuple[str, str], np.ndarray] = {}
     for rank in range(plan.world_size):
-        for held in holdings(plan, rank, state(plan.model)):
+        for held in holdings(plan, rank, quantities_of(plan.model)):
             key = held.name, held.quantity.name
             ranks = result.setdefault(key, np.zeros(shapes[held.name], np.int64))
             ranks[tuple(slice(*pair) for pair in held.box.ranges)] |= 1 << rank

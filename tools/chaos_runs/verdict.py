@@ -22,8 +22,8 @@ from chaos_runs.job import Job, listed, read, steps_in
 from heteropp.description.plan import read_plan
 from heteropp.layout.boxes import Box, uncovered
 from heteropp.models.llama.model import LlamaModel
-from heteropp.state.checkpoint.reader import QUANTITIES
-from heteropp.state.switching.table import holdings, state
+from heteropp.state.slices.holdings import holdings
+from heteropp.state.slices.quantities import STORED, quantities_of
 
 Where = Literal[
     "a step", "a save", "the preparation of a switch", "a switch", "a recovery", "a start"
@@ -196,7 +196,7 @@ def held_by(change: Change, nodes: Collection[str]) -> Boxes:
     names = {"parameter": "value"} if plan.model.dtype == plan.model.wide_dtype else {}
     for rank, member in enumerate(change.members):
         if node_of(member) in nodes:
-            for one in holdings(plan, rank, state(plan.model)):
+            for one in holdings(plan, rank, quantities_of(plan.model)):
                 held[names.get(one.quantity.name, one.quantity.name), one.name].add(one.box)
     return held
 
@@ -237,7 +237,7 @@ def missing(model: LlamaModel, held: Boxes) -> list[str]:
     for parameter in model.parameters():
         name = model.global_name(parameter.name)
         everything = [Box(tuple((0, size) for size in parameter.shape))]
-        for quantity in QUANTITIES:
+        for quantity in STORED:
             if uncovered(everything, held.get((quantity, name), ())):
                 found.append(name)
     return found

@@ -57,7 +57,7 @@ from heteropp.state.checkpoint.manifest import Manifest
 from heteropp.state.recovery.recover import Recovered, recover
 from heteropp.state.recovery.snapshots import Cadence, SnapshotWriter
 from heteropp.state.recovery.tiers import Tiers
-from heteropp.state.slices import State
+from heteropp.state.slices.state import State
 
 REMOTE, DISK, LINK = 1200e6, 3500e6, 50e9  # bytes per second; a link is shared by a node's ranks
 LATENCY_S = 5e-6

@@ -117,16 +117,17 @@ def _busiest(old: str, new: str) -> Row:
 def _first_sends(switch: Any) -> Counter[int]:
     """Bytes by rank where whoever lacks a slice gets it from the lowest rank that has it."""
     from heteropp.layout.hspmd.routing import HeldBox, Wanted, route
-    from heteropp.state.switching.table import holdings, state
+    from heteropp.state.slices.holdings import holdings
+    from heteropp.state.slices.quantities import quantities_of
 
     table = switch.table()
-    itemsizes = [quantity.itemsize for quantity in state(MODEL)] * len(table.tensors)
+    itemsizes = [quantity.itemsize for quantity in quantities_of(MODEL)] * len(table.tensors)
 
     def boxes(kind: Any, plan: Plan) -> list[Any]:
         return [
             kind(table.tensors[h.name, h.quantity.name], rank, h.box)
             for rank in range(plan.world_size)
-            for h in holdings(plan, rank, state(MODEL))
+            for h in holdings(plan, rank, quantities_of(MODEL))
         ]
 
     # the lowest rank is the one with the fastest links
@@ -197,7 +198,7 @@ class _Member:
         return seconds
 
     def _leave(self) -> Any:
-        from heteropp.state.switching.buffers import of_training
+        from heteropp.state.slices.buffers import of_training
 
         own = self.trainer.position(), of_training(self.trainer.executor.update)
         self.trainer.control.barrier("left")

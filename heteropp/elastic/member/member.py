@@ -32,9 +32,10 @@ from heteropp.runtime.trainer import opened
 from heteropp.simulator.expectation import expected_step
 from heteropp.state.checkpoint.manifest import CheckpointError
 from heteropp.state.recovery.sources import LostError
-from heteropp.state.switching.buffers import to_host
+from heteropp.state.slices.buffers import to_host
+from heteropp.state.slices.holdings import state_bytes
 from heteropp.state.switching.switch import Switch, move
-from heteropp.state.switching.table import Table, state_bytes
+from heteropp.state.switching.table import Table
 
 CALL_POLL_S = 0.1  # a joiner's, of the word to switch
 ROOM = 2.5  # times the new state, that is on a chip twice for a moment, and its gradients

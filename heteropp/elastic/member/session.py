@@ -24,7 +24,7 @@ from heteropp.runtime.trainer import Trainer
 from heteropp.simulator.expectation import expected_step
 from heteropp.state.checkpoint.writer import Writer, remove_partial, set_aside
 from heteropp.state.recovery.sources import LostError
-from heteropp.state.switching.buffers import Buffers, of_training
+from heteropp.state.slices.buffers import Buffers, of_training
 from heteropp.state.switching.switch import Position
 from heteropp.state.switching.table import Table
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from heteropp.description.plan import Plan
 from heteropp.layout.boxes import Box, uncovered
-from heteropp.state.switching.table import Quantity, holdings, state
+from heteropp.state.slices.holdings import holdings
+from heteropp.state.slices.quantities import Quantity, quantities_of
 
 Held = dict[tuple[str, Quantity], set[Box]]  # by parameter
 
@@ -29,6 +30,6 @@ def moved_bytes(old: Plan, new: Plan, old_rank_of: Sequence[int | None]) -> int:
 
 def _held(plan: Plan, rank: int) -> Held:
     found: Held = defaultdict(set)
-    for holding in holdings(plan, rank, state(plan.model)):
+    for holding in holdings(plan, rank, quantities_of(plan.model)):
         found[holding.name, holding.quantity].add(holding.box)
     return found

@@ -13,8 +13,9 @@ import torch
 from heteropp.description.plan import Plan, ministage_layers
 from heteropp.layout.hspmd.exchange import TensorPiece, exchange
 from heteropp.optimizer.flat import FlatBuffers
-from heteropp.state.switching.buffers import pieces
-from heteropp.state.switching.table import Quantity, table
+from heteropp.state.slices.quantities import Quantity
+from heteropp.state.switching.pieces import pieces
+from heteropp.state.switching.table import table
 
 
 def alike(home: Plan, other: Plan, rank: int) -> bool:

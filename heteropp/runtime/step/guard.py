@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.state.checkpoint.manifest import Scalars
+from heteropp.state.slices.scalars import Scalars
 
 WINDOW = 64  # steps whose median is what is usual
 FEWEST = 16  # steps before anything is unusual

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pydantic import ConfigDict
 
 from heteropp.description.files import FileError, read_json
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.layout.boxes import Box
 from heteropp.models.spec import ModelSpec
+from heteropp.state.slices.hashes import sha256_of
+from heteropp.state.slices.parameter_slice import ParameterSlice
+from heteropp.state.slices.scalars import Scalars
 
 MANIFEST_VERSION = 2
 MANIFEST = "manifest.json"
@@ -22,14 +23,6 @@ NAME = re.compile(r"step-(\d{6,})")
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message is one sentence naming the file."""
-
-
-@dataclass(frozen=True)
-class ParameterSlice:
-    """A box of a parameter of the whole model."""
-
-    name: str
-    box: Box
 
 
 @dataclass(frozen=True)
@@ -44,18 +37,6 @@ class CheckpointFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scalars:
-    """What a step depends on besides tensors and settings."""
-
-    updates: int = 0  # of the optimizer: completed steps but for those that were skipped
-    losses: tuple[float, ...] = ()  # the guard's, of the newest steps
-    gradient_norms: tuple[float, ...] = ()
-    skipped_in_a_row: int = 0
-    loss_scale: float | None = None  # of float16
-    good_steps: int = 0  # since the loss scale changed
-
-
-@dataclass(frozen=True, kw_only=True)
 class Manifest:
     __pydantic_config__ = ConfigDict(extra="forbid")
     step: int  # completed steps; with the seed it is also the position in the data
@@ -65,7 +46,7 @@ class Manifest:
     seed: int
     tokens_sha256: str
     hyperparameters: Hyperparameters
-    scalars: Scalars = Scalars()
+    scalars: Scalars = field(default_factory=Scalars)
     files: tuple[CheckpointFile, ...] = ()
     version: int = MANIFEST_VERSION
 
@@ -139,7 +120,7 @@ def verify_file(path: Path, file: CheckpointFile) -> None:
                 f"the manifest says {file.bytes}"
             )
         with open(path / file.name, "rb") as content:
-            found = hashlib.file_digest(content, "sha256").hexdigest()
+            found = sha256_of(content)
     except OSError as error:
         raise CheckpointError(f"{path / file.name} cannot be read: {error.strerror}") from None
     if found != file.sha256:

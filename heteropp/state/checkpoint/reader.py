@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,20 +14,11 @@ from heteropp.state.checkpoint.manifest import (
     Checkpoint,
     CheckpointError,
     CheckpointFile,
-    ParameterSlice,
     verify_file,
 )
-
-# what is held of every parameter: its value, as exact as the optimizer's own, and AdamW's running
-# averages of the gradient and of its square
-Quantity = Literal["value", "average", "average_square"]
-QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
-
-
-def key(quantity: Quantity, piece: ParameterSlice) -> str:
-    """Returns a tensor's name in a file: "average/layers.3.mlp.down.weight[0:32,16:32]"."""
-    ranges = ",".join(f"{first}:{last}" for first, last in piece.box.ranges)
-    return f"{quantity}/{piece.name}[{ranges}]"
+from heteropp.state.slices.block_files import key
+from heteropp.state.slices.parameter_slice import ParameterSlice
+from heteropp.state.slices.quantities import StoredName
 
 
 class Reader:
@@ -39,7 +30,7 @@ class Reader:
                 self.held[piece.name].append((file, piece))
         self.open: dict[str, Any] = {}  # verified files
 
-    def read(self, quantity: Quantity, name: str, box: Box) -> Tensor:
+    def read(self, quantity: StoredName, name: str, box: Box) -> Tensor:
         """Returns a box of a parameter, on the host; verifies each file that it opens.
 
         Raises CheckpointError for a damaged file, and where no file holds the whole box.

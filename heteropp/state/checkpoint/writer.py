@@ -7,38 +7,21 @@ checkpoints before it as they were.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
-from safetensors.torch import save
-from torch import Tensor
 
 from heteropp.description.files import FileError, flush, write_json
 from heteropp.process_groups.control import Control
-from heteropp.state.checkpoint.manifest import (
-    MANIFEST,
-    CheckpointFile,
-    Manifest,
-    ParameterSlice,
-    steps,
-)
-from heteropp.state.checkpoint.reader import Quantity, key
-
-Tensors = Mapping[Quantity, Tensor]  # of one slice
-
-
-def block_of(name: str) -> str:
-    """Returns the block of the model that a parameter belongs to: "layers.3", "embedding"."""
-    first, *rest = name.split(".")
-    return f"{first}.{rest[0]}" if first == "layers" else first
+from heteropp.state.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, steps
+from heteropp.state.slices.block_files import BlockFile, HeldSlice, block_files
+from heteropp.state.slices.hashes import sha256
 
 
 class Writer:
@@ -51,18 +34,13 @@ class Writer:
         self.folder, self.control, self.keep, self.on_error = folder, control, keep, on_error
         self.thread: threading.Thread | None = None
 
-    def save(self, manifest: Manifest, slices: Iterable[tuple[ParameterSlice, Tensors]]) -> None:
-        """Copies this rank's slices and leaves the rest to the thread; every rank must call it.
+    def save(self, manifest: Manifest, held: Iterable[HeldSlice]) -> None:
+        """Copies what this rank owns and leaves the rest to the thread; every rank must call it.
 
         Waits until the checkpoint before this one is written. The newest `keep` are kept.
         """
         self.finish()
-        blocks: dict[str, dict[ParameterSlice, Tensors]] = defaultdict(dict)
-        for piece, tensors in slices:
-            copies = {
-                what: tensor.detach().to("cpu", copy=True) for what, tensor in tensors.items()
-            }
-            blocks[block_of(piece.name)][piece] = copies
+        blocks = block_files(one.copy() for one in held if one.owned)
         self.thread = threading.Thread(
             target=self._write, args=(manifest, blocks), name="checkpoint", daemon=True
         )
@@ -73,11 +51,11 @@ class Writer:
         if self.thread:
             self.thread.join()
 
-    def _write(self, manifest: Manifest, blocks: dict[str, dict[ParameterSlice, Tensors]]) -> None:
+    def _write(self, manifest: Manifest, blocks: list[BlockFile]) -> None:
         partial = partial_folder(self.folder, manifest.step)
         try:
             partial.mkdir(parents=True, exist_ok=True)
-            files = [self._write_block(partial, *block) for block in blocks.items()]
+            files = [self._write_block(partial, block) for block in blocks]
             written, complete = f"{partial.name}/written", f"{partial.name}/complete"
             self.control.publish(written, json.dumps([asdict(file) for file in files]))
             if self.control.rank == 0:
@@ -95,17 +73,9 @@ class Writer:
         except Exception as error:  # nobody waits for the thread before the next checkpoint
             self.on_error(f"{partial} was not finished: {type(error).__name__}: {error}")
 
-    def _write_block(
-        self, partial: Path, block: str, slices: dict[ParameterSlice, Tensors]
-    ) -> CheckpointFile:
-        path = partial / f"{block}.rank-{self.control.rank:05d}.safetensors"
-        content = save(
-            {
-                key(what, piece): tensor
-                for piece, tensors in slices.items()
-                for what, tensor in tensors.items()
-            }
-        )
+    def _write_block(self, partial: Path, block: BlockFile) -> CheckpointFile:
+        path = partial / f"{block.block}.rank-{self.control.rank:05d}.safetensors"
+        content = block.content()
         try:
             with open(path, "wb") as file:
                 file.write(content)
@@ -113,8 +83,8 @@ class Writer:
                 os.fsync(file.fileno())
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None  # write() names none
-        digest = hashlib.sha256(content).hexdigest()
-        return CheckpointFile(path.name, len(content), digest, self.control.rank, tuple(slices))
+        rank, slices = self.control.rank, tuple(block.slices)
+        return CheckpointFile(path.name, len(content), sha256(content), rank, slices)
 
     def _complete(self, partial: Path, manifest: Manifest) -> None:
         write_json(partial / MANIFEST, manifest)

@@ -15,10 +15,10 @@ from typing import Literal
 
 from heteropp.layout.boxes import Box, uncovered
 from heteropp.layout.hspmd.routing import HeldBox, Transfer, Wanted, route
-from heteropp.state.checkpoint.writer import block_of
 from heteropp.state.recovery.bundles import Bundle, Lot, Want, bundles
 from heteropp.state.recovery.manifest import TierKind
 from heteropp.state.recovery.sources import NEARNESS, StoredTensor
+from heteropp.state.slices.parameter_slice import block_of
 
 SourceKind = Literal["memory", "disk", "peer", "remote"]
 

@@ -14,19 +14,18 @@ from typing import NamedTuple
 import torch
 
 from heteropp.layout.boxes import Box
-from heteropp.state.checkpoint.manifest import ParameterSlice
-from heteropp.state.checkpoint.reader import Quantity
-from heteropp.state.checkpoint.writer import block_of
 from heteropp.state.recovery.manifest import TierKind
 from heteropp.state.recovery.sources import Key, StoredTensor
+from heteropp.state.slices.parameter_slice import ParameterSlice, block_of
+from heteropp.state.slices.quantities import StoredName
 
-Want = tuple[Quantity, ParameterSlice]
+Want = tuple[StoredName, ParameterSlice]
 
 
 @dataclass(frozen=True)
 class Bundle:
     name: str  # of the parameter
-    quantities: tuple[Quantity, ...]
+    quantities: tuple[StoredName, ...]
     dtype: str
 
     @cached_property

@@ -13,12 +13,13 @@ from heteropp.layout.boxes import Box
 from heteropp.layout.hspmd.exchange import TensorPiece, exchange
 from heteropp.layout.hspmd.routing import Transfer
 from heteropp.state.checkpoint.manifest import CheckpointError
-from heteropp.state.checkpoint.reader import Quantity
 from heteropp.state.recovery.assignment import RecoveryShare
 from heteropp.state.recovery.bundles import Bundle, Want
-from heteropp.state.recovery.manifest import SnapshotStep, SnapshotTensor, TierKind, checksum
+from heteropp.state.recovery.manifest import SnapshotStep, SnapshotTensor, TierKind
 from heteropp.state.recovery.sources import Key, StoredTensor
 from heteropp.state.recovery.tiers import Tier, Tiers
+from heteropp.state.slices.hashes import checksum
+from heteropp.state.slices.quantities import StoredName
 
 
 class Damaged(Exception):
@@ -90,7 +91,7 @@ class Fetched:
             self.values[quantity, bundle.name].append((box, part))
         return values
 
-    def read(self, quantity: Quantity, name: str, box: Box) -> Tensor:
+    def read(self, quantity: StoredName, name: str, box: Box) -> Tensor:
         """Returns a box of a parameter. Raises CheckpointError for one that was not wanted."""
         for whole, values in self.values[quantity, name]:
             if whole.intersect(box) == box:

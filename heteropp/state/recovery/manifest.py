@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from heteropp.layout.boxes import Box
 from heteropp.state.checkpoint.manifest import Manifest
-from heteropp.state.checkpoint.reader import Quantity
+from heteropp.state.slices.hashes import checksum
+from heteropp.state.slices.parameter_slice import Shard, StoredSlice
 
 KEPT_VERSION = 1
 TierKind = Literal["memory", "disk", "remote"]
@@ -28,36 +27,10 @@ class SnapshotStep:
         return f"step-{self.step:06d}.generation-{self.generation:04d}"
 
 
-@dataclass(frozen=True, order=True)
-class Shard:
-    """A rank's share of a block: one of `tp` parts, and of that one of ZeRO's `parts`."""
-
-    tp_index: int = 0
-    tp: int = 1
-    part: int = 0
-    parts: int = 1
-
-    def __str__(self) -> str:
-        zero = f" part {self.part}/{self.parts}" if self.parts > 1 else ""
-        return f"{self.tp_index}/{self.tp}{zero}"
-
-    @property
-    def suffix(self) -> str:
-        """The part of a file's name that tells the shard, such as "tp-0-of-2.part-1-of-4"."""
-        zero = f".part-{self.part}-of-{self.parts}" if self.parts > 1 else ""
-        return f"tp-{self.tp_index}-of-{self.tp}{zero}"
-
-
 @dataclass(frozen=True)
-class SnapshotTensor:
-    """A tensor in a file: a quantity of a box of a parameter of the whole model."""
+class SnapshotTensor(StoredSlice):
+    """A tensor in a snapshot's file."""
 
-    quantity: Quantity
-    name: str
-    box: Box
-    dtype: str
-    begin: int  # byte of the file
-    end: int
     crc32: int
 
 
@@ -89,15 +62,6 @@ class RankManifest:
 
 
 _adapter = TypeAdapter(RankManifest)
-
-
-def checksum(content: bytes | memoryview) -> int:
-    """CRC-32, which zlib computes at 4 GB/s and more: twice SHA-256 with the host's help.
-
-    It is there to find what is torn or decayed, not what is forged: whoever writes into a job's
-    folders can write manifests too. Sizes and offsets are compared besides.
-    """
-    return zlib.crc32(content)
 
 
 def encoded(manifest: RankManifest) -> tuple[str, bytes]:

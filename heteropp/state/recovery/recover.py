@@ -23,7 +23,6 @@ from heteropp.state.checkpoint.manifest import (
     Checkpoint,
     CheckpointError,
     Manifest,
-    Scalars,
     check_resumable,
 )
 from heteropp.state.recovery.assignment import ReceivedState, RecoveryShare, SourceKind, assign
@@ -31,7 +30,8 @@ from heteropp.state.recovery.bundles import Want
 from heteropp.state.recovery.fetch import Readings, fetch_and_share
 from heteropp.state.recovery.sources import LostError, RankSnapshot, StoredTensor, choose
 from heteropp.state.recovery.tiers import Tier, Tiers
-from heteropp.state.slices import State
+from heteropp.state.slices.scalars import Scalars
+from heteropp.state.slices.state import State
 
 READ_S = 24 * 3600.0
 LIST_S = 60.0  # for the remote store to say what it has

@@ -12,26 +12,23 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from safetensors.torch import save
-
 from heteropp.process_groups.control import Control
-from heteropp.state.checkpoint.manifest import Manifest, ParameterSlice
-from heteropp.state.checkpoint.reader import Quantity, key
-from heteropp.state.checkpoint.writer import block_of
+from heteropp.state.checkpoint.manifest import Manifest
 from heteropp.state.recovery.manifest import (
     RankManifest,
-    Shard,
     SnapshotFile,
     SnapshotStep,
     SnapshotTensor,
     TierKind,
-    checksum,
 )
 from heteropp.state.recovery.tiers import Tier, Tiers
-from heteropp.state.slices import HeldSlice, State
+from heteropp.state.slices.block_files import BlockFile, HeldSlice, block_files
+from heteropp.state.slices.hashes import checksum
+from heteropp.state.slices.parameter_slice import block_of
+from heteropp.state.slices.state import State
 
 KEPT_STEPS = 2  # complete ones, in each tier
 
@@ -93,7 +90,7 @@ class SnapshotWriter:
         """
         due = [tier for tier in self.tiers if self._takes(tier, manifest.step, first)]
         held = [
-            _copy(one) for one in self.state.held() if any(self._is_for(tier, one) for tier in due)
+            one.copy() for one in self.state.held() if any(self._is_for(tier, one) for tier in due)
         ]
         for tier in due:
             content = [one for one in held if self._is_for(tier, one)]
@@ -166,7 +163,7 @@ class SnapshotWriter:
     def _keep(self, tier: Tier, manifest: Manifest, held: list[HeldSlice]) -> None:
         step = SnapshotStep(manifest.step, self.generation)
         try:
-            files = tuple(self._write(tier, step, *one) for one in _by_file(held))
+            files = tuple(self._write(tier, step, block) for block in block_files(held))
             tier.write_manifest(
                 RankManifest(
                     job=self.job,
@@ -185,23 +182,16 @@ class SnapshotWriter:
         _quietly(self._retire, tier)
         _quietly(self._is_done, tier, manifest.step)
 
-    def _write(
-        self, tier: Tier, step: SnapshotStep, block: str, shard: Shard, held: list[HeldSlice]
-    ) -> SnapshotFile:
+    def _write(self, tier: Tier, step: SnapshotStep, block: BlockFile) -> SnapshotFile:
         """Writes a block's file; the entry that it returns says where each tensor lies in it."""
-        name = f"{block}.{shard.suffix}.rank-{self.control.rank:05d}.safetensors"
-        tensors = {
-            key(what, one.slice): (what, one.slice, tensor)
-            for one in held
-            for what, tensor in one.tensors.items()
-        }
-        content = save({name: tensor for name, (_, _, tensor) in tensors.items()})
-        parts = []
-        for found, begin, end in _places(content):
-            what, piece, tensor = tensors[found]
-            parts.append(_part(what, piece, str(tensor.dtype), content, begin, end))
+        name = f"{block.block}.{block.shard.suffix}.rank-{self.control.rank:05d}.safetensors"
+        content = block.content()
+        parts = tuple(
+            SnapshotTensor(**vars(one), crc32=checksum(memoryview(content)[one.begin : one.end]))
+            for one in block.tensors_in(content)
+        )
         tier.write(step, name, content)
-        return SnapshotFile(name, block, shard, len(content), tuple(parts))
+        return SnapshotFile(name, block.block, block.shard, len(content), parts)
 
     def _say(self, tier: Tier, step: SnapshotStep, error: Exception) -> None:
         if tier.kind in self.failing:
@@ -258,36 +248,6 @@ class SnapshotWriter:
             if ranks[turn % len(ranks)] == self.control.rank:
                 own.add(block)
         return {block: tuple(sorted(names)) for block, names in holders.items()}, own
-
-
-def _copy(held: HeldSlice) -> HeldSlice:
-    tensors = {what: tensor.detach().to("cpu", copy=True) for what, tensor in held.tensors.items()}
-    return held._replace(tensors=tensors)
-
-
-def _by_file(held: Iterable[HeldSlice]) -> Iterator[tuple[str, Shard, list[HeldSlice]]]:
-    files: dict[tuple[str, Shard], dict[ParameterSlice, HeldSlice]] = defaultdict(dict)
-    for one in held:
-        files[block_of(one.slice.name), one.shard][one.slice] = one
-    for (block, shard), slices in files.items():
-        yield block, shard, list(slices.values())
-
-
-def _places(content: bytes) -> Iterator[tuple[str, int, int]]:
-    """Yields the name, first byte and end byte of each tensor of a safetensors file."""
-    first = 8 + int.from_bytes(content[:8], "little")
-    for name, entry in json.loads(content[8:first]).items():
-        begin, end = entry["data_offsets"]
-        yield name, first + begin, first + end
-
-
-def _part(
-    what: Quantity, piece: ParameterSlice, dtype: str, content: bytes, begin: int, end: int
-) -> SnapshotTensor:
-    found = checksum(memoryview(content)[begin:end])
-    return SnapshotTensor(
-        what, piece.name, piece.box, dtype.removeprefix("torch."), begin, end, found
-    )
 
 
 def _quietly(act: Callable[..., None], *arguments: object) -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from heteropp.layout.boxes import Box, uncovered
 from heteropp.models.spec import ModelSpec
-from heteropp.state.checkpoint.reader import QUANTITIES, Quantity
-from heteropp.state.checkpoint.writer import block_of
 from heteropp.state.recovery.manifest import RankManifest, SnapshotStep, SnapshotTensor, TierKind
+from heteropp.state.slices.parameter_slice import block_of
+from heteropp.state.slices.quantities import STORED, StoredName
 
-Key = tuple[Quantity, str]  # of what, and the parameter's name
+Key = tuple[StoredName, str]  # of what, and the parameter's name
 NEARNESS: dict[TierKind, int] = {"memory": 0, "disk": 1, "remote": 2}
 
 
@@ -102,7 +102,7 @@ def missing_blocks(copies: Iterable[StoredTensor], model: ModelSpec) -> list[str
     missing: dict[str, None] = {}
     for parameter in model.parameters():
         name = model.global_name(parameter.name)
-        for quantity in QUANTITIES:
+        for quantity in STORED:
             if uncovered([Box.whole(parameter.shape)], sorted(boxes[quantity, name])):
                 missing[block_of(name)] = None
     return list(missing)

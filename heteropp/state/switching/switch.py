@@ -17,8 +17,9 @@ from heteropp.description.plan import Plan
 from heteropp.layout.hspmd.exchange import exchange
 from heteropp.layout.hspmd.routing import alike
 from heteropp.process_groups.control import Control
-from heteropp.state.checkpoint.manifest import Scalars
-from heteropp.state.switching.buffers import Buffers, fresh, pieces
+from heteropp.state.slices.buffers import Buffers, fresh
+from heteropp.state.slices.scalars import Scalars
+from heteropp.state.switching.pieces import pieces
 from heteropp.state.switching.table import Table, table
 
 POSITION = "position"  # announced by the old plan's rank 0

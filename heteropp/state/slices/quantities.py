@@ -1,0 +1,46 @@
+"""What a training holds of every element of a model, and what files have of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from heteropp.models.spec import ModelSpec
+
+# what files have of every parameter: its value, as exact as the optimizer's own, and AdamW's
+# running averages of the gradient and of its square
+StoredName = Literal["value", "average", "average_square"]
+STORED: tuple[StoredName, ...] = get_args(StoredName)
+QuantityName = Literal["parameter"] | StoredName
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something that is held of every element of a model, each rank's in a flat buffer."""
+
+    name: QuantityName
+    dtype: str
+    whole: bool  # of all parameters of a ministage; otherwise of the rank's shard of them
+
+    @property
+    def itemsize(self) -> int:
+        return {"float64": 8, "float32": 4}.get(self.dtype, 2)
+
+    @property
+    def stored(self) -> StoredName:
+        """What files have of it: a parameter is its value, in the model's dtype."""
+        return "value" if self.name == "parameter" else self.name
+
+
+def quantities_of(model: ModelSpec) -> tuple[Quantity, ...]:
+    """Returns the quantities that training goes on from.
+
+    A model of 16 bits also has a wide value (master copy) of every parameter; of another one the
+    parameter is the value.
+    """
+    found = [Quantity("parameter", model.dtype, whole=True)]
+    if model.dtype != model.wide_dtype:
+        found.append(Quantity("value", model.wide_dtype, whole=False))
+    found.append(Quantity("average", model.wide_dtype, whole=False))
+    found.append(Quantity("average_square", model.wide_dtype, whole=False))
+    return tuple(found)
