@@ -29,7 +29,7 @@ from heteropp.layout.hspmd.deduction import (
     transpose,
     without_sums,
 )
-from heteropp.layout.hspmd.tensor import AnnotatedTensor, moved, own
+from heteropp.layout.hspmd.wrapper import WrapperTensor, moved, own
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2  # of losses
@@ -61,8 +61,8 @@ class Call:
         return self.function.overloadpacket.__name__
 
     @property
-    def tensors(self) -> list[AnnotatedTensor]:
-        return [a for a in self.arguments if isinstance(a, AnnotatedTensor)]
+    def tensors(self) -> list[WrapperTensor]:
+        return [a for a in self.arguments if isinstance(a, WrapperTensor)]
 
     @property
     def operands(self) -> list[Operand]:
@@ -70,7 +70,7 @@ class Call:
         return [
             Operand(f"operand {schema[i].name!r} {list(a.shape)}", a.annotation)
             for i, a in enumerate(self.arguments)
-            if isinstance(a, AnnotatedTensor)
+            if isinstance(a, WrapperTensor)
         ]
 
     def local(self) -> Any:
@@ -112,30 +112,30 @@ def run(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
         parts = result if isinstance(result, tuple | list) else [result]
     if function._schema.is_mutable:
         return call.arguments[0]
-    device = call.tensors[0].device
+    example = call.tensors[0]
     results = [
         None
         if target is None
-        else AnnotatedTensor(part, target, tuple(shape.shape), shape.dtype, device)
+        else example.with_local(part, target, tuple(shape.shape), shape.dtype)
         for part, target, shape in zip(parts, targets, shapes, strict=True)
     ]
     return results[0] if len(function._schema.returns) == 1 else tuple(results)
 
 
 def _local(argument: Any) -> Any:
-    return argument.local if isinstance(argument, AnnotatedTensor) else argument
+    return argument.local if isinstance(argument, WrapperTensor) else argument
 
 
-def _filled(call: Call) -> AnnotatedTensor:
+def _filled(call: Call) -> WrapperTensor:
     """Runs an operator that fills a tensor with constants, like an example of its layout.
 
     Every rank fills its own part; where the example is a sum, the result has duplicates instead.
     """
     example = call.tensors[0]
     local = None if example.local is None else call.local()
-    dtype = call.named.get("dtype") or example.dtype
-    annotation = without_sums(example.annotation)
-    return AnnotatedTensor(local, annotation, tuple(example.shape), dtype, example.device)
+    return example.with_local(
+        local, without_sums(example.annotation), dtype=call.named.get("dtype")
+    )
 
 
 def _check_plain(call: Call) -> None:
@@ -143,7 +143,7 @@ def _check_plain(call: Call) -> None:
     every element takes.
     """
     for i, argument in enumerate(call.arguments):
-        if not isinstance(argument, Tensor) or isinstance(argument, AnnotatedTensor):
+        if not isinstance(argument, Tensor) or isinstance(argument, WrapperTensor):
             continue
         changed = i == 0 and call.function._schema.is_mutable
         if argument.ndim or changed or call.function.overloadpacket in RULES:
@@ -156,7 +156,7 @@ def _check_plain(call: Call) -> None:
 def _cut(call: Call, operator: OperatorRule) -> Call:
     targets = iter(cut_alike(operator, call.operands))
     arguments = [
-        moved(a, next(targets)) if isinstance(a, AnnotatedTensor) else a for a in call.arguments
+        moved(a, next(targets)) if isinstance(a, WrapperTensor) else a for a in call.arguments
     ]
     return Call(call.function, arguments, call.named)
 
@@ -217,7 +217,7 @@ def _elementwise(call: Call) -> tuple[OperatorRule, Local]:
     shapes = [tuple(tensor.shape) for tensor in call.tensors]
     additive = packet in ADDITIVE and len(shapes) == 2
     rounds = call.named.get("dtype") or call.named.get("rounding_mode")
-    over_a_number = packet in FIRST and not isinstance(call.arguments[0], AnnotatedTensor)
+    over_a_number = packet in FIRST and not isinstance(call.arguments[0], WrapperTensor)
     linear = () if rounds or over_a_number else LINEAR.get(packet, ())
     return elementwise(call.name, shapes, linear, additive), _as_it_is
 

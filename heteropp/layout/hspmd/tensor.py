@@ -13,36 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from heteropp.layout.hspmd import exchange
-from heteropp.layout.hspmd.annotation import (
-    Annotation,
-    AnnotationError,
-    Holding,
-    holdings,
-    whole_box,
-)
+from heteropp.layout.boxes import Box
+from heteropp.layout.hspmd.annotation import Annotation, AnnotationError
 from heteropp.layout.hspmd.deduction import without_sums
-from heteropp.layout.hspmd.resolution import ResolutionError, resolve
+from heteropp.layout.hspmd.operators import run
+from heteropp.layout.hspmd.resolution import ResolutionError
+from heteropp.layout.hspmd.wrapper import WrapperTensor, moved, own
 
 
-class AnnotatedTensor(Tensor):
-    """Looks like the whole tensor; `local` is this rank's part of it, None where it has none."""
-
-    local: Tensor | None
-    annotation: Annotation
-
-    @staticmethod
-    def __new__(
-        cls,
-        local: Tensor | None,
-        annotation: Annotation,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> AnnotatedTensor:
-        result = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        result.local, result.annotation = local, annotation
-        return result
+class AnnotatedTensor(WrapperTensor):
+    """A tensor on whose parts operators run, as deduced."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -50,21 +30,10 @@ class AnnotatedTensor(Tensor):
     def __torch_dispatch__(
         cls, function: Any, _types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
-        from heteropp.layout.hspmd.operators import run
-
         return run(function, arguments, named or {})
-
-    def with_local(self, local: Tensor | None, annotation: Annotation) -> AnnotatedTensor:
-        return AnnotatedTensor(local, annotation, tuple(self.shape), self.dtype, self.device)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"AnnotatedTensor({list(self.shape)}, {self.annotation}, local={self.local})"
-
-
-def own(annotation: Annotation, shape: tuple[int, ...]) -> Holding | None:
-    """What this rank holds."""
-    rank = dist.get_rank()
-    return next((h for h in holdings(annotation, shape) if h.rank == rank), None)
 
 
 def annotated(whole: Tensor, annotation: Annotation) -> AnnotatedTensor:
@@ -76,7 +45,7 @@ def annotated(whole: Tensor, annotation: Annotation) -> AnnotatedTensor:
     holding = own(annotation, shape)
     part = None
     if holding is not None:
-        part = whole.detach()[holding.box.within(whole_box(shape))].clone()
+        part = whole.detach()[holding.box.within(Box.whole(shape))].clone()
     return AnnotatedTensor(part, annotation, shape, whole.dtype, whole.device)
 
 
@@ -92,15 +61,6 @@ def communicate(tensor: Tensor, target: Annotation) -> Tensor:
             f"a plain tensor {list(tensor.shape)} cannot go to {target}; expected an annotated one"
         )
     return _Communicate.apply(tensor, target)
-
-
-def moved(tensor: AnnotatedTensor, target: Annotation) -> AnnotatedTensor:
-    """Brings a tensor under another annotation, as `communicate` does, but outside of autograd."""
-    communication = resolve(tensor.annotation, target, tuple(tensor.shape), tensor.dtype.itemsize)
-    local = exchange.communicate(
-        communication, dist.get_rank(), tensor.local, tensor.dtype, tensor.device
-    )
-    return tensor.with_local(local, target)
 
 
 def gradient_moved(gradient: AnnotatedTensor, home: Annotation) -> Tensor:
