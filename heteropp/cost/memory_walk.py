@@ -17,8 +17,8 @@ from heteropp.cost.tracing.traces import StageTrace
 from heteropp.description.plan import Plan, ministage_layers
 from heteropp.description.profile import ChipProfile
 from heteropp.layout.flat_buffer import ALIGNMENT
-from heteropp.layout.replicated_gradients import Exchange, exchanges
 from heteropp.layout.resharding import SENDS_UNDER_WAY
+from heteropp.optimizer.replicated_gradients import Exchange, exchanges
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.inboxes import received_ahead
 from heteropp.schedule.residence import (

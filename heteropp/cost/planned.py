@@ -11,7 +11,7 @@ from heteropp.cost.stage_time import Memory, StageShape, Time, stage_time
 from heteropp.description.cluster import Cluster, Link
 from heteropp.description.plan import Pipeline, Plan, PlanError, ministage_layers
 from heteropp.description.profile import ChipProfile, chip_profile
-from heteropp.layout.replicated_gradients import exchanges
+from heteropp.optimizer.replicated_gradients import exchanges
 from heteropp.schedule.action import Action
 from heteropp.schedule.stage_actions import actions
 

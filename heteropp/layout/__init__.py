@@ -1,1 +1,1 @@
-"""Who holds which slice of what: flat buffers, annotations (HSPMD), boundary resharding."""
+"""Who holds which slice of what: annotations (HSPMD), parameters, flat buffers, resharding."""

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+Ranges = tuple[tuple[int, int], ...]  # [first, last) in every dimension
+
 
 @dataclass(frozen=True, order=True)
 class Box:
     """A slice of a tensor: one half-open range per dimension, in global coordinates."""
 
-    ranges: tuple[tuple[int, int], ...]
+    ranges: Ranges
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Box:

@@ -1,4 +1,9 @@
-"""Where the parameters of a ministage stand in a rank's flat buffers, and what a shard holds."""
+"""Where the parameters of a ministage stand in a rank's flat buffers, and what a shard holds.
+
+What a rank holds of a parameter is said by the parameter's distributed states. What a shard holds
+is worked out here: ZeRO splits the buffer (optimizer/zero.py has the buffer's annotation), and so
+cuts parameters within their rows, where no split along a dimension does.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from heteropp.layout.boxes import Box
-from heteropp.models.spec import ModelSpec, Ranges
+from heteropp.layout.boxes import Box, Ranges
+from heteropp.layout.parameter import Parameter
+
+if TYPE_CHECKING:
+    from heteropp.models.spec import ModelSpec
 
 ALIGNMENT = 32  # elements; kernels may take another path, with other last bits, when unaligned
 
@@ -17,13 +26,16 @@ ALIGNMENT = 32  # elements; kernels may take another path, with other last bits,
 class Entry:
     """A parameter's place in the flat buffer."""
 
-    name: str  # in the module
+    parameter: Parameter  # under its name in the module
     global_name: str
     boxes: tuple[Box, ...]  # of the whole parameter, one after another; several of a packed one
     sharded: bool  # over the tensor-parallel group; otherwise its ranks hold copies
-    partial: bool  # the ranks of the tensor-parallel group have summands of its gradient
     first: int
     last: int
+
+    @property
+    def name(self) -> str:
+        return self.parameter.name
 
     @property
     def box(self) -> Box:
@@ -81,12 +93,11 @@ def layout(
     """
     entries, offset, decaying = [], 0, 0
     for parameter in sorted(model.parameters(layers), key=lambda parameter: not parameter.decays):
-        boxes = tuple(map(Box, parameter.pieces(tp, tp_index)))
-        last = offset + sum(math.prod(box.shape) for box in boxes)
-        sharded = parameter.split_dimension is not None and tp > 1
-        partial = parameter.partial and tp > 1
+        boxes = parameter.boxes(tp, tp_index)
+        last = offset + sum(box.size for box in boxes)
+        sharded = parameter.states(tp).splits
         name = model.global_name(parameter.name)
-        entries.append(Entry(parameter.name, name, boxes, sharded, partial, offset, last))
+        entries.append(Entry(parameter, name, boxes, sharded, offset, last))
         offset = -(-last // ALIGNMENT) * ALIGNMENT
         if parameter.decays:
             decaying = offset

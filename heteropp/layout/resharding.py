@@ -8,6 +8,9 @@ each byte crosses the boundary once; the replica then gathers.
 A sequence-parallel stage holds, and wants, of its replicas' rows one piece on each rank: nothing is
 gathered there, whatever the strategy.
 
+Rows are told as boxes, not as annotations: in a common multiple of unlike micro-batches a rank
+holds several boxes, and an annotation gives it one.
+
 Two other strategies are there to compare with. "broadcast": the first rank of a replica is sent
 all its rows, and passes them on. "direct": every rank is sent all of them.
 """
@@ -19,10 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from math import lcm
+from typing import TYPE_CHECKING
 
-from heteropp.description.plan import Resharding, Stage
 from heteropp.layout.boxes import Box, split
 from heteropp.layout.hspmd.routing import HeldBox, Wanted, alike, route
+
+if TYPE_CHECKING:
+    from heteropp.description.plan import Resharding, Stage
 
 SENDS_UNDER_WAY = 2  # boundary tensors on their way to one neighbour, at most
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from heteropp.layout.parameter import Parameter
+
 if TYPE_CHECKING:
     import torch
     from pydantic import GetCoreSchemaHandler
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from heteropp.models.stage_module import StageModule
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-Ranges = tuple[tuple[int, int], ...]  # [first, last) in every dimension
 BlockCounts = tuple[tuple[str, int], ...]  # kinds of blocks, and how many of each
 
 LARGEST = 2**24  # of any size; what is larger is a slip, and would keep a planner busy for ever
@@ -32,39 +33,6 @@ LARGEST = 2**24  # of any size; what is larger is a slip, and would keep a plann
 
 class ModelError(ValueError):
     """A model that cannot be; the message is one sentence."""
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of the whole model, and how tensor parallelism cuts it."""
-
-    name: str
-    shape: tuple[int, ...]
-    split_dimension: int | None  # which tensor parallelism cuts; None: every rank holds a copy
-    # the sizes of pieces that stand one after another along that dimension, each cut by itself, as
-    # in one matrix of queries, keys and values; empty: one piece
-    packed: tuple[int, ...] = ()
-    partial: bool = False  # of a copy: every rank has a summand of its gradient
-    decays: bool = True  # AdamW's weight decay
-
-    def pieces(self, tp: int, index: int) -> list[Ranges]:
-        """Returns the slices that one rank of a tensor-parallel group holds, one after another.
-
-        Raises ValueError where the degree does not divide what is cut.
-        """
-        whole = tuple((0, size) for size in self.shape)
-        cut = self.split_dimension
-        if cut is None or tp == 1:
-            return [whole]
-        result, start = [], 0
-        for size in self.packed or (self.shape[cut],):
-            share, rest = divmod(size, tp)
-            if rest:
-                raise ValueError(f"{tp} ranks do not divide {self.name}, of which {size} is cut")
-            first = start + index * share
-            result.append((*whole[:cut], (first, first + share), *whole[cut + 1 :]))
-            start += size
-        return result
 
 
 @dataclass(frozen=True, kw_only=True)

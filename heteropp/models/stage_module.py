@@ -7,6 +7,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
+from heteropp.layout.boxes import Box
 from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 from heteropp.models.spec import ModelSpec, Parameter
 
@@ -53,8 +54,8 @@ class StageModule(nn.Module):
 def fill(target: Tensor, parameter: Parameter, whole: Tensor, group: TensorParallelGroup) -> None:
     """Copies a rank's slices of a whole parameter into what the rank holds of it."""
     pieces = [
-        whole[tuple(slice(*span) for span in ranges)]
-        for ranges in parameter.pieces(group.size, group.index)
+        whole[box.within(Box.whole(whole.shape))]
+        for box in parameter.boxes(group.size, group.index)
     ]
     value = pieces[0] if len(pieces) == 1 else torch.cat(pieces, parameter.split_dimension or 0)
     target.copy_(value.to(target.dtype).contiguous())

@@ -72,16 +72,16 @@ class FlatParameters(FlatBuffers):
         That is due where each rank has a summand: of its own rows where sequence parallelism cuts
         them, or of what it computes with a parameter that acts on what is cut.
         """
-        rows_are_cut = self.module.group.sequence_parallel
+        group = self.module.group
         copies = [
             gradients[e.first : e.last]
             for e in self.entries
-            if not e.sharded and (rows_are_cut or e.partial)
+            if e.parameter.gradient_states(group.size, group.sequence_parallel).summands > 1
         ]
         if not copies:
             return
         total = torch.cat(copies)
-        self.module.group.all_reduce(total)
+        group.all_reduce(total)
         for copy, part in zip(copies, total.split([len(copy) for copy in copies]), strict=True):
             copy.copy_(part)
 

@@ -9,7 +9,7 @@ from heteropp.cost.communication import all_gather_s
 from heteropp.cost.planned import slowest_link
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan
-from heteropp.layout.replicated_gradients import Part, shards, shared
+from heteropp.optimizer.replicated_gradients import Part, shards, shared
 from heteropp.schedule.action import Action, Kind
 from heteropp.simulator.reductions import ReductionGroup
 

@@ -12,8 +12,8 @@ from parity import STEPS, Ranks
 
 from heteropp.description.plan import Plan, Schedule
 from heteropp.layout.hspmd.routing import volume_bytes
-from heteropp.layout.replicated_gradients import MINISTAGES, shared, sums
 from heteropp.layout.resharding import messages
+from heteropp.optimizer.replicated_gradients import MINISTAGES, shared, sums
 from heteropp.schedule.stage_actions import links
 
 

@@ -42,7 +42,6 @@ from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile
 from heteropp.data.whole_documents import WholeDocuments, pack
 from heteropp.description.plan import Plan, PlanError, validate, write_plan
-from heteropp.layout.boxes import Box
 from heteropp.models.llama.model import LlamaModel
 from heteropp.runtime.mixed_lengths.deliveries import deliveries
 from heteropp.runtime.mixed_lengths.memory import memory_bytes
@@ -339,7 +338,7 @@ def test_what_plans_leave_standing_counts_together() -> None:
     short = of_length(plan_of(model, (4,), (2,), (1,)), SHORT)
     long = of_length(plan_of(model, (4,), (1,), (2,)), LONG)
     alone, (together, _) = rank_memory(short), memory_bytes([short, long])
-    copies = sum(math.prod(Box(p.pieces(2, 0)[0]).shape) for p in model.parameters()) * 8
+    copies = sum(math.prod(p.boxes(2, 0)[0].shape) for p in model.parameters()) * 8
     assert all(t >= a.total + copies for t, a in zip(together, alone, strict=True))
     same = memory_bytes([short, of_length(short, MIDDLE)])[0]
     assert all(s < t for s, t in zip(same, together, strict=True))

@@ -13,7 +13,7 @@ from training_run import several_pipelines, tiny_model
 from heteropp.description.plan import Plan, validate
 from heteropp.layout.boxes import Box
 from heteropp.layout.flat_buffer import layout
-from heteropp.layout.replicated_gradients import (
+from heteropp.optimizer.replicated_gradients import (
     MINISTAGES,
     Exchange,
     Part,
@@ -140,7 +140,7 @@ def kept(plan: Plan, part: Part, rank: int) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     position, elements = 0, []
     for parameter in plan.model.parameters(layers):
-        box = Box(parameter.pieces(stage.tp, tp_index)[0])
+        box = parameter.boxes(stage.tp, tp_index)[0]
         for number in numbered(box, parameter.shape).flatten():
             elements.append((position, parameter.name, number))
             position += 1

@@ -10,6 +10,7 @@ be unlike), DUPLICATE or PARTIAL; the heterogeneous size is how many there are.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,6 +61,11 @@ class DistributedStates:
         """The number of summands whose sum is the value; 1: ranks hold the value itself."""
         return math.prod(parts for dimension, parts in self.axes if dimension == PARTIAL)
 
+    @property
+    def splits(self) -> bool:
+        """Whether ranks of the group hold unlike boxes."""
+        return any(dimension >= 0 for dimension, _ in self.axes)
+
     def place(self, whole: Box, index: int) -> tuple[Box, int]:
         """What the rank at `index` of the group holds: a box, and of which summand."""
         box, summand, inner = whole, 0, self.size
@@ -107,7 +113,7 @@ class Annotation:
                     f"{laid_out.size}; expected as many"
                 )
         every = [rank for ranks in groups for rank in ranks]
-        twice = [rank for rank in every if every.count(rank) > 1]
+        twice = [rank for rank, times in Counter(every).items() if times > 1]
         if twice or min(every) < 0:
             raise AnnotationError(
                 f"rank {twice[0]} is in the annotation twice; expected every rank once"
@@ -164,13 +170,9 @@ class Holding:
     summand: Summand | None  # None: the value itself
 
 
-def whole_box(shape: Sequence[int]) -> Box:
-    return Box(tuple((0, size) for size in shape))
-
-
 def subgroup_box(annotation: Annotation, shape: Sequence[int], subgroup: int) -> Box:
     """What a subgroup holds together. Raises AnnotationError."""
-    whole, hdim, shares = whole_box(shape), annotation.hdim, annotation.shares
+    whole, hdim, shares = Box.whole(shape), annotation.hdim, annotation.shares
     if hdim < 0:
         return whole
     _check_dimension(annotation, hdim, shape)

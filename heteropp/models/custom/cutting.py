@@ -101,13 +101,10 @@ def install(
         if type(layer) in (nn.Linear, nn.Embedding)
     }
     for parameter in parameters:
-        sizes = [
-            torch.Size(last - first for first, last in ranges)
-            for ranges in parameter.pieces(group.size, group.index)
-        ]
-        shape = list(sizes[0])
-        if sizes[1:]:
-            shape[0] = sum(size[0] for size in sizes)
+        boxes = parameter.boxes(group.size, group.index)
+        shape = list(boxes[0].shape)
+        if boxes[1:]:
+            shape[0] = sum(box.shape[0] for box in boxes)
         owner, _, leaf = parameter.name.rpartition(".")
         value = torch.empty(shape, device=device, dtype=dtype)
         setattr(module.get_submodule(owner), leaf, nn.Parameter(value))

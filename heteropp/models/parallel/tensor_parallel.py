@@ -4,6 +4,12 @@ With sequence parallelism the rows are cut too, wherever a layer treats each by 
 and dropout. Then an all-gather stands where otherwise copies are, and a reduce-scatter in place of
 an all-reduce (Reducing Activation Recomputation in Large Transformer Models, section 4.2.2).
 
+Declared on plain modules (layout/hspmd/declaration.py) the same cuts compute the same. Training
+calls these layers all the same: a declared layer sends every operator through Python, communicates
+by itself where layers that share an input could do it once, and knows neither weight gradients that
+wait (backward.py) nor a loss over a cut vocabulary. A layer here knows only how large its slice of
+a weight is; which one it is, its Parameter says.
+
 A group is what TensorParallelGroup says; a planner passes one that only counts. A group of size 1
 adds no operator and communicates nothing.
 """

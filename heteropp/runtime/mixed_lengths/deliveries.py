@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heteropp.description.plan import Plan, Stage, ministage_layers
 from heteropp.layout.boxes import Box
-from heteropp.layout.flat_buffer import Entry, layout
+from heteropp.layout.hspmd.annotation import holdings
+from heteropp.layout.parameter import Parameter
 
 
 @dataclass(frozen=True)
@@ -113,27 +114,21 @@ def _summands(plan: Plan) -> dict[str, list[Summand]]:
         for s, ministages in enumerate(ministage_layers(pipeline, plan.schedule)):
             stage = pipeline.stages[s]
             for k, layers in enumerate(ministages):
-                for t in range(stage.tp):
-                    for entry in layout(plan.model, layers, stage.tp, t, 1).entries:
-                        for r, ranks, extra in _having(stage, t, entry):
-                            place = (p, s, r, k, *extra)
-                            found[entry.global_name].append(Summand(entry.box, ranks, k, place))
+                for parameter in plan.model.parameters(layers):
+                    name = plan.model.global_name(parameter.name)
+                    for (box, own, r), ranks in sorted(_having(stage, parameter).items()):
+                        found[name].append(Summand(box, tuple(ranks), k, (p, s, r, k, own)))
     return found
 
 
-def _having(
-    stage: Stage, tp_index: int, entry: Entry
-) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Yields, for each replica, its number, the ranks that have the same gradient of a parameter,
-    and what tells their summand from others of the replica.
-
-    A rank speaks for the slice that it alone has, and the first rank for a whole parameter. With
-    sequence parallelism ranks split the rows instead, so each has its own summand of the whole.
+def _having(stage: Stage, parameter: Parameter) -> dict[tuple[Box, int, int], list[int]]:
+    """Returns the ranks that have the same part of a parameter's gradient, by its box, its number
+    among the summands within the replica, and the replica.
     """
-    for r, replica in enumerate(stage.replicas):
-        if entry.sharded or stage.tp == 1:
-            yield r, (replica.ranks[tp_index],), ()
-        elif stage.sequence_parallel:
-            yield r, (replica.ranks[tp_index],), (tp_index,)
-        elif tp_index == 0:
-            yield r, replica.ranks, ()
+    groups = [replica.ranks for replica in stage.replicas]
+    annotation = parameter.gradient_annotation(groups, stage.sequence_parallel)
+    found: dict[tuple[Box, int, int], list[int]] = defaultdict(list)
+    for holding in holdings(annotation, parameter.shape):
+        _, own = holding.summand or (0, 0)
+        found[holding.box, own, holding.subgroup].append(holding.rank)
+    return found

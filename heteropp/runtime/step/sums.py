@@ -1,6 +1,6 @@
 """Sums a ministage's gradients over the other places of the plan where its parameters stand.
 
-layout/replicated_gradients.py says which those are. Every rank sends what it keeps to those who
+optimizer/replicated_gradients.py says which those are. Every rank sends what it keeps to those who
 want it, and adds what it is sent in the order of the places: all of them have the same sums, bit
 for bit.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from heteropp.description.plan import Plan
 from heteropp.layout.hspmd.messages import Messages
-from heteropp.layout.replicated_gradients import MINISTAGES, Part, numbers, seat, shared, sums
+from heteropp.optimizer.replicated_gradients import MINISTAGES, Part, numbers, seat, shared, sums
 from heteropp.optimizer.zero import FlatParameters
 
 FIRST_TAG = 1 << 16  # above those of boundary tensors

@@ -138,7 +138,7 @@ def load_weights(folder: Path, module: StageModule) -> None:
     parameters = {parameter.name: parameter for parameter in model.parameters()}
     for name, target in module.named_parameters():
         parameter = parameters[model.global_name(name)]
-        boxes = map(Box, parameter.pieces(group.size, group.index))
+        boxes = parameter.boxes(group.size, group.index)
         values = [weights.read(model, parameter, box) for box in boxes]
         value = torch.cat(values, parameter.split_dimension or 0) if values[1:] else values[0]
         target.copy_(value.to(target.dtype).contiguous())

@@ -4,7 +4,8 @@ Several pipelines hold every layer (AutoHet; Hetu v2), as do pipelines in opposi
 the same stages (Chimera), and a tied head is the embedding once more. The gradient of a parameter
 is the sum over its copies: what a rank keeps is a summand of it, and the sum is what it wants. Who
 sends whom what is the resolver's answer, also where copies are cut unlike, over tensor-parallel
-ranks or by ZeRO.
+ranks or by ZeRO. It is given boxes, not annotations: ZeRO's shards have none (layout/flat_buffer),
+and one rank may hold two copies.
 """
 
 from __future__ import annotations

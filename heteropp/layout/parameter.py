@@ -1,0 +1,89 @@
+"""How a parameter of a model lies over ranks: its declaration, and the annotations it stands for.
+
+Whoever asks where a parameter's pieces lie is answered from here, out of distributed states: flat
+buffers, and with them checkpoints, switches and the sums of copies; what fills a module; and plain
+modules that are annotated (hspmd/declaration.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from heteropp.layout.boxes import Box
+from heteropp.layout.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, DistributedStates
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the whole model, and how tensor parallelism cuts it."""
+
+    name: str
+    shape: tuple[int, ...]
+    split_dimension: int | None  # which tensor parallelism cuts; None: every rank holds a copy
+    # the sizes of pieces that stand one after another along that dimension, each cut by itself, as
+    # in one matrix of queries, keys and values; empty: one piece
+    packed: tuple[int, ...] = ()
+    partial: bool = False  # of a copy: every rank has a summand of its gradient
+    decays: bool = True  # AdamW's weight decay
+
+    def states(self, tp: int) -> DistributedStates:
+        """Returns how a tensor-parallel group holds the value, or each piece of a packed one."""
+        return _states(self.split_dimension, tp)
+
+    def gradient_states(self, tp: int, rows_are_cut: bool = False) -> DistributedStates:
+        """Returns how a tensor-parallel group holds the gradient before anything is summed.
+
+        rows_are_cut: over the group, by sequence parallelism.
+        """
+        if self.split_dimension is None and (self.partial or rows_are_cut):
+            return _states(PARTIAL, tp)
+        return self.states(tp)
+
+    def annotation(self, groups: Sequence[Sequence[int]]) -> Annotation:
+        """Returns how the value, or each piece of a packed one, lies over tensor-parallel groups.
+
+        They may be of unlike sizes; each holds it whole.
+        """
+        return Annotation.of((ranks, self.states(len(ranks)).axes) for ranks in groups)
+
+    def gradient_annotation(
+        self, groups: Sequence[Sequence[int]], rows_are_cut: bool = False
+    ) -> Annotation:
+        """Returns how the gradient lies before anything is summed: each group has a summand, of
+        its share of the batch.
+        """
+        return Annotation.of(
+            ((ranks, self.gradient_states(len(ranks), rows_are_cut).axes) for ranks in groups),
+            PARTIAL,
+        )
+
+    def boxes(self, tp: int, index: int) -> tuple[Box, ...]:
+        """Returns what one rank of a tensor-parallel group holds, one box for each piece.
+
+        Raises ValueError where the degree does not divide what is cut.
+        """
+        try:
+            return _boxes(self.shape, self.split_dimension, self.packed, tp, index)
+        except ValueError as error:
+            raise ValueError(f"parameter {self.name}: {error}") from None
+
+
+@lru_cache(maxsize=4096)  # a model's blocks are alike
+def _boxes(
+    shape: tuple[int, ...], split: int | None, packed: tuple[int, ...], tp: int, index: int
+) -> tuple[Box, ...]:
+    pieces = [Box.whole(shape)]
+    if packed and split is not None and tp > 1:
+        (whole,), pieces, first = pieces, [], 0
+        for size in packed:
+            ranges = (*whole.ranges[:split], (first, first + size), *whole.ranges[split + 1 :])
+            pieces.append(Box(ranges))
+            first += size
+    return tuple([_states(split, tp).place(piece, index)[0] for piece in pieces])
+
+
+@lru_cache(maxsize=4096)
+def _states(dimension: int | None, tp: int) -> DistributedStates:
+    return DistributedStates.of({DUPLICATE if dimension is None else dimension: tp})
