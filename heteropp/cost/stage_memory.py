@@ -44,8 +44,8 @@ class StageShape:
     copies: int = 1  # places in the plan that hold its layers, and sum their gradients
     blocks: BlockCounts = ()  # its layers by kind; empty: mixed as in the whole model
 
-    @property
-    def kind(self) -> StageKind:
+    def kind(self, whole_backward: bool = False) -> StageKind:
+        """Returns what its traces depend on; whole_backward: none of a backward is put off."""
         return StageKind(
             "",
             self.first,
@@ -54,6 +54,7 @@ class StageShape:
             self.sequences,
             self.sequence_parallel,
             self.selective_recompute,
+            whole_backward,
         )
 
     @property
@@ -117,7 +118,7 @@ def stage_memory(
     averages = 3 if model.wide_dtype != model.dtype else 2
 
     own = of(longest, lambda t: t.input_bytes if shape.recompute else t.kept_bytes)
-    whole = kept_bytes(model, shape, profile)
+    whole = _kept_bytes(model, shape, traces)
     if shape.schedule in PUTTING_OFF and shape.recompute and not shape.first:
         # what W waits with is more than an input; which micro-batches wait is not known here
         own = whole = max(whole, of(shape.layers, lambda t: t.put_off_bytes))
@@ -128,9 +129,14 @@ def stage_memory(
         model, shape, kept, lambda count: ministages(count, lambda t: t.gradient_bytes)
     )
     boundary = _boundary_bytes(model, traces.one, shape, in_flight, micro_batches)
-    working = _working_bytes(model, shape, longest, profile)
+    # of the model's first stage, which has no one to send a gradient to, nothing is put off
+    if shape.first and shape.ministages == 1 and shape.schedule not in PUTTING_OFF:
+        at_work = stage_traces(model, shape, profile, whole_backward=True)
+    else:
+        at_work = traces
+    working = at_work.peak(longest, _most_at_work)
     # the update comes when no micro-batch is held and no piece awaited
-    updating = update_bytes(model, shape, micro_batches, profile)
+    updating = _update_bytes(model, shape, micro_batches, traces)
     working = max(working, updating - kept - boundary)
     recomputed = of(longest, lambda t: t.kept_bytes - t.input_bytes) if shape.recompute else 0
     return Memory(
@@ -155,35 +161,22 @@ def tokens_bytes(model: ModelSpec, shape: StageShape, micro_batches: int) -> int
     return 2 * (int(shape.first) + int(shape.last)) * rows * 8
 
 
-def _working_bytes(
-    model: ModelSpec, shape: StageShape, layers: int, profile: ChipProfile | None
-) -> int:
+def _most_at_work(trace: StageTrace) -> int:
     """Returns the most bytes that a forward or a backward holds beyond what outlives it.
 
-    Its own micro-batch's activations are among them.
-    """
-    # of the model's first stage, which has no one to send a gradient to, nothing is put off
-    whole = shape.first and shape.ministages == 1 and shape.schedule not in PUTTING_OFF
-    traces = stage_traces(model, shape, profile, whole)
-    return traces.peak(layers, _most_at_work)
-
-
-def _most_at_work(trace: StageTrace) -> int:
-    """Returns the most bytes that a micro-batch's passes hold.
-
-    Another micro-batch's tensor may still be leaving then: an output beside a forward, or an
-    input's gradient beside the second part of a backward.
+    Its own micro-batch's activations are among them. Another micro-batch's tensor may still be
+    leaving then: an output beside a forward, or an input's gradient beside the second part of a
+    backward.
     """
     forward = trace.forward_peak_bytes + trace.output_bytes
     weights = trace.backward_weight_peak_bytes + trace.input_bytes
     return max(forward, trace.backward_input_peak_bytes, weights)
 
 
-def update_bytes(
-    model: ModelSpec, shape: StageShape, micro_batches: int, profile: ChipProfile | None = None
+def _update_bytes(
+    model: ModelSpec, shape: StageShape, micro_batches: int, traces: StageTraces
 ) -> int:
     """Most that the update holds, beside what stays: the last boundary tensors are leaving."""
-    traces = stage_traces(model, shape, profile)
     of = traces.of
     shards = _shards(shape)
     longest = math.ceil(shape.layers / shape.ministages)  # they are updated one after another
@@ -272,7 +265,10 @@ def kept_bytes(model: ModelSpec, shape: StageShape, profile: ChipProfile | None 
 
     The model's first input is tokens, which the step holds.
     """
-    traces = stage_traces(model, shape, profile)
+    return _kept_bytes(model, shape, stage_traces(model, shape, profile))
+
+
+def _kept_bytes(model: ModelSpec, shape: StageShape, traces: StageTraces) -> int:
     if not shape.recompute:
         return traces.of(shape.layers, lambda t: t.kept_bytes)
     rows = shape.sequences * model.sequence_length * shape.pieces // shape.tp
@@ -288,7 +284,7 @@ def stage_traces(
     """
     if shape.ministages > 1:  # both ends of the model are in two of them, each with its embedding
         model = model.untied()
-    traces = trace_stages(model, replace(shape.kind, whole_backward=whole_backward), shape.blocks)
+    traces = trace_stages(model, shape.kind(whole_backward), shape.blocks)
     kind = shape.first, shape.last, shape.tp, shape.sequences
     if profile is None or not profile.knows_memory(kind):
         return traces

@@ -94,7 +94,7 @@ def stage_time(
     profile: what was measured of the chip, in place of what the chip file says of computing.
     Raises ProfileError where it does not know the stage.
     """
-    traces = trace_stages(model, shape.kind, shape.blocks)
+    traces = trace_stages(model, shape.kind(), shape.blocks)
     shards = shape.dp if shape.zero_stage else 1
     forward, own, other, *collectives, reduce, norm, adamw, gather, flat_bytes = (
         figure

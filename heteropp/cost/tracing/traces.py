@@ -107,9 +107,10 @@ class StageTraces:
 
     def of(self, layers: int, what: Callable[[StageTrace], int]) -> int:
         """Returns a figure that is affine in the blocks, for so many of them."""
-        first, *others = self.kinds
-        if not others:
-            return what(first.one) + (layers - 1) * first.more(what)
+        first = self.kinds[0]
+        if len(self.kinds) == 1:
+            one = what(first.one)
+            return one + (layers - 1) * (what(first.two) - one)
         more = sum(layers * kind.share * kind.more(what) for kind in self.kinds)
         return what(first.one) - first.more(what) + round(more)
 
