@@ -47,7 +47,11 @@ def test_the_load_computes_and_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [17, *(pytest.param(seed, marks=pytest.mark.long) for seed in (4, 8))]
+    "seed",
+    [
+        *(pytest.param(seed, marks=pytest.mark.long) for seed in (4, 17)),
+        pytest.param(8, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_disturbed_run_ends_as_it_must(seed: int, tmp_path: Path) -> None:
     text, losses = chaos.prepare(tmp_path, [draw(seed).curve])
