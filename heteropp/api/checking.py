@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,35 @@ def check_given(options: type, given: Mapping[str, Any]) -> None:
 
     Raises InputError, one sentence on the first that is wrong.
     """
-    text = json.dumps(dict(given), default=_as_json)
+    text = json.dumps(_as_json(given))
     try:
         # as JSON, where paths are texts, and nothing else is converted
         TypeAdapter(options).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        place = "".join(f"[{part}]" if i else str(part) for i, part in enumerate(first["loc"]))
-        value = first["input"] if first["loc"][1:] else given[str(first["loc"][0])]
+        name, *inside = first["loc"]
+        place, value = str(name), given[str(name)]
+        if inside:
+            place, value = f"{name}[{inside[0]}]", _inside(value, inside[0])
         expected = first["msg"].removeprefix("Input should be ")
         raise InputError(f"{place} is {value!r}; expected {expected}") from None
 
 
+def _inside(value: Any, key: int | str) -> Any:
+    """Returns what stands at a place of a list or a mapping, whose keys JSON has as texts."""
+    if isinstance(value, Mapping):
+        return next((v for k, v in value.items() if str(k) == str(key)), value)
+    return value[int(key)]
+
+
 def _as_json(value: Any) -> Any:
-    """Returns a path as a text, and anything else as what no option takes."""
-    return str(value) if isinstance(value, Path) else {"a": type(value).__name__}
+    """Returns a value as JSON has it; what JSON has no form of becomes what no option takes."""
+    if isinstance(value, str | Path):  # a path may have bytes that are no text
+        return str(value).encode(errors="surrogatepass").decode(errors="replace")
+    if isinstance(value, Mapping):
+        return {k if type(k) in (int, str) else repr(k): _as_json(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_as_json(each) for each in value]
+    if value is None or type(value) in (bool, int, float):
+        return value
+    return {"": ""}

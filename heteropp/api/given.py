@@ -47,10 +47,18 @@ def the_model(model: AnyModel, sequence_length: int | None = None) -> ModelSpec:
 
 
 def the_cluster(cluster: AnyCluster) -> Cluster:
-    """Returns a cluster, however it is given. Raises FileError."""
-    return cluster if isinstance(cluster, Cluster) else read_cluster(cluster)
+    """Returns a cluster, however it is given. Raises FileError or InputError."""
+    if isinstance(cluster, Cluster):
+        return cluster
+    if not isinstance(cluster, str | Path):
+        raise InputError(f"cluster is {cluster!r}; expected a name, a path or a heteropp.Cluster")
+    return read_cluster(cluster)
 
 
 def the_plan(plan: AnyPlan) -> Plan:
-    """Returns a plan, or reads it. Raises FileError."""
-    return plan if isinstance(plan, Plan) else read_plan(Path(plan))
+    """Returns a plan, or reads it. Raises FileError or InputError."""
+    if isinstance(plan, Plan):
+        return plan
+    if not isinstance(plan, str | Path):
+        raise InputError(f"plan is {plan!r}; expected a path or a heteropp.Plan")
+    return read_plan(Path(plan))

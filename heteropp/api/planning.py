@@ -29,9 +29,10 @@ class PlanningOptions:
     global_batch: Sequences
     micro_batch_per_replica: Sequences
     schedule: Schedule
-    zero_stage: ZeroStage
+    zero_stage: Annotated[int, Field(ge=0, le=2)]
     uneven_layers: bool
     stage_degrees: bool
+    profile: str | None
     sequence_length: Annotated[int, Field(ge=1, le=LARGEST)] | None
 
 
@@ -109,6 +110,7 @@ def request(
             "uneven_layers": uneven_layers,
             "stage_degrees": stage_degrees,
             "sequence_length": sequence_length,
+            "profile": profile,
         },
     )
     spec = the_model(model, sequence_length)

@@ -48,7 +48,6 @@ def simulate(
     """
     from heteropp.simulator.simulate import simulate as run
 
-    slowdown = dict(slowdown or {})
     check_given(
         SimulationOptions,
         {
@@ -56,15 +55,15 @@ def simulate(
             "slack": slack,
             "noise": noise,
             "seed": seed,
-            "slowdown": slowdown,
+            "slowdown": slowdown or {},
         },
     )
     content, machines = the_plan(plan), the_cluster(cluster)
     check_cluster(content, machines)
-    for rank in slowdown:
-        if not 0 <= rank < content.world_size:
+    for rank in slowdown or {}:
+        if not isinstance(rank, int) or not 0 <= rank < content.world_size:
             raise InputError(
-                f"slowdown names rank {rank}; the plan has ranks 0 to {content.world_size - 1}"
+                f"slowdown names rank {rank!r}; the plan has ranks 0 to {content.world_size - 1}"
             )
     return run(
         content,
@@ -73,5 +72,5 @@ def simulate(
         slack=slack,
         noise=noise,
         seed=seed,
-        slowdown=slowdown,
+        slowdown=dict(slowdown or {}),
     )

@@ -119,9 +119,12 @@ def stage_memory(
 
     own = of(longest, lambda t: t.input_bytes if shape.recompute else t.kept_bytes)
     whole = _kept_bytes(model, shape, traces)
-    if shape.schedule in PUTTING_OFF and shape.recompute and not shape.first:
-        # what W waits with is more than an input; which micro-batches wait is not known here
-        own = whole = max(whole, of(shape.layers, lambda t: t.put_off_bytes))
+    if shape.schedule in PUTTING_OFF and not shape.first:
+        # what W waits with may be more than what a forward keeps, above all where that is little
+        # for a recompute; which micro-batches wait is not known here
+        put_off = of(shape.layers, lambda t: t.put_off_bytes)
+        if put_off > whole:
+            own = whole = put_off
     kept = round(whole * in_flight) - own
     if shape.offload and shape.schedule not in PUTTING_OFF:
         kept = min(kept, own)

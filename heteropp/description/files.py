@@ -56,6 +56,8 @@ def read_bytes(path: Path) -> bytes:
             content = file.read(LARGEST_BYTES + 1)
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # of a name with a zero byte
+        raise FileError(f"{str(path)!r} cannot be read: {error}") from None
     if len(content) > LARGEST_BYTES:
         raise FileError(f"{path} has more than {LARGEST_BYTES >> 20} MiB, which no such file needs")
     return content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -25,7 +26,7 @@ def plan() -> heteropp.Plan:
     [
         ({"global_batch": "16"}, "global_batch is '16'; expected a valid integer"),
         ({"global_batch": 0}, "global_batch is 0; expected greater than or equal to 1"),
-        ({"global_batch": 8, "zero_stage": 5}, "zero_stage is 5; expected 0, 1 or 2"),
+        ({"global_batch": 8, "zero_stage": 5}, "zero_stage is 5; expected less than or equal to 2"),
         ({"global_batch": 8, "schedule": "zb"}, "schedule is 'zb'; expected '1f1b', "),
         ({"global_batch": 8, "sequence_length": 1.5}, "sequence_length is 1.5; expected "),
         ({"global_batch": 8, "uneven_layers": "yes"}, "uneven_layers is 'yes'; expected "),
@@ -94,3 +95,32 @@ def test_a_run_goes_on_with_what_it_began_with(tmp_path: Path) -> None:
     texts = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (output, whole)]
     losses = [[line.split('"loss":')[1].split(",")[0] for line in lines] for lines in texts]
     assert len(losses[0]) == 4 and losses[0] == losses[1]
+
+
+def asked(**options: Any) -> heteropp.Plan:
+    return heteropp.plan("quickstart", "quickstart", global_batch=8, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda p: heteropp.plan("quickstart", None, global_batch=8), "cluster is None; expected"),
+        (lambda p: heteropp.plan(print, "quickstart", global_batch=8), "print is no function at"),
+        (lambda p: heteropp.plan("quickstart", "quickstart", global_batch=8, profile=5), "profile"),
+        (
+            lambda p: heteropp.plan("quickstart", "quickstart", global_batch=8, zero_stage=True),
+            "ze",
+        ),
+        (lambda p: heteropp.simulate(5, "quickstart"), "plan is 5; expected a path or a "),
+        (lambda p: heteropp.simulate(p, "quickstart", slowdown={"0": 2.0}), "names rank '0'"),
+        (lambda p: heteropp.simulate(p, "quickstart", slowdown=5), "slowdown is 5; expected "),
+        (lambda p: heteropp.train(p, output=5), "output is 5; expected "),
+        (lambda p: heteropp.train("a\0b"), r"'a\\x00b' cannot be read: embedded null byte"),
+        (lambda p: heteropp.train(p, data="a\udcff", device="tpu"), "--device is tpu"),
+    ],
+)
+def test_what_is_no_plan_and_no_cluster_is_refused(
+    plan: heteropp.Plan, call: Callable[[Any], Any], sentence: str
+) -> None:
+    with pytest.raises((heteropp.InputError, heteropp.FileError), match=sentence):
+        call(plan)

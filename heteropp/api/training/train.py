@@ -46,16 +46,14 @@ def train(
         if isinstance(cluster, Cluster):
             machines, cluster = cluster, Path(folder, "cluster.toml")
             write_cluster(machines, cluster)
-        return _train(plan, cluster, Path(output), options)
+        return _train({**options, "plan": plan, "cluster": cluster, "output": output})
 
 
-def _train(
-    plan: str | Path | None, cluster: str | Path | None, folder: Path, options: dict[str, Any]
-) -> Path:
-    given = {**options, "plan": plan, "cluster": cluster, "output": folder}
+def _train(given: dict[str, Any]) -> Path:
     given = {name: value for name, value in given.items() if value is not None}
-    given = {**run_to_resume(given, OUTPUT), **given}  # what a run that goes on began with
     check_given(TrainingOptions, given)
+    given = {**run_to_resume(given, OUTPUT), **given}  # what a run that goes on began with
+    folder = Path(given.setdefault("output", OUTPUT))
     for name in PATHS:
         if name in given:
             given[name] = Path(given[name])

@@ -93,6 +93,12 @@ class BlockTraces:
         """Returns what each further block adds to a figure."""
         return what(self.two) - what(self.one)
 
+    def more_waiting(self) -> int:
+        """Returns the most bytes of each further block while another one is at work."""
+        one, two = self.one, self.two
+        kept = two.kept_bytes - one.kept_bytes
+        return max(kept, two.put_off_bytes - one.put_off_bytes)
+
 
 @dataclass(frozen=True, eq=False)
 class StageTraces:
@@ -118,21 +124,19 @@ class StageTraces:
         """Returns an upper bound of a peak for so many blocks.
 
         A peak is affine in the blocks too, except that long stages may peak at another moment than
-        short ones. At that moment they hold all that a forward keeps, so that each block adds at
-        most the larger of the two slopes. Of blocks of another kind than the one at work, only what
-        their forwards keep is there.
+        short ones. At that moment they hold what a forward keeps of each block, or what its
+        backward has put off, so that each adds at most the largest of these slopes. Of blocks of
+        another kind than the one at work nothing else is there.
         """
         return max(self._peak(at_work, layers, what) for at_work in self.kinds)
 
     def _peak(self, at_work: BlockTraces, layers: int, what: Callable[[StageTrace], int]) -> int:
-        kept = sum(
-            layers * kind.share * kind.more(lambda t: t.kept_bytes)
-            for kind in self.kinds
-            if kind is not at_work
+        others = sum(
+            layers * kind.share * kind.more_waiting() for kind in self.kinds if kind is not at_work
         )
         alike = layers * at_work.share - 1 if len(self.kinds) > 1 else layers - 1
-        slope = max(at_work.more(what), at_work.more(lambda t: t.kept_bytes))
-        return what(at_work.one) + round(alike * slope + kept)
+        slope = max(at_work.more(what), at_work.more_waiting())
+        return what(at_work.one) + round(alike * slope + others)
 
 
 @lru_cache(maxsize=4096)

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heteropp.models.custom.definition import ModelDefinition
 from heteropp.models.custom.parts import held_part
+from heteropp.models.parallel.backward import put_off
 from heteropp.models.parallel.tensor_parallel import SoloGroup, TensorParallelGroup
 from heteropp.models.spec import ModelError
 
@@ -82,7 +83,7 @@ def _run(name: str, module: nn.Module, x: Tensor) -> Tensor:
     before = _state(module)
     random = _RandomOperators()
     try:
-        with random:
+        with random, put_off() as later:
             # activations come as views of what a gradient is asked for
             y = module(x.detach().requires_grad_().view_as(x) if x.is_floating_point() else x)
     except Exception as error:
@@ -92,6 +93,14 @@ def _run(name: str, module: nn.Module, x: Tensor) -> Tensor:
         ) from error
     if not isinstance(y, Tensor):
         raise ModelError(f"{name} gives a {type(y).__name__}; expected a tensor")
+    try:
+        later.backward(y, torch.empty_like(y))
+        later.run()
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise ModelError(
+            f"{name} cannot compute its backward: {type(error).__name__}: {text}"
+        ) from error
     if random.names:
         raise ModelError(
             f"{name} draws random numbers ({', '.join(sorted(random.names))}), which a forward "

@@ -17,7 +17,10 @@ from heteropp.models.spec import ModelError
 
 def source_of(function: Callable[[], ModelDefinition]) -> str:
     """Returns where a function stands. Raises ModelError unless a rank could find it there."""
-    file = inspect.getsourcefile(function)
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:  # it is built into Python
+        file = None
     if file is None or "." in function.__qualname__:
         raise ModelError(
             f"{function.__qualname__} is no function at the top of a Python file, from which every "
