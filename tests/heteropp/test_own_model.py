@@ -59,7 +59,16 @@ PLANS: dict[str, Callable[[Any], Plan]] = {
 
 
 EVERYDAY = ("zb-v", "two pipelines")
-CASES = [pytest.param(name, marks=[] if name in EVERYDAY else [pytest.mark.long]) for name in PLANS]
+ON_CI = ("1f1b", "zb-h1", "offload", "mixed chips")  # besides
+
+
+def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    if name in EVERYDAY:
+        return ()
+    return (pytest.mark.long if name in ON_CI else pytest.mark.exhaustive,)
+
+
+CASES = [pytest.param(name, marks=marks(name)) for name in PLANS]
 
 
 @pytest.fixture(scope="module")
