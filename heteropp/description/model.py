@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,13 @@ def read_config(path: Path) -> tuple[type[ModelSpec], dict[str, Any]]:
         if (format_ := spec.hugging_face()) is not None
         for name in format_.model_types
     }
+    if model_type not in readers and find_spec("transformers"):
+        from heteropp.models.hugging_face.reading import fields_of
+
+        try:
+            return spec_of("hugging_face"), fields_of(read_json(path, dict))
+        except ModelError as error:
+            raise FileError(f"{path}: {error}") from None
     if model_type not in readers:
         raise FileError(
             f"{path}: model_type is {model_type!r}; expected one of {', '.join(sorted(readers))} "

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
 
-from heteropp.models.spec import ModelError, ModelSpec, Parameter
+from heteropp.models.parted import PartedModel
+from heteropp.models.spec import ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -19,78 +20,19 @@ if TYPE_CHECKING:
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 
 
-@dataclass(frozen=True)
-class Part:
-    """The parameters of an embedding, a kind of block, or a head, by their names in it."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    name: str
-    parameters: tuple[Parameter, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
-class CustomModel(ModelSpec):
+class CustomModel(PartedModel):
     """What needs no code is here, so that a plan is read without running any."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     family: Literal["custom"] = "custom"
     source: str  # "/path/of/file.py:function"
     code_sha256: str  # of the files in which the parts are written
-    order: tuple[str, ...]  # the kind of each block
-    parts: tuple[Part, ...]
-    tied_names: tuple[tuple[str, str], ...] = ()
     is_cut: bool = False  # the definition says how; otherwise tp is 1
-    tp_divides: tuple[tuple[str, int], ...] = ()
-
-    @cached_property
-    def _of_part(self) -> dict[str, tuple[Parameter, ...]]:
-        return {part.name: part.parameters for part in self.parts}
-
-    def parameters(self, layers: tuple[int, int] | None = None) -> list[Parameter]:
-        first, last = layers or (0, self.layers)
-        held = [("embedding", "embedding")] if first == 0 else []
-        held += [(f"layers.{i}", self.order[i]) for i in range(first, last)]
-        held += [("head", "head")] if last == self.layers else []
-        tied = self.tied if first == 0 and last == self.layers else {}
-        return [
-            replace(parameter, name=f"{prefix}.{parameter.name}")
-            for prefix, part in held
-            for parameter in self._of_part[part]
-            if f"{prefix}.{parameter.name}" not in tied
-        ]
-
-    @property
-    def tied(self) -> Mapping[str, str]:
-        return dict(self.tied_names)
-
-    def untied(self) -> CustomModel:
-        return replace(self, tied_names=())
-
-    def block_kind(self, layer: int) -> str:
-        return self.order[layer]
-
-    def repeated(self, kind: str, layers: int) -> CustomModel:
-        return replace(self, order=(kind,) * layers, layers=layers)
 
     def identity(self) -> dict[str, Any]:
         left_out = ("source", "code_sha256")  # the code may move, and be mended
         return {key: value for key, value in asdict(self).items() if key not in left_out}
-
-    def cost_key(self) -> dict[str, Any]:
-        left_out = ("name", "layers", "order")
-        return {key: value for key, value in asdict(self).items() if key not in left_out}
-
-    @property
-    def tp_sizes(self) -> dict[str, int]:
-        sizes = {"sequence_length": self.sequence_length, **dict(self.tp_divides)}
-        for part in self.parts:
-            for parameter in part.parameters:
-                if parameter.split_dimension is not None:
-                    whole = (parameter.shape[parameter.split_dimension],)
-                    for i, size in enumerate(parameter.packed or whole):
-                        piece = f"[{i}]" if parameter.packed else ""
-                        sizes[f"{part.name}.{parameter.name}{piece}"] = size
-        return sizes
 
     def tp_problem(self, tp: int) -> str | None:
         if tp > 1 and not self.is_cut:
@@ -182,15 +124,6 @@ class CustomModel(ModelSpec):
             for name, value in module.named_parameters():
                 if (own := wanted.get(f"{prefix}.{name}")) is not None:
                     yield own, value.detach()
-
-    def validate(self) -> None:
-        super().validate()
-        if len(self.order) != self.layers:
-            raise ModelError(f"order has {len(self.order)} blocks; layers is {self.layers}")
-        names = {part.name for part in self.parts}
-        for name in ("embedding", "head", *self.order):
-            if name not in names:
-                raise ModelError(f"parts has no {name}")
 
 
 SPEC = CustomModel

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from heteropp.models.custom.checks import check_forward, check_loss
 from heteropp.models.custom.cutting import part_parameters, unused_rules
 from heteropp.models.custom.definition import ModelDefinition
-from heteropp.models.custom.model import CustomModel, Part
+from heteropp.models.custom.model import CustomModel
 from heteropp.models.custom.parts import prototype
 from heteropp.models.custom.source import definition_at
+from heteropp.models.parted import Part
 from heteropp.models.spec import LARGEST, Dtype, ModelError, Parameter
 
 MOST_TP = 64

@@ -1,0 +1,72 @@
+"""A config.json as a plan contains it, whatever the family."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import core_schema
+
+from heteropp.models.spec import ModelError
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+    from transformers import PretrainedConfig
+
+# of config.json, what no forward depends on
+_LEFT_OUT = ("architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What config.json says, as JSON with sorted keys, so that equal ones are equal."""
+
+    text: str
+
+    @staticmethod
+    def of(values: dict[str, Any]) -> Config:
+        kept = {key: value for key, value in values.items() if key not in _LEFT_OUT}
+        return Config(json.dumps(kept, sort_keys=True))
+
+    def values(self) -> dict[str, Any]:
+        return json.loads(self.text)
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[Config], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        def read(value: Any) -> Config:
+            if isinstance(value, Config):
+                return value
+            if not isinstance(value, dict):
+                raise ValueError("expected a model's config.json")
+            return Config.of(value)
+
+        return core_schema.no_info_plain_validator_function(
+            read, serialization=core_schema.plain_serializer_function_ser_schema(Config.values)
+        )
+
+
+@lru_cache(maxsize=64)
+def family_config(config: Config) -> PretrainedConfig:
+    """Returns transformers' own object of a config. Raises ModelError."""
+    from transformers import CONFIG_MAPPING, AttentionInterface
+
+    from heteropp.models.hugging_face.attention import NAME, attention
+
+    values = config.values()
+    model_type = values.pop("model_type", None)
+    if model_type not in CONFIG_MAPPING:
+        raise ModelError(f"transformers knows no model_type {model_type!r}")
+    try:
+        found = CONFIG_MAPPING[model_type](**values)
+    except Exception as error:  # of whatever the family checks
+        text = " ".join(str(error).split())
+        raise ModelError(f"transformers refuses the config: {text}") from error
+    AttentionInterface.register(NAME, attention)
+    found._attn_implementation = NAME
+    found.use_cache = False
+    return found

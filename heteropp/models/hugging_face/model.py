@@ -1,0 +1,98 @@
+"""A model of any family that transformers knows, as plans contain it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ConfigDict
+
+from heteropp.models.hugging_face.config import Config
+from heteropp.models.parted import PartedModel
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from heteropp.models.hugging_face.stage import HuggingFaceStage
+    from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceModel(PartedModel):
+    """What needs no transformers is here, so that a plan is read without it."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    family: Literal["hugging_face"] = "hugging_face"
+    config: Config
+    tp_refusal: str = ""  # why tp is 1, in a clause; "": it need not be
+
+    # names are the family's own, after that of its base model
+    first_prefix = ""
+    last_prefix = ""
+
+    def tp_problem(self, tp: int) -> str | None:
+        if tp > 1 and self.tp_refusal:
+            return f"tensor-parallel degree {tp}: {self.tp_refusal}"
+        return super().tp_problem(tp)
+
+    def sequence_parallel_problem(self) -> str | None:
+        return "transformers' modules see whole sequences"
+
+    def selective_recompute_problem(self) -> str | None:
+        return "transformers' modules do not say what attention's scores are"
+
+    def whole_documents_problem(self) -> str | None:
+        return "transformers' modules do not keep a sequence's documents apart"
+
+    def flops_per_token(self) -> float:
+        return self._flops_per_token
+
+    @cached_property
+    def _flops_per_token(self) -> float:
+        import torch
+        from torch.utils.flop_counter import FlopCounterMode
+
+        from heteropp.models.parallel.tensor_parallel import SoloGroup
+
+        length = self.sequence_length
+        tokens = torch.zeros(length, dtype=torch.int64, device="meta")
+
+        def forward(*kinds: str) -> float:
+            model = replace(self, order=kinds, layers=len(kinds))
+            module = model.build((0, len(kinds)), SoloGroup(), "meta", getattr(torch, self.dtype))
+            with FlopCounterMode(display=False) as counter, torch.device("meta"):
+                module(tokens, tokens)
+            return float(counter.get_total_flops())
+
+        first = self.order[0]
+        ends = 2 * forward(first) - forward(first, first)
+        each = {kind: forward(kind) - ends for kind in set(self.order)}
+        return 3 * (ends + sum(each[kind] for kind in self.order)) / length
+
+    def build(
+        self,
+        layers: tuple[int, int],
+        group: TensorParallelGroup,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        *,
+        selective_recompute: bool = False,
+        seed: int = 0,
+    ) -> HuggingFaceStage:
+        from heteropp.models.hugging_face.stage import HuggingFaceStage
+
+        return HuggingFaceStage(self, layers, group, device, dtype)
+
+    def initial_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
+        from heteropp.models.hugging_face.initial import initial_values
+
+        return initial_values(self, layers, seed)
+
+    def identity(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+SPEC = HuggingFaceModel
