@@ -25,6 +25,7 @@ SOURCES = (  # of heteropp, beside those of the model's family
     *("layout/boxes", "layout/flat_buffer", "layout/hspmd/annotation", "layout/parameter"),
     *("optimizer/adamw", "optimizer/flat", "optimizer/zero"),
     *("models/stage_module", "models/parallel/backward", "models/parallel/tensor_parallel"),
+    *("models/attention",),
     *("cost/tracing/cache", "cost/tracing/kind", "cost/tracing/liveness"),
     *("cost/tracing/operators", "cost/tracing/stage", "cost/tracing/traces"),
 )

@@ -6,13 +6,78 @@ loop would make from position ids it then leaves out, and with it a read back fr
 
 from __future__ import annotations
 
-from functools import lru_cache
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from heteropp.models.attention import mix
+
 NAME = "heteropp"
+NEED_MASK = {"doge", "deepseek_v32", "axk2"}  # which add to it before they attend
+
+
+class Masks(nn.Module):
+    """What is added to scores, a table for each window that a stage's layers look through."""
+
+    def __init__(
+        self,
+        windows: set[int | None],
+        length: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        """windows: how many rows one attends to at most, itself included; None: all before it."""
+        super().__init__()
+        self.length, self.device, self.dtype = length, device, dtype
+        for window in windows:
+            self._add(self._name(window))
+
+    def of(self, window: int | None) -> Tensor:
+        """Returns [1, 1, length, length]."""
+        name = self._name(window)
+        if not hasattr(self, name):
+            self._add(name)
+        return getattr(self, name)
+
+    def _name(self, window: int | None) -> str:
+        return f"window_{self.length if window is None else min(window, self.length)}"
+
+    def _add(self, name: str) -> None:
+        rows = torch.arange(self.length, device="cpu")
+        apart = rows.unsqueeze(1) - rows
+        allowed = (apart >= 0) & (apart < int(name.removeprefix("window_")))
+        table = torch.zeros(apart.shape, dtype=self.dtype, device="cpu")
+        table = table.masked_fill_(~allowed, -math.inf).view(1, 1, *apart.shape)
+        self.register_buffer(name, table.to(self.device), persistent=False)
+
+
+class _Running(threading.local):
+    masks: Masks | None = None  # of the stage whose forward is running
+
+
+_running = _Running()
+
+
+@contextmanager
+def masked_by(masks: Masks) -> Iterator[None]:
+    """Attention inside looks through these masks."""
+    _running.masks = masks
+    try:
+        yield
+    finally:
+        _running.masks = None
+
+
+def windows_of(layer: nn.Module) -> Iterator[int | None]:
+    """Yields the window of every attention in a layer."""
+    for module in layer.modules():
+        if hasattr(module, "is_causal"):
+            yield getattr(module, "sliding_window", None)
 
 
 def attention(
@@ -26,48 +91,42 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **_: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, None]:
     """Attends from [sequences, heads, length, size] to keys and values of as many or fewer heads.
 
-    s_aux: a sink's logit for each head. Returns [sequences, length, heads, size] and the weights.
+    softcap: a bound of the scores, which they near as a hyperbolic tangent does. s_aux: a sink's
+    logit for each head, which takes its part of the softmax. indices: [sequences, length, kept],
+    the keys that a row attends to at most. Returns [sequences, length, heads, size of values].
     """
-    groups = query.shape[1] // key.shape[1]
-    key, value = (_repeated(x, groups) for x in (key, value))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = torch.matmul(query, key.transpose(2, 3)) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    length = scores.shape[-1]
-    scores = scores + mask(length, sliding_window, scores.dtype, scores.device)
-    if s_aux is not None:
-        sinks = s_aux.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, length, -1)
-        scores = torch.cat([scores, sinks], -1)
-        scores = scores - scores.max(-1, keepdim=True).values
-        weights = nn.functional.softmax(scores, -1, dtype=scores.dtype)[..., :-1]
+    assert _running.masks is not None, "a stage's forward has set them"
+    mask = _running.masks.of(sliding_window)
+    if attention_mask is not None and attention_mask is not _running.masks.of(None):
+        mask = mask + attention_mask  # a family's own, beside its window
+    if indices is not None:
+        chosen = mask.new_full((*indices.shape[:2], mask.shape[-1]), -math.inf)
+        mask = mask + chosen.scatter(-1, indices.long(), 0.0).unsqueeze(1)
+    sequences, heads, length, size = query.shape
+    pairs = sequences * key.shape[1]  # (sequence, kv head) pairs
+    # the query heads that share a kv head stand below each other in one matrix
+    query = query.reshape(pairs, -1, size)
+    key = key.transpose(2, 3).reshape(pairs, size, -1)
+    value = value.reshape(pairs, length, -1)
+    if softcap is None and s_aux is None:
+        mixed = mix(query, key, value, mask, scaling)
     else:
-        wide = torch.float32 if query.dtype.itemsize == 2 else query.dtype
-        weights = nn.functional.softmax(scores, -1, dtype=wide).to(query.dtype)
-    weights = nn.functional.dropout(weights, dropout, module.training)
-    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+        scores = (query @ key).view(sequences, heads, length, length)
+        scores = scores * (size**-0.5 if scaling is None else scaling)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        weights = _softmax(scores + mask, s_aux).view(pairs, -1, length)
+        mixed = weights @ value
+    return mixed.view(sequences, heads, length, -1).transpose(1, 2).contiguous(), None
 
 
-@lru_cache(maxsize=64)
-def mask(length: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns what is added to scores, [length, length]: a row attends to itself and those before.
-
-    window: to so many of them at most, itself included.
-    """
-    rows = torch.arange(length)
-    apart = rows.unsqueeze(1) - rows
-    allowed = (apart >= 0) & (apart < (window or length))
-    least = torch.finfo(dtype).min
-    return torch.zeros(length, length, dtype=dtype).masked_fill(~allowed, least).to(device)
-
-
-def _repeated(x: Tensor, times: int) -> Tensor:
-    if times == 1:
-        return x
-    batch, heads, length, size = x.shape
-    x = x[:, :, None].expand(batch, heads, times, length, size)
-    return x.reshape(batch, heads * times, length, size)
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    if sinks is None:
+        return torch.softmax(scores, -1)
+    column = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat((scores, column), -1), -1)[..., :-1]

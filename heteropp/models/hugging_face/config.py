@@ -54,8 +54,9 @@ class Config:
 def family_config(config: Config) -> PretrainedConfig:
     """Returns transformers' own object of a config. Raises ModelError."""
     from transformers import CONFIG_MAPPING, AttentionInterface
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    from heteropp.models.hugging_face.attention import NAME, attention
+    from heteropp.models.hugging_face import attention, experts
 
     values = config.values()
     model_type = values.pop("model_type", None)
@@ -66,7 +67,8 @@ def family_config(config: Config) -> PretrainedConfig:
     except Exception as error:  # of whatever the family checks
         text = " ".join(str(error).split())
         raise ModelError(f"transformers refuses the config: {text}") from error
-    AttentionInterface.register(NAME, attention)
-    found._attn_implementation = NAME
+    AttentionInterface.register(attention.NAME, attention.attention)
+    ALL_EXPERTS_FUNCTIONS.register(experts.NAME, experts.experts)
+    found._attn_implementation = attention.NAME
     found.use_cache = False
     return found

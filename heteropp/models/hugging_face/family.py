@@ -1,23 +1,26 @@
-"""A family's own model on meta: its parts, the kinds of its layers, and how its weights are cut."""
+"""A family's own model on meta: its parts, and the kinds of its layers."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from heteropp.layout.parameter import Parameter
+from heteropp.models.hugging_face import experts
 from heteropp.models.hugging_face.config import Config, family_config
 from heteropp.models.spec import ModelError
 
-COLUMN, ROW, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"
-PACKED_COLUMN, EXPERTS = "packed_colwise", "moe_tp_experts"
-KNOWN = (COLUMN, ROW, PARTIAL, PACKED_COLUMN, EXPERTS)
+LAYERS = "layers"
+# the modules of base models that say nothing of them, in the order in which they run
+_MODULES = {"mamba2": ("embeddings", LAYERS, "norm_f"), "mamba": ("embeddings", LAYERS, "norm_f")}
+_LAYER_NUMBERS = ("num_hidden_layers", "num_layers", "n_layer")
+# what a base model multiplies activations with that enter it, and does so again in every stage
+_MULTIPLIERS = ("embedding_multiplier",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,24 +29,32 @@ class Family:
 
     config: Any  # transformers' own
     model: Any  # with its head
+    first: tuple[str, ...]  # modules of the base model before its layers, by name
+    last: tuple[str, ...]  # those behind them
     kinds: tuple[str, ...]  # of each layer
 
     @property
     def base(self) -> Any:
         return self.model.get_submodule(self.model.base_model_prefix)
 
+    @property
+    def head_name(self) -> str:
+        """The name of the layer that gives logits, which is none of the base model's."""
+        head = self.model.get_output_embeddings()
+        return next(name for name, module in self.model.named_modules() if module is head)
+
     def source(self, kind: str) -> int:
         """Returns the first layer of a kind; the others are like it."""
         return self.kinds.index(kind)
 
-    @property
-    def plan(self) -> dict[str, str]:
-        """The family's tensor-parallel plan, by pattern after the base model's name."""
-        return dict(self.config.base_model_tp_plan or {})
+    def module(self, name: str) -> nn.Module:
+        """Returns a module by its name in the base model, or the head."""
+        head: nn.Module = self.model.get_output_embeddings()
+        return head if name == self.head_name else self.base.get_submodule(name)
 
-    def style(self, name: str) -> str | None:
-        """Returns the style of a layer or parameter by its name in the base model, if it has one."""
-        return self.plan.get(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name))
+    def copy_of(self, module: nn.Module) -> Any:
+        """Returns a copy that shares the config."""
+        return copy.deepcopy(module, {id(self.config): self.config})
 
 
 @lru_cache(maxsize=8)
@@ -51,22 +62,133 @@ def family(config: Config) -> Family:
     """Makes a family's model on meta. Raises ModelError."""
     from transformers import AutoModelForCausalLM
 
-    found = family_config(config)
+    own = family_config(config)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(found)
-    except Exception as error:
+            model = AutoModelForCausalLM.from_config(own)
+    except Exception as error:  # of whatever the family checks
         text = " ".join(str(error).split())
         raise ModelError(
             f"transformers cannot make the model: {type(error).__name__}: {text}"
         ) from error
-    base = model.get_submodule(model.base_model_prefix)
-    parts = list((found.base_model_pp_plan or {}).keys())
-    if parts != ["embed_tokens", "layers", "norm"]:
+    own = model.config
+    own._experts_implementation = experts.NAME
+    modules = tuple(own.base_model_pp_plan or _MODULES.get(own.model_type, ()))
+    base = getattr(model, model.base_model_prefix, None)
+    parts = model.get_output_embeddings(), base, getattr(base, LAYERS, None)
+    if LAYERS not in modules or None in parts:
+        raise ModelError(f"model_type {own.model_type} has no pipeline plan in transformers")
+    cut = modules.index(LAYERS)
+    assert base is not None
+    kinds = tuple(_kinds(own, base.layers))
+    found = Family(own, model, modules[:cut], modules[cut + 1 :], kinds)
+    _check_parts(found)
+    return found
+
+
+def _check_parts(found: Family) -> None:
+    """Raises ModelError when something of the model is in none of its parts."""
+    kind = found.config.model_type
+    for name, module in found.model.named_modules():
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            raise ModelError(f"{name} is a dropout of {module.p}; expected 0, as it is left out")
+    for key, value in found.config.to_dict().items():
+        is_dropout = key.endswith(("dropout", "pdrop")) and not key.startswith("classifier")
+        if is_dropout and isinstance(value, float) and value > 0:
+            raise ModelError(f"{key} is {value}; expected 0, as dropout is left out")
+    if getattr(found.config, "output_router_logits", False):
+        raise ModelError("output_router_logits is true; expected false: there is no auxiliary loss")
+    prefix = f"{found.model.base_model_prefix}."
+    parts = {*found.first, LAYERS, *found.last}
+    for name, _ in found.model.named_parameters():
+        in_base = name.removeprefix(prefix)
+        if in_base.split(".")[0] not in parts and not name.startswith(f"{found.head_name}."):
+            raise ModelError(
+                f"model_type {kind} has {name} beside its layers, which no stage would hold"
+            )
+    _check_entrance(found)
+
+
+@torch.no_grad()
+def _check_entrance(found: Family) -> None:
+    """Raises ModelError unless activations that enter between layers reach the next one as they
+    are.
+    """
+    kind, hidden = found.config.model_type, found.config.hidden_size
+    x = torch.linspace(-1, 1, 2 * hidden).view(1, 2, hidden)
+    try:
+        base = around(found, {}, list(range(len(found.kinds))), "cpu")
+        positions = torch.arange(2).unsqueeze(0)
+        result = base(inputs_embeds=x, position_ids=positions, use_cache=False).last_hidden_state
+    except Exception as error:
+        text = " ".join(str(error).split())
         raise ModelError(
-            f"model_type {found.model_type} has no pipeline plan of embed_tokens, layers and norm"
-        )
-    return Family(found, model, tuple(_kinds(found, base.layers)))
+            f"model_type {kind} cannot be entered between its layers: "
+            f"{type(error).__name__}: {text}"
+        ) from error
+    if not torch.equal(result, x):
+        raise ModelError(f"model_type {kind} changes the activations that enter between its layers")
+
+
+class Absent(nn.Module):
+    """Stands where a layer is that another stage holds, and hands activations on."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        for key, value in vars(layer).items():  # a family's loop asks a layer for its kind
+            if isinstance(value, str | int | float | bool | None) and key != "training":
+                setattr(self, key, value)
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden_states
+
+
+def around(
+    found: Family,
+    held: dict[str, nn.Module],
+    sources: list[int],
+    device: torch.device | str,
+) -> Any:
+    """Returns the base model around what a stage holds, with what others hold absent.
+
+    held: by name in the base model, such as "layers.3"; sources: for each of the model's layers, a
+    layer of the whole model that is like it.
+    """
+    config = copy.copy(found.config)
+    for key, value in per_layer(found.config, len(found.kinds)).items():
+        setattr(config, key, [value[source] for source in sources])
+    for key, layers in layer_numbers(found, len(sources)).items():
+        setattr(config, key, layers)
+    base = shallow(found.base)
+    base.config = config
+    base.layers = nn.ModuleList(
+        held.get(f"{LAYERS}.{i}", Absent(found.base.layers[source]))
+        for i, source in enumerate(sources)
+    )
+    for name, child in found.base.named_children():
+        if name in (*found.first, *found.last):
+            setattr(base, name, held.get(name, nn.Identity()))
+        elif name != LAYERS:
+            setattr(base, name, with_buffers(found, found.copy_of(child), device))
+    if not held or found.first[0] not in held:
+        for name in _MULTIPLIERS:
+            if hasattr(base, name):
+                setattr(base, name, 1.0)
+    return base
+
+
+def layer_numbers(found: Family, layers: int) -> dict[str, int]:
+    """Returns what a config says with so many layers, in the names that it has for their number."""
+    own = {key: getattr(found.config, key, None) for key in _LAYER_NUMBERS}
+    return {key: value * layers // len(found.kinds) for key, value in own.items() if value}
+
+
+def shallow(module: nn.Module) -> Any:
+    """Returns a module that shares all with another, but in which parts can be replaced."""
+    result = copy.copy(module)
+    result._modules = dict(module._modules)
+    result._buffers = dict(module._buffers)
+    return result
 
 
 def _kinds(config: Any, layers: nn.ModuleList) -> Iterator[str]:
@@ -85,7 +207,7 @@ def _kinds(config: Any, layers: nn.ModuleList) -> Iterator[str]:
         yield names[signature]
 
 
-def per_layer(config: Any, layers: int) -> dict[str, list]:
+def per_layer(config: Any, layers: int) -> dict[str, Sequence[Any]]:
     """Returns what a config lists for each layer."""
     return {
         key: value
@@ -106,37 +228,21 @@ def _signature(layer: nn.Module) -> Iterator[Any]:
             yield key, tuple(parameter.shape)
 
 
-def own_parameters(found: Family, prefix: str, module: nn.Module) -> tuple[Parameter, ...]:
-    """Returns a part's parameters, by their names in it, and how they are cut.
-
-    prefix: the part's name in the base model, such as "layers.3.".
-    """
-    return tuple(
-        _parameter(found, prefix, name, tuple(parameter.shape))
-        for name, parameter in module.named_parameters()
-    )
-
-
-def _parameter(found: Family, prefix: str, name: str, shape: tuple[int, ...]) -> Parameter:
-    owner, _, leaf = name.rpartition(".")
-    style = found.style(f"{prefix}{owner}") or found.style(f"{prefix}{name}")
-    decays = len(shape) > 1
-    if style == COLUMN:
-        return Parameter(name, shape, 0, decays=decays)
-    if style == ROW:
-        return Parameter(name, shape, None if leaf == "bias" else len(shape) - 1, decays=decays)
-    if style == PACKED_COLUMN:
-        cut = len(shape) - 2
-        half = shape[cut] // 2
-        return Parameter(name, shape, cut, (half, half), decays=decays)
-    return Parameter(name, shape, None, partial=style == PARTIAL, decays=decays)
-
-
-def tp_refusal(found: Family) -> str:
-    """Says in a clause why tensor parallelism is not possible; "" where it is."""
-    if not found.plan:
-        return f"model_type {found.config.model_type} has no tensor-parallel plan"
-    for pattern, style in found.plan.items():
-        if style not in KNOWN:
-            return f"style {style} of {pattern} has no form here yet"
-    return ""
+@torch.no_grad()
+def with_buffers(found: Family, module: nn.Module, device: torch.device | str) -> nn.Module:
+    """Gives a module its tables, which the family makes when it initialises weights."""
+    for each in module.modules():
+        names = [name for name, value in each._buffers.items() if value is not None]
+        for name in names:
+            buffer = each._buffers[name]
+            assert buffer is not None
+            each._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype, device="cpu")
+            original = f"original_{name}"
+            if original not in names and getattr(each, original, None) is not None:
+                setattr(each, original, each._buffers[name])
+        if names:
+            with torch.device("cpu"):
+                found.model._init_weights(each)
+            for name in names:
+                each._buffers[name] = each._buffers[name].to(device)  # type: ignore[union-attr]
+    return module

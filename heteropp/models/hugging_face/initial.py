@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from heteropp.models.hugging_face.family import family
+from heteropp.models.hugging_face.cuts import kept_buffers
+from heteropp.models.hugging_face.family import LAYERS, family
 
 if TYPE_CHECKING:
     from heteropp.models.hugging_face.model import HuggingFaceModel
@@ -26,21 +26,18 @@ def initial_values(
     """
     found = family(model.config)
     wanted = {model.global_name(p.name): p.name for p in model.parameters(layers)}
-    parts: dict[str, nn.Module] = {
-        "embed_tokens.": found.base.embed_tokens,
-        **{f"layers.{i}.": found.base.layers[found.source(model.order[i])] for i in range(*layers)},
-        "norm.": found.base.norm,
-        "lm_head.": found.model.get_output_embeddings(),
-    }
-    for prefix, module in parts.items():
-        if not any(name.startswith(prefix) for name in wanted):
+    parts = {name: name for name in (*found.first, *found.last, found.head_name)}
+    for i in range(*layers):
+        parts[f"{LAYERS}.{i}"] = f"{LAYERS}.{found.source(model.order[i])}"
+    for name, like in parts.items():
+        if not any(each.startswith(f"{name}.") for each in wanted):
             continue
-        digest = hashlib.sha256(f"{seed}/{prefix}".encode()).digest()
-        made = copy.deepcopy(module).to_empty(device="cpu")
-        with torch.random.fork_rng(devices=[]):
+        digest = hashlib.sha256(f"{seed}/{name}.".encode()).digest()
+        made = found.copy_of(found.module(like)).to_empty(device="cpu")
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(int.from_bytes(digest[:4], "little"))
             for each in made.modules():
                 found.model._init_weights(each)
-        for name, value in made.named_parameters():
-            if (own := wanted.get(f"{prefix}{name}")) is not None:
+        for key, value in {**dict(made.named_parameters()), **kept_buffers(made)}.items():
+            if (own := wanted.get(f"{name}.{key}")) is not None:
                 yield own, value.detach()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,8 +91,10 @@ class HuggingFaceModel(PartedModel):
 
         return initial_values(self, layers, seed)
 
-    def identity(self) -> dict[str, Any]:
-        return asdict(self)
+    def cost_key(self) -> dict[str, Any]:
+        from importlib.metadata import version
+
+        return {**super().cost_key(), "transformers": version("transformers")}
 
 
 SPEC = HuggingFaceModel

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from heteropp.models.hugging_face.config import Config
-from heteropp.models.hugging_face.family import family, own_parameters, tp_refusal
+from heteropp.models.hugging_face.cuts import head_sizes, own_parameters, tp_refusal
+from heteropp.models.hugging_face.family import LAYERS, Family, family
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.parted import Part
-from heteropp.models.spec import Parameter
+from heteropp.models.spec import ModelError, Parameter
+
+_DTYPES = ("float32", "float64", "bfloat16", "float16")
+_DEFAULT_LENGTH = 2048  # tokens, where a config has no longest sequence
 
 
 def fields_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -18,42 +24,21 @@ def fields_of(values: dict[str, Any]) -> dict[str, Any]:
     """
     config = Config.of(values)
     found = family(config)
-    base, own = found.base, found.config
-    vocabulary = 0 if own.vocab_size % 2 == 0 else None
-    parts = [
-        Part(
-            "embedding",
-            (Parameter("embed_tokens.weight", tuple(base.embed_tokens.weight.shape), vocabulary),),
-        )
-    ]
-    for kind in dict.fromkeys(found.kinds):
-        i = found.source(kind)
-        parts.append(Part(kind, own_parameters(found, f"layers.{i}.", base.layers[i])))
-    head = [
-        Parameter(f"norm.{key}", tuple(value.shape), None, decays=False)
-        for key, value in base.norm.named_parameters()
-    ]
-    out = found.model.get_output_embeddings()
-    for key, value in out.named_parameters():
-        head.append(
-            Parameter(f"lm_head.{key}", tuple(value.shape), vocabulary, decays=value.dim() > 1)
-        )
-    parts.append(Part("head", tuple(head)))
-    tied = own.tie_word_embeddings
-    heads = {"num_attention_heads": own.num_attention_heads}
-    if getattr(own, "num_key_value_heads", None):
-        heads["num_key_value_heads"] = own.num_key_value_heads
+    own = found.config
+    dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32")
+    if dtype not in _DTYPES:
+        raise ModelError(f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
     return dict(
         layers=len(found.kinds),
         hidden=own.hidden_size,
         vocab=own.vocab_size,
-        sequence_length=own.max_position_embeddings,
-        dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
+        sequence_length=getattr(own, "max_position_embeddings", None) or _DEFAULT_LENGTH,
+        dtype=dtype,
         config=config,
         order=found.kinds,
-        parts=tuple(parts),
-        tied_names=(("lm_head.weight", "embed_tokens.weight"),) if tied else (),
-        tp_divides=tuple(heads.items()),
+        parts=tuple(_parts(found)),
+        tied_names=_tied(found),
+        tp_divides=tuple(head_sizes(found).items()),
         tp_refusal=tp_refusal(found),
     )
 
@@ -61,3 +46,46 @@ def fields_of(values: dict[str, Any]) -> dict[str, Any]:
 def read(values: dict[str, Any], name: str, **changes: Any) -> HuggingFaceModel:
     """Returns the model of a config.json. Raises ModelError."""
     return HuggingFaceModel(name=name, **{**fields_of(values), **changes})
+
+
+def _parts(found: Family) -> list[Part]:
+    parts = [Part("embedding", _named(found, found.first))]
+    for kind in dict.fromkeys(found.kinds):
+        name = f"{LAYERS}.{found.source(kind)}"
+        parts.append(Part(kind, own_parameters(found, f"{name}.", found.module(name))))
+    return [*parts, Part("head", _named(found, (*found.last, found.head_name)))]
+
+
+def _named(found: Family, names: tuple[str, ...]) -> tuple[Parameter, ...]:
+    """Returns the parameters of modules beside the layers, by their names in the base model."""
+    head = found.model.get_output_embeddings()
+    table = found.model.get_input_embeddings()
+    result = []
+    for name in names:
+        module = found.module(name)
+        is_cut = _cuts_vocabulary(found) and (module is head or module is table)
+        for key, value in module.named_parameters():
+            dimension = 0 if is_cut else None
+            shape = tuple(value.shape)
+            result.append(Parameter(f"{name}.{key}", shape, dimension, decays=len(shape) > 1))
+    return tuple(result)
+
+
+def _cuts_vocabulary(found: Family) -> bool:
+    """Whether every rank of a group has its part of the vocabulary, as all have one it divides."""
+    head, table = found.model.get_output_embeddings(), found.model.get_input_embeddings()
+    rows = {len(head.weight), len(table.weight)}
+    return (
+        isinstance(head, nn.Linear)
+        and isinstance(table, nn.Embedding)
+        and rows == {found.config.vocab_size}
+        and found.config.vocab_size % 2 == 0
+    )
+
+
+def _tied(found: Family) -> tuple[tuple[str, str], ...]:
+    if not getattr(found.config, "tie_word_embeddings", False):
+        return ()
+    names = {id(m): name for name, m in found.base.named_modules()}
+    table = names[id(found.model.get_input_embeddings())]
+    return ((f"{found.head_name}.weight", f"{table}.weight"),)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heteropp.models.llama.attention import mix, mix_again
+from heteropp.models.attention import mix, mix_again
 from heteropp.models.llama.dropout import Dropout, row_and_column_hashes
 from heteropp.models.llama.model import LlamaModel
 from heteropp.models.llama.rotary import rotary_frequencies

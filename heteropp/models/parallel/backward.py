@@ -7,8 +7,9 @@ that give the gradients of weight matrices are put off; they are almost all of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,12 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+Product = Callable[[Tensor, Tensor], Tensor]  # of a result's gradient and the input
+
 
 class WeightGradients:
     """The second half of one backward: what each use of a weight needs for its gradient."""
 
     def __init__(self) -> None:
-        self.uses: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.uses: list[tuple[Tensor, Tensor, Tensor, Product]] = []
 
     def backward(self, output: Tensor | GradientEdge, gradient: Tensor | None) -> None:
         """Runs the first half of the backward of a forward that was run inside `put_off`.
@@ -33,18 +36,19 @@ class WeightGradients:
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a gradient, or a view of it, is held, and nothing may be added to it in place."""
-        return any(same_storage(gradient, tensor) for _, gradient, _ in self.uses)
+        return any(same_storage(gradient, tensor) for _, gradient, _, _ in self.uses)
 
     def bytes(self) -> int:
         """Returns the bytes of all tensors held until `run`; shared storage counts once."""
-        storages = {t.untyped_storage()._cdata: t for _, *both in self.uses for t in both}
+        storages = {t.untyped_storage()._cdata: t for _, *both, _ in self.uses for t in both}
         return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
 
     def run(self) -> None:
         """Adds to the weights' gradients, bit for bit what the whole backward would have added."""
         while self.uses:
-            weight, gradient, x = self.uses.pop()  # the newest first: a cache may still hold it
-            product = gradient.t() @ x
+            # the newest first: a cache may still hold it
+            weight, gradient, x, product_of = self.uses.pop()
+            product = product_of(gradient, x)
             if weight.grad is None:  # hooks sum it elsewhere
                 torch.autograd.backward(weight, product)
             else:
@@ -90,6 +94,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _Linear.apply(x, weight, bias, _later)
 
 
+def _product(gradient: Tensor, x: Tensor) -> Tensor:
+    return gradient.t() @ x
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -103,6 +111,80 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (x,), weight = ctx.saved_tensors, ctx.weight
-        ctx.later.uses.append((weight, gradient, x.detach()))  # not the graph behind it
+        ctx.later.uses.append((weight, gradient, x.detach(), _product))  # not the graph behind it
         of_input = gradient @ weight if ctx.needs_input_grad[0] else None
         return of_input, None, gradient.sum(0) if ctx.needs_input_grad[2] else None, None
+
+
+def grouped_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    ends: tuple[int, ...],
+    transposed: bool = False,
+) -> Tensor:
+    """Returns groups of rows, each multiplied by a matrix of its own, [rows, out].
+
+    x: [rows, in]; weight: [groups, out, in], or [groups, in, out] if transposed; bias: [groups,
+    out]. Group i is rows [ends[i], ends[i + 1]). Inside `put_off` the backward puts off the
+    weight's gradient.
+    """
+    result: Tensor = _GroupedLinear.apply(x, weight, bias, ends, transposed, _later)
+    return result
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        ends: tuple[int, ...],
+        transposed: bool,
+        later: WeightGradients | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.ends, ctx.transposed, ctx.later = weight, ends, transposed, later
+        result = x.new_empty(len(x), weight.shape[2 if transposed else 1])
+        for i, rows in _groups(ends):
+            matrix = weight[i] if transposed else weight[i].t()
+            if bias is None:
+                torch.mm(x[rows], matrix, out=result[rows])
+            else:
+                torch.addmm(bias[i], x[rows], matrix, out=result[rows])
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (x,), weight, ends = ctx.saved_tensors, ctx.weight, ctx.ends
+        of_input = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_input = torch.empty_like(x)
+            for i, rows in _groups(ends):
+                matrix = weight[i].t() if ctx.transposed else weight[i]
+                torch.mm(gradient[rows], matrix, out=of_input[rows])
+
+        def product_of(gradient: Tensor, x: Tensor) -> Tensor:
+            left, right = (x, gradient) if ctx.transposed else (gradient, x)
+            product = torch.empty_like(weight)
+            for i, rows in _groups(ends, with_empty=True):
+                torch.mm(left[rows].t(), right[rows], out=product[i])
+            return product
+
+        if ctx.needs_input_grad[1]:
+            if ctx.later is None:
+                of_weight = product_of(gradient, x)
+            else:
+                ctx.later.uses.append((weight, gradient, x.detach(), product_of))
+        if ctx.needs_input_grad[2]:
+            of_bias = gradient.new_zeros(len(ends) - 1, gradient.shape[1])
+            for i, rows in _groups(ends):
+                torch.sum(gradient[rows], 0, out=of_bias[i])
+        return of_input, of_weight, of_bias, None, None, None
+
+
+def _groups(ends: tuple[int, ...], with_empty: bool = False) -> Iterator[tuple[int, slice]]:
+    for i, (first, last) in enumerate(pairwise(ends)):
+        if last > first or with_empty:
+            yield i, slice(first, last)

@@ -133,6 +133,37 @@ class _ScatterRows(torch.autograd.Function):
         return _gathered(gradient, ctx.group), None
 
 
+class _GatherFeatures(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        ctx.group = group
+        return _joined(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _own(gradient, ctx.group), None
+
+
+class _OwnFeatures(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        ctx.group = group
+        return _own(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _joined(gradient, ctx.group), None
+
+
+def _joined(piece: Tensor, group: TensorParallelGroup) -> Tensor:
+    rows, features = piece.shape
+    return _gathered(piece, group).view(-1, rows, features).transpose(0, 1).reshape(rows, -1)
+
+
+def _own(whole: Tensor, group: TensorParallelGroup) -> Tensor:
+    return whole.chunk(group.size, 1)[group.index].contiguous()
+
+
 def _gathered(piece: Tensor, group: TensorParallelGroup) -> Tensor:
     whole = piece.new_empty((piece.shape[0] * group.size, *piece.shape[1:]))
     group.all_gather(whole, piece.contiguous())
@@ -164,6 +195,22 @@ def sum_over_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
     if group.size == 1:
         return x
     return (_ScatterRows if group.sequence_parallel else _Sum).apply(x, group)
+
+
+def gather_features(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Stands after a column-parallel layer whose result every rank wants whole, [rows, out].
+
+    All-gather forward; backward takes this rank's features of a gradient that all have.
+    """
+    return x if group.size == 1 else _GatherFeatures.apply(x, group)
+
+
+def own_features(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Stands before a row-parallel layer whose input every rank has whole, [rows, in].
+
+    Takes this rank's features forward; all-gather backward.
+    """
+    return x if group.size == 1 else _OwnFeatures.apply(x, group)
 
 
 class ColumnParallelLinear(nn.Module):
@@ -228,12 +275,20 @@ class VocabularyParallelEmbedding(nn.Module):
         return embed(tokens, self.weight, self.group)
 
 
-def embed(tokens: Tensor, weight: Tensor, group: TensorParallelGroup) -> Tensor:
-    """Tokens [..] to [.., hidden]; the table, [vocab / size, hidden], is cut along its rows."""
+def embed(
+    tokens: Tensor, weight: Tensor, group: TensorParallelGroup, padding: int | None = None
+) -> Tensor:
+    """Tokens [..] to [.., hidden]; the table, [vocab / size, hidden], is cut along its rows.
+
+    padding: a token whose row learns nothing.
+    """
     if group.size == 1:
-        return F.embedding(tokens, weight)
+        return F.embedding(tokens, weight, padding)
     local, elsewhere = _local_tokens(tokens, weight.shape[0], group.index)
-    found = F.embedding(local, weight).masked_fill(elsewhere.unsqueeze(-1), 0)
+    if padding is not None:
+        padding -= group.index * weight.shape[0]
+        padding = padding if 0 <= padding < weight.shape[0] else None
+    found = F.embedding(local, weight, padding).masked_fill(elsewhere.unsqueeze(-1), 0)
     return sum_over_group(found, group)
 
 

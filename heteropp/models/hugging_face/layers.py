@@ -1,0 +1,178 @@
+"""A family's modules as one rank of a tensor-parallel group holds them.
+
+They stay the family's: layers that are cut have smaller weights and communicate, and every Linear
+layer lets its weights' gradients wait (see parallel.backward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from heteropp.layout.parameter import Parameter
+from heteropp.models.hugging_face import cuts as styles
+from heteropp.models.hugging_face.cuts import Cuts, cuts_of, kept_buffers
+from heteropp.models.hugging_face.family import Family, with_buffers
+from heteropp.models.parallel.backward import linear
+from heteropp.models.parallel.tensor_parallel import (
+    TensorParallelGroup,
+    copy_to_group,
+    embed,
+    gather_features,
+    own_features,
+    sum_over_group,
+)
+
+
+class CutLinear(nn.Linear):
+    """A Linear layer, of which a rank has a part or a copy."""
+
+    group: Any  # TensorParallelGroup
+    style: str | None
+    copies: bool  # whether its input is not yet a copy for the group
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        return self._of_rows(rows).view(*x.shape[:-1], -1)
+
+    def _of_rows(self, x: Tensor) -> Tensor:
+        if self.style in styles.ROWS and self.group.size > 1:
+            if self.style == styles.SPLIT:
+                x = own_features(x, self.group)
+            y = sum_over_group(linear(x, self.weight), self.group)
+            return y if self.bias is None else y + self.bias
+        if self.style in styles.COLUMNS and self.copies:
+            x = copy_to_group(x, self.group)
+        y = linear(x, self.weight, self.bias)
+        return gather_features(y, self.group) if self.style == styles.GATHER else y
+
+
+class LatentLinear(CutLinear):
+    """Gives latent keys and values, and a rotary key that heads on all ranks use as it is.
+
+    The layers behind the latent ones sum their own gradients (DeepSeek-V2, section 2.1).
+    """
+
+    rotary: int  # features of the rotary key, the last ones
+
+    def _of_rows(self, x: Tensor) -> Tensor:
+        y = linear(x, self.weight, self.bias)
+        latent, rotary = y.split((y.shape[1] - self.rotary, self.rotary), 1)
+        return torch.cat((latent, copy_to_group(rotary, self.group)), 1)
+
+
+class CutEmbedding(nn.Embedding):
+    """An Embedding layer, of whose vocabulary a rank has a part."""
+
+    group: Any  # TensorParallelGroup
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return embed(tokens, self.weight, self.group, self.padding_idx)
+
+
+@lru_cache(maxsize=64)
+def _under(theirs: Any, plain: Any, ours: Any) -> Any:
+    """Returns a family's class with our layer in the place of PyTorch's beneath it."""
+    return ours if theirs is plain else type(theirs.__name__, (theirs, ours), {})
+
+
+def install(
+    found: Family,
+    part: nn.Module,
+    prefix: str,
+    parameters: Mapping[str, Parameter],
+    group: TensorParallelGroup,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> nn.Module:
+    """Returns a copy of a part as one rank holds it, with uninitialised parameters.
+
+    parameters: by name in the part; prefix: of its names in the base model.
+    """
+    part = found.copy_of(part)
+    constants = kept_buffers(part)
+    for name in constants:
+        owner, _, leaf = name.rpartition(".")
+        delattr(part.get_submodule(owner), leaf)
+    with_buffers(found, part, device)
+    for name, parameter in parameters.items():
+        value = torch.empty(_shape(parameter, group), device=device, dtype=dtype)
+        owner, _, leaf = name.rpartition(".")
+        held = nn.Parameter(value, requires_grad=name not in constants)
+        setattr(part.get_submodule(owner), leaf, held)
+    cuts = cuts_of(found, prefix, part)
+    for name, module in part.named_modules():
+        _cut(name, module, cuts, parameters, found, group)
+    return part
+
+
+def _shape(parameter: Parameter, group: TensorParallelGroup) -> list[int]:
+    """Returns the shape of what a rank holds of a parameter."""
+    first, *others = [box.shape for box in parameter.boxes(group.size, group.index)]
+    shape, cut = list(first), parameter.split_dimension or 0
+    for other in others:
+        shape[cut] += other[cut]
+    return shape
+
+
+def _cut(
+    name: str,
+    module: Any,
+    cuts: Cuts,
+    parameters: Mapping[str, Parameter],
+    found: Family,
+    group: TensorParallelGroup,
+) -> None:
+    weight, style = parameters.get(f"{name}.weight".lstrip(".")), cuts.of(name)
+    if isinstance(module, nn.Linear) and weight is not None:
+        if not name:  # the head, whose vocabulary is cut
+            style = None if weight.split_dimension is None else styles.COLUMN
+        ours = LatentLinear if style == styles.LATENT else CutLinear
+        layer: Any = module
+        layer.__class__ = _under(cast(Any, type(module)), nn.Linear, ours)
+        layer.group, layer.style = group, style
+        layer.copies = name.rpartition(".")[0] not in cuts.copied
+        if style == styles.LATENT:
+            layer.rotary = found.config.qk_rope_head_dim
+    elif isinstance(module, nn.Embedding) and weight is not None and weight.split_dimension == 0:
+        table: Any = module
+        table.__class__ = _under(cast(Any, type(module)), nn.Embedding, CutEmbedding)
+        table.group = group
+    if group.size > 1:
+        if name in cuts.copied:
+            module.register_forward_pre_hook(_copied_input(group), with_kwargs=True)
+        elif style == styles.EXPERTS:
+            module.index_in_group = group.index
+            module.register_forward_pre_hook(_copied_floats(group), with_kwargs=True)
+            module.register_forward_hook(lambda _, __, result: sum_over_group(result, group))
+        elif style == styles.IDENTITY_EXPERT:
+            module.register_forward_pre_hook(lambda _, given: (given[0] / group.size, *given[1:]))
+
+
+def _copied_input(group: TensorParallelGroup) -> Any:
+    """Returns a hook that makes a copy for the group of the first argument."""
+
+    def enter(_: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
+        if given:
+            return (copy_to_group(given[0], group), *given[1:]), named
+        copied = copy_to_group(named["hidden_states"], group)
+        return given, {**named, "hidden_states": copied}
+
+    return enter
+
+
+def _copied_floats(group: TensorParallelGroup) -> Any:
+    """Returns a hook that makes a copy for the group of rows and of their experts' weights."""
+
+    def copied(value: Any) -> Any:
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        return copy_to_group(value, group) if is_float else value
+
+    def enter(_: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
+        return tuple(map(copied, given)), {key: copied(each) for key, each in named.items()}
+
+    return enter
