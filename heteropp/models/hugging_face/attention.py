@@ -92,18 +92,22 @@ def attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     indices: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attends from [sequences, heads, length, size] to keys and values of as many or fewer heads.
 
     softcap: a bound of the scores, which they near as a hyperbolic tangent does. s_aux: a sink's
     logit for each head, which takes its part of the softmax. indices: [sequences, length, kept],
-    the keys that a row attends to at most. Returns [sequences, length, heads, size of values].
+    the keys that a row attends to at most. position_bias: what scores have beside. Returns
+    [sequences, length, heads, size of values].
     """
     assert _running.masks is not None, "a stage's forward has set them"
     mask = _running.masks.of(sliding_window)
     if attention_mask is not None and attention_mask is not _running.masks.of(None):
         mask = mask + attention_mask  # a family's own, beside its window
+    if position_bias is not None:
+        mask = mask + position_bias
     if indices is not None:
         chosen = mask.new_full((*indices.shape[:2], mask.shape[-1]), -math.inf)
         mask = mask + chosen.scatter(-1, indices.long(), 0.0).unsqueeze(1)

@@ -17,7 +17,8 @@ IDENTITY_EXPERT, LOCAL, WHOLE = "moe_identity_expert", "local_params", "replicat
 COLUMNS = (COLUMN, PACKED_COLUMN, GATHER)
 ROWS = (ROW, PACKED_ROW, SPLIT)
 OF_LAYERS = (*COLUMNS, *ROWS, LATENT)  # which are Linear
-OF_MODULES = (PARTIAL, EXPERTS, IDENTITY_EXPERT, LOCAL, WHOLE)
+SUM = "all_reduce"
+OF_MODULES = (PARTIAL, EXPERTS, IDENTITY_EXPERT, LOCAL, WHOLE, SUM)
 _OLDER = {"colwise_rep": GATHER, "rowwise_rep": SPLIT}
 # of families that transformers has no tensor-parallel plan for
 _PLANS = {
@@ -34,6 +35,10 @@ _PLANS = {
         "layers.*.mlp.experts.down_proj_bias": PARTIAL,
     }
 }
+
+
+# families whose masks are of all heads, where their plan leaves a rank part of them
+_UNCUT = {"doge", "inkling_text"}
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,8 @@ def _parameter(cuts: Cuts, name: str, shape: tuple[int, ...]) -> Parameter:
 
 def tp_refusal(found: Family) -> str:
     """Says in a clause why tensor parallelism is not possible; "" where it is."""
+    if found.config.model_type in _UNCUT:
+        return f"the plan that model_type {found.config.model_type} has does not cut its masks"
     if not plan_of(found):
         return f"model_type {found.config.model_type} has no tensor-parallel plan"
     for kind in dict.fromkeys(found.kinds):

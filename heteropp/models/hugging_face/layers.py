@@ -149,6 +149,8 @@ def _cut(
             module.index_in_group = group.index
             module.register_forward_pre_hook(_copied_floats(group), with_kwargs=True)
             module.register_forward_hook(lambda _, __, result: sum_over_group(result, group))
+        elif style == styles.SUM:
+            module.register_forward_hook(lambda _, __, result: sum_over_group(result, group))
         elif style == styles.IDENTITY_EXPERT:
             module.register_forward_pre_hook(lambda _, given: (given[0] / group.size, *given[1:]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 from heteropp.models.hugging_face.config import Config
@@ -95,8 +96,12 @@ def small_config(values: dict[str, Any]) -> Config:
 
 
 def _enough_layers(kinds: tuple[str, ...]) -> int:
-    """Returns how many of the first layers have every kind, and one more."""
-    most = max(kinds.index(kind) for kind in set(kinds)) + 1
+    """Returns how many of the first layers have every kind, and one more.
+
+    Kinds that differ in numbers alone, such as a scale that grows with depth, count as one.
+    """
+    names = [re.sub(r"_\d+$", "", kind) for kind in kinds]
+    most = max(names.index(name) for name in set(names)) + 1
     layers = min(len(kinds), max(4, most + 1))
     if layers > MOST_LAYERS:
         raise ModelError(f"its first {MOST_LAYERS} layers do not have all kinds of layers")
