@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from heteropp.models.assembly import Assembly
-from heteropp.models.spec import ModelError, ModelSpec, Parameter
+from heteropp.models.spec import ModelError, Parameter
 
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
 
@@ -48,9 +48,10 @@ class HuggingFaceFormat(ABC):
     def written(self, model: Any) -> Mapping[str, Assembly]:
         """Returns a folder's tensors, by name, and the parameters that each is made of."""
 
-    def dtype(self, model: ModelSpec, parameter: str) -> str:
+    def dtype(self, model: Any, parameter: str) -> str:
         """Returns the dtype in which a folder holds a parameter."""
-        return model.dtype
+        dtype: str = model.dtype
+        return dtype
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,11 @@ def family_config(config: Config) -> PretrainedConfig:
 
     values = config.values()
     model_type = values.pop("model_type", None)
+    if model_type not in CONFIG_MAPPING and "auto_map" in values:
+        raise ModelError(
+            f"model_type {model_type!r} is of code in the folder (auto_map), which is not run "
+            "(--trust-remote-code is not supported)"
+        )
     if model_type not in CONFIG_MAPPING:
         raise ModelError(f"transformers knows no model_type {model_type!r}")
     try:

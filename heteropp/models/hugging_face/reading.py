@@ -8,7 +8,7 @@ from heteropp.models.hugging_face.config import Config
 from heteropp.models.hugging_face.family import family, own_parameters, tp_refusal
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.parted import Part
-from heteropp.models.spec import Parameter
+from heteropp.models.spec import ModelError, Parameter
 
 
 def fields_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -16,6 +16,8 @@ def fields_of(values: dict[str, Any]) -> dict[str, Any]:
 
     Raises ModelError.
     """
+    if values.get("quantization_config"):
+        raise ModelError("its weights are quantized (quantization_config); expected whole ones")
     config = Config.of(values)
     found = family(config)
     base, own = found.base, found.config
