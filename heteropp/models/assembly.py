@@ -43,7 +43,7 @@ class Piece:
         value = fetch(self.source, Box(tuple(ranges)))
         kept = [axis for axis in self.axes if axis is not None]
         cut = [axis for axis in range(len(ranges)) if axis not in kept]
-        return value.permute(*kept, *cut).reshape(box.shape)
+        return value.permute((*kept, *cut)).reshape(box.shape)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class FlatBuffers:
             view = self.values[entry.first : entry.last].view(parameter.shape)
             view.copy_(parameter.data)
             parameter.data = view
-            if self.mixed:
+            if self.mixed and parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._adder(entry))
 
     def _adder(self, entry: Entry) -> Callable[[Tensor], None]:

@@ -109,18 +109,23 @@ def _signature(layer: nn.Module) -> Iterator[Any]:
 def own_parameters(found: Family, prefix: str, module: nn.Module) -> tuple[Parameter, ...]:
     """Returns a part's parameters, by their names in it, and how they are cut.
 
+    Its tables that folders hold, such as a router's correction, are parameters without a gradient.
     prefix: the part's name in the base model, such as "layers.3.".
     """
+    trained = {name for name, _ in module.named_parameters()}
     return tuple(
-        _parameter(found, prefix, name, tuple(parameter.shape))
-        for name, parameter in module.named_parameters()
+        _parameter(found, prefix, name, tuple(value.shape), name in trained)
+        for name, value in module.state_dict().items()
+        if value.is_floating_point()
     )
 
 
-def _parameter(found: Family, prefix: str, name: str, shape: tuple[int, ...]) -> Parameter:
+def _parameter(
+    found: Family, prefix: str, name: str, shape: tuple[int, ...], trained: bool
+) -> Parameter:
     owner, _, leaf = name.rpartition(".")
     style = found.style(f"{prefix}{owner}") or found.style(f"{prefix}{name}")
-    decays = len(shape) > 1
+    decays = len(shape) > 1 and trained
     if style == COLUMN:
         return Parameter(name, shape, 0, decays=decays)
     if style == ROW:

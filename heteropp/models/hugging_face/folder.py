@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,7 @@ class HuggingFaceFolder(HuggingFaceFormat):
         return written(family(model.config).model, parameters)
 
     def dtype(self, model: HuggingFaceModel, parameter: str) -> str:
-        name = names_of(model.config)[parameter]
-        wide = any(re.search(pattern, name) for pattern in _wide(model.config, model.dtype))
-        return "float32" if wide else model.dtype
+        return _dtypes(model.config, model.dtype)[names_of(model.config)[parameter]]
 
 
 class _Tensors:
@@ -121,12 +120,28 @@ def names_of(config: Config) -> dict[str, str]:
 
 
 @lru_cache(maxsize=8)
-def _wide(config: Config, dtype: str) -> tuple[str, ...]:
-    """Returns patterns of the parameters that stay float32 in a model of a dtype."""
-    import torch
+def _dtypes(config: Config, dtype: str) -> dict[str, str]:
+    """Returns the dtype of every parameter, by transformers' name, of a model that is in a dtype.
 
-    plan = family(config).model._get_dtype_plan(getattr(torch, dtype))
-    return tuple(pattern.replace("*", ".*") for pattern in plan)
+    Families keep some in float32.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            deepcopy(family_config(config)), dtype=getattr(torch, dtype)
+        )
+    wide = [
+        re.compile(pattern.replace("*", ".*"))
+        for pattern in model._get_dtype_plan(getattr(torch, dtype))
+    ]
+    return {
+        name: "float32"
+        if any(pattern.search(name) for pattern in wide)
+        else str(value.dtype).removeprefix("torch.")
+        for name, value in model.state_dict().items()
+    }
 
 
 def _entries(config: Config) -> dict[str, Any]:

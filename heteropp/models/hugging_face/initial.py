@@ -41,6 +41,6 @@ def initial_values(
             torch.manual_seed(int.from_bytes(digest[:4], "little"))
             for each in made.modules():
                 found.model._init_weights(each)
-        for name, value in made.named_parameters():
+        for name, value in made.state_dict().items():
             if (own := wanted.get(f"{prefix}{name}")) is not None:
                 yield own, value.detach()

@@ -141,6 +141,7 @@ def install(
 
     parameters: by name in the part; in_base: what its names begin with in the base model.
     """
+    trained = {name for name, _ in module.named_parameters()}
     module = with_buffers(found, copy.deepcopy(module), device)
     for name, parameter in parameters.items():
         shapes = [box.shape for box in parameter.boxes(group.size, group.index)]
@@ -151,7 +152,7 @@ def install(
             )
         owner, _, leaf = name.rpartition(".")
         value = torch.empty(shape, device=device, dtype=dtype)
-        setattr(module.get_submodule(owner), leaf, nn.Parameter(value))
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=name in trained))
     for name, layer in module.named_modules():
         _cut(found, name, layer, parameters, in_base, group)
     return module
