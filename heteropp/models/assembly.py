@@ -148,7 +148,7 @@ class Assembly:
         dim %= tensors[0].ndim
         shapes = {_without(each.shape, dim) for each in tensors}
         if len(shapes) > 1:
-            raise ValueError(f"shapes differ: {[each.shape for each in tensors]}")
+            raise ValueError(f"{sorted(shapes)} differ")
         pieces: list[Piece] = []
         last = 0
         for each in tensors:

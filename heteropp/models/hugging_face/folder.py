@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from heteropp.models.assembly import Assembly
 from heteropp.models.hugging_face.config import family_config
@@ -88,7 +88,7 @@ class _Tensors:
                 problem = str(error)
         found = self.made.get(name)
         if found is None or found.shape != parameter.shape:
-            raise ModelError(self._problem(parameter, problem))
+            self._refuse(parameter, name, problem)
         return found
 
     def _held_as(self, name: str) -> str:
@@ -99,16 +99,23 @@ class _Tensors:
                     return str(other)
         return name
 
-    def _problem(self, parameter: Parameter, problem: str) -> str:
-        expected = HuggingFaceFolder().written(self.model)
-        for name, assembly in expected.items():
-            if parameter.name not in assembly.sources:
-                continue
-            if name not in self.stored:
-                return f"it holds no tensor {name}"
-            if self.stored[name] != assembly.shape:
-                return f"{name} has shape {self.stored[name]}; expected {assembly.shape}"
-        return f"{parameter.name} cannot be made of its tensors ({problem or 'of other shapes'})"
+    def _refuse(self, parameter: Parameter, name: str, problem: str) -> NoReturn:
+        """Raises ModelError: of a parameter's tensors, names the one that is not as usual."""
+        expected = {
+            name: assembly
+            for name, assembly in HuggingFaceFolder().written(self.model).items()
+            if parameter.name in assembly.sources
+        }
+        for each, assembly in expected.items():
+            if each not in self.stored:
+                raise ModelError(f"it holds no tensor {each}")
+            if self.stored[each] != assembly.shape:
+                raise ModelError(f"{each} has shape {self.stored[each]}; expected {assembly.shape}")
+        if name in self.conversions:
+            for each, _ in self.conversions[name].tensors:
+                if each not in expected:
+                    raise ModelError(f"tensor {each}: nothing of the model's")
+        raise ModelError(f"its tensors do not make {parameter.name}, {parameter.shape}: {problem}")
 
 
 @lru_cache(maxsize=8)

@@ -152,7 +152,9 @@ def install(
             )
         owner, _, leaf = name.rpartition(".")
         value = torch.empty(shape, device=device, dtype=dtype)
-        setattr(module.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=name in trained))
+        setattr(
+            module.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=name in trained)
+        )
     for name, layer in module.named_modules():
         _cut(found, name, layer, parameters, in_base, group)
     return module
