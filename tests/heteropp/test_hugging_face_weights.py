@@ -307,6 +307,14 @@ def test_a_bad_folder_is_one_sentence(folders: Folders, tmp_path: Path, kind: st
     assert "\n" not in str(error.value)
 
 
+def test_another_release_of_transformers_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heteropp.models.hugging_face.config.RELEASE", "5.99")
+    with pytest.raises(
+        ModelError, match=r"needs transformers 5.99; 5.* is installed \(pip install"
+    ):
+        read({"model_type": "qwen3", "hidden_size": 48}, "model")
+
+
 def test_code_in_a_folder_is_not_run() -> None:
     values = {"model_type": "somebodys", "auto_map": {"AutoModelForCausalLM": "code.Model"}}
     with pytest.raises(ModelError, match=r"auto_map\), which is not run \(--trust-remote-code is"):
@@ -317,10 +325,13 @@ def test_code_in_a_folder_is_not_run() -> None:
 
 
 def test_a_run_keeps_what_it_does_not_change(folders: Folders, tmp_path: Path) -> None:
-    """From a folder to a folder, by way of ranks and a checkpoint, at a rate that moves nothing."""
-    folder, output = folders("qwen3_moe").path, tmp_path / "exported"
+    """From a folder to a folder, by way of ranks and a checkpoint, at a rate that moves nothing.
+
+    The router's corrections are among it, which have no gradient.
+    """
+    folder, output = folders("deepseek_v3").path, tmp_path / "exported"
     (folder / "tokenizer.json").write_text("{}")
-    model = replace(folders("qwen3_moe").model, sequence_length=16)
+    model = replace(folders("deepseek_v3").model, sequence_length=16)
     plan = make_plan(model, (2, 1), (1, 1), (2, 1), [False, False])
     given = ("--from", str(folder), "--steps", "1", "--learning-rate", "1e-30")
     training = Training(tmp_path / "run", plan, *given, "--warmup-steps", "0", device="cpu")
@@ -330,5 +341,5 @@ def test_a_run_keeps_what_it_does_not_change(folders: Folders, tmp_path: Path) -
     assert result.exit_code == 0, result.output
     assert_same_tensors(output, folder)
     configs = [json.loads((each / "config.json").read_text()) for each in (output, folder)]
-    assert configs[0].pop("torch_dtype") == configs[1].pop("dtype") == "float32"
+    assert configs[0].pop("torch_dtype") == configs[1].pop("dtype") == "bfloat16"
     assert configs[0] == configs[1] and (output / "tokenizer.json").exists()
