@@ -81,8 +81,8 @@ def read_config(path: Path) -> tuple[type[ModelSpec], dict[str, Any]]:
     if model_type not in readers:
         raise FileError(
             f"{path}: model_type is {model_type!r}; expected one of {', '.join(sorted(readers))} "
-            "(plan another family as a Llama-shaped model of its size, as preset "
-            "autohet-gpt3-6.7b does)"
+            "(pip install 'hyperhetero[models]' for any that transformers knows, or plan another "
+            "family as a Llama-shaped model of its size, as preset autohet-gpt3-6.7b does)"
         )
     spec, format_ = readers[model_type]
     try:

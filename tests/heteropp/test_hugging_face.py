@@ -181,10 +181,11 @@ def test_a_folder_written_back_is_the_same_model(
     from transformers import AutoModelForCausalLM
 
     folder, output = folders[kind], tmp_path / "new" / "copy"
-    model, weights = read_model(folder), Weights(folders[kind])
+    model = read_model(folder)
+    weights = Weights(folders[kind], model)
     export(
         model,
-        lambda parameter: weights.read(model, parameter, Box.whole(parameter.shape)),
+        lambda parameter: weights.read(parameter, Box.whole(parameter.shape)),
         output,
         folder if source else None,
         file_bytes=70_000,
@@ -209,12 +210,13 @@ def test_an_export_that_cannot_be_written_leaves_nothing(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = folders["halves"]
-    model, weights = read_model(folder), Weights(folder)
+    model = read_model(folder)
+    weights = Weights(folder, model)
 
     def read(parameter) -> Tensor:
         if parameter.name.startswith("layers.3"):
             raise OSError(28, "No space left on device")
-        return weights.read(model, parameter, Box.whole(parameter.shape))
+        return weights.read(parameter, Box.whole(parameter.shape))
 
     with pytest.raises(FileError, match=r"copy cannot be written: .*No space left on device"):
         export(model, read, tmp_path / "copy", file_bytes=10_000)
@@ -397,11 +399,11 @@ def test_what_is_exported_goes_on_from(runs: dict[str, tuple[Training, Path]]) -
     """The exported folder holds the checkpoint's values bit for bit, and the tokenizer."""
     for kind, (training, exported) in runs.items():
         model, reader = checkpoint_of(training)
-        weights = Weights(exported)
+        weights = Weights(exported, model)
         for parameter in model.parameters():
             whole = Box.whole(parameter.shape)
             assert torch.equal(
-                weights.read(model, parameter, whole), reader.read("value", parameter.name, whole)
+                weights.read(parameter, whole), reader.read("value", parameter.name, whole)
             )
         assert json.loads((exported / "tokenizer.json").read_text()) == {"kind": kind}
         check_from(exported, model)
@@ -453,12 +455,13 @@ def test_one_export_at_a_time_writes_a_folder(
     folders: dict[str, Path], runs: dict[str, tuple[Training, Path]], tmp_path: Path
 ) -> None:
     folder, output = folders["halves"], tmp_path / "copy"
-    model, weights = read_model(folder), Weights(folder)
+    model = read_model(folder)
+    weights = Weights(folder, model)
     said: list[str] = []
 
     def read(parameter) -> Tensor:
         said.append(refusal(runs["halves"][0].output, "--output", output))
-        return weights.read(model, parameter, Box.whole(parameter.shape))
+        return weights.read(parameter, Box.whole(parameter.shape))
 
     export(model, read, output)
     assert f"{output} is used by process {os.getpid()} on host" in said[0]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict
 
-from heteropp.models.hugging_face_format import HuggingFaceFormat, HuggingFaceTensor
+from heteropp.models.hugging_face_format import HuggingFaceTable, HuggingFaceTensor
 from heteropp.models.spec import ModelError, Parameter
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class GPT2Config:
     quantization_config: Any = None
 
 
-class GPT2Format(HuggingFaceFormat):
+class GPT2Format(HuggingFaceTable):
     model_types = ("gpt2",)
     config = GPT2Config
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import core_schema
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
     from transformers import PretrainedConfig
 
+RELEASE = "5.23"  # of transformers, as in pyproject.toml
 # of config.json, what no forward depends on
 _LEFT_OUT = ("architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path")
 
@@ -53,6 +55,7 @@ class Config:
 @lru_cache(maxsize=64)
 def family_config(config: Config) -> PretrainedConfig:
     """Returns transformers' own object of a config. Raises ModelError."""
+    _check_release()
     from transformers import CONFIG_MAPPING, AttentionInterface
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -60,6 +63,11 @@ def family_config(config: Config) -> PretrainedConfig:
 
     values = config.values()
     model_type = values.pop("model_type", None)
+    if model_type not in CONFIG_MAPPING and "auto_map" in values:
+        raise ModelError(
+            f"model_type {model_type!r} is of code in the folder (auto_map), which is not run "
+            "(--trust-remote-code is not supported)"
+        )
     if model_type not in CONFIG_MAPPING:
         raise ModelError(f"transformers knows no model_type {model_type!r}")
     try:
@@ -72,3 +80,17 @@ def family_config(config: Config) -> PretrainedConfig:
     found._attn_implementation = attention.NAME
     found.use_cache = False
     return found
+
+
+def _check_release() -> None:
+    """Checks that transformers is there, of the release that we follow. Raises ModelError."""
+    try:
+        found = version("transformers")
+    except PackageNotFoundError:
+        found = ""
+    if not found.startswith(f"{RELEASE}."):
+        raise ModelError(
+            f"its family needs transformers {RELEASE}; "
+            + (f"{found} is installed" if found else "none is installed")
+            + " (pip install 'hyperhetero[models]')"
+        )

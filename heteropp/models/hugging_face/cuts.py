@@ -115,7 +115,9 @@ def kept_buffers(part: nn.Module) -> dict:
         f"{name}.{key}".lstrip("."): value
         for name, module in part.named_modules()
         for key, value in module._buffers.items()
-        if value is not None and key not in module._non_persistent_buffers_set
+        if key not in module._non_persistent_buffers_set
+        and value is not None
+        and value.is_floating_point()
     }
 
 

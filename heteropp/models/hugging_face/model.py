@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from heteropp.models.hugging_face.folder import HuggingFaceFolder
     from heteropp.models.hugging_face.stage import HuggingFaceStage
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 
@@ -32,6 +33,12 @@ class HuggingFaceModel(PartedModel):
     # names are the family's own, after that of its base model
     first_prefix = ""
     last_prefix = ""
+
+    @classmethod
+    def hugging_face(cls) -> HuggingFaceFolder:
+        from heteropp.models.hugging_face.folder import HuggingFaceFolder
+
+        return HuggingFaceFolder()
 
     def tp_problem(self, tp: int) -> str | None:
         if tp > 1 and self.tp_refusal:

@@ -22,6 +22,8 @@ def fields_of(values: dict[str, Any]) -> dict[str, Any]:
 
     Raises ModelError.
     """
+    if values.get("quantization_config"):
+        raise ModelError("its weights are quantized (quantization_config); expected whole ones")
     config = Config.of(values)
     found = family(config)
     own = found.config

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from heteropp.models.hugging_face_format import HuggingFaceFormat, HuggingFaceTensor
+from heteropp.models.hugging_face_format import HuggingFaceTable, HuggingFaceTensor
 from heteropp.models.llama.model import LlamaModel, RopeScaling
 from heteropp.models.spec import ModelError, ModelSpec, Parameter
 
@@ -81,7 +81,7 @@ class LlamaConfig:
     quantization_config: Any = None
 
 
-class LlamaFormat(HuggingFaceFormat):
+class LlamaFormat(HuggingFaceTable):
     model_types = ("llama", "mistral")
     config = LlamaConfig
 

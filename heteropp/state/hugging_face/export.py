@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from heteropp.description.files import FileError, flush, make_folder, read_json, write_text
-from heteropp.models.hugging_face_format import HuggingFaceFormat
+from heteropp.layout.boxes import Box
+from heteropp.models.assembly import Assembly
 from heteropp.models.spec import ModelSpec, Parameter
-from heteropp.state.hugging_face.weights import INDEX, SINGLE, check_same
+from heteropp.state.hugging_face.weights import CONFIG, INDEX, SINGLE, check_same, format_of
 from hyperhetero_output import held
 
 FILE_BYTES = 5 << 30  # of a file of weights, at most, as transformers cuts them
@@ -65,7 +66,7 @@ def _export(
         _write_weights(model, read, partial, file_bytes)
         if source:
             _copy_companions(source, partial)
-        write_text(partial / "config.json", _as_text(config))
+        write_text(partial / CONFIG, _as_text(config))
         flush(partial)
         partial.rename(output)
         flush(output.parent)
@@ -76,72 +77,80 @@ def _export(
 
 
 def _config(model: ModelSpec, source: Path | None) -> dict[str, Any]:
+    form = format_of(model)
     if source is None:
-        return _format(model).config_of(model)
+        return form.config_of(model)
     check_same(source, model)
-    theirs = read_json(source / "config.json", dict)
+    theirs = read_json(source / CONFIG, dict)
     theirs.pop("dtype", None)  # the newer name, which older releases do not know
     return {**theirs, "torch_dtype": model.dtype}
 
 
-def _format(model: ModelSpec) -> HuggingFaceFormat:
-    if (found := model.hugging_face()) is None:
-        raise FileError(f"models of family {model.family} have no form as a Hugging Face folder")
-    return found
-
-
-Written = dict[str, list[Parameter]]  # what each tensor of a file is made of, in order of rows
+Tensors = dict[str, Assembly]  # each of parameters
 
 
 def _write_weights(
     model: ModelSpec, read: Callable[[Parameter], Tensor], folder: Path, file_bytes: int
 ) -> None:
-    files = list(_files(model, file_bytes))
+    tensors = format_of(model).written(model)
+    dtypes = {name: _dtype(model, assembly) for name, assembly in tensors.items()}
+    sizes = {
+        name: prod(assembly.shape) * dtypes[name].itemsize for name, assembly in tensors.items()
+    }
+    files = list(_files(tensors, sizes, file_bytes))
+    parameters = _Parameters(model, read)
     places: dict[str, str] = {}
-    for i, written in enumerate(files):
+    for i, wanted in enumerate(files):
         name = SINGLE if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
-        tensors = {
-            tensor: _tensor(model, parameters, read) for tensor, parameters in written.items()
+        values = {
+            tensor: assembly.read(Box.whole(assembly.shape), parameters.fetch).to(
+                dtypes[tensor], copy=True, memory_format=torch.contiguous_format
+            )
+            for tensor, assembly in wanted.items()
         }
-        save_file(tensors, folder / name, metadata={"format": "pt"})  # transformers wants to know
+        save_file(values, folder / name, metadata={"format": "pt"})  # transformers wants to know
         (folder / name).chmod(0o644)
         flush(folder / name)
-        places.update(dict.fromkeys(tensors, name))
+        places.update(dict.fromkeys(values, name))
     if len(files) > 1:
-        total = sum(_bytes(model, parameter) for parameter in model.parameters())
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
         write_text(folder / INDEX, _as_text(index))
 
 
-def _tensor(
-    model: ModelSpec, parameters: list[Parameter], read: Callable[[Parameter], Tensor]
-) -> Tensor:
-    """Returns a tensor as the folder's files hold it, of the parameters that it is made of."""
-    rows = [read(parameter).to(getattr(torch, model.dtype)) for parameter in parameters]
-    value = torch.cat(rows) if rows[1:] else rows[0]
-    transposed = _format(model).stored(model, parameters[0]).transposed
-    return (value.t() if transposed else value).contiguous()
+class _Parameters:
+    """A checkpoint's parameters; the newest is kept, as several tensors may be slices of it."""
+
+    def __init__(self, model: ModelSpec, read: Callable[[Parameter], Tensor]) -> None:
+        self.read = read
+        self.parameters = {parameter.name: parameter for parameter in model.parameters()}
+        self.name = ""
+        self.value = torch.empty(0)
+
+    def fetch(self, name: str, box: Box) -> Tensor:
+        if name != self.name:
+            self.value = torch.empty(0)  # before the next one is read
+            self.name, self.value = name, self.read(self.parameters[name])
+        return self.value[box.within(Box.whole(self.value.shape))]
 
 
-def _files(model: ModelSpec, file_bytes: int) -> Iterator[Written]:
+def _dtype(model: ModelSpec, assembly: Assembly) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, format_of(model).dtype(model, assembly.sources[0]))
+    return dtype
+
+
+def _files(
+    tensors: Mapping[str, Assembly], sizes: Mapping[str, int], file_bytes: int
+) -> Iterator[Tensors]:
     """Yields what each file holds; no file is larger than asked, unless one tensor is."""
-    tensors: Written = {}
-    for parameter in model.parameters():
-        tensors.setdefault(_format(model).stored(model, parameter).name, []).append(parameter)
-    held: Written = {}
+    held: Tensors = {}
     size = 0
-    for name, parameters in tensors.items():
-        more = sum(_bytes(model, parameter) for parameter in parameters)
-        if held and size + more > file_bytes:
+    for name, assembly in tensors.items():
+        if held and size + sizes[name] > file_bytes:
             yield held
             held, size = {}, 0
-        held[name] = parameters
-        size += more
+        held[name] = assembly
+        size += sizes[name]
     yield held
-
-
-def _bytes(model: ModelSpec, parameter: Parameter) -> int:
-    return prod(parameter.shape) * model.dtype_bytes
 
 
 def _copy_companions(source: Path, folder: Path) -> None:

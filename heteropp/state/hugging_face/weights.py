@@ -1,13 +1,16 @@
 """Weights in a Hugging Face folder, read slice by slice into any layout.
 
 A folder holds config.json and model.safetensors, or several files and
-model.safetensors.index.json, which says which tensor is in which. How its tensors are named, and
-which way round they stand, is the family's to say.
+model.safetensors.index.json, which says which tensor is in which. Which slices of its tensors a
+parameter is made of is the family's to say.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +20,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from heteropp.description.files import FileError, read_json
-from heteropp.description.model import read_config
 from heteropp.layout.boxes import Box
-from heteropp.models.hugging_face_format import HuggingFaceTensor
-from heteropp.models.spec import ModelSpec, Parameter
+from heteropp.models.assembly import Assembly
+from heteropp.models.hugging_face_format import HuggingFaceFormat
+from heteropp.models.spec import ModelError, ModelSpec, Parameter
 from heteropp.models.stage_module import StageModule
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+CONFIG = "config.json"
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 # what a plan's model may have otherwise than the folder; its sequences may only be shorter
 CHOSEN = ("dtype", "sequence_length")
+COMPARED_ELEMENTS = 1 << 24  # of two tensors at a time
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,12 @@ class _Index:
 
 
 class Weights:
-    """The tensors of a folder, of which only the slices asked for are read."""
+    """A model's parameters in a folder, of which only the slices asked for are read."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises FileError when the folder holds no safetensors files."""
+    def __init__(self, folder: Path, model: ModelSpec) -> None:
+        """Raises FileError when the folder has no safetensors files, or not of such a model."""
         self.folder = folder
+        self.model = model
         self.files: dict[str, Any] = {}  # open ones, by name
         index = folder / INDEX
         if index.exists():
@@ -52,42 +58,67 @@ class Weights:
             raise FileError(
                 f"{folder} holds neither {SINGLE} nor {INDEX}; expected weights as safetensors"
             )
+        shapes = _Shapes(self.places, lambda name: tuple(self._tensor(name).get_shape()))
+        with self._naming_the_folder():
+            self.made_of = format_of(model).made_of(model, shapes)
 
-    def check(self, model: ModelSpec) -> None:
-        """Checks that every parameter of a model is there, in its shape. Raises FileError."""
-        for parameter in model.parameters():
-            self._slices(self._stored(model, parameter))
+    def check(self) -> None:
+        """Checks that every parameter of the model is there, in its shape. Raises FileError."""
+        for parameter in self.model.parameters():
+            for name in self._assembly(parameter).sources:
+                self._tensor(name)
+        self._check_tied()
 
-    def read(self, model: ModelSpec, parameter: Parameter, box: Box) -> Tensor:
-        """Returns a slice of a parameter, on the host, in the file's dtype. Raises FileError."""
-        stored = self._stored(model, parameter)
-        (first, last), *others = box.ranges
-        spans = [slice(first + stored.first_row, last + stored.first_row)]
-        spans += [slice(*span) for span in others]
-        slices = self._slices(stored)
-        return slices[tuple(spans[::-1])].t() if stored.transposed else slices[tuple(spans)]
+    def read(self, parameter: Parameter, box: Box) -> Tensor:
+        """Returns a slice of a parameter, on the host, in the folder's dtype. Raises FileError."""
+        return self._read(self._assembly(parameter), box)
 
-    def _stored(self, model: ModelSpec, parameter: Parameter) -> HuggingFaceTensor:
-        if (found := model.hugging_face()) is None:
-            raise FileError(f"{self.folder}: models of family {model.family} have no such folders")
-        return found.stored(model, parameter)
+    def _read(self, assembly: Assembly, box: Box) -> Tensor:
+        def fetch(name: str, wanted: Box) -> Tensor:
+            return self._tensor(name)[tuple(slice(*span) for span in wanted.ranges) or ...]
 
-    def _slices(self, stored: HuggingFaceTensor) -> Any:
+        return assembly.read(box, fetch)
+
+    def _assembly(self, parameter: Parameter) -> Assembly:
+        with self._naming_the_folder():
+            found = self.made_of(parameter)
+            if found.shape != parameter.shape:
+                raise ModelError(
+                    f"{parameter.name} has shape {found.shape}, of {found.sources[0]}; "
+                    f"expected {parameter.shape}"
+                )
+            return found
+
+    def _check_tied(self) -> None:
+        """Checks that what a folder holds twice, though it is one parameter, is the same."""
+        parameters = {parameter.name: parameter for parameter in self.model.parameters()}
+        for name, of in self.model.tied.items():
+            parameter = parameters[of]
+            try:
+                copy = self.made_of(replace(parameter, name=name))
+            except ModelError:  # it is not there, as is usual
+                continue
+            kept = self._assembly(parameter)
+            rows = max(1, COMPARED_ELEMENTS // prod(parameter.shape[1:]))
+            for first in range(0, parameter.shape[0], rows):
+                last = min(first + rows, parameter.shape[0])
+                box = Box(((first, last), *Box.whole(parameter.shape[1:]).ranges))
+                if copy.shape != kept.shape or not torch.equal(
+                    self._read(copy, box), self._read(kept, box)
+                ):
+                    raise FileError(
+                        f"{self.folder}: {copy.sources[0]} is not the same as {kept.sources[0]}, "
+                        f"to which {CONFIG} ties it"
+                    )
+
+    def _tensor(self, name: str) -> Any:
         """Returns the file's view of a whole tensor, from which slices are taken."""
-        name = stored.name
-        if name not in self.places and stored.other_name in self.places:
-            name = stored.other_name
-        if name not in self.places:
-            raise FileError(f"{self.folder} holds no tensor {name}")
         path = self.folder / self.places[name]
         try:
             tensor = self._open(self.places[name]).get_slice(name)
         except SafetensorError:
             raise FileError(f"{path} holds no tensor {name}, which {INDEX} says it does") from None
-        shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
-        if shape != stored.shape:
-            raise FileError(f"{path}: {name} has shape {shape}; expected {stored.shape}")
-        if dtype not in FLOATS:
+        if (dtype := tensor.get_dtype()) not in FLOATS:
             raise FileError(
                 f"{path}: {name} has dtype {dtype}; expected one of {', '.join(FLOATS)}"
             )
@@ -108,22 +139,62 @@ class Weights:
                 raise FileError(f"{path} cannot be read: {error}") from None
         return self.files[name]
 
+    @contextmanager
+    def _naming_the_folder(self) -> Iterator[None]:
+        try:
+            yield
+        except ModelError as error:
+            raise FileError(f"{self.folder}: {error}") from None
+
+
+class _Shapes(Mapping[str, tuple[int, ...]]):
+    """Shapes of a folder's tensors; a file is opened when one of its tensors is asked for."""
+
+    def __init__(self, names: Mapping[str, str], shape: Callable[[str], tuple[int, ...]]) -> None:
+        self.names, self.shape = names, shape
+
+    def __getitem__(self, name: str) -> tuple[int, ...]:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.shape(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def format_of(model: ModelSpec) -> HuggingFaceFormat:
+    """Returns the form of a model's folders. Raises FileError when it has none."""
+    if (found := model.hugging_face()) is None:
+        raise FileError(f"models of family {model.family} have no form as a Hugging Face folder")
+    return found
+
 
 def check_from(folder: Path, model: ModelSpec) -> None:
     """Checks that a plan's model can start from a folder's weights. Raises FileError."""
     check_same(folder, model)
-    Weights(folder).check(model)
+    Weights(folder, model).check()
 
 
 def check_same(folder: Path, model: ModelSpec) -> None:
     """Checks that a folder's config.json is of this model. Raises FileError."""
-    path = folder / "config.json"
-    family, theirs = read_config(path)
-    if family is not type(model):
+    path = folder / CONFIG
+    form = format_of(model)
+    model_type = read_json(path, dict).get("model_type")
+    if form.model_types and model_type not in form.model_types:
         raise FileError(f"{path}: the model is of another family; expected {model.family}")
-    for name, value in theirs.items():
-        if name not in CHOSEN and value != getattr(model, name):
-            raise FileError(f"{path}: {name} is {value}; the model has {getattr(model, name)}")
+    try:
+        theirs = form.fields(read_json(path, form.config))
+    except ModelError as error:
+        raise FileError(f"{path}: {error}") from None
+    for name, value, ours in form.differences(theirs, model):
+        if name not in CHOSEN:
+            raise FileError(f"{path}: {name} is {value}; the model has {ours}")
     if model.sequence_length > theirs["sequence_length"]:
         raise FileError(
             f"{path}: max_position_embeddings is {theirs['sequence_length']}; the model has "
@@ -134,11 +205,12 @@ def check_same(folder: Path, model: ModelSpec) -> None:
 @torch.no_grad()
 def load_weights(folder: Path, module: StageModule) -> None:
     """Fills a ministage's parameters with this rank's slices of a folder's. Raises FileError."""
-    weights, group, model = Weights(folder), module.group, module.model
+    group, model = module.group, module.model
+    weights = Weights(folder, model)
     parameters = {parameter.name: parameter for parameter in model.parameters()}
     for name, target in module.named_parameters():
         parameter = parameters[model.global_name(name)]
         boxes = parameter.boxes(group.size, group.index)
-        values = [weights.read(model, parameter, box) for box in boxes]
+        values = [weights.read(parameter, box) for box in boxes]
         value = torch.cat(values, parameter.split_dimension or 0) if values[1:] else values[0]
         target.copy_(value.to(target.dtype).contiguous())
