@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise, product
 
 from heteropp.layout.boxes import Box
 from heteropp.layout.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, DistributedStates
@@ -60,14 +61,21 @@ class Parameter:
         )
 
     def boxes(self, tp: int, index: int) -> tuple[Box, ...]:
-        """Returns what one rank of a tensor-parallel group holds, one box for each piece.
+        """Returns what one rank of a tensor-parallel group holds, one box after another.
 
-        Raises ValueError where the degree does not divide what is cut.
+        Each box's elements stand together in memory: there is one for each piece, and where pieces
+        stand within rows, as in a stack of experts' matrices, one for each row and piece. Raises
+        ValueError where the degree does not divide what is cut.
         """
         try:
             return _boxes(self.shape, self.split_dimension, self.packed, tp, index)
         except ValueError as error:
             raise ValueError(f"parameter {self.name}: {error}") from None
+
+    def held_shape(self, tp: int) -> tuple[int, ...]:
+        """Returns the shape of what one rank of a tensor-parallel group holds."""
+        cut = self.split_dimension
+        return tuple(size // tp if i == cut else size for i, size in enumerate(self.shape))
 
 
 @lru_cache(maxsize=4096)  # a model's blocks are alike
@@ -76,11 +84,12 @@ def _boxes(
 ) -> tuple[Box, ...]:
     pieces = [Box.whole(shape)]
     if packed and split is not None and tp > 1:
-        (whole,), pieces, first = pieces, [], 0
-        for size in packed:
-            ranges = (*whole.ranges[:split], (first, first + size), *whole.ranges[split + 1 :])
-            pieces.append(Box(ranges))
-            first += size
+        ends = (0, *accumulate(packed))
+        pieces = [
+            Box((*((i, i + 1) for i in row), span, *Box.whole(shape[split + 1 :]).ranges))
+            for row in product(*map(range, shape[:split]))
+            for span in pairwise(ends)
+        ]
     return tuple([_states(split, tp).place(piece, index)[0] for piece in pieces])
 
 

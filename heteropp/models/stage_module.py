@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -50,12 +51,18 @@ class StageModule(nn.Module):
             fill(held[name], parameters[name], whole, self.group)
 
 
-@torch.no_grad()
 def fill(target: Tensor, parameter: Parameter, whole: Tensor, group: TensorParallelGroup) -> None:
     """Copies a rank's slices of a whole parameter into what the rank holds of it."""
     pieces = [
         whole[box.within(Box.whole(whole.shape))]
         for box in parameter.boxes(group.size, group.index)
     ]
-    value = pieces[0] if len(pieces) == 1 else torch.cat(pieces, parameter.split_dimension or 0)
-    target.copy_(value.to(target.dtype).contiguous())
+    put(target, pieces)
+
+
+@torch.no_grad()
+def put(target: Tensor, pieces: Sequence[Tensor]) -> None:
+    """Copies the values of a parameter's boxes, in order, into what a rank holds of it."""
+    flat = [piece.reshape(-1) for piece in pieces]
+    value = flat[0] if len(flat) == 1 else torch.cat(flat)
+    target.copy_(value.view(target.shape).to(target.dtype))

@@ -24,7 +24,7 @@ from heteropp.layout.boxes import Box
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.hugging_face.reading import read
 from heteropp.models.parallel.tensor_parallel import SoloGroup
-from heteropp.models.spec import ModelError
+from heteropp.models.spec import ModelError, Parameter
 from heteropp.state.hugging_face.export import export
 from heteropp.state.hugging_face.weights import Weights, check_from, load_weights
 
@@ -87,6 +87,15 @@ class Rank(SoloGroup):
         return self.at
 
 
+def part(whole: Tensor, parameter: Parameter, tp: int, index: int) -> Tensor:
+    """A rank's share of each piece of a parameter, one behind the other."""
+    cut = parameter.split_dimension
+    if cut is None:
+        return whole
+    pieces = whole.split(parameter.packed or whole.shape[cut], cut)
+    return torch.cat([piece.chunk(tp, cut)[index] for piece in pieces], cut)
+
+
 @every(*FAMILIES)
 def test_ranks_hold_their_slices_of_what_transformers_loads(folders: Folders, family: str) -> None:
     folder = folders(family)
@@ -102,15 +111,7 @@ def test_ranks_hold_their_slices_of_what_transformers_loads(folders: Folders, fa
                 for name, value in module.named_parameters():
                     name = model.global_name(name)
                     whole, parameter = held[name], parameters[name]
-                    pieces = [
-                        whole[box.within(Box.whole(whole.shape))]
-                        for box in parameter.boxes(tp, rank.index)
-                    ]
-                    expected = (
-                        torch.cat(pieces, parameter.split_dimension or 0)
-                        if pieces[1:]
-                        else pieces[0]
-                    )
+                    expected = part(whole, parameter, tp, rank.index)
                     assert torch.equal(value, expected.to(value.dtype)), (name, tp)
                     filled.add(name)
     stored = {key: tensor for key, tensor in held.items() if key not in model.tied}

@@ -88,7 +88,10 @@ def test_scaled_angles_and_tied_embeddings(tmp_path, said: dict) -> None:
 
 
 UNSUPPORTED = {
-    "another family": ({"model_type": "bert"}, "model_type is 'bert'; expected one of "),
+    "another family": (
+        {"model_type": "bert"},
+        "model_type bert has no pipeline plan in transformers",
+    ),
     "no family": ({"model_type": "absent"}, "model_type: missing"),
     "no layers": ({"num_hidden_layers": "absent"}, "num_hidden_layers: missing"),
     "layers is text": ({"num_hidden_layers": "80"}, "num_hidden_layers"),

@@ -101,12 +101,8 @@ def install(
         if type(layer) in (nn.Linear, nn.Embedding)
     }
     for parameter in parameters:
-        boxes = parameter.boxes(group.size, group.index)
-        shape = list(boxes[0].shape)
-        if boxes[1:]:
-            shape[0] = sum(box.shape[0] for box in boxes)
         owner, _, leaf = parameter.name.rpartition(".")
-        value = torch.empty(shape, device=device, dtype=dtype)
+        value = torch.empty(parameter.held_shape(group.size), device=device, dtype=dtype)
         setattr(module.get_submodule(owner), leaf, nn.Parameter(value))
     for name, rule in rules.items():
         layer: Any = module.get_submodule(name)

@@ -156,11 +156,10 @@ def _split(
                 if index == 0 or parameter.partial:
                     whole += gradient
                 continue
-            cut, first = parameter.split_dimension, 0
-            for box in parameter.boxes(tp, index):
-                size = box.shape[cut]
-                whole[box.within(Box.whole(whole.shape))] += gradient.narrow(cut, first, size)
-                first += size
+            boxes = parameter.boxes(tp, index)
+            pieces = gradient.reshape(-1).split([box.size for box in boxes])
+            for box, piece in zip(boxes, pieces, strict=True):
+                whole[box.within(Box.whole(whole.shape))] += piece.view(box.shape)
     return ranks[0][0], result
 
 

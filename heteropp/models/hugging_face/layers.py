@@ -100,7 +100,7 @@ def install(
         delattr(part.get_submodule(owner), leaf)
     with_buffers(found, part, device)
     for name, parameter in parameters.items():
-        value = torch.empty(_shape(parameter, group), device=device, dtype=dtype)
+        value = torch.empty(parameter.held_shape(group.size), device=device, dtype=dtype)
         owner, _, leaf = name.rpartition(".")
         held = nn.Parameter(value, requires_grad=name not in constants)
         setattr(part.get_submodule(owner), leaf, held)
@@ -108,15 +108,6 @@ def install(
     for name, module in part.named_modules():
         _cut(name, module, cuts, parameters, found, group)
     return part
-
-
-def _shape(parameter: Parameter, group: TensorParallelGroup) -> list[int]:
-    """Returns the shape of what a rank holds of a parameter."""
-    first, *others = [box.shape for box in parameter.boxes(group.size, group.index)]
-    shape, cut = list(first), parameter.split_dimension or 0
-    for other in others:
-        shape[cut] += other[cut]
-    return shape
 
 
 def _cut(

@@ -24,7 +24,7 @@ from heteropp.layout.boxes import Box
 from heteropp.models.assembly import Assembly
 from heteropp.models.hugging_face_format import HuggingFaceFormat
 from heteropp.models.spec import ModelError, ModelSpec, Parameter
-from heteropp.models.stage_module import StageModule
+from heteropp.models.stage_module import StageModule, put
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -212,5 +212,4 @@ def load_weights(folder: Path, module: StageModule) -> None:
         parameter = parameters[model.global_name(name)]
         boxes = parameter.boxes(group.size, group.index)
         values = [weights.read(parameter, box) for box in boxes]
-        value = torch.cat(values, parameter.split_dimension or 0) if values[1:] else values[0]
-        target.copy_(value.to(target.dtype).contiguous())
+        put(target, values)
