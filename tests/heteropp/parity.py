@@ -55,11 +55,13 @@ class RankError(Exception):
 class Ranks:
     """Processes that train one plan after another, as many of them as it needs.
 
-    On the host over gloo, or on emulated chips over dicomm, all as a chip file says.
+    On the host over gloo, or on emulated chips over dicomm, all as a chip file says, or each as
+    its own.
     """
 
-    def __init__(self, chip: Path | None = None) -> None:
-        self.chip = chip
+    def __init__(self, chip: Path | None = None, chips: Sequence[Path] = ()) -> None:
+        """chips: by rank, in place of one for all."""
+        self.chip, self.chips = chip, chips
         self.folder = tempfile.TemporaryDirectory()
         self.data = write_text(Path(self.folder.name, "text"))
         self.validation = write_text(Path(self.folder.name, "validation"), 400)
@@ -77,12 +79,14 @@ class Ranks:
         by_length: Sequence[Plan] = (),
         documents: int = 0,
         data: Path | None = None,
+        weights: Path | None = None,
     ) -> Trained:
         """Runs a plan's steps. Raises RankError.
 
         checkpoints: a folder whose newest checkpoint the run goes on from, and to which it saves
         when it is done; poisoned: a step in which a micro-batch of rank 0 comes to NaN; by_length:
-        the plans, of which `plan` is the first, of mixed lengths, with so many documents a step.
+        the plans, of which `plan` is the first, of mixed lengths, with so many documents a step;
+        weights: a Hugging Face folder to begin from.
         """
         validate(plan)
         while len(self.pipes) < plan.world_size:
@@ -92,7 +96,7 @@ class Ranks:
         for rank, pipe in enumerate(used):
             job = f"job {self.jobs}"
             mixed = tuple(by_length), documents, data
-            pipe.send((plan, rank, steps, job, checkpoints, poisoned, *mixed))
+            pipe.send((plan, rank, steps, job, checkpoints, poisoned, *mixed, weights))
         answers = []
         for rank, pipe in enumerate(used):
             if not pipe.poll(DEADLINE_S):
@@ -110,7 +114,13 @@ class Ranks:
         by_rank = [[answer[i] for answer in answers] for i in range(4, 9)]
         return Trained(losses, norms, parameters, validation_loss, *by_rank)
 
-    def plainly(self, plan: Plan, steps: int = STEPS, without: int | None = None) -> Trained:
+    def plainly(
+        self,
+        plan: Plan,
+        steps: int = STEPS,
+        without: int | None = None,
+        weights: Path | None = None,
+    ) -> Trained:
         """The same steps in a plain loop, in this process; one of them changes nothing."""
         cache = Path(self.folder.name, "cache", "hyperhetero")
         losses, norms, parameters = train_plainly(
@@ -123,6 +133,7 @@ class Ranks:
             WARMUP,
             CLIP,
             without=without,
+            weights=weights,
         )
         assert all(norm > CLIP for norm in norms), "clipping must be active"
         validation = open_tokens(self.validation, cache)
@@ -137,10 +148,11 @@ class Ranks:
 
     def _start(self) -> None:
         context = forkserver.context()
+        chip = self.chips[len(self.pipes)] if self.chips else self.chip
         ours, theirs = context.Pipe()
         process = context.Process(
             target=_serve,
-            args=(theirs, self.folder.name, self.store.port, self.chip),
+            args=(theirs, self.folder.name, self.store.port, chip),
             daemon=True,
         )
         process.start()
@@ -201,6 +213,7 @@ def _train(
     by_length: tuple[Plan, ...],
     documents: int,
     data: Path | None,
+    weights: Path | None,
     folder: Path,
     store: dist.Store,
     chip: Path | None,
@@ -223,7 +236,7 @@ def _train(
         data=data or folder / "text",
         validation=folder / "validation",
         validate_every=max(3, steps // 3),
-        weights=None,
+        weights=weights,
         resume=False,
         resume_from=None,
         checkpoint_every=0,

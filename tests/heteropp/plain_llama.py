@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +19,8 @@ from heteropp.data.sequences import NOT_COUNTED, Sequences
 from heteropp.data.token_file import TokenFile
 from heteropp.models.custom.model import CustomModel
 from heteropp.models.custom.source import definition_at
+from heteropp.models.hugging_face.config import family_config
+from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.llama.model import LlamaModel
 from heteropp.models.spec import ModelSpec
 
@@ -166,12 +172,58 @@ class PlainParts(nn.Module):
         return self.head(x).flatten(0, 1)
 
 
-Plain = PlainLlama | PlainParts
+class TransformersDecoder(nn.Module):
+    """transformers' own model, whose parameters have our names."""
+
+    def __init__(self, model: HuggingFaceModel, seed: int) -> None:
+        from transformers import AutoModelForCausalLM
+
+        super().__init__()
+        config = copy.deepcopy(family_config(model.config))
+        with torch.random.fork_rng():
+            whole = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        whole.config._experts_implementation = "eager"
+        self.whole = whole.to(getattr(torch, model.dtype)).train()
+        self.fill(dict(model.initial_values((0, model.layers), seed)))
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        prefix = f"{self.whole.base_model_prefix}."
+        for name, parameter in self.whole.named_parameters():
+            yield name.removeprefix(prefix), parameter
+
+    @torch.no_grad()
+    def fill(self, values: dict[str, Tensor]) -> None:
+        prefix = f"{self.whole.base_model_prefix}."
+        for name, tensor in self.whole.state_dict().items():
+            if (own := name.removeprefix(prefix)) in values:
+                tensor.copy_(values[own])
+
+    def tables(self, names: set[str]) -> dict[str, Tensor]:
+        """Those that are part of the weights, and no step changes."""
+        prefix = f"{self.whole.base_model_prefix}."
+        named = {name.removeprefix(prefix): table for name, table in self.whole.named_buffers()}
+        return {name: table for name, table in named.items() if name in names}
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        loaded = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        for name, tensor in self.whole.state_dict().items():
+            tensor.copy_(loaded[name])
+
+    def forward(self, tokens: Tensor, first_row: int = 0) -> Tensor:
+        return self.whole(input_ids=tokens, use_cache=False).logits.flatten(0, 1)
+
+
+Plain = PlainLlama | PlainParts | TransformersDecoder
 
 
 def plain_module(model: ModelSpec, seed: int) -> Plain:
     if isinstance(model, CustomModel):
         return PlainParts(model, seed)
+    if isinstance(model, HuggingFaceModel):
+        return TransformersDecoder(model, seed)
     assert isinstance(model, LlamaModel)
     return PlainLlama(model, seed)
 
@@ -210,13 +262,17 @@ def train_plainly(
     clip: float,
     seed: int = 0,
     without: int | None = None,
+    weights: Path | None = None,
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """Losses, gradient norms before clipping, and parameters at the end.
 
-    without: a step that changes nothing.
+    without: a step that changes nothing; weights: transformers' folder to begin from.
     """
     torch.set_num_threads(1)
     module = plain_module(model, seed)
+    if weights is not None:
+        assert isinstance(module, TransformersDecoder)
+        module.load(weights)
     optimizer = torch.optim.AdamW(decaying(model, module), betas=(0.9, 0.95), eps=1e-8)
     count = micro_batch * micro_batches
     sequences = Sequences(tokens, model, seed)
@@ -245,4 +301,7 @@ def train_plainly(
         if step != without:
             optimizer.step()
         losses.append(loss.item())
-    return losses, norms, {name: p.detach() for name, p in module.named_parameters()}
+    values = {name: p.detach() for name, p in module.named_parameters()}
+    if isinstance(module, TransformersDecoder):
+        values |= module.tables({parameter.name for parameter in model.parameters()})
+    return losses, norms, values

@@ -10,7 +10,6 @@ import torch
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -39,25 +38,33 @@ SIZES: dict[str, Any] = {
 PER_LAYER = ("layer_types", "mlp_layer_types")
 
 
-def tiny_config(model_type: str, **changes: Any) -> Any:
+def tiny_config(model_type: str, layers: int = 3, **changes: Any) -> Any:
     """Returns transformers' config of a family; its layers take turns at all kinds it has."""
     from transformers import CONFIG_MAPPING
 
     family = CONFIG_MAPPING[model_type]
     usual = family()
     sizes = {name: value for name, value in SIZES.items() if hasattr(usual, name)}
+    sizes["num_hidden_layers"] = layers
     for name in PER_LAYER:
         if kinds := list(dict.fromkeys(getattr(usual, name, None) or ())):
-            sizes[name] = [kinds[i % len(kinds)] for i in range(SIZES["num_hidden_layers"])]
+            sizes[name] = [kinds[i % len(kinds)] for i in range(layers)]
     if hasattr(usual, "qk_rope_head_dim"):  # latent attention
         sizes |= {"head_dim": 8, "num_key_value_heads": SIZES["num_attention_heads"]}
     return family(**{**sizes, **changes})
 
 
 def write_folder(
-    folder: Path, model_type: str, dtype: torch.dtype = torch.float32, **changes: Any
+    folder: Path,
+    model_type: str,
+    dtype: torch.dtype = torch.float32,
+    noise: float | None = None,
+    **changes: Any,
 ) -> Any:
-    """Writes a model with random weights as transformers does, and returns it as it loads it."""
+    """Writes a model with random weights as transformers does, and returns it as it loads it.
+
+    noise: of what is added to the family's initial values; absent, they count for nothing.
+    """
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -65,7 +72,8 @@ def write_folder(
     with torch.no_grad():
         for value in model.state_dict().values():  # so that no two can be taken for one another
             if value.is_floating_point():
-                value.normal_(0, 0.5)
+                random = torch.randn(value.shape) * (noise or 0.5)
+                value.copy_(value + random if noise else random)
     model.save_pretrained(folder)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     loaded.save_pretrained(folder)  # now each in the dtype in which transformers holds it

@@ -1,0 +1,98 @@
+"""Any Hugging Face decoder trains over unlike stages as transformers trains it unsplit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from layouts import plan_of, scheduled
+from parity import Ranks, Trained
+from tiny_decoders import write_folder
+from training_run import NEUTRAL_CHIP
+
+from heteropp.description.plan import Plan, Schedule
+from heteropp.models.hugging_face.model import HuggingFaceModel
+from heteropp.models.hugging_face.reading import read
+
+STEPS = 3
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "glm4", "olmo2"),
+    *("qwen3_moe", "deepseek_v3", "gpt_oss"),
+)
+EVERYDAY = ("gemma3_text", "qwen3_moe", "gpt_oss")
+# of three vendors, by stage: how each adds up products
+ACCUMULATES = {"V": "float32", "W": "float64", "X": "float32"}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    folder = tmp_path_factory.mktemp("chips")
+    for vendor, accumulate in ACCUMULATES.items():
+        text = NEUTRAL_CHIP.format(chips_per_node=2, capacity_bytes=1 << 30)
+        text = text.replace('vendor = "Test"', f'vendor = "{vendor}"')
+        text = text.replace('accumulate = "float32"', f'accumulate = "{accumulate}"')
+        (folder / f"{vendor}.toml").write_text(text.replace("neutral = true", "neutral = false"))
+    found = Ranks(chips=[folder / f"{vendor}.toml" for vendor in "VVWWXX"])
+    yield found
+    found.close()
+
+
+@dataclass(frozen=True)
+class Decoder:
+    model: HuggingFaceModel
+    folder: Path  # of weights, none of which is a plain 0 or 1
+
+
+Decoders = Callable[[str], Decoder]
+
+
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory: pytest.TempPathFactory) -> Decoders:
+    @cache
+    def make(family: str) -> Decoder:
+        folder = tmp_path_factory.mktemp("decoder") / family
+        write_folder(folder, family, noise=0.05, layers=4)
+        values = json.loads((folder / "config.json").read_text())
+        return Decoder(read(values, family, sequence_length=32), folder)
+
+    return make
+
+
+def compare(ranks: Ranks, plan: Plan, decoder: Decoder) -> None:
+    got = ranks.train(plan, STEPS, weights=decoder.folder)
+    plain = ranks.plainly(plan, STEPS, weights=decoder.folder)
+    check(got, plain)
+
+
+def check(got: Trained, plain: Trained) -> None:
+    assert got.losses == pytest.approx(plain.losses, rel=2e-6)
+    assert got.validation_loss == pytest.approx(plain.validation_loss, rel=2e-6)
+    for name, expected in plain.parameters.items():
+        error = (got.parameters[name] - expected).abs().max() / expected.abs().max()
+        assert error <= 1e-5, f"{name}: {error:.3g}"
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=() if f in EVERYDAY else pytest.mark.long) for f in FAMILIES],
+)
+def test_three_unlike_stages_of_three_vendors(
+    ranks: Ranks, decoders: Decoders, family: str
+) -> None:
+    found = decoders(family)
+    compare(ranks, plan_of(found.model, (1, 2, 1), (1, 2, 1), (2, 1, 2)), found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("schedule", ["zb-v", "interleaved-1f1b"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_schedules_that_put_off_or_interleave(
+    ranks: Ranks, decoders: Decoders, family: str, schedule: Schedule
+) -> None:
+    found = decoders(family)
+    plan = plan_of(found.model, (2, 2), (1, 2), (2, 1), zero_stage=2)
+    compare(ranks, scheduled(plan, schedule, 2), found)
