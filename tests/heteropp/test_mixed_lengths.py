@@ -37,8 +37,8 @@ from typer.testing import CliRunner
 
 from heteropp.cli.train import app
 from heteropp.cost.planned import rank_memory
-from heteropp.data.sequences import NOT_COUNTED
 from heteropp.data.source import open_tokens
+from heteropp.data.targets import NOT_COUNTED
 from heteropp.data.token_file import TokenFile
 from heteropp.data.whole_documents import WholeDocuments, pack
 from heteropp.description.plan import Plan, PlanError, validate, write_plan
@@ -291,6 +291,15 @@ def test_an_order_without_a_seed_ends() -> None:
     assert inputs[:2].tolist() == [[0, 1, 0, 0], [4, 5, 6, 7]]
     assert targets[0].tolist() == [1, 2, NOT_COUNTED, NOT_COUNTED]
     assert which.tolist() == [[0, 0, -1, -1], [0, 0, 0, 0], [-1] * 4]
+
+
+def test_of_conversations_the_answers_alone_are_learnt() -> None:
+    tokens = replace(file_of([6, 9]), answers=np.array([[2, 4], [5, 6], [9, 15]]))
+    documents = WholeDocuments(tokens, tiny_model(vocab=1 << 20, sequence_length=5))
+    _, targets, _ = documents.read([[0], [1]], 5)
+    none = NOT_COUNTED
+    assert targets.tolist() == [[none, 2, 3, none, 5], [none, none, 9, 10, 11]]
+    assert documents.counted([0, 1]) == 6 and documents.counted([1]) == 3
 
 
 def file_of(sizes: Sequence[int]) -> TokenFile:
