@@ -75,7 +75,7 @@ class Batches:
     def at(self, first_sequence: int) -> Batch:
         """Returns this rank's part of the global batch that begins with a sequence of the run."""
         everyones = first_sequence + np.arange(self.global_batch)
-        counted = max(1, self.sequences.counted(everyones))
+        counted = self.sequences.counted(everyones)
         own = everyones[self.share.own]
         first_rows = (own[:: self.share.share] * self.share.length).tolist()
         if not (self.share.reads or self.share.learns):
