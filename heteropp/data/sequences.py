@@ -45,6 +45,7 @@ class Sequences:
         tokens: too few of them for a sequence, none that is learnt, or more kinds than it knows.
         """
         self.tokens, self.length, self.seed = tokens, model.sequence_length, seed
+        self.within = within
         self.targets = Targets(tokens)
         check_vocabulary(tokens, model)
         last = len(tokens.tokens) - 1  # it is a target only

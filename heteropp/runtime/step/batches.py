@@ -78,7 +78,8 @@ class Batches:
         counted = self.sequences.counted(everyones)
         own = everyones[self.share.own]
         first_rows = (own[:: self.share.share] * self.share.length).tolist()
-        if not (self.share.reads or self.share.learns):
+        needs = self.share.reads or self.share.learns or self.sequences.within == "document"
+        if not needs:
             return Batch(None, None, counted, first_rows)
         return self.share.batch(self.sequences.read(own), counted, first_rows)
 
