@@ -1,8 +1,8 @@
 """heteropp-data: turns text, JSONL and Parquet files into a token file to train on.
 
-Every line of a .jsonl file and every row of a .parquet file is a document; any other file is one,
-or several with a --separator. Files that end in .gz are unpacked. Folders are read with everything
-beneath them.
+Every line of a .jsonl file and every row of a .parquet file is a document, or with --chat a
+conversation of which the answers are learnt; any other file is a document, or several with a
+--separator. Files that end in .gz are unpacked. Folders are read with everything beneath them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ EXAMPLES = """\b
 Examples:
   heteropp-data books/ -o books.tokens
   heteropp-data c4-*.jsonl.gz --tokenizer llama/tokenizer.json -o c4.tokens
+  heteropp-data chats.jsonl --chat --tokenizer llama-chat/ -o chats.tokens
   heteropp-data wiki.parquet --field body --hold-out 0.01 -o wiki.tokens
   heteropp-train --data wiki.tokens --validation wiki.validation.tokens ...
 """
@@ -45,7 +46,21 @@ def data(
             "tokenizer_config.json beside the tokenizer, if any."
         ),
     ] = None,
-    field: Annotated[str, typer.Option(help="Where JSONL and Parquet have the text.")] = "text",
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Read conversations, [{role, content}, ...], and render them with the chat "
+            "template beside the --tokenizer; only the assistant's answers are learnt.",
+        ),
+    ] = False,
+    field: Annotated[
+        str | None,
+        typer.Option(
+            help="Where JSONL and Parquet have the text or conversation; if absent text, or "
+            "messages with --chat."
+        ),
+    ] = None,
     separator: Annotated[
         str,
         typer.Option(
@@ -62,9 +77,10 @@ def data(
     ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
+    from heteropp.data.conversations import Conversations
     from heteropp.data.convert import convert
     from heteropp.data.documents import find_files, read_documents, size_bytes
-    from heteropp.data.tokenizer import Bytes, HuggingFace
+    from heteropp.data.tokenizer import Bytes, HuggingFace, Tokenizer
 
     console = Console(stderr=True)
     with one_sentence():
@@ -72,7 +88,15 @@ def data(
             raise InputError(f"--hold-out is {hold_out}; expected at least 0 and below 1")
         if end is not None and tokenizer is None:
             raise InputError("--end names a token of a --tokenizer, which is missing")
-        encoder = HuggingFace(tokenizer, end) if tokenizer else Bytes()
+        if chat and tokenizer is None:
+            raise InputError("--chat needs a --tokenizer, whose chat template it renders with")
+        if chat and (end is not None or separator):
+            raise InputError("--end and --separator are not for --chat: its template says both")
+        encoder: Tokenizer
+        if chat and tokenizer:
+            encoder = Conversations(tokenizer)
+        else:
+            encoder = HuggingFace(tokenizer, end) if tokenizer else Bytes()
         files = find_files(sources)
         with Progress(
             TextColumn("{task.description}"),
@@ -84,14 +108,21 @@ def data(
         ) as progress:
             task = progress.add_task("reading", total=size_bytes(files))
             between = separator.replace("\\n", "\n")
-            documents = read_documents(files, field, between, lambda n: progress.advance(task, n))
+            documents = read_documents(
+                files,
+                field or ("messages" if chat else "text"),
+                between,
+                lambda n: progress.advance(task, n),
+                conversations=chat,
+            )
             written = convert(documents, output, encoder, hold_out)
     if json:
         rows = [asdict(each) for each in written]
         print(json_.dumps({"tokenizer": encoder.name, "files": rows}, indent=2))
         return
     for each in written:
-        print(f"{each.path}: {each.tokens:,} tokens of {each.documents:,} documents")
+        what = f"conversations, {each.targets:,} of them learnt" if chat else "documents"
+        print(f"{each.path}: {each.tokens:,} tokens of {each.documents:,} {what}")
 
 
 def main() -> None:

@@ -94,6 +94,14 @@ def train(
             min=0, help="Steps between validations; 0: only at the end.", rich_help_panel=DATA
         ),
     ] = 0,
+    attention_within: Annotated[
+        str | None,
+        typer.Option(
+            help="Where attention stays when a sequence has several documents: document or "
+            "sequence; a document if absent and --data are conversations, otherwise a sequence.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(

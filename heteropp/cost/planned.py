@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from heteropp.cost.documents import documents_bytes
 from heteropp.cost.memory_walk import MemoryWalk
 from heteropp.cost.stage_time import Memory, StageShape, Time, stage_time
 from heteropp.description.cluster import Cluster, Link
@@ -90,28 +91,34 @@ def _walk(
     return MemoryWalk(plan, rank, stage_shape(plan, rank), table, profile)
 
 
-def check_memory(plan: Plan, cluster: Cluster) -> None:
-    """Raises PlanError naming the stage that overruns its chips most, the need and the capacity."""
-    if not fits(plan, cluster):
-        raise PlanError(overrun(plan, cluster))
+def check_memory(plan: Plan, cluster: Cluster, documents_apart: bool = False) -> None:
+    """Raises PlanError naming the stage that overruns its chips most, the need and the capacity.
+
+    documents_apart: attention is within documents, of which a sequence has several.
+    """
+    if most_lacking(plan, cluster, documents_apart)[0] > 0:
+        why = ", where attention is within documents" if documents_apart else ""
+        raise PlanError(overrun(plan, cluster, documents_apart) + why)
 
 
 def fits(plan: Plan, cluster: Cluster) -> bool:
     return most_lacking(plan, cluster)[0] <= 0
 
 
-def most_lacking(plan: Plan, cluster: Cluster) -> tuple[int, int]:
+def most_lacking(plan: Plan, cluster: Cluster, documents_apart: bool = False) -> tuple[int, int]:
     """The most bytes that a rank needs beyond its chip's memory, and the first such rank."""
+    needs = [memory.total for memory in rank_memory(plan, cluster)]
+    if documents_apart:
+        needs = [need + documents_bytes(plan, rank) for rank, need in enumerate(needs)]
     excess_bytes, rank = max(
-        (memory.total - cluster.chip(rank).memory.capacity_bytes, -rank)
-        for rank, memory in enumerate(rank_memory(plan, cluster))
+        (need - cluster.chip(rank).memory.capacity_bytes, -rank) for rank, need in enumerate(needs)
     )
     return excess_bytes, -rank
 
 
-def overrun(plan: Plan, cluster: Cluster) -> str:
+def overrun(plan: Plan, cluster: Cluster, documents_apart: bool = False) -> str:
     """What the rank that lacks most memory needs, and has."""
-    excess_bytes, rank = most_lacking(plan, cluster)
+    excess_bytes, rank = most_lacking(plan, cluster, documents_apart)
     capacity_bytes = cluster.chip(rank).memory.capacity_bytes
     p, s, r, _ = plan.place(rank)
     chip = plan.pipelines[p].stages[s].replicas[r].chip

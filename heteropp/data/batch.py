@@ -12,12 +12,12 @@ from torch import Tensor
 class Batch:
     """Inputs and targets of one replica, [micro-batches, rows] int64, where its stage needs them.
 
-    A target of sequences.NOT_COUNTED takes no part in the loss.
+    A target of NOT_COUNTED takes no part in the loss.
     """
 
     tokens: Tensor | None  # of the first stage
     targets: Tensor | None  # of the last
-    counted: int  # targets of the whole global batch, by which the loss is divided
+    counted: int  # targets of the whole global batch, by which the loss is divided if there are any
     first_rows: Sequence[int]  # of each micro-batch, counted over the whole run
     # which document of its sequence a row is of, as the tokens; None: attention sees all of it
     documents: Tensor | None = None

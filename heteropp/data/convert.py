@@ -23,6 +23,7 @@ class Written:
     path: str
     documents: int
     tokens: int
+    targets: int  # tokens that are learnt
     sha256: str
 
 
@@ -38,14 +39,14 @@ def convert(
     with ExitStack() as stack:
         writers = [stack.enter_context(token_writer(path, tokenizer)) for path in paths]
         for batch in _batches(documents):
-            for document, tokens in zip(batch, tokenizer.encode(batch), strict=True):
-                writers[_is_held_out(document, hold_out)].append(tokens)
+            for document, encoded in zip(batch, tokenizer.encode(batch), strict=True):
+                writers[_is_held_out(document, hold_out)].append(encoded)
         for writer in writers:
             if not writer.tokens:
                 raise FileError(f"{writer.path} is not written: there is no text for it")
         for writer in writers:  # before either has its name
             writer.finish()
-    return [Written(str(w.path), len(w.ends), w.tokens, w.sha256) for w in writers]
+    return [Written(str(w.path), len(w.ends), w.tokens, w.targets, w.sha256) for w in writers]
 
 
 def validation_path(output: Path) -> Path:

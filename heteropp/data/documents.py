@@ -12,11 +12,13 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+from heteropp.data.messages import conversation_text
 from heteropp.description.files import FileError
 
 PIECE_BYTES = 1 << 20
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
 Progress = Callable[[int], None]  # called with the bytes read since the last call
+Encode = Callable[[object, str, str], bytes]  # a value, its field, and where it stands, to text
 
 
 @dataclass(frozen=True)
@@ -55,21 +57,26 @@ def read_documents(
     field: str = "text",
     separator: str = "",
     progress: Progress = lambda _: None,
+    conversations: bool = False,
 ) -> Iterator[Document]:
     """Yields the documents of the files that are not empty, in order.
 
     Each line of a .jsonl file and each row of a .parquet file is a document, the text of its
     `field`. Any other file is one document, or several between separators. Files that end in .gz
-    are unpacked. Files with a zero byte in their first MiB are no text and are skipped. Raises
-    FileError, which names the line or row.
+    are unpacked. Files with a zero byte in their first MiB are no text and are skipped.
+    conversations: the `field` holds messages, and not text. Raises FileError, which names the line
+    or row.
     """
+    encode = conversation_text if conversations else _encoded
     for file in files:
         try:
             kind = file.with_suffix("") if file.suffix == ".gz" else file
             if file.suffix == ".parquet":
-                found = _parquet(file, field, progress)
+                found = _parquet(file, field, encode, progress)
             elif kind.suffix == ".jsonl":
-                found = _jsonl(file, field, progress)
+                found = _jsonl(file, field, encode, progress)
+            elif conversations:
+                raise FileError(f"{file} is no .jsonl, .jsonl.gz or .parquet file of conversations")
             else:
                 found = _text(file, separator.encode(), progress)
             yield from (document for document in found if document.text)
@@ -115,28 +122,28 @@ def _split(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
     yield bytes(left)
 
 
-def _jsonl(file: Path, field: str, progress: Progress) -> Iterator[Document]:
+def _jsonl(file: Path, field: str, encode: Encode, progress: Progress) -> Iterator[Document]:
     with open(file, "rb") as raw, _unpacked(file, raw) as content:
         read = 0
         for number, line in enumerate(content, 1):
             where = f"{file}:{number}"
             if line.strip():
-                yield Document(_field(line, field, where), where)
+                yield Document(encode(_field(line, field, where), field, where), where)
             progress(raw.tell() - read)
             read = raw.tell()
 
 
-def _field(line: bytes, field: str, where: str) -> bytes:
+def _field(line: bytes, field: str, where: str) -> object:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{where} is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise FileError(f"{where} is not a JSON object")
-    return _encoded(row.get(field), field, where)
+    return row.get(field)
 
 
-def _parquet(file: Path, field: str, progress: Progress) -> Iterator[Document]:
+def _parquet(file: Path, field: str, encode: Encode, progress: Progress) -> Iterator[Document]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -152,9 +159,8 @@ def _parquet(file: Path, field: str, progress: Progress) -> Iterator[Document]:
             for batch in table.iter_batches(1024, columns=[field]):
                 for value in batch.column(0).to_pylist():
                     row += 1
-                    yield Document(
-                        _encoded(value, field, f"{file}, row {row}"), f"{file}, row {row}"
-                    )
+                    where = f"{file}, row {row}"
+                    yield Document(encode(value, field, where), where)
                 progress(share * len(batch))
     except (ArrowException, ValueError) as error:
         if isinstance(error, FileError):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from heteropp.data.convert import convert
 from heteropp.data.documents import find_files, read_documents
-from heteropp.data.sequences import Sequences
+from heteropp.data.sequences import AttentionWithin, Sequences
 from heteropp.data.token_file import VERSION, TokenFile, open_token_file
 from heteropp.data.tokenizer import Bytes
 from heteropp.data.whole_documents import WholeDocuments
@@ -51,15 +51,22 @@ def check_data(
     data: Path | None,
     validation: Path | None,
     model: ModelSpec,
-    whole_documents: bool = False,
+    within: AttentionWithin,
+    mixed_lengths: bool = False,
 ) -> TokenFile:
     """Opens a run's data, which its model must be able to learn. Raises FileError."""
-    kind = WholeDocuments if whole_documents else Sequences
+
+    def check(tokens: TokenFile) -> None:
+        if mixed_lengths:
+            WholeDocuments(tokens, model)
+        else:
+            Sequences(tokens, model, within=within)
+
     tokens = open_tokens(data)
-    kind(tokens, model)
+    check(tokens)
     if validation is not None:
         others = open_tokens(validation)
-        kind(others, model)
+        check(others)
         if others.tokenizer_sha256 != tokens.tokenizer_sha256:
             raise FileError(
                 f"{validation} was made with tokenizer {others.tokenizer}, and what is trained on "

@@ -5,7 +5,11 @@ It is a safetensors file, which any language reads:
     tokens     [tokens]     the narrowest unsigned integers that hold the vocabulary; up to 7 bytes
                             of zeros follow the last document
     documents  [documents]  int64: where each document ends, in tokens
-    metadata                version, tokenizer and its digest, vocabulary, sha256 of both tensors
+    answers    [answers, 2] int64, of conversations alone: where each answer begins and ends, in
+                            tokens; no other token is learnt
+    metadata                version, tokenizer and its digest, vocabulary, sha256 of all tensors
+
+Version 1 had no answers, and is read as well.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from safetensors import SafetensorError, safe_open
 from heteropp.description.files import FileError
 
 FORMAT = "hyperhetero tokens"
-VERSION = "1"
+VERSION = "2"
+VERSIONS = ("1", VERSION)  # that are read
 DTYPES = {name: np.dtype(f"u{size}") for name, size in (("U8", 1), ("U16", 2), ("U32", 4))}
 
 
@@ -33,7 +38,10 @@ class TokenFile:
     tokenizer: str
     tokenizer_sha256: str
     vocabulary: int  # every token is below it
-    sha256: str  # of the tokens and the ends, the same wherever the file lies
+    sha256: str  # of all tensors, the same wherever the file lies
+    # of conversations: where answers, which alone are learnt, begin and end, [answers, 2] int64,
+    # ascending
+    answers: np.ndarray | None = None
 
 
 def open_token_file(path: Path) -> TokenFile:
@@ -43,17 +51,22 @@ def open_token_file(path: Path) -> TokenFile:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise FileError(f"{path} is not a token file; heteropp-data makes one")
-            if metadata["version"] != VERSION:
+            if metadata["version"] not in VERSIONS:
                 raise FileError(
-                    f"{path}: version is {metadata['version']}; this release reads {VERSION}"
+                    f"{path}: version is {metadata['version']}; this release reads "
+                    f"{' and '.join(VERSIONS)}"
                 )
             dtype = DTYPES[file.get_slice("tokens").get_dtype()]
             padded = file.get_slice("tokens").get_shape()[0]
             documents = file.get_slice("documents").get_shape()[0]
+            has_answers = "answers" in file.keys()  # noqa: SIM118 - it is no dictionary
+            answers = file.get_slice("answers").get_shape() if has_answers else None
         with open(path, "rb") as content:
             begin = 8 + int.from_bytes(content.read(8), "little")  # the header's length, then it
         tokens = np.memmap(path, dtype, "r", begin, (padded,))
-        ends = np.memmap(path, np.int64, "r", begin + tokens.nbytes, (documents,))
+        begin += tokens.nbytes
+        ends = np.memmap(path, np.int64, "r", begin, (documents,))
+        begin += ends.nbytes
         return TokenFile(
             path,
             tokens[: ends[-1]],
@@ -62,6 +75,7 @@ def open_token_file(path: Path) -> TokenFile:
             metadata["tokenizer_sha256"],
             int(metadata["vocabulary"]),
             metadata["sha256"],
+            np.memmap(path, np.int64, "r", begin, tuple(answers)) if answers else None,
         )
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,13 +15,23 @@ from heteropp.data.documents import Document
 from heteropp.description.files import FileError, read_bytes
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """A document's tokens."""
+
+    tokens: np.ndarray  # [tokens] of any integer type, with what marks the document's end
+    # which tokens are learnt, [ranges, 2] of begins and ends, ascending; None: all that follow
+    # from another
+    answers: np.ndarray | None = None
+
+
 class Tokenizer(Protocol):
     name: str
     sha256: str  # of what it is made from
     vocabulary: int  # every token is below it
 
-    def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
-        """Each document's tokens, [tokens], with what marks its end. Raises FileError."""
+    def encode(self, documents: Sequence[Document]) -> list[Encoded]:
+        """Returns each document's tokens. Raises FileError."""
 
 
 class Bytes:
@@ -30,8 +41,8 @@ class Bytes:
     sha256 = hashlib.sha256(b"bytes").hexdigest()
     vocabulary = 256
 
-    def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
-        return [np.frombuffer(document.text + b"\0", np.uint8) for document in documents]
+    def encode(self, documents: Sequence[Document]) -> list[Encoded]:
+        return [Encoded(np.frombuffer(each.text + b"\0", np.uint8)) for each in documents]
 
 
 class HuggingFace:
@@ -64,7 +75,7 @@ class HuggingFace:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
 
-    def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
+    def encode(self, documents: Sequence[Document]) -> list[Encoded]:
         texts = []
         for document in documents:
             try:
@@ -72,7 +83,7 @@ class HuggingFace:
             except UnicodeDecodeError:
                 raise FileError(f"{document.where} is not UTF-8 text") from None
         encodings = self.tokenizer.encode_batch_fast(texts)
-        return [self._tokens(encoding.ids) for encoding in encodings]
+        return [Encoded(self._tokens(encoding.ids)) for encoding in encodings]
 
     def _tokens(self, ids: list[int]) -> np.ndarray:
         if self.end is not None and ids[-1:] != [self.end]:  # some put it there themselves

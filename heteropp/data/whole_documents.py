@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from heteropp.data.permutation import shuffled
-from heteropp.data.sequences import NOT_COUNTED, Numbers, check_vocabulary
+from heteropp.data.sequences import Numbers, check_vocabulary
+from heteropp.data.targets import NOT_COUNTED, Targets
 from heteropp.data.token_file import TokenFile
 from heteropp.description.files import FileError
 from heteropp.models.spec import ModelSpec
@@ -29,6 +30,7 @@ class WholeDocuments:
         """
         check_vocabulary(tokens, model)
         self.tokens, self.longest, self.seed = tokens, model.sequence_length, seed
+        self.targets = Targets(tokens)
         self.count = len(tokens.ends)
         if not (np.diff(tokens.ends, prepend=0) > 1).any():
             raise FileError(
@@ -39,7 +41,8 @@ class WholeDocuments:
         """Inputs, targets and documents of sequences, [len(rows), length] int64 each.
 
         A row names the run's documents that stand in it, one behind the other. They are numbered
-        from 0; behind the last there is number -1, and targets are NOT_COUNTED.
+        from 0; behind the last there is number -1, and targets are NOT_COUNTED, as are those that
+        are not learnt.
         """
         inputs = np.zeros((len(rows), length), np.int64)
         targets = np.full_like(inputs, NOT_COUNTED)
@@ -49,14 +52,19 @@ class WholeDocuments:
             for number, (start, size) in enumerate(zip(*self._spans(row), strict=True)):
                 own = slice(first, first + size)
                 inputs[r, own] = self.tokens.tokens[start : start + size]
-                targets[r, own] = self.tokens.tokens[start + 1 : start + size + 1]
+                targets[r, own] = self.targets.read(start + 1, start + size + 1)
                 documents[r, own] = number
                 first += size
         return inputs, targets, documents
 
     def lengths(self, numbers: Numbers) -> np.ndarray:
-        """How many targets each of these documents has, at most the longest sequence's; int64."""
+        """How many inputs each of these documents has, at most the longest sequence's; int64."""
         return self._spans(numbers)[1]
+
+    def counted(self, numbers: Numbers) -> int:
+        """How many targets of these documents are learnt; no token is read."""
+        starts, sizes = self._spans(numbers)
+        return self.targets.count(starts + 1, starts + sizes + 1)
 
     def _spans(self, numbers: Numbers) -> tuple[np.ndarray, np.ndarray]:
         """Where documents begin, in tokens, and their lengths, which are 0 after the only epoch."""

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 from heteropp.data.token_file import DTYPES, FORMAT, VERSION
-from heteropp.data.tokenizer import Tokenizer
+from heteropp.data.tokenizer import Encoded, Tokenizer
 from heteropp.description.files import FileError, make_folder
 from hyperhetero_output import held, keep_permissions, target_of
 
@@ -29,24 +29,40 @@ class TokenWriter:
             name for name, dtype in DTYPES.items() if tokenizer.vocabulary <= 256**dtype.itemsize
         )
         self.ends = array("q")
-        self.tokens = 0
+        self.answers = array("q")  # begins and ends in turn
+        self.tokens = self.targets = 0
         self.digest = hashlib.sha256()
         file.seek(HEADER_BYTES)
 
-    def append(self, document: np.ndarray) -> None:
-        """Adds a document's tokens, [tokens] of any integer type."""
-        self._write(document.astype(DTYPES[self.dtype], copy=False).tobytes())
-        self.tokens += len(document)
+    def append(self, document: Encoded) -> None:
+        """Adds a document, unless it has no token."""
+        if not len(document.tokens):
+            return
+        self._write(document.tokens.astype(DTYPES[self.dtype], copy=False).tobytes())
+        if document.answers is None:
+            self.targets += len(document.tokens) - 1
+        else:
+            self.answers.extend((self.tokens + document.answers).flatten().tolist())
+            self.targets += int(np.diff(document.answers).sum())
+        self.tokens += len(document.tokens)
         self.ends.append(self.tokens)
 
     def finish(self) -> None:
-        """Writes where the documents end, and the header."""
+        """Writes where the documents end and the answers lie, and the header."""
         width = DTYPES[self.dtype].itemsize
         padding = -self.tokens * width % ALIGNMENT_BYTES
         self._write(bytes(padding))
         self._write(self.ends.tobytes())
+        self._write(self.answers.tobytes())
         middle = self.tokens * width + padding
         end = middle + len(self.ends) * self.ends.itemsize
+        tensors = {
+            "tokens": _tensor(self.dtype, (middle // width,), 0, middle),
+            "documents": _tensor("I64", (len(self.ends),), middle, end),
+        }
+        if self.answers:
+            last = end + len(self.answers) * self.answers.itemsize
+            tensors["answers"] = _tensor("I64", (len(self.answers) // 2, 2), end, last)
         header = {
             "__metadata__": {
                 "format": FORMAT,
@@ -56,8 +72,7 @@ class TokenWriter:
                 "vocabulary": str(self.tokenizer.vocabulary),
                 "sha256": self.sha256,
             },
-            "tokens": _tensor(self.dtype, middle // width, 0, middle),
-            "documents": _tensor("I64", len(self.ends), middle, end),
+            **tensors,
         }
         text = json.dumps(header).encode().ljust(HEADER_BYTES - 8)
         self.file.seek(0)
@@ -100,5 +115,5 @@ def token_writer(path: Path, tokenizer: Tokenizer) -> Iterator[TokenWriter]:
         raise FileError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _tensor(dtype: str, size: int, first: int, last: int) -> dict[str, object]:
-    return {"dtype": dtype, "shape": [size], "data_offsets": [first, last]}
+def _tensor(dtype: str, shape: tuple[int, ...], first: int, last: int) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [first, last]}

@@ -150,9 +150,13 @@ class ModelSpec(ABC):
         """Says in a clause why attention's scores cannot be computed again; None: they can."""
         return None
 
-    def whole_documents_problem(self) -> str | None:
-        """Says in a clause why the model cannot keep a sequence's documents apart; None: it can."""
+    def documents_problem(self) -> str | None:
+        """Says in a clause why attention cannot stay within a document of several; None: it can."""
         return None
+
+    def mixed_lengths_problem(self) -> str | None:
+        """Says in a clause why documents cannot go to several plans by length; None: they can."""
+        return self.documents_problem()
 
     def training_problem(self) -> str | None:
         """Says in a clause why the model can be planned, but not trained; None: it can."""

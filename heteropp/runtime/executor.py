@@ -73,7 +73,10 @@ class Executor(Passes):
         elif action.kind == Kind.STEP:
             self.guard.warning = None  # of the step before; an overflow of float16 brings none
             self.outcome = self.update.step(
-                self.learning_rate, self.loss_contribution(), self.guard.accepts, self.clock.mark
+                self.learning_rate,
+                self.loss_contribution(),
+                self.guard.judging(self.batch.counted),
+                self.clock.mark,
             )
         else:
             if (

@@ -213,7 +213,7 @@ class Passes:
                 return module(work.input, first_row=first_row, documents=documents)
             assert self.batch.targets is not None
             loss = module(work.input, self.batch.targets[i], first_row, documents)
-            return loss / self.batch.counted
+            return loss / max(1, self.batch.counted)
 
     def _send_activation(self, k: int, i: int) -> None:
         work = self.work[k, i]

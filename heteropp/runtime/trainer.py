@@ -92,7 +92,8 @@ class Trainer:
             documents = WholeDocuments(tokens, run.by_length[-1].model, seed)
             rank = self.place.rank
             return MixedBatches(documents, run.documents, run.by_length, rank, device)
-        return Batches(Sequences(tokens, run.plan.model, seed), run.plan, self.place, device)
+        sequences = Sequences(tokens, run.plan.model, seed, run.attention_within)
+        return Batches(sequences, run.plan, self.place, device)
 
     def doing(self) -> str:
         """Says what this rank is doing, for the line that it prints as it ends."""
@@ -137,7 +138,12 @@ class Trainer:
         """Returns what a checkpoint of this step says of the run."""
         return Manifest(
             step=self.completed,
-            **what_is_learnt(self.run.plan, self.run.by_length, self.run.documents),
+            **what_is_learnt(
+                self.run.plan,
+                self.run.by_length,
+                self.run.documents,
+                self.run.attention_within,
+            ),
             seed=self.run.seed,
             tokens_sha256=self.tokens.sha256,
             hyperparameters=self.run.hyperparameters,

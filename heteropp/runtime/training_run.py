@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from heteropp.data.sequences import AttentionWithin
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
 from heteropp.runtime.ranks.transport import P2P
@@ -31,6 +32,7 @@ class TrainingRun:
     data: Path | None  # None: the Python standard library's sources
     validation: Path | None = None  # another token file, or folder of text
     validate_every: int = 0  # steps; 0: only at the end
+    attention_within: AttentionWithin = "sequence"  # but of mixed lengths, where it is a document
     weights: Path | None  # a Hugging Face folder to start from; None: initial values of the seed
     resume: bool
     resume_from: int | None  # step; None: the newest checkpoint

@@ -145,14 +145,14 @@ def said(training: Elastic) -> str:
 class Undisturbed:
     """A run on one chip, which stays; it goes on as far as it is asked for."""
 
-    def __init__(self, folder: Path, model: LlamaModel = MODEL) -> None:
-        self.folder, self.model = folder, model
+    def __init__(self, folder: Path, model: LlamaModel = MODEL, *arguments: str) -> None:
+        self.folder, self.model, self.arguments = folder, model, arguments
         self.found: list[float] = []
 
     def losses(self, steps: int) -> list[float]:
         if steps > len(self.found):
             resume = ("--resume",) if self.found else ()
-            arguments = (*SETTINGS, "--steps", str(steps + 20), *resume)
+            arguments = (*SETTINGS, *self.arguments, "--steps", str(steps + 20), *resume)
             plan = plan_of(self.model, (4,), (1,), (1,))
             self.found = Training(self.folder, plan, *arguments, device="cpu").finish().losses
         return self.found[:steps]

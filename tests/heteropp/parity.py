@@ -22,6 +22,7 @@ from plain_llama import plain_loss, train_plainly
 from torch import Tensor
 from training_run import write_text
 
+from heteropp.data.sequences import AttentionWithin
 from heteropp.data.source import open_tokens
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan, validate
@@ -80,13 +81,15 @@ class Ranks:
         documents: int = 0,
         data: Path | None = None,
         weights: Path | None = None,
+        validation: Path | None = None,
+        within: AttentionWithin = "sequence",
     ) -> Trained:
         """Runs a plan's steps. Raises RankError.
 
         checkpoints: a folder whose newest checkpoint the run goes on from, and to which it saves
         when it is done; poisoned: a step in which a micro-batch of rank 0 comes to NaN; by_length:
         the plans, of which `plan` is the first, of mixed lengths, with so many documents a step;
-        weights: a Hugging Face folder to begin from.
+        weights: a Hugging Face folder to begin from; within: where attention stays.
         """
         validate(plan)
         while len(self.pipes) < plan.world_size:
@@ -95,8 +98,8 @@ class Ranks:
         used = self.pipes[: plan.world_size]
         for rank, pipe in enumerate(used):
             job = f"job {self.jobs}"
-            mixed = tuple(by_length), documents, data
-            pipe.send((plan, rank, steps, job, checkpoints, poisoned, *mixed, weights))
+            learns = tuple(by_length), documents, data, weights, validation, within
+            pipe.send((plan, rank, steps, job, checkpoints, poisoned, *learns))
         answers = []
         for rank, pipe in enumerate(used):
             if not pipe.poll(DEADLINE_S):
@@ -214,6 +217,8 @@ def _train(
     documents: int,
     data: Path | None,
     weights: Path | None,
+    validation: Path | None,
+    within: AttentionWithin,
     folder: Path,
     store: dist.Store,
     chip: Path | None,
@@ -234,7 +239,8 @@ def _train(
         steps=steps,
         output=folder / "run",
         data=data or folder / "text",
-        validation=folder / "validation",
+        validation=validation or folder / "validation",
+        attention_within=within,
         validate_every=max(3, steps // 3),
         weights=weights,
         resume=False,

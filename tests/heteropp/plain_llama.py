@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heteropp.data.sequences import NOT_COUNTED, Sequences
+from heteropp.data.sequences import Sequences
+from heteropp.data.targets import NOT_COUNTED
 from heteropp.data.token_file import TokenFile
 from heteropp.models.custom.model import CustomModel
 from heteropp.models.custom.source import definition_at

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from heteropp.cli.data import app
 from heteropp.data.documents import PIECE_BYTES
+from heteropp.data.integrity import verify
 from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile, open_token_file
 from heteropp.description.files import FileError
@@ -256,6 +257,16 @@ def test_without_pyarrow_parquet_is_refused(
     )
 
 
+def test_files_of_the_version_before_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.tokens"
+    file = make(path, write_jsonl(tmp_path / "a.jsonl", TEXTS))
+    path.write_bytes(path.read_bytes().replace(b'"version": "2"', b'"version": "1"'))
+    earlier = open_token_file(path)
+    verify(earlier)
+    assert documents(earlier) == documents(file) and earlier.sha256 == file.sha256
+    assert earlier.answers is None
+
+
 def test_damaged_token_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.tokens"
     make(path, write_jsonl(tmp_path / "a.jsonl", TEXTS))
@@ -273,7 +284,7 @@ def test_damaged_token_files_are_refused(tmp_path: Path) -> None:
     assert "is not a token file; heteropp-data makes one" in refused(
         whole.replace(b"hyperhetero tokens", b"anybody else's    ")
     )
-    assert "version is 7; this release reads 1" in refused(
-        whole.replace(b'"version": "1"', b'"version": "7"')
+    assert "version is 7; this release reads 1 and 2" in refused(
+        whole.replace(b'"version": "2"', b'"version": "7"')
     )
     assert "is a damaged token file" in refused(whole.replace(b'"vocabulary"', b'"vocabulory"'))

@@ -8,7 +8,9 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -23,8 +25,9 @@ from heteropp.data.convert import convert
 from heteropp.data.documents import Document
 from heteropp.data.integrity import verify
 from heteropp.data.permutation import Permutation
-from heteropp.data.sequences import NOT_COUNTED, Sequences
+from heteropp.data.sequences import Sequences, attention_within
 from heteropp.data.source import open_tokens
+from heteropp.data.targets import NOT_COUNTED
 from heteropp.data.token_file import TokenFile, open_token_file
 from heteropp.data.tokenizer import Bytes
 from heteropp.description.files import FileError
@@ -51,10 +54,13 @@ def model_of(length: int) -> LlamaModel:
     return tiny_model(sequence_length=length)
 
 
-def file_of(lengths: list[int], path: Path = Path("x")) -> TokenFile:
+def file_of(
+    lengths: list[int], path: Path = Path("x"), answers: np.ndarray | None = None
+) -> TokenFile:
     """Documents of these lengths; the tokens count up, so that each says where it stands."""
     ends = np.cumsum(lengths)
-    return TokenFile(path, np.arange(ends[-1], dtype=np.uint32), ends, "count", "", 256, "")
+    counting = np.arange(ends[-1], dtype=np.uint32)
+    return TokenFile(path, counting, ends, "count", "", 256, "", answers)
 
 
 # ---------------------------------------------------------------- folders of text
@@ -195,6 +201,52 @@ def test_packed_sequences_hold_every_token_once_and_cross_no_document(
     assert sequences.count == (len(whole) - 1) // length
 
 
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=12),
+    length=st.integers(1, 24),
+    choices=st.randoms(use_true_random=False),
+)
+@settings(max_examples=100, deadline=None)
+def test_whole_documents_stand_in_one_sequence_and_only_answers_are_learnt(
+    lengths: list[int], length: int, choices: Random
+) -> None:
+    """Each token that is learnt is a target once, behind all of its document that has room."""
+    plain = file_of([2, *lengths])
+    firsts = {0, *plain.ends.tolist()}
+    learnt = {1} | {t for t in range(2, len(plain.tokens)) if choices.random() < 0.4} - firsts
+    edges = [(t, t + 1) for t in sorted(learnt)]  # ranges may stand side by side
+    for answers, expected in (
+        (None, set(range(len(plain.tokens))) - firsts),
+        (np.array(edges), learnt),
+    ):
+        tokens = replace(plain, answers=answers)
+        sequences = Sequences(tokens, model_of(length), seed=7, within="document")
+        cut = {b for b in sequences.begins.tolist() if b not in firsts}
+        begins = np.array([0, *plain.ends])
+        for number in (0, sequences.count):
+            numbers = range(number, number + sequences.count)
+            inputs, targets, documents = sequences.read(numbers)
+            counts = targets != NOT_COUNTED
+            assert sorted(targets[counts].tolist()) == sorted(expected)
+            assert sequences.counted(numbers) == counts.sum()
+            assert (targets[counts] == inputs[counts] + 1).all()
+            for row, which in zip(inputs, documents, strict=True):
+                own = row[which >= 0]
+                assert (np.diff(own) == 1).all()
+                of = begins.searchsorted(own, "right")
+                assert (of - of[:1] == which[which >= 0]).all()
+                assert (which[len(own) :] == -1).all()
+        for begin, end in pairwise(begins.tolist()):  # only one too long for a sequence is cut
+            assert end - begin > length + 1 or not cut & set(range(begin, end))
+
+
+def test_attention_that_is_not_asked_for_suits_the_data() -> None:
+    text, chats = file_of([9, 7]), file_of([9, 7], answers=np.array([[2, 5]]))
+    assert attention_within(None, text) == "sequence" != attention_within(None, chats)
+    assert attention_within("document", text) == "document"
+    assert attention_within("sequence", chats) == "sequence"
+
+
 def test_epochs_seeds_and_askers() -> None:
     sequences = Sequences(file_of([200]), model_of(4), seed=3)
     assert sequences.count == 49
@@ -240,6 +292,10 @@ def test_layouts_share_out_the_same_sequences() -> None:
 def test_what_a_model_cannot_learn_is_refused() -> None:
     with pytest.raises(FileError, match="x has 16 tokens; one sequence needs 17"):
         Sequences(file_of([9, 7]), model_of(16))
+    late = file_of([40], answers=np.array([[35, 40]]))
+    with pytest.raises(FileError, match="x has no token to learn in its sequences"):
+        Sequences(late, model_of(16))
+    assert Sequences(late, model_of(16), within="document").counted(range(3)) == 5
     with pytest.raises(FileError, match=r"a vocabulary of 256 tokens .*the model's vocab is 128"):
         Sequences(file_of([99]), tiny_model(vocab=128))
 

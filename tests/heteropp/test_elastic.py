@@ -94,6 +94,20 @@ def test_a_killed_member_costs_its_chip_and_few_steps(
     assert remote.exists() and not list(remote.iterdir())
 
 
+@pytest.mark.long
+def test_attention_stays_within_documents_under_the_next_plan(
+    launch: Launch, tmp_path: Path
+) -> None:
+    asked = ("--attention-within", "document")
+    (tmp_path / "alone").mkdir()
+    alone = Undisturbed(tmp_path / "alone", MODEL, *asked)
+    training = launch("--steps", "16", *asked)
+    training.until(6)
+    training.send(signal.SIGKILL, f"{NODE}-1/0")
+    assert_as_undisturbed(training, alone, 16)
+    assert [change["start"] for change in training.changes] == ["initial", "recover"]
+
+
 def test_a_noticed_member_leaves_after_a_step_and_costs_none(
     launch: Launch, undisturbed: Undisturbed
 ) -> None:

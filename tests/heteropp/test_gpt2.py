@@ -19,8 +19,9 @@ from training_run import several_pipelines
 
 import heteropp
 from heteropp.cost.planned import rank_memory
-from heteropp.data.sequences import NOT_COUNTED, Sequences
+from heteropp.data.sequences import Sequences
 from heteropp.data.source import open_tokens
+from heteropp.data.targets import NOT_COUNTED
 from heteropp.layout.boxes import Box
 from heteropp.state.hugging_face.export import export
 from heteropp.state.hugging_face.weights import Weights, check_from

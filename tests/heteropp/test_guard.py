@@ -51,6 +51,15 @@ def test_too_many_skipped_steps_in_a_row_end_the_run(what: tuple[float, float]) 
         guard.accepts(*what)
 
 
+def test_a_step_with_nothing_to_learn_is_skipped_and_nothing_went_wrong() -> None:
+    guard = after_usual_steps(most_skipped=1)
+    assert guard.judging(5) == guard.accepts
+    for _ in range(3):
+        assert not guard.judging(0)(0.0, 0.0)
+        assert guard.take_warning() == "none of the step's tokens is to be learnt: skipped"
+    assert guard.accepts(2.0, 1.0)
+
+
 def test_a_resumed_guard_judges_as_one_that_went_on() -> None:
     one = after_usual_steps(skip_spikes=True)
     one.accepts(math.nan, 1.0)

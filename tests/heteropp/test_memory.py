@@ -12,6 +12,7 @@ from layouts import LAYOUTS, MINISTAGES, SCHEDULES, plan_of, scheduled, turn
 from parity import RankError, Ranks
 from training_run import NEUTRAL_CHIP, tiny_model
 
+from heteropp.cost.documents import documents_bytes
 from heteropp.cost.planned import rank_memory, stage_shape
 from heteropp.cost.stage_memory import stage_memory
 from heteropp.description.plan import Plan, Schedule
@@ -88,6 +89,20 @@ def test_a_peak_is_within_5_percent_below_the_predicted(
     ranks: Ranks, layout: str, schedule: Schedule
 ) -> None:
     check(ranks, lay_out(layout, schedule))
+
+
+@pytest.mark.parametrize("selective", [False, True])
+def test_masks_between_documents_take_what_is_charged_at_most(
+    ranks: Ranks, selective: bool
+) -> None:
+    model = tiny_model(**{**SIZES, "sequence_length": 128})
+    plan = plan_of(model, (5, 3), (2, 1), (1, 2), shares={0: (1, 3)}, selective_recompute=selective)
+    apart = ranks.train(plan, STEPS, within="document").peak_memory_bytes
+    across = ranks.train(plan, STEPS).peak_memory_bytes
+    for rank, memory in enumerate(rank_memory(plan)):
+        charged = documents_bytes(plan, rank)
+        assert apart[rank] > across[rank]
+        assert 0.95 * (memory.total + charged) <= apart[rank] <= memory.total + charged, rank
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2])

@@ -12,7 +12,7 @@ import random
 import re
 import string
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,8 +37,8 @@ from typer.testing import CliRunner
 
 from heteropp.cli.train import app
 from heteropp.cost.planned import rank_memory
-from heteropp.data.sequences import NOT_COUNTED
 from heteropp.data.source import open_tokens
+from heteropp.data.targets import NOT_COUNTED
 from heteropp.data.token_file import TokenFile
 from heteropp.data.whole_documents import WholeDocuments, pack
 from heteropp.description.plan import Plan, PlanError, validate, write_plan
@@ -95,11 +95,23 @@ class Plain:
 
 def plainly(model: LlamaModel, tokens: TokenFile, count: int, steps: int = STEPS) -> Plain:
     """A plain loop of one process, each document alone and as long as it is."""
+    documents = WholeDocuments(tokens, model, seed=0)
+
+    def texts_of(step: int) -> Iterator[Text]:
+        return texts(documents, range(step * count, (step + 1) * count))
+
+    return learnt_alone(model, texts_of, steps)
+
+
+def learnt_alone(
+    model: LlamaModel, texts_of: Callable[[int], Iterable[Text]], steps: int = STEPS
+) -> Plain:
+    """A plain loop that learns the texts of each step one by one; without targets it skips it."""
+    torch.set_num_threads(1)
     module = PlainLlama(model, seed=0)
     optimizer = torch.optim.AdamW(
         module.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
     )
-    documents = WholeDocuments(tokens, model, seed=0)
     losses, norms = [], []
     for step in range(steps):
         rate = RATE[model.dtype] * min(1, (step + 1) / WARMUP)
@@ -108,32 +120,37 @@ def plainly(model: LlamaModel, tokens: TokenFile, count: int, steps: int = STEPS
             rate *= 0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
-        loss = torch.zeros((), dtype=getattr(torch, model.dtype))
-        for inputs, targets in texts(documents, range(step * count, (step + 1) * count)):
-            loss = loss + F.cross_entropy(alone(module, inputs), targets, reduction="sum")
-        mean = loss / documents.lengths(range(step * count, (step + 1) * count)).sum()
-        mean.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP).item())
-        optimizer.step()
+        loss, counted = torch.zeros((), dtype=getattr(torch, model.dtype)), 0
+        for inputs, targets, first_row in texts_of(step):
+            logits = alone(module, inputs, first_row)
+            loss = loss + F.cross_entropy(logits, targets, reduction="sum")
+            counted += int((targets != NOT_COUNTED).sum())
+        mean = loss / max(1, counted)
         losses.append(mean.item())
+        norms.append(0.0)
+        if counted:
+            mean.backward()
+            norms[-1] = torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP).item()
+            optimizer.step()
     parameters = {name: p.detach() for name, p in module.named_parameters()}
     return Plain(losses, norms, parameters)
 
 
-def texts(
-    documents: WholeDocuments, numbers: Sequence[int]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+Text = tuple[torch.Tensor, torch.Tensor, int]  # inputs [1, length], targets [length], first row
+
+
+def texts(documents: WholeDocuments, numbers: Sequence[int]) -> Iterator[Text]:
     for number, length in zip(numbers, documents.lengths(numbers).tolist(), strict=True):
         inputs, targets, _ = documents.read([[number]], length)
         if length:
-            yield torch.from_numpy(inputs), torch.from_numpy(targets).flatten()
+            yield torch.from_numpy(inputs), torch.from_numpy(targets).flatten(), 0
 
 
-def alone(module: PlainLlama, inputs: torch.Tensor) -> torch.Tensor:
+def alone(module: PlainLlama, inputs: torch.Tensor, first_row: int = 0) -> torch.Tensor:
     for part in module.modules():
         if isinstance(part, Attention):
             part.length = inputs.shape[1]
-    return module(inputs)
+    return module(inputs, first_row)
 
 
 def check(got: Trained, expected: Trained | Plain, tolerance: float) -> None:
@@ -291,6 +308,15 @@ def test_an_order_without_a_seed_ends() -> None:
     assert inputs[:2].tolist() == [[0, 1, 0, 0], [4, 5, 6, 7]]
     assert targets[0].tolist() == [1, 2, NOT_COUNTED, NOT_COUNTED]
     assert which.tolist() == [[0, 0, -1, -1], [0, 0, 0, 0], [-1] * 4]
+
+
+def test_of_conversations_the_answers_alone_are_learnt() -> None:
+    tokens = replace(file_of([6, 9]), answers=np.array([[2, 4], [5, 6], [9, 15]]))
+    documents = WholeDocuments(tokens, tiny_model(vocab=1 << 20, sequence_length=5))
+    _, targets, _ = documents.read([[0], [1]], 5)
+    none = NOT_COUNTED
+    assert targets.tolist() == [[none, 2, 3, none, 5], [none, none, 9, 10, 11]]
+    assert documents.counted([0, 1]) == 6 and documents.counted([1]) == 3
 
 
 def file_of(sizes: Sequence[int]) -> TokenFile:

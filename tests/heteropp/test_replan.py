@@ -11,7 +11,7 @@ from clusters import cluster_of, random_chip, tiny_model, write_cluster
 from training_run import Training
 
 from ditorch.chips import load_chip
-from heteropp.cost.planned import check_cluster, check_memory
+from heteropp.cost.planned import check_cluster, check_memory, most_lacking, rank_memory
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Plan, validate
 from heteropp.elastic.replanning.moved import moved_bytes
@@ -181,6 +181,23 @@ def test_no_room_is_one_sentence() -> None:
         replan(left, old, full.members)
     assert "2 of a-mini" in str(error.value) and "KiB" in str(error.value)
     assert "\n" not in str(error.value) and not isinstance(error.value, DoesNotFitError)
+
+
+def test_room_is_left_for_attention_within_documents() -> None:
+    chip = load_chip("a-mini")
+    full = cluster_of(("a-mini", chip, 2))
+    model = tiny_model(2, hidden=16, intermediate=32, vocab=64, sequence_length=128)
+    old = first_plan(full, model, global_batch=4)
+    left, lacking = full.kept([0]), 0
+    while lacking <= 0:  # each time on a chip that just holds the plan before
+        across = replan(left, old, full.members)
+        (memory,) = rank_memory(across.plan, left)
+        lacking, _ = most_lacking(across.plan, left, documents_apart=True)
+        tight = replace(chip, memory=replace(chip.memory, capacity_bytes=memory.total))
+        left = cluster_of(("a-mini", tight, 2)).kept([0])
+    apart = replan(left, old, full.members, documents_apart=True)
+    assert most_lacking(across.plan, left)[0] <= 0
+    assert most_lacking(apart.plan, left, documents_apart=True)[0] <= 0
 
 
 @pytest.mark.parametrize(

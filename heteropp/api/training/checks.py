@@ -18,6 +18,7 @@ from heteropp.description.plan import Plan
 from hyperhetero_output import LOCK, held
 
 if TYPE_CHECKING:
+    from heteropp.data.sequences import AttentionWithin
     from heteropp.data.token_file import TokenFile
     from heteropp.description.cluster import Cluster
     from heteropp.state.checkpoint.manifest import Checkpoint
@@ -195,6 +196,7 @@ def check_files(
     saved: Checkpoint | None,
     data: Path | None,
     validation: Path | None,
+    within: AttentionWithin,
     hyperparameters: Hyperparameters,
     seed: int,
 ) -> TokenFile:
@@ -207,11 +209,11 @@ def check_files(
     from heteropp.state.checkpoint.manifest import CheckpointError, Manifest, check_resumable
 
     model = by_length[-1].model if by_length else plan.model
-    tokens = check_data(data, validation, model, whole_documents=bool(by_length))
+    tokens = check_data(data, validation, model, within, mixed_lengths=bool(by_length))
     if saved:
         run = Manifest(
             step=0,
-            **what_is_learnt(plan, by_length, documents or 0),
+            **what_is_learnt(plan, by_length, documents or 0, within),
             seed=seed,
             tokens_sha256=tokens.sha256,
             hyperparameters=hyperparameters,

@@ -372,5 +372,5 @@ def _check_plan(run: TrainingRun, cluster: Cluster, roster: Roster) -> tuple[str
         cluster = there
     check_cluster(run.plan, cluster)
     if run.device == "chip":
-        check_memory(run.plan, cluster)
+        check_memory(run.plan, cluster, run.attention_within == "document")
     return cluster.members

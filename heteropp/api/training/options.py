@@ -26,6 +26,8 @@ class TrainingOptions:
     data: Path | None = None  # None: the Python standard library's sources
     validation: Path | None = None
     validate_every: Count = 0  # steps; 0: only at the end
+    # document or sequence; None: a document for conversations, a sequence for other text
+    attention_within: str | None = None
     weights: Path | None = None  # a Hugging Face folder to start from
     output: Path = OUTPUT
     resume: bool = False

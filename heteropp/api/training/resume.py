@@ -64,7 +64,8 @@ def run_to_resume(said: Mapping[str, Any], default: Path) -> dict[str, Any]:
             f"{run} does not say what it was started with; give its --plan and --cluster, too"
         )
     if said.get("plan") or said.get("bucket"):  # instead of the other one
-        for name in ("plan", "bucket", "documents") if said.get("plan") else ("plan",):
+        of_plan, of_buckets = ("plan", "attention_within"), ("bucket", "documents")
+        for name in ("plan", *of_buckets) if said.get("plan") else of_plan:
             options.pop(name, None)
     if "RANK" in os.environ:  # torchrun has its own
         options.pop("restarts", None)

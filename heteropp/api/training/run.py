@@ -104,7 +104,7 @@ class _Start:
         for file in files:
             check_runs(self.plan, file, self.launched and not options.elastic)
         hyperparameters = self._hyperparameters()
-        self._check_data(hyperparameters)
+        self._check_data(machines, hyperparameters)
         if self.keeps and not there:
             hold(self.held, options.output, begun)
         if self.keeps and not begun:
@@ -182,8 +182,18 @@ class _Start:
         asked = {name: getattr(options, name) for name in HYPERPARAMETERS}
         return chosen_hyperparameters(base.hyperparameters if base else None, options.steps, asked)
 
-    def _check_data(self, hyperparameters: Hyperparameters) -> None:
+    def _check_data(self, machines: Cluster | None, hyperparameters: Hyperparameters) -> None:
+        from heteropp.api.training.documents import chosen_attention, say_cut
+
         options = self.options
+        self.attention_within = chosen_attention(
+            options.attention_within, options.data, self.plan, self.by_length
+        )
+        apart = self.attention_within == "document" and not self.by_length
+        if apart and machines and not options.force:
+            from heteropp.cost.planned import check_memory
+
+            check_memory(self.plan, machines, documents_apart=True)
         if not self.launched:
             if not (self.saved or self.earlier):
                 check_unused(options.output)
@@ -195,6 +205,7 @@ class _Start:
                 self.saved,
                 options.data,
                 options.validation,
+                self.attention_within,
                 hyperparameters,
                 options.seed,
             )
@@ -202,6 +213,8 @@ class _Start:
                 from heteropp.api.training.mixed_lengths import say_documents
 
                 print(say_documents(tokens, self.by_length), file=sys.stderr)
+            elif apart and (said := say_cut(tokens, self.plan)):
+                print(said, file=sys.stderr)
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # one process of each node
             from heteropp.api.training.verifying import verify_data
 
@@ -230,6 +243,7 @@ class _Start:
             data=options.data,
             validation=options.validation,
             validate_every=options.validate_every,
+            attention_within=self.attention_within,
             weights=options.weights,
             resume=self.saved is not None,
             resume_from=options.resume_from,

@@ -225,7 +225,8 @@ class Leader:
         if command.may_keep and cluster.members == command.before:
             known.set_result(Planned(cluster, self.plan, 0))
             return known
-        return search_beside(cluster, self.plan, command.before, command.nodes)
+        apart = self.job.run.attention_within == "document"
+        return search_beside(cluster, self.plan, command.before, command.nodes, apart)
 
     def _start(self, planned: PlannedGeneration, fresh: tuple[str, ...]) -> None:
         assert self.found is not None  # or else there would be no generation

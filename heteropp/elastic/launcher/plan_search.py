@@ -28,18 +28,23 @@ class Planned:
 
 
 def search_beside(
-    cluster: Cluster, old: Plan, old_members: tuple[str, ...], nodes: Collection[str] = ()
+    cluster: Cluster,
+    old: Plan,
+    old_members: tuple[str, ...],
+    nodes: Collection[str],
+    documents_apart: bool,
 ) -> Future[Planned]:
     """Begins the search of a plan in a thread, as `replan` does it.
 
-    nodes: a plan that uses these nodes is preferred, if there is one.
+    nodes: a plan that uses these nodes is preferred, if there is one; documents_apart: memory is to
+    have room for attention within documents.
     """
 
     def search() -> Planned:
         if nodes:
             with suppress(SearchError):
-                return planned(replan(cluster, old, old_members, nodes))
-        return planned(replan(cluster, old, old_members))
+                return planned(replan(cluster, old, old_members, nodes, documents_apart))
+        return planned(replan(cluster, old, old_members, (), documents_apart))
 
     def planned(found: Replanned) -> Planned:
         return Planned(found.cluster, found.plan, found.search_s)

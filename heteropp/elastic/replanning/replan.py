@@ -61,19 +61,24 @@ class _Candidate:
 
 
 def replan(
-    cluster: Cluster, old: Plan, old_members: Sequence[str], nodes: Collection[str] = ()
+    cluster: Cluster,
+    old: Plan,
+    old_members: Sequence[str],
+    nodes: Collection[str] = (),
+    documents_apart: bool = False,
 ) -> Replanned:
     """The best plan on a cluster for the model and global batch of an old plan.
 
     old_members: the names of the old plan's chips, by its ranks; nodes: the plan is to use chips of
-    each of them, even if another would be faster. The schedule and ZeRO stage are the old ones
+    each of them, even if another would be faster; documents_apart: memory is to have room for
+    attention within documents. The schedule and ZeRO stage are the old ones
     where a plan with them fits, else 1F1B, or Zorse's. Raises SearchError, one sentence, where no
     plan fits.
     """
     began_s = time.perf_counter()
     errors: list[SearchError] = []
     for schedule in dict.fromkeys((old.schedule, "1f1b")):
-        search = _ReplanSearch(cluster, old, old_members, schedule, nodes)
+        search = _ReplanSearch(cluster, old, old_members, schedule, nodes, documents_apart)
         search.run()
         if search.found:
             break
@@ -108,8 +113,10 @@ class _ReplanSearch:
         old_members: Sequence[str],
         schedule: Schedule,
         nodes: Collection[str],
+        documents_apart: bool,
     ) -> None:
         self.cluster, self.old, self.old_members = cluster, old, old_members
+        self.documents_apart = documents_apart
         self.like, self.nodes = replace(old, schedule=schedule), nodes
         self.found: list[_Candidate] = []
         self.errors: list[SearchError] = []
@@ -160,9 +167,19 @@ class _ReplanSearch:
         )
         with suppress(ProfileError):  # what was not measured is not planned with
             verdict = ask(name, request, simulated=2)
-            self.found += (_Candidate(cluster, judged) for judged in verdict.judged)
+            for judged in verdict.judged:
+                self._add(_Candidate(cluster, judged))
             if verdict.error:
                 self.errors.append(verdict.error)
+
+    def _add(self, candidate: _Candidate) -> None:
+        """Adds a plan that planners know to fit, if there is room for what they do not know of."""
+        try:
+            check_memory(candidate.judged.plan, candidate.cluster, self.documents_apart)
+        except PlanError as error:
+            self.errors.append(DoesNotFitError(str(error), candidate.judged.plan))
+        else:
+            self.found.append(candidate)
 
     def _try(self, name: str, balance: Balance, tried: Iterable[Skeleton]) -> None:
         """Adds the best plans on skeletons, judged in the order of their estimates."""
@@ -179,7 +196,7 @@ class _ReplanSearch:
                 if (candidate := balance.candidate(sketch)) is None:
                     continue
                 validate(candidate.plan)
-                check_memory(candidate.plan, cluster)
+                check_memory(candidate.plan, cluster, self.documents_apart)
                 result = Result(name, candidate, [], self.bound_s, 1)
                 self.found.append(_Candidate(cluster, judge(candidate, result, cluster)))
                 judged += 1
@@ -192,7 +209,7 @@ class _ReplanSearch:
             plan, cost_s = found.judged.plan, found.judged.cost_s
             result = Result(_planner(plan), Candidate(plan, cost_s), [], self.bound_s, 1)
             judged = relaxed(found.judged, result, found.cluster)
-            self.found.append(replace(found, judged=judged))
+            self._add(replace(found, judged=judged))
 
     def chosen(self) -> _Candidate:
         """Returns the plan that moves the least state among those about as fast as the best."""

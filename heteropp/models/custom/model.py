@@ -48,7 +48,7 @@ class CustomModel(PartedModel):
     def selective_recompute_problem(self) -> str | None:
         return "a user's own modules do not say what attention's scores are"
 
-    def whole_documents_problem(self) -> str | None:
+    def documents_problem(self) -> str | None:
         return "a user's own modules do not keep a sequence's documents apart"
 
     def training_problem(self) -> str | None:

@@ -89,7 +89,7 @@ class GPT2Model(ModelSpec):
     def selective_recompute_problem(self) -> str | None:
         return "a GPT-2 computes attention again with its whole block, or not at all"
 
-    def whole_documents_problem(self) -> str | None:
+    def documents_problem(self) -> str | None:
         return "a GPT-2's positions count from the begin of a sequence, not of each document"
 
     def flops_per_token(self) -> float:

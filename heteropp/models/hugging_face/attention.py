@@ -30,29 +30,61 @@ class Masks(nn.Module):
         length: int,
         device: torch.device | str,
         dtype: torch.dtype,
+        *,
+        fused: bool = False,
     ) -> None:
-        """windows: how many rows one attends to at most, itself included; None: all before it."""
+        """windows: how many rows one attends to at most, itself included; None: all before it.
+
+        fused: whether attention that can be is one kernel, which needs no table.
+        """
         super().__init__()
-        self.length, self.device, self.dtype = length, device, dtype
+        self.length, self.device, self.dtype, self.fused = length, device, dtype, fused
+        self.unlike: Tensor | None = None  # [sequences, 1, length, length]: of two documents
+        self.within: dict[str, Tensor] = {}  # tables that keep these apart
         for window in windows:
-            self._add(self._name(window))
+            if not (fused and self._is_all(window)):
+                self._add(self._name(window))
 
     def of(self, window: int | None) -> Tensor:
-        """Returns [1, 1, length, length]."""
+        """Returns [1 or sequences, 1, length, length]."""
         name = self._name(window)
         if not hasattr(self, name):
             self._add(name)
-        return getattr(self, name)
+        table: Tensor = getattr(self, name)
+        if self.unlike is None:
+            return table
+        if name not in self.within:
+            self.within[name] = table.masked_fill(self.unlike, -math.inf)
+        return self.within[name]
+
+    def fits_kernel(self, window: int | None) -> bool:
+        """Whether attention through a window is what the fused kernel computes."""
+        return self.fused and self._is_all(window) and self.unlike is None
+
+    def keep_apart(self, documents: Tensor | None) -> None:
+        """Lets rows attend to those of their own document; documents: numbers, [rows]."""
+        self.unlike, self.within = None, {}
+        if documents is not None:
+            documents = documents.view(-1, 1, self.length)
+            self.unlike = documents.unsqueeze(-1) != documents.unsqueeze(-2)
+
+    def _is_all(self, window: int | None) -> bool:
+        return window is None or window >= self.length
 
     def _name(self, window: int | None) -> str:
-        return f"window_{self.length if window is None else min(window, self.length)}"
+        return f"window_{self.length if self._is_all(window) else window}"
 
     def _add(self, name: str) -> None:
+        shape = 1, 1, self.length, self.length
+        if torch.device(self.device).type == "meta":
+            table = torch.empty(shape, dtype=self.dtype, device="meta")
+            self.register_buffer(name, table, persistent=False)
+            return
         rows = torch.arange(self.length, device="cpu")
         apart = rows.unsqueeze(1) - rows
         allowed = (apart >= 0) & (apart < int(name.removeprefix("window_")))
         table = torch.zeros(apart.shape, dtype=self.dtype, device="cpu")
-        table = table.masked_fill_(~allowed, -math.inf).view(1, 1, *apart.shape)
+        table = table.masked_fill_(~allowed, -math.inf).view(shape)
         self.register_buffer(name, table.to(self.device), persistent=False)
 
 
@@ -103,6 +135,12 @@ def attention(
     [sequences, length, heads, size of values].
     """
     assert _running.masks is not None, "a stage's forward has set them"
+    is_plain = softcap is None and s_aux is None and position_bias is None and indices is None
+    if _running.masks.fits_kernel(sliding_window) and is_plain and attention_mask is None:
+        mixed = nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True, scale=scaling
+        )
+        return mixed.transpose(1, 2).contiguous(), None
     mask = _running.masks.of(sliding_window)
     if attention_mask is not None and attention_mask is not _running.masks.of(None):
         mask = mask + attention_mask  # a family's own, beside its window

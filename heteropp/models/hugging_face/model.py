@@ -28,6 +28,8 @@ class HuggingFaceModel(PartedModel):
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     family: Literal["hugging_face"] = "hugging_face"
     config: Config
+    # scores in memory, or, for plans of large models, one kernel that keeps none
+    attention: Literal["explicit", "fused"] = "explicit"
     tp_refusal: str = ""  # why tp is 1, in a clause; "": it need not be
 
     # names are the family's own, after that of its base model
@@ -51,8 +53,20 @@ class HuggingFaceModel(PartedModel):
     def selective_recompute_problem(self) -> str | None:
         return "transformers' modules do not say what attention's scores are"
 
-    def whole_documents_problem(self) -> str | None:
-        return "transformers' modules do not keep a sequence's documents apart"
+    def documents_problem(self) -> str | None:
+        if self.attention == "fused":
+            return "fused attention is within whole sequences"
+        if any("linear" in kind or "mamba" in kind for kind in self.order):
+            return "linear attention goes from one document to the next"
+        return None
+
+    def mixed_lengths_problem(self) -> str | None:
+        return "the masks of transformers' modules are for sequences of one length"
+
+    def training_problem(self) -> str | None:
+        if self.attention != "explicit":
+            return f"the model's attention is {self.attention}; this release trains explicit"
+        return None
 
     def flops_per_token(self) -> float:
         return self._flops_per_token

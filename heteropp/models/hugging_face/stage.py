@@ -57,7 +57,8 @@ class HuggingFaceStage(StageModule):
                 owner, _, leaf = name.rpartition(".")
                 setattr(self.get_submodule(owner), leaf, self.get_parameter(other))
         windows = {window for layer in self.layers.values() for window in windows_of(layer)}
-        self.masks = Masks(windows, self.length, device, dtype)
+        fused = model.attention == "fused"
+        self.masks = Masks(windows, self.length, device, dtype, fused=fused)
         positions = torch.arange(self.length, device="cpu").unsqueeze(0)
         self.register_buffer("positions", positions.to(device), persistent=False)
         whole = shallow(found.model)
@@ -73,9 +74,9 @@ class HuggingFaceStage(StageModule):
         first_row: int = 0,
         documents: Tensor | None = None,
     ) -> Tensor:
-        assert documents is None, "refused before anything starts"
         (model,) = self.whole
-        given: dict[str, Any] = {"position_ids": self.positions, "use_cache": False}
+        self.masks.keep_apart(documents)
+        given: dict[str, Any] = {"position_ids": self._positions(documents), "use_cache": False}
         if model.config.model_type in NEED_MASK:
             given["attention_mask"] = self.masks.of(None)
         if self.is_first:
@@ -91,3 +92,13 @@ class HuggingFaceStage(StageModule):
         logits = logits.reshape(-1, logits.shape[-1])
         is_cut = logits.shape[-1] != self.vocab
         return cross_entropy_sum(logits, targets, self.group if is_cut else SoloGroup())
+
+    def _positions(self, documents: Tensor | None) -> Tensor:
+        """Returns each row's place in its sequence or document, [1 or sequences, length]."""
+        if documents is None:
+            return self.positions
+        documents = documents.view(-1, self.length)
+        begins = torch.ones_like(documents, dtype=torch.bool)
+        begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+        first = torch.where(begins, self.positions, 0).cummax(1).values
+        return self.positions - first

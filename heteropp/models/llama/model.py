@@ -105,13 +105,18 @@ class LlamaModel(ModelSpec):
             return "fused attention keeps no scores to compute again"
         return None
 
-    def whole_documents_problem(self) -> str | None:
+    def documents_problem(self) -> str | None:
+        if self.attention == "fused":
+            return "fused attention is within whole sequences"
+        return None
+
+    def mixed_lengths_problem(self) -> str | None:
         if self.dropout:
             return (
                 f"the model has dropout {self.dropout}; expected 0, as a document is not in the "
                 "same rows under every plan"
             )
-        return None
+        return self.documents_problem()
 
     def training_problem(self) -> str | None:
         if self.attention != "explicit":

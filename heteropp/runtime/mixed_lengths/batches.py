@@ -42,7 +42,7 @@ class MixedBatches:
         """This rank's part of the step that begins with a document of the run."""
         numbers = first_document + np.arange(self.global_batch)
         lengths = self.sequences.lengths(numbers)
-        counted = max(1, int(lengths.sum()))
+        counted = self.sequences.counted(numbers)
         chosen = np.where(lengths > 0, shortest_that_holds(self.plans, lengths), -1)
         return MixedBatch(
             counted,

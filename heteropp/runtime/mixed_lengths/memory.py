@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from heteropp.cost.documents import mask_bytes
 from heteropp.cost.planned import human_bytes, rank_memory
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, ministage_layers
 from heteropp.layout.flat_buffer import layout
 from heteropp.runtime.mixed_lengths.parameters import alike
-from heteropp.schedule.in_flight import in_flight
 
 MOVING = 3  # copies of gradients under way: what leaves, what comes, and what that is taken to
 
@@ -48,23 +48,10 @@ def memory_bytes(plans: Sequence[Plan], cluster: Cluster | None = None) -> list[
             standing += sum(each[rank].constants + each[rank].tokens for each in memories)
             moving = MOVING * copies[at_work - 1][rank][1] if at_work else 0
             working = memory.kept + memory.working + memory.boundary
-            working += _mask_bytes(plans[at_work], rank)
+            working += mask_bytes(plans[at_work], rank)
             needs.append(standing + max(working, moving))
         result.append(needs)
     return result
-
-
-def _mask_bytes(plan: Plan, rank: int) -> int:
-    """Returns the bytes of the attention mask that keeps a micro-batch's documents apart.
-
-    It is there twice while a copy of it is filled. A stage that computes attention again in the
-    backward keeps the masks of all micro-batches in flight.
-    """
-    p, s, r, _ = plan.place(rank)
-    pipeline, stage = plan.pipelines[p], plan.pipelines[p].stages[s]
-    pairs = stage.replicas[r].batch_share * plan.model.sequence_length**2
-    kept = in_flight(plan.schedule, pipeline, s) if stage.selective_recompute else 1
-    return round(pairs * (plan.model.dtype_bytes * (kept + 1) + 1))
 
 
 def _copy_bytes(home: Plan, plan: Plan) -> list[tuple[int, int]]:

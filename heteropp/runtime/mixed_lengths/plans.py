@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from heteropp.data.sequences import AttentionWithin
 from heteropp.description.plan import Plan, PlanError
 
 
@@ -41,20 +42,26 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
                 f"the plan of sequence_length {length} offloads; parameters that go from plan to "
                 "plan must stay on the chip"
             )
-        if problem := plan.model.whole_documents_problem():
+        if problem := plan.model.mixed_lengths_problem():
             raise PlanError(problem)
     return tuple(plans)
 
 
-def what_is_learnt(plan: Plan, by_length: Sequence[Plan], documents: int) -> dict[str, Any]:
+def what_is_learnt(
+    plan: Plan, by_length: Sequence[Plan], documents: int, within: AttentionWithin
+) -> dict[str, Any]:
     """Returns the entries of a checkpoint's manifest that a resume must not change, whatever its
     plans are.
 
     by_length: the plans of a run of mixed lengths, which trains on `documents` a step; empty for
-    any other run.
+    any other run, whose attention is `within` a document or a sequence.
     """
     if not by_length:
-        return {"model": plan.model, "global_batch": plan.global_batch}
+        return {
+            "model": plan.model,
+            "global_batch": plan.global_batch,
+            "attention_within": within,
+        }
     return {"model": by_length[-1].model, "global_batch": documents, "whole_documents": True}
 
 

@@ -155,7 +155,7 @@ class MixedLengths:
         self.guard.warning = None
         with self._marked(Kind.STEP):
             outcome = self.update.step(
-                self.learning_rate, self.loss, self.guard.accepts, self.clock.mark
+                self.learning_rate, self.loss, self.guard.judging(self.tokens), self.clock.mark
             )
         for plan in self.away:
             plan.is_old |= not outcome.skipped

@@ -75,10 +75,11 @@ class Batches:
     def at(self, first_sequence: int) -> Batch:
         """Returns this rank's part of the global batch that begins with a sequence of the run."""
         everyones = first_sequence + np.arange(self.global_batch)
-        counted = max(1, self.sequences.counted(everyones))
+        counted = self.sequences.counted(everyones)
         own = everyones[self.share.own]
         first_rows = (own[:: self.share.share] * self.share.length).tolist()
-        if not (self.share.reads or self.share.learns):
+        needs = self.share.reads or self.share.learns or self.sequences.within == "document"
+        if not needs:
             return Batch(None, None, counted, first_rows)
         return self.share.batch(self.sequences.read(own), counted, first_rows)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Callable
 
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.state.slices.scalars import Scalars
@@ -27,6 +28,14 @@ class Guard:
         self.gradient_norms: deque[float] = deque(maxlen=WINDOW)
         self.skipped_in_a_row = 0
         self.warning: str | None = None  # of the newest step that it judged
+
+    def judging(self, targets: int) -> Callable[[float, float], bool]:
+        """Returns what judges a step that learns so many targets; one without any is skipped."""
+        return self.accepts if targets else self._skips
+
+    def _skips(self, loss: float, gradient_norm: float) -> bool:
+        self.warning = "none of the step's tokens is to be learnt: skipped"
+        return False
 
     def accepts(self, loss: float, gradient_norm: float) -> bool:
         """Whether a step may change the parameters; called once a step, before the update.

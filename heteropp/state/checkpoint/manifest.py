@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
+from heteropp.data.sequences import AttentionWithin
 from heteropp.description.files import FileError, read_json
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.models.spec import ModelSpec
@@ -42,7 +43,8 @@ class Manifest:
     step: int  # completed steps; with the seed it is also the position in the data
     model: ModelSpec
     global_batch: int
-    whole_documents: bool = False  # each a sequence of its own; otherwise they are packed
+    whole_documents: bool = False  # of mixed lengths; otherwise they are packed
+    attention_within: AttentionWithin = "sequence"  # where documents are packed
     seed: int
     tokens_sha256: str
     hyperparameters: Hyperparameters
@@ -149,7 +151,7 @@ def check_resumable(checkpoint: Checkpoint, run: Manifest) -> None:
     path, saved = checkpoint.path, checkpoint.manifest
     if saved.tokens_sha256 != run.tokens_sha256:
         raise CheckpointError(f"{path} was made with other data; give the same --data")
-    names = ("seed", "global_batch", "whole_documents")
+    names = ("seed", "global_batch", "whole_documents", "attention_within")
     ours = {**asdict(run.hyperparameters), **{name: getattr(run, name) for name in names}}
     theirs = {**asdict(saved.hyperparameters), **{name: getattr(saved, name) for name in names}}
     ours.update({f"model.{name}": value for name, value in run.model.identity().items()})
