@@ -17,6 +17,7 @@ from heteropp.layout.parameter import Parameter
 from heteropp.models.hugging_face import cuts as styles
 from heteropp.models.hugging_face.cuts import Cuts, cuts_of, kept_buffers
 from heteropp.models.hugging_face.family import Family, with_buffers
+from heteropp.models.hugging_face.norms import epsilon_of, fused
 from heteropp.models.parallel.backward import linear
 from heteropp.models.parallel.tensor_parallel import (
     TensorParallelGroup,
@@ -133,6 +134,10 @@ def _cut(
         table: Any = module
         table.__class__ = _under(cast(Any, type(module)), nn.Embedding, CutEmbedding)
         table.group = group
+    elif norm := fused(module):
+        norm_module: Any = module
+        norm_module.epsilon = epsilon_of(module)
+        norm_module.__class__ = norm
     if group.size > 1:
         if name in cuts.copied:
             module.register_forward_pre_hook(_copied_input(group), with_kwargs=True)
