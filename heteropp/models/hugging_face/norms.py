@@ -50,10 +50,10 @@ def epsilon_of(module: nn.Module) -> float | None:
 
 @lru_cache(maxsize=64)
 def _fused(kind: Any) -> type[FusedNorm] | None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, _TRIED, generator=generator)
     try:
         with torch.device("cpu"):
+            generator = torch.Generator().manual_seed(0)
+            x = torch.randn(3, _TRIED, generator=generator)
             theirs = kind(_TRIED, eps=0.01)
             theirs.weight = nn.Parameter(torch.randn(_TRIED, generator=generator))
             expected = theirs(x)
