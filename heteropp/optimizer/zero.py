@@ -17,8 +17,8 @@ from heteropp.layout.flat_buffer import BufferPiece, Entry
 from heteropp.layout.hspmd.annotation import DUPLICATE, PARTIAL, Annotation
 from heteropp.layout.hspmd.resolution import Kind, resolve
 from heteropp.models.stage_module import StageModule
-from heteropp.optimizer.adamw import AdamW
 from heteropp.optimizer.flat import FlatBuffers
+from heteropp.optimizer.shard_optimizer import ShardOptimizer
 from heteropp.process_groups.collective import start
 
 
@@ -41,8 +41,7 @@ class FlatParameters(FlatBuffers):
         # a model of 16 bits keeps a master copy in float32
         own = self.values[self.shard]
         self.master = own.float() if self.mixed else own
-        decaying = max(0, self.layout.decaying - self.shard.start)
-        self.optimizer = AdamW(self.master, hyperparameters, decaying)
+        self.optimizer = ShardOptimizer(self.master, self.layout, self.shard, hyperparameters)
         self.shard_gradient: Tensor | None = None  # once reduced
         self.reducing: dist.Work | None = None
 

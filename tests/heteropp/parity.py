@@ -9,7 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import forkserver
 import numpy as np
 import torch
 import torch.distributed as dist
-from plain_llama import plain_loss, train_plainly
+from plain_llama import adamw, plain_loss, train_plainly
 from torch import Tensor
 from training_run import write_text
 
@@ -77,12 +77,14 @@ class Ranks:
         by_length: Sequence[Plan] = (),
         documents: int = 0,
         data: Path | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> Trained:
         """Runs a plan's steps. Raises RankError.
 
         checkpoints: a folder whose newest checkpoint the run goes on from, and to which it saves
         when it is done; poisoned: a step in which a micro-batch of rank 0 comes to NaN; by_length:
-        the plans, of which `plan` is the first, of mixed lengths, with so many documents a step.
+        the plans, of which `plan` is the first, of mixed lengths, with so many documents a step;
+        settings: hyperparameters that are not the usual ones.
         """
         validate(plan)
         while len(self.pipes) < plan.world_size:
@@ -91,7 +93,7 @@ class Ranks:
         used = self.pipes[: plan.world_size]
         for rank, pipe in enumerate(used):
             job = f"job {self.jobs}"
-            mixed = tuple(by_length), documents, data
+            mixed = tuple(by_length), documents, data, settings or {}
             pipe.send((plan, rank, steps, job, checkpoints, poisoned, *mixed))
         answers = []
         for rank, pipe in enumerate(used):
@@ -110,7 +112,13 @@ class Ranks:
         by_rank = [[answer[i] for answer in answers] for i in range(4, 9)]
         return Trained(losses, norms, parameters, validation_loss, *by_rank)
 
-    def plainly(self, plan: Plan, steps: int = STEPS, without: int | None = None) -> Trained:
+    def plainly(
+        self,
+        plan: Plan,
+        steps: int = STEPS,
+        without: int | None = None,
+        optimizers_of: Callable[[Any, torch.nn.Module], list[torch.optim.Optimizer]] = adamw,
+    ) -> Trained:
         """The same steps in a plain loop, in this process; one of them changes nothing."""
         cache = Path(self.folder.name, "cache", "hyperhetero")
         losses, norms, parameters = train_plainly(
@@ -123,6 +131,7 @@ class Ranks:
             WARMUP,
             CLIP,
             without=without,
+            optimizers_of=optimizers_of,
         )
         assert all(norm > CLIP for norm in norms), "clipping must be active"
         validation = open_tokens(self.validation, cache)
@@ -201,6 +210,7 @@ def _train(
     by_length: tuple[Plan, ...],
     documents: int,
     data: Path | None,
+    settings: dict[str, Any],
     folder: Path,
     store: dist.Store,
     chip: Path | None,
@@ -230,11 +240,14 @@ def _train(
         keep=1,
         deadline_s=DEADLINE_S,
         seed=0,
-        hyperparameters=Hyperparameters(
-            learning_rate=RATE[plan.model.dtype],
-            warmup_steps=WARMUP,
-            decay_steps=max(steps, STEPS),
-            gradient_clip=CLIP,
+        hyperparameters=replace(
+            Hyperparameters(
+                learning_rate=RATE[plan.model.dtype],
+                warmup_steps=WARMUP,
+                decay_steps=max(steps, STEPS),
+                gradient_clip=CLIP,
+            ),
+            **settings,
         ),
         device="chip" if chip else "cpu",
         by_length=by_length,

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import plan_of
 from parity import CLIP, RATE, STEPS, TOLERANCE, WARMUP, Ranks, Trained
-from plain_llama import Attention, PlainLlama
+from plain_llama import Attention, PlainLlama, adamw
 from training_run import (
     checkpoint_parameters,
     several_pipelines,
@@ -96,9 +96,7 @@ class Plain:
 def plainly(model: LlamaModel, tokens: TokenFile, count: int, steps: int = STEPS) -> Plain:
     """A plain loop of one process, each document alone and as long as it is."""
     module = PlainLlama(model, seed=0)
-    optimizer = torch.optim.AdamW(
-        module.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
-    )
+    (optimizer,) = adamw(model, module)
     documents = WholeDocuments(tokens, model, seed=0)
     losses, norms = [], []
     for step in range(steps):
@@ -106,7 +104,8 @@ def plainly(model: LlamaModel, tokens: TokenFile, count: int, steps: int = STEPS
         if step >= WARMUP:
             progress = (step - WARMUP) / (max(steps, STEPS) - WARMUP)
             rate *= 0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2
-        optimizer.param_groups[0]["lr"] = rate
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         optimizer.zero_grad()
         loss = torch.zeros((), dtype=getattr(torch, model.dtype))
         for inputs, targets in texts(documents, range(step * count, (step + 1) * count)):

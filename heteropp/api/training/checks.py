@@ -20,6 +20,7 @@ from hyperhetero_output import LOCK, held
 if TYPE_CHECKING:
     from heteropp.data.token_file import TokenFile
     from heteropp.description.cluster import Cluster
+    from heteropp.models.spec import ModelSpec
     from heteropp.state.checkpoint.manifest import Checkpoint
 
 
@@ -160,18 +161,29 @@ def chip_of(plan: Plan, rank: int) -> str:
 
 
 def chosen_hyperparameters(
-    base: Hyperparameters | None, steps: int, settings: dict[str, Any]
+    base: Hyperparameters | None, steps: int, settings: dict[str, Any], model: ModelSpec
 ) -> Hyperparameters:
-    """What the command line says, over what the run to resume says, over the defaults."""
+    """What the command line says, over what the run to resume says, over the defaults.
+
+    Raises HyperparameterError or InputError.
+    """
     base = base or Hyperparameters(decay_steps=steps)
     given = {name: value for name, value in settings.items() if value is not None}
     hyperparameters = replace(base, **given)
     hyperparameters.validate()
-    if "warmup_steps" in given and hyperparameters.warmup_steps > hyperparameters.decay_steps:
+    hyperparameters.check_groups([model.global_name(p.name) for p in model.parameters()])
+    schedule, last = hyperparameters.learning_rate_schedule, hyperparameters.decay_steps
+    if schedule == "wsd":
+        last -= hyperparameters.cooldown
+    if (
+        given.keys() & {"warmup_steps", "cooldown_steps"}
+        and schedule != "constant"
+        and hyperparameters.warmup_steps > last
+    ):
+        what = "stable part" if schedule == "wsd" else schedule
         raise InputError(
-            f"--warmup-steps is {hyperparameters.warmup_steps}, and the learning rate's cosine "
-            f"ends at step {hyperparameters.decay_steps}; expected no more, or a longer "
-            "--decay-steps"
+            f"--warmup-steps is {hyperparameters.warmup_steps}, and the learning rate's {what} "
+            f"ends at step {last}; expected no more, or a longer --decay-steps"
         )
     return hyperparameters
 

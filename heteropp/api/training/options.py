@@ -44,10 +44,14 @@ class TrainingOptions:
     keep_disk_every: Count = 10
     keep_remote_every: Positive = 50
     learning_rate: float | None = None
+    learning_rate_schedule: str | None = None  # cosine, linear, constant or wsd
     warmup_steps: int | None = None
     decay_steps: int | None = None
+    cooldown_steps: int | None = None
+    minimum_ratio: float | None = None
     gradient_clip: float | None = None
     weight_decay: float | None = None
+    group: list[str] | None = None  # such as "embedding*:learning_rate=0.1x"
     most_skipped: int | None = None
     spike_factor: float | None = None
     skip_spikes: bool | None = None

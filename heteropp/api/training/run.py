@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from heteropp.state.checkpoint.manifest import Checkpoint
 
 HYPERPARAMETERS = (
-    *("learning_rate", "warmup_steps", "decay_steps", "gradient_clip", "weight_decay"),
+    *("learning_rate", "learning_rate_schedule", "warmup_steps", "decay_steps", "cooldown_steps"),
+    *("minimum_ratio", "gradient_clip", "weight_decay"),
     *("most_skipped", "spike_factor", "skip_spikes"),
 )
 
@@ -180,7 +181,9 @@ class _Start:
             self.saved = checkpoint_to_resume(folder, step, whole=not self.launched)
         base = self.earlier or (self.saved.manifest if self.saved else None)
         asked = {name: getattr(options, name) for name in HYPERPARAMETERS}
-        return chosen_hyperparameters(base.hyperparameters if base else None, options.steps, asked)
+        asked["groups"] = tuple(options.group) if options.group else None
+        before = base.hyperparameters if base else None
+        return chosen_hyperparameters(before, options.steps, asked, self.plan.model)
 
     def _check_data(self, hyperparameters: Hyperparameters) -> None:
         options = self.options
