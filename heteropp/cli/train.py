@@ -214,6 +214,14 @@ def train(
         int,
         typer.Option(min=1, help="Steps between snapshots in --remote.", rich_help_panel=ELASTIC),
     ] = 50,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="adamw, or muon for the blocks' matrices and AdamW for all else; as the plan "
+            "says if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
+    ] = None,
     learning_rate: Annotated[
         float | None,
         typer.Option(help="The highest that it gets; 1e-3 if absent.", rich_help_panel=OPTIMIZER),

@@ -1,4 +1,4 @@
-"""How the optimizer moves: its constants, the learning rate's schedule, groups, clipping."""
+"""How which optimizer moves: constants, the learning rate's schedule, groups, clipping."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
     from heteropp.layout.parameter import Parameter
 
-__all__ = ["HyperparameterError", "Hyperparameters", "LearningRateSchedule"]
+__all__ = ["HyperparameterError", "Hyperparameters", "LearningRateSchedule", "OptimizerName"]
 
 LARGEST = 1e36  # with room for float32 to multiply it by what a step has
 
+OptimizerName = Literal["adamw", "muon"]  # Muon's other parameters than hidden matrices have AdamW
 LearningRateSchedule = Literal["cosine", "linear", "constant", "wsd"]
 
 
@@ -32,6 +33,7 @@ LearningRateSchedule = Literal["cosine", "linear", "constant", "wsd"]
 class Hyperparameters:
     """How the optimizer moves; part of a checkpoint, so that a run resumes on the same path."""
 
+    optimizer: OptimizerName = "adamw"  # the plan's, whose memory and time depend on it
     learning_rate: float = 1e-3
     learning_rate_schedule: LearningRateSchedule = "cosine"  # after the warm-up
     warmup_steps: int = 10
@@ -42,6 +44,7 @@ class Hyperparameters:
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
+    momentum: float = 0.95  # Muon's
     weight_decay: float = 0.1
     groups: tuple[str, ...] = ()  # of parameters with settings of their own; see parse_group
     # norms and biases decay unless the model says otherwise, as in runs of earlier releases
@@ -102,8 +105,9 @@ class Hyperparameters:
 
     def validate(self) -> None:
         """Raises HyperparameterError, one sentence."""
-        schedules = get_args(LearningRateSchedule)
+        optimizers, schedules = get_args(OptimizerName), get_args(LearningRateSchedule)
         for name, fits, expected in (
+            ("optimizer", self.optimizer in optimizers, f"one of {', '.join(optimizers)}"),
             (
                 "learning_rate",
                 0 < self.learning_rate <= LARGEST,

@@ -64,6 +64,10 @@ class Layout:
     def shard(self, index: int) -> slice:
         return slice(index * self.size // self.shards, (index + 1) * self.size // self.shards)
 
+    def matrices_in(self, shard: slice) -> int:
+        """Returns how many of a shard's elements, which are its first, are of hidden matrices."""
+        return max(0, min(self.matrices, shard.stop) - shard.start)
+
     def boxes(self) -> list[BufferPiece]:
         """Returns what the buffer holds, a piece for each box."""
         return [

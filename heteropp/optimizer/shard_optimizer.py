@@ -1,4 +1,4 @@
-"""Updates a rank's shard of a flat buffer, group by group."""
+"""Updates a rank's shard of a flat buffer, group by group: AdamW, or Muon and AdamW."""
 
 from __future__ import annotations
 
@@ -7,28 +7,57 @@ from torch import Tensor
 
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.layout.flat_buffer import Layout
+from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 from heteropp.optimizer.adamw import adamw_update
+from heteropp.optimizer.muon import Gather, Muon
 from heteropp.optimizer.spans import spans
 
 
 class ShardOptimizer:
-    """The optimizer's state of a shard, and its update, in place."""
+    """The optimizer's state of a shard, and its update, in place.
+
+    With Muon hidden matrices have the average of their gradients, and none of the squares.
+    """
 
     def __init__(
-        self, values: Tensor, layout: Layout, shard: slice, hyperparameters: Hyperparameters
+        self,
+        values: Tensor,
+        layout: Layout,
+        shard: slice,
+        hyperparameters: Hyperparameters,
+        group: TensorParallelGroup,
+        gather: Gather | None,
     ) -> None:
-        """values: the shard's, in the dtype that it is updated in."""
+        """values: the shard's, in the dtype that it is updated in; gather: see Muon."""
         self.values, self.hyperparameters = values, hyperparameters
-        self.spans = spans(layout, shard, hyperparameters)
         self.average = torch.zeros_like(values)
-        self.average_square = torch.zeros_like(values)
+        self.muon: Muon | None = None
+        self.skipped = 0  # elements that AdamW does not update
+        if hyperparameters.optimizer == "muon":
+            self.skipped = layout.matrices_in(shard)
+            self.muon = Muon(values, self.average, layout, shard, hyperparameters, group, gather)
+        begin = shard.start + self.skipped
+        self.spans = spans(layout, slice(begin, shard.stop), hyperparameters)
+        self.average_square = torch.zeros_like(values[self.skipped :])
         self.steps = torch.tensor(0.0)  # on the host, where the bias correction is computed
 
     def update(self, gradient: Tensor, learning_rate: float) -> None:
+        """Updates the shard; the gradient is used up."""
+        self.elementwise(gradient, learning_rate)
+        if self.muon is not None:
+            self.muon.update(gradient, learning_rate)
+
+    def elementwise(self, gradient: Tensor, learning_rate: float) -> None:
+        """All of the update that looks at each element alone."""
+        if self.muon is not None:
+            self.muon.accumulate(gradient[: self.skipped])
+        own = tuple(t[self.skipped :] for t in (self.values, gradient, self.average))
         for span in self.spans:
-            part = slice(span.first, span.last)
+            values, gradients, averages, squares = (
+                tensor[span.first : span.last] for tensor in (*own, self.average_square)
+            )
             adamw_update(
-                (self.values[part], gradient[part], self.average[part], self.average_square[part]),
+                (values, gradients, averages, squares),
                 self.steps,
                 learning_rate * span.learning_rate_factor,
                 span.weight_decay,

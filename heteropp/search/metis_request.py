@@ -95,6 +95,7 @@ def plan_of(request: Request, problem: Problem, found: MetisPlan) -> Plan:
         micro_batch=request.global_batch // arrangement.micro_batches,
         schedule=request.schedule,
         zero_stage=request.zero_stage,
+        optimizer=request.optimizer,
         pipelines=(Pipeline(micro_batches=arrangement.micro_batches, stages=tuple(stages)),),
     )
 
@@ -185,7 +186,11 @@ def _memory(
     last: bool,
     in_flight: int = 1,
 ) -> Memory:
-    shape = replace(_shape(tp, dp, batch, layers, first, last), zero_stage=request.zero_stage)
+    shape = replace(
+        _shape(tp, dp, batch, layers, first, last),
+        zero_stage=request.zero_stage,
+        optimizer=request.optimizer,
+    )
     return stage_memory(request.model, shape, in_flight, request.global_batch // batch, measured)
 
 

@@ -20,7 +20,6 @@ from hyperhetero_output import LOCK, held
 if TYPE_CHECKING:
     from heteropp.data.token_file import TokenFile
     from heteropp.description.cluster import Cluster
-    from heteropp.models.spec import ModelSpec
     from heteropp.state.checkpoint.manifest import Checkpoint
 
 
@@ -161,16 +160,17 @@ def chip_of(plan: Plan, rank: int) -> str:
 
 
 def chosen_hyperparameters(
-    base: Hyperparameters | None, steps: int, settings: dict[str, Any], model: ModelSpec
+    base: Hyperparameters | None, steps: int, settings: dict[str, Any], plan: Plan
 ) -> Hyperparameters:
     """What the command line says, over what the run to resume says, over the defaults.
 
     Raises HyperparameterError or InputError.
     """
-    base = base or Hyperparameters(decay_steps=steps)
+    base = base or Hyperparameters(decay_steps=steps, optimizer=plan.optimizer)
     given = {name: value for name, value in settings.items() if value is not None}
     hyperparameters = replace(base, **given)
     hyperparameters.validate()
+    model = plan.model
     hyperparameters.check_groups([model.global_name(p.name) for p in model.parameters()])
     schedule, last = hyperparameters.learning_rate_schedule, hyperparameters.decay_steps
     if schedule == "wsd":

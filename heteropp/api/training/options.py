@@ -43,6 +43,7 @@ class TrainingOptions:
     keep_memory_every: Positive = 1  # steps
     keep_disk_every: Count = 10
     keep_remote_every: Positive = 50
+    optimizer: str | None = None  # adamw or muon; None: as the plan says
     learning_rate: float | None = None
     learning_rate_schedule: str | None = None  # cosine, linear, constant or wsd
     warmup_steps: int | None = None

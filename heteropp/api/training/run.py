@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from heteropp.api.errors import InputError
@@ -28,18 +29,18 @@ from heteropp.api.training.checks import (
 from heteropp.api.training.options import TrainingOptions
 from heteropp.api.training.starts import keep_start
 from heteropp.api.training.tools import leave_tools_to_ranks
-from heteropp.description.plan import Plan, read_plan
+from heteropp.description.plan import Plan, read_plan, validate
 
 if TYPE_CHECKING:
     from heteropp.api.training.elastic import Earlier
     from heteropp.description.cluster import Cluster
-    from heteropp.description.hyperparameters import Hyperparameters
+    from heteropp.description.hyperparameters import Hyperparameters, OptimizerName
     from heteropp.runtime.training_run import TrainingRun
     from heteropp.state.checkpoint.manifest import Checkpoint
 
 HYPERPARAMETERS = (
-    *("learning_rate", "learning_rate_schedule", "warmup_steps", "decay_steps", "cooldown_steps"),
-    *("minimum_ratio", "gradient_clip", "weight_decay"),
+    *("optimizer", "learning_rate", "learning_rate_schedule", "warmup_steps", "decay_steps"),
+    *("cooldown_steps", "minimum_ratio", "gradient_clip", "weight_decay"),
     *("most_skipped", "spike_factor", "skip_spikes"),
 )
 
@@ -101,10 +102,11 @@ class _Start:
             from heteropp.api.training.elastic import earlier_job
 
             self.earlier = earlier_job(options.output, options.resume)
+        hyperparameters = self._hyperparameters()
+        self._plan_for(hyperparameters.optimizer)
         machines = self._open_chips()
         for file in files:
             check_runs(self.plan, file, self.launched and not options.elastic)
-        hyperparameters = self._hyperparameters()
         self._check_data(hyperparameters)
         if self.keeps and not there:
             hold(self.held, options.output, begun)
@@ -183,7 +185,13 @@ class _Start:
         asked = {name: getattr(options, name) for name in HYPERPARAMETERS}
         asked["groups"] = tuple(options.group) if options.group else None
         before = base.hyperparameters if base else None
-        return chosen_hyperparameters(before, options.steps, asked, self.plan.model)
+        return chosen_hyperparameters(before, options.steps, asked, self.plan)
+
+    def _plan_for(self, optimizer: OptimizerName) -> None:
+        """Makes the plan one for an optimizer that may not be its own. Raises PlanError."""
+        self.plan = replace(self.plan, optimizer=optimizer)
+        self.by_length = tuple(replace(plan, optimizer=optimizer) for plan in self.by_length)
+        validate(self.plan)
 
     def _check_data(self, hyperparameters: Hyperparameters) -> None:
         options = self.options
