@@ -82,9 +82,12 @@ def train(
         ),
     ] = None,
     validation: Annotated[
-        Path | None,
+        list[str] | None,
         typer.Option(
-            help="A token file or folder for the validation loss; not trained on.",
+            metavar="[NAME=]FILE",
+            help="A token file or folder for the validation loss, not trained on; several times, "
+            "wiki=wiki.tokens, for a loss of each, which is called as its file where it has no "
+            "name.",
             rich_help_panel=DATA,
         ),
     ] = None,

@@ -231,7 +231,7 @@ def _train(
         steps=steps,
         output=folder / "run",
         data=data or folder / "text",
-        validation=folder / "validation",
+        validation={"text": folder / "validation"},
         validate_every=max(3, steps // 3),
         weights=None,
         resume=False,
@@ -274,7 +274,7 @@ def _train(
     sent, posted = Counter[int](), [0]
     if not by_length:
         sent, posted = watch_boundaries(trainer.executor, counted=chip is not None)
-    losses, norms, validation_loss, peak_bytes = [], [], None, 0
+    losses, norms, validation, peak_bytes = [], [], None, 0
     messages: Counter[int] = Counter()
     while trainer.completed < steps:
         with given_to_isend(messages):
@@ -282,7 +282,7 @@ def _train(
         peak_bytes = max(peak_bytes, device.peak_memory_bytes())
         losses.append(result.loss)
         norms.append(result.gradient_norm)
-        validation_loss = trainer.validate()  # after the third step too: what follows is the same
+        validation = trainer.validate()  # after the third step too: what follows is the same
     held = [
         (held.name, held.box, _as_numpy(flat.values[held.first : held.last].view(held.box.shape)))
         for flat in trainer.executor.update.each()
@@ -294,7 +294,7 @@ def _train(
         writer.finish()
         control.barrier("saved")
     dist.destroy_process_group()
-    result = losses, norms, validation_loss, held
+    result = losses, norms, validation.loss if validation else None, held
     return *result, forwards, peak_bytes, sent, messages, max(posted)
 
 

@@ -206,7 +206,7 @@ def check_files(
     output: Path,
     saved: Checkpoint | None,
     data: Path | None,
-    validation: Path | None,
+    validation: Mapping[str, Path],
     hyperparameters: Hyperparameters,
     seed: int,
 ) -> TokenFile:
@@ -219,7 +219,7 @@ def check_files(
     from heteropp.state.checkpoint.manifest import CheckpointError, Manifest, check_resumable
 
     model = by_length[-1].model if by_length else plan.model
-    tokens = check_data(data, validation, model, whole_documents=bool(by_length))
+    tokens = check_data(data, validation.values(), model, whole_documents=bool(by_length))
     if saved:
         run = Manifest(
             step=0,

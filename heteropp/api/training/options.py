@@ -24,7 +24,7 @@ class TrainingOptions:
     cluster: Path | None = None
     steps: Positive = 60  # of the optimizer, in all
     data: Path | None = None  # None: the Python standard library's sources
-    validation: Path | None = None
+    validation: list[str] | None = None  # [NAME=]FILE; heteropp.train also takes paths by name
     validate_every: Count = 0  # steps; 0: only at the end
     weights: Path | None = None  # a Hugging Face folder to start from
     output: Path = OUTPUT

@@ -29,6 +29,7 @@ from heteropp.api.training.checks import (
 from heteropp.api.training.options import TrainingOptions
 from heteropp.api.training.starts import keep_start
 from heteropp.api.training.tools import leave_tools_to_ranks
+from heteropp.api.training.validation_sets import validation_sets
 from heteropp.description.plan import Plan, read_plan, validate
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ class _Start:
         """Reads the plan, or those of the buckets; returns their files."""
         options = self.options
         check_finite({"--deadline": options.deadline, "--notice": options.notice})
-        if options.validate_every and options.validation is None:
+        self.validation = validation_sets(options.validation)
+        if options.validate_every and not self.validation:
             raise InputError("--validate-every needs --validation, the data to try the model on")
         files = plan_files(options.plan, options.bucket, options.documents)
         if options.bucket:
@@ -205,7 +207,7 @@ class _Start:
                 options.output,
                 self.saved,
                 options.data,
-                options.validation,
+                self.validation,
                 hyperparameters,
                 options.seed,
             )
@@ -216,7 +218,7 @@ class _Start:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # one process of each node
             from heteropp.api.training.verifying import verify_data
 
-            verify_data(options.data, options.validation)
+            verify_data(options.data, self.validation.values())
         if options.weights and not self.saved:
             from heteropp.state.hugging_face.weights import check_from
 
@@ -239,7 +241,7 @@ class _Start:
             steps=options.steps,
             output=options.output,
             data=options.data,
-            validation=options.validation,
+            validation=self.validation,
             validate_every=options.validate_every,
             weights=options.weights,
             resume=self.saved is not None,
