@@ -97,15 +97,16 @@ def stage_time(
     """
     traces = trace_stages(model, shape.kind(), shape.blocks)
     shards = shape.dp if shape.zero_stage else 1
-    forward, own, other, *collectives, reduce, norm, update, orthogonal, gather, flat_bytes = (
+    forward, own, other, *collectives, reduce, norm, update, gather, flat_bytes = (
         figure
         for terms in (
             _computing(traces, model.dtype, chip),
             _collectives(traces, shape.tp, inside),
-            _step(traces, model.wide_dtype, shape.tp, shape.dp, shards, chip, inside, across),
+            _step(traces, model.wide_dtype, shape.dp, shards, chip, across),
         )
         for figure in _for_blocks(terms, shape.layers)
     )
+    orthogonal = _orthogonal_s(traces, shape, model.wide_dtype, chip, inside, across)
     forward_tp, own_tp, other_tp, parts = collectives
     reduce += parts
     recompute = forward
@@ -214,19 +215,12 @@ def _collectives(traces: StageTraces, tp: int, inside: Link) -> KindTerms:
 
 @lru_cache(maxsize=65536)
 def _step(
-    traces: StageTraces,
-    wide: str,
-    tp: int,
-    dp: int,
-    shards: int,
-    chip: ChipSpec,
-    inside: Link,
-    across: Link,
+    traces: StageTraces, wide: str, dp: int, shards: int, chip: ChipSpec, across: Link
 ) -> KindTerms:
     """Returns what a step costs besides its micro-batches, for one layer and for two.
 
-    It is the seconds of the gradients' reduction, of their norm, of the update of each element, of
-    making matrices orthogonal and of gathering the parameters; and the parameters' bytes.
+    It is the seconds of the gradients' reduction, of their norm, of the update of each element and
+    of gathering the parameters; and the parameters' bytes.
     """
     reduce = all_gather_s if shards > 1 else all_reduce_s
 
@@ -235,7 +229,6 @@ def _step(
             reduce(t.gradient_bytes, dp, across),
             _operators_s(t.norm, wide, chip, shards),
             _operators_s(t.update, wide, chip, shards),
-            _orthogonal_s(t, wide, tp, shards, chip, inside, across),
             all_gather_s(t.flat_bytes, shards, across),
             t.flat_bytes,
         )
@@ -244,27 +237,36 @@ def _step(
 
 
 def _orthogonal_s(
-    trace: StageTrace,
-    wide: str,
-    tp: int,
-    shards: int,
-    chip: ChipSpec,
-    inside: Link,
-    across: Link,
+    traces: StageTraces, shape: StageShape, wide: str, chip: ChipSpec, inside: Link, across: Link
 ) -> float:
-    """Returns the seconds of Muon's products and gathers, in the slowest of `shards` ranks.
+    """Returns the seconds of Muon's products and gathers in a stage's slowest rank.
 
     All shards of the momentum are gathered in 16 bits; then each rank has the matrices that its
-    shard, one after another of the buffer, has a part of.
+    shard has a part of, of which two are also others'.
     """
-    if not trace.matrices:
+    if shape.optimizer != "muon":
         return 0.0
-    gathered_s = all_gather_s(2 * trace.gradient_bytes / ITEMSIZE[wide], shards, across)
-    share = min(1.0, trace.gradient_bytes / shards / trace.matrix_bytes)
-    if shards > 1:  # two of its matrices are also others'
-        share = min(1.0, share + 1 / trace.matrices)
-    pieces_s = sum(n * all_gather_s(size, tp, inside) for n, size in trace.orthogonal.gather_bytes)
-    return gathered_s + share * (pieces_s + _operators_s(trace.orthogonal, "bfloat16", chip))
+    shards = shape.dp if shape.zero_stage else 1
+    terms = _orthogonal_terms(traces, shape.tp, chip, inside)
+    gradient, matrix, count, all_s = _for_blocks(terms, shape.layers)
+    if shards == 1:
+        return all_s
+    share = min(1.0, gradient / shards / matrix + 1 / count)
+    return all_gather_s(2 * gradient / ITEMSIZE[wide], shards, across) + share * all_s
+
+
+@lru_cache(maxsize=65536)
+def _orthogonal_terms(traces: StageTraces, tp: int, chip: ChipSpec, inside: Link) -> KindTerms:
+    """Returns, for one layer and for two, the bytes of all gradients and of those of hidden
+    matrices, the number of these, and the seconds of making all of them orthogonal.
+    """
+
+    def terms(t: StageTrace) -> Terms:
+        pieces_s = sum(n * all_gather_s(size, tp, inside) for n, size in t.orthogonal.gather_bytes)
+        seconds = pieces_s + _operators_s(t.orthogonal, "bfloat16", chip)
+        return t.gradient_bytes, t.matrix_bytes, t.matrices, seconds
+
+    return _by_kind(traces, terms)
 
 
 def _operators_s(piece: TracedPiece, dtype: str, chip: ChipSpec, shards: int = 1) -> float:

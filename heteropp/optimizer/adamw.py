@@ -15,10 +15,9 @@ def adamw_update(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     steps: Tensor,
     learning_rate: float,
-    weight_decay: float,
     hyperparameters: Hyperparameters,
 ) -> None:
-    """torch.optim.AdamW's arithmetic, in place.
+    """torch.optim.AdamW's arithmetic but for weight decay, which comes first; in place.
 
     tensors: values, gradients, and the averages of gradients and of their squares, all flat and of
     one length. steps: those before, a scalar on the host.
@@ -39,7 +38,7 @@ def adamw_update(
         beta1=hyperparameters.beta1,
         beta2=hyperparameters.beta2,
         lr=learning_rate,
-        weight_decay=weight_decay,
+        weight_decay=0.0,
         eps=hyperparameters.epsilon,
         maximize=False,
     )

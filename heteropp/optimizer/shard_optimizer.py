@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from heteropp.layout.flat_buffer import Layout
 from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 from heteropp.optimizer.adamw import adamw_update
 from heteropp.optimizer.muon import Gather, Muon
-from heteropp.optimizer.spans import spans
+from heteropp.optimizer.runs import runs
 
 
 class ShardOptimizer:
@@ -36,8 +38,14 @@ class ShardOptimizer:
         if hyperparameters.optimizer == "muon":
             self.skipped = layout.matrices_in(shard)
             self.muon = Muon(values, self.average, layout, shard, hyperparameters, group, gather)
-        begin = shard.start + self.skipped
-        self.spans = spans(layout, slice(begin, shard.stop), hyperparameters)
+        rest = slice(shard.start + self.skipped, shard.stop)
+        settings = {
+            entry.name: hyperparameters.of(entry.parameter, entry.global_name)
+            for entry in layout.entries
+        }
+        # of the learning rate: what it is multiplied by, and how much of the values goes with it
+        self.rates = runs(layout, rest, lambda entry: settings[entry.name][0])
+        self.decays = runs(layout, rest, lambda entry: math.prod(settings[entry.name]))
         self.average_square = torch.zeros_like(values[self.skipped :])
         self.steps = torch.tensor(0.0)  # on the host, where the bias correction is computed
 
@@ -51,16 +59,18 @@ class ShardOptimizer:
         """All of the update that looks at each element alone."""
         if self.muon is not None:
             self.muon.accumulate(gradient[: self.skipped])
-        own = tuple(t[self.skipped :] for t in (self.values, gradient, self.average))
-        for span in self.spans:
+        rest = tuple(tensor[self.skipped :] for tensor in (self.values, gradient, self.average))
+        for first, last, decay in self.decays:
+            if decay:
+                rest[0][first:last].mul_(1 - learning_rate * decay)
+        for first, last, factor in self.rates:
             values, gradients, averages, squares = (
-                tensor[span.first : span.last] for tensor in (*own, self.average_square)
+                tensor[first:last] for tensor in (*rest, self.average_square)
             )
             adamw_update(
                 (values, gradients, averages, squares),
                 self.steps,
-                learning_rate * span.learning_rate_factor,
-                span.weight_decay,
+                learning_rate * factor,
                 self.hyperparameters,
             )
         self.steps += 1

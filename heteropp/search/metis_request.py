@@ -47,7 +47,7 @@ def problem_of(request: Request) -> Problem:
             for batch in batches
             if measured is None or measured.knows(tp, batch)
         }
-        update_s[name] = sum(_layers(model, partial(_update_s, model, node, measured)))
+        update_s[name] = sum(_layers(model, partial(_update_s, request, node, measured)))
     parameters = _layers(
         model, lambda *piece: float(_memory(request, None, 1, 1, 1, *piece).parameters)
     )
@@ -195,10 +195,15 @@ def _memory(
 
 
 def _update_s(
-    model: ModelSpec, node: Node, measured: ChipProfile | None, layers: int, first: bool, last: bool
+    request: Request,
+    node: Node,
+    measured: ChipProfile | None,
+    layers: int,
+    first: bool,
+    last: bool,
 ) -> float:
-    shape = _shape(1, 1, 1, layers, first, last)
-    time = stage_time(model, shape, node.chip, FAR, FAR, measured)
+    shape = replace(_shape(1, 1, 1, layers, first, last), optimizer=request.optimizer)
+    time = stage_time(request.model, shape, node.chip, FAR, FAR, measured)
     return time.norm_s + time.update_s
 
 
