@@ -12,6 +12,7 @@ from heteropp.api.checking import check_given
 from heteropp.api.errors import InputError
 from heteropp.api.given import AnyCluster, AnyModel, the_cluster, the_model
 from heteropp.description.cluster import Cluster
+from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Plan, Schedule, ZeroStage
 from heteropp.description.profile import measured_cluster, read_profile
 from heteropp.models.spec import LARGEST, ModelSpec
@@ -30,6 +31,7 @@ class PlanningOptions:
     micro_batch_per_replica: Sequences
     schedule: Schedule
     zero_stage: Annotated[int, Field(ge=0, le=2)]
+    optimizer: OptimizerName
     uneven_layers: bool
     stage_degrees: bool
     profile: str | None
@@ -45,6 +47,7 @@ def plan(
     micro_batch_per_replica: int = 1,
     schedule: Schedule = "1f1b",
     zero_stage: ZeroStage = 1,
+    optimizer: OptimizerName = "adamw",
     uneven_layers: bool = False,
     stage_degrees: bool = False,
     sequence_length: int | None = None,
@@ -75,6 +78,7 @@ def plan(
             micro_batch_per_replica=micro_batch_per_replica,
             schedule=schedule,
             zero_stage=zero_stage,
+            optimizer=optimizer,
             uneven_layers=uneven_layers,
             stage_degrees=stage_degrees,
             sequence_length=sequence_length,
@@ -94,6 +98,7 @@ def request(
     micro_batch_per_replica: int,
     schedule: Schedule,
     zero_stage: ZeroStage,
+    optimizer: OptimizerName,
     uneven_layers: bool,
     stage_degrees: bool,
     sequence_length: int | None,
@@ -107,6 +112,7 @@ def request(
             "micro_batch_per_replica": micro_batch_per_replica,
             "schedule": schedule,
             "zero_stage": zero_stage,
+            "optimizer": optimizer,
             "uneven_layers": uneven_layers,
             "stage_degrees": stage_degrees,
             "sequence_length": sequence_length,
@@ -121,6 +127,7 @@ def request(
         global_batch=global_batch,
         sequences=micro_batch_per_replica,
         zero_stage=zero_stage,
+        optimizer=optimizer,
         schedule=schedule,
         uneven_layers=uneven_layers,
         stage_degrees=stage_degrees,

@@ -25,6 +25,7 @@ from heteropp.cli.show import (
     show_terms,
 )
 from heteropp.description.cluster import Cluster
+from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.outline import outline
 from heteropp.description.plan import Schedule, ZeroStage, write_plan
 from heteropp.models.spec import LARGEST
@@ -84,6 +85,9 @@ def search(
             help="How far ZeRO cuts what replicas hold alike: 1 optimizer, 2 gradients too.",
         ),
     ] = 1,
+    optimizer: Annotated[
+        str, typer.Option(help=f"{' or '.join(get_args(OptimizerName))}, which the plan is for.")
+    ] = "adamw",
     uneven_layers: Annotated[
         bool,
         typer.Option(
@@ -118,6 +122,7 @@ def search(
             micro_batch_per_replica=micro_batch_per_replica,
             schedule=cast(Schedule, schedule),
             zero_stage=cast(ZeroStage, zero_stage),
+            optimizer=cast(OptimizerName, optimizer),
             uneven_layers=uneven_layers,
             stage_degrees=stage_degrees,
             sequence_length=sequence_length,

@@ -82,9 +82,12 @@ def train(
         ),
     ] = None,
     validation: Annotated[
-        Path | None,
+        list[str] | None,
         typer.Option(
-            help="A token file or folder for the validation loss; not trained on.",
+            metavar="[NAME=]FILE",
+            help="A token file or folder for the validation loss, not trained on; several times, "
+            "wiki=wiki.tokens, for a loss of each, which is called as its file where it has no "
+            "name.",
             rich_help_panel=DATA,
         ),
     ] = None,
@@ -222,9 +225,27 @@ def train(
         int,
         typer.Option(min=1, help="Steps between snapshots in --remote.", rich_help_panel=ELASTIC),
     ] = 50,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="adamw, or muon for the blocks' matrices and AdamW for all else; as the plan "
+            "says if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
+    ] = None,
     learning_rate: Annotated[
         float | None,
         typer.Option(help="The highest that it gets; 1e-3 if absent.", rich_help_panel=OPTIMIZER),
+    ] = None,
+    learning_rate_schedule: Annotated[
+        str | None,
+        typer.Option(
+            "--learning-rate-schedule",
+            "--lr-schedule",
+            help="How it goes on after the warm-up: cosine or linear (to the minimum, all the "
+            "way), constant, or wsd (stable, and a linear decay in the end); cosine if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
     ] = None,
     warmup_steps: Annotated[
         int | None,
@@ -236,7 +257,21 @@ def train(
     decay_steps: Annotated[
         int | None,
         typer.Option(
-            help="Where the learning rate's cosine ends; --steps if absent.",
+            help="Where the learning rate's decay ends; --steps if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
+    ] = None,
+    cooldown_steps: Annotated[
+        int | None,
+        typer.Option(
+            help="The last of --decay-steps, in which wsd decays; a tenth of them if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
+    ] = None,
+    minimum_ratio: Annotated[
+        float | None,
+        typer.Option(
+            help="Of --learning-rate, where the decay ends; 0.1 if absent.",
             rich_help_panel=OPTIMIZER,
         ),
     ] = None,
@@ -245,7 +280,18 @@ def train(
         typer.Option(help="Largest global norm; 0: none; 1 if absent.", rich_help_panel=OPTIMIZER),
     ] = None,
     weight_decay: Annotated[
-        float | None, typer.Option(help="AdamW's; 0.1 if absent.", rich_help_panel=OPTIMIZER)
+        float | None,
+        typer.Option(help="Of all but norms and biases; 0.1 if absent.", rich_help_panel=OPTIMIZER),
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN:SETTINGS",
+            help="Settings of the parameters whose names fit a pattern, several times: "
+            "'embedding*:learning_rate=0.1x,weight_decay=0'. Of several that fit, the first "
+            "counts.",
+            rich_help_panel=OPTIMIZER,
+        ),
     ] = None,
     most_skipped: Annotated[
         int | None,

@@ -12,7 +12,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from heteropp.cost.stage_memory import SCALARS_BYTES, Memory, StageShape, stage_traces, tokens_bytes
+from heteropp.cost.stage_memory import (
+    SCALARS_BYTES,
+    Memory,
+    StageShape,
+    optimizer_bytes,
+    orthogonal_bytes,
+    stage_traces,
+    tokens_bytes,
+)
 from heteropp.cost.tracing.traces import StageTrace
 from heteropp.description.plan import Plan, ministage_layers
 from heteropp.description.profile import ChipProfile
@@ -48,6 +56,7 @@ class Ministage:
     put_off: int
     parts: int
     update_peak: int
+    matrix: int
     exchange: Exchange  # in bytes
 
 
@@ -78,6 +87,9 @@ def ministage(
     width = max(4, plan.model.dtype_bytes)
     gradient = of(lambda t: t.gradient_bytes)
     aligned = shards * ALIGNMENT * width
+    update_peak = of(lambda t: t.update_peak_bytes) // shards
+    if shape.optimizer == "muon":
+        update_peak = max(update_peak, orthogonal_bytes(plan.model, traces, gradient, shards))
     return Ministage(
         flat=of(lambda t: t.flat_bytes),
         gradient=gradient,
@@ -91,7 +103,8 @@ def ministage(
         backward_weight_peak=of(lambda t: t.backward_weight_peak_bytes),
         put_off=of(lambda t: t.put_off_bytes),
         parts=of(lambda t: t.parts_bytes),
-        update_peak=of(lambda t: t.update_peak_bytes) // shards,
+        update_peak=update_peak,
+        matrix=of(lambda t: t.matrix_bytes),
         exchange=replace(
             exchange,
             sent=exchange.sent * width,
@@ -171,8 +184,11 @@ class MemoryWalk:
         if shape.zero_stage < 2:
             for k, own in enumerate(self.ministages):
                 self.gradients.put(("whole", k), own.gradient)
-        averages = 3 if plan.model.wide_dtype != plan.model.dtype else 2
-        self.optimizer = averages * sum(m.shard for m in self.ministages)
+        turn, _ = plan.shard(rank)
+        self.optimizer = sum(
+            optimizer_bytes(plan.model, shape, m.shard, (turn + 1) * m.shard, m.matrix)
+            for m in self.ministages
+        )
         self.constants = sum(m.constant for m in self.ministages)
         count = pipeline.micro_batches * pipeline.parts(s)
         self.tokens = tokens_bytes(plan.model, shape, count)

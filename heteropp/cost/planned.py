@@ -67,7 +67,8 @@ def _rank_memory(
             for replica in stage.replicas:
                 for rank in replica.ranks:
                     summed = (copies.get((rank, k)) for k in range(stage.ministages))
-                    key = replica.batch_share, replica.chip, *summed
+                    shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
+                    key = replica.batch_share, replica.chip, shard, *summed
                     if key not in alike:
                         alike[key] = _walk(plan, rank, profile_of[replica.chip]).peak()
                     memory[rank] = alike[key]
@@ -153,6 +154,7 @@ def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape
         dp=stage.dp,
         sequences=sequences,
         zero_stage=plan.zero_stage,
+        optimizer=plan.optimizer,
         recompute=stage.recompute,
         ministages=stage.ministages,
         schedule=plan.schedule,

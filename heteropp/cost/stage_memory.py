@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 
 from heteropp.cost.tracing.kind import StageKind
 from heteropp.cost.tracing.traces import StageTrace, StageTraces, trace_stages
+from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Schedule
 from heteropp.description.profile import ChipProfile, Kind
 from heteropp.layout.resharding import SENDS_UNDER_WAY
@@ -41,6 +42,7 @@ class StageShape:
     offload: bool = False
     sequence_parallel: bool = False
     selective_recompute: bool = False
+    optimizer: OptimizerName = "adamw"
     copies: int = 1  # places in the plan that hold its layers, and sum their gradients
     blocks: BlockCounts = ()  # its layers by kind; empty: mixed as in the whole model
 
@@ -55,6 +57,7 @@ class StageShape:
             self.sequence_parallel,
             self.selective_recompute,
             whole_backward,
+            self.optimizer,
         )
 
     @property
@@ -71,7 +74,7 @@ class Memory:
 
     parameters: int
     gradients: int  # whole and reduced ones, and what comes and goes to sum copies
-    optimizer: int  # AdamW's two averages, and a 16-bit model's master copy
+    optimizer: int  # its averages, and a 16-bit model's master copy
     constants: int  # causal mask and rotary angles
     tokens: int  # of the whole step, and of the next
     kept: int  # by the forwards of the micro-batches in flight, but for the one at work
@@ -115,7 +118,6 @@ def stage_memory(
     shards = _shards(shape)
     parameters = ministages(2 if shape.offload else shape.ministages, lambda t: t.flat_bytes)
     gradient = of(shape.layers, lambda t: t.gradient_bytes)
-    averages = 3 if model.wide_dtype != model.dtype else 2
 
     own = of(longest, lambda t: t.input_bytes if shape.recompute else t.kept_bytes)
     whole = _kept_bytes(model, shape, traces)
@@ -145,7 +147,9 @@ def stage_memory(
     return Memory(
         parameters=parameters,
         gradients=gradients,
-        optimizer=averages * gradient // shards,
+        optimizer=optimizer_bytes(
+            model, shape, gradient // shards, gradient, of(shape.layers, lambda t: t.matrix_bytes)
+        ),
         constants=of(shape.layers, lambda t: t.constant_bytes),
         tokens=tokens_bytes(model, shape, micro_batches),
         kept=kept,
@@ -154,6 +158,19 @@ def stage_memory(
         boundary=boundary,
         framework=SCALARS_BYTES,
     )
+
+
+def optimizer_bytes(
+    model: ModelSpec, shape: StageShape, shard: int, end: int, matrices: int
+) -> int:
+    """Returns the bytes of a shard's averages, and of the master copy of a 16-bit model.
+
+    shard: its bytes in the averages' dtype, in which `end` is where it ends in the whole buffer,
+    and `matrices` where hidden matrices do, of whose squares Muon has no average.
+    """
+    copies = 2 if model.wide_dtype != model.dtype else 1
+    squares = shard if shape.optimizer == "adamw" else min(shard, max(0, end - matrices))
+    return copies * shard + squares
 
 
 def tokens_bytes(model: ModelSpec, shape: StageShape, micro_batches: int) -> int:
@@ -185,6 +202,9 @@ def _update_bytes(
     longest = math.ceil(shape.layers / shape.ministages)  # they are updated one after another
     gradient = of(shape.layers, lambda t: t.gradient_bytes)
     updating, late = of(longest, lambda t: t.update_peak_bytes) // shards, 0
+    if shape.optimizer == "muon":
+        together = of(longest, lambda t: t.gradient_bytes)
+        updating = max(updating, orthogonal_bytes(model, traces, together, shards))
     if shape.ministages == 1:  # the reduced gradient comes when no micro-batch is at work
         late = gradient // shards if shards > 1 else 0
         updating = max(updating, _summed_bytes(model, shape, gradient))
@@ -193,6 +213,18 @@ def _update_bytes(
         updating = max(0, updating - of(standing, lambda t: t.gradient_bytes))
     leaving = traces.one.input_bytes + _output_bytes(traces.one, shape)
     return updating + late + min(SENDS_UNDER_WAY, micro_batches) * leaving
+
+
+def orthogonal_bytes(model: ModelSpec, traces: StageTraces, gradient: int, shards: int) -> int:
+    """Returns the most bytes that Muon holds while it makes one matrix after another orthogonal.
+
+    gradient: the bytes of the ministage's gradients, whose shards are gathered in 16 bits.
+    """
+    matrices = traces.most(lambda t: t.orthogonal_peak_bytes)
+    if shards == 1:
+        return matrices
+    whole = 2 * gradient // (8 if model.wide_dtype == "float64" else 4)
+    return matrices + whole + whole // shards
 
 
 def _gradient_bytes(

@@ -30,6 +30,7 @@ __all__ = [
     "stage_time",
 ]
 
+ITEMSIZE = {"float32": 4, "float64": 8}  # bytes of an element
 MEASURED = ("forward_s", "recompute_s", "backward_input_s", "backward_weight_s", "norm_s")
 Terms = tuple[float, ...]  # seconds, of a stage of one block or of two
 # by kind of block: its share of the blocks, and stages of one and of two
@@ -55,7 +56,7 @@ class Time:
     reduce_s: float  # gradients over the replicas
     reduce_exposed_s: float  # part of reduce_s: what the backward of later ministages cannot hide
     norm_s: float  # of its gradients, before the ranks exchange their norms
-    update_s: float  # clip, AdamW, gather the parameters
+    update_s: float  # clip, the optimizer, gather the parameters
     gather_s: float  # part of update_s: the parameters over the replicas
     load_s: float  # parameters between host and chip, what nothing hides
 
@@ -96,7 +97,7 @@ def stage_time(
     """
     traces = trace_stages(model, shape.kind(), shape.blocks)
     shards = shape.dp if shape.zero_stage else 1
-    forward, own, other, *collectives, reduce, norm, adamw, gather, flat_bytes = (
+    forward, own, other, *collectives, reduce, norm, update, gather, flat_bytes = (
         figure
         for terms in (
             _computing(traces, model.dtype, chip),
@@ -105,20 +106,21 @@ def stage_time(
         )
         for figure in _for_blocks(terms, shape.layers)
     )
+    orthogonal = _orthogonal_s(traces, shape, model.wide_dtype, chip, inside, across)
     forward_tp, own_tp, other_tp, parts = collectives
     reduce += parts
     recompute = forward
     if profile is not None:
-        if shape.sequence_parallel or shape.selective_recompute:
+        if shape.sequence_parallel or shape.selective_recompute or shape.optimizer != "adamw":
             raise ProfileError(
-                f"profile {profile.name} measured no stage with sequence parallelism or selective "
-                "recompute; plan without the profile, or without them"
+                f"profile {profile.name} measured no stage with sequence parallelism, selective "
+                "recompute or Muon; plan without the profile, or without them"
             )
         kind = (shape.first, shape.last, shape.tp, shape.sequences)
         forward, recompute, own, other, norm = (
             profile.seconds(term, shape.layers, kind) for term in MEASURED
         )
-        norm, adamw = norm / shards, profile.update_s(shape.layers, kind, shards)
+        norm, update = norm / shards, profile.update_s(shape.layers, kind, shards)
     forward_s, backward_s = forward + forward_tp, own + own_tp + other + other_tp
     host = chip.links.host_bytes_per_s
     store_s = kept_bytes(model, shape, profile) / host if shape.offload else 0.0
@@ -137,7 +139,7 @@ def stage_time(
         reduce_s=reduce,
         reduce_exposed_s=max(reduce / shape.ministages, reduce - hidden * backward_s),
         norm_s=norm,
-        update_s=adamw + gather,
+        update_s=update + orthogonal + gather,
         gather_s=gather,
         # the first ministage comes before anything runs, and the last one leaves when all is done
         load_s=2 * flat_bytes / shape.ministages / host if shape.offload else 0.0,
@@ -217,8 +219,8 @@ def _step(
 ) -> KindTerms:
     """Returns what a step costs besides its micro-batches, for one layer and for two.
 
-    It is the seconds of the gradients' reduction, of their norm, of AdamW and of gathering the
-    parameters; and the parameters' bytes.
+    It is the seconds of the gradients' reduction, of their norm, of the update of each element and
+    of gathering the parameters; and the parameters' bytes.
     """
     reduce = all_gather_s if shards > 1 else all_reduce_s
 
@@ -230,6 +232,39 @@ def _step(
             all_gather_s(t.flat_bytes, shards, across),
             t.flat_bytes,
         )
+
+    return _by_kind(traces, terms)
+
+
+def _orthogonal_s(
+    traces: StageTraces, shape: StageShape, wide: str, chip: ChipSpec, inside: Link, across: Link
+) -> float:
+    """Returns the seconds of Muon's products and gathers in a stage's slowest rank.
+
+    All shards of the momentum are gathered in 16 bits; then each rank has the matrices that its
+    shard has a part of, of which two are also others'.
+    """
+    if shape.optimizer != "muon":
+        return 0.0
+    shards = shape.dp if shape.zero_stage else 1
+    terms = _orthogonal_terms(traces, shape.tp, chip, inside)
+    gradient, matrix, count, all_s = _for_blocks(terms, shape.layers)
+    if shards == 1:
+        return all_s
+    share = min(1.0, gradient / shards / matrix + 1 / count)
+    return all_gather_s(2 * gradient / ITEMSIZE[wide], shards, across) + share * all_s
+
+
+@lru_cache(maxsize=65536)
+def _orthogonal_terms(traces: StageTraces, tp: int, chip: ChipSpec, inside: Link) -> KindTerms:
+    """Returns, for one layer and for two, the bytes of all gradients and of those of hidden
+    matrices, the number of these, and the seconds of making all of them orthogonal.
+    """
+
+    def terms(t: StageTrace) -> Terms:
+        pieces_s = sum(n * all_gather_s(size, tp, inside) for n, size in t.orthogonal.gather_bytes)
+        seconds = pieces_s + _operators_s(t.orthogonal, "bfloat16", chip)
+        return t.gradient_bytes, t.matrix_bytes, t.matrices, seconds
 
     return _by_kind(traces, terms)
 

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -49,7 +50,7 @@ def open_tokens(source: Path | None, cache: Path | None = None) -> TokenFile:
 
 def check_data(
     data: Path | None,
-    validation: Path | None,
+    validation: Iterable[Path],
     model: ModelSpec,
     within: AttentionWithin,
     mixed_lengths: bool = False,
@@ -64,12 +65,12 @@ def check_data(
 
     tokens = open_tokens(data)
     check(tokens)
-    if validation is not None:
-        others = open_tokens(validation)
+    for each in validation:
+        others = open_tokens(each)
         check(others)
         if others.tokenizer_sha256 != tokens.tokenizer_sha256:
             raise FileError(
-                f"{validation} was made with tokenizer {others.tokenizer}, and what is trained on "
+                f"{each} was made with tokenizer {others.tokenizer}, and what is trained on "
                 f"with {tokens.tokenizer}; expected the same"
             )
     return tokens

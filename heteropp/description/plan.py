@@ -5,7 +5,7 @@ One shape serves every planner. A plan is JSON with a version; equal plans are e
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from heteropp.description.files import FileError, read_json, write_json
+from heteropp.description.hyperparameters import OptimizerName
 from heteropp.models.spec import ModelError, ModelSpec
 
 PLAN_VERSION = 1
@@ -120,6 +121,7 @@ class Plan:
     micro_batch: int  # sequences
     schedule: Schedule
     zero_stage: ZeroStage
+    optimizer: OptimizerName = "adamw"
     pipelines: tuple[Pipeline, ...]
     resharding: Resharding = "all-gather"
     overlap: bool = True  # messages go on beside the work, and a recompute fills a wait (section 5)
@@ -142,6 +144,13 @@ class Plan:
         raise ValueError(
             f"rank {rank} is not in the plan, which has ranks 0 to {self.world_size - 1}"
         )
+
+    def shard(self, rank: int) -> tuple[int, int]:
+        """Which of ZeRO's shards of its slices a rank keeps, and how many there are."""
+        p, s, _, tp_index = self.place(rank)
+        stage = self.pipelines[p].stages[s]
+        count = stage.dp if self.zero_stage else 1
+        return stage.peers(tp_index).index(rank) % count, count
 
 
 def ministage_layers(pipeline: Pipeline, schedule: Schedule) -> list[list[tuple[int, int]]]:
@@ -198,6 +207,30 @@ def validate(plan: Plan) -> None:
             f"{micro_batches * plan.micro_batch}; global_batch is {plan.global_batch}"
         )
     _validate_ranks(plan)
+    if plan.optimizer == "muon":
+        _validate_copies(plan)
+
+
+def _validate_copies(plan: Plan) -> None:
+    """Checks that Muon computes each element on chips of one type.
+
+    Its products are not the same to the last bit on others, and copies would drift apart. An
+    element has one owner where replicas of one stage share the optimizer's state.
+    """
+    chips: dict[int, list[set[str]]] = defaultdict(list)  # by layer and place
+    for pipeline in plan.pipelines:
+        spans = ministage_layers(pipeline, plan.schedule)
+        for stage, own in zip(pipeline.stages, spans, strict=True):
+            for layer in (layer for span in own for layer in range(*span)):
+                chips[layer].append({replica.chip for replica in stage.replicas})
+    for layer, places in sorted(chips.items()):
+        found = set().union(*places)
+        if len(found) > 1 and (len(places) > 1 or not plan.zero_stage):
+            raise PlanError(
+                f"optimizer muon: layer {layer} is held by chips {' and '.join(sorted(found))}, on "
+                "which its copies would drift apart; expected chips of one type, or one stage of "
+                "replicas and zero_stage 1 or 2"
+            )
 
 
 def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:

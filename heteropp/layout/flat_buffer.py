@@ -59,10 +59,14 @@ class Layout:
     entries: tuple[Entry, ...]
     size: int  # of the buffer, in elements
     shards: int  # of equal size, aligned
-    decaying: int  # elements at the buffer's begin that AdamW's weight decay is for
+    matrices: int  # elements at the buffer's begin that are of hidden matrices
 
     def shard(self, index: int) -> slice:
         return slice(index * self.size // self.shards, (index + 1) * self.size // self.shards)
+
+    def matrices_in(self, shard: slice) -> int:
+        """Returns how many of a shard's elements, which are its first, are of hidden matrices."""
+        return max(0, min(self.matrices, shard.stop) - shard.start)
 
     def boxes(self) -> list[BufferPiece]:
         """Returns what the buffer holds, a piece for each box."""
@@ -89,20 +93,27 @@ def layout(
 ) -> Layout:
     """How one rank of a tensor-parallel group holds layers [first, last).
 
-    Parameters without weight decay stand behind all others, so that each shard has two parts.
+    Parameters that an optimizer mostly treats alike stand together: hidden matrices first, and last
+    what has no weight decay.
     """
-    entries, offset, decaying = [], 0, 0
-    for parameter in sorted(model.parameters(layers), key=lambda parameter: not parameter.decays):
+    entries, offset, matrices = [], 0, 0
+    for parameter in sorted(model.parameters(layers), key=_kind):
         boxes = parameter.boxes(tp, tp_index)
         last = offset + sum(box.size for box in boxes)
         sharded = parameter.states(tp).splits
         name = model.global_name(parameter.name)
         entries.append(Entry(parameter, name, boxes, sharded, offset, last))
         offset = -(-last // ALIGNMENT) * ALIGNMENT
-        if parameter.decays:
-            decaying = offset
+        if parameter.is_hidden_matrix:
+            matrices = offset
     size = -(-offset // (shards * ALIGNMENT)) * shards * ALIGNMENT
-    return Layout(tuple(entries), size, shards, size if decaying == offset else decaying)
+    return Layout(tuple(entries), size, shards, matrices)
+
+
+def _kind(parameter: Parameter) -> int:
+    if not parameter.decays or len(parameter.shape) < 2:
+        return 2
+    return 0 if parameter.is_hidden_matrix else 1
 
 
 def _starts(entry: Entry) -> Iterator[tuple[Box, int]]:

@@ -29,6 +29,11 @@ class Parameter:
     partial: bool = False  # of a copy: every rank has a summand of its gradient
     decays: bool = True  # AdamW's weight decay
 
+    @property
+    def is_hidden_matrix(self) -> bool:
+        """Whether it is a matrix of a block, which embeddings, heads, norms and biases are not."""
+        return len(self.shape) == 2 and self.name.startswith("layers.")
+
     def states(self, tp: int) -> DistributedStates:
         """Returns how a tensor-parallel group holds the value, or each piece of a packed one."""
         return _states(self.split_dimension, tp)

@@ -17,8 +17,8 @@ from heteropp.layout.flat_buffer import BufferPiece, Entry
 from heteropp.layout.hspmd.annotation import DUPLICATE, PARTIAL, Annotation
 from heteropp.layout.hspmd.resolution import Kind, resolve
 from heteropp.models.stage_module import StageModule
-from heteropp.optimizer.adamw import AdamW
 from heteropp.optimizer.flat import FlatBuffers
+from heteropp.optimizer.shard_optimizer import ShardOptimizer
 from heteropp.process_groups.collective import start
 
 
@@ -41,8 +41,10 @@ class FlatParameters(FlatBuffers):
         # a model of 16 bits keeps a master copy in float32
         own = self.values[self.shard]
         self.master = own.float() if self.mixed else own
-        decaying = max(0, self.layout.decaying - self.shard.start)
-        self.optimizer = AdamW(self.master, hyperparameters, decaying)
+        whole = self._whole if shards > 1 else None
+        self.optimizer = ShardOptimizer(
+            self.master, self.layout, self.shard, hyperparameters, module.group, whole
+        )
         self.shard_gradient: Tensor | None = None  # once reduced
         self.reducing: dist.Work | None = None
 
@@ -128,6 +130,13 @@ class FlatParameters(FlatBuffers):
     def gather(self) -> dist.Work | None:
         """Starts to gather the parameters over the replicas."""
         return start(self.gathering, self.values, self.values[self.shard], self.group)
+
+    def _whole(self, part: Tensor) -> Tensor:
+        """Returns a whole buffer of which each replica has what its shard holds."""
+        whole = part.new_empty(self.layout.size)
+        if work := start(self.gathering, whole, part, self.group):
+            work.wait()
+        return whole
 
     def end(self) -> None:
         """Lets go of the reduced gradients, after the update or in its place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,14 @@ from heteropp.runtime.passes import MicroBatch, Passes
 from heteropp.schedule.action import Action, Kind
 
 FORWARD = (Kind.RECV_ACTIVATION, Kind.GATHER_ACTIVATION, Kind.F, Kind.SEND_ACTIVATION)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Mean losses a token over data that is not trained on."""
+
+    loss: float  # over the tokens of all sets
+    by_name: dict[str, float]  # of each set
 
 
 def evaluate(executor: Passes, batch: Batch) -> float:

@@ -53,7 +53,7 @@ def stop_after_next_step(trainer: Trainer) -> None:
 def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:
     """Trains one step; returns its metrics on rank 0, which has a reporter, else None."""
     result, step_s = trainer.step()
-    validation_loss = trainer.validate()
+    validation = trainer.validate()
     key = f"metrics/{trainer.completed}"
     trainer.control.publish(key, trainer.reading.as_json())
     if reporter is None:
@@ -62,7 +62,7 @@ def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:
     trainer.control.forget(key)
     learning_rate = trainer.run.hyperparameters.learning_rate_at(trainer.completed - 1)
     metrics = trainer.gauges.metrics(
-        trainer.completed, result, learning_rate, validation_loss, step_s, readings
+        trainer.completed, result, learning_rate, validation, step_s, readings
     )
     reporter.step(metrics)
     if slow := trainer.gauges.slow_ranks(readings):

@@ -13,6 +13,7 @@ from heteropp.data.token_file import TokenFile
 from heteropp.data.whole_documents import WholeDocuments
 from heteropp.description.timeline import Span
 from heteropp.process_groups.control import Control
+from heteropp.runtime.evaluation import Validation
 from heteropp.runtime.executor import Executor, StepResult
 from heteropp.runtime.measuring.gauges import Expect, Gauges
 from heteropp.runtime.mixed_lengths.batches import MixedBatches
@@ -57,9 +58,10 @@ class Trainer:
         self.executor = self._executor()
         self.tokens = opened(run.data)
         self.batches = self._batches(self.tokens, "data", run.seed)
-        self.validation: Batches | MixedBatches | None = None
-        if run.validation is not None:
-            self.validation = self._batches(opened(run.validation), "validation")
+        self.validation = {
+            name: self._batches(opened(path), f"validation {name}")
+            for name, path in run.validation.items()
+        }
         self.state = State(self.executor.update, self.executor.guard)
         one_plan = not run.by_length
         self.gauges = Gauges(plan, run.cluster, control.rank, run.labels, device, one_plan, expect)
@@ -120,16 +122,23 @@ class Trainer:
         self.spans.append((self.completed, step_s, self.gauges.spans(result)))
         return result, step_s
 
-    def validate(self) -> float | None:
-        """Returns the mean loss over all validation data, or None where it is not due."""
-        if self.validation is None or not self.run.validates(self.completed):
+    def validate(self) -> Validation | None:
+        """Returns the losses over all validation data, or None where they are not due."""
+        if not self.run.validates(self.completed):
             return None
+        totals = {name: self._total(batches) for name, batches in self.validation.items()}
+        loss, counted = (sum(figures) for figures in zip(*totals.values(), strict=True))
+        by_name = {name: total / tokens for name, (total, tokens) in totals.items()}
+        return Validation(loss / counted, by_name)
+
+    def _total(self, batches: Batches | MixedBatches) -> tuple[float, int]:
+        """Returns the sum of the losses of all tokens that count, and how many those are."""
         total, counted = 0.0, 0
-        for first in range(0, self.validation.sequences.count, self.validation.global_batch):
-            batch: Any = self.validation.at(first)
+        for first in range(0, batches.sequences.count, batches.global_batch):
+            batch: Any = batches.at(first)
             total += self.executor.evaluate(batch) * batch.counted
             counted += batch.counted
-        return total / counted
+        return total, counted
 
     def _batch(self, step: int) -> Any:
         return self.batches.at(step * self.batches.global_batch)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +31,7 @@ class TrainingRun:
     steps: int  # in all, those before a resume included
     output: Path
     data: Path | None  # None: the Python standard library's sources
-    validation: Path | None = None  # another token file, or folder of text
+    validation: Mapping[str, Path] = field(default_factory=dict)  # other tokens, or text, by name
     validate_every: int = 0  # steps; 0: only at the end
     attention_within: AttentionWithin = "sequence"  # but of mixed lengths, where it is a document
     weights: Path | None  # a Hugging Face folder to start from; None: initial values of the seed
@@ -54,7 +55,7 @@ class TrainingRun:
 
     def validates(self, step: int) -> bool:
         """Whether the validation loss is wanted after this many steps."""
-        if self.validation is None:
+        if not self.validation:
             return False
         return step == self.steps or bool(self.validate_every and step % self.validate_every == 0)
 

@@ -178,6 +178,7 @@ class _Degree:
             global_batch=request.global_batch,
             micro_batch=request.sequences * len(pipelines[0][0].replicas),
             schedule="1f1b",
+            optimizer=request.optimizer,
             zero_stage=1 if request.zero_stage and len(pipelines) == 1 else 0,
             pipelines=tuple(
                 Pipeline(micro_batches=micro_batches, stages=tuple(stages)) for stages in pipelines
@@ -239,6 +240,7 @@ class _Degree:
             dp=1,
             sequences=self.request.sequences,
             zero_stage=0,
+            optimizer=self.request.optimizer,
             recompute=recompute,
         )
 

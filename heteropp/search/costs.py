@@ -123,6 +123,7 @@ def _stage_costs(
         dp=degrees.dp,
         sequences=share.replicas * share.sequences // degrees.dp,
         zero_stage=space.request.zero_stage,
+        optimizer=space.request.optimizer,
         recompute=True,
         schedule=space.request.schedule,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from heteropp.cost.planned import check_cluster, fits, rank_memory
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Plan, Prediction, validate
+from heteropp.description.plan import Plan, PlanError, Prediction, validate
 from heteropp.description.profile import cited_profile
 from heteropp.search.planner import (
     Candidate,
@@ -70,8 +70,13 @@ def ask(name: str, request: Request, simulated: int = 4) -> Verdict:
 def _that_fits(result: Result, cluster: Cluster) -> Result:
     """Returns the result with only the plans that fit by the memory walk, action by action.
 
-    Planners only estimate memory. Raises SearchError where no plan fits.
+    Planners only estimate memory, and know nothing of what Muon cannot do. Raises SearchError where
+    no plan fits.
     """
+    try:
+        validate(result.best.plan)
+    except PlanError as error:
+        raise SearchError(f"{result.planner}'s plan cannot run: {error}") from None
     candidates = [c for c in (result.best, *result.runners_up) if fits(c.plan, cluster)]
     if not candidates:
         raise does_not_fit(result.best.plan, cluster)

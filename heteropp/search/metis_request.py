@@ -47,7 +47,7 @@ def problem_of(request: Request) -> Problem:
             for batch in batches
             if measured is None or measured.knows(tp, batch)
         }
-        update_s[name] = sum(_layers(model, partial(_update_s, model, node, measured)))
+        update_s[name] = sum(_layers(model, partial(_update_s, request, node, measured)))
     parameters = _layers(
         model, lambda *piece: float(_memory(request, None, 1, 1, 1, *piece).parameters)
     )
@@ -95,6 +95,7 @@ def plan_of(request: Request, problem: Problem, found: MetisPlan) -> Plan:
         micro_batch=request.global_batch // arrangement.micro_batches,
         schedule=request.schedule,
         zero_stage=request.zero_stage,
+        optimizer=request.optimizer,
         pipelines=(Pipeline(micro_batches=arrangement.micro_batches, stages=tuple(stages)),),
     )
 
@@ -185,15 +186,24 @@ def _memory(
     last: bool,
     in_flight: int = 1,
 ) -> Memory:
-    shape = replace(_shape(tp, dp, batch, layers, first, last), zero_stage=request.zero_stage)
+    shape = replace(
+        _shape(tp, dp, batch, layers, first, last),
+        zero_stage=request.zero_stage,
+        optimizer=request.optimizer,
+    )
     return stage_memory(request.model, shape, in_flight, request.global_batch // batch, measured)
 
 
 def _update_s(
-    model: ModelSpec, node: Node, measured: ChipProfile | None, layers: int, first: bool, last: bool
+    request: Request,
+    node: Node,
+    measured: ChipProfile | None,
+    layers: int,
+    first: bool,
+    last: bool,
 ) -> float:
-    shape = _shape(1, 1, 1, layers, first, last)
-    time = stage_time(model, shape, node.chip, FAR, FAR, measured)
+    shape = replace(_shape(1, 1, 1, layers, first, last), optimizer=request.optimizer)
+    time = stage_time(request.model, shape, node.chip, FAR, FAR, measured)
     return time.norm_s + time.update_s
 
 

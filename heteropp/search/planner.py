@@ -8,6 +8,7 @@ from importlib import import_module
 
 from heteropp.cost.planned import overrun
 from heteropp.description.cluster import Cluster
+from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Plan, Schedule, ZeroStage
 from heteropp.models.spec import ModelSpec
 
@@ -23,6 +24,7 @@ class Request:
     global_batch: int  # sequences a step
     sequences: int = 1  # of a micro-batch in each replica, for planners that do not choose it
     zero_stage: ZeroStage = 1
+    optimizer: OptimizerName = "adamw"
     schedule: Schedule = "1f1b"
     uneven_layers: bool = False  # the stages of one chip type may hold unlike numbers of layers
     stage_degrees: bool = False  # and have unlike tensor- and data-parallel degrees

@@ -263,6 +263,7 @@ class Space:
             micro_batch=micro_batch,
             schedule=self.request.schedule,
             zero_stage=self.request.zero_stage,
+            optimizer=self.request.optimizer,
             pipelines=(Pipeline(micro_batches=share.micro_batches, stages=tuple(made)),),
         )
 

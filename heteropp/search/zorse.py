@@ -114,6 +114,7 @@ class _Group:
             dp=len(self.ranks),
             sequences=share,
             zero_stage=ZERO_STAGE,
+            optimizer=self.request.optimizer,
             recompute=True,
             ministages=ministages,
             offload=True,
@@ -323,6 +324,7 @@ class _Configuration:
             micro_batch=self.micro_batch,
             schedule="gpipe",
             zero_stage=ZERO_STAGE,
+            optimizer=request.optimizer,
             pipelines=(_pipeline(self.stages, count, self.ministages),),
         )
 

@@ -9,7 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import forkserver
 import numpy as np
 import torch
 import torch.distributed as dist
-from plain_llama import plain_loss, train_plainly
+from plain_llama import adamw, plain_loss, train_plainly
 from torch import Tensor
 from training_run import write_text
 
@@ -83,13 +83,15 @@ class Ranks:
         weights: Path | None = None,
         validation: Path | None = None,
         within: AttentionWithin = "sequence",
+        settings: dict[str, Any] | None = None,
     ) -> Trained:
         """Runs a plan's steps. Raises RankError.
 
         checkpoints: a folder whose newest checkpoint the run goes on from, and to which it saves
         when it is done; poisoned: a step in which a micro-batch of rank 0 comes to NaN; by_length:
         the plans, of which `plan` is the first, of mixed lengths, with so many documents a step;
-        weights: a Hugging Face folder to begin from; within: where attention stays.
+        weights: a Hugging Face folder to begin from; within: where attention stays; settings:
+        hyperparameters that are not the usual ones.
         """
         validate(plan)
         while len(self.pipes) < plan.world_size:
@@ -98,7 +100,7 @@ class Ranks:
         used = self.pipes[: plan.world_size]
         for rank, pipe in enumerate(used):
             job = f"job {self.jobs}"
-            learns = tuple(by_length), documents, data, weights, validation, within
+            learns = tuple(by_length), documents, data, weights, validation, within, settings or {}
             pipe.send((plan, rank, steps, job, checkpoints, poisoned, *learns))
         answers = []
         for rank, pipe in enumerate(used):
@@ -123,6 +125,7 @@ class Ranks:
         steps: int = STEPS,
         without: int | None = None,
         weights: Path | None = None,
+        optimizers_of: Callable[[Any, torch.nn.Module], list[torch.optim.Optimizer]] = adamw,
     ) -> Trained:
         """The same steps in a plain loop, in this process; one of them changes nothing."""
         cache = Path(self.folder.name, "cache", "hyperhetero")
@@ -137,6 +140,7 @@ class Ranks:
             CLIP,
             without=without,
             weights=weights,
+            optimizers_of=optimizers_of,
         )
         assert all(norm > CLIP for norm in norms), "clipping must be active"
         validation = open_tokens(self.validation, cache)
@@ -219,6 +223,7 @@ def _train(
     weights: Path | None,
     validation: Path | None,
     within: AttentionWithin,
+    settings: dict[str, Any],
     folder: Path,
     store: dist.Store,
     chip: Path | None,
@@ -239,7 +244,7 @@ def _train(
         steps=steps,
         output=folder / "run",
         data=data or folder / "text",
-        validation=validation or folder / "validation",
+        validation={"text": validation or folder / "validation"},
         attention_within=within,
         validate_every=max(3, steps // 3),
         weights=weights,
@@ -249,11 +254,14 @@ def _train(
         keep=1,
         deadline_s=DEADLINE_S,
         seed=0,
-        hyperparameters=Hyperparameters(
-            learning_rate=RATE[plan.model.dtype],
-            warmup_steps=WARMUP,
-            decay_steps=max(steps, STEPS),
-            gradient_clip=CLIP,
+        hyperparameters=replace(
+            Hyperparameters(
+                learning_rate=RATE[plan.model.dtype],
+                warmup_steps=WARMUP,
+                decay_steps=max(steps, STEPS),
+                gradient_clip=CLIP,
+            ),
+            **settings,
         ),
         device="chip" if chip else "cpu",
         by_length=by_length,
@@ -280,7 +288,7 @@ def _train(
     sent, posted = Counter[int](), [0]
     if not by_length:
         sent, posted = watch_boundaries(trainer.executor, counted=chip is not None)
-    losses, norms, validation_loss, peak_bytes = [], [], None, 0
+    losses, norms, validation, peak_bytes = [], [], None, 0
     messages: Counter[int] = Counter()
     while trainer.completed < steps:
         with given_to_isend(messages):
@@ -288,7 +296,7 @@ def _train(
         peak_bytes = max(peak_bytes, device.peak_memory_bytes())
         losses.append(result.loss)
         norms.append(result.gradient_norm)
-        validation_loss = trainer.validate()  # after the third step too: what follows is the same
+        validation = trainer.validate()  # after the third step too: what follows is the same
     held = [
         (held.name, held.box, _as_numpy(flat.values[held.first : held.last].view(held.box.shape)))
         for flat in trainer.executor.update.each()
@@ -300,7 +308,7 @@ def _train(
         writer.finish()
         control.barrier("saved")
     dist.destroy_process_group()
-    result = losses, norms, validation_loss, held
+    result = losses, norms, validation.loss if validation else None, held
     return *result, forwards, peak_bytes, sent, messages, max(posted)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,14 +230,18 @@ def plain_module(model: ModelSpec, seed: int) -> Plain:
 
 
 def decaying(model: ModelSpec, module: nn.Module) -> list[dict]:
-    """The optimizer's groups: of all that decays, and of the rest."""
-    decays = {parameter.name: parameter.decays for parameter in model.parameters()}
-    named = list(module.named_parameters())
+    """The optimizer's groups: of all that decays, and of norms, biases and what a model excepts."""
+    excepted = {parameter.name for parameter in model.parameters() if not parameter.decays}
+    named = [(p, p.dim() > 1 and name not in excepted) for name, p in module.named_parameters()]
     groups = [
-        {"params": [p for name, p in named if decays[name]], "weight_decay": 0.1},
-        {"params": [p for name, p in named if not decays[name]], "weight_decay": 0.0},
+        {"params": [p for p, decays in named if decays], "weight_decay": 0.1},
+        {"params": [p for p, decays in named if not decays], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def adamw(model: ModelSpec, module: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.AdamW(decaying(model, module), betas=(0.9, 0.95), eps=1e-8)]
 
 
 @torch.no_grad()
@@ -264,17 +268,19 @@ def train_plainly(
     seed: int = 0,
     without: int | None = None,
     weights: Path | None = None,
+    optimizers_of: Callable[[ModelSpec, nn.Module], list[torch.optim.Optimizer]] = adamw,
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """Losses, gradient norms before clipping, and parameters at the end.
 
     without: a step that changes nothing; weights: transformers' folder to begin from.
+    optimizers_of: their groups may have a "factor" of the learning rate.
     """
     torch.set_num_threads(1)
     module = plain_module(model, seed)
     if weights is not None:
         assert isinstance(module, TransformersDecoder)
         module.load(weights)
-    optimizer = torch.optim.AdamW(decaying(model, module), betas=(0.9, 0.95), eps=1e-8)
+    optimizers = optimizers_of(model, module)
     count = micro_batch * micro_batches
     sequences = Sequences(tokens, model, seed)
     losses, norms = [], []
@@ -284,12 +290,12 @@ def train_plainly(
         if step >= warmup_steps:
             progress = (step - warmup_steps) / (steps - warmup_steps)
             rate *= 0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        for group in (group for each in optimizers for group in each.param_groups):
+            group["lr"] = rate * group.get("factor", 1.0)
         numbers = range(step * count, (step + 1) * count)
         inputs, targets = map(torch.from_numpy, sequences.read(numbers))
         counted = int((targets != NOT_COUNTED).sum())
-        optimizer.zero_grad()
+        module.zero_grad()
         loss = torch.zeros((), dtype=getattr(torch, model.dtype))
         for ours, theirs in zip(inputs.split(micro_batch), targets.split(micro_batch), strict=True):
             logits = module(ours, first_row)
@@ -300,7 +306,8 @@ def train_plainly(
             loss += mean.detach()
         norms.append(nn.utils.clip_grad_norm_(module.parameters(), clip).item())
         if step != without:
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
         losses.append(loss.item())
     values = {name: p.detach() for name, p in module.named_parameters()}
     if isinstance(module, TransformersDecoder):

@@ -379,7 +379,8 @@ def report(model, layers, tp, **options):
     again = options.get("selective_recompute", False)
     module = model.build(layers, group, "device", dtype, selective_recompute=again)
     module.initialise(0)
-    flat = FlatParameters(module, None, 1, Hyperparameters())
+    optimizer = options.get("optimizer", "adamw")
+    flat = FlatParameters(module, None, 1, Hyperparameters(optimizer=optimizer))
     tokens = torch.zeros(128, dtype=torch.int64, device="device")
     rows = 128 // tp if group.sequence_parallel else 128
     x = tokens if first else torch.ones(rows, 64, device="device", dtype=dtype).requires_grad_()
@@ -422,6 +423,8 @@ for layers in ((0, 1), (1, 2), (1, 3)):
     dropping = LlamaModel(name="x", dropout=0.1, **SHAPE)
     report(dropping, layers, 1, selective_recompute=True)
     report(dropping, layers, 2, sequence_parallel=True)
+    for tp in (1, 2):
+        report(LlamaModel(name="x", **SHAPE), layers, tp, optimizer="muon")
 """
 
 
@@ -437,7 +440,7 @@ def test_a_stage_costs_what_the_emulated_chip_charges() -> None:
     ).stdout
     shape_ = dict(hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64)
     chip, none = load_chip("c-mini"), Link(latency_s=0.0, bytes_per_s=1e18)
-    assert len(printed.splitlines()) == 3 * 6 + 3 * 2
+    assert len(printed.splitlines()) == 3 * 6 + 3 * 4
     for line in printed.splitlines():
         changes, what, forward_s, input_s, weight_s, norm_s, update_s, working = json.loads(line)
         model, stage = tiny_model(3, **shape_, **changes), shape(**what, sequences=2)

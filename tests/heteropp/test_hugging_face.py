@@ -362,9 +362,11 @@ def test_a_step_is_that_of_transformers(
     tokens = open_tokens(home / "text", home / "cache" / "hyperhetero")
     batch = Sequences(tokens, model_of(folders[kind]), seed=0).read(range(16))
     inputs, targets = map(torch.from_numpy, batch)
-    optimizer = torch.optim.AdamW(
-        module.parameters(), lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
-    )
+    groups = [
+        {"params": [p for p in module.parameters() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in module.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8)
     loss = F.cross_entropy(module(inputs).logits.flatten(0, 1), targets.flatten())
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)

@@ -71,7 +71,7 @@ def marks(layout: str, schedule: Schedule) -> tuple[pytest.MarkDecorator, ...]:
 
 
 def check(ranks: Ranks, plan: Plan) -> None:
-    peaks = ranks.train(plan, STEPS).peak_memory_bytes
+    peaks = ranks.train(plan, STEPS, settings={"optimizer": plan.optimizer}).peak_memory_bytes
     for rank, (peak, memory) in enumerate(zip(peaks, rank_memory(plan), strict=True)):
         assert 0.95 * memory.total <= peak <= memory.total, rank
 
@@ -112,6 +112,16 @@ def test_so_is_that_of_ministages_in_turn(ranks: Ranks, zero_stage: int, offload
     model = tiny_model(**SIZES)
     options = dict(zero_stage=zero_stage, offload=offload)
     check(ranks, scheduled(plan_of(model, (4, 4), (2, 1), (1, 1), **options), "gpipe", 4, 2))
+
+
+def test_so_is_that_of_muon(ranks: Ranks) -> None:
+    """Shards of unlike sizes of state, and whole matrices in the update."""
+    model = tiny_model(**SIZES)
+    for plan in (
+        plan_of(model, (4, 4), (3, 1), (1, 2), zero_stage=2, shares={0: (1, 2, 1)}),
+        plan_of(replace(model, dtype="bfloat16"), (2, 6), (1, 2), (2, 1)),
+    ):
+        check(ranks, replace(plan, optimizer="muon"))
 
 
 def test_so_is_that_of_16_bits_and_of_slack(ranks: Ranks) -> None:

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import plan_of
 from parity import CLIP, RATE, STEPS, TOLERANCE, WARMUP, Ranks, Trained
-from plain_llama import Attention, PlainLlama
+from plain_llama import Attention, PlainLlama, adamw
 from training_run import (
     checkpoint_parameters,
     several_pipelines,
@@ -109,16 +109,15 @@ def learnt_alone(
     """A plain loop that learns the texts of each step one by one; without targets it skips it."""
     torch.set_num_threads(1)
     module = PlainLlama(model, seed=0)
-    optimizer = torch.optim.AdamW(
-        module.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
-    )
+    (optimizer,) = adamw(model, module)
     losses, norms = [], []
     for step in range(steps):
         rate = RATE[model.dtype] * min(1, (step + 1) / WARMUP)
         if step >= WARMUP:
             progress = (step - WARMUP) / (max(steps, STEPS) - WARMUP)
             rate *= 0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2
-        optimizer.param_groups[0]["lr"] = rate
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         optimizer.zero_grad()
         loss, counted = torch.zeros((), dtype=getattr(torch, model.dtype)), 0
         for inputs, targets, first_row in texts_of(step):

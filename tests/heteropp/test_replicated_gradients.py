@@ -139,7 +139,10 @@ def kept(plan: Plan, part: Part, rank: int) -> dict[str, set[int]]:
     layers = part_layers(plan)[part]
     found: dict[str, set[int]] = {}
     position, elements = 0, []
-    for parameter in plan.model.parameters(layers):
+    parameters = plan.model.parameters(layers)
+    inside = [p for p in parameters if p.name.startswith("layers.") and len(p.shape) == 2]
+    ends = [p for p in parameters if p not in inside and len(p.shape) == 2]
+    for parameter in [*inside, *ends, *(p for p in parameters if len(p.shape) == 1)]:
         box = parameter.boxes(stage.tp, tp_index)[0]
         for number in numbered(box, parameter.shape).flatten():
             elements.append((position, parameter.name, number))

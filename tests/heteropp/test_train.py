@@ -62,6 +62,8 @@ def test_the_loss_falls_and_the_figures_add_up(tmp_path: Path) -> None:
     assert metrics[-1]["loss"] < 3.6  # ln 26: the letters are known
     validation = {m["step"]: m["validation_loss"] for m in metrics if m["validation_loss"]}
     assert list(validation) == [12, 24, 30]
+    by_name = {m["step"]: m["validation_losses"] for m in metrics}
+    assert by_name[12] == {"other.tokens": validation[12]} and by_name[13] == {}
     assert 2 < validation[30] < validation[12] < 5.5
     rates = [line["learning_rate"] for line in metrics]
     assert rates[:4] == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2, 1e-2])

@@ -161,18 +161,30 @@ def chip_of(plan: Plan, rank: int) -> str:
 
 
 def chosen_hyperparameters(
-    base: Hyperparameters | None, steps: int, settings: dict[str, Any]
+    base: Hyperparameters | None, steps: int, settings: dict[str, Any], plan: Plan
 ) -> Hyperparameters:
-    """What the command line says, over what the run to resume says, over the defaults."""
-    base = base or Hyperparameters(decay_steps=steps)
+    """What the command line says, over what the run to resume says, over the defaults.
+
+    Raises HyperparameterError or InputError.
+    """
+    base = base or Hyperparameters(decay_steps=steps, optimizer=plan.optimizer)
     given = {name: value for name, value in settings.items() if value is not None}
     hyperparameters = replace(base, **given)
     hyperparameters.validate()
-    if "warmup_steps" in given and hyperparameters.warmup_steps > hyperparameters.decay_steps:
+    model = plan.model
+    hyperparameters.check_groups([model.global_name(p.name) for p in model.parameters()])
+    schedule, last = hyperparameters.learning_rate_schedule, hyperparameters.decay_steps
+    if schedule == "wsd":
+        last -= hyperparameters.cooldown
+    if (
+        given.keys() & {"warmup_steps", "cooldown_steps"}
+        and schedule != "constant"
+        and hyperparameters.warmup_steps > last
+    ):
+        what = "stable part" if schedule == "wsd" else schedule
         raise InputError(
-            f"--warmup-steps is {hyperparameters.warmup_steps}, and the learning rate's cosine "
-            f"ends at step {hyperparameters.decay_steps}; expected no more, or a longer "
-            "--decay-steps"
+            f"--warmup-steps is {hyperparameters.warmup_steps}, and the learning rate's {what} "
+            f"ends at step {last}; expected no more, or a longer --decay-steps"
         )
     return hyperparameters
 
@@ -195,7 +207,7 @@ def check_files(
     output: Path,
     saved: Checkpoint | None,
     data: Path | None,
-    validation: Path | None,
+    validation: Mapping[str, Path],
     within: AttentionWithin,
     hyperparameters: Hyperparameters,
     seed: int,
@@ -209,7 +221,8 @@ def check_files(
     from heteropp.state.checkpoint.manifest import CheckpointError, Manifest, check_resumable
 
     model = by_length[-1].model if by_length else plan.model
-    tokens = check_data(data, validation, model, within, mixed_lengths=bool(by_length))
+    validated = validation.values()
+    tokens = check_data(data, validated, model, within, mixed_lengths=bool(by_length))
     if saved:
         run = Manifest(
             step=0,

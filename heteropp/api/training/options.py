@@ -24,7 +24,7 @@ class TrainingOptions:
     cluster: Path | None = None
     steps: Positive = 60  # of the optimizer, in all
     data: Path | None = None  # None: the Python standard library's sources
-    validation: Path | None = None
+    validation: list[str] | None = None  # [NAME=]FILE; heteropp.train also takes paths by name
     validate_every: Count = 0  # steps; 0: only at the end
     # document or sequence; None: a document for conversations, a sequence for other text
     attention_within: str | None = None
@@ -45,11 +45,16 @@ class TrainingOptions:
     keep_memory_every: Positive = 1  # steps
     keep_disk_every: Count = 10
     keep_remote_every: Positive = 50
+    optimizer: str | None = None  # adamw or muon; None: as the plan says
     learning_rate: float | None = None
+    learning_rate_schedule: str | None = None  # cosine, linear, constant or wsd
     warmup_steps: int | None = None
     decay_steps: int | None = None
+    cooldown_steps: int | None = None
+    minimum_ratio: float | None = None
     gradient_clip: float | None = None
     weight_decay: float | None = None
+    group: list[str] | None = None  # such as "embedding*:learning_rate=0.1x"
     most_skipped: int | None = None
     spike_factor: float | None = None
     skip_spikes: bool | None = None

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from heteropp.api.errors import InputError
@@ -28,17 +29,19 @@ from heteropp.api.training.checks import (
 from heteropp.api.training.options import TrainingOptions
 from heteropp.api.training.starts import keep_start
 from heteropp.api.training.tools import leave_tools_to_ranks
-from heteropp.description.plan import Plan, read_plan
+from heteropp.api.training.validation_sets import validation_sets
+from heteropp.description.plan import Plan, read_plan, validate
 
 if TYPE_CHECKING:
     from heteropp.api.training.elastic import Earlier
     from heteropp.description.cluster import Cluster
-    from heteropp.description.hyperparameters import Hyperparameters
+    from heteropp.description.hyperparameters import Hyperparameters, OptimizerName
     from heteropp.runtime.training_run import TrainingRun
     from heteropp.state.checkpoint.manifest import Checkpoint
 
 HYPERPARAMETERS = (
-    *("learning_rate", "warmup_steps", "decay_steps", "gradient_clip", "weight_decay"),
+    *("optimizer", "learning_rate", "learning_rate_schedule", "warmup_steps", "decay_steps"),
+    *("cooldown_steps", "minimum_ratio", "gradient_clip", "weight_decay"),
     *("most_skipped", "spike_factor", "skip_spikes"),
 )
 
@@ -100,10 +103,11 @@ class _Start:
             from heteropp.api.training.elastic import earlier_job
 
             self.earlier = earlier_job(options.output, options.resume)
+        hyperparameters = self._hyperparameters()
+        self._plan_for(hyperparameters.optimizer)
         machines = self._open_chips()
         for file in files:
             check_runs(self.plan, file, self.launched and not options.elastic)
-        hyperparameters = self._hyperparameters()
         self._check_data(machines, hyperparameters)
         if self.keeps and not there:
             hold(self.held, options.output, begun)
@@ -117,7 +121,8 @@ class _Start:
         """Reads the plan, or those of the buckets; returns their files."""
         options = self.options
         check_finite({"--deadline": options.deadline, "--notice": options.notice})
-        if options.validate_every and options.validation is None:
+        self.validation = validation_sets(options.validation)
+        if options.validate_every and not self.validation:
             raise InputError("--validate-every needs --validation, the data to try the model on")
         files = plan_files(options.plan, options.bucket, options.documents)
         if options.bucket:
@@ -180,7 +185,15 @@ class _Start:
             self.saved = checkpoint_to_resume(folder, step, whole=not self.launched)
         base = self.earlier or (self.saved.manifest if self.saved else None)
         asked = {name: getattr(options, name) for name in HYPERPARAMETERS}
-        return chosen_hyperparameters(base.hyperparameters if base else None, options.steps, asked)
+        asked["groups"] = tuple(options.group) if options.group else None
+        before = base.hyperparameters if base else None
+        return chosen_hyperparameters(before, options.steps, asked, self.plan)
+
+    def _plan_for(self, optimizer: OptimizerName) -> None:
+        """Makes the plan one for an optimizer that may not be its own. Raises PlanError."""
+        self.plan = replace(self.plan, optimizer=optimizer)
+        self.by_length = tuple(replace(plan, optimizer=optimizer) for plan in self.by_length)
+        validate(self.plan)
 
     def _check_data(self, machines: Cluster | None, hyperparameters: Hyperparameters) -> None:
         from heteropp.api.training.documents import chosen_attention, say_cut
@@ -204,7 +217,7 @@ class _Start:
                 options.output,
                 self.saved,
                 options.data,
-                options.validation,
+                self.validation,
                 self.attention_within,
                 hyperparameters,
                 options.seed,
@@ -218,7 +231,7 @@ class _Start:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # one process of each node
             from heteropp.api.training.verifying import verify_data
 
-            verify_data(options.data, options.validation)
+            verify_data(options.data, self.validation.values())
         if options.weights and not self.saved:
             from heteropp.state.hugging_face.weights import check_from
 
@@ -241,7 +254,7 @@ class _Start:
             steps=options.steps,
             output=options.output,
             data=options.data,
-            validation=options.validation,
+            validation=self.validation,
             validate_every=options.validate_every,
             attention_within=self.attention_within,
             weights=options.weights,

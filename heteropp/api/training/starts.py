@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from heteropp.api.training.validation_sets import absolute
 from heteropp.description.cluster import read_cluster, write_cluster
 from heteropp.description.files import (
     FileError,
@@ -40,7 +41,7 @@ VERSION = 1
 # what another start says for itself
 NOT_KEPT = {"folder", "output", "resume", "resume_from", "node_name", "json"}
 # files, folders or URLs, which processes in another folder have to find
-LOCATIONS = {"data", "validation", "weights", "disk", "availability", "remote"}
+LOCATIONS = {"data", "weights", "disk", "availability", "remote"}
 PACKAGES = ("hyperhetero", "torch", "numpy", "safetensors")
 
 
@@ -88,6 +89,8 @@ def keep_start(
         for name, value in options.items()
         if name not in NOT_KEPT
     }
+    if "validation" in kept:
+        kept["validation"] = absolute(kept["validation"])
     start = Start(
         command=tuple(sys.argv),
         directory=os.getcwd(),
@@ -122,6 +125,8 @@ def newest_options(output: Path) -> dict[str, Any]:
             f"{folder / START}: version is {start.version}; this release reads {VERSION}"
         )
     options = dict(start.options)
+    if isinstance(options.get("validation"), str):  # of an earlier release, which took one
+        options["validation"] = [options["validation"]]
     if "plan" in options:
         options["plan"] = str(folder / PLAN)
     if "bucket" in options:

@@ -12,10 +12,11 @@ from heteropp.api.errors import InputError, TrainingError
 from heteropp.api.training.options import OUTPUT, TrainingOptions
 from heteropp.api.training.resume import run_to_resume
 from heteropp.api.training.run import run_training
+from heteropp.api.training.validation_sets import as_texts
 from heteropp.description.cluster import Cluster, write_cluster
 from heteropp.description.plan import Plan, write_plan
 
-PATHS = ("plan", "cluster", "data", "validation", "weights", "output", "disk")
+PATHS = ("plan", "cluster", "data", "weights", "output", "disk")
 
 
 def train(
@@ -29,8 +30,9 @@ def train(
 
     cluster: the plan's; without one give device="cpu". output: the run's folder, which holds
     metrics, logs and checkpoints; it is returned. options: those of TrainingOptions, which are
-    those of heteropp-train, such as steps=100, data="tokens", checkpoint_every=20. With resume=True
-    the run in `output` goes on; what is not given is as it began.
+    those of heteropp-train, such as steps=100, data="tokens", checkpoint_every=20; validation also
+    takes paths by name, {"wiki": "wiki.tokens", "code": "code.tokens"}. With resume=True the run
+    in `output` goes on; what is not given is as it began.
 
     Raises InputError, FileError, PlanError or HyperparameterError before anything starts, and
     TrainingError when the run ended before its last step.
@@ -51,6 +53,8 @@ def train(
 
 def _train(given: dict[str, Any]) -> Path:
     given = {name: value for name, value in given.items() if value is not None}
+    if "validation" in given:
+        given["validation"] = as_texts(given["validation"])
     check_given(TrainingOptions, given)
     given = {**run_to_resume(given, OUTPUT), **given}  # what a run that goes on began with
     folder = Path(given.setdefault("output", OUTPUT))

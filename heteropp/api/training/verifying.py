@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -14,11 +15,11 @@ from heteropp.data.source import open_tokens
 SILENT_S = 2.0
 
 
-def verify_data(data: Path | None, validation: Path | None) -> None:
+def verify_data(data: Path | None, validation: Iterable[Path]) -> None:
     """Raises FileError where a token file is not as it was written."""
     verify_shown(data)
-    if validation is not None:
-        verify_shown(validation)
+    for each in validation:
+        verify_shown(each)
 
 
 def verify_shown(source: Path | None) -> None:

@@ -23,7 +23,9 @@ T = TypeVar("T")
 FORMAT = 1
 SOURCES = (  # of heteropp, beside those of the model's family
     *("layout/boxes", "layout/flat_buffer", "layout/hspmd/annotation", "layout/parameter"),
-    *("optimizer/adamw", "optimizer/flat", "optimizer/zero"),
+    *("optimizer/adamw", "optimizer/flat", "optimizer/shard_optimizer", "optimizer/runs"),
+    "optimizer/muon",
+    *("optimizer/zero", "description/hyperparameters", "description/parameter_groups"),
     *("models/stage_module", "models/parallel/backward", "models/parallel/tensor_parallel"),
     *("models/attention",),
     *("cost/tracing/cache", "cost/tracing/kind", "cost/tracing/liveness"),

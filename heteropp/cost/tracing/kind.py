@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from heteropp.description.hyperparameters import OptimizerName
+
 # of a step, each traced by itself
-PIECES = ("forward", "backward_input", "backward_weight", "norm", "update")
+PIECES = ("forward", "backward_input", "backward_weight", "norm", "update", "orthogonal")
 
 
 @dataclass(frozen=True)
@@ -18,3 +20,4 @@ class StageKind:
     sequence_parallel: bool = False
     selective_recompute: bool = False
     whole_backward: bool = False  # none of it is put off; it is then all in backward_input
+    optimizer: OptimizerName = "adamw"

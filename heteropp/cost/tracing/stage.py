@@ -43,7 +43,7 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
         module = model.build(
             span, group, "meta", dtype, selective_recompute=kind.selective_recompute
         )
-    flat = FlatParameters(module, None, 0, Hyperparameters())
+    flat = FlatParameters(module, None, 0, Hyperparameters(optimizer=kind.optimizer))
     rows = kind.sequences * model.sequence_length
     tokens = torch.empty(rows, dtype=torch.int64, device="meta")
 
@@ -88,19 +88,26 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
         with live:
             count(pieces["backward_weight"], later.run)
         spans["backward_weight"] = (spans["backward_input"][1], len(live.events))
-    group.trace = Trace()  # of what every rank has a part of, where rows are cut
+    group.trace = parts = Trace()  # of what every rank has a part of, where rows are cut
     flat.reduce()
     count(pieces["norm"], flat.norms)
     with live:
         begin = len(live.events)
         count(pieces["update"], lambda: update(flat))
         spans["update"] = (begin, len(live.events))
+    group.trace = pieces["orthogonal"]
+    with live:
+        begin = len(live.events)
+        count(group.trace, lambda: orthogonalise(flat))
+        spans["orthogonal"] = (begin, len(live.events))
     sizes_bytes = ends_bytes | {
         "flat": _bytes(flat.values),
         "gradient": _bytes(flat.gradients),
         "constant": sum(_bytes(buffer) for buffer in module.buffers()),
         "put_off": put_off_bytes,
-        "parts": sum(group.trace.all_reduce_bytes),
+        "parts": sum(parts.all_reduce_bytes),
+        "matrix": flat.layout.matrices * flat.master.element_size(),
+        "matrices": len(flat.optimizer.muon.matrices) if flat.optimizer.muon else 0,
         # elsewhere than on meta, autograd holds two of a layer's gradients at once
         "second_gradient": _largest_of_a_block(module) if flat.mixed else 0,
     }
@@ -122,8 +129,14 @@ def update(flat: FlatParameters) -> None:
     """Runs all of an update that needs no other rank."""
     gradient = flat.reduced()
     clip(gradient, torch.empty((), device=gradient.device), 1.0)
-    flat.optimizer.update(gradient, 1e-3)
+    flat.optimizer.elementwise(gradient, 1e-3)
     flat.begin()
+
+
+def orthogonalise(flat: FlatParameters) -> None:
+    """Runs the rest of Muon's update, for which the ranks of a replica gather their matrices."""
+    if flat.optimizer.muon is not None:
+        flat.optimizer.muon.update(flat.reduced(), 1e-3)
 
 
 def _largest_of_a_block(module: StageModule) -> int:

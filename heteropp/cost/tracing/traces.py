@@ -50,7 +50,9 @@ class StageTrace:
     backward_input: TracedPiece
     backward_weight: TracedPiece  # the rest of the backward: the gradients of weight matrices
     norm: TracedPiece  # of every parameter's gradient
-    update: TracedPiece  # clipping and AdamW over the whole buffer, and zeroing the gradients
+    # clipping, and all of the optimizer that looks at each element alone; zeroing the gradients
+    update: TracedPiece
+    orthogonal: TracedPiece  # Muon's other part: making each hidden matrix orthogonal
     flat_bytes: int  # of the flat parameter buffer
     gradient_bytes: int  # of the flat gradient buffer
     constant_bytes: int
@@ -60,7 +62,10 @@ class StageTrace:
     forward_peak_bytes: int  # most alive during a forward, beyond what stood before it
     backward_input_peak_bytes: int  # the same during a backward's first half, or all of it
     backward_weight_peak_bytes: int  # the same during its second half, the put off included
-    update_peak_bytes: int  # the same during the update
+    update_peak_bytes: int  # the same during the update of each element
+    orthogonal_peak_bytes: int  # the same while matrices are made orthogonal, one after another
+    matrix_bytes: int  # of hidden matrices, in the flat buffer of the optimizer's averages
+    matrices: int  # that Muon updates
     put_off_bytes: int  # held between the two halves of a backward
     parts_bytes: int  # of gradients that the tensor-parallel ranks have yet to sum
 
@@ -119,6 +124,10 @@ class StageTraces:
             return one + (layers - 1) * (what(first.two) - one)
         more = sum(layers * kind.share * kind.more(what) for kind in self.kinds)
         return what(first.one) - first.more(what) + round(more)
+
+    def most(self, what: Callable[[StageTrace], int]) -> int:
+        """Returns the largest of a figure that is one block's, whatever the blocks."""
+        return max(what(kind.one) for kind in self.kinds)
 
     def peak(self, layers: int, what: Callable[[StageTrace], int]) -> int:
         """Returns an upper bound of a peak for so many blocks.
@@ -183,6 +192,7 @@ def outline(recordings: Sequence[Recording]) -> Entry:
     standing, backward = _alive(tensors, events, spans["backward_input"], kept)
     _, weights = _alive(tensors, events, spans["backward_weight"], standing)
     _, update = _alive(tensors, events, spans["update"])
+    _, orthogonal = _alive(tensors, events, spans["orthogonal"])
     return {
         "operators": {
             name: [
@@ -202,6 +212,7 @@ def outline(recordings: Sequence[Recording]) -> Entry:
         "backward_input_peaks": _peaks(backward),
         "backward_weight_peaks": _peaks(weights),
         "update_peaks": _peaks(update),
+        "orthogonal_peaks": _peaks(orthogonal),
     }
 
 
@@ -317,6 +328,9 @@ def at(entry: Entry, sequences: int) -> StageTrace:
         backward_input_peak_bytes=peak("backward_input_peaks") + sizes["second_gradient"],
         backward_weight_peak_bytes=peak("backward_weight_peaks") + sizes["second_gradient"],
         update_peak_bytes=peak("update_peaks"),
+        orthogonal_peak_bytes=peak("orthogonal_peaks"),
+        matrix_bytes=sizes["matrix"],
+        matrices=sizes["matrices"],
         put_off_bytes=sizes["put_off"],
         parts_bytes=sizes["parts"],
     )

@@ -262,6 +262,7 @@ class Balance:
             dp=seat.dp,
             sequences=seat.sequences,
             zero_stage=self.like.zero_stage,
+            optimizer=self.like.optimizer,
             recompute=seat.recompute,
             schedule=self.like.schedule,
             copies=seat.copies,

@@ -162,6 +162,7 @@ class _ReplanSearch:
             model=like.model,
             global_batch=like.global_batch,
             zero_stage=like.zero_stage,
+            optimizer=like.optimizer,
             schedule=like.schedule,
             **options,
         )

@@ -35,7 +35,8 @@ class ModelDefinition:
     computes with from the tensors, as a rank has only its part of the heads.
     tp_divides: other numbers, by name, that tp must divide, such as the heads.
     tied: parameters of the head that are the embedding's.
-    no_weight_decay: patterns of parameters' names, such as "*.bias".
+    no_weight_decay: patterns of names of matrices that have none, such as "embedding.positions";
+    norms and biases have none anyway.
     loss: takes logits and targets, [rows, vocab] and [rows], to the loss summed over the rows, of
     which those with a target below 0 take no part; None: the cross entropy.
     """

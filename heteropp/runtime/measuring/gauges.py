@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Plan
 from heteropp.description.timeline import Span
+from heteropp.runtime.evaluation import Validation
 from heteropp.runtime.executor import StepResult
 from heteropp.runtime.measuring.metrics import Mark, StepMetrics
 from heteropp.runtime.measuring.shares import StepEnds, divide
@@ -110,7 +111,7 @@ class Gauges:
         step: int,
         result: StepResult,
         learning_rate: float,
-        validation_loss: float | None,
+        validation: Validation | None,
         step_s: float,
         readings: Sequence[Reading],
     ) -> StepMetrics:
@@ -125,7 +126,8 @@ class Gauges:
             gradient_norm=result.gradient_norm,
             skipped=result.skipped,
             loss_scale=result.loss_scale,
-            validation_loss=validation_loss,
+            validation_loss=validation.loss if validation else None,
+            validation_losses=validation.by_name if validation else {},
             step_s=step_s,
             predicted_step_s=self._predicted_step_s(),
             tokens_per_s=tokens_per_s,

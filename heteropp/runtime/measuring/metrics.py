@@ -82,7 +82,8 @@ class StepMetrics:
     gradient_norm: float
     skipped: bool  # it changed no parameter: the loss or the gradient was not finite, or a spike
     loss_scale: float  # of a float16 model; 1 of others
-    validation_loss: float | None  # after the step; None where it was not asked for
+    validation_loss: float | None  # after the step, of all sets' tokens; None where not asked for
+    validation_losses: dict[str, float]  # by set; empty where not asked for
     step_s: float
     predicted_step_s: float | None
     tokens_per_s: float
@@ -130,6 +131,8 @@ def newest_step(path: Path) -> int | None:
 
 def _json_number(value: Any) -> Any:
     """Returns the value, or None for an infinity or NaN, which JSON cannot express."""
+    if isinstance(value, dict):
+        return {name: _json_number(each) for name, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -140,18 +143,31 @@ def _step_of(line: str) -> float:
         return float("inf")  # a line torn by the end of an earlier run
 
 
+def validation_losses(metrics: dict[str, Any]) -> dict[str, float]:
+    """Returns the losses of one line of metrics.jsonl that are known, by set.
+
+    Lines of an earlier release have one, of a set without a name.
+    """
+    losses = metrics.get("validation_losses") or {"": metrics.get("validation_loss")}
+    return {name: loss for name, loss in losses.items() if loss is not None}
+
+
+def _label(name: str) -> str:
+    escaped = name.replace("$", r"\$")  # which would begin a formula
+    return f"validation: {escaped}" if name else "validation"
+
+
 def draw_loss(metrics: list[dict[str, Any]], path: Path) -> None:
     """Draws the loss over the steps. Raises FileError."""
     figure, axes = drawing().subplots(figsize=(7, 4))
     axes.plot([m["step"] for m in metrics], [m["loss"] for m in metrics], label="training")
-    validated = [m for m in metrics if m.get("validation_loss") is not None]
-    if validated:
-        axes.plot(
-            [m["step"] for m in validated],
-            [m["validation_loss"] for m in validated],
-            "o-",
-            label="validation",
-        )
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for line in metrics:
+        for name, loss in validation_losses(line).items():
+            lines.setdefault(name, []).append((line["step"], loss))
+    for name, points in lines.items():
+        axes.plot(*zip(*points, strict=True), "o-", label=_label(name))
+    if lines:
         axes.legend()
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)

@@ -15,7 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from heteropp.description.files import make_folder
 from heteropp.description.timeline import Span, draw_timeline, write_chrome_trace
-from heteropp.runtime.measuring.metrics import METRICS, MetricsFile, StepMetrics, draw_loss
+from heteropp.runtime.measuring.metrics import (
+    METRICS,
+    MetricsFile,
+    StepMetrics,
+    draw_loss,
+    validation_losses,
+)
 
 if TYPE_CHECKING:
     from heteropp.runtime.measuring.tensorboard import TensorBoard
@@ -29,6 +35,7 @@ class Summary:
     first_loss: float
     last_loss: float
     validation_loss: float | None  # the newest
+    validation_losses: dict[str, float]  # likewise, by set
     measured_step_s: float  # median
     predicted_step_s: float | None
     pacing_fidelity: float | None  # median over the steps of the least over the ranks
@@ -79,7 +86,8 @@ class Reporter:
         self.progress.update(self.task, completed=metrics.step, figures=figures)
         if metrics.validation_loss is not None:
             self.console.print(
-                f"step {metrics.step}/{self.steps}  validation loss {metrics.validation_loss:.4f}"
+                f"step {metrics.step}/{self.steps}  validation loss {_losses(metrics)}",
+                soft_wrap=True,
             )
         every = max(1, self.steps // 10)
         if not self.console.is_terminal and (metrics.step % every == 0 or metrics.step == 1):
@@ -141,7 +149,7 @@ class Reporter:
         here = [metrics for metrics in every if metrics["step"] > self.first_here] or every
         losses = [m["loss"] for m in every if m["loss"] is not None] or [math.nan]
         draw_loss(every, self.output / "loss.png")
-        validations = [m["validation_loss"] for m in here if m["validation_loss"] is not None]
+        validated = [m for m in here if m["validation_loss"] is not None]
         fidelities = [m["pacing_fidelity"] for m in here if m["pacing_fidelity"] is not None]
 
         def median(name: str) -> float:
@@ -151,7 +159,8 @@ class Reporter:
             steps=self.steps,
             first_loss=losses[0],
             last_loss=losses[-1],
-            validation_loss=validations[-1] if validations else None,
+            validation_loss=validated[-1]["validation_loss"] if validated else None,
+            validation_losses=validation_losses(validated[-1]) if validated else {},
             measured_step_s=median("step_s"),
             predicted_step_s=here[-1]["predicted_step_s"],
             pacing_fidelity=statistics.median(fidelities) if fidelities else None,
@@ -187,6 +196,14 @@ class Reporter:
 
 def as_json(summary: Summary) -> str:
     return json.dumps(asdict(summary), indent=2)
+
+
+def _losses(metrics: StepMetrics) -> str:
+    """Returns the validation loss, and those of the sets where they are several."""
+    if len(metrics.validation_losses) < 2:
+        return f"{metrics.validation_loss:.4f}"
+    each = (f"{name} {loss:.4f}" for name, loss in metrics.validation_losses.items())
+    return f"{metrics.validation_loss:.4f} ({', '.join(each)})"
 
 
 def _ms(seconds: float) -> str:

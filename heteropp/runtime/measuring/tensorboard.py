@@ -20,6 +20,8 @@ class TensorBoard:
         """Writes every figure under its name in metrics.jsonl; of the ranks' memory the largest."""
         figures = asdict(metrics)
         step = figures.pop("step")
+        for name, loss in figures.pop("validation_losses").items():
+            figures[f"validation_loss/{name}"] = loss
         figures["peak_memory_bytes"] = max(metrics.peak_memory_bytes)
         for name, value in figures.items():
             if value is not None:

@@ -1,4 +1,4 @@
-"""The end of a step: sums of gradients, their norm over all ranks, clipping, AdamW, gathering."""
+"""The end of a step: sums of gradients, their norm over all ranks, clipping, update, gathering."""
 
 from __future__ import annotations
 

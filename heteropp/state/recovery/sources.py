@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from heteropp.description.hyperparameters import OptimizerName
 from heteropp.layout.boxes import Box, uncovered
 from heteropp.models.spec import ModelSpec
 from heteropp.state.recovery.manifest import RankManifest, SnapshotStep, SnapshotTensor, TierKind
 from heteropp.state.slices.parameter_slice import block_of
-from heteropp.state.slices.quantities import STORED, StoredName
+from heteropp.state.slices.quantities import STORED, StoredName, quantities_of_matrices
 
 Key = tuple[StoredName, str]  # of what, and the parameter's name
 NEARNESS: dict[TierKind, int] = {"memory": 0, "disk": 1, "remote": 2}
@@ -75,13 +76,15 @@ def choose(
     is whole.
     """
     copies: dict[SnapshotStep, list[StoredTensor]] = defaultdict(list)
+    optimizer: OptimizerName = "adamw"
     for one in kept:
+        optimizer = one.manifest.run.hyperparameters.optimizer  # the same of all of a job
         copies[one.manifest.step].extend(each for each in _copies(one) if each not in damaged)
     missing: dict[SnapshotStep, list[str]] = {}
     steps = sorted({one.manifest.step for one in kept}, reverse=True)
     known = [step for step in steps if reported is None or step.step <= reported]
     for step in known + steps[: len(steps) - len(known)][::-1]:
-        missing[step] = missing_blocks(copies[step], model)
+        missing[step] = missing_blocks(copies[step], model, optimizer)
         if not missing[step]:
             return step, copies[step]
     raise LostError(_sentence(missing, kept), _once_held(missing, kept))
@@ -94,7 +97,9 @@ def _copies(kept: RankSnapshot) -> Iterable[StoredTensor]:
             yield StoredTensor(kept.tier, kept.node, step, file.name, part)
 
 
-def missing_blocks(copies: Iterable[StoredTensor], model: ModelSpec) -> list[str]:
+def missing_blocks(
+    copies: Iterable[StoredTensor], model: ModelSpec, optimizer: OptimizerName
+) -> list[str]:
     """Returns the blocks of the model, in its order, of which some element has no copy."""
     boxes: dict[Key, set[Box]] = defaultdict(set)
     for copy in copies:
@@ -102,7 +107,8 @@ def missing_blocks(copies: Iterable[StoredTensor], model: ModelSpec) -> list[str
     missing: dict[str, None] = {}
     for parameter in model.parameters():
         name = model.global_name(parameter.name)
-        for quantity in STORED:
+        matrix = parameter.is_hidden_matrix
+        for quantity in quantities_of_matrices(optimizer) if matrix else STORED:
             if uncovered([Box.whole(parameter.shape)], sorted(boxes[quantity, name])):
                 missing[block_of(name)] = None
     return list(missing)

@@ -62,7 +62,7 @@ def to_host(buffers: Buffers) -> None:
 def fresh(plan: Plan, rank: int, quantities: Sequence[Quantity], device: torch.device) -> Buffers:
     return {
         (k, quantity.name): torch.zeros(
-            ministage.size(quantity.whole), dtype=getattr(torch, quantity.dtype), device=device
+            ministage.size(quantity), dtype=getattr(torch, quantity.dtype), device=device
         )
         for k, ministage in enumerate(ministages(plan, rank))
         for quantity in quantities

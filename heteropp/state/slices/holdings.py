@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Plan, ministage_layers
 from heteropp.layout.boxes import Box
 from heteropp.layout.flat_buffer import BufferPiece, Layout, layout
-from heteropp.state.slices.quantities import Quantity, quantities_of
+from heteropp.state.slices.quantities import (
+    Quantity,
+    StoredName,
+    quantities_of,
+    quantities_of_matrices,
+)
 
 
 @dataclass(frozen=True)
@@ -19,21 +25,40 @@ class MinistageHoldings:
 
     layout: Layout  # of all parameters
     shard: int  # the one of the layout's that the rank keeps
+    optimizer: OptimizerName
 
-    def pieces(self, whole: bool) -> list[BufferPiece]:
+    def pieces(self, quantity: Quantity) -> list[BufferPiece]:
         """Returns the slices of a quantity; their offsets are those of the quantity's buffer."""
-        return self._boxes if whole else self._shard_pieces
+        if quantity.whole:
+            return self._boxes
+        return [place for p in self.shard_pieces if (place := self.place(quantity.stored, p))]
 
-    def size(self, whole: bool) -> int:
+    def size(self, quantity: Quantity) -> int:
         """Returns the number of elements of a quantity's buffer."""
-        return self.layout.size if whole else self.layout.size // self.layout.shards
+        if quantity.whole:
+            return self.layout.size
+        return self.layout.size // self.layout.shards - self._skipped(quantity.stored)
+
+    def place(self, quantity: StoredName, piece: BufferPiece) -> BufferPiece | None:
+        """Returns where a quantity's buffer has a piece of the shard; None: it has not."""
+        skipped = self._skipped(quantity)
+        if piece.first < skipped:
+            return None
+        return replace(piece, first=piece.first - skipped, last=piece.last - skipped)
+
+    def _skipped(self, quantity: StoredName) -> int:
+        """Returns how many of the shard's first elements a quantity's buffer leaves out."""
+        if quantity in quantities_of_matrices(self.optimizer):
+            return 0
+        return self.layout.matrices_in(self.layout.shard(self.shard))
 
     @cached_property
     def _boxes(self) -> list[BufferPiece]:
         return self.layout.boxes()
 
     @cached_property
-    def _shard_pieces(self) -> list[BufferPiece]:
+    def shard_pieces(self) -> list[BufferPiece]:
+        """The slices of the rank's shard; their offsets are those of the shard."""
         start = self.layout.shard(self.shard).start
         return [
             BufferPiece(piece.name, piece.box, piece.first - start, piece.last - start)
@@ -56,10 +81,11 @@ def ministages(plan: Plan, rank: int) -> list[MinistageHoldings]:
     """Returns what a rank of a plan holds, by ministage."""
     p, s, _, tp_index = plan.place(rank)
     stage = plan.pipelines[p].stages[s]
-    shards = stage.dp if plan.zero_stage else 1
-    turn = stage.peers(tp_index).index(rank)
+    shard, shards = plan.shard(rank)
     return [
-        MinistageHoldings(layout(plan.model, layers, stage.tp, tp_index, shards), turn % shards)
+        MinistageHoldings(
+            layout(plan.model, layers, stage.tp, tp_index, shards), shard, plan.optimizer
+        )
         for layers in ministage_layers(plan.pipelines[p], plan.schedule)[s]
     ]
 
@@ -71,14 +97,14 @@ def holdings(plan: Plan, rank: int, quantities: Sequence[Quantity]) -> Iterator[
     """
     for k, ministage in enumerate(ministages(plan, rank)):
         for quantity in quantities:
-            for piece in ministage.pieces(quantity.whole):
+            for piece in ministage.pieces(quantity):
                 yield BufferSlice(k, quantity, piece.name, piece.box, piece.first, piece.last)
 
 
 def state_bytes(plan: Plan, rank: int) -> int:
     """Returns the bytes of all the state that a rank holds."""
     return sum(
-        ministage.size(quantity.whole) * quantity.itemsize
+        ministage.size(quantity) * quantity.itemsize
         for ministage in ministages(plan, rank)
         for quantity in quantities_of(plan.model)
     )

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from heteropp.description.hyperparameters import OptimizerName
 from heteropp.models.spec import ModelSpec
 
-# what files have of every parameter: its value, as exact as the optimizer's own, and AdamW's
-# running averages of the gradient and of its square
+# what files have of parameters: the value, as exact as the optimizer's own, and the running
+# averages of the gradient (Muon's momentum) and of its square
 StoredName = Literal["value", "average", "average_square"]
 STORED: tuple[StoredName, ...] = get_args(StoredName)
 QuantityName = Literal["parameter"] | StoredName
+
+
+def quantities_of_matrices(optimizer: OptimizerName) -> tuple[StoredName, ...]:
+    """Returns what files have of hidden matrices: Muon keeps no squares of their gradients."""
+    return ("value", "average") if optimizer == "muon" else STORED
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ class State:
         self.update, self.guard = update, guard
         self.quantities = quantities_of(update.flats[0].module.model)
         self.ministages = [
-            MinistageHoldings(flat.layout, flat.replica % flat.layout.shards)
+            MinistageHoldings(
+                flat.layout, flat.replica % flat.layout.shards, update.hyperparameters.optimizer
+            )
             for flat in update.flats
         ]
 
@@ -49,8 +51,12 @@ class State:
             entries = {entry.global_name: entry for entry in flat.entries}
             tp, own = flat.module.group, tensors(flat)
             shard = Shard(tp.index, tp.size, ministage.shard, ministage.layout.shards)
-            for piece in ministage.pieces(whole=False):
-                stored = {what: view(own[what], piece) for what in STORED}
+            for piece in ministage.shard_pieces:
+                stored = {
+                    what: view(own[what], place)
+                    for what in STORED
+                    if (place := ministage.place(what, piece))
+                }
                 owned = flat.counts_in_norm(entries[piece.name]) and sums.counts_in_norm(piece.name)
                 yield HeldSlice(shard, ParameterSlice(piece.name, piece.box), stored, owned)
 
@@ -61,14 +67,14 @@ class State:
             for quantity in self.quantities
             if quantity.name != "value"  # within those of the parameter
             for ministage in self.ministages
-            for piece in ministage.pieces(quantity.whole)
+            for piece in ministage.pieces(quantity)
         }
 
     def blocks(self) -> dict[str, set[ParameterSlice]]:
         """Returns the slices that this rank holds of each block of the model."""
         found: dict[str, set[ParameterSlice]] = defaultdict(set)
         for ministage in self.ministages:
-            for piece in ministage.pieces(whole=False):
+            for piece in ministage.shard_pieces:
                 found[block_of(piece.name)].add(ParameterSlice(piece.name, piece.box))
         return dict(found)
 
@@ -92,7 +98,7 @@ class State:
         for flat, ministage in zip(self.update.each(), self.ministages, strict=True):
             own = tensors(flat)
             for quantity in self.quantities:
-                for piece in ministage.pieces(quantity.whole):
+                for piece in ministage.pieces(quantity):
                     found = source.read(quantity.stored, piece.name, piece.box)
                     view(own[quantity.name], piece).copy_(found)
         self.take(scalars)
