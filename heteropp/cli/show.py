@@ -127,6 +127,10 @@ def show_terms(console: Console, plan: Plan, cluster: Cluster) -> None:
     """Every term of the time and memory of each stage's first rank."""
     from heteropp.cost.planned import human_bytes, rank_memory, rank_times
 
+    model = plan.model
+    total, active = model.elements(), model.active_elements()
+    of_token = f", of which a token meets {active / 1e9:,.2f} billion" if active < total else ""
+    say(console, f"{model.name} has {total / 1e9:,.2f} billion parameters{of_token}")
     times, memory = rank_times(plan, cluster), rank_memory(plan, cluster)
     firsts = [stage.replicas[0].ranks[0] for p in plan.pipelines for stage in p.stages]
     table = Table(title="what the prediction is made of", box=box.SIMPLE_HEAD)

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as dataclass_fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict
 
 from heteropp.description.files import FileError, read_json, read_toml
 from heteropp.description.presets import model_path
 from heteropp.models.families import families, spec_of
-from heteropp.models.spec import ModelError, ModelSpec
+from heteropp.models.spec import Dtype, ModelError, ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ModelType:
     __pydantic_config__ = ConfigDict(extra="ignore", strict=True)
     model_type: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfConfig:
+    """A model file that stands on a Hugging Face config, and says what it has otherwise."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    hugging_face: str  # a folder, or its config.json; from where the file is
+    name: str | None = None
+    sequence_length: int | None = None  # tokens
+    dtype: Dtype | None = None
+    attention: Literal["explicit", "fused"] | None = None
 
 
 def read_model(path: str | Path, sequence_length: int | None = None) -> ModelSpec:
@@ -35,6 +48,8 @@ def read_model(path: str | Path, sequence_length: int | None = None) -> ModelSpe
     if path.suffix == ".json":
         family, fields = read_config(path)
         model = family(name=path.absolute().parent.name or family.__name__, **fields)
+    elif "hugging_face" in read_toml(path, dict):
+        model = _read_of_config(path)
     else:
         model = read_toml(path, ModelSpec)  # type: ignore[type-abstract]
     if sequence_length is not None:
@@ -44,6 +59,17 @@ def read_model(path: str | Path, sequence_length: int | None = None) -> ModelSpe
     except ModelError as error:
         raise FileError(f"{path}: {error}") from None
     return model
+
+
+def _read_of_config(path: Path) -> ModelSpec:
+    chosen = asdict(read_toml(path, _OfConfig))
+    config = path.parent / chosen.pop("hugging_face")
+    family, fields = read_config(config / "config.json" if config.is_dir() else config)
+    chosen["name"] = chosen["name"] or path.stem
+    chosen = {key: value for key, value in chosen.items() if value is not None}
+    if unknown := chosen.keys() - {field.name for field in dataclass_fields(family)}:
+        raise FileError(f"{path}: {unknown.pop()}: a model of this family has none")
+    return family(**{**fields, **chosen})
 
 
 def _read_definition(source: str, sequence_length: int | None) -> ModelSpec:

@@ -93,6 +93,14 @@ class ModelSpec(ABC):
             return 0
         return sum(math.prod(p.shape) for p in self.parameters() if p.name in names)
 
+    def elements(self) -> int:
+        """Returns the number of elements of all parameters."""
+        return sum(math.prod(p.shape) for p in self.parameters())
+
+    def active_elements(self) -> int:
+        """Returns the number of elements that a token meets: of experts, those it goes to."""
+        return self.elements()
+
     # ---------------------------------------------------------------- blocks
 
     def block_kind(self, layer: int) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import heteropp.description.presets
 from heteropp.description.chips import chip_names, load_chip
 from heteropp.description.cluster import read_cluster
 from heteropp.description.files import FileError
@@ -48,6 +51,13 @@ MODELS = {
     **{f"zorse-{c}-llama-13b": (13, 40) for c in "abc"},
     **{f"zorse-{c}-llama-33b": (32.5, 60) for c in "abc"},
     "zorse-a-llama-65b": (65.2, 80),
+    "llama-3.1-405b": (405.9, 126),
+}
+# billions of parameters, all and those that a token meets, as their makers say; layers
+OF_EXPERTS = {
+    "qwen3-30b-a3b": (30.5, 3.3, 48),
+    "mixtral-8x7b": (46.7, 12.9, 32),
+    "deepseek-v3": (671, 37, 61),
 }
 
 
@@ -117,3 +127,26 @@ def test_a_file_of_a_presets_name_with_a_path_is_the_file(tmp_path, monkeypatch)
     assert read_cluster("./quickstart.toml").name == "mine"
     assert read_cluster("quickstart.toml").name == "mine"
     assert read_cluster("quickstart").name == "quickstart"
+
+
+@pytest.mark.parametrize("name", OF_EXPERTS)
+def test_a_model_of_experts(name: str) -> None:
+    total, active, layers = OF_EXPERTS[name]
+    model = read_model(name)
+    assert model.elements() / 1e9 == pytest.approx(total, rel=5e-3)
+    assert model.active_elements() / 1e9 == pytest.approx(active, rel=2e-2)
+    assert model.layers == layers and model.training_problem()  # fused attention
+
+
+def test_a_model_file_on_a_config_says_what_it_may_not_have(tmp_path: Path) -> None:
+    config = Path(heteropp.description.presets.__file__).parent / "models" / "mixtral-8x7b.json"
+    path = tmp_path / "own.toml"
+    path.write_text(f'hugging_face = "{config}"\nsequence_length = 64\ndtype = "float32"\n')
+    model = read_model(path)
+    assert (model.name, model.sequence_length, model.dtype) == ("own", 64, "float32")
+    path.write_text(f'hugging_face = "{config}"\nheads = 4\n')
+    with pytest.raises(FileError, match=r"own\.toml: heads: unknown key"):
+        read_model(path)
+    path.write_text('hugging_face = "absent"\n')
+    with pytest.raises(FileError, match="absent"):
+        read_model(path)

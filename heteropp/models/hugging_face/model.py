@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +31,8 @@ class HuggingFaceModel(PartedModel):
     config: Config
     # scores in memory, or, for plans of large models, one kernel that keeps none
     attention: Literal["explicit", "fused"] = "explicit"
+    experts: int = 0  # of a layer that has some
+    experts_of_token: int = 0
     tp_refusal: str = ""  # why tp is 1, in a clause; "": it need not be
 
     # names are the family's own, after that of its base model
@@ -67,6 +70,15 @@ class HuggingFaceModel(PartedModel):
         if self.attention != "explicit":
             return f"the model's attention is {self.attention}; this release trains explicit"
         return None
+
+    def active_elements(self) -> int:
+        experts = sum(
+            math.prod(parameter.shape)
+            for parameter in self.parameters()
+            if ".experts." in parameter.name and parameter.shape[:1] == (self.experts,)
+        )
+        idle = experts * (self.experts - self.experts_of_token) // max(1, self.experts)
+        return self.elements() - idle
 
     def flops_per_token(self) -> float:
         return self._flops_per_token

@@ -14,6 +14,10 @@ from heteropp.models.parted import Part
 from heteropp.models.spec import ModelError, Parameter
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_OF_TOKEN = (
+    *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
+)
 _DEFAULT_LENGTH = 2048  # tokens, where a config has no longest sequence
 
 
@@ -37,6 +41,8 @@ def fields_of(values: dict[str, Any]) -> dict[str, Any]:
         sequence_length=getattr(own, "max_position_embeddings", None) or _DEFAULT_LENGTH,
         dtype=dtype,
         config=config,
+        experts=_first(own, _EXPERTS),
+        experts_of_token=_first(own, _OF_TOKEN),
         order=found.kinds,
         parts=tuple(_parts(found)),
         tied_names=_tied(found),
@@ -48,6 +54,11 @@ def fields_of(values: dict[str, Any]) -> dict[str, Any]:
 def read(values: dict[str, Any], name: str, **changes: Any) -> HuggingFaceModel:
     """Returns the model of a config.json. Raises ModelError."""
     return HuggingFaceModel(name=name, **{**fields_of(values), **changes})
+
+
+def _first(config: Any, names: tuple[str, ...]) -> int:
+    """Returns the first of some entries of a config that is there; 0: none."""
+    return next((value for name in names if (value := getattr(config, name, None))), 0)
 
 
 def _parts(found: Family) -> list[Part]:
