@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from elastic_run import NODE, Elastic, Undisturbed, assert_as_undisturbed
 from layouts import plan_of, scheduled
 from parity import Ranks, Trained
 from tiny_decoders import write_folder
@@ -96,3 +98,38 @@ def test_schedules_that_put_off_or_interleave(
     found = decoders(family)
     plan = plan_of(found.model, (2, 2), (1, 2), (2, 1), zero_stage=2)
     compare(ranks, scheduled(plan, schedule, 2), found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_it_resumes_under_another_plan(
+    ranks: Ranks, decoders: Decoders, tmp_path: Path, family: str
+) -> None:
+    found = decoders(family)
+    one = plan_of(found.model, (1, 2, 1), (1, 2, 1), (2, 1, 2))
+    other = scheduled(plan_of(found.model, (2, 2), (2, 1), (1, 2), zero_stage=2), "zb-v", 2)
+    before = ranks.train(one, 2, checkpoints=tmp_path, weights=found.folder)
+    after = ranks.train(other, STEPS, checkpoints=tmp_path)
+    plain = ranks.plainly(one, STEPS, weights=found.folder)
+    check(replace(after, losses=[*before.losses, *after.losses]), plain)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_a_chip_leaves_and_another_is_lost(decoders: Decoders, tmp_path: Path, family: str) -> None:
+    """Losses stay those of a run that nothing disturbed."""
+    model = decoders(family).model
+    (tmp_path / "alone").mkdir()
+    alone = Undisturbed(tmp_path / "alone", model)
+    training = Elastic(tmp_path, plan_of(model, (2, 1, 1), (1, 1, 1), (2, 1, 2)))
+    try:
+        training.until(4)
+        training.send(signal.SIGTERM, f"{NODE}-0/1")  # with notice
+        training.until_generation(2)
+        training.until(training.changes[-1]["step"] + 3)
+        training.send(signal.SIGKILL, f"{NODE}-1/0")
+        training.until_generation(3)
+        assert_as_undisturbed(training, alone)
+        assert [change["start"] for change in training.changes] == ["initial", "switch", "recover"]
+    finally:
+        training.process.kill()

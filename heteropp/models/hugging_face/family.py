@@ -106,7 +106,8 @@ def _check_parts(found: Family) -> None:
             raise ModelError(
                 f"model_type {kind} has {name} beside its layers, which no stage would hold"
             )
-    _check_entrance(found)
+    with torch.device("cpu"):  # also where a tracer builds on meta
+        _check_entrance(found)
 
 
 @torch.no_grad()
