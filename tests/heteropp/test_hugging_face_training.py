@@ -121,7 +121,7 @@ def test_a_chip_leaves_and_another_is_lost(decoders: Decoders, tmp_path: Path, f
     model = decoders(family).model
     (tmp_path / "alone").mkdir()
     alone = Undisturbed(tmp_path / "alone", model)
-    training = Elastic(tmp_path, plan_of(model, (2, 1, 1), (1, 1, 1), (2, 1, 2)))
+    training = Elastic(tmp_path, plan_of(model, (2, 1, 1), (1, 1, 1), (2, 1, 2)), "--notice", "250")
     try:
         training.until(4)
         training.send(signal.SIGTERM, f"{NODE}-0/1")  # with notice

@@ -326,12 +326,12 @@ def test_the_bitmap_shows_what_is_there(ranks: Ranks, tmp_path: Path) -> None:
     kept(ranks, plan, nodes, [1, 2], Cadence(memory=1, disk=2))
     next((tmp_path / "memory" / "a-1").glob("step-000002.*/layers.1.tp-1*")).unlink()
     found = recover_whole(ranks, plan, nodes)
-    assert lines(found.kept)[1:3] == [
+    assert lines(found.kept, MODEL)[1:3] == [
         "layers.0   step 2: memory a-0 (0/2 1/2), memory a-1 (0/2 1/2), disk a-0 (0/2 1/2), "
         "disk a-1 (0/2 1/2); step 1: memory a-0 (0/2 1/2), memory a-1 (0/2 1/2)",
         "layers.1   step 2: memory a-0 (0/2 1/2), memory a-1 (0/2), disk a-0 (0/2 1/2), "
         "disk a-1 (0/2 1/2); step 1: memory a-0 (0/2 1/2), memory a-1 (0/2 1/2)",
     ]
-    assert [line.split()[0] for line in lines(found.kept)] == [
+    assert [line.split()[0] for line in lines(found.kept, MODEL)] == [
         *("embedding", "layers.0", "layers.1", "layers.2", "layers.3", "norm", "head")
     ]

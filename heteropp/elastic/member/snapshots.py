@@ -48,7 +48,7 @@ def recovered(job: Job, generation: Generation, trainer: Trainer, warn: Say) -> 
     if control.rank == 0:
         for warning in found.warnings:
             warn(warning)
-        text = "".join(line + "\n" for line in bitmap.lines(found.kept))
+        text = "".join(line + "\n" for line in bitmap.lines(found.kept, trainer.run.plan.model))
         try:
             write_text(generation.folder / HELD, text)
         except FileError as error:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from heteropp.models.spec import ModelSpec
 from heteropp.state.recovery.manifest import Shard, SnapshotStep
 from heteropp.state.recovery.sources import NEARNESS, RankSnapshot
+from heteropp.state.slices.parameter_slice import block_of
 
 Place = tuple[str, str]  # tier, and node; the remote store's is ""
 
@@ -25,14 +27,15 @@ def bitmap(kept: Sequence[RankSnapshot]) -> dict[str, dict[SnapshotStep, dict[Pl
     return found
 
 
-def lines(kept: Sequence[RankSnapshot]) -> list[str]:
-    """Returns a line for each layer, with what each tier and node holds of it.
+def lines(kept: Sequence[RankSnapshot], model: ModelSpec) -> list[str]:
+    """Returns a line for each layer, in the model's order, with what each place holds of it.
 
     For example "layers.3  step 12: memory a-0 (0/2 1/2), disk a-0 (0/2); step 10: remote".
     """
     found = bitmap(kept)
     width = max(map(len, found), default=0)
-    return [f"{block:<{width}}  {_steps(found[block])}" for block in sorted(found, key=_order)]
+    blocks = dict.fromkeys(block_of(parameter.name) for parameter in model.parameters())
+    return [f"{block:<{width}}  {_steps(found[block])}" for block in blocks if block in found]
 
 
 def _steps(steps: dict[SnapshotStep, dict[Place, set[Shard]]]) -> str:
@@ -47,9 +50,3 @@ def _place(place: Place, shards: set[Shard]) -> str:
     if shards == {Shard()}:
         return name  # the whole layer
     return f"{name} ({' '.join(map(str, sorted(shards)))})"
-
-
-def _order(block: str) -> tuple[int, int]:
-    """Returns a sort key that puts blocks in the order in which the model runs them."""
-    first, _, number = block.partition(".")
-    return ("embedding", "layers", "norm", "head").index(first), int(number or 0)
