@@ -81,6 +81,35 @@ class PartedModel(ModelSpec):
                         sizes[f"{part.name}.{parameter.name}{piece}"] = size
         return sizes
 
+    def flops_per_token(self) -> float:
+        """Returns the FLOPs that a token's forward and backward take, as torch counts a forward's.
+
+        A backward takes twice as many; recompute does not count.
+        """
+        return self._flops_per_token
+
+    @cached_property
+    def _flops_per_token(self) -> float:
+        import torch
+        from torch.utils.flop_counter import FlopCounterMode
+
+        from heteropp.models.parallel.tensor_parallel import SoloGroup
+
+        group, length = SoloGroup(), self.sequence_length
+        tokens = torch.zeros(length, dtype=torch.int64, device="meta")
+
+        def forward(*kinds: str) -> float:
+            model = replace(self, order=kinds, layers=len(kinds))
+            module = model.build((0, len(kinds)), group, "meta", getattr(torch, self.dtype))
+            with FlopCounterMode(display=False) as counter, torch.device("meta"):
+                module(tokens, tokens)
+            return float(counter.get_total_flops())
+
+        first = self.order[0]
+        ends = 2 * forward(first) - forward(first, first)
+        each = {kind: forward(kind) - ends for kind in set(self.order)}
+        return 3 * (ends + sum(each[kind] for kind in self.order)) / length
+
     def validate(self) -> None:
         super().validate()
         if len(self.order) != self.layers:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
@@ -64,35 +63,6 @@ class CustomModel(PartedModel):
             if getattr(found, name) != getattr(self, name):
                 return f"{self.source} now defines a model with another {name}"
         return None
-
-    def flops_per_token(self) -> float:
-        """Returns the FLOPs that a token's forward and backward take, as torch counts a forward's.
-
-        A backward takes twice as many; recompute does not count.
-        """
-        return self._flops_per_token
-
-    @cached_property
-    def _flops_per_token(self) -> float:
-        import torch
-        from torch.utils.flop_counter import FlopCounterMode
-
-        from heteropp.models.parallel.tensor_parallel import SoloGroup
-
-        group, length = SoloGroup(), self.sequence_length
-        tokens = torch.zeros(length, dtype=torch.int64, device="meta")
-
-        def forward(*kinds: str) -> float:
-            model = replace(self, order=kinds, layers=len(kinds))
-            module = model.build((0, len(kinds)), group, "meta", getattr(torch, self.dtype))
-            with FlopCounterMode(display=False) as counter, torch.device("meta"):
-                module(tokens, tokens)
-            return float(counter.get_total_flops())
-
-        first = self.order[0]
-        ends = 2 * forward(first) - forward(first, first)
-        each = {kind: forward(kind) - ends for kind in set(self.order)}
-        return 3 * (ends + sum(each[kind] for kind in self.order)) / length
 
     def build(
         self,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
@@ -79,31 +78,6 @@ class HuggingFaceModel(PartedModel):
         )
         idle = experts * (self.experts - self.experts_of_token) // max(1, self.experts)
         return self.elements() - idle
-
-    def flops_per_token(self) -> float:
-        return self._flops_per_token
-
-    @cached_property
-    def _flops_per_token(self) -> float:
-        import torch
-        from torch.utils.flop_counter import FlopCounterMode
-
-        from heteropp.models.parallel.tensor_parallel import SoloGroup
-
-        length = self.sequence_length
-        tokens = torch.zeros(length, dtype=torch.int64, device="meta")
-
-        def forward(*kinds: str) -> float:
-            model = replace(self, order=kinds, layers=len(kinds))
-            module = model.build((0, len(kinds)), SoloGroup(), "meta", getattr(torch, self.dtype))
-            with FlopCounterMode(display=False) as counter, torch.device("meta"):
-                module(tokens, tokens)
-            return float(counter.get_total_flops())
-
-        first = self.order[0]
-        ends = 2 * forward(first) - forward(first, first)
-        each = {kind: forward(kind) - ends for kind in set(self.order)}
-        return 3 * (ends + sum(each[kind] for kind in self.order)) / length
 
     def build(
         self,
