@@ -16,8 +16,6 @@ from heteropp.models.hugging_face.config import Config, family_config
 from heteropp.models.spec import ModelError
 
 LAYERS = "layers"
-# the modules of base models that say nothing of them, in the order in which they run
-_MODULES = {"mamba2": ("embeddings", LAYERS, "norm_f"), "mamba": ("embeddings", LAYERS, "norm_f")}
 _LAYER_NUMBERS = ("num_hidden_layers", "num_layers", "n_layer")
 # what a base model multiplies activations with that enter it, and does so again in every stage
 _MULTIPLIERS = ("embedding_multiplier",)
@@ -73,17 +71,22 @@ def family(config: Config) -> Family:
         ) from error
     own = model.config
     own._experts_implementation = experts.NAME
-    modules = tuple(own.base_model_pp_plan or _MODULES.get(own.model_type, ()))
     base = getattr(model, model.base_model_prefix, None)
-    parts = model.get_output_embeddings(), base, getattr(base, LAYERS, None)
-    if LAYERS not in modules or None in parts:
-        raise ModelError(f"model_type {own.model_type} has no pipeline plan in transformers")
+    if base is None or not hasattr(base, LAYERS) or model.get_output_embeddings() is None:
+        raise ModelError(f"model_type {own.model_type} has no {LAYERS} between a table and a head")
+    modules = tuple(own.base_model_pp_plan or _modules(base))
     cut = modules.index(LAYERS)
-    assert base is not None
     kinds = tuple(_kinds(own, base.layers))
     found = Family(own, model, modules[:cut], modules[cut + 1 :], kinds)
     _check_parts(found)
     return found
+
+
+def _modules(base: nn.Module) -> Iterator[str]:
+    """Yields the modules of a base model that has no pipeline plan, as they follow each other."""
+    for name, child in base.named_children():
+        if name == LAYERS or any(True for _ in child.parameters()):
+            yield name
 
 
 def _check_parts(found: Family) -> None:
