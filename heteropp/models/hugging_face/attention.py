@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from heteropp.models.attention import mix
 
 NAME = "heteropp"
-NEED_MASK = {"doge", "deepseek_v32", "axk2"}  # which add to it before they attend
+NEED_MASK = {  # which add to it before they attend, or attend by themselves
+    *("axk2", "deepseek_v32", "doge", "dots3_note_text", "glm_moe_dsa", "gpt_neox_japanese"),
+}
 
 
 class Masks(nn.Module):

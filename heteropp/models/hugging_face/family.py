@@ -19,6 +19,17 @@ LAYERS = "layers"
 _LAYER_NUMBERS = ("num_hidden_layers", "num_layers", "n_layer")
 # what a base model multiplies activations with that enter it, and does so again in every stage
 _MULTIPLIERS = ("embedding_multiplier",)
+# how many values layers return, of families whose layers return a tuple
+_OUTPUTS = {"bamba": 2, "falcon_h1": 1, "gpt_neox_japanese": 1, "glm_moe_dsa": 2}
+_REFUSED = {
+    "falcon_h1": "has multipliers in its layers that only the whole model makes",
+    "llama4_text": "attends within chunks, for which there are no masks here",
+    "phimoe": "draws the experts of each token at random while it trains",
+}
+
+
+class NoStackError(ModelError):
+    """The family's model is no stack of layers between a table and a head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,21 +76,30 @@ def family(config: Config) -> Family:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(own)
     except Exception as error:  # of whatever the family checks
-        text = " ".join(str(error).split())
-        raise ModelError(
+        text = " ".join(str(error).split())[:200]
+        raise NoStackError(
             f"transformers cannot make the model: {type(error).__name__}: {text}"
         ) from error
     own = model.config
     own._experts_implementation = experts.NAME
+    model.base_model_prefix = base_name(model)
     base = getattr(model, model.base_model_prefix, None)
     if base is None or not hasattr(base, LAYERS) or model.get_output_embeddings() is None:
-        raise ModelError(f"model_type {own.model_type} has no {LAYERS} between a table and a head")
+        raise NoStackError(
+            f"model_type {own.model_type} has no {LAYERS} between a table and a head"
+        )
     modules = tuple(own.base_model_pp_plan or _modules(base))
     cut = modules.index(LAYERS)
     kinds = tuple(_kinds(own, base.layers))
     found = Family(own, model, modules[:cut], modules[cut + 1 :], kinds)
     _check_parts(found)
     return found
+
+
+def base_name(model: Any) -> str:
+    """Returns the name of a model's base model, which of some families is not as they say."""
+    name: str = model.base_model_prefix
+    return name if hasattr(model, name) else "model"
 
 
 def _modules(base: nn.Module) -> Iterator[str]:
@@ -92,13 +112,17 @@ def _modules(base: nn.Module) -> Iterator[str]:
 def _check_parts(found: Family) -> None:
     """Raises ModelError when something of the model is in none of its parts."""
     kind = found.config.model_type
-    for name, module in found.model.named_modules():
-        if isinstance(module, nn.Dropout) and module.p > 0:
-            raise ModelError(f"{name} is a dropout of {module.p}; expected 0, as it is left out")
+    if kind in _REFUSED:
+        raise ModelError(f"model_type {kind} {_REFUSED[kind]}")
+    if "shared" in (getattr(found.config, "indexer_types", None) or ()):
+        raise ModelError("indexer_types has shared: what a layer chose would cross stages")
     for key, value in found.config.to_dict().items():
         is_dropout = key.endswith(("dropout", "pdrop")) and not key.startswith("classifier")
         if is_dropout and isinstance(value, float) and value > 0:
             raise ModelError(f"{key} is {value}; expected 0, as dropout is left out")
+    for name, module in found.model.named_modules():
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            raise ModelError(f"{name} is a dropout of {module.p}; expected 0, as it is left out")
     if getattr(found.config, "output_router_logits", False):
         raise ModelError("output_router_logits is true; expected false: there is no auxiliary loss")
     prefix = f"{found.model.base_model_prefix}."
@@ -109,6 +133,10 @@ def _check_parts(found: Family) -> None:
             raise ModelError(
                 f"model_type {kind} has {name} beside its layers, which no stage would hold"
             )
+    owners: dict[int, str] = {}
+    for name, value in found.base.layers.named_parameters(remove_duplicate=False):
+        if (owner := owners.setdefault(id(value), name)) != name:
+            raise ModelError(f"model_type {kind} has one parameter as {owner} and {name} of layers")
     with torch.device("cpu"):  # also where a tracer builds on meta
         _check_entrance(found)
 
@@ -137,14 +165,18 @@ def _check_entrance(found: Family) -> None:
 class Absent(nn.Module):
     """Stands where a layer is that another stage holds, and hands activations on."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, outputs: int | None) -> None:
+        """outputs: how many values the layer returns in a tuple; None: activations alone."""
         super().__init__()
+        self.outputs = outputs
         for key, value in vars(layer).items():  # a family's loop asks a layer for its kind
             if isinstance(value, str | int | float | bool | None) and key != "training":
                 setattr(self, key, value)
 
-    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        return hidden_states
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        if self.outputs is None:
+            return hidden_states
+        return (hidden_states, *[None] * (self.outputs - 1))
 
 
 def around(
@@ -165,8 +197,9 @@ def around(
         setattr(config, key, layers)
     base = shallow(found.base)
     base.config = config
+    outputs = _OUTPUTS.get(config.model_type)
     base.layers = nn.ModuleList(
-        held.get(f"{LAYERS}.{i}", Absent(found.base.layers[source]))
+        held.get(f"{LAYERS}.{i}", Absent(found.base.layers[source], outputs))
         for i, source in enumerate(sources)
     )
     for name, child in found.base.named_children():
