@@ -102,7 +102,7 @@ def _usual(name: str, tp: int) -> Report:
         values, changes = usual_config(name)
         report = _report(read(values, name), tp, lambda _: None)
     except (ModelError, InputError) as error:
-        is_stack = not isinstance(error.__cause__ or error, NoStackError)
+        is_stack = not any(isinstance(each, NoStackError) for each in (error, error.__cause__))
         return Report(family=name, problem=str(error), is_stack=is_stack)
     return Report(**{**vars(report), "family": name, "changes": changes})
 

@@ -16,6 +16,7 @@ from heteropp.models.hugging_face.config import Config, family_config
 from heteropp.models.spec import ModelError
 
 LAYERS = "layers"
+_OWN_NUMBERS = ("layer_idx", "layer_number")  # of a layer, which say nothing of its kind
 _LAYER_NUMBERS = ("num_hidden_layers", "num_layers", "n_layer")
 # what a base model multiplies activations with that enter it, and does so again in every stage
 _MULTIPLIERS = ("embedding_multiplier",)
@@ -23,7 +24,6 @@ _MULTIPLIERS = ("embedding_multiplier",)
 _OUTPUTS = {"bamba": 2, "falcon_h1": 1, "gpt_neox_japanese": 1, "glm_moe_dsa": 2}
 _REFUSED = {
     "falcon_h1": "has multipliers in its layers that only the whole model makes",
-    "llama4_text": "attends within chunks, for which there are no masks here",
     "phimoe": "draws the experts of each token at random while it trains",
 }
 
@@ -250,6 +250,7 @@ def per_layer(config: Any, layers: int) -> dict[str, Sequence[Any]]:
         key: value
         for key, value in config.to_dict().items()
         if isinstance(value, list | tuple) and len(value) == layers
+        if list(value) != list(range(layers))  # which are numbers of layers, such as of all
     }
 
 
@@ -258,7 +259,7 @@ def _signature(layer: nn.Module) -> Iterator[Any]:
         scalars = {
             key: value
             for key, value in vars(module).items()
-            if isinstance(value, str | int | float | bool | None) and key != "layer_idx"
+            if isinstance(value, str | int | float | bool | None) and key not in _OWN_NUMBERS
         }
         yield name, type(module).__name__, repr(sorted(scalars.items()))
         for key, parameter in module.named_parameters(recurse=False):

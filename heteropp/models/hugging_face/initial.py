@@ -24,7 +24,7 @@ def initial_values(
 
     They depend on the seed and the name of their part alone.
     """
-    from transformers import activations
+    from transformers.activations import XIELUActivation
 
     found = family(model.config)
     wanted = {model.global_name(p.name): p.name for p in model.parameters(layers)}
@@ -42,8 +42,8 @@ def initial_values(
             for each in made.modules():
                 if hasattr(each, "layer_idx"):  # of which decays of linear attention are made
                     each.layer_idx = numbers[name]
-                if type(each).__module__ == activations.__name__:  # these have values as made
-                    each.load_state_dict(type(each)().state_dict())
+                if isinstance(each, XIELUActivation):  # which has its values as it is made
+                    each.load_state_dict(XIELUActivation(dtype=each.beta.dtype).state_dict())
                 found.model._init_weights(each)
         for key, value in {**dict(made.named_parameters()), **kept_buffers(made)}.items():
             if (own := wanted.get(f"{name}.{key}")) is not None:
