@@ -25,7 +25,7 @@ class Degree:
     """What one degree of tensor parallelism comes to."""
 
     tp: int
-    error: float | None = None  # the largest of loss and gradients, relative; None: there is none
+    error: float | None = None  # the largest of loss and gradients, relative; None: no number
     parameter: str = ""  # what it is of
     problem: str = ""  # why plans cannot have the degree, or what is wrong
     failed: bool = False
@@ -36,7 +36,8 @@ class Degree:
         if check.problem:
             return Degree(check.tp, problem=check.problem, failed=not check.is_refused)
         problem = "" if check.passed else check.explain()
-        return Degree(check.tp, check.error, check.worst, problem, failed=not check.passed)
+        error = check.error if math.isfinite(check.error) else None
+        return Degree(check.tp, error, check.worst, problem, failed=not check.passed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from heteropp.api.errors import InputError
 from heteropp.api.proof import prove
 from heteropp.description.files import make_folder
@@ -66,7 +68,8 @@ def check_families(plans: Sequence[Plan], elastic: bool) -> None:
     for plan in plans:
         degrees = {stage.tp for pipeline in plan.pipelines for stage in pipeline.stages}
         models.append((plan.model, degrees | ({1, 2} if elastic else set())))
-    prove(models)
+    with Console(stderr=True).status("holding the model's family against transformers"):
+        prove(models)
 
 
 def check_not_elastic(given: Collection[str]) -> None:

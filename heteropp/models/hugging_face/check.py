@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import BrokenBarrierError
 from typing import Any
@@ -67,9 +68,10 @@ def check(values: dict[str, Any], tp: int = 1) -> Check:
     if problem := model.tp_problem(tp):
         return Check(tp, 0.0, "", problem, is_refused=True)
     try:
-        initial = _values(model)
-        expected = _unsplit(model, initial)
-        loss, gradients = _split(model, initial, tp)
+        with _one_thread():
+            initial = _values(model)
+            expected = _unsplit(model, initial)
+            loss, gradients = _split(model, initial, tp)
     except ModelError:
         raise
     except Exception as error:  # of whatever the family's modules run into
@@ -84,6 +86,17 @@ def check(values: dict[str, Any], tp: int = 1) -> Check:
         errors[name] = _error(gradient, expected[name])
     worst = max(errors, key=lambda name: errors[name])
     return Check(tp, errors[worst], worst)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Has torch compute on one thread a rank, as tiny products take longer on several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _error(got: Tensor, expected: Tensor) -> float:

@@ -23,8 +23,11 @@ _MULTIPLIERS = ("embedding_multiplier",)
 # how many values layers return, of families whose layers return a tuple
 _OUTPUTS = {"bamba": 2, "falcon_h1": 1, "gpt_neox_japanese": 1, "glm_moe_dsa": 2}
 _REFUSED = {
+    "biogpt": "adds positions to whatever enters its layers",
     "falcon_h1": "has multipliers in its layers that only the whole model makes",
+    "inkling2_text": "has layers that look back on what several before them gave",
     "phimoe": "draws the experts of each token at random while it trains",
+    "recurrent_gemma": "scales whatever enters its layers",
 }
 
 
