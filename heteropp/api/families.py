@@ -118,7 +118,7 @@ def _report(model: ModelSpec, tp: int, progress: Progress) -> Report:
     order = [model.block_kind(i) for i in range(model.layers)]
     kinds = {kind: order.count(kind) for kind in dict.fromkeys(order)}
     if model.family != FAMILY:
-        total = sum(math.prod(each.shape) for each in model.parameters())
+        total = model.elements()
         return Report(
             family=model.family, is_own=True, kinds=kinds, parameters=total, active_parameters=total
         )
@@ -128,9 +128,6 @@ def _report(model: ModelSpec, tp: int, progress: Progress) -> Report:
 def _of_transformers(
     model: HuggingFaceModel, kinds: dict[str, int], tp: int, progress: Progress
 ) -> Report:
-    from heteropp.models.hugging_face.counting import has_experts, parameters_of
-
-    total, active = parameters_of(model)
     degrees = []
     for degree in (1 << bit for bit in range(tp.bit_length())):
         progress(f"tensor-parallel degree {degree}")
@@ -141,8 +138,8 @@ def _of_transformers(
     return Report(
         family=str(model.config.values()["model_type"]),
         kinds=kinds,
-        has_experts=has_experts(model),
-        parameters=total,
-        active_parameters=active,
+        has_experts=any("experts" in kind for kind in kinds),
+        parameters=model.elements(),
+        active_parameters=model.active_elements(),
         degrees=tuple(degrees),
     )

@@ -31,7 +31,7 @@ app = typer.Typer(
 
 CHECK_EXAMPLES = """\b
 Examples:
-  heteropp-models check Qwen3-30B-A3B
+  heteropp-models check qwen3-30b-a3b
   heteropp-models check mixtral/config.json --tp 4 --json
 """
 LIST_EXAMPLES = """\b
