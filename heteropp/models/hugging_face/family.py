@@ -112,6 +112,14 @@ def _modules(base: nn.Module) -> Iterator[str]:
             yield name
 
 
+def dropouts(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yields what a config says of dropout between layers, where it is not 0."""
+    for key, value in values.items():
+        is_dropout = str(key).endswith(("dropout", "pdrop")) and not key.startswith("classifier")
+        if is_dropout and isinstance(value, float) and value > 0:
+            yield key, value
+
+
 def _check_parts(found: Family) -> None:
     """Raises ModelError when something of the model is in none of its parts."""
     kind = found.config.model_type
@@ -119,10 +127,8 @@ def _check_parts(found: Family) -> None:
         raise ModelError(f"model_type {kind} {_REFUSED[kind]}")
     if "shared" in (getattr(found.config, "indexer_types", None) or ()):
         raise ModelError("indexer_types has shared: what a layer chose would cross stages")
-    for key, value in found.config.to_dict().items():
-        is_dropout = key.endswith(("dropout", "pdrop")) and not key.startswith("classifier")
-        if is_dropout and isinstance(value, float) and value > 0:
-            raise ModelError(f"{key} is {value}; expected 0, as dropout is left out")
+    for key, value in dropouts(found.config.to_dict()):
+        raise ModelError(f"{key} is {value}; expected 0, as dropout is left out")
     for name, module in found.model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             raise ModelError(f"{name} is a dropout of {module.p}; expected 0, as it is left out")

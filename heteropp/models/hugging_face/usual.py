@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from heteropp.models.hugging_face.family import NoStackError
+from heteropp.models.hugging_face.family import NoStackError, dropouts
 
 # Where a default cannot be built, or leaves out what the family is about: what config.json of a
 # released model says. Sizes are left to the default, as the check makes them small.
@@ -114,19 +114,17 @@ def usual_config(family: str) -> tuple[dict[str, Any], dict[str, Any]]:
     except Exception as error:  # of whatever the family checks
         text = " ".join(str(error).split())
         raise NoStackError(f"transformers has no default config of {family}: {text}") from error
-    dropouts = _dropouts(values)
-    return {**_merged(values, dropouts), "model_type": family}, {**changes, **dropouts}
+    without = _without_dropout(values)
+    return {**_merged(values, without), "model_type": family}, {**changes, **without}
 
 
-def _dropouts(values: dict[str, Any]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            if inner := _dropouts(value):
-                result[key] = inner
-        elif str(key).endswith(("dropout", "pdrop")) and isinstance(value, float) and value > 0:
-            result[key] = 0.0
-    return result
+def _without_dropout(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns what leaves dropout out of a config and of those within it."""
+    within = {key: _without_dropout(each) for key, each in values.items() if isinstance(each, dict)}
+    return {
+        **{key: changes for key, changes in within.items() if changes},
+        **{key: 0.0 for key, _ in dropouts(values)},
+    }
 
 
 def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
