@@ -90,7 +90,7 @@ def test_scaled_angles_and_tied_embeddings(tmp_path, said: dict) -> None:
 UNSUPPORTED = {
     "another family": (
         {"model_type": "bert"},
-        "model_type bert has no pipeline plan in transformers",
+        "model_type bert has no layers between a table and a head",
     ),
     "no family": ({"model_type": "absent"}, "model_type: missing"),
     "no layers": ({"num_hidden_layers": "absent"}, "num_hidden_layers: missing"),

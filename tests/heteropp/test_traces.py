@@ -171,7 +171,7 @@ def test_a_second_search_imports_no_torch(
     assert (first[2], second[2]) == ("True", "False")
     (file,) = (tmp_path / "hyperhetero" / "traces").iterdir()
     content = json.loads(file.read_text())
-    assert set(content) == {"format", "sha256", "stages"}
+    assert set(content) == {"format", "sha256", "entries"}
 
 
 ENTRY = """
@@ -198,7 +198,7 @@ def test_a_file_that_is_not_what_it_says_is_as_good_as_none(tmp_path: Path) -> N
         "{}",
         good[: len(good) // 2],
         good.replace('"n":7', '"n":8'),
-        good.replace('"format": 1', '"format": 2'),
+        good.replace('"format": 2', '"format": 1'),
         "[1, 2]\n" * 3,
         "\x00\xff" * 10,
     ):

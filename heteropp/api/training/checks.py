@@ -11,7 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from heteropp.api.errors import InputError
+from heteropp.api.proof import prove
 from heteropp.description.files import make_folder
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
@@ -54,6 +57,19 @@ def check_runs(plan: Plan, path: Path, launched: bool = True) -> None:
     world_size = os.environ.get("WORLD_SIZE") if launched else None
     if world_size is not None and int(world_size) != plan.world_size:
         raise InputError(f"{path} needs {plan.world_size} ranks; torchrun started {world_size}")
+
+
+def check_families(plans: Sequence[Plan], elastic: bool) -> None:
+    """Holds the plans' families against transformers, where it knows them and none has done so.
+
+    elastic: whether plans with other degrees of tensor parallelism may follow. Raises InputError.
+    """
+    models = []
+    for plan in plans:
+        degrees = {stage.tp for pipeline in plan.pipelines for stage in pipeline.stages}
+        models.append((plan.model, degrees | ({1, 2} if elastic else set())))
+    with Console(stderr=True).status("holding the model's family against transformers"):
+        prove(models)
 
 
 def check_not_elastic(given: Collection[str]) -> None:

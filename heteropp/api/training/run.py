@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from heteropp.api.errors import InputError
 from heteropp.api.training.checks import (
     check_elastic,
+    check_families,
     check_files,
     check_finite,
     check_not_elastic,
@@ -105,15 +106,19 @@ class _Start:
             self.earlier = earlier_job(options.output, options.resume)
         hyperparameters = self._hyperparameters()
         self._plan_for(hyperparameters.optimizer)
+        plans = self.by_length or (self.plan,)
+        if self.launched and self.keeps:  # before this rank's chip is open
+            check_families(plans, options.elastic)
         machines = self._open_chips()
         for file in files:
             check_runs(self.plan, file, self.launched and not options.elastic)
         self._check_data(machines, hyperparameters)
+        if not self.launched:
+            check_families(plans, options.elastic)
         if self.keeps and not there:
             hold(self.held, options.output, begun)
         if self.keeps and not begun:
             read = options.cluster if machines or options.elastic else None
-            plans = self.by_length or (self.plan,)
             keep_start(options.output, self.given, plans, read, options.seed, hyperparameters)
         return self._run(machines, hyperparameters)
 

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from heteropp.models.attention import mix
 
 NAME = "heteropp"
-NEED_MASK = {"doge", "deepseek_v32", "axk2"}  # which add to it before they attend
+NEED_MASK = {  # which add to it before they attend, or attend by themselves
+    *("axk2", "deepseek_v32", "doge", "dots3_note_text", "glm_moe_dsa", "gpt_neox_japanese"),
+}
+CHUNKED = "chunked_attention"
 
 
 class Masks(nn.Module):
@@ -57,6 +60,16 @@ class Masks(nn.Module):
             self.within[name] = table.masked_fill(self.unlike, -math.inf)
         return self.within[name]
 
+    def of_chunks(self, size: int) -> Tensor | None:
+        """Returns what keeps chunks of rows apart, [1, 1, length, length]; None: nothing does."""
+        if size >= self.length:
+            return None
+        name = f"chunk_{size}"
+        if not hasattr(self, name):
+            self._add(name)
+        table: Tensor = getattr(self, name)
+        return table
+
     def fits_kernel(self, window: int | None) -> bool:
         """Whether attention through a window is what the fused kernel computes."""
         return self.fused and self._is_all(window) and self.unlike is None
@@ -80,9 +93,14 @@ class Masks(nn.Module):
             table = torch.empty(shape, dtype=self.dtype, device="meta")
             self.register_buffer(name, table, persistent=False)
             return
+        kind, size = name.split("_")
         rows = torch.arange(self.length, device="cpu")
         apart = rows.unsqueeze(1) - rows
-        allowed = (apart >= 0) & (apart < int(name.removeprefix("window_")))
+        if kind == "chunk":
+            chunks = rows // int(size)
+            allowed = (apart >= 0) & (chunks.unsqueeze(1) == chunks)
+        else:
+            allowed = (apart >= 0) & (apart < int(size))
         table = torch.zeros(apart.shape, dtype=self.dtype, device="cpu")
         table = table.masked_fill_(~allowed, -math.inf).view(shape)
         self.register_buffer(name, table.to(self.device), persistent=False)
@@ -103,6 +121,15 @@ def masked_by(masks: Masks) -> Iterator[None]:
         yield
     finally:
         _running.masks = None
+
+
+def given_mask(config: Any, masks: Masks) -> Any:
+    """Returns what a family's loop is given as its mask; None: it makes none and needs none."""
+    if config.model_type in NEED_MASK:
+        return masks.of(None)
+    if CHUNKED in (getattr(config, "layer_types", None) or ()):
+        return {"full_attention": None, CHUNKED: masks.of_chunks(config.attention_chunk_size)}
+    return None
 
 
 def windows_of(layer: nn.Module) -> Iterator[int | None]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import BrokenBarrierError
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from heteropp.layout.boxes import Box
 from heteropp.models.hugging_face.config import family_config
+from heteropp.models.hugging_face.family import base_name
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.hugging_face.reading import read
 from heteropp.models.hugging_face.small import LENGTH, small_config
@@ -39,6 +42,7 @@ class Check:
     error: float  # the largest, relative
     worst: str  # what it is of: "loss", or a parameter's name
     problem: str = ""  # why there is no error to tell, in a clause
+    is_refused: bool = False  # before anything ran, as plans of this degree are
 
     @property
     def passed(self) -> bool:
@@ -52,31 +56,47 @@ class Check:
         )
 
 
-def small_model(values: dict[str, Any]) -> HuggingFaceModel:
-    """Returns the model of a config.json, made small. Raises ModelError."""
-    config = small_config(values).values()
+def small_model(values: dict[str, Any], tp: int = 1) -> HuggingFaceModel:
+    """Returns the model of a config.json, made small for a group of tp. Raises ModelError."""
+    config = small_config(values, tp).values()
     return read(config, "small", sequence_length=LENGTH, dtype="float64")
 
 
 def check(values: dict[str, Any], tp: int = 1) -> Check:
     """Holds three stages of a config's family against transformers. Raises ModelError."""
-    model = small_model(values)
+    model = small_model(values, tp)
     if problem := model.tp_problem(tp):
-        return Check(tp, 0.0, "", problem)
+        return Check(tp, 0.0, "", problem, is_refused=True)
     try:
-        initial = _values(model)
-        expected = _unsplit(model, initial)
-        loss, gradients = _split(model, initial, tp)
+        with _one_thread():
+            initial = _values(model)
+            expected = _unsplit(model, initial)
+            loss, gradients = _split(model, initial, tp)
     except ModelError:
         raise
     except Exception as error:  # of whatever the family's modules run into
         text = " ".join(str(error).split())[:200]
         return Check(tp, 0.0, "", f"its modules fail: {type(error).__name__}: {text}")
+    if not any(expected[p.name].any() for p in model.parameters((0, 1))):
+        return Check(
+            tp, 0.0, "", "no gradient reaches its first layer, so that nothing is compared"
+        )
     errors = {"loss": _error(loss, expected["loss"])}
     for name, gradient in gradients.items():
         errors[name] = _error(gradient, expected[name])
     worst = max(errors, key=lambda name: errors[name])
     return Check(tp, errors[worst], worst)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Has torch compute on one thread a rank, as tiny products take longer on several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _error(got: Tensor, expected: Tensor) -> float:
@@ -112,11 +132,12 @@ def _unsplit(model: HuggingFaceModel, initial: dict[str, Tensor]) -> dict[str, T
     with torch.random.fork_rng(devices=[]):
         whole = AutoModelForCausalLM.from_config(config, attn_implementation="eager").double()
     whole.config._experts_implementation = "eager"
+    base = base_name(whole)
     names = {id(module): name for name, module in whole.named_modules()}
     head = names[id(whole.get_output_embeddings())]
 
     def theirs(name: str) -> str:
-        return name if name.startswith(f"{head}.") else f"{whole.base_model_prefix}.{name}"
+        return name if name.startswith(f"{head}.") else f"{base}.{name}"
 
     values = {theirs(name): value for name, value in initial.items()}
     found = whole.load_state_dict(values, strict=False)
@@ -146,7 +167,12 @@ def _split(
     groups: list[TensorParallelGroup] = [SoloGroup()] if tp == 1 else list(_threads(tp))
     with ThreadPoolExecutor(tp) as pool:
         started = [pool.submit(_rank, model, initial, group) for group in groups]
-        ranks = [each.result(DEADLINE_S) for each in started]
+    failures = [each.exception() for each in started]
+    # those of ranks that waited for another one come last
+    for failure in sorted(failures, key=lambda each: isinstance(each, BrokenBarrierError)):
+        if failure is not None:
+            raise failure
+    ranks = [each.result() for each in started]
     result = {p.name: torch.zeros(p.shape, dtype=torch.float64) for p in model.parameters()}
     parameters = {p.name: p for p in model.untied().parameters()}
     for index, (_, gradients) in enumerate(ranks):
@@ -167,6 +193,17 @@ def _rank(
     model: HuggingFaceModel, initial: dict[str, Tensor], group: TensorParallelGroup
 ) -> tuple[Tensor, list[tuple[str, Tensor]]]:
     """Runs forward and backward of all stages, as one rank of each one's group."""
+    try:
+        return _passes(model, initial, group)
+    except BaseException:
+        if isinstance(group, ThreadGroup):
+            group.shared.barrier.abort()  # the others wait for this one
+        raise
+
+
+def _passes(
+    model: HuggingFaceModel, initial: dict[str, Tensor], group: TensorParallelGroup
+) -> tuple[Tensor, list[tuple[str, Tensor]]]:
     stages = []
     for layers in _cut(model.layers):
         stage = model.build(layers, group, "cpu", torch.float64)

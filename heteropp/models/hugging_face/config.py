@@ -55,7 +55,7 @@ class Config:
 @lru_cache(maxsize=64)
 def family_config(config: Config) -> PretrainedConfig:
     """Returns transformers' own object of a config. Raises ModelError."""
-    _check_release()
+    check_release()
     from transformers import CONFIG_MAPPING, AttentionInterface
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -82,7 +82,7 @@ def family_config(config: Config) -> PretrainedConfig:
     return found
 
 
-def _check_release() -> None:
+def check_release() -> None:
     """Checks that transformers is there, of the release that we follow. Raises ModelError."""
     try:
         found = version("transformers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
 
@@ -35,8 +36,8 @@ _PLANS = {
         "layers.*.mlp.experts.down_proj_bias": PARTIAL,
     }
 }
-
-
+# what families' plans leave out: parameters of whose gradient every rank has a part
+_PARTIAL = {"apertus": "layers.*.mlp.act_fn"}
 # families whose masks are of all heads, where their plan leaves a rank part of them
 _UNCUT = {"doge", "inkling_text"}
 
@@ -60,6 +61,8 @@ class Cuts:
 def plan_of(found: Family) -> dict[str, str]:
     """Returns a family's tensor-parallel plan, by pattern after the base model's name."""
     plan = found.config.base_model_tp_plan or _PLANS.get(found.config.model_type, {})
+    if plan and (partial := _PARTIAL.get(found.config.model_type)):
+        plan = {**plan, partial: PARTIAL}
     return {pattern: _OLDER.get(style, style) for pattern, style in plan.items()}
 
 
@@ -158,14 +161,22 @@ def head_sizes(found: Family) -> dict[str, int]:
     cut = {
         pattern.rpartition(".")[2] for pattern, style in plan_of(found).items() if style == COLUMN
     }
-    own, sizes = found.config, {}
+    ends = []
     if cut & {"q_proj", "q_b_proj", "qkv_proj", "query_key_value", "kv_b_proj"}:
-        sizes["num_attention_heads"] = own.num_attention_heads
+        ends.append("attention_heads")
     if cut & {"k_proj", "qkv_proj", "query_key_value"}:
-        sizes["num_key_value_heads"] = getattr(own, "num_key_value_heads", None)
-    found_sizes = {}
-    for name, value in sizes.items():
-        for i, size in enumerate(value if isinstance(value, list) else [value]):
-            if size:
-                found_sizes[f"{name}[{i}]" if isinstance(value, list) else name] = size
-    return found_sizes
+        ends.append("key_value_heads")
+    whole = copy.copy(found.config)
+    whole.allow_global_per_layer_attribute_access = True
+    known = whole.to_dict()
+    layers = (known.get("per_layer_config") or {}).values()
+    sizes = {}
+    # some layers may have other numbers, as those with a window do
+    names = [f"num_{end}" for end in ends]
+    for name in dict.fromkeys((*names, *(key for key in known if key.endswith(tuple(ends))))):
+        value = getattr(whole, name, None)
+        values = value if isinstance(value, list) else [value]
+        each = dict.fromkeys((*values, *(layer[name] for layer in layers if name in layer)))
+        for i, size in enumerate(size for size in each if size):
+            sizes[f"{name}[{i}]" if len(each) > 1 else name] = size
+    return sizes

@@ -16,11 +16,23 @@ from heteropp.models.hugging_face.config import Config, family_config
 from heteropp.models.spec import ModelError
 
 LAYERS = "layers"
-# the modules of base models that say nothing of them, in the order in which they run
-_MODULES = {"mamba2": ("embeddings", LAYERS, "norm_f"), "mamba": ("embeddings", LAYERS, "norm_f")}
+_OWN_NUMBERS = ("layer_idx", "layer_number")  # of a layer, which say nothing of its kind
 _LAYER_NUMBERS = ("num_hidden_layers", "num_layers", "n_layer")
 # what a base model multiplies activations with that enter it, and does so again in every stage
 _MULTIPLIERS = ("embedding_multiplier",)
+# how many values layers return, of families whose layers return a tuple
+_OUTPUTS = {"bamba": 2, "falcon_h1": 1, "gpt_neox_japanese": 1, "glm_moe_dsa": 2}
+_REFUSED = {
+    "biogpt": "adds positions to whatever enters its layers",
+    "falcon_h1": "has multipliers in its layers that only the whole model makes",
+    "inkling2_text": "has layers that look back on what several before them gave",
+    "phimoe": "draws the experts of each token at random while it trains",
+    "recurrent_gemma": "scales whatever enters its layers",
+}
+
+
+class NoStackError(ModelError):
+    """The family's model is no stack of layers between a table and a head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,35 +79,59 @@ def family(config: Config) -> Family:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(own)
     except Exception as error:  # of whatever the family checks
-        text = " ".join(str(error).split())
-        raise ModelError(
+        text = " ".join(str(error).split())[:200]
+        raise NoStackError(
             f"transformers cannot make the model: {type(error).__name__}: {text}"
         ) from error
     own = model.config
     own._experts_implementation = experts.NAME
-    modules = tuple(own.base_model_pp_plan or _MODULES.get(own.model_type, ()))
+    model.base_model_prefix = base_name(model)
     base = getattr(model, model.base_model_prefix, None)
-    parts = model.get_output_embeddings(), base, getattr(base, LAYERS, None)
-    if LAYERS not in modules or None in parts:
-        raise ModelError(f"model_type {own.model_type} has no pipeline plan in transformers")
+    if base is None or not hasattr(base, LAYERS) or model.get_output_embeddings() is None:
+        raise NoStackError(
+            f"model_type {own.model_type} has no {LAYERS} between a table and a head"
+        )
+    modules = tuple(own.base_model_pp_plan or _modules(base))
     cut = modules.index(LAYERS)
-    assert base is not None
     kinds = tuple(_kinds(own, base.layers))
     found = Family(own, model, modules[:cut], modules[cut + 1 :], kinds)
     _check_parts(found)
     return found
 
 
+def base_name(model: Any) -> str:
+    """Returns the name of a model's base model, which of some families is not as they say."""
+    name: str = model.base_model_prefix
+    return name if hasattr(model, name) else "model"
+
+
+def _modules(base: nn.Module) -> Iterator[str]:
+    """Yields the modules of a base model that has no pipeline plan, as they follow each other."""
+    for name, child in base.named_children():
+        if name == LAYERS or any(True for _ in child.parameters()):
+            yield name
+
+
+def dropouts(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yields what a config says of dropout between layers, where it is not 0."""
+    for key, value in values.items():
+        is_dropout = str(key).endswith(("dropout", "pdrop")) and not key.startswith("classifier")
+        if is_dropout and isinstance(value, float) and value > 0:
+            yield key, value
+
+
 def _check_parts(found: Family) -> None:
     """Raises ModelError when something of the model is in none of its parts."""
     kind = found.config.model_type
+    if kind in _REFUSED:
+        raise ModelError(f"model_type {kind} {_REFUSED[kind]}")
+    if "shared" in (getattr(found.config, "indexer_types", None) or ()):
+        raise ModelError("indexer_types has shared: what a layer chose would cross stages")
+    for key, value in dropouts(found.config.to_dict()):
+        raise ModelError(f"{key} is {value}; expected 0, as dropout is left out")
     for name, module in found.model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             raise ModelError(f"{name} is a dropout of {module.p}; expected 0, as it is left out")
-    for key, value in found.config.to_dict().items():
-        is_dropout = key.endswith(("dropout", "pdrop")) and not key.startswith("classifier")
-        if is_dropout and isinstance(value, float) and value > 0:
-            raise ModelError(f"{key} is {value}; expected 0, as dropout is left out")
     if getattr(found.config, "output_router_logits", False):
         raise ModelError("output_router_logits is true; expected false: there is no auxiliary loss")
     prefix = f"{found.model.base_model_prefix}."
@@ -106,6 +142,10 @@ def _check_parts(found: Family) -> None:
             raise ModelError(
                 f"model_type {kind} has {name} beside its layers, which no stage would hold"
             )
+    owners: dict[int, str] = {}
+    for name, value in found.base.layers.named_parameters(remove_duplicate=False):
+        if (owner := owners.setdefault(id(value), name)) != name:
+            raise ModelError(f"model_type {kind} has one parameter as {owner} and {name} of layers")
     with torch.device("cpu"):  # also where a tracer builds on meta
         _check_entrance(found)
 
@@ -134,14 +174,18 @@ def _check_entrance(found: Family) -> None:
 class Absent(nn.Module):
     """Stands where a layer is that another stage holds, and hands activations on."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, outputs: int | None) -> None:
+        """outputs: how many values the layer returns in a tuple; None: activations alone."""
         super().__init__()
+        self.outputs = outputs
         for key, value in vars(layer).items():  # a family's loop asks a layer for its kind
             if isinstance(value, str | int | float | bool | None) and key != "training":
                 setattr(self, key, value)
 
-    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        return hidden_states
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        if self.outputs is None:
+            return hidden_states
+        return (hidden_states, *[None] * (self.outputs - 1))
 
 
 def around(
@@ -162,8 +206,9 @@ def around(
         setattr(config, key, layers)
     base = shallow(found.base)
     base.config = config
+    outputs = _OUTPUTS.get(config.model_type)
     base.layers = nn.ModuleList(
-        held.get(f"{LAYERS}.{i}", Absent(found.base.layers[source]))
+        held.get(f"{LAYERS}.{i}", Absent(found.base.layers[source], outputs))
         for i, source in enumerate(sources)
     )
     for name, child in found.base.named_children():
@@ -214,6 +259,7 @@ def per_layer(config: Any, layers: int) -> dict[str, Sequence[Any]]:
         key: value
         for key, value in config.to_dict().items()
         if isinstance(value, list | tuple) and len(value) == layers
+        if list(value) != list(range(layers))  # which are numbers of layers, such as of all
     }
 
 
@@ -222,7 +268,7 @@ def _signature(layer: nn.Module) -> Iterator[Any]:
         scalars = {
             key: value
             for key, value in vars(module).items()
-            if isinstance(value, str | int | float | bool | None) and key != "layer_idx"
+            if isinstance(value, str | int | float | bool | None) and key not in _OWN_NUMBERS
         }
         yield name, type(module).__name__, repr(sorted(scalars.items()))
         for key, parameter in module.named_parameters(recurse=False):

@@ -24,11 +24,14 @@ def initial_values(
 
     They depend on the seed and the name of their part alone.
     """
+    from transformers.activations import XIELUActivation
+
     found = family(model.config)
     wanted = {model.global_name(p.name): p.name for p in model.parameters(layers)}
     parts = {name: name for name in (*found.first, *found.last, found.head_name)}
     for i in range(*layers):
         parts[f"{LAYERS}.{i}"] = f"{LAYERS}.{found.source(model.order[i])}"
+    numbers = {f"{LAYERS}.{i}": i for i in range(*layers)}
     for name, like in parts.items():
         if not any(each.startswith(f"{name}.") for each in wanted):
             continue
@@ -37,6 +40,10 @@ def initial_values(
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(int.from_bytes(digest[:4], "little"))
             for each in made.modules():
+                if hasattr(each, "layer_idx"):  # of which decays of linear attention are made
+                    each.layer_idx = numbers[name]
+                if isinstance(each, XIELUActivation):  # which has its values as it is made
+                    each.load_state_dict(XIELUActivation(dtype=each.beta.dtype).state_dict())
                 found.model._init_weights(each)
         for key, value in {**dict(made.named_parameters()), **kept_buffers(made)}.items():
             if (own := wanted.get(f"{name}.{key}")) is not None:

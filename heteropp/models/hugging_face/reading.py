@@ -14,8 +14,9 @@ from heteropp.models.parted import Part
 from heteropp.models.spec import ModelError, Parameter
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_OF_TOKEN = (
+# how many experts a layer has, and each of its tokens goes to, by the names that configs have
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERTS_OF_TOKEN = (
     *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
 )
 _DEFAULT_LENGTH = 2048  # tokens, where a config has no longest sequence
@@ -29,6 +30,18 @@ def fields_of(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("quantization_config"):
         raise ModelError("its weights are quantized (quantization_config); expected whole ones")
     config = Config.of(values)
+    try:
+        return _fields_of(values, config)
+    except ModelError:
+        raise
+    except Exception as error:  # of whatever a family has under other names
+        kind, text = values.get("model_type"), " ".join(str(error).split())
+        raise ModelError(
+            f"model_type {kind} is not understood: {type(error).__name__}: {text}"
+        ) from error
+
+
+def _fields_of(values: dict[str, Any], config: Config) -> dict[str, Any]:
     found = family(config)
     own = found.config
     dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32")
@@ -41,8 +54,8 @@ def fields_of(values: dict[str, Any]) -> dict[str, Any]:
         sequence_length=getattr(own, "max_position_embeddings", None) or _DEFAULT_LENGTH,
         dtype=dtype,
         config=config,
-        experts=_first(own, _EXPERTS),
-        experts_of_token=_first(own, _OF_TOKEN),
+        experts=_first(own, EXPERTS),
+        experts_of_token=_first(own, EXPERTS_OF_TOKEN),
         order=found.kinds,
         parts=tuple(_parts(found)),
         tied_names=_tied(found),

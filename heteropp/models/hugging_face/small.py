@@ -8,6 +8,7 @@ from typing import Any
 
 from heteropp.models.hugging_face.config import Config
 from heteropp.models.hugging_face.family import family, layer_numbers
+from heteropp.models.hugging_face.reading import EXPERTS, EXPERTS_OF_TOKEN
 from heteropp.models.spec import ModelError
 
 LENGTH = 32  # tokens of a sequence, more than a small window
@@ -29,10 +30,8 @@ _SIZES = {
     "sliding_window": 8,
     "attention_chunk_size": 8,
     # experts
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
-    **dict.fromkeys(
-        ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"), 3
-    ),
+    **dict.fromkeys(EXPERTS, 8),
+    **dict.fromkeys(EXPERTS_OF_TOKEN, 3),
     **dict.fromkeys(("n_group", "num_expert_group"), 2),
     "topk_group": 1,
     "zero_expert_num": 2,
@@ -60,17 +59,28 @@ _SIZES = {
     "state_size": 8,
     "num_heads": 8,
     "n_groups": 2,
+    "mamba_n_heads": 8,
+    "mamba_d_ssm": 128,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
     "chunk_size": 8,
     "block_size": 8,
 }
+# of which every rank of a group has some
+_OF_RANKS = (
+    *("hidden_size", "num_attention_heads", "swa_num_attention_heads", "num_key_value_heads"),
+    *("swa_num_key_value_heads", "num_global_key_value_heads", "o_groups", "index_n_heads"),
+    *("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads", "num_heads"),
+    *("n_groups", "mamba_n_heads", "mamba_d_ssm"),
+)
 _INTERMEDIATE, _OF_EXPERTS = 96, 32
 
 
-def small_config(values: dict[str, Any]) -> Config:
+def small_config(values: dict[str, Any], tp: int = 1) -> Config:
     """Returns a config of the same family with few layers of every kind that it has.
 
-    What it says beside sizes, such as multipliers, biases and the kinds of norms, stays. Raises
-    ModelError.
+    tp: the degree of tensor parallelism that it should allow, if the family does. What the config
+    says beside sizes, such as multipliers, biases and the kinds of norms, stays. Raises ModelError.
     """
     found = family(Config.of(values))
     layers = _enough_layers(found.kinds)
@@ -83,14 +93,14 @@ def small_config(values: dict[str, Any]) -> Config:
             value = {i: each for i, each in value.items() if int(i) < layers}
         elif key in ("pad_token_id", "bos_token_id", "eos_token_id"):
             value = None if value is None else 0
-        result[key] = _smaller(key, value)
+        result[key] = _smaller(key, value, max(1, tp // 2))
     numbers = layer_numbers(found, layers)
     result.update({key: value for key, value in numbers.items() if key in known})
-    if result.get("kv_lora_rank"):  # whose heads all have keys of their own
-        if result.get("head_dim"):
-            result["head_dim"] = result["qk_rope_head_dim"]
-        if "num_key_value_heads" in result:
-            result["num_key_value_heads"] = result["num_attention_heads"]
+    each = (result.get("per_layer_config") or {}).items()
+    for i, own in each:
+        was = {**known, **known["per_layer_config"][i]}
+        own.update(_agreed({**result, **own}, was))
+    result.update(_agreed(result, known))
     _shorten_rotary_tables(result)
     return Config.of({**result, "model_type": found.config.model_type})
 
@@ -108,19 +118,36 @@ def _enough_layers(kinds: tuple[str, ...]) -> int:
     return layers
 
 
-def _smaller(key: str, value: Any) -> Any:
+def _smaller(key: str, value: Any, times: int) -> Any:
+    """Returns a value of a config made small; times: how often, of what ranks share."""
     if isinstance(value, list):
-        return [_smaller(key, each) for each in value]
-    if isinstance(value, dict) and not key.startswith("rope"):
-        return {inner: _smaller(inner, each) for inner, each in value.items()}
+        return [_smaller(key, each, times) for each in value]
+    if isinstance(value, dict) and not str(key).startswith("rope"):
+        return {inner: _smaller(inner, each, times) for inner, each in value.items()}
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     if key in _SIZES:
-        return min(value, _SIZES[key])
-    if "intermediate" in key or key in ("ffn_hidden_size", "expert_ffn_hidden_size"):
+        return min(value, _SIZES[key] * (times if key in _OF_RANKS else 1))
+    if "intermediate" in str(key) or key in ("ffn_hidden_size", "expert_ffn_hidden_size"):
         is_of_experts = any(part in key for part in ("moe", "expert", "shared"))
         return min(value, _OF_EXPERTS if is_of_experts else _INTERMEDIATE)
     return value
+
+
+def _agreed(values: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
+    """Returns sizes that follow from others; was: what the config said before it was made small."""
+    result = {}
+    if values.get("kv_lora_rank"):  # whose heads all have keys of their own
+        if was.get("head_dim"):
+            is_whole = was["head_dim"] == was["qk_nope_head_dim"] + was["qk_rope_head_dim"]
+            nope = values["qk_nope_head_dim"] if is_whole else 0
+            result["head_dim"] = nope + values["qk_rope_head_dim"]
+        if "num_key_value_heads" in values:
+            result["num_key_value_heads"] = values["num_attention_heads"]
+    if values.get("mamba_d_head") and values.get("mamba_n_heads"):
+        inner = values.get("mamba_d_ssm") or values["mamba_expand"] * values["hidden_size"]
+        result["mamba_d_head"] = inner // values["mamba_n_heads"]
+    return result
 
 
 def _shorten_rotary_tables(values: dict[str, Any]) -> None:

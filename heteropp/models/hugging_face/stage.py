@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from heteropp.models.hugging_face.attention import NEED_MASK, Masks, masked_by, windows_of
+from heteropp.models.hugging_face.attention import Masks, given_mask, masked_by, windows_of
 from heteropp.models.hugging_face.family import LAYERS, around, family, shallow
 from heteropp.models.hugging_face.layers import install
 from heteropp.models.parallel.tensor_parallel import (
@@ -77,8 +77,8 @@ class HuggingFaceStage(StageModule):
         (model,) = self.whole
         self.masks.keep_apart(documents)
         given: dict[str, Any] = {"position_ids": self._positions(documents), "use_cache": False}
-        if model.config.model_type in NEED_MASK:
-            given["attention_mask"] = self.masks.of(None)
+        if (mask := given_mask(model.config, self.masks)) is not None:
+            given["attention_mask"] = mask
         if self.is_first:
             given["input_ids"] = x.view(-1, self.length)
         else:
