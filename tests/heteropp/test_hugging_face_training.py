@@ -30,15 +30,19 @@ EVERYDAY = ("gemma3_text", "qwen3_moe", "gpt_oss")
 ACCUMULATES = {"V": "float32", "W": "float64", "X": "float32"}
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    folder = tmp_path_factory.mktemp("chips")
+def three_vendors(folder: Path) -> list[Path]:
+    """Writes chip files of three vendors, and gives those of six ranks, two of each."""
     for vendor, accumulate in ACCUMULATES.items():
         text = NEUTRAL_CHIP.format(chips_per_node=2, capacity_bytes=1 << 30)
         text = text.replace('vendor = "Test"', f'vendor = "{vendor}"')
         text = text.replace('accumulate = "float32"', f'accumulate = "{accumulate}"')
         (folder / f"{vendor}.toml").write_text(text.replace("neutral = true", "neutral = false"))
-    found = Ranks(chips=[folder / f"{vendor}.toml" for vendor in "VVWWXX"])
+    return [folder / f"{vendor}.toml" for vendor in "VVWWXX"]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    found = Ranks(chips=three_vendors(tmp_path_factory.mktemp("chips")))
     yield found
     found.close()
 

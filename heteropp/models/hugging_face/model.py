@@ -32,6 +32,7 @@ class HuggingFaceModel(PartedModel):
     attention: Literal["explicit", "fused"] = "explicit"
     experts: int = 0  # of a layer that has some
     experts_of_token: int = 0
+    mixes_documents: str = ""  # the kind of a layer that does, by recurrence or on its own
     tp_refusal: str = ""  # why tp is 1, in a clause; "": it need not be
 
     # names are the family's own, after that of its base model
@@ -58,8 +59,8 @@ class HuggingFaceModel(PartedModel):
     def documents_problem(self) -> str | None:
         if self.attention == "fused":
             return "fused attention is within whole sequences"
-        if any("linear" in kind or "mamba" in kind for kind in self.order):
-            return "linear attention goes from one document to the next"
+        if self.mixes_documents:
+            return f"a layer of kind {self.mixes_documents} goes from one document to the next"
         return None
 
     def mixed_lengths_problem(self) -> str | None:

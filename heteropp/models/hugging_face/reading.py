@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from heteropp.models.hugging_face.attention import windows_of
 from heteropp.models.hugging_face.config import Config
 from heteropp.models.hugging_face.cuts import head_sizes, own_parameters, tp_refusal
 from heteropp.models.hugging_face.family import LAYERS, Family, family
@@ -59,6 +60,7 @@ def _fields_of(values: dict[str, Any], config: Config) -> dict[str, Any]:
         order=found.kinds,
         parts=tuple(_parts(found)),
         tied_names=_tied(found),
+        mixes_documents=_mixes_documents(found),
         tp_divides=tuple(head_sizes(found).items()),
         tp_refusal=tp_refusal(found),
     )
@@ -72,6 +74,21 @@ def read(values: dict[str, Any], name: str, **changes: Any) -> HuggingFaceModel:
 def _first(config: Any, names: tuple[str, ...]) -> int:
     """Returns the first of some entries of a config that is there; 0: none."""
     return next((value for name in names if (value := getattr(config, name, None))), 0)
+
+
+def _mixes_documents(found: Family) -> str:
+    """Returns a kind of layer that mixes rows otherwise than by attention as we have it, if any.
+
+    Some choose rows before they attend, and some attend within chunks of the whole sequence.
+    """
+    for kind in dict.fromkeys(found.kinds):
+        layer = found.base.layers[found.source(kind)]
+        is_recurrent = any(isinstance(each, nn.Conv1d) for each in layer.modules())
+        chooses = any(name.endswith("indexer") for name, _ in layer.named_modules())
+        has_chunks = getattr(found.config, "attention_chunk_size", None) is not None
+        if is_recurrent or chooses or has_chunks or not any(True for _ in windows_of(layer)):
+            return kind
+    return ""
 
 
 def _parts(found: Family) -> list[Part]:

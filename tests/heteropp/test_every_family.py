@@ -1,0 +1,93 @@
+"""Every family of docs/models.md: it trains as transformers does, and keeps documents apart."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from layouts import plan_of
+from parity import Ranks
+from test_hugging_face_training import STEPS, check, three_vendors
+
+from heteropp.models.hugging_face.config import family_config
+from heteropp.models.hugging_face.model import HuggingFaceModel
+from heteropp.models.hugging_face.reading import read
+from heteropp.models.hugging_face.small import small_config
+from heteropp.models.hugging_face.usual import usual_config
+from heteropp.models.parallel.tensor_parallel import SoloGroup
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+FAMILIES = re.findall(r"^\| (\w+) \| \w+ \| \d", PAGE.read_text(), re.MULTILINE)
+EVERYDAY = ("gemma3_text", "gpt_oss")
+LENGTH = 32
+
+assert len(FAMILIES) > 100
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    found = Ranks(chips=three_vendors(tmp_path_factory.mktemp("chips")))
+    yield found
+    found.close()
+
+
+def small(family: str, dtype: str) -> HuggingFaceModel:
+    config = small_config(usual_config(family)[0]).values()
+    return read(config, family, sequence_length=LENGTH, dtype=dtype)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_trains_on_three_unlike_stages(ranks: Ranks, tmp_path: Path, family: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = small(family, "float32")
+    config = copy.deepcopy(family_config(model.config))
+    whole = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in whole.parameters():  # none of which is a plain 0 or 1
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    whole.save_pretrained(tmp_path / "folder")
+    saved = json.loads((tmp_path / "folder" / "config.json").read_text())
+    assert saved["model_type"] == family
+    tp = 2 if model.allows_tp(2) else 1
+    plan = plan_of(model, (1, model.layers - 2, 1), (1, 2, 1), (tp, 1, tp))
+    got = ranks.train(plan, STEPS, weights=tmp_path / "folder")
+    check(got, ranks.plainly(plan, STEPS, weights=tmp_path / "folder"))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=() if f in EVERYDAY else pytest.mark.exhaustive) for f in FAMILIES],
+)
+def test_documents_of_a_sequence_are_as_if_alone(family: str) -> None:
+    model = small(family, "float64")
+    if problem := model.documents_problem():
+        assert "goes from one document to the next" in problem
+        return
+    stage = model.build((0, model.layers), SoloGroup(), "cpu", torch.float64)
+    stage.initialise(0)
+    generator = torch.Generator().manual_seed(1)
+    tokens, targets = torch.randint(model.vocab, (2, LENGTH), generator=generator)
+    numbers = torch.zeros(LENGTH, dtype=torch.int64)
+    cut, none = 13, torch.full((LENGTH,), -100)
+    one, other = slice(0, cut), slice(cut, LENGTH)
+
+    def gradients(tokens: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor) -> list:
+        stage.zero_grad(set_to_none=True)
+        stage(tokens, targets, 0, documents).backward()
+        return [None if p.grad is None else p.grad.clone() for p in stage.parameters()]
+
+    packed = gradients(tokens, targets, numbers.index_fill(0, torch.arange(cut, LENGTH), 1))
+    first = gradients(tokens, torch.cat((targets[one], none[other])), numbers)
+    moved = torch.cat((tokens[other], tokens[one])), torch.cat((targets[other], none[one]))
+    second = gradients(*moved, numbers)
+    for together, a, b in zip(packed, first, second, strict=True):
+        if together is not None:
+            assert (together - a - b).abs().max() <= 2e-5 * max(1.0, together.abs().max().item())
