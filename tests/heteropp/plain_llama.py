@@ -21,6 +21,7 @@ from heteropp.data.token_file import TokenFile
 from heteropp.models.custom.model import CustomModel
 from heteropp.models.custom.source import definition_at
 from heteropp.models.hugging_face.config import family_config
+from heteropp.models.hugging_face.family import base_name
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.llama.model import LlamaModel
 from heteropp.models.spec import ModelSpec
@@ -188,28 +189,26 @@ class TransformersDecoder(nn.Module):
         self.fill(dict(model.initial_values((0, model.layers), seed)))
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        prefix = f"{self.whole.base_model_prefix}."
+        prefix = f"{base_name(self.whole)}."
         for name, parameter in self.whole.named_parameters():
             yield name.removeprefix(prefix), parameter
 
     @torch.no_grad()
     def fill(self, values: dict[str, Tensor]) -> None:
-        prefix = f"{self.whole.base_model_prefix}."
+        prefix = f"{base_name(self.whole)}."
         for name, tensor in self.whole.state_dict().items():
             if (own := name.removeprefix(prefix)) in values:
                 tensor.copy_(values[own])
 
     def tables(self, names: set[str]) -> dict[str, Tensor]:
         """Those that are part of the weights, and no step changes."""
-        prefix = f"{self.whole.base_model_prefix}."
+        prefix = f"{base_name(self.whole)}."
         named = {name.removeprefix(prefix): table for name, table in self.whole.named_buffers()}
         return {name: table for name, table in named.items() if name in names}
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
-        loaded = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        loaded = type(self.whole).from_pretrained(folder).state_dict()
         for name, tensor in self.whole.state_dict().items():
             tensor.copy_(loaded[name])
 
