@@ -201,7 +201,7 @@ class TransformersDecoder(nn.Module):
                 tensor.copy_(values[own])
 
     def tables(self, names: set[str]) -> dict[str, Tensor]:
-        """Those that are part of the weights, and no step changes."""
+        """Returns the tables that are part of the weights, and that no step changes."""
         prefix = f"{base_name(self.whole)}."
         named = {name.removeprefix(prefix): table for name, table in self.whole.named_buffers()}
         return {name: table for name, table in named.items() if name in names}

@@ -114,7 +114,7 @@ LAYOUTS: dict[str, Callable[[LlamaModel], Plan]] = {
     ),
     "offload": lambda m: plan_of(m, (4, 4), (2, 1), (1, 1), offload=True),
 }
-LONG = ("one rank", "interleaved")
+LONG = ("one rank", "interleaved", "offload", "two pipelines", "sequence parallel, dropout")
 
 
 def learnt_by(ranks: Ranks, plan: Plan, data: TokenFile, **options: object) -> Trained:
@@ -139,6 +139,7 @@ def test_packed_documents_train_what_each_alone_does(
     assert got.validation_loss == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.long
 def test_attention_across_documents_trains_otherwise(ranks: Ranks, data: TokenFile) -> None:
     plan = LAYOUTS["unlike stages"](tiny_model(layers=8, dtype="float64"))
     across = ranks.train(plan, data=data.path, validation=data.path)

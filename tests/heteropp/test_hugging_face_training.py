@@ -118,8 +118,13 @@ def test_it_resumes_under_another_plan(
     check(replace(after, losses=[*before.losses, *after.losses]), plain)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("qwen3", marks=pytest.mark.exhaustive),
+        pytest.param("qwen3_moe", marks=pytest.mark.long),
+    ],
+)
 def test_a_chip_leaves_and_another_is_lost(decoders: Decoders, tmp_path: Path, family: str) -> None:
     """Losses stay those of a run that nothing disturbed."""
     model = decoders(family).model

@@ -46,7 +46,7 @@ def given(sets: dict[str, Path]) -> list[str]:
 
 
 def test_every_set_has_its_loss(tmp_path: Path, sets: dict[str, Path]) -> None:
-    """As a plain model has it, on the screen, in the summary and for TensorBoard, too."""
+    """It is as a plain model has it, on the screen, in the summary and for TensorBoard, too."""
     options = ("--steps", "4", "--validate-every", "2", "--json", "--tensorboard")
     training = Training(tmp_path, PLAN, *options, *given(sets))
     code, stdout, stderr = training.wait()

@@ -98,7 +98,7 @@ def _write_weights(
         name: prod(assembly.shape) * dtypes[name].itemsize for name, assembly in tensors.items()
     }
     files = list(_files(tensors, sizes, file_bytes))
-    parameters = _Parameters(model, read)
+    parameters = _WholeParameters(model, read)
     places: dict[str, str] = {}
     for i, wanted in enumerate(files):
         name = SINGLE if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
@@ -117,7 +117,7 @@ def _write_weights(
         write_text(folder / INDEX, _as_text(index))
 
 
-class _Parameters:
+class _WholeParameters:
     """A checkpoint's parameters; the newest is kept, as several tensors may be slices of it."""
 
     def __init__(self, model: ModelSpec, read: Callable[[Parameter], Tensor]) -> None:
