@@ -13,7 +13,9 @@ from pydantic import ConfigDict
 from heteropp.description.files import FileError, read_json, read_toml
 from heteropp.description.presets import model_path
 from heteropp.models.families import families, spec_of
-from heteropp.models.spec import Dtype, ModelError, ModelSpec
+from heteropp.models.spec import Dtype, ModelError, ModelSpec, NoFormError
+
+EXTRA = "pip install 'hyperhetero[models]' for any that transformers knows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,21 +99,30 @@ def read_config(path: Path) -> tuple[type[ModelSpec], dict[str, Any]]:
         if (format_ := spec.hugging_face()) is not None
         for name in format_.model_types
     }
-    if model_type not in readers and find_spec("transformers"):
-        from heteropp.models.hugging_face.reading import fields_of
-
-        try:
-            return spec_of("hugging_face"), fields_of(read_json(path, dict))
-        except ModelError as error:
-            raise FileError(f"{path}: {error}") from None
-    if model_type not in readers:
+    if model_type not in readers and not find_spec("transformers"):
         raise FileError(
             f"{path}: model_type is {model_type!r}; expected one of {', '.join(sorted(readers))} "
-            "(pip install 'hyperhetero[models]' for any that transformers knows, or plan another "
-            "family as a Llama-shaped model of its size, as preset autohet-gpt3-6.7b does)"
+            f"({EXTRA}, or plan another family as a Llama-shaped model of its size, as preset "
+            "autohet-gpt3-6.7b does)"
         )
-    spec, format_ = readers[model_type]
     try:
-        return spec, format_.fields(read_json(path, format_.config))
+        if model_type not in readers:
+            return _read_by_transformers(path)
+        spec, format_ = readers[model_type]
+        try:
+            return spec, format_.fields(read_json(path, format_.config))
+        except NoFormError as error:  # of ours; transformers' modules may have it
+            if not find_spec("transformers"):
+                raise ModelError(f"{error} ({EXTRA})") from None
+            try:
+                return _read_by_transformers(path)
+            except ModelError:
+                raise error from None
     except ModelError as error:
         raise FileError(f"{path}: {error}") from None
+
+
+def _read_by_transformers(path: Path) -> tuple[type[ModelSpec], dict[str, Any]]:
+    from heteropp.models.hugging_face.reading import fields_of
+
+    return spec_of("hugging_face"), fields_of(read_json(path, dict))

@@ -35,6 +35,10 @@ class ModelError(ValueError):
     """A model that cannot be; the message is one sentence."""
 
 
+class NoFormError(ModelError):
+    """A model that can be, but that a family's own modules have no form of."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ABC):
     """A model of `layers` blocks between an embedding and a head that ends in the loss.

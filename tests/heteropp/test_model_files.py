@@ -95,12 +95,6 @@ UNSUPPORTED = {
     "no family": ({"model_type": "absent"}, "model_type: missing"),
     "no layers": ({"num_hidden_layers": "absent"}, "num_hidden_layers: missing"),
     "layers is text": ({"num_hidden_layers": "80"}, "num_hidden_layers"),
-    "biases": ({"attention_bias": True}, "attention_bias is True; expected False"),
-    "another activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
-    "angles scaled otherwise": (
-        {"rope_scaling": {"type": "linear", "factor": 8.0}},
-        "rope_scaling.rope_type is 'linear'; expected 'default' or 'llama3'",
-    ),
     "angles scaled by halves": (
         {"rope_scaling": {**SCALING, "low_freq_factor": None}},
         "rope_scaling.low_freq_factor: missing",
@@ -113,16 +107,25 @@ UNSUPPORTED = {
         {"rope_scaling": {**SCALING, "factor": 0}},
         "rope_scaling.factor is 0.0; expected at least 1",
     ),
+    "no heads": ({"num_attention_heads": 0, "head_dim": 128}, "head_dim is 128"),
+    "an unknown dtype": ({"torch_dtype": "float8"}, "dtype is 'float8'"),
+    "heads that do not divide": ({"num_key_value_heads": 7}, "heads 64 is not a multiple"),
+    "negative layers": ({"num_hidden_layers": -1}, "layers is -1"),
+}
+# what our own modules have no form of, and transformers' have
+OF_TRANSFORMERS = {
+    "biases": ({"attention_bias": True}, "attention_bias is True; expected False"),
+    "another activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
+    "angles scaled otherwise": (
+        {"rope_scaling": {"type": "linear", "factor": 8.0}},
+        "rope_scaling.rope_type is 'linear'; expected 'default' or 'llama3'",
+    ),
     "half a head turned": (
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         "rope_parameters.partial_rotary_factor is 0.5; expected 1",
     ),
     "a sliding window": ({"sliding_window": 4096}, "sliding_window is 4096"),
     "heads of their own size": ({"head_dim": 256}, "head_dim is 256"),
-    "no heads": ({"num_attention_heads": 0, "head_dim": 128}, "head_dim is 128"),
-    "an unknown dtype": ({"torch_dtype": "float8"}, "dtype is 'float8'"),
-    "heads that do not divide": ({"num_key_value_heads": 7}, "heads 64 is not a multiple"),
-    "negative layers": ({"num_hidden_layers": -1}, "layers is -1"),
 }
 
 
@@ -134,6 +137,19 @@ def test_an_unsupported_config_is_one_sentence(tmp_path, kind: str) -> None:
         read_model(path)
     assert expected in str(error.value) and str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", OF_TRANSFORMERS)
+def test_a_form_that_is_not_ours_is_left_to_transformers(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    changes, expected = OF_TRANSFORMERS[kind]
+    path = write(tmp_path, changes)
+    assert read_model(path, 64).family == "hugging_face"
+    monkeypatch.setattr("heteropp.description.model.find_spec", lambda _: None)
+    with pytest.raises(FileError) as error:
+        read_model(path)
+    assert expected in str(error.value) and "pip install" in str(error.value)
 
 
 def test_a_config_that_is_no_object(tmp_path) -> None:

@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 
 from heteropp.models.hugging_face_format import HuggingFaceTable, HuggingFaceTensor
 from heteropp.models.llama.model import LlamaModel, RopeScaling
-from heteropp.models.spec import ModelError, ModelSpec, Parameter
+from heteropp.models.spec import ModelError, ModelSpec, NoFormError, Parameter
 
 # what our model has no form of, with the value under which a config does without it
 _MUST_BE: dict[str, tuple[Any, ...]] = {
@@ -88,7 +88,7 @@ class LlamaFormat(HuggingFaceTable):
     def fields(self, config: LlamaConfig) -> dict[str, Any]:
         for key, values in _MUST_BE.items():
             if getattr(config, key) not in values:
-                raise ModelError(
+                raise NoFormError(
                     f"{key} is {getattr(config, key)!r}; expected {values[0]!r}, the only form "
                     "our model has"
                 )
@@ -154,7 +154,7 @@ def _check_heads(config: LlamaConfig) -> None:
     heads, hidden, size = config.num_attention_heads, config.hidden_size, config.head_dim
     assert heads is not None and hidden is not None
     if size is not None and size * heads != hidden:
-        raise ModelError(
+        raise NoFormError(
             f"head_dim is {size}; expected hidden_size / num_attention_heads, {hidden} / {heads}"
         )
 
@@ -167,9 +167,11 @@ def _rope(config: LlamaConfig) -> tuple[float, RopeScaling | None]:
         return config.rope_theta, None
     kind = rope.rope_type or rope.type
     if kind not in ("default", "llama3"):
-        raise ModelError(f"{key}.rope_type is {kind!r}; expected 'default' or 'llama3'")
+        raise NoFormError(f"{key}.rope_type is {kind!r}; expected 'default' or 'llama3'")
     if rope.partial_rotary_factor != 1:
-        raise ModelError(f"{key}.partial_rotary_factor is {rope.partial_rotary_factor}; expected 1")
+        raise NoFormError(
+            f"{key}.partial_rotary_factor is {rope.partial_rotary_factor}; expected 1"
+        )
     theta = config.rope_theta if rope.rope_theta is None else rope.rope_theta
     if kind == "default":
         return theta, None
