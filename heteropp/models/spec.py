@@ -87,11 +87,13 @@ class ModelSpec(ABC):
 
     @property
     def tied_elements(self) -> int:
-        """Returns the number of elements of parameters that others are tied to."""
+        """Returns the number of elements of parameters that train and others are tied to."""
         names = set(self.tied.values())
         if not names:
             return 0
-        return sum(math.prod(p.shape) for p in self.parameters() if p.name in names)
+        return sum(
+            math.prod(p.shape) for p in self.parameters() if p.trains and p.name in names
+        )
 
     # ---------------------------------------------------------------- blocks
 

@@ -135,7 +135,7 @@ class _FusedNorm(torch.autograd.Function):
         results = torch.empty_like(saved[0]), torch.empty_like(saved[1])
         charge = _charge("_fused_rms_norm_backward", (gradient, *saved), {}, results)
         ctx.traces[-1].operators.append(charge)
-        return *results, None
+        return results[0], results[1] if ctx.needs_input_grad[1] else None, None
 
 
 class _FusedAttention(torch.autograd.Function):

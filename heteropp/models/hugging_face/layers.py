@@ -95,15 +95,14 @@ def install(
     parameters: by name in the part; prefix: of its names in the base model.
     """
     part = found.copy_of(part)
-    constants = kept_buffers(part)
-    for name in constants:
+    for name in kept_buffers(part):
         owner, _, leaf = name.rpartition(".")
         delattr(part.get_submodule(owner), leaf)
     with_buffers(found, part, device)
     for name, parameter in parameters.items():
         value = torch.empty(parameter.held_shape(group.size), device=device, dtype=dtype)
         owner, _, leaf = name.rpartition(".")
-        held = nn.Parameter(value, requires_grad=name not in constants)
+        held = nn.Parameter(value, requires_grad=parameter.trains)
         setattr(part.get_submodule(owner), leaf, held)
     cuts = cuts_of(found, prefix, part)
     for name, module in part.named_modules():
