@@ -38,7 +38,7 @@ class FlatBuffers:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Those of what trains."""
+        """The entries of what trains."""
         return self.layout.entries
 
     def begin(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
 
+from heteropp.models.hugging_face import lora as products
 from heteropp.models.hugging_face.config import Config
 from heteropp.models.parted import PartedModel
 
@@ -30,6 +31,7 @@ class HuggingFaceModel(PartedModel):
     config: Config
     # scores in memory, or, for plans of large models, one kernel that keeps none
     attention: Literal["explicit", "fused"] = "explicit"
+    lora: products.Lora | None = None  # whose parameters are among those of `parts`
     tp_refusal: str = ""  # why tp is 1, in a clause; "": it need not be
 
     # names are the family's own, after that of its base model
@@ -81,17 +83,20 @@ class HuggingFaceModel(PartedModel):
         length = self.sequence_length
         tokens = torch.zeros(length, dtype=torch.int64, device="meta")
 
-        def forward(*kinds: str) -> float:
+        def flops(*kinds: str) -> float:
             model = replace(self, order=kinds, layers=len(kinds))
             module = model.build((0, len(kinds)), SoloGroup(), "meta", getattr(torch, self.dtype))
             with FlopCounterMode(display=False) as counter, torch.device("meta"):
-                module(tokens, tokens)
+                loss = module(tokens, tokens)
+                if self.lora is None:
+                    return 3.0 * counter.get_total_flops()
+                loss.backward()  # of frozen weights there are no gradients
             return float(counter.get_total_flops())
 
         first = self.order[0]
-        ends = 2 * forward(first) - forward(first, first)
-        each = {kind: forward(kind) - ends for kind in set(self.order)}
-        return 3 * (ends + sum(each[kind] for kind in self.order)) / length
+        ends = 2 * flops(first) - flops(first, first)
+        each = {kind: flops(kind) - ends for kind in set(self.order)}
+        return (ends + sum(each[kind] for kind in self.order)) / length
 
     def build(
         self,
@@ -110,7 +115,18 @@ class HuggingFaceModel(PartedModel):
     def initial_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
         from heteropp.models.hugging_face.initial import initial_values
 
-        return initial_values(self, layers, seed)
+        yield from initial_values(self, layers, seed)
+        yield from self.added_values(layers, seed)
+
+    def base(self) -> HuggingFaceModel:
+        return self if self.lora is None else products.without(self)
+
+    def added_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
+        return products.initial_values(self, layers, seed)
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        return {"lora": found["lora"], **found}  # before the parts, which it changes
 
     def cost_key(self) -> dict[str, Any]:
         from importlib.metadata import version
