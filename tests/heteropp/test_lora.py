@@ -162,13 +162,40 @@ def test_a_checkpoint_has_the_value_alone_of_what_is_frozen(run: Run) -> None:
     assert averages == {name for name in names if is_added(name)}
 
 
+def test_embeddings_that_are_tied_and_frozen(
+    ranks: Ranks, folders: Folders, tmp_path: Path
+) -> None:
+    folder = folders("gemma3_text")
+    plan = unlike_stages(model_of(folder, "q_proj"))
+    assert plan.model.tied
+    check(ranks, plan, ranks.train(plan, STEPS, weights=folder, checkpoints=tmp_path), folder)
+    parameters = checkpoint_parameters(tmp_path / "step-000005")
+    assert parameters.keys() == {parameter.name for parameter in plan.model.parameters()}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("zero_stage", [0, 1, 2])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3_text", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "deepseek_v3"])
 def test_so_do_other_families(ranks: Ranks, folders: Folders, family: str, zero_stage: int) -> None:
     folder = folders(family)
     plan = unlike_stages(model_of(folder), zero_stage)
     check(ranks, plan, ranks.train(plan, STEPS, weights=folder), folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("zero_stage", [0, 2])
+def test_a_model_of_16_bits_goes_on_to_the_bit(
+    ranks: Ranks, tmp_path: Path, zero_stage: int
+) -> None:
+    folder, checkpoints = tmp_path / "decoder", tmp_path / "checkpoints"
+    write_folder(folder, "qwen2", dtype=torch.bfloat16, noise=0.05, layers=4)
+    plan = plan_of(model_of(folder), (1, 3), (2, 1), (1, 2), zero_stage=zero_stage)
+    through = ranks.train(plan, STEPS, weights=folder)
+    ranks.train(plan, 3, weights=folder, checkpoints=checkpoints)
+    resumed = ranks.train(plan, STEPS, checkpoints=checkpoints)
+    assert resumed.losses == through.losses[3:]
+    for name, value in through.parameters.items():
+        assert torch.equal(resumed.parameters[name], value), name
 
 
 @pytest.mark.long
@@ -247,7 +274,7 @@ def test_peft_loads_the_adapter(run: Run, learnt: Tensor, tmp_path: Path) -> Non
 # ---------------------------------------------------------------- commands
 
 
-def test_the_commands_search_train_resume_and_export(tmp_path: Path) -> None:
+def test_the_commands_search_train_and_export(tmp_path: Path) -> None:
     """A model of 16 bits, of a family that we have a form of our own of, and Muon."""
     folder = tmp_path / "small"
     write_folder(folder, "llama", dtype=torch.bfloat16, layers=2)
@@ -261,15 +288,13 @@ def test_the_commands_search_train_resume_and_export(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     plan = read_plan(tmp_path / "plan.json")
     arguments = ("--from", str(folder), "--device", "cpu", "--learning-rate", "0.01")
-    Training(tmp_path, plan, *arguments, "--steps", "2").finish()
+    training = Training(tmp_path, plan, *arguments, "--steps", "2").finish()
     given = ("--device", "cpu", "--output", str(tmp_path / "other"))
     assert "--from is missing" in refusal(tmp_path, *given)
-    training = Training(tmp_path, plan, *arguments, "--steps", "4", "--resume").finish()
-    assert len(training.losses) == 4
     output = tmp_path / "adapter"
     result = CliRunner().invoke(export.app, [str(training.output), "--output", str(output)])
     assert result.exit_code == 0, result.output
-    assert "LoRA of model small as of step 4" in result.output
+    assert "LoRA of model small as of step 2" in result.output
     config = json.loads((output / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (2, 4)
     assert sorted(config["target_modules"]) == ["q_proj", "v_proj"]  # peft's of a Llama
