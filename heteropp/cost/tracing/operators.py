@@ -132,10 +132,11 @@ class _FusedNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
         saved = ctx.saved_tensors
-        results = torch.empty_like(saved[0]), torch.empty_like(saved[1])
+        of_input, of_weight = torch.empty_like(saved[0]), torch.empty_like(saved[1])
+        results = (of_input, of_weight if ctx.needs_input_grad[1] else None)
         charge = _charge("_fused_rms_norm_backward", (gradient, *saved), {}, results)
         ctx.traces[-1].operators.append(charge)
-        return results[0], results[1] if ctx.needs_input_grad[1] else None, None
+        return *results, None
 
 
 class _FusedAttention(torch.autograd.Function):

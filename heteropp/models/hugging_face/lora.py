@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -180,7 +181,8 @@ def _taken_by_peft(targets: tuple[str, ...], found: Family) -> set[str]:
 
     model = copy.deepcopy(found.model)
     try:
-        get_peft_model(model, LoraConfig(target_modules=list(targets)))
+        with warnings.catch_warnings(action="ignore"):  # that it asks transformers by an old name
+            get_peft_model(model, LoraConfig(target_modules=list(targets)))
     except ValueError as error:
         text = " ".join(str(error).split())
         raise ModelError(f"peft refuses LoRA targets {', '.join(targets)}: {text}") from error

@@ -70,6 +70,9 @@ class HuggingFaceModel(PartedModel):
             return f"the model's attention is {self.attention}; this release trains explicit"
         return None
 
+    def describe(self) -> str:
+        return self.dtype if self.lora is None else f"{self.dtype}, LoRA of rank {self.lora.rank}"
+
     def flops_per_token(self) -> float:
         return self._flops_per_token
 

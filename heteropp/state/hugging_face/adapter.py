@@ -44,7 +44,7 @@ def export_adapter(
         lora_alpha=int(lora.alpha),
         target_modules=list(lora.targets),
         task_type="CAUSAL_LM",
-        base_model_name_or_path=str(source.absolute()) if source else None,
+        base_model_name_or_path=str(source) if source else None,
         inference_mode=True,
     )
     prefix = f"base_model.model.{family(model.config).model.base_model_prefix}."
