@@ -85,7 +85,11 @@ class _Counter(TorchDispatchMode):
             if name == "masked_fill":  # PyTorch makes it of two, on every device but meta
                 self.trace.operators.append(_charge("clone", args[:1], {}, result))
                 name, args = "masked_fill_", (result, *args[1:])
-            self.trace.operators.append(_charge(name, args, kwargs or {}, result))
+            charged = result
+            if name == "slice_backward":  # and this, too
+                self.trace.operators.append(_charge("new_zeros", (), {}, result))
+                name, args, charged = "copy_", args[:1], torch.empty_like(args[0])
+            self.trace.operators.append(_charge(name, args, kwargs or {}, charged))
         return result
 
     def _accumulates(self, args: Any) -> bool:
