@@ -269,6 +269,10 @@ def test_peft_loads_the_adapter(run: Run, learnt: Tensor, tmp_path: Path) -> Non
     merged = adapted.merge_and_unload().state_dict()
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(value, merged[name], rtol=1e-6, atol=1e-7)
+    given = [str(run.checkpoints), "--output", str(tmp_path / "new"), "--from", str(tmp_path)]
+    result = CliRunner().invoke(export.app, given)
+    assert result.exit_code == 2 and "config.json cannot be read" in result.stderr
+    assert not (tmp_path / "new").exists()
 
 
 # ---------------------------------------------------------------- commands
@@ -338,10 +342,3 @@ def test_without_peft_one_sentence_says_what_is_missing(
     monkeypatch.setattr("heteropp.models.hugging_face.lora.find_spec", lambda _: None)
     with pytest.raises(FileError, match=r"needs the peft library \(pip install"):
         read_model(folders("qwen3"), 32, "r=4")
-
-
-def test_only_lora_is_merged(run: Run, tmp_path: Path) -> None:
-    given = [str(run.checkpoints), "--output", str(tmp_path / "x"), "--from", str(tmp_path)]
-    result = CliRunner().invoke(export.app, given)
-    assert result.exit_code == 2 and "config.json cannot be read" in result.stderr
-    assert not list(tmp_path.iterdir())
