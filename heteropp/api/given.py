@@ -21,8 +21,12 @@ AnyCluster = str | Path | Cluster
 AnyPlan = str | Path | Plan
 
 
-def the_model(model: AnyModel, sequence_length: int | None = None) -> ModelSpec:
+def the_model(
+    model: AnyModel, sequence_length: int | None = None, lora: str | None = None
+) -> ModelSpec:
     """Returns the spec of a model, however it is given. Raises FileError or InputError."""
+    if lora is not None and not isinstance(model, str | Path):
+        raise InputError("LoRA is for a model given as a Hugging Face folder")
     try:
         if isinstance(model, ModelSpec):
             if sequence_length in (None, model.sequence_length):
@@ -43,7 +47,7 @@ def the_model(model: AnyModel, sequence_length: int | None = None) -> ModelSpec:
             f"model is {model!r}; expected a name, a path, a spec or a function that returns a "
             "heteropp.ModelDefinition"
         )
-    return read_model(model, sequence_length)
+    return read_model(model, sequence_length, lora)
 
 
 def the_cluster(cluster: AnyCluster) -> Cluster:

@@ -36,6 +36,7 @@ class PlanningOptions:
     stage_degrees: bool
     profile: str | None
     sequence_length: Annotated[int, Field(ge=1, le=LARGEST)] | None
+    lora: str | None
 
 
 def plan(
@@ -51,6 +52,7 @@ def plan(
     uneven_layers: bool = False,
     stage_degrees: bool = False,
     sequence_length: int | None = None,
+    lora: str | None = None,
     profile: Path | None = None,
 ) -> Plan:
     """Returns the best plan, with its prediction, as heteropp-search does (section 4.3).
@@ -59,7 +61,8 @@ def plan(
     a file that returns a ModelDefinition (also as "file.py:function").
     cluster: a preset's name, a cluster file, or a cluster.
     global_batch: sequences of an optimizer step; micro_batch_per_replica: sequences of a
-    micro-batch in each replica. sequence_length: tokens, in place of the model's.
+    micro-batch in each replica. sequence_length: tokens, in place of the model's. lora: what trains
+    beside a Hugging Face folder's frozen weights, such as "r=16,alpha=32,targets=q_proj+v_proj".
     profile: what heteropp-profile measured, in place of chip files.
 
     Raises FileError, InputError or SearchError, one sentence each; of these, DoesNotFitError has
@@ -82,6 +85,7 @@ def plan(
             uneven_layers=uneven_layers,
             stage_degrees=stage_degrees,
             sequence_length=sequence_length,
+            lora=lora,
             profile=profile,
         ),
     )
@@ -102,6 +106,7 @@ def request(
     uneven_layers: bool,
     stage_degrees: bool,
     sequence_length: int | None,
+    lora: str | None,
     profile: Path | None,
 ) -> Request:
     """Returns what a planner is asked. Raises FileError or InputError."""
@@ -116,10 +121,11 @@ def request(
             "uneven_layers": uneven_layers,
             "stage_degrees": stage_degrees,
             "sequence_length": sequence_length,
+            "lora": lora,
             "profile": profile,
         },
     )
-    spec = the_model(model, sequence_length)
+    spec = the_model(model, sequence_length, lora)
     machines = the_cluster(cluster)
     return Request(
         cluster=machines if profile is None else _measured(machines, Path(profile), spec),
@@ -135,6 +141,8 @@ def request(
 
 
 def _measured(cluster: Cluster, path: Path, model: ModelSpec) -> Cluster:
+    if model.base() is not model:
+        raise InputError("a profile measures the training of all weights; plan LoRA without one")
     measured = read_profile(path)
     theirs = asdict(measured.model)
     for name, value in asdict(replace(model, name=measured.model.name)).items():

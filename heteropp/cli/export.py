@@ -1,6 +1,7 @@
 """heteropp-export: writes a checkpoint's model as a Hugging Face folder, for transformers to load.
 
-Any plan's checkpoint will do, and no plan is asked for.
+Any plan's checkpoint will do, and no plan is asked for. Of a model with LoRA it writes the adapter,
+for peft to load.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ EXAMPLES = """\b
 Examples:
   heteropp-export runs/train --output my-llama --from Llama-3.2-1B
   heteropp-export runs/train/checkpoints/step-000060 --output my-llama
+  heteropp-export runs/lora --output my-adapter --from Qwen3-8B
+  heteropp-export runs/lora --output my-qwen --from Qwen3-8B --merged
 """
 
 
@@ -47,11 +50,15 @@ def export_checkpoint(
             "along, and its config.json is kept.",
         ),
     ] = None,
+    merged: Annotated[
+        bool,
+        typer.Option("--merged", help="The whole model, LoRA added in, in place of the adapter."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     with one_sentence():
         found = _find(checkpoint)
-        _export(found, output, source)
+        _export(found, output, source, merged)
     model, step = found.manifest.model, found.manifest.step
     size_bytes = sum(path.stat().st_size for path in output.glob("*.safetensors"))
     if json:
@@ -60,8 +67,9 @@ def export_checkpoint(
         return
     from heteropp.cost.planned import human_bytes
 
+    what = "model" if merged or model.base() is model else "LoRA of model"
     print(
-        f"{output} holds model {model.name} as of step {step}: "
+        f"{output} holds {what} {model.name} as of step {step}: "
         f"{human_bytes(size_bytes)} of weights in {model.dtype}"
     )
 
@@ -78,15 +86,18 @@ def _find(path: Path) -> Checkpoint:
     return found
 
 
-def _export(checkpoint: Checkpoint, output: Path, source: Path | None) -> None:
+def _export(checkpoint: Checkpoint, output: Path, source: Path | None, merge: bool) -> None:
     """Raises InputError or FileError."""
     from heteropp.layout.boxes import Box
+    from heteropp.models.hugging_face.model import HuggingFaceModel
     from heteropp.models.spec import Parameter
     from heteropp.state.checkpoint.manifest import CheckpointError
     from heteropp.state.checkpoint.reader import Reader
     from heteropp.state.hugging_face.export import export
 
     model, reader = checkpoint.manifest.model, Reader(checkpoint)
+    if merge and model.base() is model:
+        raise InputError(f"--merged is for a model with LoRA; {checkpoint.path} has none")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("writing", total=len(model.parameters()))
@@ -96,6 +107,14 @@ def _export(checkpoint: Checkpoint, output: Path, source: Path | None) -> None:
             return reader.read("value", parameter.name, Box.whole(parameter.shape))
 
         try:
+            if isinstance(model, HuggingFaceModel) and model.lora is not None:
+                from heteropp.state.hugging_face.adapter import export_adapter, merged
+
+                if not merge:
+                    export_adapter(model, read, output, source)
+                    return
+                export(model.base(), merged(model, read), output, source)
+                return
             export(model, read, output, source)
         except CheckpointError as error:
             raise InputError(str(error)) from None

@@ -43,6 +43,8 @@ Examples:
   heteropp-search --cluster quickstart --model quickstart --global-batch 16
   heteropp-search --cluster cluster.toml --model Llama-3.2-1B \\
     --sequence-length 4096 --global-batch 512 --output plan.json --explain
+  heteropp-search --cluster cluster.toml --model Qwen3-8B --lora r=16 \\
+    --sequence-length 4096 --global-batch 64 --output plan.json
   heteropp-search --cluster h2-exp-a --model h2-100b --global-batch 512 \\
     --planner all
   heteropp-search --cluster cluster.toml --model model.toml \\
@@ -65,6 +67,13 @@ def search(
     ],
     sequence_length: Annotated[
         int | None, typer.Option(min=1, max=LARGEST, help="Tokens; as the model says if absent.")
+    ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            help="Train LoRA beside a Hugging Face folder's frozen weights: "
+            "r=16[,alpha=32][,targets=q_proj+v_proj], or targets=all-linear."
+        ),
     ] = None,
     planner: Annotated[
         str, typer.Option(help=f"{', '.join(PLANNERS)}, or all: each under one simulator.")
@@ -126,6 +135,7 @@ def search(
             uneven_layers=uneven_layers,
             stage_degrees=stage_degrees,
             sequence_length=sequence_length,
+            lora=lora,
             profile=profile,
         )
         elsewhere = [(text, _changed(request.cluster, text)) for text in what_if or []]

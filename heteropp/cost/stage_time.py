@@ -229,7 +229,7 @@ def _step(
             reduce(t.gradient_bytes, dp, across),
             _operators_s(t.norm, wide, chip, shards),
             _operators_s(t.update, wide, chip, shards),
-            all_gather_s(t.flat_bytes, shards, across),
+            all_gather_s(t.training_bytes, shards, across),
             t.flat_bytes,
         )
 

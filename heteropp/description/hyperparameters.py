@@ -95,11 +95,11 @@ class Hyperparameters:
         return tuple(parse_group(text) for text in self.groups)
 
     def check_groups(self, names: Collection[str]) -> None:
-        """Raises HyperparameterError for a group of none of a model's parameters."""
+        """Raises HyperparameterError for a group of none of a model's parameters that train."""
         for text, group in zip(self.groups, self._groups, strict=True):
             if not any(map(group.fits, names)):
                 raise HyperparameterError(
-                    f"group {text} fits no parameter of the model, whose names are "
+                    f"group {text} fits no parameter that trains, whose names are "
                     f"{_outlined(names)}"
                 )
 

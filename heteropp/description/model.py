@@ -36,12 +36,17 @@ class _OfConfig:
     attention: Literal["explicit", "fused"] | None = None
 
 
-def read_model(path: str | Path, sequence_length: int | None = None) -> ModelSpec:
+def read_model(
+    path: str | Path, sequence_length: int | None = None, lora: str | None = None
+) -> ModelSpec:
     """Reads a model file, a Hugging Face folder or its config.json, or a preset by name.
 
     "path/of/file.py:function" is the model that a user's function defines. A sequence length, in
-    tokens, is taken in place of the file's. Raises FileError.
+    tokens, is taken in place of the file's. lora: what is put beside a Hugging Face folder's model,
+    such as "r=16,targets=q_proj+v_proj". Raises FileError.
     """
+    if lora is not None:
+        return _read_with_lora(path, sequence_length, lora)
     if ".py:" in str(path):
         return _read_definition(str(path), sequence_length)
     path = model_path(path)
@@ -72,6 +77,26 @@ def _read_of_config(path: Path) -> ModelSpec:
     if unknown := chosen.keys() - {field.name for field in dataclass_fields(family)}:
         raise FileError(f"{path}: {unknown.pop()}: a model of this family has none")
     return family(**{**fields, **chosen})
+
+
+def _read_with_lora(path: str | Path, sequence_length: int | None, lora: str) -> ModelSpec:
+    config = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    if config.suffix != ".json":
+        raise FileError(f"{path} is no Hugging Face folder, whose models alone can have LoRA")
+    if not find_spec("transformers"):
+        raise FileError(
+            f"{config}: LoRA needs transformers (pip install 'hyperhetero[models,lora]')"
+        )
+    from heteropp.models.hugging_face.lora import with_lora
+    from heteropp.models.hugging_face.reading import read
+
+    try:
+        model = with_lora(read(read_json(config, dict), config.absolute().parent.name), lora)
+        model = replace(model, sequence_length=sequence_length or model.sequence_length)
+        model.validate()
+        return model
+    except ModelError as error:
+        raise FileError(f"{config}: {error}") from None
 
 
 def _read_definition(source: str, sequence_length: int | None) -> ModelSpec:

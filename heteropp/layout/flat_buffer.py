@@ -8,7 +8,7 @@ cuts parameters within their rows, where no split along a dimension does.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -56,13 +56,31 @@ class BufferPiece:
 
 @dataclass(frozen=True)
 class Layout:
-    entries: tuple[Entry, ...]
-    size: int  # of the buffer, in elements
-    shards: int  # of equal size, aligned
+    """The buffer of values: what trains, and behind it what is frozen.
+
+    Gradients and the optimizer's state have buffers of what trains alone.
+    """
+
+    entries: tuple[Entry, ...]  # of what trains
+    frozen: tuple[Entry, ...]
+    size: int  # of what trains, in elements
+    whole_size: int
+    shards: int  # of what trains, of equal size, aligned
     matrices: int  # elements at the buffer's begin that are of hidden matrices
 
     def shard(self, index: int) -> slice:
         return slice(index * self.size // self.shards, (index + 1) * self.size // self.shards)
+
+    def frozen_shard(self, index: int) -> slice:
+        """Returns the share of what is frozen for which a rank that keeps a shard answers.
+
+        All replicas hold all of it.
+        """
+        first, last = (
+            self.size + (self.whole_size - self.size) * i // self.shards // ALIGNMENT * ALIGNMENT
+            for i in (index, index + 1)
+        )
+        return slice(first, last)
 
     def matrices_in(self, shard: slice) -> int:
         """Returns how many of a shard's elements, which are its first, are of hidden matrices."""
@@ -70,17 +88,18 @@ class Layout:
 
     def boxes(self) -> list[BufferPiece]:
         """Returns what the buffer holds, a piece for each box."""
-        return [
-            BufferPiece(entry.global_name, box, first, first + math.prod(box.shape))
-            for entry in self.entries
-            for box, first in _starts(entry)
-        ]
+        return _pieces((*self.entries, *self.frozen))
 
     def pieces(self, index: int) -> list[BufferPiece]:
         """What a shard holds, in order."""
-        shard = self.shard(index)
+        return self._within(self.shard(index), self.entries)
+
+    def frozen_pieces(self, index: int) -> list[BufferPiece]:
+        return self._within(self.frozen_shard(index), self.frozen)
+
+    def _within(self, shard: slice, entries: tuple[Entry, ...]) -> list[BufferPiece]:
         result = []
-        for whole in self.boxes():
+        for whole in _pieces(entries):
             first, last = max(whole.first, shard.start), min(whole.last, shard.stop)
             if first < last:
                 result += _cut(whole, first - whole.first, last - whole.first)
@@ -96,18 +115,36 @@ def layout(
     Parameters that an optimizer mostly treats alike stand together: hidden matrices first, and last
     what has no weight decay.
     """
-    entries, offset, matrices = [], 0, 0
-    for parameter in sorted(model.parameters(layers), key=_kind):
-        boxes = parameter.boxes(tp, tp_index)
-        last = offset + sum(box.size for box in boxes)
-        sharded = parameter.states(tp).splits
-        name = model.global_name(parameter.name)
-        entries.append(Entry(parameter, name, boxes, sharded, offset, last))
-        offset = -(-last // ALIGNMENT) * ALIGNMENT
-        if parameter.is_hidden_matrix:
-            matrices = offset
-    size = -(-offset // (shards * ALIGNMENT)) * shards * ALIGNMENT
-    return Layout(tuple(entries), size, shards, matrices)
+    parameters = model.parameters(layers)
+
+    def placed(some: Iterable[Parameter], offset: int) -> tuple[tuple[Entry, ...], int]:
+        """Returns the entries of some parameters, one behind the other, and where the next is."""
+        entries = []
+        for parameter in some:
+            boxes = parameter.boxes(tp, tp_index)
+            last = offset + sum(box.size for box in boxes)
+            sharded = parameter.states(tp).splits
+            name = model.global_name(parameter.name)
+            entries.append(Entry(parameter, name, boxes, sharded, offset, last))
+            offset = -(-last // ALIGNMENT) * ALIGNMENT
+        return tuple(entries), offset
+
+    training = sorted((p for p in parameters if p.trains), key=_kind)
+    entries, end = placed(training, 0)
+    behind = [entry.first for entry in entries if not entry.parameter.is_hidden_matrix]
+    matrices = min(behind, default=end)
+    # also of a stage without any, so that no buffer or message is empty
+    size = max(1, -(-end // (shards * ALIGNMENT))) * shards * ALIGNMENT
+    frozen, whole_size = placed((p for p in parameters if not p.trains), size)
+    return Layout(entries, frozen, size, whole_size, shards, matrices)
+
+
+def _pieces(entries: Iterable[Entry]) -> list[BufferPiece]:
+    return [
+        BufferPiece(entry.global_name, box, first, first + math.prod(box.shape))
+        for entry in entries
+        for box, first in _starts(entry)
+    ]
 
 
 def _kind(parameter: Parameter) -> int:

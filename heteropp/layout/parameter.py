@@ -28,6 +28,7 @@ class Parameter:
     packed: tuple[int, ...] = ()
     partial: bool = False  # of a copy: every rank has a summand of its gradient
     decays: bool = True  # AdamW's weight decay
+    trains: bool = True  # otherwise it is frozen: no step changes it
 
     @property
     def is_hidden_matrix(self) -> bool:

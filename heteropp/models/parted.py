@@ -81,6 +81,11 @@ class PartedModel(ModelSpec):
                         sizes[f"{part.name}.{parameter.name}{piece}"] = size
         return sizes
 
+    @property
+    def has_frozen_weights(self) -> bool:
+        """Whether some of the matrices that the model computes with do not train."""
+        return False
+
     def flops_per_token(self) -> float:
         """Returns the FLOPs that a token's forward and backward take, as torch counts a forward's.
 
@@ -98,17 +103,20 @@ class PartedModel(ModelSpec):
         group, length = SoloGroup(), self.sequence_length
         tokens = torch.zeros(length, dtype=torch.int64, device="meta")
 
-        def forward(*kinds: str) -> float:
+        def flops(*kinds: str) -> float:
             model = replace(self, order=kinds, layers=len(kinds))
             module = model.build((0, len(kinds)), group, "meta", getattr(torch, self.dtype))
             with FlopCounterMode(display=False) as counter, torch.device("meta"):
-                module(tokens, tokens)
+                loss = module(tokens, tokens)
+                if not self.has_frozen_weights:
+                    return 3.0 * counter.get_total_flops()
+                loss.backward()  # of frozen weights there are no gradients
             return float(counter.get_total_flops())
 
         first = self.order[0]
-        ends = 2 * forward(first) - forward(first, first)
-        each = {kind: forward(kind) - ends for kind in set(self.order)}
-        return 3 * (ends + sum(each[kind] for kind in self.order)) / length
+        ends = 2 * flops(first) - flops(first, first)
+        each = {kind: flops(kind) - ends for kind in set(self.order)}
+        return (ends + sum(each[kind] for kind in self.order)) / length
 
     def validate(self) -> None:
         super().validate()

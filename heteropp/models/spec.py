@@ -91,11 +91,11 @@ class ModelSpec(ABC):
 
     @property
     def tied_elements(self) -> int:
-        """Returns the number of elements of parameters that others are tied to."""
+        """Returns the number of elements of parameters that train and others are tied to."""
         names = set(self.tied.values())
         if not names:
             return 0
-        return sum(math.prod(p.shape) for p in self.parameters() if p.name in names)
+        return sum(math.prod(p.shape) for p in self.parameters() if p.trains and p.name in names)
 
     def elements(self) -> int:
         """Returns the number of elements of all parameters."""
@@ -211,6 +211,14 @@ class ModelSpec(ABC):
 
         They depend on the seed, the global name and the full shape alone, never on the layout.
         """
+
+    def base(self) -> ModelSpec:
+        """Returns the model that a Hugging Face folder holds: without what is put beside it."""
+        return self
+
+    def added_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
+        """Yields, of `initial_values`, those of a stage's parameters that are not the base's."""
+        return iter(())
 
     # ---------------------------------------------------------------- checks
 

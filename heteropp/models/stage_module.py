@@ -43,11 +43,15 @@ class StageModule(nn.Module):
         `documents`, [rows]: numbers that are unlike within a sequence.
         """
 
-    def initialise(self, seed: int) -> None:
-        """Fills the parameters with this rank's slices of the initial values."""
+    def initialise(self, seed: int, *, added_alone: bool = False) -> None:
+        """Fills the parameters with this rank's slices of the initial values.
+
+        added_alone: only those that are not the base model's.
+        """
         held = dict(self.named_parameters())
         parameters = {p.name: p for p in self.model.parameters(self.layer_range)}
-        for name, whole in self.model.initial_values(self.layer_range, seed):
+        values = self.model.added_values if added_alone else self.model.initial_values
+        for name, whole in values(self.layer_range, seed):
             fill(held[name], parameters[name], whole, self.group)
 
 

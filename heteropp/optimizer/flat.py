@@ -19,7 +19,10 @@ class FlatBuffers:
     """
 
     def __init__(self, module: StageModule, shards: int = 1, *, gradients: bool = True) -> None:
-        """Moves a module's parameters into a buffer that can be cut into equal shards."""
+        """Moves a module's parameters into a buffer that can be cut into equal shards.
+
+        What is frozen stands at its end, and has no gradient.
+        """
         tp = module.group
         self.module = module
         self.layout: Layout = layout(module.model, module.layer_range, tp.size, tp.index, shards)
@@ -27,12 +30,15 @@ class FlatBuffers:
         example = next(iter(self.parameters.values()))
         self.mixed = example.dtype.itemsize == 2
         self.wide = torch.float32 if self.mixed else example.dtype
-        self.values = torch.zeros(self.layout.size, dtype=example.dtype, device=example.device)
+        self.values = torch.zeros(
+            self.layout.whole_size, dtype=example.dtype, device=example.device
+        )
         self._adopt()
         self.gradients: Tensor | None = self._empty_gradients() if gradients else None
 
     @property
     def entries(self) -> tuple[Entry, ...]:
+        """The entries of what trains."""
         return self.layout.entries
 
     def begin(self) -> None:
@@ -44,12 +50,13 @@ class FlatBuffers:
 
     def _adopt(self) -> None:
         """Makes every parameter a view of the flat buffer."""
-        for entry in self.entries:
+        for entry in (*self.entries, *self.layout.frozen):
             parameter = self.parameters[entry.name]
+            assert parameter.requires_grad == entry.parameter.trains, entry.name
             view = self.values[entry.first : entry.last].view(parameter.shape)
             view.copy_(parameter.data)
             parameter.data = view
-            if self.mixed and parameter.requires_grad:
+            if self.mixed and entry.parameter.trains:
                 parameter.register_post_accumulate_grad_hook(self._adder(entry))
 
     def _adder(self, entry: Entry) -> Callable[[Tensor], None]:

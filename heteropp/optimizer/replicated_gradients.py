@@ -104,9 +104,10 @@ def part_layers(plan: Plan) -> dict[Part, tuple[int, int]]:
     }
 
 
+@lru_cache(maxsize=64)
 def holders(plan: Plan) -> dict[str, list[Part]]:
     """Returns, by parameter, the places where it stands, in the order in which its copies are
-    summed.
+    summed. The first of them speaks for it.
     """
     found: dict[str, list[Part]] = defaultdict(list)
     for part, layers in part_layers(plan).items():
@@ -117,13 +118,13 @@ def holders(plan: Plan) -> dict[str, list[Part]]:
 
 @lru_cache(maxsize=64)
 def shared(plan: Plan) -> dict[tuple[Part, ...], list[str]]:
-    """Returns the parameters that stand at several places, by those places, in the model's
-    order.
+    """Returns the parameters that train and stand at several places, by those places, in the
+    model's order.
     """
     everywhere = holders(plan)
     found: dict[tuple[Part, ...], list[str]] = defaultdict(list)
     for parameter in plan.model.parameters():
-        if len(parts := everywhere[parameter.name]) > 1:
+        if parameter.trains and len(parts := everywhere[parameter.name]) > 1:
             found[tuple(parts)].append(parameter.name)
     return dict(found)
 

@@ -23,7 +23,7 @@ def runs(layout: Layout, shard: slice, setting_of: Callable[[Entry], float]) -> 
     """
     found: list[Run] = []
     entries = layout.entries
-    ends = [entry.first for entry in entries[1:]] + [layout.size]
+    ends = [entry.first for entry in entries[1:]] + [layout.size] * bool(entries)
     for entry, end in zip(entries, ends, strict=True):
         first, last = max(entry.first, shard.start), min(end, shard.stop)
         if first >= last:

@@ -53,7 +53,7 @@ class FlatParameters(FlatBuffers):
         """The pieces that this rank's shard holds; their offsets are those of the whole buffer."""
         return self.layout.pieces(self.replica % self.layout.shards)
 
-    def counts_in_norm(self, entry: Entry) -> bool:
+    def speaks_for(self, entry: Entry) -> bool:
         """Whether this rank, of those with the same elements of a parameter, speaks for it."""
         return (self.layout.shards > 1 or self.replica == 0) and (
             entry.sharded or self.module.group.index == 0
@@ -110,7 +110,7 @@ class FlatParameters(FlatBuffers):
         norms = {}
         for entry in self.entries:
             first, last = max(entry.first, start), min(entry.last, self.shard.stop)
-            if first < last and self.counts_in_norm(entry):
+            if first < last and self.speaks_for(entry):
                 norms[entry.global_name] = torch.linalg.vector_norm(
                     gradient[first - start : last - start]
                 )
@@ -128,8 +128,9 @@ class FlatParameters(FlatBuffers):
             self.values[self.shard].copy_(self.master)
 
     def gather(self) -> dist.Work | None:
-        """Starts to gather the parameters over the replicas."""
-        return start(self.gathering, self.values, self.values[self.shard], self.group)
+        """Starts to gather the parameters that train over the replicas."""
+        training = self.values[: self.layout.size]
+        return start(self.gathering, training, self.values[self.shard], self.group)
 
     def _whole(self, part: Tensor) -> Tensor:
         """Returns a whole buffer of which each replica has what its shard holds."""

@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from heteropp.data.batch import Batch
 from heteropp.description.plan import Plan, Stage
-from heteropp.models.parallel.backward import WeightGradients, put_off
+from heteropp.models.parallel.backward import WeightGradients, backward, put_off
 from heteropp.models.parallel.tensor_parallel import ProcessGroup
 from heteropp.models.stage_module import StageModule
 from heteropp.optimizer.flat import FlatBuffers
@@ -221,7 +221,7 @@ class Passes:
         self.outboxes[Kind.SEND_ACTIVATION, k].send(work.output.detach())
         if not self.save_activations:
             work.output = None
-        elif self.offload:
+        elif self.offload and work.output.requires_grad:
             work.output = get_gradient_edge(work.output)  # all that the backward asks for
 
     def _backward(self, k: int, i: int) -> None:
@@ -230,8 +230,8 @@ class Passes:
         assert work.output is not None and work.input is not None
         if self.modules[k].is_last and self.loss_scale != 1:
             work.gradient = torch.full_like(self.loss, self.loss_scale)
-        backward = work.later.backward if work.later else torch.autograd.backward
-        backward(work.output, work.gradient)
+        run = work.later.backward if work.later else backward
+        run(work.output, work.gradient)
         work.gradient, work.input, work.output = work.input.grad, None, None
         if k in self.previous:
             self.work[self.previous[k], i].gradient, work.gradient = work.gradient, None

@@ -170,6 +170,7 @@ class Trainer:
                 flat.module.initialise(self.run.seed)
             else:
                 load_weights(self.run.weights, flat.module)
+                flat.module.initialise(self.run.seed, added_alone=True)
             flat.take_values()
 
     def restore(self, checkpoint: Checkpoint) -> None:

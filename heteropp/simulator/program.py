@@ -298,7 +298,8 @@ def _slowest(times: list[Time]) -> Time:
 
 def _exchange_s(plan: Plan, cluster: Cluster) -> float:
     """Returns the seconds in which all ranks exchange each parameter's norm, and the loss."""
-    row_bytes = max(4, plan.model.dtype_bytes) * (len(plan.model.parameters()) + 1)
+    norms = sum(parameter.trains for parameter in plan.model.parameters())
+    row_bytes = max(4, plan.model.dtype_bytes) * (norms + 1)
     everyone = tuple(range(plan.world_size))
     link = slowest_link(cluster, 0, everyone)
     return all_gather_s(row_bytes * plan.world_size, plan.world_size, link)

@@ -175,7 +175,7 @@ class PlainParts(nn.Module):
 
 
 class TransformersDecoder(nn.Module):
-    """transformers' own model, whose parameters have our names."""
+    """transformers' own model, or peft's around it; its parameters have our names."""
 
     def __init__(self, model: HuggingFaceModel, seed: int) -> None:
         from transformers import AutoModelForCausalLM
@@ -186,31 +186,41 @@ class TransformersDecoder(nn.Module):
             whole = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         whole.config._experts_implementation = "eager"
         self.whole = whole.to(getattr(torch, model.dtype)).train()
+        if model.lora is not None:
+            from peft import LoraConfig, get_peft_model
+
+            settings = LoraConfig(
+                r=model.lora.rank,
+                lora_alpha=int(model.lora.alpha),
+                target_modules=list(model.lora.targets),
+                task_type="CAUSAL_LM",
+            )
+            get_peft_model(self.whole, settings, autocast_adapter_dtype=False)  # in its place
         self.fill(dict(model.initial_values((0, model.layers), seed)))
 
+    def own_name(self, name: str) -> str:
+        name = name.removeprefix(f"{base_name(self.whole)}.")
+        return name.replace(".base_layer.", ".").replace(".default.", ".")
+
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        prefix = f"{base_name(self.whole)}."
         for name, parameter in self.whole.named_parameters():
-            yield name.removeprefix(prefix), parameter
+            yield self.own_name(name), parameter
 
     @torch.no_grad()
     def fill(self, values: dict[str, Tensor]) -> None:
-        prefix = f"{base_name(self.whole)}."
         for name, tensor in self.whole.state_dict().items():
-            if (own := name.removeprefix(prefix)) in values:
+            if (own := self.own_name(name)) in values:
                 tensor.copy_(values[own])
 
     def tables(self, names: set[str]) -> dict[str, Tensor]:
-        """Returns the tables that are part of the weights, and that no step changes."""
-        prefix = f"{base_name(self.whole)}."
-        named = {name.removeprefix(prefix): table for name, table in self.whole.named_buffers()}
+        """Returns those that are part of the weights, and no step changes."""
+        named = {self.own_name(name): table for name, table in self.whole.named_buffers()}
         return {name: table for name, table in named.items() if name in names}
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         loaded = type(self.whole).from_pretrained(folder).state_dict()
-        for name, tensor in self.whole.state_dict().items():
-            tensor.copy_(loaded[name])
+        self.fill({self.own_name(name): tensor for name, tensor in loaded.items()})
 
     def forward(self, tokens: Tensor, first_row: int = 0) -> Tensor:
         return self.whole(input_ids=tokens, use_cache=False).logits.flatten(0, 1)

@@ -95,7 +95,7 @@ class Here:
     def fill(self, step: int) -> None:
         """All that this rank holds is what it is at a step."""
         for flat in self.update.flats:
-            for entry in flat.entries:
+            for entry in (*flat.entries, *flat.layout.frozen):
                 whole = self._truth("value", entry.global_name, entry.box, step)
                 flat.values[entry.first : entry.last].copy_(whole.reshape(-1))
             if flat.mixed:
@@ -108,7 +108,7 @@ class Here:
         """What is not bit for bit as at a step."""
         found = []
         for flat in self.update.flats:
-            for entry in flat.entries:
+            for entry in (*flat.entries, *flat.layout.frozen):
                 whole = self._truth("value", entry.global_name, entry.box, step)
                 own = flat.values[entry.first : entry.last].view(entry.box.shape)
                 if not torch.equal(own, whole.to(own.dtype)):
@@ -116,7 +116,7 @@ class Here:
         for held in self.state.held():
             for quantity, tensor in held.tensors.items():
                 whole = self._truth(quantity, held.slice.name, held.slice.box, step)
-                if not torch.equal(tensor, whole):
+                if not torch.equal(tensor, whole.to(tensor.dtype)):
                     found.append(f"rank {self.rank}: {quantity} of {held.slice.name}")
         return found
 

@@ -10,12 +10,15 @@ import layouts
 import pytest
 from layouts import LAYOUTS, MINISTAGES, SCHEDULES, plan_of, scheduled, turn
 from parity import RankError, Ranks
+from tiny_decoders import tiny_config
 from training_run import NEUTRAL_CHIP, tiny_model
 
 from heteropp.cost.documents import documents_bytes
 from heteropp.cost.planned import rank_memory, stage_shape
 from heteropp.cost.stage_memory import stage_memory
 from heteropp.description.plan import Plan, Schedule
+from heteropp.models.hugging_face.lora import with_lora
+from heteropp.models.hugging_face.reading import read
 from heteropp.schedule.in_flight import in_flight
 
 STEPS = 3
@@ -135,6 +138,23 @@ def test_so_is_that_of_16_bits_and_of_slack(ranks: Ranks) -> None:
             for s, stage in enumerate(pipeline.stages)
         )
         check(ranks, replace(plan, pipelines=(replace(pipeline, stages=stages),)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_so_is_that_of_frozen_weights(ranks: Ranks, dtype: str) -> None:
+    """They have no gradient, no state, and their layers keep no input for one."""
+    sizes = dict(hidden_size=128, intermediate_size=384, vocab_size=512, head_dim=32)
+    values = tiny_config("qwen3", layers=8, **sizes).to_dict()
+    model = read(values, "tiny", sequence_length=32, dtype=dtype)
+    adapted = with_lora(model, "r=8,targets=q_proj+o_proj+down_proj")
+    plan = plan_of(adapted, (4, 4), (2, 1), (1, 2), zero_stage=2, shares={0: (1, 3)})
+    check(ranks, plan)
+    check(ranks, scheduled(replace(plan, zero_stage=0), "zb-v", 2))
+    whole = rank_memory(replace(plan, model=model))
+    for ours, theirs in zip(rank_memory(plan), whole, strict=True):
+        assert ours.parameters < 1.1 * theirs.parameters
+        assert ours.gradients + ours.optimizer < 0.1 * (theirs.gradients + theirs.optimizer)
+        assert ours.total < theirs.total
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from layouts import figure_8, plan_of, three_pipelines, two_pipelines
 from recovery_ranks import Counted, Hanging, Ranks, fetched_bytes, keep, recovered
+from tiny_decoders import tiny_config
 from training_run import make_plan, several_pipelines, tiny_model
 
 from heteropp.description.plan import Plan
@@ -98,6 +99,20 @@ def test_another_plan_has_the_state_that_was_kept(ranks: Ranks, name: str) -> No
     found = recover_whole(ranks, second, there)
     assert found.step == 1
     assert found.bytes_from("disk") == found.bytes_from("remote") == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+def test_so_has_one_of_a_model_that_is_frozen_but_for_lora(ranks: Ranks, dtype: str) -> None:
+    from heteropp.models.hugging_face.lora import with_lora
+    from heteropp.models.hugging_face.reading import read
+
+    values = tiny_config("qwen2", layers=4).to_dict()
+    model = with_lora(read(values, "tiny", sequence_length=32, dtype=dtype), "r=2")
+    first = plan_of(model, (3, 1), (3, 1), (1, 2), shares={0: (1, 2, 1)})
+    second = plan_of(model, (1, 3), (1, 2), (2, 1), zero_stage=2)
+    kept(ranks, first, [f"a-{rank // 3}" for rank in range(5)], [1], Cadence(memory=1))
+    there = [f"a-{rank // 2}" for rank in range(4)]
+    assert recover_whole(ranks, second, there).step == 1
 
 
 def test_the_nodes_own_memory_is_enough(ranks: Ranks) -> None:

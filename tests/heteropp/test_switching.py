@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from layouts import plan_of, scheduled, turned
 from members import Members, whole
+from tiny_decoders import tiny_config
 from training_run import CHIP, several_pipelines, tiny_model, write_cluster
 
 from heteropp.description.plan import Plan, validate
@@ -57,8 +58,8 @@ PLANS: dict[str, Callable[[LlamaModel], Plan]] = {
 }
 
 
-def plans(model: LlamaModel) -> dict[str, Plan]:
-    made = {name: make(model) for name, make in PLANS.items()}
+def plans(model: Any, names: Collection[str] = tuple(PLANS)) -> dict[str, Plan]:
+    made = {name: PLANS[name](model) for name in names}
     for plan in made.values():
         validate(plan)
     return made
@@ -179,12 +180,12 @@ def test_plans_of_unlike_models_are_refused() -> None:
 # ---------------------------------------------------------------- in mid-training
 
 
-def walk(members: Members, tour: Iterable[str], steps: int) -> list[float]:
+def walk(members: Members, tour: Collection[str], steps: int) -> list[float]:
     """The losses of training through plans; each takes the state over bit for bit.
 
     It is gathered outside of what is tested, from copies of all members' buffers.
     """
-    made = plans(members.model)
+    made = plans(members.model, tour)
     random = Random(0)
     losses: list[float] = []
     before: dict[tuple[str, str], np.ndarray] | None = None
@@ -240,6 +241,18 @@ def test_a_model_of_16_bits_takes_its_wide_values_along(
     losses = walk(start(model, 8), ["tp 2", "ZeRO-2", "two pipelines", "offload"], 2)
     uninterrupted = walk(start(model, 8), ["tp 2"], 8)
     assert losses == pytest.approx(uninterrupted, rel=2e-3)
+
+
+@pytest.mark.long
+def test_frozen_weights_move_without_state(start: Callable[..., Members]) -> None:
+    from heteropp.models.hugging_face.lora import with_lora
+    from heteropp.models.hugging_face.reading import read
+
+    values = tiny_config("qwen3", layers=8).to_dict()
+    model = with_lora(read(values, "tiny", sequence_length=16), "r=2,alpha=64")
+    tour = ["tp 2", "ZeRO-2", "two pipelines", "offload", "ZeRO-0"]
+    members = start(model, 2 * len(tour))
+    assert walk(members, tour, 2) == pytest.approx(members.plainly(16), rel=2e-6)
 
 
 def test_tied_embeddings_and_dropout(start: Callable[..., Members]) -> None:

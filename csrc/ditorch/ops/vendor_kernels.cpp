@@ -267,12 +267,13 @@ ditorch_status rms_norm_backward(const ditorch_context& context, Arguments argum
   const auto grad_output = arguments[0].toTensor().contiguous();
   const auto input = given.contiguous();
   auto grad_input = at::empty(input.sizes(), input.options());
+  // A kernel fills both gradients, whichever are wanted: a frozen weight has none.
   at::Tensor grad_weight;
-  if (wanted[1] && weight.defined()) grad_weight = at::empty(shape, weight.options());
+  if (weight.defined()) grad_weight = at::empty(shape, weight.options());
   auto status =
       kernel(&context, handle(grad_input), handle(grad_weight), handle(grad_output), handle(input),
              handle(rstd), handle(weight), Rows(input, shape.size()).length);
-  results = {wanted[0] ? grad_input : at::Tensor(), grad_weight};
+  results = {wanted[0] ? grad_input : at::Tensor(), wanted[1] ? grad_weight : at::Tensor()};
   return status;
 }
 

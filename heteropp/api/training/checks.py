@@ -188,7 +188,9 @@ def chosen_hyperparameters(
     hyperparameters = replace(base, **given)
     hyperparameters.validate()
     model = plan.model
-    hyperparameters.check_groups([model.global_name(p.name) for p in model.parameters()])
+    hyperparameters.check_groups(
+        [model.global_name(p.name) for p in model.parameters() if p.trains]
+    )
     schedule, last = hyperparameters.learning_rate_schedule, hyperparameters.decay_steps
     if schedule == "wsd":
         last -= hyperparameters.cooldown

@@ -237,10 +237,19 @@ class _Start:
             from heteropp.api.training.verifying import verify_data
 
             verify_data(options.data, self.validation.values())
-        if options.weights and not self.saved:
+        if not self.saved:
+            self._check_weights()
+
+    def _check_weights(self) -> None:
+        if self.options.weights:
             from heteropp.state.hugging_face.weights import check_from
 
-            check_from(options.weights, self.plan.model)
+            check_from(self.options.weights, self.plan.model)
+        elif self.plan.model.base() is not self.plan.model:
+            raise InputError(
+                "the plan's model has LoRA beside weights that stay as they are; "
+                "--from is missing: it says which Hugging Face folder they are in"
+            )
 
     def _run(self, machines: Cluster | None, hyperparameters: Hyperparameters) -> TrainingRun:
         from heteropp.runtime.training_run import RankChip, TrainingRun

@@ -85,7 +85,11 @@ class _Counter(TorchDispatchMode):
             if name == "masked_fill":  # PyTorch makes it of two, on every device but meta
                 self.trace.operators.append(_charge("clone", args[:1], {}, result))
                 name, args = "masked_fill_", (result, *args[1:])
-            self.trace.operators.append(_charge(name, args, kwargs or {}, result))
+            charged = result
+            if name == "slice_backward":  # and this, too
+                self.trace.operators.append(_charge("new_zeros", (), {}, result))
+                name, args, charged = "copy_", args[:1], torch.empty_like(args[0])
+            self.trace.operators.append(_charge(name, args, kwargs or {}, charged))
         return result
 
     def _accumulates(self, args: Any) -> bool:
@@ -132,7 +136,8 @@ class _FusedNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
         saved = ctx.saved_tensors
-        results = torch.empty_like(saved[0]), torch.empty_like(saved[1])
+        of_input, of_weight = torch.empty_like(saved[0]), torch.empty_like(saved[1])
+        results = (of_input, of_weight if ctx.needs_input_grad[1] else None)
         charge = _charge("_fused_rms_norm_backward", (gradient, *saved), {}, results)
         ctx.traces[-1].operators.append(charge)
         return *results, None

@@ -15,7 +15,7 @@ from heteropp.cost.tracing.kind import PIECES, StageKind
 from heteropp.cost.tracing.liveness import Liveness
 from heteropp.cost.tracing.operators import CountingGroup, Trace, count
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.models.parallel.backward import WeightGradients, put_off, same_storage
+from heteropp.models.parallel.backward import WeightGradients, backward, put_off, same_storage
 from heteropp.models.spec import ModelSpec
 from heteropp.models.stage_module import StageModule
 from heteropp.optimizer.adamw import clip
@@ -74,7 +74,7 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
             group.trace = pieces["backward_input"]
             count(
                 group.trace,
-                lambda: torch.autograd.backward(output, gradient),
+                lambda: backward(output, gradient),
                 lambda tensor: (
                     (gradient is not None and same_storage(tensor, gradient)) or later.holds(tensor)
                 ),
@@ -102,6 +102,7 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
         spans["orthogonal"] = (begin, len(live.events))
     sizes_bytes = ends_bytes | {
         "flat": _bytes(flat.values),
+        "training": flat.layout.size * flat.values.element_size(),
         "gradient": _bytes(flat.gradients),
         "constant": sum(_bytes(buffer) for buffer in module.buffers()),
         "put_off": put_off_bytes,
@@ -140,7 +141,9 @@ def orthogonalise(flat: FlatParameters) -> None:
 
 
 def _largest_of_a_block(module: StageModule) -> int:
-    return max(_bytes(p) for name, p in module.named_parameters() if name.startswith("layers."))
+    named = module.named_parameters()
+    sizes = (_bytes(p) for name, p in named if name.startswith("layers.") and p.requires_grad)
+    return max(sizes, default=0)
 
 
 def _bytes(tensor: Tensor) -> int:

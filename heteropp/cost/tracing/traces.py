@@ -54,6 +54,7 @@ class StageTrace:
     update: TracedPiece
     orthogonal: TracedPiece  # Muon's other part: making each hidden matrix orthogonal
     flat_bytes: int  # of the flat parameter buffer
+    training_bytes: int  # of its part that trains, which replicas gather
     gradient_bytes: int  # of the flat gradient buffer
     constant_bytes: int
     input_bytes: int  # activations; tokens are held by the step, not by the micro-batch
@@ -319,6 +320,7 @@ def at(entry: Entry, sequences: int) -> StageTrace:
     return StageTrace(
         **{name: _piece_at(entry, name, sequences) for name in PIECES},
         flat_bytes=sizes["flat"],
+        training_bytes=sizes["training"],
         gradient_bytes=sizes["gradient"],
         constant_bytes=sizes["constant"],
         input_bytes=sizes["input"],

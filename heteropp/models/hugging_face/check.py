@@ -69,9 +69,9 @@ def check(values: dict[str, Any], tp: int = 1) -> Check:
         return Check(tp, 0.0, "", problem, is_refused=True)
     try:
         with _one_thread():
-            initial = _values(model)
+            initial = noisy_values(model)
             expected = _unsplit(model, initial)
-            loss, gradients = _split(model, initial, tp)
+            loss, gradients = split(model, initial, tp)
     except ModelError:
         raise
     except Exception as error:  # of whatever the family's modules run into
@@ -105,7 +105,7 @@ def _error(got: Tensor, expected: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def _tokens(model: HuggingFaceModel) -> tuple[Tensor, Tensor]:
+def tokens_of(model: HuggingFaceModel) -> tuple[Tensor, Tensor]:
     """Returns inputs and targets, [rows] each; one target does not count."""
     generator = torch.Generator().manual_seed(1)
     both = torch.randint(model.vocab, (2, SEQUENCES * LENGTH), generator=generator)
@@ -113,7 +113,7 @@ def _tokens(model: HuggingFaceModel) -> tuple[Tensor, Tensor]:
     return both[0], both[1]
 
 
-def _values(model: HuggingFaceModel) -> dict[str, Tensor]:
+def noisy_values(model: HuggingFaceModel) -> dict[str, Tensor]:
     """Returns every parameter whole, none of which is a plain 0 or 1."""
     generator = torch.Generator().manual_seed(2)
     result = {}
@@ -146,7 +146,7 @@ def _unsplit(model: HuggingFaceModel, initial: dict[str, Tensor]) -> dict[str, T
     if missing or found.unexpected_keys:
         names_ = ", ".join(sorted({*missing, *found.unexpected_keys}))
         raise ModelError(f"transformers' model has other parameters: {names_}")
-    tokens, targets = _tokens(model)
+    tokens, targets = tokens_of(model)
     logits = whole.train()(input_ids=tokens.view(-1, LENGTH), use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(
         logits.reshape(len(targets), -1), targets, reduction="sum"
@@ -160,7 +160,7 @@ def _unsplit(model: HuggingFaceModel, initial: dict[str, Tensor]) -> dict[str, T
     return result
 
 
-def _split(
+def split(
     model: HuggingFaceModel, initial: dict[str, Tensor], tp: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the loss and the gradients of three stages, whole, by parameter."""
@@ -209,7 +209,7 @@ def _passes(
         stage = model.build(layers, group, "cpu", torch.float64)
         _fill(stage, initial)
         stages.append(stage)
-    tokens, targets = _tokens(model)
+    tokens, targets = tokens_of(model)
     inputs, outputs, x = [], [], tokens
     for stage in stages:
         x = x if stage.is_first else x.detach().requires_grad_()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -104,12 +104,14 @@ def own_parameters(found: Family, prefix: str, part: nn.Module) -> tuple[Paramet
     """Returns a part's parameters, by their names in it, and how they are cut.
 
     prefix: the part's name in the base model, such as "layers.3.". Buffers that belong to the
-    weights are among them: they have no gradient, so that they stay as they are.
+    weights are among them, frozen.
     """
-    cuts = cuts_of(found, prefix, part)
-    shapes = {name: tuple(value.shape) for name, value in part.named_parameters()}
-    shapes |= {name: tuple(value.shape) for name, value in kept_buffers(part).items()}
-    return tuple(_parameter(cuts, name, shape) for name, shape in shapes.items())
+    cuts, frozen = cuts_of(found, prefix, part), kept_buffers(part)
+    values = {**dict(part.named_parameters()), **frozen}
+    return tuple(
+        replace(_parameter(cuts, name, tuple(value.shape)), trains=name not in frozen)
+        for name, value in values.items()
+    )
 
 
 def kept_buffers(part: nn.Module) -> dict:

@@ -17,6 +17,7 @@ from heteropp.layout.parameter import Parameter
 from heteropp.models.hugging_face import cuts as styles
 from heteropp.models.hugging_face.cuts import Cuts, cuts_of, kept_buffers
 from heteropp.models.hugging_face.family import Family, with_buffers
+from heteropp.models.hugging_face.lora import A, Lora, is_added
 from heteropp.models.hugging_face.norms import epsilon_of, fused
 from heteropp.models.parallel.backward import linear
 from heteropp.models.parallel.tensor_parallel import (
@@ -35,6 +36,9 @@ class CutLinear(nn.Linear):
     group: Any  # TensorParallelGroup
     style: str | None
     copies: bool  # whether its input is not yet a copy for the group
+    scale = 0.0  # of LoRA's product beside it; 0: it has none
+    lora_A: nn.Module
+    lora_B: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -44,12 +48,19 @@ class CutLinear(nn.Linear):
         if self.style in styles.ROWS and self.group.size > 1:
             if self.style == styles.SPLIT:
                 x = own_features(x, self.group)
-            y = sum_over_group(linear(x, self.weight), self.group)
+            y = sum_over_group(self._product(x), self.group)
             return y if self.bias is None else y + self.bias
         if self.style in styles.COLUMNS and self.copies:
             x = copy_to_group(x, self.group)
-        y = linear(x, self.weight, self.bias)
+        y = self._product(x, self.bias)
         return gather_features(y, self.group) if self.style == styles.GATHER else y
+
+    def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = linear(x, self.weight, bias)
+        if not self.scale:
+            return y
+        low = linear(x, self.lora_A.weight) * self.scale  # type: ignore[arg-type]
+        return y.add_(linear(low, self.lora_B.weight))  # type: ignore[arg-type]
 
 
 class LatentLinear(CutLinear):
@@ -61,7 +72,7 @@ class LatentLinear(CutLinear):
     rotary: int  # features of the rotary key, the last ones
 
     def _of_rows(self, x: Tensor) -> Tensor:
-        y = linear(x, self.weight, self.bias)
+        y = self._product(x, self.bias)
         latent, rotary = y.split((y.shape[1] - self.rotary, self.rotary), 1)
         return torch.cat((latent, copy_to_group(rotary, self.group)), 1)
 
@@ -89,25 +100,30 @@ def install(
     group: TensorParallelGroup,
     device: torch.device | str,
     dtype: torch.dtype,
+    lora: Lora | None = None,
 ) -> nn.Module:
     """Returns a copy of a part as one rank holds it, with uninitialised parameters.
 
     parameters: by name in the part; prefix: of its names in the base model.
     """
     part = found.copy_of(part)
-    constants = kept_buffers(part)
-    for name in constants:
+    cuts = cuts_of(found, prefix, part)
+    for name in kept_buffers(part):
         owner, _, leaf = name.rpartition(".")
         delattr(part.get_submodule(owner), leaf)
     with_buffers(found, part, device)
     for name, parameter in parameters.items():
         value = torch.empty(parameter.held_shape(group.size), device=device, dtype=dtype)
         owner, _, leaf = name.rpartition(".")
-        held = nn.Parameter(value, requires_grad=name not in constants)
+        if is_added(name):
+            layer, _, matrix = owner.rpartition(".")
+            part.get_submodule(layer).add_module(matrix, nn.Module())
+        held = nn.Parameter(value, requires_grad=parameter.trains)
         setattr(part.get_submodule(owner), leaf, held)
-    cuts = cuts_of(found, prefix, part)
     for name, module in part.named_modules():
         _cut(name, module, cuts, parameters, found, group)
+        if lora and f"{name}.{A}.weight" in parameters:
+            module.scale = lora.scale  # type: ignore[assignment]
     return part
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
 
+from heteropp.models.hugging_face import lora as products
 from heteropp.models.hugging_face.config import Config
 from heteropp.models.parted import PartedModel
 
@@ -33,6 +34,7 @@ class HuggingFaceModel(PartedModel):
     experts: int = 0  # of a layer that has some
     experts_of_token: int = 0
     mixes_documents: str = ""  # the kind of a layer that does, by recurrence or on its own
+    lora: products.Lora | None = None  # whose parameters are among those of `parts`
     tp_refusal: str = ""  # why tp is 1, in a clause; "": it need not be
 
     # names are the family's own, after that of its base model
@@ -80,6 +82,13 @@ class HuggingFaceModel(PartedModel):
         idle = experts * (self.experts - self.experts_of_token) // max(1, self.experts)
         return self.elements() - idle
 
+    def describe(self) -> str:
+        return self.dtype if self.lora is None else f"{self.dtype}, LoRA of rank {self.lora.rank}"
+
+    @property
+    def has_frozen_weights(self) -> bool:
+        return self.lora is not None
+
     def build(
         self,
         layers: tuple[int, int],
@@ -97,7 +106,18 @@ class HuggingFaceModel(PartedModel):
     def initial_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
         from heteropp.models.hugging_face.initial import initial_values
 
-        return initial_values(self, layers, seed)
+        yield from initial_values(self, layers, seed)
+        yield from self.added_values(layers, seed)
+
+    def base(self) -> HuggingFaceModel:
+        return self if self.lora is None else products.without(self)
+
+    def added_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
+        return products.initial_values(self, layers, seed)
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        return {"lora": found["lora"], **found}  # before the parts, which it changes
 
     def cost_key(self) -> dict[str, Any]:
         from importlib.metadata import version

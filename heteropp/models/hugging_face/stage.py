@@ -42,7 +42,9 @@ class HuggingFaceStage(StageModule):
             """Returns this rank's part of a module; like: the name of one that is alike."""
             start = f"{name}."
             mine = {n.removeprefix(start): p for n, p in own.items() if n.startswith(start)}
-            return install(found, found.module(like), f"{like}.", mine, group, device, dtype)
+            return install(
+                found, found.module(like), f"{like}.", mine, group, device, dtype, model.lora
+            )
 
         names = list(found.first) if self.is_first else []
         names += [*found.last, found.head_name] if self.is_last else []

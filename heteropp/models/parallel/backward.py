@@ -32,7 +32,7 @@ class WeightGradients:
         A part of it that torch.utils.checkpoint runs again here has its gradients put off, too.
         """
         with _putting_off(self):
-            torch.autograd.backward(output, gradient)
+            backward(output, gradient)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a gradient, or a view of it, is held, and nothing may be added to it in place."""
@@ -54,6 +54,12 @@ class WeightGradients:
             else:
                 with torch.no_grad():
                     weight.grad.add_(product)
+
+
+def backward(output: Tensor | GradientEdge, gradient: Tensor | None) -> None:
+    """Runs a whole backward; there is none of a first stage in which nothing trains."""
+    if not isinstance(output, Tensor) or output.requires_grad:
+        torch.autograd.backward(output, gradient)
 
 
 def same_storage(one: Tensor, other: Tensor) -> bool:
@@ -103,7 +109,7 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, later: WeightGradients
     ) -> Tensor:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None)  # a frozen weight needs none
         # itself: a saved tensor would come back as another where hooks look on
         ctx.weight, ctx.later = weight, later
         return F.linear(x, weight, bias)
@@ -111,7 +117,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (x,), weight = ctx.saved_tensors, ctx.weight
-        ctx.later.uses.append((weight, gradient, x.detach(), _product))  # not the graph behind it
+        if ctx.needs_input_grad[1]:
+            ctx.later.uses.append((weight, gradient, x.detach(), _product))  # not its graph
         of_input = gradient @ weight if ctx.needs_input_grad[0] else None
         return of_input, None, gradient.sum(0) if ctx.needs_input_grad[2] else None, None
 
@@ -144,7 +151,7 @@ class _GroupedLinear(torch.autograd.Function):
         transposed: bool,
         later: WeightGradients | None,
     ) -> Tensor:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None)
         ctx.weight, ctx.ends, ctx.transposed, ctx.later = weight, ends, transposed, later
         result = x.new_empty(len(x), weight.shape[2 if transposed else 1])
         for i, rows in _groups(ends):
@@ -160,7 +167,8 @@ class _GroupedLinear(torch.autograd.Function):
         (x,), weight, ends = ctx.saved_tensors, ctx.weight, ctx.ends
         of_input = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_input = torch.empty_like(x)
+            inputs = weight.shape[1 if ctx.transposed else 2]
+            of_input = gradient.new_empty(len(gradient), inputs)
             for i, rows in _groups(ends):
                 matrix = weight[i].t() if ctx.transposed else weight[i]
                 torch.mm(gradient[rows], matrix, out=of_input[rows])

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from heteropp.description.plan import Plan
 from heteropp.layout.hspmd.messages import Messages
-from heteropp.optimizer.replicated_gradients import MINISTAGES, Part, numbers, seat, shared, sums
+from heteropp.optimizer.replicated_gradients import (
+    MINISTAGES,
+    Part,
+    holders,
+    numbers,
+    seat,
+    shared,
+    sums,
+)
 from heteropp.optimizer.zero import FlatParameters
 
 FIRST_TAG = 1 << 16  # above those of boundary tensors
@@ -27,8 +35,7 @@ class Sums:
     def __init__(self, plan: Plan, rank: int, part: Part, flat: FlatParameters) -> None:
         self.rank, self.seat, self.flat = rank, seat(rank, part[2]), flat
         ours = {places: names for places, names in shared(plan).items() if part in places}
-        elsewhere = {name for places, names in ours.items() if part != places[0] for name in names}
-        self.counted_in_norm = {entry.global_name for entry in flat.entries} - elsewhere
+        self.counted = {name for name, places in holders(plan).items() if places[0] == part}
         everywhere = {name for names in ours.values() for name in names}
         self.pieces = [piece for piece in flat.pieces if piece.name in everywhere]
         number = numbers(plan.model)
@@ -39,9 +46,9 @@ class Sums:
         self.receiving: list[dist.Work] = []
         self.received: dict[int, Tensor] = {}  # by seat
 
-    def counts_in_norm(self, name: str) -> bool:
+    def speaks_for(self, name: str) -> bool:
         """Whether this place, of all that hold a parameter, is the one that counts."""
-        return name in self.counted_in_norm
+        return name in self.counted
 
     def start(self, to_self: ToSelf) -> None:
         """Waits for the replicas' sums, sends them to the other places, and posts the receives."""

@@ -55,7 +55,7 @@ class Update:
         ]
         self.to_self: ToSelf = {}
         self.unsummed: list[int] = []  # ministages that are being reduced, in order
-        names = [parameter.name for parameter in plan.model.parameters()]
+        names = [parameter.name for parameter in plan.model.parameters() if parameter.trains]
         self.column = {name: i for i, name in enumerate(names)}  # of the table of norms
         # brings a ministage's parameters from the host, where they are offloaded
         self.load_parameters: Callable[[int], None] | None = None
@@ -147,7 +147,7 @@ class Update:
         norms = [none] * len(self.column)
         for flat, sums in zip(self.flats, self.sums, strict=True):
             for name, norm in flat.norms().items():
-                if sums.counts_in_norm(name):
+                if sums.speaks_for(name):
                     norms[self.column[name]] = norm
         return torch.stack([*norms, loss])
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -44,36 +45,35 @@ def export(
     for the dtype, and its tokenizer's files go along.
     """
     config = _config(model, source)
+    with new_folder(output, source) as folder:
+        _write_weights(model, read, folder, file_bytes)
+        write_text(folder / CONFIG, _as_text(config))
+
+
+@contextmanager
+def new_folder(output: Path, source: Path | None) -> Iterator[Path]:
+    """Gives a folder to write to, which then gets its name. Raises FileError or LockError.
+
+    source: a Hugging Face folder whose tokenizer's files go along.
+    """
     if os.path.lexists(output):
         raise FileError(f"{output} is there already; expected the name of a new folder")
     make_folder(output.absolute().parent)
     with held(output.with_name(f".{output.name}.lock"), str(output)):
-        _export(model, read, output, config, source, file_bytes)
-
-
-def _export(
-    model: ModelSpec,
-    read: Callable[[Parameter], Tensor],
-    output: Path,
-    config: dict[str, Any],
-    source: Path | None,
-    file_bytes: int,
-) -> None:
-    partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        _write_weights(model, read, partial, file_bytes)
-        if source:
-            _copy_companions(source, partial)
-        write_text(partial / CONFIG, _as_text(config))
-        flush(partial)
-        partial.rename(output)
-        flush(output.parent)
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"{output} cannot be written: {error}") from None
-    finally:
+        partial = output.with_name(f".{output.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir(parents=True)
+            yield partial
+            if source:
+                _copy_companions(source, partial)
+            flush(partial)
+            partial.rename(output)
+            flush(output.parent)
+        except (OSError, SafetensorError) as error:
+            raise FileError(f"{output} cannot be written: {error}") from None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _config(model: ModelSpec, source: Path | None) -> dict[str, Any]:
@@ -108,13 +108,17 @@ def _write_weights(
             )
             for tensor, assembly in wanted.items()
         }
-        save_file(values, folder / name, metadata={"format": "pt"})  # transformers wants to know
-        (folder / name).chmod(0o644)
-        flush(folder / name)
+        write_tensors(values, folder / name)
         places.update(dict.fromkeys(values, name))
     if len(files) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
         write_text(folder / INDEX, _as_text(index))
+
+
+def write_tensors(values: dict[str, Tensor], path: Path) -> None:
+    save_file(values, path, metadata={"format": "pt"})  # transformers wants to know
+    path.chmod(0o644)
+    flush(path)
 
 
 class _WholeParameters:

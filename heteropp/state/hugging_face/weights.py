@@ -47,7 +47,7 @@ class Weights:
     def __init__(self, folder: Path, model: ModelSpec) -> None:
         """Raises FileError when the folder has no safetensors files, or not of such a model."""
         self.folder = folder
-        self.model = model
+        self.model = model = model.base()
         self.files: dict[str, Any] = {}  # open ones, by name
         index = folder / INDEX
         if index.exists():
@@ -204,12 +204,16 @@ def check_same(folder: Path, model: ModelSpec) -> None:
 
 @torch.no_grad()
 def load_weights(folder: Path, module: StageModule) -> None:
-    """Fills a ministage's parameters with this rank's slices of a folder's. Raises FileError."""
+    """Fills a ministage's parameters with this rank's slices of a folder's. Raises FileError.
+
+    Those that are not the base model's stay as they are.
+    """
     group, model = module.group, module.model
     weights = Weights(folder, model)
-    parameters = {parameter.name: parameter for parameter in model.parameters()}
+    parameters = {parameter.name: parameter for parameter in weights.model.parameters()}
     for name, target in module.named_parameters():
-        parameter = parameters[model.global_name(name)]
+        if (parameter := parameters.get(model.global_name(name))) is None:
+            continue
         boxes = parameter.boxes(group.size, group.index)
         values = [weights.read(parameter, box) for box in boxes]
         put(target, values)

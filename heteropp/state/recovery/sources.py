@@ -12,7 +12,7 @@ from heteropp.layout.boxes import Box, uncovered
 from heteropp.models.spec import ModelSpec
 from heteropp.state.recovery.manifest import RankManifest, SnapshotStep, SnapshotTensor, TierKind
 from heteropp.state.slices.parameter_slice import block_of
-from heteropp.state.slices.quantities import STORED, StoredName, quantities_of_matrices
+from heteropp.state.slices.quantities import StoredName, stored_of
 
 Key = tuple[StoredName, str]  # of what, and the parameter's name
 NEARNESS: dict[TierKind, int] = {"memory": 0, "disk": 1, "remote": 2}
@@ -107,8 +107,7 @@ def missing_blocks(
     missing: dict[str, None] = {}
     for parameter in model.parameters():
         name = model.global_name(parameter.name)
-        matrix = parameter.is_hidden_matrix
-        for quantity in quantities_of_matrices(optimizer) if matrix else STORED:
+        for quantity in stored_of(parameter, optimizer):
             if uncovered([Box.whole(parameter.shape)], sorted(boxes[quantity, name])):
                 missing[block_of(name)] = None
     return list(missing)

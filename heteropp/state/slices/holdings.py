@@ -36,7 +36,7 @@ class MinistageHoldings:
     def size(self, quantity: Quantity) -> int:
         """Returns the number of elements of a quantity's buffer."""
         if quantity.whole:
-            return self.layout.size
+            return self.layout.whole_size
         return self.layout.size // self.layout.shards - self._skipped(quantity.stored)
 
     def place(self, quantity: StoredName, piece: BufferPiece) -> BufferPiece | None:
@@ -58,12 +58,17 @@ class MinistageHoldings:
 
     @cached_property
     def shard_pieces(self) -> list[BufferPiece]:
-        """The slices of the rank's shard; their offsets are those of the shard."""
+        """The slices of the rank's shard of what trains; their offsets are those of the shard."""
         start = self.layout.shard(self.shard).start
         return [
             BufferPiece(piece.name, piece.box, piece.first - start, piece.last - start)
             for piece in self.layout.pieces(self.shard)
         ]
+
+    @cached_property
+    def frozen_pieces(self) -> list[BufferPiece]:
+        """The slices of what is frozen for which the rank's shard answers."""
+        return self.layout.frozen_pieces(self.shard)
 
 
 class BufferSlice(NamedTuple):

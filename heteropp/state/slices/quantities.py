@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from heteropp.description.hyperparameters import OptimizerName
-from heteropp.models.spec import ModelSpec
+from heteropp.models.spec import ModelSpec, Parameter
 
 # what files have of parameters: the value, as exact as the optimizer's own, and the running
-# averages of the gradient (Muon's momentum) and of its square
+# averages of the gradient (Muon's momentum) and of its square; of frozen ones the value alone
 StoredName = Literal["value", "average", "average_square"]
 STORED: tuple[StoredName, ...] = get_args(StoredName)
 QuantityName = Literal["parameter"] | StoredName
+
+
+def stored_of(parameter: Parameter, optimizer: OptimizerName) -> tuple[StoredName, ...]:
+    """Returns what files have of a parameter: of one that is frozen its value alone."""
+    if not parameter.trains:
+        return ("value",)
+    return quantities_of_matrices(optimizer) if parameter.is_hidden_matrix else STORED
 
 
 def quantities_of_matrices(optimizer: OptimizerName) -> tuple[StoredName, ...]:
@@ -22,7 +29,10 @@ def quantities_of_matrices(optimizer: OptimizerName) -> tuple[StoredName, ...]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something that is held of every element of a model, each rank's in a flat buffer."""
+    """Something that is held of every element of a model, each rank's in a flat buffer.
+
+    Of what is frozen there is the parameter alone.
+    """
 
     name: QuantityName
     dtype: str

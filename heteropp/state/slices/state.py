@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from heteropp.layout.boxes import Box
-from heteropp.state.slices.block_files import HeldSlice
+from heteropp.layout.flat_buffer import BufferPiece
+from heteropp.state.slices.block_files import HeldSlice, Tensors
 from heteropp.state.slices.buffers import tensors, view
 from heteropp.state.slices.holdings import MinistageHoldings
 from heteropp.state.slices.parameter_slice import ParameterSlice, Shard, block_of
@@ -48,17 +49,28 @@ class State:
         """
         parts = zip(self.update.each(), self.update.sums, self.ministages, strict=True)
         for flat, sums, ministage in parts:
-            entries = {entry.global_name: entry for entry in flat.entries}
+            everything = (*flat.entries, *flat.layout.frozen)
+            entries = {entry.global_name: entry for entry in everything}
             tp, own = flat.module.group, tensors(flat)
             shard = Shard(tp.index, tp.size, ministage.shard, ministage.layout.shards)
-            for piece in ministage.shard_pieces:
-                stored = {
-                    what: view(own[what], place)
-                    for what in STORED
-                    if (place := ministage.place(what, piece))
-                }
-                owned = flat.counts_in_norm(entries[piece.name]) and sums.counts_in_norm(piece.name)
-                yield HeldSlice(shard, ParameterSlice(piece.name, piece.box), stored, owned)
+            stored: list[tuple[BufferPiece, Tensors]] = [
+                (
+                    piece,
+                    {
+                        what: view(own[what], place)
+                        for what in STORED
+                        if (place := ministage.place(what, piece))
+                    },
+                )
+                for piece in ministage.shard_pieces
+            ]
+            stored += [
+                (piece, {"value": view(own["parameter"], piece)})
+                for piece in ministage.frozen_pieces
+            ]
+            for piece, quantities in stored:
+                owned = flat.speaks_for(entries[piece.name]) and sums.speaks_for(piece.name)
+                yield HeldSlice(shard, ParameterSlice(piece.name, piece.box), quantities, owned)
 
     def wanted(self) -> set[tuple[StoredName, ParameterSlice]]:
         """Returns the quantities and slices that `restore` reads, but for those within others."""
@@ -74,7 +86,7 @@ class State:
         """Returns the slices that this rank holds of each block of the model."""
         found: dict[str, set[ParameterSlice]] = defaultdict(set)
         for ministage in self.ministages:
-            for piece in ministage.shard_pieces:
+            for piece in (*ministage.shard_pieces, *ministage.frozen_pieces):
                 found[block_of(piece.name)].add(ParameterSlice(piece.name, piece.box))
         return dict(found)
 
