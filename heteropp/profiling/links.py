@@ -25,7 +25,7 @@ from heteropp.runtime.ranks.watch import CAUSE_FILE
 SMALL_BYTES, LARGEST_BYTES = 8, 64 << 20
 LONG_S = 0.02  # a message that takes so long tells the bandwidth
 # the quickest counts: what is slower was held up
-SMALL_REPEATS, LARGE_REPEATS = 100, 3
+SMALL_REPEATS, LARGE_REPEATS = 100, 20
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,10 @@ def blocks_in(file: Path) -> list[dict]:
 
 def test_a_killed_profile_goes_on_and_agrees_with_the_prediction(tmp_path: Path) -> None:
     text = load_chip("b-mini").path.read_text()
+    # a link so slow that a busy host matters little beside it
+    changes = {"capacity_bytes": "6_000_000", "intra_node_bytes_per_s": "2.5e7"}
     lines = [
-        "capacity_bytes = 6_000_000" if line.startswith("capacity_bytes") else line
+        f"{key} = {changes[key]}" if (key := line.split("=")[0].strip()) in changes else line
         for line in text.splitlines()
     ]
     (tmp_path / "small.toml").write_text("\n".join(lines))
