@@ -231,6 +231,7 @@ def invented_trace(model: LlamaModel, layers: int, kind: StageKind) -> traces.St
         matrix_bytes=0,
         matrices=0,
         flat_bytes=held,
+        training_bytes=held,
         gradient_bytes=held,
         constant_bytes=512,
         input_bytes=0 if first else 1024 * sequences,
