@@ -112,6 +112,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OperatorResul
     return {operator.name: operator for operator in read_conformance(output).operators}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("operator", "variant", "status", "reason"),
     [
@@ -140,6 +141,7 @@ def test_a_wrong_kernel_is_named_with_its_fault(
     assert found[0].dtype == "float32"
 
 
+@pytest.mark.long
 def test_right_kernels_pass_beside_wrong_ones(planted: dict[str, OperatorResult]) -> None:
     assert planted["abs"].tally.passed > 0 and not planted["abs"].problems
     assert planted["sigmoid"].tallies["float32"]["function"].passed == 1

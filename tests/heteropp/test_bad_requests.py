@@ -14,7 +14,7 @@ import ditorch.chips
 from heteropp.cli import search as search_command
 
 MALFORMED = 100
-IMPOSSIBLE = [30, pytest.param(80, marks=pytest.mark.long)]
+IMPOSSIBLE = [10, pytest.param(80, marks=pytest.mark.long)]
 CHIPS = Path(ditorch.chips.__file__).parent
 
 

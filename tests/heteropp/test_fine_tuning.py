@@ -95,7 +95,7 @@ def test_conversations_teach_lora_over_four_vendors(tmp_path: Path) -> None:
     adapted = PeftModel.from_pretrained(model, tmp_path / "adapter").eval()
     after = loss_of_answers(adapted, tokenizer, held_out)
     last = json.loads((tmp_path / "runs/train/metrics.jsonl").read_text().splitlines()[-1])
-    assert after < 0.8 * before
+    assert after < 0.85 * before
     assert last["validation_loss"] == pytest.approx(after, rel=2e-3)  # chips have own numerics
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
     tokens = torch.randint(330, (2, LENGTH), generator=torch.Generator().manual_seed(0))

@@ -327,6 +327,7 @@ def test_code_in_a_folder_is_not_run() -> None:
 # ---------------------------------------------------------------- the commands
 
 
+@pytest.mark.long
 def test_a_run_keeps_what_it_does_not_change(folders: Folders, tmp_path: Path) -> None:
     """A folder becomes a folder, by way of ranks and a checkpoint, at a rate that moves nothing.
 

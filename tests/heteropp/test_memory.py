@@ -94,6 +94,7 @@ def test_a_peak_is_within_5_percent_below_the_predicted(
     check(ranks, lay_out(layout, schedule))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("selective", [False, True])
 def test_masks_between_documents_take_what_is_charged_at_most(
     ranks: Ranks, selective: bool
@@ -117,6 +118,7 @@ def test_so_is_that_of_ministages_in_turn(ranks: Ranks, zero_stage: int, offload
     check(ranks, scheduled(plan_of(model, (4, 4), (2, 1), (1, 1), **options), "gpipe", 4, 2))
 
 
+@pytest.mark.long
 def test_so_is_that_of_muon(ranks: Ranks) -> None:
     """Shards of unlike sizes of state, and whole matrices in the update."""
     model = tiny_model(**SIZES)
@@ -140,7 +142,7 @@ def test_so_is_that_of_16_bits_and_of_slack(ranks: Ranks) -> None:
         check(ranks, replace(plan, pipelines=(replace(pipeline, stages=stages),)))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.long)])
 def test_so_is_that_of_frozen_weights(ranks: Ranks, dtype: str) -> None:
     """They have no gradient, no state, and their layers keep no input for one."""
     sizes = dict(hidden_size=128, intermediate_size=384, vocab_size=512, head_dim=32)

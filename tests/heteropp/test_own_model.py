@@ -248,7 +248,7 @@ for dtype in ("float32", "float64", "bfloat16"):
 """
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_its_stages_cost_what_the_emulated_chip_charges() -> None:
     """The chip's own account of time, against what one and two blocks of each kind predict."""
     printed = subprocess.run(
