@@ -51,11 +51,12 @@ def test_it_trains_on_three_unlike_stages(ranks: Ranks, tmp_path: Path, family: 
     whole = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in whole.parameters():  # none of which is a plain 0 or 1
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+        for value in whole.state_dict().values():  # none of which is a plain 0 or 1
+            if value.is_floating_point():
+                value.add_(torch.randn(value.shape, generator=generator) * 0.05)
     whole.save_pretrained(tmp_path / "folder")
     saved = json.loads((tmp_path / "folder" / "config.json").read_text())
-    assert saved["model_type"] == family
+    assert saved["model_type"].removesuffix("_text") == family.removesuffix("_text")
     tp = 2 if model.allows_tp(2) else 1
     plan = plan_of(model, (1, model.layers - 2, 1), (1, 2, 1), (tp, 1, tp))
     got = ranks.train(plan, STEPS, weights=tmp_path / "folder")
