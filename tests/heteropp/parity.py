@@ -102,13 +102,14 @@ class Ranks:
             job = f"job {self.jobs}"
             learns = tuple(by_length), documents, data, weights, validation, within, settings or {}
             pipe.send((plan, rank, steps, job, checkpoints, poisoned, *learns))
-        answers = []
+        answers, failures = [], []
         for rank, pipe in enumerate(used):
             if not pipe.poll(DEADLINE_S):
-                self.close()
-                raise RankError(f"rank {rank} is not done after {DEADLINE_S} s")
+                failures.append(f"rank {rank} is not done after {DEADLINE_S} s")
+                break  # as it may wait for one that failed
             answers.append(pipe.recv())
-        failures = [f"rank {rank}: {a}" for rank, a in enumerate(answers) if isinstance(a, str)]
+            if isinstance(answers[-1], str):
+                failures.append(f"rank {rank}: {answers[-1]}")
         if failures:
             self.close()
             raise RankError("\n".join(failures))

@@ -33,7 +33,7 @@ ACCUMULATES = {"V": "float32", "W": "float64", "X": "float32"}
 def three_vendors(folder: Path) -> list[Path]:
     """Writes chip files of three vendors, and gives those of six ranks, two of each."""
     for vendor, accumulate in ACCUMULATES.items():
-        text = NEUTRAL_CHIP.format(chips_per_node=2, capacity_bytes=1 << 30)
+        text = NEUTRAL_CHIP.format(chips_per_node=2, capacity_bytes=1 << 31)
         text = text.replace('vendor = "Test"', f'vendor = "{vendor}"')
         text = text.replace('accumulate = "float32"', f'accumulate = "{accumulate}"')
         (folder / f"{vendor}.toml").write_text(text.replace("neutral = true", "neutral = false"))
