@@ -91,7 +91,7 @@ class MeasuredRuns:
     name: Name
     split: str  # what is fitted, and why that
     bars: Bars | None = None
-    between_chips_bytes_per_s: Rate | None = None  # between nodes of unlike chips; absent: NICs'
+    nic_bytes_per_s: Rate | None = None  # of each NIC, where it is not the chip file's
     models: tuple[ModelSpec, ...]
     blocks: tuple[MeasuredBlock, ...] = ()
     runs: tuple[MeasuredStep, ...] = field(default=())

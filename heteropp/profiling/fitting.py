@@ -9,20 +9,49 @@ from dataclasses import dataclass, replace
 
 import numpy
 
-from heteropp.description.chips import ChipSpec
+from heteropp.description.chips import ChipSpec, Collectives, Kernels
 from heteropp.description.measured import MeasuredRuns
 from heteropp.profiling.measured import predict_times
+
+# how far, on a scale of logarithms, a figure is taken to be from its usual value
+KNOWN, GUESSED, OVERHEAD = 0.2, 0.7, 1.0  # rates in the chip's file, other rates, and latencies
+ERROR = 0.03  # the same of measurements; those much further off are taken to be mistaken
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A figure of a chip that a fit may choose, between two bounds, on a scale of logarithms."""
+    """A figure of a chip file that a fit may choose."""
 
+    section: str
     name: str
     low: float
     high: float
-    get: Callable[[ChipSpec], float]
-    put: Callable[[ChipSpec, float], ChipSpec]
+
+
+PARAMETERS = (
+    Parameter("compute", "efficiency", 0.02, 1.0),
+    Parameter("compute", "launch_s", 1e-7, 1e-3),
+    Parameter("kernels", "half_side", 1.0, 4096.0),
+    Parameter("kernels", "attention_efficiency", 0.05, 4.0),
+    Parameter("kernels", "attention_backward_efficiency", 0.05, 4.0),
+    Parameter("kernels", "bandwidth_share", 0.1, 4.0),
+    Parameter("kernels", "host_s", 1e-7, 1e-2),
+    Parameter("kernels", "micro_batch_s", 1e-6, 0.1),
+    Parameter("collectives", "latency_s", 1e-6, 1e-2),
+    Parameter("collectives", "bytes_per_s", 1e6, 1e13),
+    Parameter("links", "nic_bytes_per_s", 1e6, 1e12),
+    Parameter("links", "nic_latency_s", 1e-6, 1e-2),
+)
+HOSTS = (1.0, 8.0)
+USUAL = Kernels(
+    half_side=100.0,
+    attention_efficiency=0.5,
+    attention_backward_efficiency=0.5,
+    bandwidth_share=0.8,
+    host_s=1e-5,
+    micro_batch_s=1e-3,
+)
+GROUPS = {2: "pair_bytes_per_s", 4: "four_bytes_per_s"}  # may be joined by links of their own
 
 
 @dataclass(frozen=True)
@@ -32,44 +61,86 @@ class Fit:
     residual: float  # median relative error of the points that were fitted
 
 
-def _efficiency() -> Parameter:
-    return Parameter(
-        "efficiency",
-        0.02,
-        1.0,
-        lambda chip: chip.compute.efficiency,
-        lambda chip, value: replace(chip, compute=replace(chip.compute, efficiency=value)),
-    )
-
-
-PARAMETERS = (_efficiency(),)
-
-
 def fit(file: MeasuredRuns, chips: dict[str, ChipSpec]) -> Fit:
-    """Returns the chips with the figures that explain the file's points for fitting best."""
-    names = sorted(chips)
-    start = numpy.array([math.log(p.get(chips[name])) for name in names for p in PARAMETERS])
-    low = numpy.log([p.low for _ in names for p in PARAMETERS])
-    high = numpy.log([p.high for _ in names for p in PARAMETERS])
+    """Returns the chips with the figures that explain the file's points for fitting best.
+
+    A figure of which they say little stays near its usual value.
+    """
+    start = {name: begun(chip) for name, chip in chips.items()}
+    keys = [
+        (name, parameter)
+        for name in sorted(chips)
+        for parameter in (*PARAMETERS, *_of_groups(file, name))
+    ]
+    usual = numpy.log([_usual(start[name], p) for name, p in keys])
+    sd = numpy.array([_doubt(chips[name], p) for name, p in keys])
+    low, high = (numpy.log([getattr(p, end) for _, p in keys]) for end in ("low", "high"))
 
     def at(values: numpy.ndarray) -> dict[str, ChipSpec]:
-        result, left = dict(chips), iter(values)
-        for name in names:
-            for parameter in PARAMETERS:
-                result[name] = parameter.put(result[name], math.exp(next(left)))
+        sections: dict[tuple[str, str], dict[str, float]] = {}
+        for (name, p), value in zip(keys, values, strict=True):
+            sections.setdefault((name, p.section), {})[p.name] = math.exp(value)
+        result = dict(start)
+        for (name, section), figures in sections.items():
+            old = getattr(result[name], section)
+            result[name] = replace(result[name], **{section: replace(old, **figures)})
         return result
 
-    def errors(values: numpy.ndarray) -> numpy.ndarray:
+    def points_at(values: numpy.ndarray) -> list[float]:
         points = predict_times(file, at(values), fitted_alone=True)
-        return numpy.array([math.log(p.predicted / p.measured) for p in points])
+        return [math.log(p.predicted / p.measured) for p in points]
 
-    values = least_squares(errors, start, low, high)
-    left_out = numpy.abs(errors(values))
-    return Fit(
-        at(values),
-        {name: {p.name: p.get(chip) for p in PARAMETERS} for name, chip in at(values).items()},
-        statistics.median(left_out),
+    def errors(values: numpy.ndarray) -> numpy.ndarray:
+        away = (values - usual) / sd
+        return numpy.array([*(_bent(e / ERROR) for e in points_at(values)), *away])
+
+    # where the host keeps up, how slow it is does not show: it is tried from slower ones, too
+    host = numpy.array([p.name == "host_s" for _, p in keys])
+    tried = [least_squares(errors, usual + host * math.log(factor), low, high) for factor in HOSTS]
+    values = min(tried, key=lambda found: float(numpy.sum(errors(found) ** 2)))
+    figures: dict[str, dict[str, float]] = {}
+    for (name, p), value in zip(keys, values, strict=True):
+        figures.setdefault(name, {})[p.name] = math.exp(value)
+    return Fit(at(values), figures, statistics.median(map(abs, points_at(values))))
+
+
+def begun(chip: ChipSpec) -> ChipSpec:
+    """Returns a chip that has the sections which a fit fills, with usual figures where it has not
+    its own.
+    """
+    return replace(
+        chip,
+        kernels=chip.kernels or USUAL,
+        collectives=chip.collectives or Collectives(2e-5, chip.links.intra_node_bytes_per_s),
     )
+
+
+def _usual(chip: ChipSpec, parameter: Parameter) -> float:
+    found = getattr(getattr(chip, parameter.section), parameter.name)
+    assert chip.collectives is not None
+    return chip.collectives.bytes_per_s if found is None else found
+
+
+def _doubt(chip: ChipSpec, parameter: Parameter) -> float:
+    if parameter.name in ("launch_s", "host_s", "micro_batch_s", "latency_s", "nic_latency_s"):
+        return OVERHEAD
+    measured = parameter.section in ("kernels", "collectives")
+    return KNOWN if measured and getattr(chip, parameter.section) is not None else GUESSED
+
+
+def _bent(error: float) -> float:
+    """Returns an error whose square grows as the error itself where that is large."""
+    return math.copysign(math.sqrt(2 * (math.sqrt(1 + error * error) - 1)), error)
+
+
+def _of_groups(file: MeasuredRuns, chip: str) -> list[Parameter]:
+    """Returns a bandwidth for each size of group, but the largest, that a chip's points have."""
+    sizes = {block.tp for block in file.blocks if block.chip == chip and block.fit}
+    sizes |= {r.tp for r in file.runs if r.fit and any(chip in stage for stage in r.replicas)}
+    sizes -= {1, max(sizes, default=1)}
+    return [
+        Parameter("collectives", GROUPS[size], 1e6, 1e13) for size in sorted(sizes & GROUPS.keys())
+    ]
 
 
 def least_squares(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 from heteropp.cost.planned import check_cluster, rank_memory, slowest_link
 from heteropp.cost.stage_time import StageShape, stage_time
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link, Node, in_order
-from heteropp.description.fabric import Fabric, LinkEntry
 from heteropp.description.measured import MeasuredBlock, MeasuredRuns, MeasuredStep
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
 from heteropp.simulator.simulate import simulate
@@ -70,8 +68,7 @@ def step_s(file: MeasuredRuns, run: MeasuredStep, chips: Chips) -> float:
 
 def block_s(file: MeasuredRuns, block: MeasuredBlock, chips: Chips) -> tuple[float, float]:
     """Returns the predicted seconds of a block's forward and backward, collectives included."""
-    nodes = _nodes([(block.chip, block.tp)], chips)
-    cluster = Cluster(file.name, in_order(nodes))
+    cluster = _cluster(file, [(block.chip, block.tp)], chips)
     inside = slowest_link(cluster, 0, tuple(range(block.tp)))
     shape = StageShape(
         layers=1,
@@ -135,30 +132,20 @@ def planned(file: MeasuredRuns, run: MeasuredStep, chips: Chips) -> tuple[Plan, 
 
 
 def _cluster(file: MeasuredRuns, groups: list[tuple[str, int]], chips: Chips) -> Cluster:
-    nodes = _nodes(groups, chips)
-    names = sorted({node.chip_name for node in nodes})
-    slow = file.between_chips_bytes_per_s
-    if slow is None or len(names) == 1:
-        return Cluster(file.name, in_order(nodes))
-    nodes = [replace(node, switch=node.chip_name) for node in nodes]
-    links = tuple(
-        LinkEntry(between=pair, latency_s=0.0, bytes_per_s=slow) for pair in combinations(names, 2)
-    )
-    return Cluster(file.name, in_order(nodes), Fabric.of([("", name) for name in names], links))
+    return Cluster(file.name, in_order(_filled(file, groups, chips)))
 
 
-def _nodes(groups: list[tuple[str, int]], chips: Chips) -> list[Node]:
-    """Returns the nodes that groups of (chip, ranks) fill, one after another."""
-    return list(_filled(groups, chips))
-
-
-def _filled(groups: list[tuple[str, int]], chips: Chips) -> Iterator[Node]:
+def _filled(file: MeasuredRuns, groups: list[tuple[str, int]], chips: Chips) -> Iterator[Node]:
+    """Yields the nodes that groups of (chip, ranks) fill, one after another."""
     for name in sorted({chip for chip, _ in groups}):
-        size = chips[name].chips_per_node
+        chip = chips[name]
+        if file.nic_bytes_per_s is not None:
+            links = replace(chip.links, nic_bytes_per_s=file.nic_bytes_per_s)
+            chip = replace(chip, links=links)
         ranks = sum(count for chip, count in groups if chip == name)
         tp = groups[0][1]
-        most = size // tp * tp  # a group is never torn apart
+        most = chip.chips_per_node // tp * tp  # a group is never torn apart
         while ranks > 0:
             here = min(most, ranks)
-            yield Node(name, chips[name], range(here))
+            yield Node(name, chip, range(here))
             ranks -= here
