@@ -40,7 +40,7 @@ def real(names: list[str] | None = None) -> dict:
         seconds = time.perf_counter() - began
         points = predict_times(file, found.chips)
         memory = predict_memory(file, found.chips)
-        rows += _rows(file, points, memory, found.residual)
+        rows += _rows(file, points, memory, found.cross_validated)
         files.append(
             {
                 "name": name,
@@ -55,7 +55,7 @@ def real(names: list[str] | None = None) -> dict:
 
 
 def _rows(
-    file: MeasuredRuns, points: list[Point], memory: list[Point], residual: float
+    file: MeasuredRuns, points: list[Point], memory: list[Point], cross_validated: float
 ) -> list[dict]:
     bars = file.bars
     judged = [p for p in points if p.what == "step" and not p.fit and not p.doubt]
@@ -67,7 +67,11 @@ def _rows(
             bars and bars.step_median,
         ),
         _line(f"{file.name}: worst error of them", max(errors), bars and bars.step_worst),
-        _line(f"{file.name}: median error of what was fitted", 100 * residual, None),
+        _line(
+            f"{file.name}: median error of what was fitted, cross-validated",
+            100 * cross_validated,
+            None,
+        ),
     ]
     if memory:
         worst = max(100 * abs(p.error) for p in memory if not p.doubt)

@@ -90,6 +90,8 @@ def ministage(
     update_peak = of(lambda t: t.update_peak_bytes) // shards
     if shape.optimizer == "muon":
         update_peak = max(update_peak, orthogonal_bytes(plan.model, traces, gradient, shards))
+    if shape.in_place_update:
+        update_peak = 0
     return Ministage(
         flat=of(lambda t: t.flat_bytes),
         gradient=gradient,
@@ -394,7 +396,7 @@ class MemoryWalk:
 
     def _reduce(self, k: int) -> None:
         own = self.ministages[k]
-        if self.cut:
+        if self.cut and not self.shape.in_place_update:
             self.gradients.put(("reduced", k), own.shard)
         self._note(own.parts)
         self.unsummed.append(k)

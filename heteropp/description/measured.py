@@ -91,6 +91,7 @@ class MeasuredRuns:
     name: Name
     split: str  # what is fitted, and why that
     bars: Bars | None = None
+    in_place_update: bool = False  # its optimizer needs no room beside its state; ours does
     nic_bytes_per_s: Rate | None = None  # of each NIC, where it is not the chip file's
     models: tuple[ModelSpec, ...]
     blocks: tuple[MeasuredBlock, ...] = ()

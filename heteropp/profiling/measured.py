@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from heteropp.cost.planned import check_cluster, rank_memory, slowest_link
+from heteropp.cost.memory_walk import MemoryWalk
+from heteropp.cost.planned import check_cluster, slowest_link, stage_shape
 from heteropp.cost.stage_time import StageShape, stage_time
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link, Node, in_order
 from heteropp.description.measured import MeasuredBlock, MeasuredRuns, MeasuredStep
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
+from heteropp.schedule.stage_actions import actions
 from heteropp.simulator.simulate import simulate
 
 Chips = Mapping[str, ChipSpec]  # by the names that measured runs give
@@ -51,13 +53,24 @@ def predict_times(file: MeasuredRuns, chips: Chips, fitted_alone: bool = False) 
 
 def predict_memory(file: MeasuredRuns, chips: Chips) -> list[Point]:
     """Returns the most bytes of a rank, of every run that says them."""
-    result = []
-    for run in file.runs:
-        if run.memory_bytes is not None:
-            plan, cluster = planned(file, run, chips)
-            most = max(memory.total for memory in rank_memory(plan, cluster))
-            result.append(Point(run.name, "memory", False, run.doubt, run.memory_bytes, most))
-    return result
+    return [
+        Point(run.name, "memory", False, run.doubt, run.memory_bytes, most_bytes(file, run, chips))
+        for run in file.runs
+        if run.memory_bytes is not None
+    ]
+
+
+def most_bytes(file: MeasuredRuns, run: MeasuredStep, chips: Chips) -> int:
+    """Returns the most bytes that a rank of a run needs, as the software there keeps them."""
+    plan, _ = planned(file, run, chips)
+    pipeline = plan.pipelines[0]
+    most = 0
+    for s, stage in enumerate(pipeline.stages):
+        rank = stage.replicas[0].ranks[0]
+        shape = replace(stage_shape(plan, rank), in_place_update=file.in_place_update)
+        table = actions(plan.schedule, pipeline, s, plan.overlap, whole_backwards=True)
+        most = max(most, MemoryWalk(plan, rank, shape, table).peak().total)
+    return most
 
 
 def step_s(file: MeasuredRuns, run: MeasuredStep, chips: Chips) -> float:
