@@ -14,9 +14,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from heteropp.description.chips import load_chip
 from heteropp.description.files import write_text
-from heteropp.description.measured import MeasuredRuns, read_measured
+from heteropp.description.measured import MeasuredRuns, read_chips, read_measured
 from heteropp.description.presets import measured_names
 from heteropp.profiling.fitting import fit
 from heteropp.profiling.measured import Point, predict_memory, predict_times
@@ -36,7 +35,7 @@ def real(names: list[str] | None = None) -> dict:
     for name in names or measured_names():
         file = read_measured(name)
         began = time.perf_counter()
-        found = fit(file, {chip: load_chip(chip) for chip in file.chip_names})
+        found = fit(file, read_chips(name, file))
         seconds = time.perf_counter() - began
         points = predict_times(file, found.chips)
         memory = predict_memory(file, found.chips)

@@ -80,8 +80,11 @@ class Reader {
     wrong(key, expected, value);
   }
 
-  void skip_table(const std::string& name) {
-    std::erase_if(values_, [&](const auto& value) { return value.first.starts_with(name + "."); });
+  bool has(const std::string& key) const { return values_.contains(key); }
+
+  bool has_table(const std::string& name) const {
+    const auto first = values_.lower_bound(name + ".");
+    return first != values_.end() && first->first.starts_with(name + ".");
   }
 
   void expect_nothing_left() const {
@@ -128,13 +131,6 @@ TomlTable read_values(const std::string& path) {
   }
 }
 
-// What real chips' kernels and collectives reach: plans use it, and an emulated chip is paced by its
-// roofline.
-void skip_measured_sections(Reader& reader) {
-  reader.skip_table("kernels");
-  reader.skip_table("collectives");
-}
-
 // Keys that plans and transports use and this library does not; checked all the same, so that
 // the file means the same to every reader.
 void check_cluster_keys(Reader& reader) {
@@ -145,6 +141,26 @@ void check_cluster_keys(Reader& reader) {
   reader.count("links.nics_per_node");
   reader.positive("links.nic_bytes_per_s");
   reader.seconds("links.nic_latency_s");
+}
+
+// What a real chip's kernels and collectives were measured to reach: plans use it, where it is
+// said; an emulated chip is paced by its roofline.
+void check_measured_keys(Reader& reader) {
+  if (reader.has_table("kernels")) {
+    for (const char* name : {"half_side", "attention_efficiency", "attention_backward_efficiency",
+                             "bandwidth_share"}) {
+      reader.positive(std::string("kernels.") + name);
+    }
+    reader.seconds("kernels.host_s");
+    reader.seconds("kernels.micro_batch_s");
+  }
+  if (reader.has_table("collectives")) {
+    reader.seconds("collectives.latency_s");
+    reader.positive("collectives.bytes_per_s");
+    for (const char* name : {"collectives.pair_bytes_per_s", "collectives.four_bytes_per_s"}) {
+      if (reader.has(name)) reader.positive(name);
+    }
+  }
 }
 
 }  // namespace
@@ -190,7 +206,7 @@ ChipFile read_chip_file(const std::string& path) {
   numerics.flush_to_zero = reader.flag("numerics.flush_to_zero");
   numerics.fast_exp = reader.flag("numerics.fast_exp");
   check_cluster_keys(reader);
-  skip_measured_sections(reader);
+  check_measured_keys(reader);
   reader.expect_nothing_left();
   return chip;
 }

@@ -24,8 +24,6 @@ Count = Annotated[int, Strict(), Field(ge=1)]
 Positive = Annotated[float, Strict(), Field(gt=0)]
 Seconds = Annotated[float, Strict(), Field(ge=0, le=1)]
 Share = Annotated[float, Strict(), Field(gt=0, le=1)]
-Size = Annotated[float, Strict(), Field(ge=0)]
-Ratio = Annotated[float, Strict(), Field(gt=0, le=4)]
 Flag = Annotated[bool, Strict()]
 
 
@@ -89,10 +87,10 @@ class Kernels:
     An emulated chip reaches its roofline and has no such section.
     """
 
-    half_side: Size  # of a product's shortest side, at which it reaches half its efficiency
-    attention_efficiency: Ratio  # share of the peak, of fused attention; masked work counts
-    attention_backward_efficiency: Ratio
-    bandwidth_share: Ratio  # of the memory's bandwidth, in everything but products
+    half_side: Positive  # of a product's shortest side, at which it reaches half its efficiency
+    attention_efficiency: Positive  # share of the peak, of fused attention; masked work counts
+    attention_backward_efficiency: Positive
+    bandwidth_share: Positive  # of the memory's bandwidth, in everything but products
     host_s: Seconds  # from one operator's start to the next one's, where the chip does not wait
     micro_batch_s: Seconds  # each time that a stage begins a micro-batch, beside its operators
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from heteropp.description.chips import ChipFileError, ChipSpec, load_chip
 from heteropp.description.files import FileError, read_toml
 from heteropp.description.plan import ZeroStage
 from heteropp.description.presets import measured_path
@@ -106,6 +107,18 @@ class MeasuredRuns:
         """The chips of all blocks and runs, sorted."""
         of_runs = {chip for run in self.runs for stage in run.replicas for chip in stage}
         return sorted(of_runs | {block.chip for block in self.blocks})
+
+
+def read_chips(path: str | Path, file: MeasuredRuns) -> dict[str, ChipSpec]:
+    """Reads the chips of a measured-run file: presets, or files beside it. Raises FileError."""
+    folder = measured_path(path).parent
+    try:
+        return {
+            name: load_chip(folder / name if name.endswith(".toml") else name)
+            for name in file.chip_names
+        }
+    except ChipFileError as error:
+        raise FileError(f"{path}: {error}") from None
 
 
 def read_measured(path: str | Path) -> MeasuredRuns:

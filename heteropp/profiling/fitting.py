@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy
 
 from heteropp.description.chips import ChipSpec, Collectives, Kernels
+from heteropp.description.files import read_text, write_text
 from heteropp.description.measured import MeasuredRuns
 from heteropp.profiling.measured import predict_times
 
@@ -19,7 +21,7 @@ ERROR = 0.03  # the same of measurements; those much further off are taken to be
 
 
 @dataclass(frozen=True)
-class Parameter:
+class Figure:
     """A figure of a chip file that a fit may choose."""
 
     section: str
@@ -29,22 +31,23 @@ class Parameter:
 
 
 PARAMETERS = (
-    Parameter("compute", "efficiency", 0.02, 1.0),
-    Parameter("compute", "launch_s", 1e-7, 1e-3),
-    Parameter("kernels", "half_side", 1.0, 4096.0),
-    Parameter("kernels", "attention_efficiency", 0.05, 4.0),
-    Parameter("kernels", "attention_backward_efficiency", 0.05, 4.0),
-    Parameter("kernels", "bandwidth_share", 0.1, 4.0),
-    Parameter("kernels", "host_s", 1e-7, 1e-2),
-    Parameter("kernels", "micro_batch_s", 1e-6, 0.1),
-    Parameter("collectives", "latency_s", 1e-6, 1e-2),
-    Parameter("collectives", "bytes_per_s", 1e6, 1e13),
-    Parameter("links", "nic_bytes_per_s", 1e6, 1e12),
-    Parameter("links", "nic_latency_s", 1e-6, 1e-2),
+    Figure("compute", "efficiency", 0.02, 1.0),
+    Figure("compute", "launch_s", 1e-7, 1e-3),
+    Figure("kernels", "half_side", 1.0, 4096.0),
+    Figure("kernels", "attention_efficiency", 0.05, 4.0),
+    Figure("kernels", "attention_backward_efficiency", 0.05, 4.0),
+    Figure("kernels", "bandwidth_share", 0.1, 4.0),
+    Figure("kernels", "host_s", 1e-7, 1e-2),
+    Figure("kernels", "micro_batch_s", 1e-6, 0.1),
+    Figure("collectives", "latency_s", 1e-6, 1e-2),
+    Figure("collectives", "bytes_per_s", 1e6, 1e13),
+    Figure("links", "nic_bytes_per_s", 1e6, 1e12),
+    Figure("links", "nic_latency_s", 1e-6, 1e-2),
 )
 HOSTS = (1.0, 8.0)  # times the usual seconds an operator, from which a fit starts
 STEPS = 15  # of the solver, at most
 FOLDS = 4  # of the cross-validation
+FILLED = ("kernels", "collectives")  # sections that a fit fills whole
 # of kernels, where the chip's file does not say and the measurements tell nothing
 USUAL = Kernels(
     half_side=100.0,
@@ -138,6 +141,36 @@ class _Problem:
         )
 
 
+def write_fitted(chip: ChipSpec, output: Path, source: str) -> None:
+    """Writes a chip's own file with the figures that were fitted, and all else as it is there.
+
+    source: what they were fitted to. Raises FileError.
+    """
+    kept: list[str] = []
+    section = ""
+    for line in read_text(chip.path).splitlines():
+        if line.startswith("["):
+            section = line.strip("[] ")
+        if section in FILLED:
+            while kept and (not kept[-1] or kept[-1].startswith("#")):
+                kept.pop()  # what was said of the section
+            continue
+        key, _, rest = line.partition("=")
+        if any((p.section, p.name) == (section, key.strip()) for p in PARAMETERS):
+            comment = f"  #{rest.partition('#')[2]}" if "#" in rest else ""
+            line = f"{key}= {getattr(getattr(chip, section), key.strip()):.4g}{comment}"
+        kept.append(line)
+    kept += [
+        "",
+        f"# Fitted to measured runs {source} by heteropp-calibrate, as are [compute] and NICs.",
+    ]
+    for section in FILLED:
+        figures = asdict(getattr(chip, section)).items()
+        kept += [f"[{section}]"]
+        kept += [f"{name} = {value:.4g}" for name, value in figures if value is not None] + [""]
+    write_text(output, "\n".join(kept[:-1]) + "\n")
+
+
 def begun(chip: ChipSpec) -> ChipSpec:
     """Returns a chip that has the sections which a fit fills, with usual figures where it has not
     its own.
@@ -149,16 +182,16 @@ def begun(chip: ChipSpec) -> ChipSpec:
     )
 
 
-def _usual(chip: ChipSpec, parameter: Parameter) -> float:
+def _usual(chip: ChipSpec, parameter: Figure) -> float:
     found = getattr(getattr(chip, parameter.section), parameter.name)
     assert chip.collectives is not None
     return chip.collectives.bytes_per_s if found is None else found
 
 
-def _doubt(chip: ChipSpec, parameter: Parameter) -> float:
+def _doubt(chip: ChipSpec, parameter: Figure) -> float:
     if parameter.name in ("launch_s", "host_s", "micro_batch_s", "latency_s", "nic_latency_s"):
         return OVERHEAD
-    measured = parameter.section in ("kernels", "collectives")
+    measured = parameter.section in FILLED
     return KNOWN if measured and getattr(chip, parameter.section) is not None else GUESSED
 
 
@@ -167,13 +200,13 @@ def _bent(error: float) -> float:
     return math.copysign(math.sqrt(2 * (math.sqrt(1 + error * error) - 1)), error)
 
 
-def _of_groups(file: MeasuredRuns, chip: str) -> list[Parameter]:
+def _of_groups(file: MeasuredRuns, chip: str) -> list[Figure]:
     """Returns a bandwidth for each size of group, but the largest, that a chip's points have."""
     sizes = {block.tp for block in file.blocks if block.chip == chip and block.fit}
     sizes |= {r.tp for r in file.runs if r.fit and any(chip in stage for stage in r.replicas)}
     sizes -= {1, max(sizes, default=1)}
     return [
-        Parameter("collectives", GROUPS[size], 1e6, 1e13) for size in sorted(sizes & GROUPS.keys())
+        Figure("collectives", GROUPS[size], 1e6, 1e13) for size in sorted(sizes & GROUPS.keys())
     ]
 
 
