@@ -44,6 +44,7 @@ def real(names: list[str] | None = None) -> dict:
             {
                 "name": name,
                 "split": file.split,
+                "lacks": file.lacks,
                 "fit_s": seconds,
                 "parameters": found.parameters,
                 "points": [{**asdict(p), "error": p.error} for p in (*points, *memory)],
@@ -97,6 +98,8 @@ def table(result: dict) -> str:
     lines = []
     for file in result["files"]:
         lines.append(f"{file['name']} (fitted in {file['fit_s']:.1f} s): {file['split'].strip()}")
+        if file["lacks"]:
+            lines.append(f"  its data lack: {file['lacks'].strip()}")
         for chip, values in file["parameters"].items():
             shown = ", ".join(f"{key} {value:.4g}" for key, value in values.items())
             lines.append(f"  {chip}: {shown}")

@@ -7,6 +7,8 @@ import statistics
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.console import Console
+
 from heteropp.api.errors import InputError
 from heteropp.description.files import make_folder
 from heteropp.description.measured import read_chips, read_measured
@@ -26,7 +28,8 @@ def calibrate_several(runs: Path, output: Path | None, json: bool) -> None:
 
     if output:
         make_folder(output)
-    found = fit(file, chips)
+    with Console(stderr=True).status(f"fitting {', '.join(chips)}"):
+        found = fit(file, chips)
     points = predict_times(file, found.chips)
     if output:
         for name, chip in found.chips.items():

@@ -91,8 +91,12 @@ class MeasuredRuns:
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     name: Name
     split: str  # what is fitted, and why that
+    lacks: str = ""  # what its data do not say, and so no prediction can know
     bars: Bars | None = None
-    in_place_update: bool = False  # its optimizer needs no room beside its state; ours does
+    # what its software does, and ours does not: update without room beside the optimizer's state;
+    # keep the rows that sequence parallelism cuts, to gather them again in the backward
+    in_place_update: bool = False
+    gathers_again: bool = False
     nic_bytes_per_s: Rate | None = None  # of each NIC, where it is not the chip file's
     models: tuple[ModelSpec, ...]
     blocks: tuple[MeasuredBlock, ...] = ()

@@ -67,7 +67,11 @@ def most_bytes(file: MeasuredRuns, run: MeasuredStep, chips: Chips) -> int:
     most = 0
     for s, stage in enumerate(pipeline.stages):
         rank = stage.replicas[0].ranks[0]
-        shape = replace(stage_shape(plan, rank), in_place_update=file.in_place_update)
+        shape = replace(
+            stage_shape(plan, rank),
+            in_place_update=file.in_place_update,
+            gathers_again=file.gathers_again,
+        )
         table = actions(plan.schedule, pipeline, s, plan.overlap, whole_backwards=True)
         most = max(most, MemoryWalk(plan, rank, shape, table).peak().total)
     return most

@@ -108,7 +108,7 @@ def piece(*products: TracedProduct, other: tuple[int, int] = (0, 0)) -> TracedPi
 
 
 def test_kernels_take_what_their_chip_says() -> None:
-    """By hand: a product by its shortest side, attention by its own, the rest by memory."""
+    """The seconds are those computed by hand."""
     chip = planted_chip()
     peak, bandwidth = 3.12e14, chip.memory.bandwidth_bytes_per_s
     square = TracedProduct(2, "product", 2 * 4096**3, 10, (1, 4096, 4096, 4096))
