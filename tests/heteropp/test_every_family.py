@@ -57,9 +57,13 @@ def test_it_trains_on_three_unlike_stages(ranks: Ranks, tmp_path: Path, family: 
     saved = json.loads((tmp_path / "folder" / "config.json").read_text())
     assert saved["model_type"] == family
     tp = 2 if model.allows_tp(2) else 1
-    plan = plan_of(model, (1, model.layers - 2, 1), (1, 2, 1), (tp, 1, tp))
-    got = ranks.train(plan, STEPS, weights=tmp_path / "folder")
-    check(got, ranks.plainly(plan, STEPS, weights=tmp_path / "folder"))
+    layout = (1, model.layers - 2, 1), (1, 2, 1), (tp, 1, tp)
+    plan = plan_of(model, *layout)
+    plain = ranks.plainly(plan, STEPS, weights=tmp_path / "folder")
+    check(ranks.train(plan, STEPS, weights=tmp_path / "folder"), plain)
+    if tp > 1:  # also with halves of a sequence on a rank
+        plan = plan_of(model, *layout, shares={0: (1,)}, sequence_parallel=True)
+        check(ranks.train(plan, STEPS, weights=tmp_path / "folder"), plain)
 
 
 @pytest.mark.parametrize(
