@@ -132,12 +132,13 @@ def _sentences(report: Report, name: str) -> Iterator[str]:
     if report.is_own:
         yield "its modules are our own, which our tests hold against transformers"
     for degree in report.degrees:
+        how = f"tp {degree.tp}{', sequence parallel' if degree.sequence_parallel else ''}"
         if degree.failed:
-            yield f"tp {degree.tp}: FAILED, {degree.problem}"
+            yield f"{how}: FAILED, {degree.problem}"
         elif degree.problem:
-            yield f"tp {degree.tp}: no, {degree.problem}"
+            yield f"{how}: no, {degree.problem}"
         else:
-            yield f"tp {degree.tp}: as transformers, within {degree.error:.1e} ({degree.parameter})"
+            yield f"{how}: as transformers, within {degree.error:.1e} ({degree.parameter})"
 
 
 def _as_dict(report: Report) -> dict:

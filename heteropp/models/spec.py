@@ -154,7 +154,8 @@ class ModelSpec(ABC):
         powers = (1 << bit for bit in range(most.bit_length()))
         return [tp for tp in powers if self.allows_tp(tp)]
 
-    def sequence_parallel_problem(self) -> str | None:
+    @classmethod
+    def sequence_parallel_problem(cls) -> str | None:
         """Says in a clause why rows cannot be cut over a replica's ranks; None: they can."""
         return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from layouts import plan_of
-from parity import Ranks
+from parity import Ranks, Trained
 from test_hugging_face_training import STEPS, three_vendors
 
 from heteropp.models.hugging_face.config import family_config
@@ -59,9 +59,16 @@ def test_it_trains_on_three_unlike_stages(ranks: Ranks, tmp_path: Path, family: 
     saved = json.loads((tmp_path / "folder" / "config.json").read_text())
     assert saved["model_type"].removesuffix("_text") == family.removesuffix("_text")
     tp = 2 if model.allows_tp(2) else 1
-    plan = plan_of(model, (1, model.layers - 2, 1), (1, 2, 1), (tp, 1, tp))
-    got = ranks.train(plan, STEPS, weights=tmp_path / "folder")
+    layout = (1, model.layers - 2, 1), (1, 2, 1), (tp, 1, tp)
+    plan = plan_of(model, *layout)
     plain = ranks.plainly(plan, STEPS, weights=tmp_path / "folder")
+    check(ranks.train(plan, STEPS, weights=tmp_path / "folder"), plain)
+    if tp > 1:  # also with halves of a sequence on a rank
+        plan = plan_of(model, *layout, shares={0: (1,)}, sequence_parallel=True)
+        check(ranks.train(plan, STEPS, weights=tmp_path / "folder"), plain)
+
+
+def check(got: Trained, plain: Trained) -> None:
     assert got.losses == pytest.approx(plain.losses, rel=2e-6)
     for name, expected in plain.parameters.items():
         # by norms: AdamW makes a whole step of a gradient that is nothing but rounding

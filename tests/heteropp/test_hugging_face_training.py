@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elastic_run import NODE, Elastic, Undisturbed, assert_as_undisturbed
@@ -26,6 +27,7 @@ FAMILIES = (
     *("qwen3_moe", "deepseek_v3", "gpt_oss"),
 )
 EVERYDAY = ("gemma3_text", "qwen3_moe", "gpt_oss")
+ROWS_EVERYDAY = ("qwen2", "deepseek_v3")
 # of three vendors, by stage: how each adds up products
 ACCUMULATES = {"V": "float32", "W": "float64", "X": "float32"}
 
@@ -91,6 +93,61 @@ def test_three_unlike_stages_of_three_vendors(
 ) -> None:
     found = decoders(family)
     compare(ranks, plan_of(found.model, (1, 2, 1), (1, 2, 1), (2, 1, 2)), found)
+
+
+def rows_cut(model: HuggingFaceModel, **stage: Any) -> Plan:
+    """Returns a plan in which ranks have halves of a sequence, and one in which they have two."""
+    shares = {0: (1,), 2: (2,)}
+    return plan_of(
+        model, (1, 2, 1), (1, 2, 1), (2, 1, 2), shares=shares, sequence_parallel=True, **stage
+    )
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=() if f in ROWS_EVERYDAY else pytest.mark.long) for f in FAMILIES],
+)
+def test_rows_that_are_cut_over_ranks(ranks: Ranks, decoders: Decoders, family: str) -> None:
+    found = decoders(family)
+    compare(ranks, rows_cut(found.model), found)
+
+
+@pytest.mark.parametrize("family", ["gemma2", pytest.param("gpt_oss", marks=pytest.mark.long)])
+def test_documents_are_kept_apart_where_rows_are_cut(
+    ranks: Ranks, decoders: Decoders, family: str
+) -> None:
+    """As on one chip, which learns each as if it were alone (test_every_family.py)."""
+    found = decoders(family)
+    options: dict[str, Any] = dict(weights=found.folder, within="document")
+    alone = ranks.train(rows_cut(found.model), STEPS, **options)
+    check(alone, ranks.train(plan_of(found.model, (4,), (1,), (1,)), STEPS, **options))
+    assert alone.losses != pytest.approx(
+        ranks.train(rows_cut(found.model), STEPS, weights=found.folder).losses, rel=1e-4
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen2", "deepseek_v3"])
+def test_rows_that_are_cut_are_computed_again(
+    ranks: Ranks, decoders: Decoders, family: str
+) -> None:
+    found = decoders(family)
+    plan = rows_cut(found.model, zero_stage=2)
+    (pipeline,) = plan.pipelines
+    stages = tuple(replace(stage, recompute=stage.tp > 1) for stage in pipeline.stages)
+    compare(ranks, replace(plan, pipelines=(replace(pipeline, stages=stages),)), found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "interleaved-1f1b"])
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
+def test_rows_that_are_cut_under_other_schedules(
+    ranks: Ranks, decoders: Decoders, family: str, schedule: Schedule
+) -> None:
+    found = decoders(family)
+    layout = (2, 2), (1, 1), (2, 2)
+    plan = plan_of(found.model, *layout, shares={0: (1,)}, zero_stage=2, sequence_parallel=True)
+    compare(ranks, scheduled(plan, schedule, 1 if schedule == "zb-h1" else 2), found)
 
 
 @pytest.mark.long

@@ -159,6 +159,18 @@ def test_so_is_that_of_frozen_weights(ranks: Ranks, dtype: str) -> None:
         assert ours.total < theirs.total
 
 
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("qwen3_moe", marks=pytest.mark.long)])
+def test_so_is_that_of_a_family_whose_rows_are_cut(ranks: Ranks, family: str) -> None:
+    sizes = dict(hidden_size=128, intermediate_size=384, vocab_size=512, head_dim=32)
+    model = read(tiny_config(family, layers=8, **sizes).to_dict(), "tiny", sequence_length=128)
+    layout = (4, 4), (1, 1), (2, 2)
+    plan = plan_of(model, *layout, sequence_parallel=True)
+    check(ranks, plan)
+    check(ranks, scheduled(plan, "zb-v", 2))
+    for cut, whole in zip(rank_memory(plan), rank_memory(plan_of(model, *layout)), strict=True):
+        assert cut.kept + cut.working < 0.95 * (whole.kept + whole.working)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
 @pytest.mark.parametrize(
     "layout",

@@ -52,9 +52,6 @@ class HuggingFaceModel(PartedModel):
             return f"tensor-parallel degree {tp}: {self.tp_refusal}"
         return super().tp_problem(tp)
 
-    def sequence_parallel_problem(self) -> str | None:
-        return "transformers' modules see whole sequences"
-
     def selective_recompute_problem(self) -> str | None:
         return "transformers' modules do not say what attention's scores are"
 
