@@ -16,7 +16,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from heteropp.api.errors import InputError
+from heteropp.api.given import allow_code
 from heteropp.cli.errors import one_sentence
+from heteropp.cli.trust import TrustRemoteCode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,10 +56,12 @@ def export_checkpoint(
         bool,
         typer.Option("--merged", help="The whole model, LoRA added in, in place of the adapter."),
     ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     with one_sentence():
         found = _find(checkpoint)
+        allow_code(found.manifest.model, trust_remote_code)
         _export(found, output, source, merged)
     model, step = found.manifest.model, found.manifest.step
     size_bytes = sum(path.stat().st_size for path in output.glob("*.safetensors"))

@@ -115,14 +115,24 @@ class HuggingFaceModel(PartedModel):
     def added_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
         return products.initial_values(self, layers, seed)
 
+    def allow_code(self, trust_remote_code: bool) -> None:
+        if self.config.code is not None:
+            self.config.code.allow(trust_remote_code)
+
     def identity(self) -> dict[str, Any]:
-        found = super().identity()
+        found = {**super().identity(), "config": self._config_wherever()}
         return {"lora": found["lora"], **found}  # before the parts, which it changes
 
     def cost_key(self) -> dict[str, Any]:
         from importlib.metadata import version
 
-        return {**super().cost_key(), "transformers": version("transformers")}
+        found = {**super().cost_key(), "config": self._config_wherever()}
+        return {**found, "transformers": version("transformers")}
+
+    def _config_wherever(self) -> dict[str, str]:
+        """Returns the config and the hash of its code, which may move."""
+        code = self.config.code
+        return {"text": self.config.text} | ({"code": code.sha256} if code else {})
 
 
 SPEC = HuggingFaceModel
