@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
@@ -114,6 +115,15 @@ class HuggingFaceModel(PartedModel):
 
     def added_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
         return products.initial_values(self, layers, seed)
+
+    def with_code_in(self, folder: Path) -> HuggingFaceModel:
+        """Returns the model with its code, where it has some, in a folder that it has moved to."""
+        code = self.config.code
+        return (
+            self
+            if code is None
+            else replace(self, config=replace(self.config, code=code.at(folder)))
+        )
 
     def allow_code(self, trust_remote_code: bool) -> None:
         if self.config.code is not None:

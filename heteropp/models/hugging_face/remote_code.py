@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,10 @@ class RemoteCode:
             folder=os.path.abspath(folder),
             files=tuple((name, _sha256(content)) for name, content in _read(folder).items()),
         )
+
+    def at(self, folder: Path) -> RemoteCode:
+        """Returns the same files, of another folder."""
+        return replace(self, folder=os.path.abspath(folder))
 
     @property
     def sha256(self) -> str:

@@ -18,6 +18,7 @@ class ScaledConfig(PretrainedConfig):
         norm_scale=1.0,
         attention_dropout=0.0,
         has_tp_plan=True,
+        layers_give_tuples=False,
         tie_word_embeddings=False,
         **others,
     ):
@@ -31,6 +32,7 @@ class ScaledConfig(PretrainedConfig):
         self.norm_scale = norm_scale
         self.attention_dropout = attention_dropout
         self.has_tp_plan = has_tp_plan
+        self.layers_give_tuples = layers_give_tuples
         if has_tp_plan:
             self.base_model_tp_plan = {
                 "layers.*.attention.q_proj": "colwise",

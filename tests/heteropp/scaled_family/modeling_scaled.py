@@ -1,5 +1,7 @@
 """The same family's model, whose norms have a scale."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
@@ -62,6 +64,7 @@ class ScaledAttention(nn.Module):
 class ScaledLayer(nn.Module):
     def __init__(self, config, layer_idx):
         super().__init__()
+        self.gives_tuple = config.layers_give_tuples  # as in transformers 4
         self.attention = ScaledAttention(config, layer_idx)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
@@ -73,22 +76,20 @@ class ScaledLayer(nn.Module):
             self.attention_norm(hidden_states), attention_mask=attention_mask, **others
         )
         wide = self.up_proj(self.mlp_norm(hidden_states))
-        return hidden_states + self.down_proj(nn.functional.silu(wide))
+        hidden_states = hidden_states + self.down_proj(nn.functional.silu(wide))
+        return (hidden_states,) if self.gives_tuple else hidden_states
 
 
 class ScaledPreTrainedModel(PreTrainedModel):
     config_class = ScaledConfig
     base_model_prefix = "model"
-    _no_split_modules = ["ScaledLayer"]
 
 
 class ScaledModel(ScaledPreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            ScaledLayer(config, i) for i in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(ScaledLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = ScaledRMSNorm(config.hidden_size, scale=config.norm_scale)
         self.post_init()
 
@@ -112,12 +113,13 @@ class ScaledModel(ScaledPreTrainedModel):
         )
         hidden_states = inputs_embeds
         for layer in self.layers:
-            hidden_states = layer(hidden_states, attention_mask=mask)
+            found = layer(hidden_states, attention_mask=mask)
+            hidden_states = found[0] if self.config.layers_give_tuples else found
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states))
 
 
 class ScaledForCausalLM(ScaledPreTrainedModel, GenerationMixin):
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config):
         super().__init__(config)
