@@ -64,7 +64,12 @@ class Report:
         return not self.problem and not any(degree.failed for degree in self.degrees)
 
 
-def check_model(model: AnyModel, tp: int = 2, progress: Progress | None = None) -> Report:
+def check_model(
+    model: AnyModel,
+    tp: int = 2,
+    progress: Progress | None = None,
+    trust_remote_code: bool = False,
+) -> Report:
     """Holds a model's family, made small, against transformers.
 
     model: as heteropp.plan takes it. tp: the largest degree of tensor parallelism to try; powers
@@ -72,7 +77,8 @@ def check_model(model: AnyModel, tp: int = 2, progress: Progress | None = None) 
     """
     if not 1 <= tp <= LARGEST_GROUP:
         raise InputError(f"tp is {tp}; expected 1 to {LARGEST_GROUP}")
-    return _report(the_model(model), tp, progress or (lambda _: None))
+    spec = the_model(model, trust_remote_code=trust_remote_code)
+    return _report(spec, tp, progress or (lambda _: None))
 
 
 def family_names() -> list[str]:

@@ -7,6 +7,7 @@ against transformers again the next time: that takes a second, and its cause may
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
@@ -65,7 +66,7 @@ def proved(model: HuggingFaceModel, tp: int, sequence_parallel: bool = False) ->
     except (LookupError, TypeError):
         pass  # not known
     try:
-        found = check(model.config.values(), tp, sequence_parallel)
+        found = check(model.config.values(), tp, sequence_parallel, model.config.code)
     except ModelError as error:
         raise InputError(
             f"model {model.name} cannot be held against transformers: {error}"
@@ -83,5 +84,7 @@ def _provable(tp: int) -> int:
 def _path(model: HuggingFaceModel) -> Path:
     digest = hashlib.sha256(digest_of_code(SOURCES))
     digest.update(f"{version('transformers')}\n{model.config.text}".encode())
-    kind = str(model.config.values().get("model_type"))
+    if (code := model.config.code) is not None:
+        digest.update(code.sha256.encode())
+    kind = re.sub(r"[^A-Za-z0-9_.-]", "-", str(model.config.values().get("model_type")))
     return cache_folder() / "proofs" / f"{kind}-{digest.hexdigest()[:24]}.json"

@@ -19,6 +19,7 @@ import typer
 from heteropp.api.errors import InputError
 from heteropp.cli.calibrate_several import calibrate_several
 from heteropp.cli.errors import one_sentence
+from heteropp.cli.trust import TrustRemoteCode
 from heteropp.description.cluster import read_cluster
 from heteropp.description.model import read_model
 
@@ -60,6 +61,7 @@ def calibrate(
     recompute: Annotated[bool, typer.Option("--recompute", help="Activations came anew.")] = False,
     offload: Annotated[bool, typer.Option("--offload", help="Stages used host memory.")] = False,
     zero_stage: Annotated[int, typer.Option(min=0, max=2, help="How ZeRO cut the states.")] = 0,
+    trust_remote_code: TrustRemoteCode = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -96,7 +98,8 @@ def calibrate(
             raise InputError(
                 f"--tokens-per-chip-per-s is {tokens_per_chip_per_s}; expected more than 0"
             )
-        machines, shape = read_cluster(cluster), read_model(model)
+        machines = read_cluster(cluster)
+        shape = read_model(model, trust_remote_code=trust_remote_code)
         from heteropp.profiling import calibrate as library
 
         run = library.MeasuredRun(

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.families import markdown, table
+from heteropp.cli.trust import TrustRemoteCode
 
 if TYPE_CHECKING:
     from heteropp.api.families import Report
@@ -52,6 +53,7 @@ def check(
     tp: Annotated[
         int, typer.Option(help="The largest degree of tensor parallelism to check, 1 to 8.")
     ] = 2,
+    trust_remote_code: TrustRemoteCode = False,
     json: AsJson = False,
 ) -> None:
     """Check one model's family against transformers; exit code 1 where they differ."""
@@ -60,7 +62,9 @@ def check(
     _silence()
     console = Console(stderr=True)
     with one_sentence(), console.status("reading the model") as status:
-        report = check_model(model, tp, lambda text: status.update(f"checking {text}"))
+        report = check_model(
+            model, tp, lambda text: status.update(f"checking {text}"), trust_remote_code
+        )
     if json:
         print(json_.dumps(_as_dict(report), indent=2))
     else:

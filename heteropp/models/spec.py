@@ -175,6 +175,12 @@ class ModelSpec(ABC):
         """Says in a clause why the model can be planned, but not trained; None: it can."""
         return None
 
+    def allow_code(self, trust_remote_code: bool) -> None:  # noqa: B027
+        """Lets this process run code that came with the model, where there is some.
+
+        Raises ModelError where it is not trusted, or no longer what was planned.
+        """
+
     def describe(self) -> str:
         """Returns a few words on the variant, such as "explicit attention, float32"."""
         return self.dtype

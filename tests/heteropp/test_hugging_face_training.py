@@ -14,9 +14,11 @@ import pytest
 from elastic_run import NODE, Elastic, Undisturbed, assert_as_undisturbed
 from layouts import plan_of, scheduled
 from parity import Ranks, Trained
+from remote_family import write_scaled
 from tiny_decoders import write_folder
 from training_run import NEUTRAL_CHIP
 
+from heteropp.description.model import read_model
 from heteropp.description.plan import Plan, Schedule
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.hugging_face.reading import read
@@ -148,6 +150,26 @@ def test_rows_that_are_cut_under_other_schedules(
     layout = (2, 2), (1, 1), (2, 2)
     plan = plan_of(found.model, *layout, shares={0: (1,)}, zero_stage=2, sequence_parallel=True)
     compare(ranks, scheduled(plan, schedule, 1 if schedule == "zb-h1" else 2), found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp"),
+    [
+        ({}, (2, 1, 2)),
+        pytest.param({"has_tp_plan": False}, (1, 1, 1), marks=pytest.mark.long),
+        pytest.param({"layers_give_tuples": True}, (2, 1, 2), marks=pytest.mark.long),
+    ],
+    ids=["cut", "uncut", "tuples"],
+)
+def test_a_family_that_is_code_in_its_folder(
+    ranks: Ranks, tmp_path: Path, changes: dict[str, bool], tp: tuple[int, int, int]
+) -> None:
+    folder = write_scaled(tmp_path / "scaled", **changes)
+    model = read_model(folder, 32, trust_remote_code=True)
+    assert isinstance(model, HuggingFaceModel)
+    compare(ranks, plan_of(model, (1, 2, 1), (1, 2, 1), tp), Decoder(model, folder))
+    if tp == (1, 1, 1):
+        assert "has no tensor-parallel plan" in str(model.tp_problem(2))
 
 
 @pytest.mark.long

@@ -23,6 +23,7 @@ from heteropp.models.hugging_face.config import family_config
 from heteropp.models.hugging_face.family import base_name
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.hugging_face.reading import read
+from heteropp.models.hugging_face.remote_code import RemoteCode
 from heteropp.models.hugging_face.small import LENGTH, small_config
 from heteropp.models.hugging_face.stage import HuggingFaceStage
 from heteropp.models.parallel.tensor_parallel import SoloGroup, TensorParallelGroup
@@ -57,15 +58,22 @@ class Check:
         )
 
 
-def small_model(values: dict[str, Any], tp: int = 1) -> HuggingFaceModel:
+def small_model(
+    values: dict[str, Any], tp: int = 1, code: RemoteCode | None = None
+) -> HuggingFaceModel:
     """Returns the model of a config.json, made small for a group of tp. Raises ModelError."""
-    config = small_config(values, tp).values()
-    return read(config, "small", sequence_length=LENGTH, dtype="float64")
+    config = small_config(values, tp, code).values()
+    return read(config, "small", code, sequence_length=LENGTH, dtype="float64")
 
 
-def check(values: dict[str, Any], tp: int = 1, sequence_parallel: bool = False) -> Check:
+def check(
+    values: dict[str, Any],
+    tp: int = 1,
+    sequence_parallel: bool = False,
+    code: RemoteCode | None = None,
+) -> Check:
     """Holds three stages of a config's family against transformers. Raises ModelError."""
-    model = small_model(values, tp)
+    model = small_model(values, tp, code)
     if problem := model.tp_problem(tp):
         return Check(tp, 0.0, "", problem, sequence_parallel, is_refused=True)
     try:
