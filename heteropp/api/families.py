@@ -147,8 +147,13 @@ def _of_transformers(
         if problem := model.tp_problem(degree):
             degrees.append(Degree(degree, problem=problem))
             continue
-        for sequence_parallel in (False, True)[: 1 if degree == 1 else 2]:
-            degrees.append(Degree.of(proved(model, degree, sequence_parallel)))
+        degrees.append(Degree.of(proved(model, degree)))
+        if degree == 1:
+            continue
+        if problem := model.sequence_parallel_problem():
+            degrees.append(Degree(degree, problem=problem, sequence_parallel=True))
+            continue
+        degrees.append(Degree.of(proved(model, degree, sequence_parallel=True)))
     return Report(
         family=str(model.config.values()["model_type"]),
         kinds=kinds,

@@ -102,6 +102,7 @@ def test_a_family_passes_once_for_each_code(
     folder = write_scaled(tmp_path / "scaled", weights=False)
     said = passed(models.app, "check", folder, TRUST)
     assert "family scaled, dense" in said and "tp 2: as transformers" in said
+    assert "tp 2, sequence parallel: no, up_proj, which is cut by features, is in no module" in said
 
     def never(*_: object) -> None:
         raise AssertionError("the family has passed")

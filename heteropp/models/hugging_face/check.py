@@ -74,7 +74,10 @@ def check(
 ) -> Check:
     """Holds three stages of a config's family against transformers. Raises ModelError."""
     model = small_model(values, tp, code)
-    if problem := model.tp_problem(tp):
+    problem = model.tp_problem(tp)
+    if sequence_parallel and problem is None:
+        problem = model.sequence_parallel_problem()
+    if problem:
         return Check(tp, 0.0, "", problem, sequence_parallel, is_refused=True)
     try:
         with _one_thread():

@@ -53,6 +53,12 @@ class HuggingFaceModel(PartedModel):
             return f"tensor-parallel degree {tp}: {self.tp_refusal}"
         return super().tp_problem(tp)
 
+    def sequence_parallel_problem(self) -> str | None:  # type: ignore[override]  # not of all alike
+        from heteropp.models.hugging_face.family import family
+        from heteropp.models.hugging_face.rows import uncuttable
+
+        return uncuttable(family(self.config))
+
     def selective_recompute_problem(self) -> str | None:
         return "transformers' modules do not say what attention's scores are"
 

@@ -15,9 +15,12 @@ from torch import Tensor, nn
 
 from heteropp.models.hugging_face import cuts as styles
 from heteropp.models.hugging_face.communication import EqualParts, SummedLast, Within
-from heteropp.models.hugging_face.cuts import Cuts
+from heteropp.models.hugging_face.cuts import Cuts, cuts_of
+from heteropp.models.hugging_face.family import LAYERS, Family
 from heteropp.models.hugging_face.lora import is_added
 from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
+
+_BY_FEATURES = (styles.COLUMN, styles.PACKED_COLUMN, styles.ROW, styles.PACKED_ROW)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,21 @@ def modules_of_all_rows(
         )
         for name, module in _not_of_rows(block, cuts)
     ]
+
+
+def uncuttable(found: Family) -> str | None:
+    """Says in a clause why a family's rows cannot be cut; None: they can.
+
+    What a Linear layer gives that is cut by features is not gathered by rows.
+    """
+    for kind in dict.fromkeys(found.kinds):
+        i = found.source(kind)
+        block = found.base.layers[i]
+        cuts = cuts_of(found, f"{LAYERS}.{i}.", block)
+        for name, module in _not_of_rows(block, cuts):
+            if isinstance(module, nn.Linear) and cuts.of(name) in _BY_FEATURES:
+                return f"{name}, which is cut by features, is in no module of its block"
+    return None
 
 
 def _not_of_rows(block: nn.Module, cuts: Cuts, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
