@@ -201,7 +201,7 @@ def test_changed_code_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_from_folder_to_folder(tmp_path: Path) -> None:
-    """By way of ranks, a resume and a checkpoint; transformers loads what comes out."""
+    """It goes by way of ranks, a resume and a checkpoint; transformers loads what comes out."""
     from transformers import AutoModelForCausalLM
 
     folder, output = write_scaled(tmp_path / "scaled"), tmp_path / "exported"

@@ -26,7 +26,7 @@ from heteropp.models.parallel.tensor_parallel import (
 )
 
 
-class Communication:
+class GroupCommunication:
     """Every rank has the whole gradient, as without sequence parallelism.
 
     With it this is for the head, before which rows are gathered.
@@ -53,8 +53,8 @@ class Communication:
         return own_features(x, self.group)
 
 
-class Within(Communication, ABC):
-    """In a module of a block that has all rows, where the block has a rank's own."""
+class Within(GroupCommunication, ABC):
+    """Communicates in a module that has all rows, of a block that has a rank's own."""
 
     @abstractmethod
     def entered(self, x: Tensor) -> Tensor:

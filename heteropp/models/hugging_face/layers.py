@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from heteropp.layout.parameter import Parameter
 from heteropp.models.hugging_face import cuts as styles
-from heteropp.models.hugging_face.communication import Communication
+from heteropp.models.hugging_face.communication import GroupCommunication
 from heteropp.models.hugging_face.cuts import Cuts, cuts_of, kept_buffers
 from heteropp.models.hugging_face.family import LAYERS, Family, with_buffers
 from heteropp.models.hugging_face.lora import A, Lora, is_added
@@ -28,7 +28,7 @@ from heteropp.models.parallel.tensor_parallel import TensorParallelGroup, embed
 class CutLinear(nn.Linear):
     """A Linear layer, of which a rank has a part or a copy."""
 
-    ranks: Any  # Communication
+    ranks: Any  # GroupCommunication
     style: str | None
     copies: bool  # whether its input is not yet a copy for the group
     scale = 0.0  # of LoRA's product beside it; 0: it has none
@@ -128,7 +128,7 @@ def install(
         all_rows = modules_of_all_rows(part, cuts, group, length, hidden)
     for name, module in part.named_modules():
         inside = (each.ranks for each in all_rows if each.holds(name))
-        _cut(name, module, cuts, parameters, found, next(inside, Communication(group)))
+        _cut(name, module, cuts, parameters, found, next(inside, GroupCommunication(group)))
         if lora and f"{name}.{A}.weight" in parameters:
             module.scale = lora.scale  # type: ignore[assignment]
     for each in all_rows:
@@ -142,7 +142,7 @@ def _cut(
     cuts: Cuts,
     parameters: Mapping[str, Parameter],
     found: Family,
-    ranks: Communication,
+    ranks: GroupCommunication,
 ) -> None:
     weight, style = parameters.get(f"{name}.weight".lstrip(".")), cuts.of(name)
     if isinstance(module, nn.Linear) and weight is not None:
@@ -177,7 +177,7 @@ def _cut(
             module.register_forward_pre_hook(lambda _, given: (given[0] / size, *given[1:]))
 
 
-def _copied_input(ranks: Communication) -> Any:
+def _copied_input(ranks: GroupCommunication) -> Any:
     """Returns a hook that makes a copy for the group of the first argument."""
 
     def enter(_: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
@@ -188,7 +188,7 @@ def _copied_input(ranks: Communication) -> Any:
     return enter
 
 
-def _copied_floats(ranks: Communication) -> Any:
+def _copied_floats(ranks: GroupCommunication) -> Any:
     """Returns a hook that makes a copy for the group of rows and of their experts' weights."""
 
     def copied(value: Any) -> Any:

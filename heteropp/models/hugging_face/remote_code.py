@@ -48,7 +48,7 @@ class RemoteCode:
 
     @property
     def sha256(self) -> str:
-        """Of all files; where they are makes no difference."""
+        """Returns the hash of all files; where they are makes no difference."""
         return _sha256(repr(self.files).encode())
 
     def allow(self, trust_remote_code: bool) -> None:
