@@ -14,7 +14,7 @@ import pytest
 import torch
 import typer
 from click.testing import Result
-from elastic_run import NODE, Elastic, Undisturbed, assert_as_undisturbed
+from elastic_run import NODE, Elastic, Undisturbed, assert_as_undisturbed, wait_for
 from layouts import plan_of
 from remote_family import MODELING, write_scaled
 from training_run import Training, refusal, start_with, wait, write_text
@@ -201,7 +201,7 @@ def test_changed_code_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_from_folder_to_folder(tmp_path: Path) -> None:
-    """It goes by way of ranks, a resume and a checkpoint; transformers loads what comes out."""
+    """It goes through ranks, a resume and a checkpoint; transformers loads what comes out."""
     from transformers import AutoModelForCausalLM
 
     folder, output = write_scaled(tmp_path / "scaled"), tmp_path / "exported"
@@ -265,24 +265,39 @@ def test_a_chip_leaves_and_another_is_lost(tmp_path: Path) -> None:
         training.process.kill()
 
 
+IMPORTS = """
+import pathlib, sys, time, heteropp, transformers.dynamic_module_utils
+plan, ready, go = map(pathlib.Path, sys.argv[1:])
+model = heteropp.read_plan(plan).model
+model.allow_code(trust_remote_code=True)
+ready.touch()
+while not go.exists():
+    time.sleep(0.001)
+assert len(list(model.initial_values((0, 4), 0))) == len(model.parameters())
+"""
+
+
 @pytest.mark.long
 def test_processes_that_import_at_once_do_not_meet(tmp_path: Path) -> None:
     folder = write_scaled(tmp_path / "scaled", weights=False)
+    with (folder / MODELING).open("a") as file:
+        file.write("# what takes a while to copy\n" * 200_000)
+    (tmp_path / "program.py").write_text(IMPORTS)
     heteropp.write_plan(plan_for(folder), tmp_path / "plan.json")
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import sys, heteropp\n"
-        "model = heteropp.read_plan(sys.argv[1]).model\n"
-        "model.allow_code(trust_remote_code=True)\n"
-        "print(model.build, sum(1 for _ in model.initial_values((0, 4), 0)))\n"
-    )
-    for i in range(3):  # each time with nothing in the cache
-        environment = {"XDG_CACHE_HOME": str(tmp_path / f"cache-{i}")}
-        arguments = [str(program), str(tmp_path / "plan.json")]
-        processes = [forks.start(arguments, environment) for _ in range(8)]
-        for process in processes:
-            code, stdout, stderr = wait(process, 120)
-            assert code == 0, stdout + stderr
+    go = tmp_path / "go"
+    marks = [tmp_path / f"ready-{i}" for i in range(8)]
+    processes = [
+        forks.start(
+            [str(tmp_path / "program.py"), str(tmp_path / "plan.json"), str(mark), str(go)],
+            {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+        )
+        for mark in marks
+    ]
+    wait_for(lambda: all(mark.exists() for mark in marks))
+    go.touch()
+    for process in processes:
+        code, stdout, stderr = wait(process, 120)
+        assert code == 0, stdout + stderr
 
 
 @pytest.mark.long
