@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hyperhetero_output import LOCK, held
+from hyperhetero_output import LOCK, held, target_of
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from ditorch.conform.results import Conformance
     from ditorch.precision.results import Findings
 
 FAILED, BAD_INPUT = 1, 2
@@ -316,17 +317,78 @@ def report(
 
 
 @app.command(
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog=examples(
+        "DITORCH_CHIP=b ditorch-align conform",
+        "ditorch-align conform --operators 'linalg.*' --dtypes float32,bfloat16",
+        "ditorch-align conform --only runtime --output out/runtime.json",
+    )
 )
-def conform(context: typer.Context) -> None:
-    """Runs the device's runtime checks and PyTorch's operator database against the CPU."""
-    prepare(chip=True)
+def conform(
+    output: Annotated[Path, typer.Option(help="The result, in JSON.")] = Path(
+        "runs/conformance.json"
+    ),
+    markdown: Annotated[Path | None, typer.Option(help="The result as a page, too.")] = None,
+    only: Annotated[str, typer.Option(help="Parts: runtime, operators.")] = "",
+    operators: Annotated[str, typer.Option(help="Names or patterns, such as 'linalg.*'.")] = "",
+    dtypes: Annotated[str, typer.Option(help="Such as float32,bfloat16; all if empty.")] = "",
+    samples: Annotated[int, typer.Option(min=1, help="Inputs of each operator and dtype.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds for one operator.")] = 60.0,
+    preload: Annotated[
+        str, typer.Option("--import", help="Modules to import first, such as kernels in Python.")
+    ] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run stopped.")] = False,
+    json: Json = False,
+    min_pass_rate: Annotated[
+        float, typer.Option(min=0, max=1, help="Of supported samples, for exit code 0.")
+    ] = 0.99,
+) -> None:
+    """Runs the device's runtime checks and PyTorch's operator database against the CPU.
+
+    Lists are separated by commas. Exit code 1 if a runtime check or too many samples failed.
+    """
     with one_sentence():
-        from ditorch.conform.cli import conform as command
-    forwarded = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    forwarded.command()(command)
-    forwarded(args=context.args, prog_name="ditorch-align conform")
+        prepare(chip=True)
+        with Console(stderr=True).status("starting"):
+            from ditorch.conform.suite import run_conformance
+            from ditorch.conform.table import print_table, write_markdown
+
+        output.parent.mkdir(parents=True, exist_ok=True)
+        lock = target_of(output).with_name(f".{output.name}.lock")
+        with held(lock, str(output)), _bar() as bar:
+            task = bar.add_task("starting", total=None)
+            conformance = run_conformance(
+                output=output,
+                only=set(_split(only)) or None,
+                operators=_split(operators),
+                dtypes=_split(dtypes),
+                samples_per_dtype=samples,
+                seed=seed,
+                workers=workers,
+                deadline_s=deadline,
+                preload=_split(preload),
+                resume=resume,
+                progress=lambda done, total, name: bar.update(
+                    task, completed=done, total=total, description=name
+                ),
+            )
+        if markdown:
+            write_markdown(conformance, markdown)
+    if json:
+        print(output.read_text(), end="")
+    else:
+        print_table(conformance)
+        print(f"written: {output}" + (f", {markdown}" if markdown else ""))
+    if not _conforms(conformance, min_pass_rate):
+        raise typer.Exit(FAILED)
+
+
+def _conforms(conformance: Conformance, min_pass_rate: float) -> bool:
+    """A suite that could try nothing has shown nothing."""
+    checks, samples = conformance.check_tally, conformance.tally
+    tried = checks.passed + checks.failed + samples.supported
+    return tried > 0 and checks.failed == 0 and conformance.pass_rate >= min_pass_rate
 
 
 # --- what the commands share --------------------------------------------------------------------

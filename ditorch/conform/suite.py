@@ -167,10 +167,7 @@ def _jobs(parts: set[str], settings: Settings) -> list[Job]:
 
 def _conformance(settings: Settings) -> Conformance:
     chip = ditorch.chip()
-    program = Path(sys.argv[0]).name
-    if program == "__main__.py":
-        program = "python -m ditorch.conform"
-    command = " ".join([program, *sys.argv[1:]])
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return Conformance(
         chip.vendor, chip.chip_type, ditorch.device.type, torch.__version__, command, settings
     )

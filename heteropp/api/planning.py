@@ -16,9 +16,7 @@ from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Plan, Schedule, ZeroStage
 from heteropp.description.profile import measured_cluster, read_profile
 from heteropp.models.spec import LARGEST, ModelSpec
-from heteropp.search.planner import PLANNERS, Request
-
-MOST_SEQUENCES = 65536  # of a global batch
+from heteropp.search.planner import MOST_SEQUENCES, PLANNERS, Request
 
 Sequences = Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]
 

@@ -17,11 +17,8 @@ from typing import Annotated
 import typer
 
 from heteropp.api.errors import InputError
-from heteropp.cli.calibrate_several import calibrate_several
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
-from heteropp.description.cluster import read_cluster
-from heteropp.description.model import read_model
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -87,6 +84,8 @@ def calibrate(
             given = [name for name, value in one_run.items() if value is not None]
             if given:
                 raise InputError(f"--runs holds all measurements; {given[0]} was given, too")
+            from heteropp.cli.calibrate_several import calibrate_several
+
             calibrate_several(runs, output, json)
             return
         missing = [name for name, value in one_run.items() if value is None]
@@ -98,10 +97,12 @@ def calibrate(
             raise InputError(
                 f"--tokens-per-chip-per-s is {tokens_per_chip_per_s}; expected more than 0"
             )
-        machines = read_cluster(cluster)
-        shape = read_model(model, trust_remote_code=trust_remote_code)
+        from heteropp.description.cluster import read_cluster
+        from heteropp.description.model import read_model
         from heteropp.profiling import calibrate as library
 
+        machines = read_cluster(cluster)
+        shape = read_model(model, trust_remote_code=trust_remote_code)
         run = library.MeasuredRun(
             cluster=machines,
             model=shape,

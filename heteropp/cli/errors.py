@@ -8,14 +8,6 @@ from contextlib import contextmanager
 
 import typer
 
-from heteropp.api.errors import InputError
-from heteropp.description.files import FileError
-from heteropp.description.hyperparameters import HyperparameterError
-from heteropp.description.plan import PlanError
-from heteropp.description.profile import ProfileError
-from heteropp.models.spec import ModelError
-from hyperhetero_output import LockError
-
 BAD_INPUT = 2
 
 
@@ -24,7 +16,21 @@ def one_sentence() -> Iterator[None]:
     """Turns an error about the input into its sentence on standard error."""
     try:
         yield
-    except (
+    except _input_errors() as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(BAD_INPUT) from None
+
+
+def _input_errors() -> tuple[type[Exception], ...]:
+    from heteropp.api.errors import InputError
+    from heteropp.description.files import FileError
+    from heteropp.description.hyperparameters import HyperparameterError
+    from heteropp.description.plan import PlanError
+    from heteropp.description.profile import ProfileError
+    from heteropp.models.spec import ModelError
+    from hyperhetero_output import LockError
+
+    return (
         FileError,
         HyperparameterError,
         InputError,
@@ -32,6 +38,4 @@ def one_sentence() -> Iterator[None]:
         ModelError,
         PlanError,
         ProfileError,
-    ) as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(BAD_INPUT) from None
+    )

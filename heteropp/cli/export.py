@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from heteropp.api.errors import InputError
-from heteropp.api.given import allow_code
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
 
@@ -96,6 +95,7 @@ def _model(checkpoint: Checkpoint, source: Path | None, trust_remote_code: bool)
 
     Raises InputError.
     """
+    from heteropp.api.given import allow_code
     from heteropp.models.hugging_face.model import HuggingFaceModel
 
     model = checkpoint.manifest.model

@@ -9,40 +9,21 @@ from __future__ import annotations
 
 import json as json_
 import os
-import select
-import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import TypeAdapter
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
-from heteropp.description.cluster import Cluster, read_cluster
-from heteropp.description.files import check_file
-from heteropp.description.model import read_model
-from heteropp.description.profile import (
-    Block,
-    Measured,
-    Profile,
-    blocks_of,
-    pair_kinds,
-    read_profile,
-    write_profile,
-)
-from heteropp.models.spec import LARGEST, ModelSpec
+from heteropp.models.spec import LARGEST
 
 if TYPE_CHECKING:
-    from heteropp.profiling.links import LinkRun
-
-DEADLINE_S = 600  # for one block
+    from heteropp.description.profile import Profile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -54,10 +35,6 @@ Examples:
   heteropp-profile ... --chip a --no-links    # on a node of chips A
   torchrun --nnodes 2 ... -m heteropp.cli.profile ...    # links between nodes
 """
-
-
-class ChipProcessError(RuntimeError):
-    """A chip's process has failed; the message is one sentence."""
 
 
 @app.command(help=__doc__, epilog=EXAMPLES)
@@ -93,21 +70,27 @@ def profile(
 ) -> None:
     console = Console(highlight=False)
     with one_sentence():
+        from heteropp.cli import profile_blocks, profile_links
+        from heteropp.description.cluster import read_cluster
+        from heteropp.description.files import check_file
+        from heteropp.description.model import read_model
+        from heteropp.description.profile import read_profile
+
         check_file(output)
         machines = read_cluster(cluster)
         shape = read_model(model, sequence_length, trust_remote_code=trust_remote_code)
-        blocks = _blocks(machines, shape, chip, tp, sequences or [1], most_layers)
+        wanted = profile_blocks.wanted(machines, shape, chip, tp, sequences or [1], most_layers)
         if "RANK" in os.environ:  # torchrun's: every rank of the cluster takes part
-            _measure_links_here(machines, shape, cluster, output)
+            profile_links.measure_here(machines, shape, cluster, output)
             return
-        started = _open(output, machines, shape)
+        started = profile_blocks.open_profile(output, machines, shape)
         try:
-            notes = _measure_blocks(started, blocks, machines, output)
-        except ChipProcessError as error:
+            notes = profile_blocks.measure(started, wanted, machines, output)
+        except profile_blocks.ChipProcessError as error:
             print(error, file=sys.stderr)
             raise typer.Exit(1) from None
         if links:
-            _launch_links(machines, cluster, output)
+            profile_links.measure(machines, cluster, output)
         found = read_profile(output)
     if json:
         print(json_.dumps({"citation": found.citation, **asdict(found)}, indent=2))
@@ -116,191 +99,6 @@ def profile(
     for note in notes:
         console.print(note, soft_wrap=True)
     console.print(f"{found.citation}, written to {output}", soft_wrap=True)
-
-
-def _blocks(
-    cluster: Cluster,
-    model: ModelSpec,
-    chips: list[str] | None,
-    degrees: list[int] | None,
-    sequences: list[int],
-    most_layers: int,
-) -> list[Block]:
-    """All that is to be measured. Raises InputError."""
-    names = cluster.chip_names()
-    for name in chips or ():
-        if name not in names:
-            raise InputError(f"--chip {name}: cluster {cluster.name} has {', '.join(names)}")
-    kinds = [kind for kind, _ in model.block_counts([(0, model.layers)])]
-    if len(kinds) > 1:
-        raise InputError(
-            f"model {model.name} has blocks of kinds {', '.join(kinds)}; a profile is of blocks "
-            "that are alike"
-        )
-    for degree in degrees or ():
-        if problem := model.tp_problem(degree):
-            raise InputError(f"--tp {degree}: {problem}")
-    blocks = []
-    for name in chips or names:
-        limit = cluster.chip(cluster.ranks_of(name)[0]).tp_limit
-        suitable = degrees or model.tp_degrees(limit)
-        blocks += list(blocks_of(name, suitable, sequences, min(most_layers, model.layers)))
-    return blocks
-
-
-def _open(path: Path, cluster: Cluster, model: ModelSpec) -> Profile:
-    """The profile to go on with, or a new one. Raises FileError or InputError."""
-    name = f"{cluster.name} {model.name}"
-    if not path.exists():
-        return Profile(name=name, model=model, blocks=(), links=())
-    profile = read_profile(path)
-    if (profile.name, profile.model) != (name, model):
-        raise InputError(f"{path} is the profile {profile.name}; give another --output")
-    return profile
-
-
-def _measure_blocks(
-    profile: Profile, blocks: list[Block], cluster: Cluster, output: Path
-) -> list[str]:
-    """Adds what is missing to the file, one by one; tells what could not be measured."""
-    known = {measured.block for measured in profile.blocks}
-    missing = [block for block in blocks if block not in known]
-    notes: list[str] = []
-    columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn()
-    write_profile(profile, output)
-    if not missing:
-        return notes
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(missing))
-        for name in dict.fromkeys(block.chip for block in missing):
-            progress.update(task, description=f"chip {name}")
-            spec = cluster.chip(cluster.ranks_of(name)[0])
-            with ChipProcess(str(spec.path), spec.chip_type, profile.model) as process:
-                too_large: list[Block] = []
-                for block in (block for block in missing if block.chip == name):
-                    progress.advance(task)
-                    if any(_holds(block, other) for other in too_large):
-                        continue
-                    measured = process.measure(block)
-                    if isinstance(measured, str):
-                        too_large.append(block)
-                        notes.append(
-                            f"chip {name} has no memory for {block.layers} layers with tp "
-                            f"{block.tp} and {block.sequences} sequences"
-                        )
-                        continue
-                    found = sorted((*profile.blocks, measured), key=lambda m: m.block)
-                    profile = replace(profile, blocks=tuple(found))
-                    write_profile(profile, output)
-    return notes
-
-
-def _holds(larger: Block, smaller: Block) -> bool:
-    return replace(larger, layers=smaller.layers) == smaller and larger.layers >= smaller.layers
-
-
-class ChipProcess:
-    """A process that is one chip, and measures what it is told."""
-
-    def __init__(self, chip: str, chip_type: str, model: ModelSpec) -> None:
-        self.chip_type = chip_type
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "heteropp.profiling.rank"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        written = TypeAdapter(ModelSpec).dump_python(model, mode="json")
-        self._ask({"model": written, "chip": chip, "chip_type": chip_type})
-
-    def __enter__(self) -> ChipProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
-
-    def measure(self, block: Block) -> Measured | str:
-        """What was measured, or why the chip's memory is too small. Raises ChipProcessError."""
-        answer = self._ask(asdict(block))
-        if "out_of_memory" in answer:
-            return str(answer["out_of_memory"])
-        return TypeAdapter(Measured).validate_json(json_.dumps(answer["measured"]))
-
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None and stdout is not None
-        line = ""
-        try:
-            stdin.write(json_.dumps(question) + "\n")
-            stdin.flush()
-            if select.select([stdout], [], [], DEADLINE_S)[0]:
-                line = stdout.readline()
-            else:
-                self._fail(f"has not answered for {DEADLINE_S} s")
-        except BrokenPipeError:
-            pass
-        if not line:
-            self._fail(f"ended with exit code {self.process.wait()}")
-        answer: dict[str, Any] = json_.loads(line)
-        if "failed" in answer:
-            self._fail(f"failed: {answer['failed']}")
-        return answer
-
-    def _fail(self, how: str) -> None:
-        self.process.kill()
-        self.process.wait()
-        raise ChipProcessError(
-            f"profiling stopped: chip {self.chip_type} {how}; what was measured is kept"
-        )
-
-
-def _link_run(cluster: Cluster, path: Path, output: Path, everyone: bool) -> LinkRun:
-    from heteropp.profiling.links import LinkRun
-
-    pairs = tuple((kind, *ranks) for kind, ranks in sorted(pair_kinds(cluster).items()))
-    ranks = sorted({rank for _, *two in pairs for rank in two})
-    if everyone:
-        ranks = list(range(cluster.world_size))
-    chips = tuple((str(cluster.chip(r).path), cluster.chip(r).chip_type) for r in ranks)
-    return LinkRun(path, tuple(ranks), chips, pairs, output, output.parent / "profile-logs")
-
-
-def _launch_links(cluster: Cluster, path: Path, output: Path) -> None:
-    known = {link.pair for link in read_profile(output).links}
-    if known.issuperset(pair_kinds(cluster)):
-        return
-    from heteropp.profiling.links import measure_links
-    from heteropp.runtime.ranks.launch import launch
-
-    run = _link_run(cluster, path, output, everyone=False)
-    labels = tuple(
-        f"rank {rank} (chip {chip[1]})" for rank, chip in zip(run.ranks, run.chips, strict=True)
-    )
-    code = launch(measure_links, run, labels=labels, logs=run.logs, what="profiling")
-    if code:
-        raise typer.Exit(code)
-
-
-def _measure_links_here(cluster: Cluster, model: ModelSpec, path: Path, output: Path) -> None:
-    """Measures the links, where this process is one of the ranks that torchrun started.
-
-    Raises InputError unless torchrun started as many ranks as the cluster has.
-    """
-    from heteropp.profiling.links import measure_links
-
-    world_size = int(os.environ["WORLD_SIZE"])
-    if world_size != cluster.world_size:
-        raise InputError(
-            f"cluster {cluster.name} has {cluster.world_size} ranks; torchrun started {world_size}"
-        )
-    if os.environ["RANK"] == "0":
-        write_profile(_open(output, cluster, model), output)
-    measure_links(_link_run(cluster, path, output, everyone=True))
 
 
 def _show(console: Console, profile: Profile) -> None:

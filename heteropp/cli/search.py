@@ -13,8 +13,6 @@ from rich.console import Console
 
 from heteropp.api.console import output_console, seconds
 from heteropp.api.errors import InputError
-from heteropp.api.planning import MOST_SEQUENCES
-from heteropp.api.planning import request as asked
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.show import (
     as_dict,
@@ -25,14 +23,15 @@ from heteropp.cli.show import (
     show_terms,
 )
 from heteropp.cli.trust import TrustRemoteCode
-from heteropp.description.cluster import Cluster
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.outline import outline
-from heteropp.description.plan import Schedule, ZeroStage, write_plan
+from heteropp.description.schedules import Schedule
 from heteropp.models.spec import LARGEST
-from heteropp.search.planner import PLANNERS, DoesNotFitError, Request, SearchError
+from heteropp.search.planner import MOST_SEQUENCES, PLANNERS, DoesNotFitError, Request, SearchError
 
 if TYPE_CHECKING:
+    from heteropp.description.cluster import Cluster
+    from heteropp.description.plan import ZeroStage
     from heteropp.search.judge import Verdict
 
 REMEDIES = 2  # named for a request without a plan
@@ -126,13 +125,16 @@ def search(
 ) -> None:
     console = output_console()
     with one_sentence():
+        from heteropp.api.planning import request as asked
+        from heteropp.description.plan import write_plan
+
         request = asked(
             model,
             cluster,
             global_batch=global_batch,
             micro_batch_per_replica=micro_batch_per_replica,
             schedule=cast(Schedule, schedule),
-            zero_stage=cast(ZeroStage, zero_stage),
+            zero_stage=cast("ZeroStage", zero_stage),
             optimizer=cast(OptimizerName, optimizer),
             uneven_layers=uneven_layers,
             stage_degrees=stage_degrees,
@@ -196,6 +198,7 @@ def _refuse(
         raise InputError(f"{error}{_remedies(verdict.planner, request)}")
     if output is None:
         raise InputError("--force writes a plan that does not fit; say where with --output")
+    from heteropp.description.plan import write_plan
     from heteropp.search.judge import judge_nearest
 
     nearest = judge_nearest(verdict.planner, error, request.cluster)

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from heteropp.api.console import seconds
-from heteropp.description.cluster import Cluster
 from heteropp.description.outline import layers_of, outline, together
-from heteropp.description.plan import Plan
 
 if TYPE_CHECKING:
+    from heteropp.description.cluster import Cluster
+    from heteropp.description.plan import Plan
     from heteropp.search.judge import Judged, Verdict
 
 SHOWN_STAGES = 40  # of each table

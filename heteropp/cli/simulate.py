@@ -6,7 +6,7 @@ import json as json_
 import random
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -14,14 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from heteropp.api.errors import InputError
-from heteropp.api.simulation import simulate as run
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
-from heteropp.cost.planned import human_bytes
-from heteropp.description.plan import read_plan
-from heteropp.description.timeline import write_chrome_trace
-from heteropp.simulator.picture import draw_simulation, label, shown
-from heteropp.simulator.simulate import DeadlockError, Simulation
+
+if TYPE_CHECKING:
+    from heteropp.simulator.simulate import Simulation
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -65,6 +62,11 @@ def simulate(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     with one_sentence():
+        from heteropp.api.simulation import simulate as run
+        from heteropp.description.plan import read_plan
+        from heteropp.simulator.picture import draw_simulation
+        from heteropp.simulator.simulate import DeadlockError
+
         content = read_plan(plan)
         slowdown = _slowdown(straggler or [], content.world_size, seed)
         try:
@@ -110,6 +112,9 @@ def _slowdown(stragglers: list[str], world_size: int, seed: int) -> dict[int, fl
 
 
 def _write_trace(path: Path, result: Simulation) -> None:
+    from heteropp.description.timeline import write_chrome_trace
+    from heteropp.simulator.picture import label, shown
+
     rows = shown(result)
     first = {a: result.program.seats[a].ranks[0] for a in rows}
     write_chrome_trace(
@@ -141,6 +146,9 @@ def _as_json(result: Simulation) -> dict:
 
 
 def _show(result: Simulation) -> None:
+    from heteropp.cost.planned import human_bytes
+    from heteropp.simulator.picture import label, shown
+
     console = Console(highlight=False)
     table = Table(
         title=f"one step: {result.step_s * 1e3:.1f} ms, "

@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperCommand
 
 from heteropp.api.training.options import OUTPUT, TrainingOptions
-from heteropp.api.training.run import run_training
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
 
@@ -340,6 +339,8 @@ def train(
 ) -> None:
     chosen = {name: context.params[name] for name in OPTIONS}
     with one_sentence():
+        from heteropp.api.training.run import run_training
+
         raise typer.Exit(run_training(TrainingOptions(**chosen), given(context)))
 
 

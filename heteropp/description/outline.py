@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from heteropp.description.plan import Plan, Stage
+if TYPE_CHECKING:
+    from heteropp.description.plan import Plan, Stage
 
 
 def outline(plan: Plan) -> str:

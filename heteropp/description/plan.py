@@ -15,15 +15,13 @@ from pydantic import ConfigDict
 
 from heteropp.description.files import FileError, read_json, write_json
 from heteropp.description.hyperparameters import OptimizerName
+from heteropp.description.schedules import INTERLEAVING, Schedule
 from heteropp.models.spec import ModelError, ModelSpec
 
 PLAN_VERSION = 1
 
-Schedule = Literal["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "chimera"]
 ZeroStage = Literal[0, 1, 2]
 Resharding = Literal["all-gather", "broadcast", "direct"]  # see heteropp.layout.resharding
-# those that let a stage hold several ministages
-INTERLEAVING: tuple[Schedule, ...] = ("gpipe", "interleaved-1f1b", "zb-v", "chimera")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from heteropp.cost.planned import overrun
-from heteropp.description.cluster import Cluster
-from heteropp.description.hyperparameters import OptimizerName
-from heteropp.description.plan import Plan, Schedule, ZeroStage
-from heteropp.models.spec import ModelSpec
+if TYPE_CHECKING:
+    from heteropp.description.cluster import Cluster
+    from heteropp.description.hyperparameters import OptimizerName
+    from heteropp.description.plan import Plan, Schedule, ZeroStage
+    from heteropp.models.spec import ModelSpec
 
+MOST_SEQUENCES = 65536  # of a global batch
 PLANNERS = ("exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform")
 
 
@@ -70,6 +72,8 @@ class DoesNotFitError(SearchError):
 
 def does_not_fit(plan: Plan, cluster: Cluster) -> DoesNotFitError:
     """Returns the error for the nearest plan; it says where that overruns memory most."""
+    from heteropp.cost.planned import overrun
+
     return DoesNotFitError(f"no plan fits: in the nearest, {overrun(plan, cluster)}", plan)
 
 

@@ -106,7 +106,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OperatorResul
     variables = environment("b")
     variables["PYTHONPATH"] += f":{HERE}"
     done = forks.run(
-        ["-m", "ditorch.conform", "--only", "operators", "--operators", operators,
+        ["-m", "ditorch_align", "conform", "--only", "operators", "--operators", operators,
          "--dtypes", "float32", "--samples", "1", "--workers", "2", "--deadline", "12",
          "--import", "planted_kernels", "--output", str(output)],
         variables, timeout_s=240,
@@ -152,12 +152,9 @@ def test_right_kernels_pass_beside_wrong_ones(planted: dict[str, OperatorResult]
 
 def test_bad_input_is_one_sentence_and_exit_code_2(make_chip: Callable[..., Path]) -> None:
     code = """
-import typer
 from typer.testing import CliRunner
-from ditorch.conform.cli import conform
+from ditorch_align import app
 
-app = typer.Typer()
-app.command()(conform)
 for arguments in (
     ["--operators", "no_such_operator*"],
     ["--dtypes", "float31"],
@@ -165,14 +162,14 @@ for arguments in (
     ["--only", "operators", "--operators", "mm", "--import", "no_such_module"],
     ["--only", "operators", "--operators", "mm", "--output", "/proc/no/where.json"],
 ):
-    done = CliRunner().invoke(app, arguments)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("conform: ")]
+    done = CliRunner().invoke(app, ["conform", *arguments])
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ditorch-align: ")]
     print(done.exit_code, len(lines), lines[0], done.exception)
 """
     done = run_python(code, make_chip("b"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 5 and all(line.startswith("2 1 conform: ") for line in lines), lines
+    assert len(lines) == 5 and all(line.startswith("2 1 ditorch-align: ") for line in lines), lines
     for line, named in zip(
         lines, ("no_such_operator*", "float31", "everything", "no_such_module", "/proc/no"),
         strict=True,

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from annotated_types import Ge
 
 OUTPUT = Path("runs/train")
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Ge(0)]
+Positive = Annotated[int, Ge(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,11 @@ class TrainingOptions:
     checkpoint_every: Count = 0  # steps; 0: only at the end
     keep: Positive = 2  # checkpoints
     restarts: Count = 0
-    deadline: Annotated[float, Field(ge=5)] = 300.0  # seconds that a rank waits for another
+    deadline: Annotated[float, Ge(5)] = 300.0  # seconds that a rank waits for another
     elastic: bool = False
     availability: str | None = None
     node_name: str | None = None
-    notice: Annotated[float, Field(ge=1)] = 30.0  # seconds
+    notice: Annotated[float, Ge(1)] = 30.0  # seconds
     disk: Path | None = None
     remote: str | None = None
     keep_memory_every: Positive = 1  # steps
