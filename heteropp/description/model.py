@@ -18,6 +18,7 @@ from heteropp.models.spec import Dtype, ModelError, ModelSpec, NoFormError
 if TYPE_CHECKING:
     from heteropp.models.hugging_face.remote_code import RemoteCode
 
+OF_TRANSFORMERS = "hugging_face"  # the family of all that we have no modules of
 EXTRA = "pip install 'hyperhetero[models]' for any that transformers knows"
 
 
@@ -134,7 +135,7 @@ def read_config(
     model_type = read_json(path, _ModelType).model_type
     readers = {
         name: (spec, format_)
-        for spec in map(spec_of, families())
+        for spec in map(spec_of, set(families()) - {OF_TRANSFORMERS})  # which reads any
         if (format_ := spec.hugging_face()) is not None
         for name in format_.model_types
     }
@@ -164,11 +165,14 @@ def read_config(
 def _read_by_transformers(
     path: Path, trust_remote_code: bool
 ) -> tuple[type[ModelSpec], dict[str, Any]]:
-    from heteropp.models.hugging_face.reading import fields_of
-
     values = read_json(path, dict)
-    code = _code(values, path, trust_remote_code)
-    return spec_of("hugging_face"), fields_of(values, code)
+    if (code := _code(values, path, trust_remote_code)) is not None:
+        from heteropp.models.hugging_face.reading import fields_of
+
+        return spec_of(OF_TRANSFORMERS), fields_of(values, code)
+    from heteropp.description import kept_configs
+
+    return spec_of(OF_TRANSFORMERS), kept_configs.fields_of(values)
 
 
 def _code(values: dict[str, Any], path: Path, trust_remote_code: bool) -> RemoteCode | None:

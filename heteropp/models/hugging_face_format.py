@@ -10,10 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from heteropp.models.assembly import Assembly
 from heteropp.models.spec import ModelError, Parameter
+
+if TYPE_CHECKING:
+    from heteropp.models.assembly import Assembly  # which needs torch
 
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
 
@@ -82,6 +84,8 @@ class HuggingFaceTable(HuggingFaceFormat):
         """Returns where a parameter stands."""
 
     def made_of(self, model: Any, stored: Shapes) -> Callable[[Parameter], Assembly]:
+        from heteropp.models.assembly import Assembly
+
         def assembly(parameter: Parameter) -> Assembly:
             tensor = self.stored(model, parameter)
             names = (tensor.name, tensor.other_name or tensor.name)
@@ -97,6 +101,8 @@ class HuggingFaceTable(HuggingFaceFormat):
         return assembly
 
     def written(self, model: Any) -> Mapping[str, Assembly]:
+        from heteropp.models.assembly import Assembly
+
         rows: dict[str, list[Assembly]] = {}
         transposed = set()
         for parameter in model.parameters():

@@ -75,10 +75,11 @@ def code_of(values: dict[str, Any], folder: Path) -> RemoteCode | None:
     Raises ModelError.
     """
     check_release()
+    if "auto_map" not in values:
+        return None
     from transformers import CONFIG_MAPPING
 
-    is_code = "auto_map" in values and values.get("model_type") not in CONFIG_MAPPING
-    return RemoteCode.of(folder) if is_code else None
+    return None if values.get("model_type") in CONFIG_MAPPING else RemoteCode.of(folder)
 
 
 @lru_cache(maxsize=64)

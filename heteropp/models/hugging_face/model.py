@@ -37,6 +37,7 @@ class HuggingFaceModel(PartedModel):
     mixes_documents: str = ""  # the kind of a layer that does, by recurrence or on its own
     lora: products.Lora | None = None  # whose parameters are among those of `parts`
     tp_refusal: str = ""  # why tp is 1, in a clause; "": it need not be
+    rows_refusal: str = ""  # why there is no sequence parallelism, likewise
 
     # names are the family's own, after that of its base model
     first_prefix = ""
@@ -54,10 +55,7 @@ class HuggingFaceModel(PartedModel):
         return super().tp_problem(tp)
 
     def sequence_parallel_problem(self) -> str | None:  # type: ignore[override]  # not of all alike
-        from heteropp.models.hugging_face.family import family
-        from heteropp.models.hugging_face.rows import uncuttable
-
-        return uncuttable(family(self.config))
+        return self.rows_refusal or None
 
     def selective_recompute_problem(self) -> str | None:
         return "transformers' modules do not say what attention's scores are"
@@ -134,6 +132,7 @@ class HuggingFaceModel(PartedModel):
 
     def identity(self) -> dict[str, Any]:
         found = {**super().identity(), "config": self._config_wherever()}
+        del found["rows_refusal"]  # plans know it since lately, and what trains is the same
         return {"lora": found["lora"], **found}  # before the parts, which it changes
 
     def cost_key(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from heteropp.models.hugging_face.cuts import head_sizes, own_parameters, tp_ref
 from heteropp.models.hugging_face.family import LAYERS, Family, family
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.hugging_face.remote_code import RemoteCode
+from heteropp.models.hugging_face.rows import uncuttable
 from heteropp.models.parted import Part
 from heteropp.models.spec import ModelError, Parameter
 
@@ -64,6 +65,7 @@ def _fields_of(values: dict[str, Any], config: Config) -> dict[str, Any]:
         mixes_documents=_mixes_documents(found),
         tp_divides=tuple(head_sizes(found).items()),
         tp_refusal=tp_refusal(found),
+        rows_refusal=uncuttable(found) or "",
     )
 
 
