@@ -47,6 +47,9 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
 
     Gives 0, or what a shell gives for SIGTERM when the run was told to stop, and saved.
     """
+    # torchrun's ranks are not forked from a process that has them
+    from heteropp.runtime.ranks import first_step_imports  # noqa: F401
+
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name_process(f"heteropp-{rank}")

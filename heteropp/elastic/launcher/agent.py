@@ -19,6 +19,7 @@ from pathlib import Path
 from heteropp.description.files import FileError, make_folder
 from heteropp.elastic.job import Board, Generation, Job
 from heteropp.elastic.messages import GRACE_S, KILLED_S, Ended, node_of
+from heteropp.runtime.ranks.fork_server import fork_server
 from heteropp.runtime.ranks.watch import name_process
 
 Entrypoint = Callable[[Job, str, int], int]  # job, member, generation it is started for; exit code
@@ -45,9 +46,7 @@ class Agent:
         self.job, self.nodes, self.board, self.entrypoint = job, nodes, board, entrypoint
         self.started: dict[str, Started] = {}  # by member
         self.newest = 0
-        self.context = multiprocessing.get_context("forkserver")
-        # members are forked from one process that has imported everything
-        self.context.set_forkserver_preload([entrypoint.__module__, "typer"])
+        self.context = fork_server(entrypoint)
 
     def turn(self) -> None:
         """Does what the leader says by now; does not wait."""

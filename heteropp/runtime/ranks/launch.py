@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import secrets
 import signal
@@ -17,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from heteropp.description.files import FileError, make_folder
+from heteropp.runtime.ranks.fork_server import fork_server
 from heteropp.runtime.ranks.loopback import LOOPBACK, loopback_store
 from heteropp.runtime.ranks.watch import CAUSE_FILE
 
@@ -52,9 +52,7 @@ def launch(
     draw_secret()
     make_folder(logs)
     (logs / CAUSE_FILE).unlink(missing_ok=True)
-    # ranks are forked from one process that has imported everything: torch once, not once a rank
-    modules = [called.__module__ for called in (entrypoint, *arguments) if callable(called)]
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*modules, "typer"])
+    fork_server(*(called for called in (entrypoint, *arguments) if callable(called)))
     others = range(1, len(labels))
     store = loopback_store()
     config = LaunchConfig(
