@@ -316,7 +316,7 @@ class Peer:
         self._until(lambda: self._completed == self._sent, "the last completion")
 
     def until_refused(self, before):
-        """Until rank 1's device had no receive buffer for a slot."""
+        """Returns once rank 1's device had no receive buffer for a slot."""
         self._until(lambda: int(REFUSALS.read_text()) > before, "a refusal")
 
     def linger(self):
