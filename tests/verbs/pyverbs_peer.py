@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -44,6 +45,8 @@ from pyverbs.wr import SGE, RecvWR, SendWR
 
 DEVICE, PORT, GID_INDEX = "rxe0", 1, 1
 DEADLINE_S = 60.0
+FOR_EVER = 7  # of rnr_retry
+REFUSALS = Path(f"/sys/class/infiniband/{DEVICE}/ports/{PORT}/hw_counters/rcvd_rnr_err")
 
 HELLO = struct.Struct("<8sIiiiii32s32s64s64s")
 RAIL = struct.Struct("<16sIIHBBBBBBH16s14x")
@@ -91,9 +94,11 @@ class Memory:
 class Peer:
     """The connection: slots, the bytes in them, the frames in those."""
 
-    def __init__(self, folder, secret, receives=SLOTS + SPARE_SLOTS, use_cm=None):
-        """use_cm: called with the address, port and nonce that rank 1 tells."""
+    def __init__(self, folder, secret, receives=SLOTS + SPARE_SLOTS, use_cm=None, rnr_retry=6):
+        """use_cm: called with the address, port and nonce that rank 1 tells. rnr_retry: how often
+        a slot is sent again where rank 1 has no receive buffer."""
         self._by_cm = use_cm is not None
+        self._rnr_retry = rnr_retry
         self._context = Context(name=DEVICE)
         self._pd = PD(self._context)
         self._cq = CQ(self._context, 1024)
@@ -138,6 +143,7 @@ class Peer:
         self._socket.sendall(hello)
         theirs = self._receive(HELLO.size)
         expect(theirs[:8] == b"dicommhs" and HELLO.unpack(theirs)[1:4] == (2, 1, 0), theirs)
+        self._pid = HELLO.unpack(theirs)[5]
         card = self._card()
         sign = hmac.new(secret, b"dialler" + hello + theirs + card, hashlib.sha256)
         self._socket.sendall(card + sign.digest())
@@ -193,7 +199,7 @@ class Peer:
         attributes.dest_qp_num, attributes.rq_psn, attributes.sq_psn = number, psn, self._psn
         attributes.max_dest_rd_atomic = attributes.max_rd_atomic = 4
         attributes.min_rnr_timer, attributes.timeout = 12, 14
-        attributes.retry_cnt, attributes.rnr_retry = 6, 6  # 7 is for ever
+        attributes.retry_cnt, attributes.rnr_retry = 6, self._rnr_retry
         attributes.ah_attr = AHAttr(gr=route, is_global=1, port_num=PORT)
         self._qp.to_rts(attributes)
 
@@ -297,12 +303,28 @@ class Peer:
         self._qp.post_send(request)
         self._until(lambda: self._completed > before, "the end of an RDMA READ")
 
+    @contextlib.contextmanager
+    def rank_1_stopped(self):
+        """Rank 1 has no processor meanwhile, and reads nothing."""
+        os.kill(self._pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self._pid, signal.SIGCONT)
+
+    def until_all_arrived(self):
+        self._until(lambda: self._completed == self._sent, "the last completion")
+
+    def until_refused(self, before):
+        """Returns once rank 1's device had no receive buffer for a slot."""
+        self._until(lambda: int(REFUSALS.read_text()) > before, "a refusal")
+
     def linger(self):
         """Answers until rank 1 has left."""
         self.receive(LEAVE)
         self.send(LEAVE)
         with contextlib.suppress(Unexpected):  # it may be gone before it acknowledges
-            self._until(lambda: self._completed == self._sent, "the last completion")
+            self.until_all_arrived()
         self._socket.shutdown(socket.SHUT_WR)
 
 
@@ -394,14 +416,34 @@ def strangers(folder, secret):
     return accepted
 
 
+def send_patterns(peer, numbers, heed_window=True):
+    for number in numbers:
+        payload = pattern(4000, number)  # a slot each
+        peer.send(EAGER, 1, len(payload), number, payload=payload, heed_window=heed_window)
+
+
 def flood(folder, secret):
-    """Sends far more slots at once than the window allows, but no more bytes than the credit."""
-    peer = Peer(folder, secret)
-    for number in range(1000):
-        payload = pattern(4000, number)
-        peer.send(EAGER, 1, len(payload), number, payload=payload, heed_window=False)
-    peer.send(EAGER, tag=2, length=1, id=1000, payload=b"x", heed_window=False)
+    """Sends all that the window allows and far more empty slots than there are buffers for."""
+    peer = Peer(folder, secret, rnr_retry=FOR_EVER)
+    refusals = int(REFUSALS.read_text())
+    with peer.rank_1_stopped():
+        send_patterns(peer, range(SLOTS))
+        for _ in range(4 * SPARE_SLOTS):
+            peer._post_slot(0, b"")
+        peer.until_refused(refusals)
+    send_patterns(peer, range(SLOTS, 1000))
+    peer.send(EAGER, tag=2, length=1, id=1000, payload=b"x")
     peer.linger()
+    return {}
+
+
+def over_window(folder, secret):
+    """Sends a slot more than the window allows."""
+    peer = Peer(folder, secret)
+    with peer.rank_1_stopped():
+        send_patterns(peer, range(SLOTS + 1), heed_window=False)
+        peer.until_all_arrived()
+    time.sleep(DEADLINE_S)  # ended by the test
     return {}
 
 
@@ -415,7 +457,7 @@ def wrong_key(folder, secret):
     return {}
 
 
-SCENARIOS = (exchange, strangers, no_buffers, flood, wrong_key)
+SCENARIOS = (exchange, strangers, no_buffers, flood, over_window, wrong_key)
 
 if __name__ == "__main__":
     scenario, store_folder, job_secret = sys.argv[1:]

@@ -75,14 +75,18 @@ def test_who_calls_by_rdma_cm_without_the_nonce_is_refused_and_delays_nobody(tmp
     assert np.array_equal(buffer, pattern(5000, 7))
 
 
+def receive_flood(_, folder):
+    with connect(folder, 1, 2, timeout_s=60) as communicator:
+        communicator.recv(bytearray(1), 0, tag=2)  # the last: all others have come unexpected
+        buffer = np.zeros(4000, np.uint8)
+        for number in range(1000):
+            communicator.recv(buffer, 0, tag=1)
+            assert np.array_equal(buffer, pattern(4000, number)), number
+
+
 def test_a_flood_of_the_receive_buffers_loses_nothing(tmp_path):
-    with Peer("flood", tmp_path) as peer:
-        with connect(tmp_path, 1, 2, timeout_s=60) as communicator:
-            communicator.recv(bytearray(1), 0, tag=2)  # the last: all others have come unexpected
-            buffer = np.zeros(4000, np.uint8)
-            for number in range(1000):
-                communicator.recv(buffer, 0, tag=1)
-                assert np.array_equal(buffer, pattern(4000, number)), number
+    with Peer("flood", tmp_path) as peer, jobs.Job(1, receive_flood, tmp_path) as job:
+        job.result(0)
         peer.seen()
 
 
@@ -91,18 +95,33 @@ def send_for_ever(communicator):
         communicator.send(bytes(4000), 0)
 
 
+def receive_one(communicator):
+    communicator.recv(bytearray(1 << 20), 0, tag=1)
+
+
+def receive_many(communicator):
+    for _ in range(1000):
+        communicator.recv(bytearray(4000), 0, tag=1)
+
+
+def error_of(_, folder, use):
+    with (
+        connect(folder, 1, 2, timeout_s=TIMEOUT_S) as communicator,
+        pytest.raises(dicomm.PeerError) as raised,
+    ):
+        use(communicator)
+    return str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("scenario", "use", "words"),
     [
         ("no_buffers", send_for_ever, "receive buffers ran out"),
-        ("wrong_key", lambda c: c.recv(bytearray(1 << 20), 0, tag=1), "remote access error"),
+        ("over_window", receive_many, "over its window"),
+        ("wrong_key", receive_one, "remote access error"),
     ],
 )
 def test_a_peer_that_breaks_the_rules_is_a_named_error(tmp_path, scenario, use, words):
-    with (
-        Peer(scenario, tmp_path),
-        connect(tmp_path, 1, 2, timeout_s=TIMEOUT_S) as communicator,
-        pytest.raises(dicomm.PeerError) as raised,
-    ):
-        use(communicator)
-    assert "rank 0" in str(raised.value) and words in str(raised.value)
+    with Peer(scenario, tmp_path), jobs.Job(1, error_of, tmp_path, use) as job:
+        text = job.result(0)
+    assert "rank 0" in text and words in text
