@@ -4,8 +4,10 @@ The same model, stage modules, number of processes and threads, and transport; b
 over all ranks and update with AdamW. Every contestant has processes of its own: ours as
 heteropp-train sets them up, which keep the memory that a step frees, and torch's with the
 allocator's defaults. In each round each takes a step, one after another; the rows compare medians
-over the rounds. With slack 1 a stage holds one micro-batch more than 1F1B's own number: the first
-stage runs a forward more ahead, the second puts a weight gradient off.
+over the rounds. The spread is that of the middle half of a contestant's steps; the CPU is that of
+all its ranks together, their waits included. With slack 1 a stage holds one micro-batch more than
+1F1B's own number: the first stages run a forward more ahead, the last puts a weight gradient off.
+Figures are asked of two stages.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Annotated, Any
 
 import typer
 from evidence import Row, row
-from pipelines.ranks import Failed, Ranks, chosen
+from pipelines.ranks import BadInput, Failed, Ranks, chosen
 from pipelines.turns import report, take_turns
 
 from dicomm.bench.quiet import Quiet
@@ -28,7 +32,8 @@ from heteropp.description.model import read_model
 from heteropp.description.plan import Schedule
 from heteropp.models.llama.model import LlamaModel
 
-STAGES = 2
+STAGES = (2, 4)  # that are measured
+ASKED = 2  # of them, whose figures are
 MODEL = LlamaModel(
     name="Llama-like",
     layers=8,
@@ -40,12 +45,13 @@ MODEL = LlamaModel(
     sequence_length=256,
 )
 MICRO_BATCHES, MICRO_BATCH = 8, 2
+MINISTAGES = 2  # the most that a stage has
 # name: schedule, ministages, slack
 OURS: dict[str, tuple[Schedule, int, int]] = {
     "1f1b": ("1f1b", 1, 0),
     "1f1b, slack 1": ("1f1b", 1, 1),
     "zb-h1": ("zb-h1", 1, 0),
-    "zb-v": ("zb-v", 2, 0),
+    "zb-v": ("zb-v", MINISTAGES, 0),
 }
 PEERS = {"torch 1F1B": "1f1b", "torch ZBV": "zb-v"}  # whose stages they have
 # what is asked: the best of ours against whom, and how many times its tokens a second
@@ -57,13 +63,24 @@ LOSS_TOLERANCE = 1e-4  # relative: contestants take the same steps
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-Samples = dict[str, list[float]]  # seconds of steps, by contestant
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one contestant."""
+
+    seconds: list[float]
+    cpu_s: list[float]  # of all its ranks
+
+
+Samples = dict[str, Steps]  # by contestant
 
 
 class Rank:
     """A rank of one contestant: our executor or torch.distributed.pipelining."""
 
-    def __init__(self, model: LlamaModel, backend: str, name: str, rank: int, store: Any) -> None:
+    def __init__(
+        self, model: LlamaModel, backend: str, stages: int, name: str, rank: int, store: Any
+    ) -> None:
         import torch
         from pipelines.stages import OurPipeline, even_plan, modules, tokens
         from pipelines.torch_pipelining import TorchPipelining
@@ -73,9 +90,9 @@ class Rank:
 
         if backend == "dicomm":
             import dicomm.distributed  # noqa: F401
-        connect(store, rank, STAGES, backend)
+        connect(store, rank, stages, backend)
         schedule, ministages, slack = OURS[PEERS.get(name, name)]
-        plan = even_plan(model, schedule, STAGES, MICRO_BATCHES, MICRO_BATCH, ministages, slack)
+        plan = even_plan(model, schedule, stages, MICRO_BATCHES, MICRO_BATCH, ministages, slack)
         place, host = Coordinates.of(plan, rank), torch.device("cpu")
         held = modules(plan, place, host)
         self.contestant: TorchPipelining | OurPipeline
@@ -85,57 +102,78 @@ class Rank:
             device = open_device("cpu", "", "")
             self.contestant = OurPipeline(plan, place, held, device.clock)
 
-    def step(self, _name: str) -> tuple[float, float]:
-        """Runs a step; returns its seconds and its loss, 0 where torch's rank does not know it."""
+    def step(self, _name: str) -> tuple[float, float, float]:
+        """Runs a step; returns its seconds, those that this rank computed, and its loss.
+
+        The loss is 0 where torch's rank does not know it.
+        """
         import torch.distributed as dist
 
         dist.barrier()
-        start_s = perf_counter()
+        start_s, start_cpu_s = perf_counter(), process_time()
         result = self.contestant.step()
         dist.barrier()
-        return perf_counter() - start_s, result.loss
+        return perf_counter() - start_s, process_time() - start_cpu_s, result.loss
 
 
-def measure(model: LlamaModel, backend: str, rounds: int) -> tuple[Samples, Quiet]:
-    """Seconds of each contestant's steps, the first ones left out. Raises Failed."""
+def measure(model: LlamaModel, backend: str, stages: int, rounds: int) -> tuple[Samples, Quiet]:
+    """Runs each contestant's steps, and leaves the first ones out. Raises Failed."""
     from heteropp.runtime.step.whole import STEPS
 
     cases = [(name,) for name in [*PEERS, *OURS]]
     with ExitStack() as stack:
         contestants = {
-            (name,): stack.enter_context(Ranks(STAGES, partial(Rank, model, backend, name)))
+            (name,): stack.enter_context(Ranks(stages, partial(Rank, model, backend, stages, name)))
             for (name,) in cases
         }
         # our executor first learns which stages wait: see heteropp/runtime/step/whole.py
-        answers, quiet = take_turns(f"training over {backend}", contestants, rounds, untimed=STEPS)
+        what = f"training {stages} stages over {backend}"
+        answers, quiet = take_turns(what, contestants, rounds, untimed=STEPS)
     for turn in zip(*answers.values(), strict=True):
-        losses = [max(loss for _, loss in ranks) for ranks in turn]
+        losses = [max(loss for *_, loss in ranks) for ranks in turn]
         if max(losses) - min(losses) > LOSS_TOLERANCE * min(losses):
             named = {name: loss for (name,), loss in zip(cases, losses, strict=True)}
             raise Failed(f"the contestants do not train alike: their losses are {named}")
     samples = {
-        name: [max(seconds for seconds, _ in ranks) for ranks in steps]
+        name: Steps(
+            seconds=[max(seconds for seconds, _, _ in ranks) for ranks in steps],
+            cpu_s=[sum(cpu_s for _, cpu_s, _ in ranks) for ranks in steps],
+        )
         for (name,), steps in answers.items()
     }
     return samples, quiet
 
 
-def rows_of(model: LlamaModel, backend: str, samples: Samples) -> list[Row]:
+def rows_of(model: LlamaModel, where: str, asked: bool, samples: Samples) -> list[Row]:
+    """Returns the rows of one number of stages and transport, which `where` says."""
     tokens = MICRO_BATCHES * MICRO_BATCH * model.sequence_length
-    rate = {name: tokens / statistics.median(seconds) for name, seconds in samples.items()}
+    rate = {name: tokens / statistics.median(steps.seconds) for name, steps in samples.items()}
     rows = []
     for what, (ours, peer, bar) in BARS.items():
         for name in ours:
             rows.append(
-                row(f"{name} over {backend}", "tokens/s", rate[name], peer=rate[peer],
+                row(f"{name}, {where}", "tokens/s", rate[name], peer=rate[peer],
                     peer_name=peer, better="higher")
             )  # fmt: skip
-        best = max(rate[name] for name in ours)
-        rows.append(
-            row(f"{what} over {backend}, best against {peer}", "x", best / rate[peer], bar=bar,
-                better="higher")
-        )  # fmt: skip
+        best = max(ours, key=rate.__getitem__)
+        mine, theirs = samples[best], samples[peer]
+        rows += [
+            row(f"{what}, {where}, best against {peer}", "x", rate[best] / rate[peer],
+                bar=bar if asked else None, better="higher"),
+            row(f"{what}, {where}, spread of the best", "%", spread(mine.seconds),
+                peer=spread(theirs.seconds), peer_name=peer),
+            row(f"{what}, {where}, CPU of the best", "s/step", statistics.median(mine.cpu_s),
+                peer=statistics.median(theirs.cpu_s), peer_name=peer),
+        ]  # fmt: skip
     return rows
+
+
+def spread(seconds: list[float]) -> float:
+    """Returns how far apart the quartiles are, in percent of the median; 0 of one sample."""
+    if len(seconds) < 2:
+        return 0.0
+    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return 100 * (high - low) / median
 
 
 @app.command(
@@ -147,25 +185,38 @@ def main(
     transport: Annotated[
         list[str] | None, typer.Option(help="gloo or dicomm, repeatable; both if absent.")
     ] = None,
+    stages: Annotated[
+        list[int] | None,
+        typer.Option(min=2, help="How many, repeatable; 2, then 4 if absent."),
+    ] = None,
     model: Annotated[
         Path | None, typer.Option(help="A model file; 8 layers of 256 if absent.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    report("pipelining-bench", __doc__, parts(rounds, transport, model), json)
+    report("pipelining-bench", __doc__, parts(rounds, transport, stages, model), json)
 
 
 def parts(
-    rounds: int, transport: list[str] | None, model: Path | None
+    rounds: int, transport: list[str] | None, stages: list[int] | None, model: Path | None
 ) -> Iterator[tuple[list[Row], Quiet]]:
-    """Yields the rows of each transport, and how quiet the machine was.
+    """Yields the rows of each number of stages and transport, and how quiet the machine was.
 
     Raises BadInput, FileError or Failed.
     """
     trained = read_model(model) if model else MODEL
-    for backend in chosen(transport):
-        samples, quiet = measure(trained, backend, rounds)
-        yield rows_of(trained, backend, samples), quiet
+    backends = chosen(transport)
+    most = trained.layers // MINISTAGES
+    for count in stages or ():
+        if count > most:
+            raise BadInput(
+                f"--stages is {count}; expected at most {most} of a model of {trained.layers} "
+                "layers, two ministages each"
+            )
+    for count, backend in product(stages or STAGES, backends):
+        samples, quiet = measure(trained, backend, count, rounds)
+        where = f"{count} stages over {backend}"
+        yield rows_of(trained, where, count == ASKED, samples), quiet
 
 
 if __name__ == "__main__":

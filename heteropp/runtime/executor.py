@@ -15,6 +15,7 @@ from heteropp.description.plan import Plan
 from heteropp.models.stage_module import StageModule
 from heteropp.runtime.evaluation import evaluate
 from heteropp.runtime.measuring.metrics import Clock, Mark
+from heteropp.runtime.measuring.waits import HostWaits
 from heteropp.runtime.passes import Passes
 from heteropp.runtime.ranks.transport import Coordinates, Groups
 from heteropp.runtime.step.guard import Guard
@@ -27,6 +28,7 @@ from heteropp.schedule.action import Action, Kind
 class StepResult(UpdateResult):
     marks: list[tuple[Action, Mark, Mark]]  # when each action began and ended
     tokens: int  # that it trained on
+    waits: HostWaits  # for messages between stages
 
 
 class Executor(Passes):
@@ -61,7 +63,9 @@ class Executor(Passes):
         """Updates the parameters, and waits until the step is done."""
         self._run(self.actions[-1])
         self.end()
-        return StepResult(**vars(self.outcome), marks=self.marks, tokens=self.tokens)
+        return StepResult(
+            **vars(self.outcome), marks=self.marks, tokens=self.tokens, waits=self.waits
+        )
 
     def evaluate(self, batch: Batch) -> float:
         """Returns the loss of a batch that is not trained on; every rank gets the same."""

@@ -22,6 +22,7 @@ from heteropp.models.parallel.tensor_parallel import ProcessGroup
 from heteropp.models.stage_module import StageModule
 from heteropp.optimizer.flat import FlatBuffers
 from heteropp.runtime.measuring.metrics import Clock, HostClock, Mark
+from heteropp.runtime.measuring.waits import HostWaits
 from heteropp.runtime.ranks.transport import Coordinates, Groups
 from heteropp.runtime.step.boundary import Inbox, Outbox, gather_boundary
 from heteropp.runtime.step.offload import Offload
@@ -66,6 +67,7 @@ class Passes:
         self.resharding = plan.resharding
         self._connect(plan)
         self.work: dict[tuple[int, int], MicroBatch] = {}  # by ministage and micro-batch
+        self.waits = HostWaits()
         self.current: Action | None = None  # for whoever has to say what this rank was doing
         self.run: dict[Kind, Callable[[int, int], None]] = {
             Kind.RECV_ACTIVATION: self._receive_activation,
@@ -128,6 +130,7 @@ class Passes:
         self.loss = torch.zeros((), device=self.device, dtype=self.flats[0].wide)
         self.work = defaultdict(MicroBatch)
         self.marks: list[tuple[Action, Mark, Mark]] = []
+        self.waits = HostWaits()
         for key, inbox in self.inboxes.items():
             inbox.begin(*self.expected[key])
 
@@ -160,13 +163,15 @@ class Passes:
         self.run[action.kind](action.ministage, action.micro_batch)
 
     def _receive_activation(self, k: int, i: int) -> None:
-        self.work[k, i].input = self.inboxes[Kind.RECV_ACTIVATION, k].take()
+        with self.waits:
+            self.work[k, i].input = self.inboxes[Kind.RECV_ACTIVATION, k].take()
 
     def _gather_activation(self, k: int, i: int) -> None:
         self.work[k, i].input = self._gather(self.work[k, i].input)
 
     def _receive_gradient(self, k: int, i: int) -> None:
-        self.work[k, i].gradient = self.inboxes[Kind.RECV_GRADIENT, k].take()
+        with self.waits:
+            self.work[k, i].gradient = self.inboxes[Kind.RECV_GRADIENT, k].take()
 
     def _gather_gradient(self, k: int, i: int) -> None:
         self.work[k, i].gradient = self._gather(self.work[k, i].gradient)

@@ -19,6 +19,7 @@ from heteropp.runtime.measuring.gauges import Gauges
 from heteropp.runtime.measuring.metrics import HostClock
 from heteropp.runtime.measuring.shares import Ran, StepEnds, divide
 from heteropp.runtime.measuring.stragglers import PATIENCE, Stragglers
+from heteropp.runtime.measuring.waits import HostWaits
 from heteropp.runtime.ranks.device import Device
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.step_times import LinkTimes
@@ -146,7 +147,7 @@ def test_actions_of_machines_that_started_days_apart_are_on_one_clock(
         clock = HostClock()
         gauges = Gauges(PLANS["1f1b"], None, 0, [""], Device(torch.device("cpu"), "gloo", clock))
         marks = [(Action(Kind.F, 0), clock.mark(), clock.mark())]
-        (span,) = gauges.spans(StepResult(0.0, 0.0, False, 1.0, (0, 0, 0), marks, 0))
+        (span,) = gauges.spans(StepResult(0.0, 0.0, False, 1.0, (0, 0, 0), marks, 0, HostWaits()))
         return span.start_s
 
     here_s, day_s, now_s = begins_s(), 86400, time.monotonic()

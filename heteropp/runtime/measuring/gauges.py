@@ -38,6 +38,8 @@ class Reading:
     bubble: float
     pacing_fidelity: float | None
     peak_memory_bytes: int
+    waited_s: float  # by its host, for messages between stages
+    waited_cpu_s: float  # that it computed meanwhile
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -93,6 +95,8 @@ class Gauges:
             share.bubble,
             self.device.pacing_fidelity(),
             self.device.peak_memory_bytes(),
+            result.waits.seconds,
+            result.waits.cpu_s,
         )
 
     def spans(self, result: StepResult) -> list[Span]:
@@ -118,6 +122,7 @@ class Gauges:
         """Returns the metrics of a step. readings: by rank; step_s: as rank 0 measured it."""
         plan = self.plan
         fidelities = [r.pacing_fidelity for r in readings if r.pacing_fidelity is not None]
+        waited_s = sum(r.waited_s for r in readings)
         tokens_per_s = result.tokens / step_s
         return StepMetrics(
             step=step,
@@ -135,6 +140,7 @@ class Gauges:
             utilization=self._utilization(tokens_per_s),
             bubble=statistics.mean(r.bubble for r in readings),
             communication=statistics.mean(r.communication for r in readings),
+            waiting_cpu=sum(r.waited_cpu_s for r in readings) / waited_s if waited_s else None,
             pacing_fidelity=min(fidelities) if fidelities else None,
             peak_memory_bytes=tuple(r.peak_memory_bytes for r in readings),
         )

@@ -91,6 +91,7 @@ class StepMetrics:
     utilization: float | None  # of the chips' peaks, by the model's own FLOPs (MFU)
     bubble: float  # share of the mean rank's step: it waited for others to compute
     communication: float  # likewise: messages under way, gathers, reductions that nothing hid
+    waiting_cpu: float | None  # share of a core that a rank takes while it waits for messages
     pacing_fidelity: float | None  # the least over the ranks; None on real chips
     peak_memory_bytes: tuple[int, ...]  # by rank
 

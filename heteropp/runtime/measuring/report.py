@@ -44,6 +44,7 @@ class Summary:
     utilization: float | None  # MFU
     bubble: float
     communication: float
+    waiting_cpu: float | None  # share of a core that a rank takes while it waits for messages
     output: str
 
 
@@ -150,10 +151,13 @@ class Reporter:
         losses = [m["loss"] for m in every if m["loss"] is not None] or [math.nan]
         draw_loss(every, self.output / "loss.png")
         validated = [m for m in here if m["validation_loss"] is not None]
-        fidelities = [m["pacing_fidelity"] for m in here if m["pacing_fidelity"] is not None]
 
         def median(name: str) -> float:
             return statistics.median(m[name] for m in here)
+
+        def known_median(name: str) -> float | None:
+            known = [m[name] for m in here if m.get(name) is not None]  # some lines may lack it
+            return statistics.median(known) if known else None
 
         return Summary(
             steps=self.steps,
@@ -163,12 +167,13 @@ class Reporter:
             validation_losses=validation_losses(validated[-1]) if validated else {},
             measured_step_s=median("step_s"),
             predicted_step_s=here[-1]["predicted_step_s"],
-            pacing_fidelity=statistics.median(fidelities) if fidelities else None,
+            pacing_fidelity=known_median("pacing_fidelity"),
             tokens_per_s=median("tokens_per_s"),
             tokens_per_chip_per_s=median("tokens_per_chip_per_s"),
-            utilization=None if here[-1]["utilization"] is None else median("utilization"),
+            utilization=known_median("utilization"),
             bubble=median("bubble"),
             communication=median("communication"),
+            waiting_cpu=known_median("waiting_cpu"),
             output=str(self.output),
         )
 
@@ -190,6 +195,8 @@ class Reporter:
         if summary.utilization is not None:
             line += f", model FLOPs utilization {summary.utilization:.1%}"
         line += f", {summary.tokens_per_chip_per_s:,.1f} tokens/s a chip"
+        if summary.waiting_cpu is not None:
+            line += f"; a rank that waits takes {summary.waiting_cpu:.1%} of a core"
         self.console.print(line, soft_wrap=True)
         self.console.print(f"written to {summary.output}", soft_wrap=True)
 

@@ -21,6 +21,7 @@ from heteropp.optimizer.flat import FlatBuffers
 from heteropp.runtime.evaluation import evaluate
 from heteropp.runtime.executor import StepResult
 from heteropp.runtime.measuring.metrics import Clock, Mark
+from heteropp.runtime.measuring.waits import HostWaits
 from heteropp.runtime.mixed_lengths.batches import MixedBatch
 from heteropp.runtime.mixed_lengths.gradients import Gradients
 from heteropp.runtime.mixed_lengths.parameters import Parameters, alike
@@ -122,6 +123,7 @@ class MixedLengths:
         self.running: Passes | None = None
         self.own: Action | None = None  # what runs now that is not an action of any plan
         self.marks: list[tuple[Action, Mark, Mark]] = []
+        self.waits = HostWaits()
 
     @property
     def current(self) -> Action | None:
@@ -130,7 +132,7 @@ class MixedLengths:
 
     def submit(self, learning_rate: float, batch: MixedBatch) -> None:
         """Runs all of a step but the update."""
-        self.learning_rate, self.marks = learning_rate, []
+        self.learning_rate, self.marks, self.waits = learning_rate, [], HostWaits()
         self.tokens = batch.counted
         flat = self.update.flats[0]
         self.loss = torch.zeros((), device=flat.values.device, dtype=flat.wide)
@@ -159,7 +161,7 @@ class MixedLengths:
             )
         for plan in self.away:
             plan.is_old |= not outcome.skipped
-        return StepResult(**vars(outcome), marks=self.marks, tokens=self.tokens)
+        return StepResult(**vars(outcome), marks=self.marks, tokens=self.tokens, waits=self.waits)
 
     def evaluate(self, batch: MixedBatch) -> float:
         """The loss of documents that are only tried on; every rank gets the same."""
@@ -178,6 +180,7 @@ class MixedLengths:
             self.running.accumulate(part)
             self.loss += self.running.loss_contribution()
             self.marks += self.running.marks
+            self.waits.add(self.running.waits)
 
     @contextmanager
     def _marked(self, kind: Kind, ministage: int = 0) -> Iterator[None]:

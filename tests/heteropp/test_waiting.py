@@ -1,0 +1,42 @@
+"""What a rank costs its machine while it waits for another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from training_run import Training, make_plan, session, tiny_model
+
+PLAN = make_plan(tiny_model(), (2, 2), (1, 1), (1, 1), (False, False))
+PAUSE_S = 2.0
+
+
+def cpu_s(process: int) -> float:
+    """Returns what a process has computed until now."""
+    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_rank_that_waits_leaves_its_core_to_others(tmp_path: Path) -> None:
+    training = Training(tmp_path, PLAN, "--steps", "1000000")
+    metrics, deadline_s = training.output / "metrics.jsonl", time.monotonic() + 120
+    while not metrics.exists() or not metrics.stat().st_size:
+        assert time.monotonic() < deadline_s and training.process.poll() is None
+        time.sleep(0.05)
+    ranks = {name: process for process, name in session(training.process.pid).items()}
+    os.kill(ranks["heteropp-1"], signal.SIGSTOP)
+    time.sleep(0.5)  # the other waits by now
+    written, before_s = metrics.stat().st_size, cpu_s(ranks["heteropp-0"])
+    time.sleep(PAUSE_S)
+    used_s = cpu_s(ranks["heteropp-0"]) - before_s
+    waited = metrics.stat().st_size == written
+    os.kill(ranks["heteropp-1"], signal.SIGCONT)
+    training.process.send_signal(signal.SIGTERM)
+    code, stdout, stderr = training.wait()
+    assert code == 128 + signal.SIGTERM, stdout + stderr
+    assert waited
+    assert used_s < 0.2 * PAUSE_S
+    (paused,) = (line for line in training.metrics if line["step_s"] > PAUSE_S)
+    assert 0 < paused["waiting_cpu"] < 0.2
