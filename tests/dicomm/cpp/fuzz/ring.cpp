@@ -1,6 +1,4 @@
 // Shared memory whose other side writes anything into it: counters, flags, bytes.
-#include "transport/shm/ring.h"
-
 #include <fcntl.h>
 #include <fuzzer/FuzzedDataProvider.h>
 #include <sys/mman.h>
@@ -12,11 +10,14 @@
 #include <cstring>
 
 #include "core/communicator.h"
+#include "transport/shm/lane.h"
 #include "transport/shm/shm.h"
 
 namespace {
 
 using namespace dicomm;
+
+constexpr std::size_t kRest = offsetof(Lane, joint);  // after the ring
 
 // One segment for all inputs; its counters start at zero for each.
 struct Segment {
@@ -34,16 +35,20 @@ struct Segment {
   }
 
   void reset() {
-    for (std::size_t ring = 0; ring + sizeof(Ring) <= bytes; ring += sizeof(Ring))
-      std::memset(memory + ring, 0, offsetof(Ring, data));
+    for (std::size_t lane = 0; lane + sizeof(Lane) <= bytes; lane += sizeof(Lane)) {
+      std::memset(memory + lane, 0, offsetof(Ring, data));
+      std::memset(memory + lane + kRest, 0, sizeof(Lane) - kRest);
+    }
   }
 };
 
 void write_anything(FuzzedDataProvider& input, Segment& segment) {
   // Mostly where the counters are.
-  const std::size_t ring = input.ConsumeBool() ? sizeof(Ring) : 0;
-  const std::size_t reach = input.ConsumeBool() ? offsetof(Ring, data) : sizeof(Ring);
-  const std::size_t at = ring + input.ConsumeIntegralInRange<std::size_t>(0, reach / 8 - 1) * 8;
+  const std::size_t lane = input.ConsumeBool() ? sizeof(Lane) : 0;
+  const auto [first, end] = input.PickValueInArray<std::pair<std::size_t, std::size_t>>(
+      {{0, offsetof(Ring, data)}, {kRest, sizeof(Lane)}, {0, sizeof(Lane)}});
+  const std::size_t at =
+      lane + input.ConsumeIntegralInRange<std::size_t>(first / 8, end / 8 - 1) * 8;
   std::uint64_t value = input.ConsumeIntegral<std::uint64_t>();
   if (input.ConsumeBool()) {  // close to what is there
     std::memcpy(&value, segment.memory + at, 8);
@@ -94,7 +99,7 @@ void use(FuzzedDataProvider& input, Segment& segment, Stream& stream, const Fd& 
 
 // A segment that the peer made: whatever is mapped must stay there.
 void take_strange_segment(FuzzedDataProvider& input) {
-  static const std::size_t right_bytes = 2 * sizeof(Ring);
+  static const std::size_t right_bytes = 2 * sizeof(Lane);
   Fd segment(::memfd_create("strange", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const auto bytes =
       input.ConsumeBool() ? right_bytes : input.ConsumeIntegralInRange<std::size_t>(0, 1 << 20);
