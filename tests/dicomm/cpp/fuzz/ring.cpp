@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "core/communicator.h"
 #include "transport/shm/lane.h"
@@ -57,9 +58,43 @@ void write_anything(FuzzedDataProvider& input, Segment& segment) {
   std::memcpy(segment.memory + at, &value, 8);
 }
 
-void use(FuzzedDataProvider& input, Segment& segment, Stream& stream, const Fd& peer) {
+// Long messages, one of each direction at a time.
+struct Messages {
+  static constexpr std::size_t kMost = 2 << 20;
+
+  std::byte* into = memory();
+  std::byte* from = memory();
+  std::uint64_t offers = 0;
+  std::optional<Pull> pull;
+
+  static std::byte* memory() { return static_cast<std::byte*>(std::calloc(1, kMost)); }
+  ~Messages() { std::free(into), std::free(from); }
+};
+
+void pull(FuzzedDataProvider& input, Stream& stream, Messages& messages) {
+  auto& pull = messages.pull;
+  if (!pull) {
+    pull = Pull{1,
+                messages.into,
+                input.ConsumeBool() ? reinterpret_cast<std::uint64_t>(messages.from)
+                                    : input.ConsumeIntegral<std::uint64_t>(),
+                input.ConsumeIntegralInRange<std::uint64_t>(1, Messages::kMost),
+                {}};
+    if (!stream.can_pull(*pull)) return pull.reset();
+  }
+  if (input.ConsumeIntegralInRange<int>(0, 9) == 7) {
+    if (stream.abandon(*pull)) pull.reset();
+    return;
+  }
+  const Pulled how = stream.pull(*pull, input.ConsumeBool());
+  if (pull->moved > pull->bytes) std::abort();
+  if (how == Pulled::withdrawn || how == Pulled::refused || pull->done()) pull.reset();
+}
+
+void use(FuzzedDataProvider& input, Segment& segment, Stream& stream, const Fd& peer,
+         Messages& messages) {
   static std::byte scratch[300'000];
-  switch (input.ConsumeIntegralInRange<int>(0, 8)) {
+  switch (input.ConsumeIntegralInRange<int>(0, 10)) {
     case 0:
     case 1:
     case 2:
@@ -78,22 +113,23 @@ void use(FuzzedDataProvider& input, Segment& segment, Stream& stream, const Fd& 
     case 5:
       stream.prepare_sleep(input.ConsumeBool());
       return stream.woke();
-    case 6: {
-      Pull pull{1,
-                scratch,
-                input.ConsumeIntegral<std::uint64_t>(),
-                input.ConsumeIntegralInRange<std::uint64_t>(1, sizeof scratch),
-                {}};
-      if (stream.can_pull(pull)) stream.pull(pull);
-      if (pull.moved > pull.bytes) std::abort();
-      return;
-    }
+    case 6:
+      return pull(input, stream, messages);
     case 7:
       (void)!::send(peer.get(), "bell", 1 + input.ConsumeIntegralInRange<int>(0, 3),
                     MSG_DONTWAIT | MSG_NOSIGNAL);
       return stream.on_event();
     case 8:
-      return stream.withdraw();
+      if (input.ConsumeIntegralInRange<int>(0, 20) != 7) return;
+      stream.withdraw();
+      return messages.pull.reset();
+    case 9:
+      stream.expose(messages.offers++ % 3, messages.from,
+                    input.ConsumeIntegralInRange<std::size_t>(1, Messages::kMost));
+      return;
+    case 10:
+      stream.push();
+      return;
   }
 }
 
@@ -128,12 +164,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     return 0;
   }
   segment.reset();
+  Messages messages;  // longer than the stream
   int both[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) != 0) std::abort();
   const Fd peer(both[1]);
   const auto stream = shm_stream(Fd(both[0]), Fd(::dup(segment.fd.get())), input.ConsumeBool());
   try {
-    while (input.remaining_bytes() > 0) use(input, segment, *stream, peer);
+    while (input.remaining_bytes() > 0) use(input, segment, *stream, peer, messages);
   } catch (const StreamEnd&) {
   }
   return 0;
