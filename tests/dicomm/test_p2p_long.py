@@ -132,7 +132,7 @@ def test_a_peer_stopped_in_mid_copy_is_a_timeout_and_the_message_goes_on_after(t
 
 def aborted_in_mid_copy(rank, folder):
     communicator = jobs.connect(folder, rank, 2, transport="shm")
-    buffers = [np.full(HUGE // 2, 1 + rank, np.uint8), np.zeros(HUGE // 2, np.uint8)]
+    buffers = [np.full(HUGE // 4, 1 + rank, np.uint8), np.zeros(HUGE // 4, np.uint8)]
     send, receive = (
         communicator.isend(buffers[0], 1 - rank),
         communicator.irecv(buffers[1], 1 - rank),

@@ -9,8 +9,6 @@
 
 namespace dicomm {
 
-constexpr std::size_t kPrefetchBytes = 2048;
-
 class Gather {
  public:
   explicit Gather(const iovec* parts) : part_(parts) {}
@@ -136,9 +134,6 @@ std::size_t ShmStream::write_piece(Gather& source, std::size_t wanted) {
   slot.turn_and_bytes.store(std::uint64_t{Ring::turn(written_slots_)} << 32 | bytes,
                             std::memory_order_release);
   ++written_slots_;
-  if (bytes > Slot::kInlineBytes)
-    for (std::size_t line = 0; line < std::min<std::size_t>(bytes, kPrefetchBytes); line += 64)
-      __builtin_prefetch(out_.ring.data + (written_bytes_ + line) % Ring::kBytes, 1);
   return bytes;
 }
 
@@ -163,8 +158,6 @@ bool ShmStream::next_piece() {
   if (bytes > Ring::kPieceBytes || bytes > Ring::kBytes - at)
     throw StreamEnd{"it wrote nonsense into shared memory"};
   piece_ = in_.ring.data + at;
-  for (std::size_t line = 64; line < std::min<std::size_t>(bytes, kPrefetchBytes); line += 64)
-    __builtin_prefetch(piece_ + line);
   read_bytes_ += Ring::aligned(bytes);
   return true;
 }
