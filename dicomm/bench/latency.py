@@ -16,7 +16,8 @@ from dicomm.bench.timing import Timing, geometric_mean
 DEFAULT_SIZES = (8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 # How much lower than Gloo's, as a geometric mean over the default sizes, over shared memory.
 GLOO_BARS = {"c++": 9.94, "python": 7.0, "torch": 3.5}
-UCX_BAR, UCX_LARGEST_BYTES = 1.3, 1 << 20  # C++ API over shared memory, at every size up to there
+# C++ API over shared memory, of the best C program at every size; from there on both ends copy.
+BEST_BAR, LONG_BYTES, LONG_BAR = 1.05, 1 << 20, 0.8
 PERFTEST_BAR, PERFTEST_SIZES = 1.25, (8, 4 << 10)  # C++ API over verbs
 
 Peers = dict[str, list[str]]
@@ -89,14 +90,21 @@ def _asked(found: Latencies, transport: str, peers: list[str]) -> list[Row]:
     """The demands at single sizes."""
     listed = []
     for size in found.sizes:
-        if transport == "shm" and "UCX shm" in peers and size <= UCX_LARGEST_BYTES:
-            listed.append(_no_more(found, transport, "c++", "UCX shm", size, UCX_BAR))
+        if transport == "shm" and (best := _best(found, peers, size)):
+            bar = LONG_BAR if size >= LONG_BYTES else BEST_BAR
+            listed.append(_no_more(found, transport, "c++", best, size, bar))
         if transport == "verbs" and "perftest write" in peers and size in PERFTEST_SIZES:
             listed.append(_no_more(found, transport, "c++", "perftest write", size, PERFTEST_BAR))
     if transport == "tcp" and GLOO in peers:
         for api in found.apis:
             listed += [_no_more(found, "tcp", api, GLOO, size, 1.0) for size in found.sizes]
     return [each for each in listed if each["ours"] is not None]
+
+
+def _best(found: Latencies, peers: list[str], size: int) -> str | None:
+    """The fastest of the peers that are C programs, as our C++ API's is one."""
+    timed = {peer: us for peer in peers if peer != GLOO and (us := found.p50_us(peer, size))}
+    return min(timed, key=lambda peer: timed[peer], default=None)
 
 
 def _no_more(found: Latencies, transport: str, api: str, peer: str, size: int, bar: float) -> Row:
