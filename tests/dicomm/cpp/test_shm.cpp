@@ -73,8 +73,8 @@ struct Pair {
   std::unique_ptr<Stream> sender, receiver;
 
   Pair() {
-    lanes = static_cast<Lane*>(::mmap(nullptr, 2 * sizeof(Lane), PROT_READ | PROT_WRITE, MAP_SHARED,
-                                      segment.get(), 0));
+    lanes = static_cast<Lane*>(
+        ::mmap(nullptr, 2 * sizeof(Lane), PROT_READ | PROT_WRITE, MAP_SHARED, segment.get(), 0));
     require(lanes != MAP_FAILED, "no shared memory");
     int both[2];
     require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) == 0, "no sockets");
@@ -205,7 +205,8 @@ TEST_CASE("whatever the receiver says of a message, the sender reads no byte bey
   CHECK_FALSE(pair.sender->push());
 }
 
-TEST_CASE("a receiver that gives up waits for the slice that the sender is copying, and no longer") {
+TEST_CASE(
+    "a receiver that gives up waits for the slice that the sender is copying, and no longer") {
   Pair pair;
   const Bytes from = payload(kLong, 9);
   Bytes into(from.size());
@@ -269,7 +270,8 @@ TEST_CASE("where the kernel forbids it, the ring carries long messages") {
         }) == 0);
 }
 
-TEST_CASE("long messages arrive, both ways at once, while the kernel begins to forbid the one copy") {
+TEST_CASE(
+    "long messages arrive, both ways at once, while the kernel begins to forbid the one copy") {
   run_ranks(2, "shm", [](const std::shared_ptr<Communicator>&) {});  // whatever is made once
   const int code = exit_code_of([] {
     run_ranks(2, "shm", [](const std::shared_ptr<Communicator>& ranks) {

@@ -17,8 +17,8 @@ constexpr std::size_t kWakeBytes = 1 << 20;
 // What one side copies at once, between looking after other messages.
 constexpr std::size_t kPieceBytes = 1 << 20;
 // Of a message that both copy: small enough that neither waits long for the other's last one.
-constexpr std::size_t kSlices = 16;
-constexpr std::size_t kLeastSliceBytes = 64 << 10;
-constexpr std::size_t kMostSliceBytes = 512 << 10;
+constexpr std::size_t kSlices = 8;
+constexpr std::size_t kLeastSliceBytes = 128 << 10;
+constexpr std::size_t kMostSliceBytes = 1 << 20;
 
 }  // namespace dicomm::shm
