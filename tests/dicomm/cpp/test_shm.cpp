@@ -194,7 +194,7 @@ TEST_CASE("whatever the receiver says of a message, the sender reads no byte bey
   const std::uint64_t turn = joint.taken >> 32;
   for (const std::uint64_t slice_bytes : {0ull, 1ull << 63, ~0ull}) {
     joint.slice_bytes = slice_bytes;
-    joint.taken = turn << 32 | 1;
+    joint.taken = turn << 32 | JointCopy::kFront;
     CHECK_FALSE(pair.sender->push());
   }
   joint.slice_bytes = kLong - 1;  // the second slice is one byte
@@ -215,7 +215,7 @@ TEST_CASE(
   REQUIRE(pair.receiver->pull(pull, true) == Pulled::moved);
   JointCopy& joint = pair.lanes[0].joint;
   const std::uint64_t turn = joint.taken >> 32;
-  ++joint.taken;  // as the sender does when it takes one
+  joint.taken += JointCopy::kBack;  // as the sender does when it takes one
   CHECK_FALSE(pair.receiver->abandon(pull));
   CHECK_FALSE(pair.sender->push());
   joint.through = turn << 32 | 1;

@@ -1,5 +1,6 @@
 // A long message that both of its ends copy, from the sender's buffer straight into the receiver's:
-// whoever has a core free takes the next slice.
+// whoever has a core free takes the next slice, the receiver from the front and the sender from the
+// back, so that the same buffers find the same halves in the same core's cache the next time.
 //
 // The receiver opens a turn for a message, and may end it early: then nobody takes slices any more,
 // and once the sender is through with those it took, nobody writes to the receiver's buffer. The
@@ -24,12 +25,15 @@ struct JointCopy {
   alignas(64) std::atomic<std::uint64_t> offer;
   std::atomic<std::uint64_t> address;
   std::atomic<std::uint64_t> slice_bytes;
-  // The turn in the upper half, as in the next; how many slices were taken, by either.
+  // The turn in the upper half, as in the next; how many slices the receiver has taken from the
+  // front, in 16 bits, and the sender from the back.
   alignas(64) std::atomic<std::uint64_t> taken;
   // The sender's: with how many it is through, and whether it failed to copy one.
   alignas(64) std::atomic<std::uint64_t> through;
 
   static constexpr std::uint32_t kClosed = 0xffffffff;
+  static constexpr std::uint64_t kFront = 1 << 16, kBack = 1;  // one more slice
+  static constexpr unsigned kMostSlicesBits = 15;
   static constexpr std::uint32_t kFailed = 0x80000000;
 
   static std::uint64_t word(std::uint32_t turn, std::uint32_t count) {
@@ -37,6 +41,8 @@ struct JointCopy {
   }
   static std::uint32_t turn(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
   static std::uint32_t count(std::uint64_t word) { return static_cast<std::uint32_t>(word); }
+  static std::uint32_t front(std::uint64_t word) { return count(word) >> 16; }
+  static std::uint32_t back(std::uint64_t word) { return count(word) & 0xffff; }
 };
 
 struct Slice {
@@ -63,15 +69,21 @@ class JointReceiver {
   void leave() { end(), open_ = false; }
 
  private:
-  bool slices_left() const;
+  bool slices_left() const {
+    return !ended_ && left(shared_.taken.load(std::memory_order_acquire));
+  }
+  bool left(std::uint64_t word) const {
+    return JointCopy::front(word) + JointCopy::back(word) < slices_;
+  }
   std::uint32_t sender_through() const;
 
   JointCopy& shared_;
   bool open_ = false, ended_ = false;
   std::uint32_t turn_ = 0;
   std::uint64_t offer_ = 0, bytes_ = 0, slice_bytes_ = 0;
-  std::uint32_t slices_ = 0;  // once the turn was ended: those that were taken
-  std::uint32_t own_ = 0;
+  std::uint32_t slices_ = 0;
+  std::uint32_t own_ = 0;      // taken, as the next
+  std::uint32_t senders_ = 0;  // once the turn was ended
 };
 
 class JointSender {
