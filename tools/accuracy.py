@@ -1,8 +1,9 @@
 """Predicted against measured step time and peak memory, on emulated clusters made up by seed.
 
-Makes clusters of 2 to 8 chips whose speeds, memory and links are random, plans a small model on
+Makes clusters of 2 to 8 chips whose speeds, memory and links are random, plans a small Llama on
 each of them, trains every plan for a few steps with heteropp-train, and holds what the plan says
-against what the run took. The chips are slow, so that the host's work fits inside their time; a
+against what the run took; on the first cluster, small models of four families that run by
+transformers' modules, too. The chips are slow, so that the host's work fits inside their time; a
 step whose pacing fidelity is below 95% is not used, and neither is a plan without such steps.
 """
 
@@ -19,7 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+import accuracy_real
 import typer
+from accuracy_families import FAMILIES, small_model
 from trained import TrainingError, start, well_paced
 
 from heteropp.cost.planned import rank_memory
@@ -48,6 +51,8 @@ GLOBAL_BATCH = 8
 ASKED = ("exact", "heteroauto", "uniform")  # planners
 # at most, in percent: median and worst, of step time and of peak memory
 BARS = {"step time": (2, 6), "peak memory": (2, 5)}
+FAMILY_PLANS = 2
+FAMILY_BARS = {"step time": 2, "peak memory": 5}  # the same of each plan of a family
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,7 @@ class Row:
     """What was predicted and measured of one plan."""
 
     cluster: str
+    model: str
     plan: str
     ranks: int
     predicted_step_s: float
@@ -83,31 +89,44 @@ def main(
         str | None,
         typer.Option(help="A model as heteropp-search takes it; a small Llama if absent."),
     ] = None,
+    families: Annotated[
+        bool, typer.Option(help="Take small models of transformers' families, too.")
+    ] = True,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the data here, and a PNG beside.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="Of published runs on real chips instead; trains none.")
+    ] = False,
 ) -> None:
+    if real:
+        accuracy_real.show(output, json)
+        return
     if output:
         check_file(output)  # it has a picture beside it
     planned = read_model(model) if model else MODEL
+    others = [] if model or not families else [small_model(family) for family in FAMILIES]
     rows: list[Row] = []
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
         for index in range(clusters):
+            place = Path(folder) / str(index)
             generator = random.Random(f"{seed} {index}")
-            cluster = read_cluster(_write_cluster(Path(folder) / str(index), index, generator))
-            for number, plan in enumerate(_plans(cluster, planned, plans, generator)):
-                where = Path(folder) / f"{index}-{number}"
+            cluster = read_cluster(_write_cluster(place, index, generator))
+            chosen = _plans(cluster, planned, plans, generator)
+            for other in others if index == 0 else ():
+                chosen += _plans(cluster, other, FAMILY_PLANS, random.Random(f"{seed} families"))
+            for number, plan in enumerate(chosen):
                 try:
-                    row = _run(plan, cluster, Path(folder) / str(index), where, steps)
+                    row = _run(plan, cluster, place, place / str(number), steps)
                 except TrainingError as error:
                     failed.append(f"{cluster.name}, {_outline(plan)}: {error}")
                     print(failed[-1], file=sys.stderr)
                     continue
                 rows.append(row)
                 print(
-                    f"{row.cluster}  {row.plan}: step {row.measured_step_s:.3f} s "
+                    f"{row.cluster}  {row.model}  {row.plan}: step {row.measured_step_s:.3f} s "
                     f"{row.step_error:+.2%}, memory {row.memory_error:+.2%}, "
                     f"fidelity {row.pacing_fidelity:.1%}",
                     file=sys.stderr,
@@ -195,6 +214,7 @@ def _run(plan: Plan, cluster: Cluster, cluster_folder: Path, folder: Path, steps
     peaks = zip(*(step["peak_memory_bytes"] for step in metrics), strict=True)
     return Row(
         cluster=cluster.name,
+        model=plan.model.name,
         plan=_outline(plan),
         ranks=plan.world_size,
         predicted_step_s=simulate(plan, cluster).step_s,
@@ -217,16 +237,18 @@ def _outline(plan: Plan) -> str:
 
 
 def _result(rows: list[Row], failed: list[str]) -> dict:
+    own = [row for row in rows if row.model not in FAMILIES]
     lines = []
-    for name, errors in (
-        ("step time", [abs(row.step_error) for row in rows]),
-        ("peak memory", [abs(row.memory_error) for row in rows]),
-    ):
+    for name, errors in _errors(own).items():
         for kind, bar in zip(("median", "worst"), BARS[name], strict=True):
             of = statistics.median if kind == "median" else max
-            lines.append(_line(f"{kind} error of {name}", "%", 100 * of(errors), bar, "lower"))
-    lines.append(_line("plans", "plans", len(rows), 20, "higher"))
-    lines.append(_line("clusters", "clusters", len({row.cluster for row in rows}), 5, "higher"))
+            lines.append(_line(f"{kind} error of {name}", "%", of(errors), bar, "lower"))
+    for family in dict.fromkeys(row.model for row in rows if row.model in FAMILIES):
+        for name, errors in _errors([row for row in rows if row.model == family]).items():
+            bar = FAMILY_BARS[name]
+            lines.append(_line(f"{family}: worst error of {name}", "%", max(errors), bar, "lower"))
+    lines.append(_line("plans", "plans", len(own), 20, "higher"))
+    lines.append(_line("clusters", "clusters", len({row.cluster for row in own}), 5, "higher"))
     return {
         "tool": "accuracy",
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
@@ -236,6 +258,14 @@ def _result(rows: list[Row], failed: list[str]) -> dict:
             for row in rows
         ],
         "not used": failed,
+    }
+
+
+def _errors(rows: list[Row]) -> dict[str, list[float]]:
+    """Returns the sizes of the errors, in percent."""
+    return {
+        "step time": [100 * abs(row.step_error) for row in rows],
+        "peak memory": [100 * abs(row.memory_error) for row in rows],
     }
 
 

@@ -37,6 +37,7 @@ class PlanningOptions:
     profile: str | None
     sequence_length: Annotated[int, Field(ge=1, le=LARGEST)] | None
     lora: str | None
+    trust_remote_code: bool
 
 
 def plan(
@@ -54,6 +55,7 @@ def plan(
     sequence_length: int | None = None,
     lora: str | None = None,
     profile: Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Plan:
     """Returns the best plan, with its prediction, as heteropp-search does (section 4.3).
 
@@ -63,7 +65,8 @@ def plan(
     global_batch: sequences of an optimizer step; micro_batch_per_replica: sequences of a
     micro-batch in each replica. sequence_length: tokens, in place of the model's. lora: what trains
     beside a Hugging Face folder's frozen weights, such as "r=16,alpha=32,targets=q_proj+v_proj".
-    profile: what heteropp-profile measured, in place of chip files.
+    profile: what heteropp-profile measured, in place of chip files. trust_remote_code: whether code
+    in a Hugging Face folder, of a family that transformers lacks, may run.
 
     Raises FileError, InputError or SearchError, one sentence each; of these, DoesNotFitError has
     the nearest plan.
@@ -87,6 +90,7 @@ def plan(
             sequence_length=sequence_length,
             lora=lora,
             profile=profile,
+            trust_remote_code=trust_remote_code,
         ),
     )
     if verdict.error is not None:
@@ -108,6 +112,7 @@ def request(
     sequence_length: int | None,
     lora: str | None,
     profile: Path | None,
+    trust_remote_code: bool,
 ) -> Request:
     """Returns what a planner is asked. Raises FileError or InputError."""
     check_given(
@@ -123,9 +128,10 @@ def request(
             "sequence_length": sequence_length,
             "lora": lora,
             "profile": profile,
+            "trust_remote_code": trust_remote_code,
         },
     )
-    spec = the_model(model, sequence_length, lora)
+    spec = the_model(model, sequence_length, lora, trust_remote_code)
     machines = the_cluster(cluster)
     return Request(
         cluster=machines if profile is None else _measured(machines, Path(profile), spec),

@@ -38,7 +38,7 @@ def test_a_slice_of_pytorchs_own_tests(tmp_path: Path, tests: tuple[str, ...]) -
     assert done.returncode == 0
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_slice_on_a_chip_that_computes_asynchronously(tmp_path: Path) -> None:
     arguments = (*MORE, "--device", "device", "--json")
     environment = async_chip.environment() | {"DICOMM_STRATEGY": "cpu-mediated"}

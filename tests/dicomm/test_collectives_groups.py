@@ -15,7 +15,12 @@ LIBRARIES = Path(dicomm.__file__).parent / "lib"
 
 
 @pytest.mark.parametrize(
-    "program", ["collective_groups", "collective_oracle", "collective_messages"]
+    "program",
+    [
+        "collective_groups",
+        "collective_messages",
+        pytest.param("collective_oracle", marks=pytest.mark.long),
+    ],
 )
 def test_program_finds_nothing_wrong(program: str, tmp_path: Path) -> None:
     built = tmp_path / program

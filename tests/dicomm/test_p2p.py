@@ -57,6 +57,7 @@ def over_2_gib(rank, folder, transport):
         return length, hashlib.sha256(view[:: 1 << 12].tobytes()).hexdigest(), int(view[-1])
 
 
+@pytest.mark.long
 def test_a_message_over_2_gib(tmp_path, transport):
     sent, received = jobs.run(2, over_2_gib, tmp_path, transport)
     assert sent == received

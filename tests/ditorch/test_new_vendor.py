@@ -143,6 +143,7 @@ def test_kernels_and_fallbacks_share_memory_the_host_cannot_reach(
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.long
 def test_operators_on_memory_the_host_cannot_reach(make_hidden: Callable[[bool], Path]) -> None:
     library = str(make_hidden(False))
     run_checks(None, "check_against_cpu.py", DITORCH_VENDOR_LIBRARY=library, ONE_OPERATOR_IN="10")

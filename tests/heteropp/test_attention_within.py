@@ -166,6 +166,7 @@ def test_steps_and_micro_batches_with_nothing_to_learn(ranks: Ranks, tmp_path: P
     assert got.validation_loss == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_bit_for_bit(ranks: Ranks, data: TokenFile, tmp_path: Path) -> None:
     plan = LAYOUTS["unlike stages"](tiny_model(layers=8, dtype="float32"))
     whole = learnt_by(ranks, plan, data)
@@ -179,6 +180,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(ranks: Ranks, data: TokenFile, tmp_pa
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.long
 def test_the_command_chooses_by_the_data_and_keeps_to_it(tmp_path: Path) -> None:
     """A file of conversations trains, by the two commands, what each alone does."""
     tokenizer, choices = write_tokenizer(tmp_path / "model"), random.Random(0)

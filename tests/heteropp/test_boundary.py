@@ -29,7 +29,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 @pytest.mark.parametrize(
     ("schedule", "layout"),
     [
-        pytest.param(schedule, LAYOUTS[i % len(LAYOUTS)], marks=pytest.mark.long if i % 2 else ())
+        pytest.param(schedule, LAYOUTS[i % len(LAYOUTS)], marks=pytest.mark.long if i % 3 else ())
         for i, schedule in enumerate(SCHEDULES)
     ],
 )

@@ -65,6 +65,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
 
+@pytest.mark.long
 def test_a_killed_member_costs_its_chip_and_few_steps(
     launch: Launch, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:

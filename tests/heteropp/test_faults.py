@@ -149,6 +149,7 @@ def assert_same(metrics: list[dict], expected: list[dict]) -> None:
         assert [line[name] for line in metrics] == [line[name] for line in expected]
 
 
+@pytest.mark.long
 def test_a_rank_that_is_told_to_stop_stops_all_and_costs_nothing(
     whole: list[dict], launch: Launch, tmp_path: Path
 ) -> None:
@@ -236,6 +237,7 @@ def test_a_paused_rank_is_named_and_waited_for(launch: Launch) -> None:
     wait_until_nothing_is_left(training, 5)
 
 
+@pytest.mark.long
 def test_a_rank_paused_past_the_deadline_ends_the_job(launch: Launch) -> None:
     training = launch("--device", "cpu", "--deadline", "10")
     os.kill(rank_process(training, 2), signal.SIGSTOP)

@@ -127,6 +127,7 @@ def train(rank: int) -> tuple[list[float], float]:
     return losses, worst
 
 
+@pytest.mark.long
 def test_a_language_model_trains_on_unlike_pipelines() -> None:
     ranks = Ranks(WORLD)
     try:

@@ -318,15 +318,10 @@ def test_another_release_of_transformers_is_one_sentence(monkeypatch: pytest.Mon
         read({"model_type": "qwen3", "hidden_size": 48}, "model")
 
 
-def test_code_in_a_folder_is_not_run() -> None:
-    values = {"model_type": "somebodys", "auto_map": {"AutoModelForCausalLM": "code.Model"}}
-    with pytest.raises(ModelError, match=r"auto_map\), which is not run \(--trust-remote-code is"):
-        read(values, "model")
-
-
 # ---------------------------------------------------------------- the commands
 
 
+@pytest.mark.long
 def test_a_run_keeps_what_it_does_not_change(folders: Folders, tmp_path: Path) -> None:
     """A folder becomes a folder, by way of ranks and a checkpoint, at a rate that moves nothing.
 

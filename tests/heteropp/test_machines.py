@@ -34,7 +34,7 @@ STEPS = ("--steps", "200")  # more than a test needs to disturb them
 FOREVER = "100000"  # steps
 DEADLINE_S = 15
 
-pytestmark = [pytest.mark.long, machines.needed]
+pytestmark = machines.needed
 
 
 class Job:
@@ -136,6 +136,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         yield Job(tmp_path, there)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("elastic", [False, True], ids=["plain", "elastic"])
 def test_a_job_over_machines_computes_what_it_does_on_one(job: Job, elastic: bool) -> None:
     steps = ("--steps", "8")
@@ -154,7 +155,13 @@ def on(number: int) -> str:
     return f"rank {number} (chip NEUTRAL) on machine-{number}"
 
 
-@pytest.mark.parametrize("lost", [0, 2], ids=["with-the-store", "another"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        pytest.param(0, marks=pytest.mark.exhaustive, id="with-the-store"),
+        pytest.param(2, marks=pytest.mark.long, id="another"),
+    ],
+)
 def test_ranks_end_when_a_machine_vanishes(job: Job, lost: int) -> None:
     """Each names what it does not hear: the store's machine, or the rank that is gone."""
     job.start("--steps", FOREVER)
@@ -171,6 +178,7 @@ def test_ranks_end_when_a_machine_vanishes(job: Job, lost: int) -> None:
         job.wait_for(lambda number=number: job.ended(number), 60)
 
 
+@pytest.mark.long
 def test_a_killed_machine_is_named_and_not_who_noticed(job: Job) -> None:
     job.start("--steps", FOREVER)
     job.until_step(3)
@@ -181,7 +189,13 @@ def test_a_killed_machine_is_named_and_not_who_noticed(job: Job) -> None:
         assert line.endswith(f": {on(2)} died or is cut off"), job.said()
 
 
-@pytest.mark.parametrize(("lost", "how"), [(1, Machine.cut_off), (2, Machine.kill)])
+@pytest.mark.parametrize(
+    ("lost", "how"),
+    [
+        pytest.param(1, Machine.cut_off, marks=pytest.mark.long),
+        pytest.param(2, Machine.kill, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_an_elastic_job_outlives_a_machine_that_vanishes(
     job: Job, lost: int, how: Callable[[Machine], None]
 ) -> None:
@@ -195,6 +209,7 @@ def test_an_elastic_job_outlives_a_machine_that_vanishes(
     job.assert_as_alone()
 
 
+@pytest.mark.long
 def test_an_elastic_job_outlives_the_machine_of_its_leader(job: Job) -> None:
     """Torchrun, whose own store is on another one, starts the agents again."""
     job.start(*STEPS, *job.remote, elastic=True, endpoint=1)
@@ -207,6 +222,7 @@ def test_an_elastic_job_outlives_the_machine_of_its_leader(job: Job) -> None:
     job.assert_as_alone()
 
 
+@pytest.mark.long
 def test_an_elastic_job_ends_when_the_machine_of_its_store_vanishes(job: Job) -> None:
     job.start("--steps", FOREVER, elastic=True)
     job.until_step(3)

@@ -415,6 +415,7 @@ class Command:
         return [json.loads(line)["loss"] for line in (self.folder / "run/metrics.jsonl").open()]
 
 
+@pytest.mark.long
 def test_the_command_goes_on_from_a_checkpoint_with_other_plans(tmp_path: Path, data: Path) -> None:
     command = Command(tmp_path, data)
     said = command.run("--steps", "3")

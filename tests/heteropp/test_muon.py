@@ -98,6 +98,7 @@ def test_packed_matrices_are_one(ranks: Ranks) -> None:
     )
 
 
+@pytest.mark.long
 def test_float32_and_bfloat16_learn_as_float64_does(ranks: Ranks) -> None:
     """They agree to the rounding of the 16 bits in which matrices are made orthogonal."""
     plan = plan_of(replace(MODEL, dtype="float32"), (3, 5), (2, 1), (1, 2))
@@ -159,6 +160,7 @@ def test_an_elastic_run_goes_on_after_members_leave_and_die(tmp_path: Path) -> N
     assert found == pytest.approx(expected[: len(found)], rel=1e-9)
 
 
+@pytest.mark.long
 def test_the_command_searches_trains_and_resumes_for_muon(tmp_path: Path, capsys: Any) -> None:
     """Emulated chips train; the optimizer is the plan's, and a resume keeps it."""
     model = tiny_model()

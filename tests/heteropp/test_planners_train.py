@@ -27,7 +27,7 @@ def planned(name: str, folder: Path) -> Plan:
     return verdict.best.plan
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_they_train(tmp_path: Path) -> None:
     found: dict[Plan, list[str]] = {}
     for name in PLANNERS:

@@ -63,6 +63,7 @@ def blocks_in(file: Path) -> list[dict]:
     return json.loads(file.read_text())["blocks"] if file.exists() else []
 
 
+@pytest.mark.long
 def test_a_killed_profile_goes_on_and_agrees_with_the_prediction(tmp_path: Path) -> None:
     text = load_chip("b-mini").path.read_text()
     # a link so slow that a busy host matters little beside it

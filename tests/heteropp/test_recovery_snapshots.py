@@ -314,6 +314,7 @@ def test_a_url_that_nothing_reads_is_refused() -> None:
 TRIES = 200
 
 
+@pytest.mark.long
 def test_what_a_killed_process_leaves_is_whole_or_not_believed(tmp_path: Path) -> None:
     context = forkserver.context()
     ours, theirs = context.Pipe()

@@ -223,7 +223,7 @@ def test_training_goes_on_through_each_plan(start: Callable[..., Members]) -> No
     assert losses == pytest.approx(members.plainly(16), rel=2e-6)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_training_goes_on_from_any_plan_to_any_other(start: Callable[..., Members]) -> None:
     pairs = list(networkx.eulerian_circuit(networkx.complete_graph(PLANS, networkx.DiGraph())))
     assert set(pairs) == set(permutations(PLANS, 2))
@@ -233,6 +233,7 @@ def test_training_goes_on_from_any_plan_to_any_other(start: Callable[..., Member
     assert losses == pytest.approx(members.plainly(16), rel=2e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
 def test_a_model_of_16_bits_takes_its_wide_values_along(
     start: Callable[..., Members], dtype: str
@@ -255,6 +256,7 @@ def test_frozen_weights_move_without_state(start: Callable[..., Members]) -> Non
     assert walk(members, tour, 2) == pytest.approx(members.plainly(16), rel=2e-6)
 
 
+@pytest.mark.long
 def test_tied_embeddings_and_dropout(start: Callable[..., Members]) -> None:
     members = start(replace(MODEL, tied_embeddings=True, dropout=0.2), 8)
     losses = walk(members, ["two pipelines", "chimera", "6 ranks", "tp 4"], 2)

@@ -187,6 +187,7 @@ print(value, len(made))
 """
 
 
+@pytest.mark.long
 def test_a_file_that_is_not_what_it_says_is_as_good_as_none(tmp_path: Path) -> None:
     assert run(ENTRY, tmp_path) == ["7 1"]
     assert run(ENTRY, tmp_path) == ["7 0"]

@@ -141,6 +141,7 @@ def test_torchrun_starts_it_as_well(tmp_path: Path) -> None:
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.long
 def test_precision_tools_look_at_every_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

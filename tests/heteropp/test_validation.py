@@ -84,6 +84,7 @@ def counted_tokens(data: Any) -> int:
     return int((sequences.read(range(sequences.count))[1] != NOT_COUNTED).sum())
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_with_its_sets(tmp_path: Path, sets: dict[str, Path]) -> None:
     """It is told nothing of them, nor is one that an earlier release began with one set."""
     write_plan(PLAN, tmp_path / "plan.json")
@@ -148,6 +149,7 @@ def test_bad_sets_are_one_sentence(tmp_path: Path, sets: dict[str, Path]) -> Non
             heteropp.train(tmp_path / "plan.json", device="cpu", validation=bad)
 
 
+@pytest.mark.long
 def test_a_file_may_have_an_equals_sign_in_its_name(
     tmp_path: Path, sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
