@@ -38,10 +38,9 @@ void ShmStream::probe() {
   if (probed_ || address == 0) return;
   probed_ = true;
   std::uint64_t word = 0;
-  reads_ = peer_.read(&word, address, sizeof word) == PeerMemory::Access::done &&
+  reads_ = peer_.read(&word, address, sizeof word) &&
            word == in_.probe_word.load(std::memory_order_relaxed);
-  writes_ = reads_ && peer_.write(&word, address + offsetof(PeerMemory::Probe, room),
-                                  sizeof word) == PeerMemory::Access::done;
+  writes_ = reads_ && peer_.write(&word, address + offsetof(PeerMemory::Probe, room), sizeof word);
   in_.finding.store(reads_ ? Lane::readable : Lane::unreadable, std::memory_order_relaxed);
 }
 
@@ -76,14 +75,14 @@ Pulled ShmStream::pull(Pull& pull, bool with_sender) {
 Pulled ShmStream::pull_alone(Pull& pull) {
   const auto bytes =
       static_cast<std::size_t>(std::min<std::uint64_t>(shm::kPieceBytes, pull.bytes - pull.moved));
-  if (copy(pull, pull.moved, bytes) == PeerMemory::Access::refused) return Pulled::refused;
+  if (!copy(pull, pull.moved, bytes)) return Pulled::refused;
   pull.moved += bytes;
   return Pulled::moved;
 }
 
 Pulled ShmStream::pull_jointly(Pull& pull) {
   if (const auto slice = receiving_.take()) {
-    if (copy(pull, slice->offset, slice->bytes) == PeerMemory::Access::done) return Pulled::moved;
+    if (copy(pull, slice->offset, slice->bytes)) return Pulled::moved;
     refused_ = true;
     receiving_.end();
   }
@@ -98,19 +97,15 @@ Pulled ShmStream::pull_jointly(Pull& pull) {
   return Pulled::moved;
 }
 
-PeerMemory::Access ShmStream::copy(const Pull& pull, std::uint64_t offset,
-                                   std::size_t bytes) const {
-  const auto how = peer_.read(pull.data + offset, pull.address + offset, bytes);
-  if (how == PeerMemory::Access::gone) throw StreamEnd{"its process ended"};
-  return how;
+bool ShmStream::copy(const Pull& pull, std::uint64_t offset, std::size_t bytes) const {
+  return peer_.read(pull.data + offset, pull.address + offset, bytes);
 }
 
 bool ShmStream::push() {
   if (exposed_.empty() || !writes_) return false;
   const auto task = sending_.take(exposed_);
   if (!task) return false;
-  const bool failed = sending_.goes_on(*task) &&
-                      peer_.write(task->from, task->to, task->bytes) != PeerMemory::Access::done;
+  const bool failed = sending_.goes_on(*task) && !peer_.write(task->from, task->to, task->bytes);
   if (failed) writes_ = false;
   sending_.through(*task, failed);
   ring_bell(out_.ring.reader_asleep);

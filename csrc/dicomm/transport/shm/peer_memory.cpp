@@ -14,20 +14,18 @@ using Call = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsig
                          unsigned long);
 
 // The kernel stops short where a page of either side is not there, and fails at the next call.
-PeerMemory::Access move(Call call, pid_t pid, std::byte* here, std::uint64_t there,
-                        std::size_t bytes) {
-  if (pid <= 0) return PeerMemory::Access::refused;
+bool move(Call call, pid_t pid, std::byte* here, std::uint64_t there, std::size_t bytes) {
+  if (pid <= 0) return false;
   while (bytes > 0) {
     const iovec local{here, bytes}, remote{reinterpret_cast<void*>(there), bytes};
     const ssize_t moved = call(pid, &local, 1, &remote, 1, 0);
     if (moved < 0 && errno == EINTR) continue;
-    if (moved < 0 && errno == ESRCH) return PeerMemory::Access::gone;
-    if (moved <= 0) return PeerMemory::Access::refused;
+    if (moved <= 0) return false;
     here += moved;
     there += moved;
     bytes -= moved;
   }
-  return PeerMemory::Access::done;
+  return true;
 }
 
 }  // namespace
@@ -41,12 +39,11 @@ PeerMemory::PeerMemory(const Fd& socket) {
 
 void PeerMemory::allow_peers() { ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); }
 
-PeerMemory::Access PeerMemory::read(void* into, std::uint64_t address, std::size_t bytes) const {
+bool PeerMemory::read(void* into, std::uint64_t address, std::size_t bytes) const {
   return move(::process_vm_readv, pid_, static_cast<std::byte*>(into), address, bytes);
 }
 
-PeerMemory::Access PeerMemory::write(const void* from, std::uint64_t address,
-                                     std::size_t bytes) const {
+bool PeerMemory::write(const void* from, std::uint64_t address, std::size_t bytes) const {
   return move(::process_vm_writev, pid_, static_cast<std::byte*>(const_cast<void*>(from)), address,
               bytes);
 }

@@ -13,8 +13,6 @@ namespace dicomm {
 
 class PeerMemory {
  public:
-  enum class Access { done, refused, gone };  // gone: with its process
-
   // What a process keeps for its peer to find out whether it can.
   struct Probe {
     std::uint64_t word;
@@ -26,9 +24,10 @@ class PeerMemory {
   // Lets any process of this user in where Yama would allow only a parent.
   static void allow_peers();
 
-  // Both are all or nothing, as far as the caller is concerned.
-  Access read(void* into, std::uint64_t address, std::size_t bytes) const;
-  Access write(const void* from, std::uint64_t address, std::size_t bytes) const;
+  // Whether all of it was moved. It is not, either, where the process has ended, of which its
+  // socket tells for certain.
+  bool read(void* into, std::uint64_t address, std::size_t bytes) const;
+  bool write(const void* from, std::uint64_t address, std::size_t bytes) const;
 
  private:
   pid_t pid_ = 0;  // 0: not known here

@@ -64,7 +64,7 @@ class ShmStream final : public Stream {
   void probe();
   Pulled pull_alone(Pull& pull);
   Pulled pull_jointly(Pull& pull);
-  PeerMemory::Access copy(const Pull& pull, std::uint64_t offset, std::size_t bytes) const;
+  bool copy(const Pull& pull, std::uint64_t offset, std::size_t bytes) const;
   bool hung_up() const;
 
   Fd socket_;
