@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "transport/shm/cache.h"
+
 namespace dicomm {
 
 class Gather {
@@ -125,15 +127,16 @@ std::size_t ShmStream::write_piece(Gather& source, std::size_t wanted) {
   const std::size_t bytes = room(wanted);
   if (bytes == 0) return 0;
   Slot& slot = out_.ring.slots[written_slots_ % Ring::kSlots];
-  if (bytes <= Slot::kInlineBytes) {
-    source.copy(slot.data, bytes);
-  } else {
-    source.copy(out_.ring.data + written_bytes_ % Ring::kBytes, bytes);
-    written_bytes_ += Ring::aligned(bytes);
-  }
+  const bool fits_slot = bytes <= Slot::kInlineBytes;
+  std::byte* const piece = fits_slot ? slot.data : out_.ring.data + written_bytes_ % Ring::kBytes;
+  source.copy(piece, bytes);
   slot.turn_and_bytes.store(std::uint64_t{Ring::turn(written_slots_)} << 32 | bytes,
                             std::memory_order_release);
   ++written_slots_;
+  if (!fits_slot) {
+    hand_over(piece, bytes);
+    written_bytes_ += Ring::aligned(bytes);
+  }
   return bytes;
 }
 
