@@ -16,7 +16,10 @@ from dicomm.bench.timing import Timing, geometric_mean
 DEFAULT_SIZES = (8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 # How much lower than Gloo's, as a geometric mean over the default sizes, over shared memory.
 GLOO_BARS = {"c++": 9.94, "python": 7.0, "torch": 3.5}
-UCX_BAR, UCX_LARGEST_BYTES = 1.3, 1 << 20  # C++ API over shared memory, at every size up to there
+# C++ API over shared memory, of the best C program at every size; from there on both ends copy.
+BEST_BAR, LONG_BYTES, LONG_BAR = 1.05, 1 << 20, 0.8
+TORCH_BAR_US = 6.0  # what torch.distributed may add to the C++ API over shared memory
+TCP_BAR, TCP_LEAST_BYTES = 1.0, 4 << 10  # C++ API over TCP, of the best peer
 PERFTEST_BAR, PERFTEST_SIZES = 1.25, (8, 4 << 10)  # C++ API over verbs
 
 Peers = dict[str, list[str]]
@@ -88,15 +91,35 @@ def _means(found: Latencies, transport: str, peers: list[str]) -> list[Row]:
 def _asked(found: Latencies, transport: str, peers: list[str]) -> list[Row]:
     """The demands at single sizes."""
     listed = []
+    programs = [peer for peer in peers if peer != GLOO]  # in C, as our C++ API's is one
     for size in found.sizes:
-        if transport == "shm" and "UCX shm" in peers and size <= UCX_LARGEST_BYTES:
-            listed.append(_no_more(found, transport, "c++", "UCX shm", size, UCX_BAR))
+        if transport == "shm" and (best := _best(found, programs, size)):
+            bar = LONG_BAR if size >= LONG_BYTES else BEST_BAR
+            listed.append(_no_more(found, transport, "c++", best, size, bar))
+        if transport == "shm" and {"c++", "torch"} <= set(found.apis):
+            listed.append(_more_through_torch(found, transport, size))
+        if transport == "tcp" and size >= TCP_LEAST_BYTES and (best := _best(found, peers, size)):
+            listed.append(_no_more(found, transport, "c++", best, size, TCP_BAR))
         if transport == "verbs" and "perftest write" in peers and size in PERFTEST_SIZES:
             listed.append(_no_more(found, transport, "c++", "perftest write", size, PERFTEST_BAR))
     if transport == "tcp" and GLOO in peers:
         for api in found.apis:
-            listed += [_no_more(found, "tcp", api, GLOO, size, 1.0) for size in found.sizes]
+            short = [size for size in found.sizes if api != "c++" or size < TCP_LEAST_BYTES]
+            listed += [_no_more(found, "tcp", api, GLOO, size, 1.0) for size in short]
     return [each for each in listed if each["ours"] is not None]
+
+
+def _best(found: Latencies, peers: list[str], size: int) -> str | None:
+    """The fastest of the peers."""
+    timed = {peer: us for peer in peers if (us := found.p50_us(peer, size))}
+    return min(timed, key=lambda peer: timed[peer], default=None)
+
+
+def _more_through_torch(found: Latencies, transport: str, size: int) -> Row:
+    torch, plain = (found.p50_us(ours(transport, api), size) for api in ("torch", "c++"))
+    more = torch - plain if torch and plain else None
+    name = f"{transport} {size_name(size)}: torch.distributed beyond the C++ API"
+    return row(name, "us", more, bar=TORCH_BAR_US)
 
 
 def _no_more(found: Latencies, transport: str, api: str, peer: str, size: int, bar: float) -> Row:

@@ -29,15 +29,17 @@ class Connection {
   // A receive was posted for a message that had arrived before.
   void receive_arrival(RequestState& request, const std::shared_ptr<Arrival>& arrival);
 
-  // These three throw StreamEnd. flush(): everything went out. receive() and pull(): something
-  // came in.
+  // These throw StreamEnd. flush(): everything went out. receive(): something came in. copy():
+  // a piece of a long message was moved, either way.
   bool flush();
   bool receive();
-  bool pull();
+  bool copy(bool both_sides);
   bool has_output() const { return writing_ || !frames_.empty() || !streaming_.empty(); }
-  // Whether pull() must be called for them to go on.
+  // Whether copy() must be called for them to go on.
   bool has_pulls() const { return pulling() && !stream_->pulls_in_background(); }
   bool pulling() const { return !pulls_.empty(); }
+  // Whether copy() may have something to do.
+  bool copying() const { return pulling() || !offers_.empty(); }
 
   // Lets go of a request's buffer. False: it is still being read or written, finish() will tell.
   bool release(RequestState& request);
@@ -92,6 +94,8 @@ class Connection {
   void end_eager();
   void end_offer();
   void receive_offer(RequestState& request, const Arrival& offer);
+  void accept(RequestState& request, const Pull& message);
+  bool go_on(Pulling& pulling, bool both_sides, bool& moved);
   RequestState* offer_ended(std::uint64_t id);
   bool ended(Pulling& pulling);
   bool fits(RequestState& request, std::uint64_t bytes);

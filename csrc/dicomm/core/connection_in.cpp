@@ -244,24 +244,39 @@ void Connection::receive_offer(RequestState& request, const Arrival& offer) {
     queue({.kind = FrameKind::done, .id = offer.id});
     deliver(request, 0, offer.delivered_at_ns);
   } else {
-    accepted_.emplace(offer.id, Incoming{&request, offer.bytes});
-    queue({.kind = FrameKind::accept, .id = offer.id});
+    accept(request, pull);
   }
 }
 
+void Connection::accept(RequestState& request, const Pull& message) {
+  accepted_.emplace(message.id, Incoming{&request, message.bytes});
+  queue({.kind = FrameKind::accept, .id = message.id});
+}
+
 // A piece of as many messages as the stream moves at once; the others get their turn later.
-bool Connection::pull() {
+bool Connection::copy(bool both_sides) {
+  bool moved = false;
   std::size_t going = 0;
-  for (auto at = pulls_.begin(); at != pulls_.end() && going < stream_->concurrent_pulls();
-       ++going) {
-    if (at->given == Pulling::Given::no && !stream_->pull(at->pull))
-      at = pulls_.erase(at);  // the sender aborts: its next frame says so
-    else if (ended(*at))
-      at = pulls_.erase(at);
-    else
-      ++at;
-  }
-  return going > 0;
+  for (auto at = pulls_.begin(); at != pulls_.end() && going < stream_->concurrent_pulls(); ++going)
+    at = go_on(*at, both_sides, moved) ? std::next(at) : pulls_.erase(at);
+  return stream_->push() || moved;
+}
+
+// False: the pull is over.
+bool Connection::go_on(Pulling& pulling, bool both_sides, bool& moved) {
+  if (pulling.given == Pulling::Given::no) switch (stream_->pull(pulling.pull, both_sides)) {
+      case Pulled::withdrawn:
+        return false;  // the sender aborts: its next frame says so
+      case Pulled::refused:
+        accept(*pulling.request, pulling.pull);
+        return false;
+      case Pulled::moved:
+        moved = true;
+        break;
+      case Pulled::waiting:
+        break;
+    }
+  return !ended(pulling);
 }
 
 // Whether nothing more happens to the buffer; then tells those who wait for that.

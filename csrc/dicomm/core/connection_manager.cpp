@@ -137,7 +137,7 @@ void ConnectionManager::cut_off(int rank, const std::string& reason) {
 void ConnectionManager::turn(Connection& connection) {
   const auto end = end_after([&] {
     connection.receive();
-    connection.pull();
+    if (connection.copying() && connection.copy(!crowded())) copied_ = true;
   });
   conclude(connection, end ? &*end : nullptr);
   if (!connection.ended() && connection.has_output()) settle(connection);

@@ -11,12 +11,14 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/communicator.h"
 #include "core/connection.h"
 #include "core/contact.h"
 #include "core/guard.h"
+#include "core/host.h"
 #include "core/lobby.h"
 #include "core/poller.h"
 #include "core/transport.h"
@@ -60,8 +62,8 @@ class ConnectionManager {
   // Why no request with that rank can succeed any more; empty: one can.
   const std::string& gone(int rank) const { return peers_[rank].gone; }
   bool all_gone() const;
-  // How many of the connected ranks are on this host. From any thread.
-  int same_host_peers() const { return same_host_peers_; }
+  // From any thread. More ranks than cores: one that waits had better leave its core to the others.
+  bool crowded() const { return same_host_peers_ + 1 > cores_; }
   std::string describe(int rank) const;
   // What may explain that a wait for the rank, or for any, was in vain.
   std::string hint(int rank) const;
@@ -72,6 +74,8 @@ class ConnectionManager {
   void turn_all(int awaited_peer);
   // Whether every peer will wake this side, and nothing is left to do.
   bool ready_to_sleep();
+  // Whether a piece of a long message was moved since this was asked: more will follow.
+  bool copied() { return std::exchange(copied_, false); }
   void woke();
   void handle(const Poller::Event& event);
   // Returns when to come again.
@@ -148,7 +152,9 @@ class ConnectionManager {
   std::vector<Fd> listeners_;
   Lobby lobby_;
 
-  std::atomic<int> same_host_peers_{0};
+  const int cores_ = usable_cores();
+  std::atomic<int> same_host_peers_{0};       // of the connected ranks
+  bool copied_ = false;                       // a piece of a long message, since copied() was asked
   std::optional<std::string> told_to_peers_;  // who connect only now, too
   Time next_check_{};                         // that peers are alive
   std::atomic<bool> closing_{false};

@@ -90,13 +90,21 @@ void ProgressDriver::lead(Lock& lock, Time until, const RequestState* awaited) {
   until = std::min({until, lobby_time, connections_.check_alive()});
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
   int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
-  if (stop_ || (awaited && awaited->done) || (timeout_ms > 0 && !connections_.ready_to_sleep()))
+  if (stop_ || (awaited && (awaited->done || stays_awake())) ||
+      (timeout_ms > 0 && !connections_.ready_to_sleep()))
     timeout_ms = 0;
   const int count = poller_.sleep(lock, timeout_ms);
   connections_.woke();
   for (int i = 0; i < count; ++i) connections_.handle(poller_.event(i));
   if (lobby_time <= Clock::now()) connections_.serve_lobby();
   if (count > 0) connections_.turn_all(rank_);
+}
+
+// The other end has but one piece left to copy when this one is through.
+bool ProgressDriver::stays_awake() {
+  const Time now = Clock::now();
+  if (connections_.copied()) awake_until_ = now + spin_time();
+  return now < awake_until_;
 }
 
 // A caller that moved bytes while the leader slept may go away with some half done, or read ahead,
@@ -150,11 +158,9 @@ bool ProgressDriver::finds_done(RequestState& request) {
   return request.finished();
 }
 
-bool ProgressDriver::crowded() const { return connections_.same_host_peers() + 1 > cores_; }
-
 // Spinning helps only while the peer has a core of its own.
 std::chrono::nanoseconds ProgressDriver::spin_time() const {
-  if (!crowded()) return kSpin;
+  if (!connections_.crowded()) return kSpin;
   return cores_ == 1 ? kYieldingSpin : kCrowdedSpin;
 }
 
@@ -175,11 +181,12 @@ void ProgressDriver::give_way(const RequestState& request) {
         cheap &= stream.cheap_to_poll();
       }
     shared_core_turns_ = shared && cheap ? shared_core_turns_ + 1 : 0;
-    part = shared_core_turns_ >= kLooksWithSharing && rank_ < awaited_peer && !crowded();
+    part =
+        shared_core_turns_ >= kLooksWithSharing && rank_ < awaited_peer && !connections_.crowded();
     if (part) shared_core_turns_ = 0;
   }
   if (part) leave_core(core);
-  if (cores_ == 1 && crowded() && cheap && !shared && !busy)
+  if (cores_ == 1 && connections_.crowded() && cheap && !shared && !busy)
     nap();
   else if (shared || cores_ == 1)
     ::sched_yield();

@@ -48,13 +48,13 @@ class ProgressDriver {
 
   void run();
   void lead(Lock& lock, Time until, const RequestState* awaited = nullptr);
+  bool stays_awake();
   void await_change(Lock& lock, Time deadline);
   void leave_rest_to_leader();
   bool costly_to_poll(int rank) const;
   // Not under the mutex.
   bool finds_done(RequestState& request);
   void give_way(const RequestState& request);
-  bool crowded() const;
   std::chrono::nanoseconds spin_time() const;
 
   const int rank_;
@@ -68,6 +68,7 @@ class ProgressDriver {
   bool stop_ = false;
   bool parked_ = false;        // the driver's thread waits until no caller leads
   bool touched_ = false;       // a call came from outside since that thread looked
+  Time awake_until_{};         // for a caller that leads
   int shared_core_turns_ = 0;  // how often in a row a waiting thread met its peer on its core
   std::condition_variable wanted_;
   std::thread thread_;

@@ -33,6 +33,13 @@ struct Pull {
   bool done() const { return moved == bytes; }
 };
 
+enum class Pulled {
+  moved,
+  waiting,    // for what others move
+  withdrawn,  // the peer withdrew the memory, and what was copied may be anything
+  refused,    // the memory cannot be read: the peer has to stream the message
+};
+
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -54,9 +61,12 @@ class Stream {
   }
   virtual void conceal(std::uint64_t /*id*/) {}
   // The receiver's side: goes on with a pull, without blocking: copies a piece, or starts reads
-  // and counts those that ended. False: the peer has withdrawn the memory, and what was copied may
-  // be anything. Throws StreamEnd when the peer died.
-  virtual bool pull(Pull& /*pull*/) { return false; }
+  // and counts those that ended. The sender may be asked to copy, too. Throws StreamEnd when the
+  // peer died.
+  virtual Pulled pull(Pull& /*pull*/, bool /*with_sender*/) { return Pulled::refused; }
+  // The sender's side: copies a piece of what the peer pulls, where it was asked to. Whether it
+  // did.
+  virtual bool push() { return false; }
   // Whether unfinished pulls end by themselves, and on_event() tells.
   virtual bool pulls_in_background() const { return false; }
   // Gives up on an unfinished pull: true once nothing writes to its data any more.

@@ -74,7 +74,7 @@ std::string pull_with(Wire& wire, const MemoryKeys& keys, std::span<const std::b
     if (!wire.left->can_pull(pull)) return "cannot pull";
     for (int turns = 0; !pull.done(); ++turns) {
       REQUIRE(turns < 100'000);
-      wire.left->pull(pull);
+      wire.left->pull(pull, true);
     }
   } catch (const StreamEnd& end) {
     return end.reason;
@@ -363,7 +363,7 @@ TEST_CASE("an abandoned pull is over only when no device can write any more") {
   Pull pull{1, into.data(), reinterpret_cast<std::uint64_t>(from.data()), from.size(),
             right_stream->expose(1, from.data(), from.size())};
   REQUIRE(stream->can_pull(pull));
-  REQUIRE(stream->pull(pull));
+  REQUIRE(stream->pull(pull, true) == Pulled::waiting);
   CHECK_FALSE(stream->abandon(pull));
   // The peer says nonsense: the stream is over, and nobody polls it any more.
   REQUIRE(deliver(number, "words", 5));

@@ -63,19 +63,20 @@ bool VerbsStream::can_pull(const Pull& pull) {
   return true;
 }
 
-bool VerbsStream::pull(Pull& pull) {
+Pulled VerbsStream::pull(Pull& pull, bool with_sender) {
   if (!end_ && !on_socket_) progress();
   if (end_) throw *end_;
-  if (on_socket_) return false;
+  if (on_socket_) return Pulled::withdrawn;
   const auto found = readings_.find(pull.id);
   if (found == readings_.end()) throw StreamEnd{"it withdrew a message's memory"};
   Reading& reading = found->second;
   for (int rail; !reading.to_do.empty() && (rail = rail_for(reading)) != kNone;)
-    if (!start_read(pull.id, reading, rail)) return this->pull(pull);  // over the rails left
-  if (!reading.to_do.empty() || reading.under_way > 0) return true;
+    if (!start_read(pull.id, reading, rail))
+      return this->pull(pull, with_sender);  // over the rails left
+  if (!reading.to_do.empty() || reading.under_way > 0) return Pulled::waiting;
   pull.moved = pull.bytes;
   readings_.erase(found);
-  return true;
+  return Pulled::moved;
 }
 
 // The least busy rail that can take one more read of it.

@@ -47,12 +47,13 @@ class FuzzedStream final : public Stream {
   bool can_pull(const Pull&) override { return pulls_; }
   bool pulls_in_background() const override { return background_; }
   std::size_t concurrent_pulls() const override { return background_ ? 4 : 1; }
-  bool pull(Pull& pull) override {
+  Pulled pull(Pull& pull, bool) override {
     const auto bytes = std::min<std::uint64_t>(pull.bytes - pull.moved,
                                                input_.ConsumeIntegralInRange<int>(0, 100'000));
     std::memset(pull.data + pull.moved, 1, bytes);
     pull.moved += bytes;
-    return input_.ConsumeIntegralInRange<int>(0, 20) != 7;
+    const int how = input_.ConsumeIntegralInRange<int>(0, 30);
+    return how == 7 ? Pulled::withdrawn : how == 8 ? Pulled::refused : Pulled::moved;
   }
   bool abandon(Pull&) override { return !background_ || input_.ConsumeBool(); }
   int fd() const override { return -1; }
@@ -121,7 +122,7 @@ class Session {
         connection_.receive();
         return;
       case 8:
-        connection_.pull();
+        connection_.copy(true);
         return;
       case 9:
         connection_.flush();

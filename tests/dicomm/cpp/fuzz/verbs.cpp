@@ -123,7 +123,7 @@ class Session {
     pull.keys[1] = input_.ConsumeIntegral<std::uint8_t>();
     if (!stream_->can_pull(pull)) return;
     for (int turns = input_.ConsumeIntegralInRange<int>(0, 3); turns > 0 && !pull.done(); --turns)
-      stream_->pull(pull);
+      stream_->pull(pull, true);
     if (!pull.done()) stream_->abandon(pull);
   }
 

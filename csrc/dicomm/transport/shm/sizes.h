@@ -1,0 +1,24 @@
+// From which length on which way to move a message pays, as measured between two cores.
+#pragma once
+
+#include <cstddef>
+
+namespace dicomm::shm {
+
+// Through the ring, at once, where the receiver can read the sender's memory, and where it cannot.
+constexpr std::size_t kEagerBytes = 8 << 10;
+constexpr std::size_t kEagerByRingBytes = 64 << 10;
+
+// Longer ones the receiver reads, from here on together with the sender.
+constexpr std::size_t kJointBytes = 192 << 10;
+// For so much a sender that sleeps is woken.
+constexpr std::size_t kWakeBytes = 1 << 20;
+
+// What one side copies at once, between looking after other messages.
+constexpr std::size_t kPieceBytes = 1 << 20;
+// Of a message that both copy: small enough that neither waits long for the other's last one.
+constexpr std::size_t kSlices = 8;
+constexpr std::size_t kLeastSliceBytes = 128 << 10;
+constexpr std::size_t kMostSliceBytes = 1 << 20;
+
+}  // namespace dicomm::shm

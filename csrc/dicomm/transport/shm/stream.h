@@ -1,0 +1,94 @@
+// The Stream over shared memory.
+//
+//   segment.cpp      the memory itself
+//   stream.cpp       bytes through the ring, and sleeping
+//   copying.cpp      long messages, from the sender's memory
+#pragma once
+
+#include "core/fd.h"
+#include "core/stream.h"
+#include "transport/shm/joint_copy.h"
+#include "transport/shm/lane.h"
+#include "transport/shm/peer_memory.h"
+#include "transport/shm/sizes.h"
+
+namespace dicomm {
+
+// Consecutive bytes of several parts.
+class Gather;
+
+class ShmStream final : public Stream {
+ public:
+  ShmStream(Fd socket, Lane* lanes, bool owner);
+  ~ShmStream() override;
+
+  std::size_t write(const iovec* parts, int count) override;
+  std::size_t read(void* data, std::size_t bytes) override;
+  std::size_t eager_bytes() const override {
+    return out_.finding.load(std::memory_order_relaxed) == Lane::readable ? shm::kEagerBytes
+                                                                          : shm::kEagerByRingBytes;
+  }
+
+  bool can_pull(const Pull& pull) override;
+  MemoryKeys expose(std::uint64_t id, const void* data, std::size_t bytes) override;
+  void conceal(std::uint64_t id) override { exposed_.erase(id); }
+  Pulled pull(Pull& pull, bool with_sender) override;
+  bool push() override;
+  bool pulls_in_background() const override { return receiving_.only_sender_at_work(); }
+  bool abandon(Pull& pull) override;
+  void withdraw() override;
+
+  int fd() const override { return socket_.get(); }
+  bool cheap_to_poll() const override { return true; }
+  bool outlives_writer() const override { return true; }
+  LinkDescription describe() const override;
+
+  void on_event() override;
+  bool prepare_sleep(bool want_to_write) override;
+  void woke() override;
+  bool peer_shares_core(int core) override;
+  void finish_writing() override;
+
+ private:
+  // stream.cpp
+  std::size_t room(std::size_t wanted);
+  std::size_t write_piece(Gather& source, std::size_t wanted);
+  bool piece_waits() const;
+  bool next_piece();
+  void piece_read();
+  void publish_consumed();
+  void ring_bell(std::atomic<std::uint32_t>& asleep);
+
+  // copying.cpp
+  void offer_probe();
+  void probe();
+  Pulled pull_alone(Pull& pull);
+  Pulled pull_jointly(Pull& pull);
+  bool copy(const Pull& pull, std::uint64_t offset, std::size_t bytes) const;
+  bool hung_up() const;
+
+  Fd socket_;
+  int told_core_ = -1;
+  Lane* lanes_;
+  Lane& out_;
+  Lane& in_;
+  bool ended_ = false;
+
+  std::uint64_t written_slots_ = 0, written_bytes_ = 0;
+  std::uint64_t consumed_slots_seen_ = 0, consumed_bytes_seen_ = 0;
+
+  const std::byte* piece_ = nullptr;
+  std::size_t piece_left_ = 0;
+  std::uint64_t read_slots_ = 0, read_bytes_ = 0, told_slots_ = 0, told_bytes_ = 0;
+
+  PeerMemory peer_;
+  PeerMemory::Probe probe_{};
+  bool probed_ = false, reads_ = false, writes_ = false;
+  JointSender sending_;
+  JointSender::Buffers exposed_;  // those long enough
+  JointReceiver receiving_;
+  bool refused_ = false;     // part of what is received jointly could not be read
+  std::uint64_t alone_ = 0;  // the offer of which the sender could not copy a part
+};
+
+}  // namespace dicomm
