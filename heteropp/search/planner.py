@@ -12,7 +12,9 @@ from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Plan, Schedule, ZeroStage
 from heteropp.models.spec import ModelSpec
 
-PLANNERS = ("exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform")
+PLANNERS = (*("auto", "exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform"),)
+# what planner auto may choose where the request does not say it; other planners take the defaults
+OPTIONS = ("sequences", "zero_stage", "schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class Request:
     schedule: Schedule = "1f1b"
     uneven_layers: bool = False  # the stages of one chip type may hold unlike numbers of layers
     stage_degrees: bool = False  # and have unlike tensor- and data-parallel degrees
+    open: frozenset[str] = frozenset()  # of OPTIONS: left to planner auto
+    budget_s: float | None = None  # of planner auto, by the clock; None: by problem size alone
 
 
 @dataclass(frozen=True)
