@@ -73,9 +73,12 @@ def test_what_the_request_names_is_kept() -> None:
     for schedule in ("gpipe", "interleaved-1f1b", "zb-v"):
         named = replace(request, schedule=schedule, open=OPEN - {"schedule"})
         verdict = ask("auto", named)
+        assert verdict.judged
         assert all(judged.plan.schedule == schedule for judged in verdict.judged)
     named = replace(request, zero_stage=2, sequences=2, open=frozenset({"schedule"}))
-    for judged in ask("auto", named).judged:
+    judged_plans = ask("auto", named).judged
+    assert judged_plans
+    for judged in judged_plans:
         assert judged.plan.zero_stage == 2
         shares = [
             replica.batch_share

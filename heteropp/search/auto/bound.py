@@ -1,58 +1,25 @@
-"""Lower bounds on a simulated step."""
+"""A lower bound on the simulated step of every plan for a request."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from heteropp.cost.planned import group_links, stage_shape
 from heteropp.cost.stage_time import StageShape, stage_time
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link
 from heteropp.description.hyperparameters import OptimizerName
-from heteropp.description.plan import Plan, ministage_layers
 from heteropp.description.profile import ChipProfile, ProfileError, chip_profile
 from heteropp.models.spec import ModelSpec
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.planner import Request
 
 ROUNDING = 1e-9  # relative, of sums in another order
-
-
-def busy_s(plan: Plan, cluster: Cluster) -> float:
-    """Returns the seconds that the busiest replica of a plan computes in a step."""
-    most_s = 0.0
-    for pipeline in plan.pipelines:
-        held = ministage_layers(pipeline, plan.schedule)
-        for s, stage in enumerate(pipeline.stages):
-            count = pipeline.micro_batches * pipeline.parts(s)
-            if plan.schedule == "chimera":  # a ministage has every other micro-batch
-                count = count // 2
-            alike = {}
-            for replica in stage.replicas:
-                alike[replica.chip, replica.batch_share] = replica.ranks[0]
-            for rank in alike.values():
-                shape = stage_shape(plan, rank)
-                links = group_links(plan, cluster, rank)
-                chip = cluster.chip(rank)
-                profile = chip_profile(cluster, cluster.node(rank).chip_name)
-                own_s = 0.0
-                for first, last in held[s]:
-                    own = replace(
-                        shape,
-                        layers=last - first,
-                        first=first == 0,
-                        last=last == plan.model.layers,
-                        ministages=1,
-                        blocks=plan.model.block_counts([(first, last)]),
-                    )
-                    time = stage_time(plan.model, own, chip, *links, profile)
-                    own_s += count * time.micro_batch_s + time.norm_s + time.update_s
-                most_s = max(most_s, own_s)
-    return most_s
+BISECTIONS = 50
 
 
 def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
@@ -61,15 +28,14 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
     Every block of every sequence, the model's two ends, and the update of every parameter are
     computed on some chip. If all chips worked all the time, and each did as much of everything as
     is best for all, the step would be done when the work is: priced in blocks, each of the other
-    pieces costs at least what it costs on the type of chip on which it costs fewest blocks.
+    pieces costs at least what it costs on the type of chip on which it costs fewest blocks. And a
+    node computes no more than its NICs let it.
     """
-    counts: Counter[str] = Counter()
-    for node in cluster.nodes:
-        counts[node.chip_name] += len(node.ranks)
+    nodes = Counter((node.chip_name, node.chip, len(node.ranks)) for node in cluster.nodes)
     known = {
-        node.chip_name: work
-        for node in cluster.nodes
-        if (work := _work(request.model, node.chip, *_asked(request, freedom, node.chip_name)))
+        name: work
+        for name, chip, _ in nodes
+        if (work := _work(request.model, chip, *_asked(request, freedom, name)))
     }
     if not known:
         return 0.0
@@ -77,8 +43,73 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
     ends = min(work.ends_s / work.block_s for work in known.values())
     update = min(work.update_s / work.block_s for work in known.values())
     blocks = request.global_batch * (layers + ends) + layers * update
-    rate = sum(counts[name] / work.block_s for name, work in known.items())
-    return blocks / rate * (1 - ROUNDING)
+    kinds = [
+        _NodeKind.of(request.model, chip, chips, known[name].block_s, count, layers + ends)
+        for (name, chip, chips), count in nodes.items()
+        if name in known
+    ]
+    low_s, high_s = 0.0, blocks / sum(kind.count * kind.computed_per_s for kind in kinds)
+    while _most_blocks(kinds, high_s) < blocks:
+        low_s, high_s = high_s, 2 * high_s
+    for _ in range(BISECTIONS):
+        middle_s = (low_s + high_s) / 2
+        if _most_blocks(kinds, middle_s) < blocks:
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    return low_s * (1 - ROUNDING)
+
+
+@dataclass(frozen=True)
+class _NodeKind:
+    """What a node, or each of several that are alike, can do at most."""
+
+    count: int
+    computed_per_s: float  # blocks that its chips compute
+    passed_per_s: float  # blocks of the sequences whose boundary tensors its NICs pass
+    summed_s: float  # to sum the gradients of the whole model with another node
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSpec,
+        chip: ChipSpec,
+        chips: int,
+        block_s: float,
+        count: int,
+        blocks: float,
+    ) -> _NodeKind:
+        """blocks: of a sequence, in all."""
+        links = chip.links
+        nics_bytes_per_s = min(links.nics_per_node, chips) * links.nic_bytes_per_s
+        boundary_bytes = model.sequence_length * model.hidden * model.dtype_bytes
+        width = max(4, model.dtype_bytes)
+        gradient_bytes = width * sum(math.prod(p.shape) for p in model.parameters() if p.trains)
+        return cls(
+            count=count,
+            computed_per_s=chips / block_s,
+            passed_per_s=nics_bytes_per_s / boundary_bytes * blocks,
+            summed_s=gradient_bytes / 2 / nics_bytes_per_s,
+        )
+
+
+def _most_blocks(kinds: list[_NodeKind], step_s: float) -> float:
+    """Returns the most blocks of sequences that nodes compute in a step of so many seconds.
+
+    A node that does not hold the whole model sends or receives a boundary tensor of every sequence
+    that it works on, and its gradient the other way. Nodes that hold the whole model sum their
+    gradients: of these, one alone has no one to sum them with.
+    """
+    whole = [kind.count * kind.computed_per_s * step_s for kind in kinds]
+    part = [kind.count * min(kind.computed_per_s, kind.passed_per_s) * step_s for kind in kinds]
+    several = sum(
+        one if kind.summed_s <= step_s else other
+        for kind, one, other in zip(kinds, whole, part, strict=True)
+    )
+    gains = [
+        (one - other) / kind.count for kind, one, other in zip(kinds, whole, part, strict=True)
+    ]
+    return max(several, sum(part) + max(gains))
 
 
 @dataclass(frozen=True)

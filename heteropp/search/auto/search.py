@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from itertools import islice
 
-from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan
 from heteropp.search.auto.bound import step_bound_s
 from heteropp.search.auto.climb import climb
-from heteropp.search.auto.freedom import Freedom
+from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.idle import smaller, why_idle
 from heteropp.search.auto.seeds import chains, of_planners, on_skeletons
-from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, renumbered
+from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
 from heteropp.search.planner import Candidate, Request, Result, SearchError, planner
 
 PASSES = 600_000  # of micro-batches through replicas, in all simulations together
 SEEDS = 24  # of each kind, simulated on all chips
-FEWER_SEEDS = 6  # and on fewer of them
-CLUSTERS = 12  # of fewer chips
-CLIMBS = 4  # local searches
+PROBED = 48  # clusters of fewer chips, at most
+PROBED_CHIPS = 512  # and so many chips of such clusters together
+PROBES = 2  # seeds of each kind on each of them
+CLUSTERS = 4  # of these that look best
+FEWER_SEEDS = 12  # on each of them
+CLIMBS = 4  # local searches from plans of unlike stages, and from plans on unlike chips
+LEAST_MINISTAGES = 2  # where a named schedule interleaves them
 NEAR = 1.2  # times the best so far: a seed that slack may make the best
 RUNNERS_UP = 3
+Seeds = tuple[list[Plan], list[Plan]]  # pipelines, and plans on skeletons
 
 
 def search(request: Request) -> Result:
@@ -30,14 +35,17 @@ def search(request: Request) -> Result:
     freedom = Freedom(request)
     trials = Trials(request, freedom, Budget(PASSES, request.budget_s))
     bound_s = step_bound_s(request, freedom, request.cluster)
-    _seed(trials)
-    found = trials.ranked()
-    if not found:
+    for zero_stage in dict.fromkeys((request.zero_stage, max(freedom.zero_stages))):
+        _seed(trials, replace(request, zero_stage=zero_stage))
+        if found := trials.ranked():
+            break
+    else:
         raise _no_plan(request)
-    for trial in _unlike(found, CLIMBS):
+    starts = [*_unlike(found, CLIMBS, _stages), *_unlike(found, CLIMBS, _chips)]
+    for trial in dict.fromkeys(starts):
         climb(trial, trials)
     ranked = trials.ranked()
-    best, *others = _unlike(ranked, 1 + RUNNERS_UP)
+    best, *others = _unlike(ranked, 1 + RUNNERS_UP, _stages)
     all_used_s = next((t.step_s for t in ranked if t.plan.members is None), None)
     return Result(
         planner="auto",
@@ -49,50 +57,78 @@ def search(request: Request) -> Result:
     )
 
 
-def _seed(trials: Trials) -> None:
+def _seed(trials: Trials, request: Request) -> None:
     """Tries seeds on all chips, then on fewer where they might be faster."""
-    request, freedom = trials.request, trials.freedom
+    freedom = trials.freedom
     made: dict = {}
-    _try_seeds(trials, request.cluster, made, SEEDS)
+    _try_seeds(_seeds(trials, request, made), trials, SEEDS)
     for plan in of_planners(request):
         _try(plan, trials)
     fewer = smaller(request.cluster, lambda kept: step_bound_s(request, freedom, kept))
-    for bound_s, kept in fewer[:CLUSTERS]:
-        if bound_s < trials.best_s:
-            _try_seeds(trials, kept, made, FEWER_SEEDS)
+    probed: list[tuple[float, int, Seeds]] = []
+    most = min(PROBED, max(1, PROBED_CHIPS // request.cluster.world_size))
+    for bound_s, kept in fewer[:most]:
+        if bound_s < trials.best_s and not trials.budget.spent:
+            seeds = _seeds(trials, replace(request, cluster=kept), made)
+            probed.append((_try_seeds(seeds, trials, PROBES), len(probed), seeds))
+    for *_, seeds in sorted(probed)[:CLUSTERS]:
+        _try_seeds(seeds, trials, FEWER_SEEDS)
 
 
-def _try_seeds(trials: Trials, cluster: Cluster, made: dict, count: int) -> None:
-    """Tries the seeds that look best on a cluster, whose ranks are some of the request's."""
-    request, freedom = replace(trials.request, cluster=cluster), trials.freedom
-    number = {rank: request_rank for rank, request_rank in enumerate(_ranks(cluster, trials))}
-    likely = sorted(chains(request, freedom, made), key=lambda seed: seed[0])
-    for _, plan in (*likely[:count], *islice(on_skeletons(request, freedom), count)):
-        _try(renumbered(plan, number), trials)
+def _seeds(trials: Trials, request: Request, made: dict) -> Seeds:
+    """Returns what to try on the chips of a request, which are some of all, the best first."""
+    freedom = trials.freedom
+    number = dict(enumerate(map(trials.cluster.rank, request.cluster.members)))
+    likely = sorted(chains(request, freedom, made), key=lambda seed: seed[0])[:SEEDS]
+    others = islice(on_skeletons(request, freedom), SEEDS)
+    first, second = ([renumbered(plan, number) for _, plan in kind] for kind in (likely, others))
+    return first, second
 
 
-def _ranks(cluster: Cluster, trials: Trials) -> list[int]:
-    return [trials.cluster.rank(member) for member in cluster.members]
+def _try_seeds(seeds: Seeds, trials: Trials, count: int) -> float:
+    """Tries so many of each kind; returns the least step."""
+    tried = [_try(plan, trials) for kind in seeds for plan in kind[:count]]
+    return min(tried, default=math.inf)
 
 
-def _try(plan: Plan, trials: Trials) -> None:
+def _try(plan: Plan, trials: Trials) -> float:
+    """Tries a plan, and with slack where that might make it the best; returns the least step."""
+    freedom = trials.freedom
+    if plan.schedule not in freedom.schedules:  # it was found under another
+        other = as_schedule(plan, freedom.schedules[0], LEAST_MINISTAGES)
+        if other is None:
+            return math.inf
+        plan = other
     found = trials.try_(Draft(plan))
-    if found and plan.schedule == "1f1b" and found.step_s < NEAR * trials.best_s:
-        trials.try_(Draft(plan, 1))
+    if found is None:
+        return math.inf
+    if plan.schedule == "1f1b" and found.step_s < NEAR * trials.best_s:
+        slack = trials.try_(Draft(plan, 1))
+        return min(found.step_s, slack.step_s) if slack else found.step_s
+    return found.step_s
 
 
-def _unlike(trials: Iterable[Trial], count: int) -> list[Trial]:
-    """Returns the first few trials whose stages stand on unlike ranks."""
-    found: dict[object, Trial] = {}
+def _unlike(trials: Iterable[Trial], count: int, of: Callable[[Plan], Hashable]) -> list[Trial]:
+    """Returns the first few trials whose plans differ in something."""
+    found: dict[Hashable, Trial] = {}
     for trial in trials:
-        key = tuple(
-            tuple(tuple(r.ranks for r in stage.replicas) for stage in pipeline.stages)
-            for pipeline in trial.draft.plan.pipelines
-        )
-        found.setdefault(key, trial)
+        found.setdefault(of(trial.draft.plan), trial)
         if len(found) == count:
             break
     return list(found.values())
+
+
+def _stages(plan: Plan) -> Hashable:
+    """Returns on which ranks the stages stand."""
+    return tuple(
+        tuple(tuple(r.ranks for r in stage.replicas) for stage in pipeline.stages)
+        for pipeline in plan.pipelines
+    )
+
+
+def _chips(plan: Plan) -> Hashable:
+    """Returns which chips are used."""
+    return frozenset(ranks_of(plan))
 
 
 def _no_plan(request: Request) -> SearchError:

@@ -27,7 +27,8 @@ from heteropp.search.tables import Tables
 
 WIDTH = 32  # chains of one length that the programme keeps
 MOST_ORDERS = 24  # of chip types
-FREE = 48  # chips, up to which stages of one type may have unlike degrees
+FEW_ORDERS = 6  # of many chips
+FREE = 32  # chips, up to which stages of one type may have unlike degrees
 ASKED = ("exact", "autohet", "zorse", "uniform")  # planners that answer in a moment
 Seed = tuple[float, Plan]  # with its estimated seconds
 
@@ -35,14 +36,15 @@ Seed = tuple[float, Plan]  # with its estimated seconds
 def orders(cluster: Cluster) -> list[tuple[str, ...]]:
     """Returns the orders of chip types to try: all of few types, of many those near the usual."""
     names = cluster.chip_names()
-    if math.factorial(min(len(names), 5)) <= MOST_ORDERS:
+    most = MOST_ORDERS if cluster.world_size <= FREE else FEW_ORDERS
+    if math.factorial(min(len(names), 5)) <= most:
         return list(itertools.permutations(names))
     found = [tuple(names), tuple(reversed(names))]
     for i, j in itertools.combinations(range(len(names)), 2):
         swapped = list(names)
         swapped[i], swapped[j] = swapped[j], swapped[i]
         found.append(tuple(swapped))
-    return found[:MOST_ORDERS]
+    return found[:most]
 
 
 def chains(request: Request, freedom: Freedom, made: dict) -> Iterator[Seed]:

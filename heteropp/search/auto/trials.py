@@ -15,7 +15,7 @@ from heteropp.cost.planned import fits
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
 from heteropp.description.profile import ProfileError
-from heteropp.search.auto.bound import busy_s
+from heteropp.search.auto.busy import busy_s
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.planner import Request
 from heteropp.search.slack import with_slack
