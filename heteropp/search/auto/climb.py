@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from heteropp.search.auto.moves import neighbours
+import math
+
+from heteropp.search.auto.moves import SLACK, neighbours
 from heteropp.search.auto.trials import Trial, Trials
 
 LEAST_GAIN = 1e-4  # relative; less is not worth another round
@@ -18,11 +20,12 @@ def climb(trial: Trial, trials: Trials) -> Trial:
         kinds = neighbours(best.draft, trials.freedom)
         order = [*range(first, len(kinds)), *range(first)]
         for kind in order:
+            cutoff_s = math.inf if kind == SLACK else best.step_s * (1 - LEAST_GAIN)
             better = next(
                 (
                     found
                     for draft in kinds[kind]
-                    if (found := trials.try_(draft, best.step_s * (1 - LEAST_GAIN)))
+                    if (found := trials.try_(draft, cutoff_s))
                     and found.step_s < best.step_s * (1 - LEAST_GAIN)
                 ),
                 None,

@@ -13,8 +13,8 @@ MOST = 256  # smaller clusters that are looked at
 NAMED = 8  # chips, in a sentence
 
 
-def smaller(cluster: Cluster, bound_s: Callable[[Cluster], float]) -> list[tuple[float, Cluster]]:
-    """Returns clusters of some of the nodes, each with its lower bound, the least first.
+def smaller(cluster: Cluster, bound_s: Callable[[Cluster], float]) -> list[Cluster]:
+    """Returns clusters of some of the nodes: those of the least bound and the smallest in turn.
 
     Of nodes that are alike all stay, all but one, half, the largest power of two, or none.
     """
@@ -30,8 +30,10 @@ def smaller(cluster: Cluster, bound_s: Callable[[Cluster], float]) -> list[tuple
         ranks = tuple(sorted(rank for node in nodes for rank in node.ranks))
         if 0 < len(ranks) < cluster.world_size:
             found.setdefault(ranks, cluster.kept(ranks))
-    bounded = [(bound_s(kept), kept) for kept in found.values()]
-    return sorted(bounded, key=lambda pair: (pair[0], -pair[1].world_size))
+    promising = sorted(found, key=lambda ranks: (bound_s(found[ranks]), -len(ranks), ranks))
+    smallest = sorted(found, key=lambda ranks: (len(ranks), ranks))
+    in_turn = itertools.chain.from_iterable(zip(promising, smallest, strict=True))
+    return [found[ranks] for ranks in dict.fromkeys(in_turn)]
 
 
 def _counts(nodes: list[Node]) -> list[int]:

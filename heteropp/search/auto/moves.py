@@ -11,6 +11,7 @@ from heteropp.description.plan import Plan, Replica, Stage
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.trials import Draft, with_pipelines
 
+SLACK = 0  # the first kind: less slack than there could be may be faster than all of it
 AHEAD = (None, 0, 1, 2)  # how far stages of 1F1B may run ahead
 MINISTAGES = (2, 3, 4)  # of schedules that interleave them
 STEPS = (1, 2, 4)  # layers, sequences or micro-batches that move at once
@@ -26,7 +27,7 @@ def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
         _sequence_parallel(plan, freedom),
         _sizes(plan),
         _zero(plan, freedom),
-        _schedules(plan, freedom),
+        schedules(plan, freedom),
         _degrees(plan),
         _order(plan),
         _joined(plan),
@@ -125,7 +126,8 @@ def _zero(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
             yield replace(plan, zero_stage=stage)
 
 
-def _schedules(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
+def schedules(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
+    """Every other schedule that the request leaves open."""
     for schedule in freedom.schedules:
         counts = MINISTAGES if schedule == "interleaved-1f1b" else (1,)
         for count in counts:

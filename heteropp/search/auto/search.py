@@ -12,18 +12,21 @@ from heteropp.search.auto.bound import step_bound_s
 from heteropp.search.auto.climb import climb
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.idle import smaller, why_idle
+from heteropp.search.auto.moves import schedules
 from heteropp.search.auto.seeds import chains, of_planners, on_skeletons
 from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
 from heteropp.search.planner import Candidate, Request, Result, SearchError, planner
 
 PASSES = 600_000  # of micro-batches through replicas, in all simulations together
 SEEDS = 24  # of each kind, simulated on all chips
-PROBED = 48  # clusters of fewer chips, at most
-PROBED_CHIPS = 512  # and so many chips of such clusters together
+PROBED_CHIPS = 1024  # of clusters of fewer chips, all together
 PROBES = 2  # seeds of each kind on each of them
 CLUSTERS = 4  # of these that look best
 FEWER_SEEDS = 12  # on each of them
-CLIMBS = 4  # local searches from plans of unlike stages, and from plans on unlike chips
+VARIED = 12  # seeds of unlike stages, each tried under every schedule
+SEEDS_CLIMBED = 4  # those of unlike stages, and those on unlike chips
+CLIMBS = 8  # local searches, at most, from plans of another kind than those climbed before
+CLOSE = 1.15  # times the best: where such a search may begin
 LEAST_MINISTAGES = 2  # where a named schedule interleaves them
 NEAR = 1.2  # times the best so far: a seed that slack may make the best
 RUNNERS_UP = 3
@@ -41,9 +44,14 @@ def search(request: Request) -> Result:
             break
     else:
         raise _no_plan(request)
-    starts = [*_unlike(found, CLIMBS, _stages), *_unlike(found, CLIMBS, _chips)]
+    for trial in _unlike(found, VARIED, _stages):
+        for plan in schedules(trial.draft.plan, freedom):
+            _try(plan, trials)
+    found = trials.ranked()
+    starts = [*_unlike(found, SEEDS_CLIMBED, _stages), *_unlike(found, SEEDS_CLIMBED, _chips)]
     for trial in dict.fromkeys(starts):
         climb(trial, trials)
+    _climb_unlike(trials)
     ranked = trials.ranked()
     best, *others = _unlike(ranked, 1 + RUNNERS_UP, _stages)
     all_used_s = next((t.step_s for t in ranked if t.plan.members is None), None)
@@ -64,11 +72,13 @@ def _seed(trials: Trials, request: Request) -> None:
     _try_seeds(_seeds(trials, request, made), trials, SEEDS)
     for plan in of_planners(request):
         _try(plan, trials)
-    fewer = smaller(request.cluster, lambda kept: step_bound_s(request, freedom, kept))
     probed: list[tuple[float, int, Seeds]] = []
-    most = min(PROBED, max(1, PROBED_CHIPS // request.cluster.world_size))
-    for bound_s, kept in fewer[:most]:
-        if bound_s < trials.best_s and not trials.budget.spent:
+    chips = 0
+    for kept in smaller(request.cluster, lambda kept: step_bound_s(request, freedom, kept)):
+        chips += kept.world_size
+        if chips > PROBED_CHIPS or trials.budget.spent:
+            break
+        if step_bound_s(request, freedom, kept) < trials.best_s:
             seeds = _seeds(trials, replace(request, cluster=kept), made)
             probed.append((_try_seeds(seeds, trials, PROBES), len(probed), seeds))
     for *_, seeds in sorted(probed)[:CLUSTERS]:
@@ -106,6 +116,24 @@ def _try(plan: Plan, trials: Trials) -> float:
         slack = trials.try_(Draft(plan, 1))
         return min(found.step_s, slack.step_s) if slack else found.step_s
     return found.step_s
+
+
+def _climb_unlike(trials: Trials) -> None:
+    """Climbs from plans that are about as fast as the best, and unlike those climbed before."""
+    climbed: set[Hashable] = set()
+    for _ in range(CLIMBS):
+        start = next((d for d in trials.drafts(CLOSE) if _kind(d.plan) not in climbed), None)
+        if start is None or trials.budget.spent:
+            return
+        climbed.add(_kind(start.plan))
+        if trial := trials.try_(start):
+            climbed.add(_kind(climb(trial, trials).draft.plan))
+
+
+def _kind(plan: Plan) -> Hashable:
+    """Returns what a local search seldom changes on its way."""
+    depths = tuple(len(pipeline.stages) for pipeline in plan.pipelines)
+    return plan.schedule, plan.pipelines[0].stages[0].ministages, plan.micro_batch, depths
 
 
 def _unlike(trials: Iterable[Trial], count: int, of: Callable[[Plan], Hashable]) -> list[Trial]:

@@ -18,7 +18,7 @@ from heteropp.description.profile import ProfileError
 from heteropp.search.auto.busy import busy_s
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.planner import Request
-from heteropp.search.slack import with_slack
+from heteropp.search.slack import with_most_slack, with_slack
 from heteropp.simulator.simulate import DeadlockError, simulate
 
 OVERHEAD = 300  # what a simulation costs beside its micro-batches, in passes of one replica
@@ -50,40 +50,85 @@ class Trials:
         self.simulated = 0
         self.best_s = math.inf
         self._known: dict[Draft, Trial | None] = {}
+        self._least_s: dict[Draft, float] = {}  # with all slack, whatever memory has room for
         self._clusters: dict[tuple[int, ...], Cluster] = {}
 
     def try_(self, draft: Draft, cutoff_s: float = math.inf) -> Trial | None:
-        """Returns a draft simulated; None where it cannot be, or takes the cutoff at least."""
-        if draft in self._known:
-            return self._known[draft]
-        plan, cluster = self._placed(draft.plan)
-        try:
-            validate(plan)
-            if not self.freedom.allows(plan):
-                self._known[draft] = None
-                return None
-            if busy_s(plan, cluster) >= cutoff_s:
-                return None
+        """Returns a draft simulated; None where it cannot be, or takes the cutoff at least.
+
+        What memory has room for takes longer to find out than how long a step is, and is asked of
+        fast ones alone.
+        """
+        if draft not in self._known and self._is_slow(draft, cutoff_s):
+            return None
+        if draft not in self._known:
             if self.budget.spent:
                 return None
-            if draft.ahead is not None:
-                plan = with_slack(plan, cluster, draft.ahead)
-            if not fits(plan, cluster):
+            try:
+                self._known[draft] = self._trial(draft)
+            except (PlanError, ProfileError, DeadlockError):
                 self._known[draft] = None
-                return None
-            self.budget.spend(passes(plan))
-            self.simulated += 1
-            trial = Trial(draft, plan, simulate(plan, cluster).step_s)
-            self.best_s = min(self.best_s, trial.step_s)
-        except (PlanError, ProfileError, DeadlockError):
-            self._known[draft] = None
+        return self._known[draft]
+
+    def _is_slow(self, draft: Draft, cutoff_s: float) -> bool:
+        """Whether a draft takes the cutoff at least, with all slack that it may have."""
+        if cutoff_s == math.inf:
+            return False
+        if draft not in self._least_s:
+            plan, cluster = self._placed(draft.plan)
+            try:
+                self._check(plan)
+                if (least_s := busy_s(plan, cluster)) >= cutoff_s or self.budget.spent:
+                    return True
+                if draft.ahead is not None:
+                    plan = with_most_slack(plan, draft.ahead)
+                least_s = self._simulated(plan, cluster)
+            except (PlanError, ProfileError, DeadlockError):
+                least_s = math.inf
+            self._least_s[draft] = least_s
+        return self._least_s[draft] >= cutoff_s
+
+    def _trial(self, draft: Draft) -> Trial | None:
+        """Returns a draft simulated, with the slack that fits; None where it does not fit itself.
+
+        Raises PlanError, ProfileError or DeadlockError.
+        """
+        plan, cluster = self._placed(draft.plan)
+        self._check(plan)
+        most = plan
+        if draft.ahead is not None:
+            most, plan = with_most_slack(plan, draft.ahead), with_slack(plan, cluster, draft.ahead)
+        if not fits(plan, cluster):
             return None
-        self._known[draft] = trial
-        return trial
+        known = draft in self._least_s and plan == most
+        step_s = self._least_s[draft] if known else self._simulated(plan, cluster)
+        self.best_s = min(self.best_s, step_s)
+        return Trial(draft, plan, step_s)
+
+    def _check(self, plan: Plan) -> None:
+        validate(plan)
+        if not self.freedom.allows(plan):
+            raise PlanError("the request names something else")
+
+    def _simulated(self, plan: Plan, cluster: Cluster) -> float:
+        self.budget.spend(passes(plan))
+        self.simulated += 1
+        return simulate(plan, cluster).step_s
 
     def ranked(self) -> list[Trial]:
         """Returns all trials, fastest first; of equals the first tried."""
         return sorted(filter(None, self._known.values()), key=lambda trial: trial.step_s)
+
+    def drafts(self, factor: float) -> list[Draft]:
+        """Returns the drafts that take at most so many times as long as the best, fastest first,
+        some of which memory may have no room for.
+        """
+        step_s = {draft: trial.step_s for draft, trial in self._known.items() if trial}
+        for draft, least_s in self._least_s.items():
+            if draft not in self._known:
+                step_s[draft] = least_s
+        near = [draft for draft, seconds in step_s.items() if seconds <= factor * self.best_s]
+        return sorted(near, key=lambda draft: step_s[draft])
 
     def _placed(self, plan: Plan) -> tuple[Plan, Cluster]:
         """Returns the plan on the cluster of its own ranks."""
