@@ -32,10 +32,13 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
     node computes no more than its NICs let it.
     """
     nodes = Counter((node.chip_name, node.chip, len(node.ranks)) for node in cluster.nodes)
+    largest: dict[str, int] = {}  # node of each chip type
+    for name, _, chips in nodes:
+        largest[name] = max(chips, largest.get(name, 0))
     known = {
         name: work
         for name, chip, _ in nodes
-        if (work := _work(request.model, chip, *_asked(request, freedom, name)))
+        if (work := _work(request.model, chip, largest[name], *_asked(request, freedom, name)))
     }
     if not known:
         return 0.0
@@ -140,18 +143,24 @@ def _asked(
 def _work(
     model: ModelSpec,
     chip: ChipSpec,
+    chips: int,
     optimizer: OptimizerName,
     sizes: tuple[int, ...],
     cuts: tuple[bool, ...],
     profile: ChipProfile | None,
 ) -> _Work | None:
-    """Returns the least that a chip of a type takes; None where a profile knows nothing of it."""
+    """Returns the least that a chip of a type takes; None where a profile knows nothing of it.
+
+    chips: of the largest node.
+    """
     links = chip.links
     inside = Link(links.intra_node_latency_s, links.intra_node_bytes_per_s)
     # blocks that were measured together are no multiples of one
     counts = range(1, model.layers + 1) if profile else (1, 2)
     found: list[_Work] = []
-    for tp, cut, size in itertools.product(model.tp_degrees(chip.tp_limit), cuts, sizes):
+    for tp, cut, size in itertools.product(
+        model.tp_degrees(min(chips, chip.tp_limit)), cuts, sizes
+    ):
         if cut and tp == 1:
             continue
         shape = StageShape(

@@ -21,7 +21,9 @@ from heteropp.search.planner import Request
 from heteropp.search.slack import with_most_slack, with_slack
 from heteropp.simulator.simulate import DeadlockError, simulate
 
-OVERHEAD = 300  # what a simulation costs beside its micro-batches, in passes of one replica
+# what a simulation costs beside its micro-batches, in passes of one replica
+OVERHEAD = 300
+OVERHEAD_OF_RANK = 10
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Trials:
             raise PlanError("the request names something else")
 
     def _simulated(self, plan: Plan, cluster: Cluster) -> float:
-        self.budget.spend(passes(plan))
+        self.budget.spend(OVERHEAD + OVERHEAD_OF_RANK * plan.world_size + passes(plan))
         self.simulated += 1
         return simulate(plan, cluster).step_s
 
@@ -157,7 +159,7 @@ class Budget:
         return self._left <= 0
 
     def spend(self, passes: float) -> None:
-        self._left -= OVERHEAD + passes
+        self._left -= passes
 
 
 def passes(plan: Plan) -> int:
