@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+import accuracy_real
 import typer
 from accuracy_families import FAMILIES, small_model
 from trained import TrainingError, start, well_paced
@@ -95,7 +96,13 @@ def main(
         Path | None, typer.Option("--output", "-o", help="Write the data here, and a PNG beside.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="Of published runs on real chips instead; trains none.")
+    ] = False,
 ) -> None:
+    if real:
+        accuracy_real.show(output, json)
+        return
     if output:
         check_file(output)  # it has a picture beside it
     planned = read_model(model) if model else MODEL

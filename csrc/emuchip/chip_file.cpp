@@ -80,6 +80,13 @@ class Reader {
     wrong(key, expected, value);
   }
 
+  bool has(const std::string& key) const { return values_.contains(key); }
+
+  bool has_table(const std::string& name) const {
+    const auto first = values_.lower_bound(name + ".");
+    return first != values_.end() && first->first.starts_with(name + ".");
+  }
+
   void expect_nothing_left() const {
     if (!values_.empty()) {
       throw ChipFileError(path_ + ": " + values_.begin()->first + ": unknown key");
@@ -136,6 +143,26 @@ void check_cluster_keys(Reader& reader) {
   reader.seconds("links.nic_latency_s");
 }
 
+// What a real chip's kernels and collectives were measured to reach: plans use it, where it is
+// said; an emulated chip is paced by its roofline.
+void check_measured_keys(Reader& reader) {
+  if (reader.has_table("kernels")) {
+    for (const char* name : {"half_side", "attention_efficiency", "attention_backward_efficiency",
+                             "bandwidth_share"}) {
+      reader.positive(std::string("kernels.") + name);
+    }
+    reader.seconds("kernels.host_s");
+    reader.seconds("kernels.micro_batch_s");
+  }
+  if (reader.has_table("collectives")) {
+    reader.seconds("collectives.latency_s");
+    reader.positive("collectives.bytes_per_s");
+    for (const char* name : {"collectives.pair_bytes_per_s", "collectives.four_bytes_per_s"}) {
+      if (reader.has(name)) reader.positive(name);
+    }
+  }
+}
+
 }  // namespace
 
 double ChipFile::peak_flops(ditorch_dtype dtype) const {
@@ -179,6 +206,7 @@ ChipFile read_chip_file(const std::string& path) {
   numerics.flush_to_zero = reader.flag("numerics.flush_to_zero");
   numerics.fast_exp = reader.flag("numerics.fast_exp");
   check_cluster_keys(reader);
+  check_measured_keys(reader);
   reader.expect_nothing_left();
   return chip;
 }

@@ -81,6 +81,41 @@ class Numerics:
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """How far a real chip's kernels stay below the roofline, as heteropp-calibrate fits it.
+
+    An emulated chip reaches its roofline and has no such section.
+    """
+
+    half_side: Positive  # of a product's shortest side, at which it reaches half its efficiency
+    attention_efficiency: Positive  # share of the peak, of fused attention; masked work counts
+    attention_backward_efficiency: Positive
+    bandwidth_share: Positive  # of the memory's bandwidth, in everything but products
+    host_s: Seconds  # from one operator's start to the next one's, where the chip does not wait
+    micro_batch_s: Seconds  # each time that a stage begins a micro-batch, beside its operators
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """What a collective inside a node meets, as measured; groups of 2 and 4 may be joined better.
+
+    Bytes per second are those of one rank, in one direction.
+    """
+
+    latency_s: Seconds
+    bytes_per_s: Positive
+    pair_bytes_per_s: Positive | None = None
+    four_bytes_per_s: Positive | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+
+    def group_bytes_per_s(self, ranks: int) -> float:
+        """Bytes per second of one rank in a group of so many."""
+        own = {2: self.pair_bytes_per_s, 4: self.four_bytes_per_s}
+        return own.get(ranks) or self.bytes_per_s
+
+
+@dataclass(frozen=True)
 class ChipSpec:
     """One type of chip (H2, Table 5); `tp_limit` is TP_MAX of section 4.3.2."""
 
@@ -93,6 +128,8 @@ class ChipSpec:
     links: Links
     numerics: Numerics
     path: Path = field(compare=False)  # the same file may lie in several places
+    kernels: Kernels | None = None
+    collectives: Collectives | None = None
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
     def peak_flops(self, dtype: torch.dtype | str) -> float:

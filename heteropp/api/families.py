@@ -29,15 +29,17 @@ class Degree:
     parameter: str = ""  # what it is of
     problem: str = ""  # why plans cannot have the degree, or what is wrong
     failed: bool = False
+    sequence_parallel: bool = False
 
     @staticmethod
     def of(check: Check) -> Degree:
         """Returns what a check has found."""
+        tp, own = check.tp, check.sequence_parallel
         if check.problem:
-            return Degree(check.tp, problem=check.problem, failed=not check.is_refused)
+            return Degree(tp, None, "", check.problem, not check.is_refused, own)
         problem = "" if check.passed else check.explain()
         error = check.error if math.isfinite(check.error) else None
-        return Degree(check.tp, error, check.worst, problem, failed=not check.passed)
+        return Degree(tp, error, check.worst, problem, not check.passed, own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ class Report:
 
     family: str  # transformers' model_type, or that of our own
     is_own: bool = False  # its modules are ours: our tests hold them against transformers
+    is_sequence_parallel: bool = False  # of its own modules, whether rows can be cut
     problem: str = ""  # why no model of it can be made, in a clause
     is_stack: bool = True  # whether it is layers between a table and a head, as far as is known
     kinds: dict[str, int] = field(default_factory=dict)  # how many layers of each
@@ -61,7 +64,12 @@ class Report:
         return not self.problem and not any(degree.failed for degree in self.degrees)
 
 
-def check_model(model: AnyModel, tp: int = 2, progress: Progress | None = None) -> Report:
+def check_model(
+    model: AnyModel,
+    tp: int = 2,
+    progress: Progress | None = None,
+    trust_remote_code: bool = False,
+) -> Report:
     """Holds a model's family, made small, against transformers.
 
     model: as heteropp.plan takes it. tp: the largest degree of tensor parallelism to try; powers
@@ -69,7 +77,8 @@ def check_model(model: AnyModel, tp: int = 2, progress: Progress | None = None) 
     """
     if not 1 <= tp <= LARGEST_GROUP:
         raise InputError(f"tp is {tp}; expected 1 to {LARGEST_GROUP}")
-    return _report(the_model(model), tp, progress or (lambda _: None))
+    spec = the_model(model, trust_remote_code=trust_remote_code)
+    return _report(spec, tp, progress or (lambda _: None))
 
 
 def family_names() -> list[str]:
@@ -97,8 +106,9 @@ def _usual(name: str, tp: int) -> Report:
     from heteropp.models.hugging_face.reading import read
     from heteropp.models.hugging_face.usual import usual_config
 
-    if name in _own():
-        return Report(family=name, is_own=True)
+    if own := _own().get(name):
+        rows = own.sequence_parallel_problem() is None
+        return Report(family=name, is_own=True, is_sequence_parallel=rows)
     try:
         values, changes = usual_config(name)
         report = _report(read(values, name), tp, lambda _: None)
@@ -108,10 +118,13 @@ def _usual(name: str, tp: int) -> Report:
     return Report(**{**vars(report), "family": name, "changes": changes})
 
 
-def _own() -> set[str]:
-    """Returns the model_types of which we have modules of our own."""
-    formats = (spec_of(name).hugging_face() for name in families())
-    return {kind for each in formats if each is not None for kind in each.model_types}
+def _own() -> dict[str, type[ModelSpec]]:
+    """Returns the specs of which we have modules of our own, by model_type."""
+    found: dict[str, type[ModelSpec]] = {}
+    for spec in map(spec_of, families()):
+        if (format_ := spec.hugging_face()) is not None:
+            found |= dict.fromkeys(format_.model_types, spec)
+    return found
 
 
 def _report(model: ModelSpec, tp: int, progress: Progress) -> Report:
@@ -133,8 +146,14 @@ def _of_transformers(
         progress(f"tensor-parallel degree {degree}")
         if problem := model.tp_problem(degree):
             degrees.append(Degree(degree, problem=problem))
-        else:
-            degrees.append(Degree.of(proved(model, degree)))
+            continue
+        degrees.append(Degree.of(proved(model, degree)))
+        if degree == 1:
+            continue
+        if problem := model.sequence_parallel_problem():
+            degrees.append(Degree(degree, problem=problem, sequence_parallel=True))
+            continue
+        degrees.append(Degree.of(proved(model, degree, sequence_parallel=True)))
     return Report(
         family=str(model.config.values()["model_type"]),
         kinds=kinds,

@@ -22,13 +22,20 @@ AnyPlan = str | Path | Plan
 
 
 def the_model(
-    model: AnyModel, sequence_length: int | None = None, lora: str | None = None
+    model: AnyModel,
+    sequence_length: int | None = None,
+    lora: str | None = None,
+    trust_remote_code: bool = False,
 ) -> ModelSpec:
-    """Returns the spec of a model, however it is given. Raises FileError or InputError."""
+    """Returns the spec of a model, however it is given. Raises FileError or InputError.
+
+    trust_remote_code: whether code that came with it may run.
+    """
     if lora is not None and not isinstance(model, str | Path):
         raise InputError("LoRA is for a model given as a Hugging Face folder")
     try:
         if isinstance(model, ModelSpec):
+            model.allow_code(trust_remote_code)
             if sequence_length in (None, model.sequence_length):
                 return model
             if model.family == "custom":
@@ -47,7 +54,7 @@ def the_model(
             f"model is {model!r}; expected a name, a path, a spec or a function that returns a "
             "heteropp.ModelDefinition"
         )
-    return read_model(model, sequence_length, lora)
+    return read_model(model, sequence_length, lora, trust_remote_code)
 
 
 def the_cluster(cluster: AnyCluster) -> Cluster:
@@ -59,10 +66,24 @@ def the_cluster(cluster: AnyCluster) -> Cluster:
     return read_cluster(cluster)
 
 
-def the_plan(plan: AnyPlan) -> Plan:
-    """Returns a plan, or reads it. Raises FileError or InputError."""
-    if isinstance(plan, Plan):
-        return plan
-    if not isinstance(plan, str | Path):
+def the_plan(plan: AnyPlan, trust_remote_code: bool = False) -> Plan:
+    """Returns a plan, or reads it. Raises FileError or InputError.
+
+    trust_remote_code: whether code that came with its model may run.
+    """
+    if not isinstance(plan, str | Path | Plan):
         raise InputError(f"plan is {plan!r}; expected a path or a heteropp.Plan")
-    return read_plan(Path(plan))
+    found = plan if isinstance(plan, Plan) else read_plan(Path(plan))
+    allow_code(found.model, trust_remote_code)
+    return found
+
+
+def allow_code(model: ModelSpec, trust_remote_code: bool) -> None:
+    """Lets this process run code that came with a model, where there is some.
+
+    Raises InputError where it is not trusted, or has changed.
+    """
+    try:
+        model.allow_code(trust_remote_code)
+    except ModelError as error:
+        raise InputError(f"model {model.name}: {error}") from None

@@ -38,6 +38,7 @@ class PlanningOptions:
     sequence_length: Annotated[int, Field(ge=1, le=LARGEST)] | None
     lora: str | None
     budget_s: Annotated[float, Field(gt=0, le=86400)] | None
+    trust_remote_code: bool
 
 
 def plan(
@@ -56,6 +57,7 @@ def plan(
     lora: str | None = None,
     profile: Path | None = None,
     budget_s: float | None = None,
+    trust_remote_code: bool = False,
 ) -> Plan:
     """Returns the best plan, with its prediction, as heteropp-search does.
 
@@ -67,7 +69,8 @@ def plan(
     chooses; the others take 1, 1F1B and 1. budget_s: of planner auto, by the clock, on which the
     plan then depends. sequence_length: tokens, in place of the model's. lora: what trains
     beside a Hugging Face folder's frozen weights, such as "r=16,alpha=32,targets=q_proj+v_proj".
-    profile: what heteropp-profile measured, in place of chip files.
+    profile: what heteropp-profile measured, in place of chip files. trust_remote_code: whether code
+    in a Hugging Face folder, of a family that transformers lacks, may run.
 
     Raises FileError, InputError or SearchError, one sentence each; of these, DoesNotFitError has
     the nearest plan.
@@ -92,6 +95,7 @@ def plan(
             lora=lora,
             profile=profile,
             budget_s=budget_s,
+            trust_remote_code=trust_remote_code,
         ),
     )
     if verdict.error is not None:
@@ -114,6 +118,7 @@ def request(
     lora: str | None,
     profile: Path | None,
     budget_s: float | None,
+    trust_remote_code: bool,
 ) -> Request:
     """Returns what a planner is asked. Raises FileError or InputError."""
     check_given(
@@ -130,6 +135,7 @@ def request(
             "lora": lora,
             "profile": profile,
             "budget_s": budget_s,
+            "trust_remote_code": trust_remote_code,
         },
     )
     asked = {
@@ -137,7 +143,7 @@ def request(
         "zero_stage": zero_stage,
         "schedule": schedule,
     }
-    spec = the_model(model, sequence_length, lora)
+    spec = the_model(model, sequence_length, lora, trust_remote_code)
     machines = the_cluster(cluster)
     return Request(
         cluster=machines if profile is None else _measured(machines, Path(profile), spec),

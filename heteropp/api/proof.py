@@ -7,6 +7,7 @@ against transformers again the next time: that takes a second, and its cause may
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
@@ -30,32 +31,34 @@ SOURCES = (
 LARGEST_GROUP = 8  # ranks, each a thread of the check
 
 
-def prove(models: Iterable[tuple[ModelSpec, Iterable[int]]]) -> None:
+def prove(models: Iterable[tuple[ModelSpec, Iterable[tuple[int, bool]]]]) -> None:
     """Has each model of a family that transformers knows pass at its degrees.
 
-    models: with the degrees of tensor parallelism that it is trained with. Raises InputError,
-    which names the first parameter that differs.
+    models: with the degrees of tensor parallelism that it is trained with, and whether that is
+    with sequence parallelism. Raises InputError, which names the first parameter that differs.
     """
     for model, degrees in models:
         if model.family != FAMILY:
             continue
-        for tp in sorted({_provable(tp) for tp in degrees}):
-            check = proved(model, tp)  # type: ignore[arg-type]
+        for tp, sequence_parallel in sorted({(_provable(tp), sp) for tp, sp in degrees}):
+            check = proved(model, tp, sequence_parallel)  # type: ignore[arg-type]
             if not (check.passed or check.is_refused):
+                also = " and sequence parallelism" if sequence_parallel else ""
                 raise InputError(
                     f"model {model.name} is not trained, as its family made small does not compute "
-                    f"what transformers does with tensor-parallel degree {tp}: {check.explain()}"
+                    f"what transformers does with tensor-parallel degree {tp}{also}: "
+                    f"{check.explain()}"
                 )
 
 
-def proved(model: HuggingFaceModel, tp: int) -> Check:
+def proved(model: HuggingFaceModel, tp: int, sequence_parallel: bool = False) -> Check:
     """Returns how a model's family made small compares, as it is known or by comparing it.
 
     Raises InputError where that cannot be found out.
     """
     from heteropp.models.hugging_face.check import Check, check
 
-    path, key = _path(model), f"tp {tp}"
+    path, key = _path(model), f"tp {tp}{', sequence parallel' if sequence_parallel else ''}"
     known = read_entries(path)
     try:
         if (found := Check(**known[key])).passed:
@@ -63,7 +66,7 @@ def proved(model: HuggingFaceModel, tp: int) -> Check:
     except (LookupError, TypeError):
         pass  # not known
     try:
-        found = check(model.config.values(), tp)
+        found = check(model.config.values(), tp, sequence_parallel, model.config.code)
     except ModelError as error:
         raise InputError(
             f"model {model.name} cannot be held against transformers: {error}"
@@ -81,5 +84,7 @@ def _provable(tp: int) -> int:
 def _path(model: HuggingFaceModel) -> Path:
     digest = hashlib.sha256(digest_of_code(SOURCES))
     digest.update(f"{version('transformers')}\n{model.config.text}".encode())
-    kind = str(model.config.values().get("model_type"))
+    if (code := model.config.code) is not None:
+        digest.update(code.sha256.encode())
+    kind = re.sub(r"[^A-Za-z0-9_.-]", "-", str(model.config.values().get("model_type")))
     return cache_folder() / "proofs" / f"{kind}-{digest.hexdigest()[:24]}.json"

@@ -27,6 +27,7 @@ class SimulationOptions:
     noise: Annotated[float, Field(ge=0, le=2)]
     seed: int
     slowdown: dict[int, Annotated[float, Field(gt=0, le=1000)]]
+    trust_remote_code: bool
 
 
 def simulate(
@@ -38,12 +39,14 @@ def simulate(
     noise: float = 0.0,
     seed: int = 0,
     slowdown: Mapping[int, float] | None = None,
+    trust_remote_code: bool = False,
 ) -> Simulation:
     """Returns one step of a plan as heteropp-simulate shows it: seconds, bubble, memory, spans.
 
     emulated: messages as emulated chips pace them. slack: sends that may wait for their receive, 0:
     nothing is buffered. noise: sigma of a random factor on each piece of work, drawn from `seed`.
-    slowdown: how many times as long a rank's work takes, by rank.
+    slowdown: how many times as long a rank's work takes, by rank. trust_remote_code: whether code
+    that came with the plan's model may run.
 
     Raises FileError, InputError, PlanError, or DeadlockError for a plan that would hang.
     """
@@ -57,9 +60,10 @@ def simulate(
             "noise": noise,
             "seed": seed,
             "slowdown": slowdown or {},
+            "trust_remote_code": trust_remote_code,
         },
     )
-    content = the_plan(plan)
+    content = the_plan(plan, trust_remote_code)
     machines = used_cluster(content, the_cluster(cluster))
     check_cluster(content, machines)
     for rank in slowdown or {}:

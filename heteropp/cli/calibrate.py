@@ -1,8 +1,10 @@
-"""heteropp-calibrate: finds a chip's compute efficiency from the throughput of one measured run.
+"""heteropp-calibrate: finds what a chip reaches from what measured runs took.
 
-The run had a whole cluster of one chip type, with stages alike, under 1F1B.
-The efficiency is the share of the chip's peak at which the same run,
-simulated, has the measured throughput.
+From one run: the share of the chip's peak at which the same run, simulated,
+has the measured throughput. That run had a whole cluster of one chip type,
+with stages alike, under 1F1B. From several (--runs): how far products,
+attention, memory, the host and collectives stay below the data sheet, with
+the error that the fit has on points it was not shown.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import Annotated
 import typer
 
 from heteropp.api.errors import InputError
+from heteropp.cli.calibrate_several import calibrate_several
 from heteropp.cli.errors import one_sentence
+from heteropp.cli.trust import TrustRemoteCode
 from heteropp.description.cluster import read_cluster
 from heteropp.description.model import read_model
 
@@ -28,33 +32,74 @@ Examples (the first is H2's Table 6, chip A):
   heteropp-calibrate --cluster cluster.toml --model model.toml \\
     --global-batch 64 --pp 2 --dp 4 --tp 1 --recompute \\
     --tokens-per-chip-per-s 900 --output my-chip.toml
+  heteropp-calibrate --runs b200 --output fitted/
 """
 
 
 @app.command(help=__doc__, epilog=EXAMPLES)
 def calibrate(
-    cluster: Annotated[Path, typer.Option(help="A cluster of one chip type: a file or preset.")],
-    model: Annotated[Path, typer.Option(help="A model file, Hugging Face folder or preset.")],
-    global_batch: Annotated[int, typer.Option(min=1, max=1 << 20, help="Sequences per step.")],
-    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")],
-    dp: Annotated[int, typer.Option(min=1, help="Data-parallel degree.")],
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")],
-    tokens_per_chip_per_s: Annotated[float, typer.Option(help="The measurement.")],
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Several measurements: a measured-run file or preset (heteropp/description/"
+            "presets/measured has public ones, and shows the form); nothing else is then given."
+        ),
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="A cluster of one chip type: a file or preset.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A model file, Hugging Face folder or preset.")
+    ] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(min=1, max=1 << 20, help="Sequences per step.")
+    ] = None,
+    pp: Annotated[int | None, typer.Option(min=1, help="Pipeline stages.")] = None,
+    dp: Annotated[int | None, typer.Option(min=1, help="Data-parallel degree.")] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel degree.")] = None,
+    tokens_per_chip_per_s: Annotated[float | None, typer.Option(help="The measurement.")] = None,
     recompute: Annotated[bool, typer.Option("--recompute", help="Activations came anew.")] = False,
     offload: Annotated[bool, typer.Option("--offload", help="Stages used host memory.")] = False,
     zero_stage: Annotated[int, typer.Option(min=0, max=2, help="How ZeRO cut the states.")] = 0,
+    trust_remote_code: TrustRemoteCode = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the chip file with this efficiency here."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the chip file with this efficiency here; with --runs, a folder for the "
+            "fitted chips' files.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
+    one_run = {
+        "--cluster": cluster,
+        "--model": model,
+        "--global-batch": global_batch,
+        "--pp": pp,
+        "--dp": dp,
+        "--tp": tp,
+        "--tokens-per-chip-per-s": tokens_per_chip_per_s,
+    }
     with one_sentence():
+        if runs is not None:
+            given = [name for name, value in one_run.items() if value is not None]
+            if given:
+                raise InputError(f"--runs holds all measurements; {given[0]} was given, too")
+            calibrate_several(runs, output, json)
+            return
+        missing = [name for name, value in one_run.items() if value is None]
+        if missing:
+            raise InputError(f"{missing[0]} is missing; expected it, or --runs with several runs")
+        assert cluster and model and global_batch and pp and dp and tp
+        assert tokens_per_chip_per_s is not None
         if not 0 < tokens_per_chip_per_s < float("inf"):
             raise InputError(
                 f"--tokens-per-chip-per-s is {tokens_per_chip_per_s}; expected more than 0"
             )
-        machines, shape = read_cluster(cluster), read_model(model)
+        machines = read_cluster(cluster)
+        shape = read_model(model, trust_remote_code=trust_remote_code)
         from heteropp.profiling import calibrate as library
 
         run = library.MeasuredRun(

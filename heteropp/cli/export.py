@@ -16,11 +16,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from heteropp.api.errors import InputError
+from heteropp.api.given import allow_code
 from heteropp.cli.errors import one_sentence
+from heteropp.cli.trust import TrustRemoteCode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from heteropp.models.spec import ModelSpec
     from heteropp.state.checkpoint.manifest import Checkpoint
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -54,12 +57,14 @@ def export_checkpoint(
         bool,
         typer.Option("--merged", help="The whole model, LoRA added in, in place of the adapter."),
     ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     with one_sentence():
         found = _find(checkpoint)
-        _export(found, output, source, merged)
-    model, step = found.manifest.model, found.manifest.step
+        model = _model(found, source, trust_remote_code)
+        _export(found, model, output, source, merged)
+    step = found.manifest.step
     size_bytes = sum(path.stat().st_size for path in output.glob("*.safetensors"))
     if json:
         result = {"step": step, "model": asdict(model), "weights_bytes": size_bytes}
@@ -86,7 +91,23 @@ def _find(path: Path) -> Checkpoint:
     return found
 
 
-def _export(checkpoint: Checkpoint, output: Path, source: Path | None, merge: bool) -> None:
+def _model(checkpoint: Checkpoint, source: Path | None, trust_remote_code: bool) -> ModelSpec:
+    """Returns a checkpoint's model, whose code, where it has some, is in `source` by now.
+
+    Raises InputError.
+    """
+    from heteropp.models.hugging_face.model import HuggingFaceModel
+
+    model = checkpoint.manifest.model
+    if source is not None and isinstance(model, HuggingFaceModel):
+        model = model.with_code_in(source)
+    allow_code(model, trust_remote_code)
+    return model
+
+
+def _export(
+    checkpoint: Checkpoint, model: ModelSpec, output: Path, source: Path | None, merge: bool
+) -> None:
     """Raises InputError or FileError."""
     from heteropp.layout.boxes import Box
     from heteropp.models.hugging_face.model import HuggingFaceModel
@@ -95,7 +116,7 @@ def _export(checkpoint: Checkpoint, output: Path, source: Path | None, merge: bo
     from heteropp.state.checkpoint.reader import Reader
     from heteropp.state.hugging_face.export import export
 
-    model, reader = checkpoint.manifest.model, Reader(checkpoint)
+    reader = Reader(checkpoint)
     if merge and model.base() is model:
         raise InputError(f"--merged is for a model with LoRA; {checkpoint.path} has none")
     console = Console(stderr=True)

@@ -13,7 +13,11 @@ from rich.table import Table
 if TYPE_CHECKING:
     from heteropp.api.families import Degree, Report
 
-HEADINGS = ("family", "layers", "tp 1", "tp 2", "config beside the default")
+HEADINGS = (
+    *("family", "layers", "tp 1", "tp 2", "tp 2, sequence parallel"),
+    "config beside the default",
+)
+DEGREES = 3  # of the headings
 PAGE = """\
 # Families of models
 
@@ -22,10 +26,11 @@ PAGE = """\
 trains a family that it has not seen.
 
 Each family is made small, with layers of every kind that it has. One step of it runs in float64, by
-transformers unsplit and by us in three stages, each on one rank (tp 1) or on two (tp 2). The
-figures are the largest error of the loss and of all gradients, each relative to its largest element
-in transformers; up to {tolerance:.0e} passes. About 1e-7 is float32's rounding, in which many
-families compute norms and angles whatever the dtype.
+transformers unsplit and by us in three stages, each on one rank (tp 1) or on two (tp 2), also with
+rows cut over these where weights are not (sequence parallel). The figures are the largest error of
+the loss and of all gradients, each relative to its largest element in transformers; up to
+{tolerance:.0e} passes. About 1e-7 is float32's rounding, in which many families compute norms and
+angles whatever the dtype.
 """
 
 
@@ -33,13 +38,15 @@ def rows(reports: list[Report]) -> Iterator[tuple[str, ...]]:
     """Yields a row for each family whose layers follow each other."""
     for report in reports:
         if report.is_own:
-            yield (report.family, "our own", "yes", "yes", "")
+            rows_are_cut = "yes" if report.is_sequence_parallel else "no"
+            yield (report.family, "our own", "yes", "yes", rows_are_cut, "")
         elif not report.problem:
             degrees = [_cell(degree) for degree in report.degrees]
+            degrees += ["no"] * (DEGREES - len(degrees))  # where there is no tp 2
             what = "experts" if report.has_experts else "dense"
             yield (report.family, what, *degrees, _changes(report))
         elif report.is_stack:
-            yield (report.family, "", f"no: {report.problem}", "no", "")
+            yield (report.family, "", f"no: {report.problem}", "no", "no", "")
 
 
 def others(reports: list[Report]) -> list[str]:

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.families import markdown, table
+from heteropp.cli.trust import TrustRemoteCode
 
 if TYPE_CHECKING:
     from heteropp.api.families import Report
@@ -52,6 +53,7 @@ def check(
     tp: Annotated[
         int, typer.Option(help="The largest degree of tensor parallelism to check, 1 to 8.")
     ] = 2,
+    trust_remote_code: TrustRemoteCode = False,
     json: AsJson = False,
 ) -> None:
     """Check one model's family against transformers; exit code 1 where they differ."""
@@ -60,7 +62,9 @@ def check(
     _silence()
     console = Console(stderr=True)
     with one_sentence(), console.status("reading the model") as status:
-        report = check_model(model, tp, lambda text: status.update(f"checking {text}"))
+        report = check_model(
+            model, tp, lambda text: status.update(f"checking {text}"), trust_remote_code
+        )
     if json:
         print(json_.dumps(_as_dict(report), indent=2))
     else:
@@ -132,12 +136,13 @@ def _sentences(report: Report, name: str) -> Iterator[str]:
     if report.is_own:
         yield "its modules are our own, which our tests hold against transformers"
     for degree in report.degrees:
+        how = f"tp {degree.tp}{', sequence parallel' if degree.sequence_parallel else ''}"
         if degree.failed:
-            yield f"tp {degree.tp}: FAILED, {degree.problem}"
+            yield f"{how}: FAILED, {degree.problem}"
         elif degree.problem:
-            yield f"tp {degree.tp}: no, {degree.problem}"
+            yield f"{how}: no, {degree.problem}"
         else:
-            yield f"tp {degree.tp}: as transformers, within {degree.error:.1e} ({degree.parameter})"
+            yield f"{how}: as transformers, within {degree.error:.1e} ({degree.parameter})"
 
 
 def _as_dict(report: Report) -> dict:

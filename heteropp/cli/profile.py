@@ -24,6 +24,7 @@ from rich.table import Table
 
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
+from heteropp.cli.trust import TrustRemoteCode
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.files import check_file
 from heteropp.description.model import read_model
@@ -86,13 +87,15 @@ def profile(
     most_layers: Annotated[
         int, typer.Option(min=1, help="The largest block has no more, nor than the model.")
     ] = 8,
+    trust_remote_code: TrustRemoteCode = False,
     links: Annotated[bool, typer.Option("--links/--no-links", help="Measure links too.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     console = Console(highlight=False)
     with one_sentence():
         check_file(output)
-        machines, shape = read_cluster(cluster), read_model(model, sequence_length)
+        machines = read_cluster(cluster)
+        shape = read_model(model, sequence_length, trust_remote_code=trust_remote_code)
         blocks = _blocks(machines, shape, chip, tp, sequences or [1], most_layers)
         if "RANK" in os.environ:  # torchrun's: every rank of the cluster takes part
             _measure_links_here(machines, shape, cluster, output)
@@ -208,7 +211,8 @@ class ChipProcess:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        self._ask({"model": asdict(model), "chip": chip, "chip_type": chip_type})
+        written = TypeAdapter(ModelSpec).dump_python(model, mode="json")
+        self._ask({"model": written, "chip": chip, "chip_type": chip_type})
 
     def __enter__(self) -> ChipProcess:
         return self

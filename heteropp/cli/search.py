@@ -25,6 +25,7 @@ from heteropp.cli.show import (
     show_prediction,
     show_terms,
 )
+from heteropp.cli.trust import TrustRemoteCode
 from heteropp.description.cluster import Cluster
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.outline import outline
@@ -123,6 +124,7 @@ def search(
     profile: Annotated[
         Path | None, typer.Option(help="What heteropp-profile measured, in place of chip files.")
     ] = None,
+    trust_remote_code: TrustRemoteCode = False,
     what_if: Annotated[
         list[str] | None,
         typer.Option(help='Plan also with nodes added or lost: "+2 a", "-1 b, +1 a".'),
@@ -158,6 +160,7 @@ def search(
             lora=lora,
             profile=profile,
             budget_s=_budget_s(budget, planner),
+            trust_remote_code=trust_remote_code,
         )
         elsewhere = [(text, _changed(request.cluster, text)) for text in what_if or []]
         verdicts = _ask(planner, request)

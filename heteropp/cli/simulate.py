@@ -16,6 +16,7 @@ from rich.table import Table
 from heteropp.api.errors import InputError
 from heteropp.api.simulation import simulate as run
 from heteropp.cli.errors import one_sentence
+from heteropp.cli.trust import TrustRemoteCode
 from heteropp.cost.planned import human_bytes
 from heteropp.description.plan import read_plan
 from heteropp.description.timeline import write_chrome_trace
@@ -61,6 +62,7 @@ def simulate(
     emulated: Annotated[
         bool, typer.Option("--emulated", help="Messages as emulated chips pace them.")
     ] = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     with one_sentence():
         content = read_plan(plan)
@@ -74,6 +76,7 @@ def simulate(
                 noise=noise,
                 seed=seed,
                 slowdown=slowdown,
+                trust_remote_code=trust_remote_code,
             )
         except DeadlockError as error:
             print(error, file=sys.stderr)

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from heteropp.api.training.options import OUTPUT, TrainingOptions
 from heteropp.api.training.run import run_training
 from heteropp.cli.errors import one_sentence
+from heteropp.cli.trust import TrustRemoteCode
 
 OPTIONS = tuple(field.name for field in fields(TrainingOptions))
 
@@ -114,6 +115,7 @@ def train(
             rich_help_panel=DATA,
         ),
     ] = None,
+    trust_remote_code: TrustRemoteCode = False,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where everything is written.")
     ] = OUTPUT,

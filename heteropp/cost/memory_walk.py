@@ -90,6 +90,9 @@ def ministage(
     update_peak = of(lambda t: t.update_peak_bytes) // shards
     if shape.optimizer == "muon":
         update_peak = max(update_peak, orthogonal_bytes(plan.model, traces, gradient, shards))
+    if shape.in_place_update:
+        update_peak = 0
+    again = _gathered_again_bytes(plan, shape)
     return Ministage(
         flat=of(lambda t: t.flat_bytes),
         gradient=gradient,
@@ -97,9 +100,10 @@ def ministage(
         constant=of(lambda t: t.constant_bytes),
         input=traces.one.input_bytes,
         output=0 if last else traces.one.output_bytes,
-        kept=of(lambda t: t.kept_bytes),
-        forward_peak=of(lambda t: t.forward_peak_bytes),
-        backward_input_peak=traces.peak(own.layers, lambda t: t.backward_input_peak_bytes),
+        kept=of(lambda t: t.kept_bytes) - own.layers * again,
+        forward_peak=of(lambda t: t.forward_peak_bytes) - (own.layers - 1) * again,
+        backward_input_peak=traces.peak(own.layers, lambda t: t.backward_input_peak_bytes)
+        - (own.layers - 1) * again,
         backward_weight_peak=of(lambda t: t.backward_weight_peak_bytes),
         put_off=of(lambda t: t.put_off_bytes),
         parts=of(lambda t: t.parts_bytes),
@@ -112,6 +116,16 @@ def ministage(
             to_self=exchange.to_self * width,
         ),
     )
+
+
+def _gathered_again_bytes(plan: Plan, shape: StageShape) -> int:
+    """Returns the bytes that a block does not keep of what attention and MLP begin with, where
+    only a rank's own rows are kept.
+    """
+    if not shape.gathers_again or not shape.sequence_parallel:
+        return 0
+    rows = shape.sequences * plan.model.sequence_length
+    return 2 * rows * plan.model.hidden * plan.model.dtype_bytes * (shape.tp - 1) // shape.tp
 
 
 class LiveSizes:
@@ -394,7 +408,7 @@ class MemoryWalk:
 
     def _reduce(self, k: int) -> None:
         own = self.ministages[k]
-        if self.cut:
+        if self.cut and not self.shape.in_place_update:
             self.gradients.put(("reduced", k), own.shard)
         self._note(own.parts)
         self.unsummed.append(k)

@@ -216,5 +216,12 @@ def group_links(plan: Plan, cluster: Cluster, rank: int) -> tuple[Link, Link]:
 
 
 def slowest_link(cluster: Cluster, rank: int, group: tuple[int, ...]) -> Link:
+    """Returns what a collective of a group meets at one of its ranks: inside a node what was
+    measured of such, and else the slowest link.
+    """
+    node = cluster.node(rank)
+    collectives = node.chip.collectives
+    if collectives is not None and len(group) > 1 and all(peer in node.ranks for peer in group):
+        return Link(collectives.latency_s, collectives.group_bytes_per_s(len(group)))
     links = [cluster.link(rank, peer) for peer in group if peer != rank]
     return min(links, key=lambda link: link.bytes_per_s, default=Link(0.0, float("inf")))

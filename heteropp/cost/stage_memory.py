@@ -44,6 +44,11 @@ class StageShape:
     selective_recompute: bool = False
     optimizer: OptimizerName = "adamw"
     copies: int = 1  # places in the plan that hold its layers, and sum their gradients
+    # other software's: it updates in one kernel, and reduces gradients where they are
+    in_place_update: bool = False
+    # other software's, too: it keeps the rows that sequence parallelism cuts, and a backward
+    # gathers them once more
+    gathers_again: bool = False
     blocks: BlockCounts = ()  # its layers by kind; empty: mixed as in the whole model
 
     def kind(self, whole_backward: bool = False) -> StageKind:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from heteropp.cost.communication import all_gather_s, all_reduce_s
+from heteropp.cost.kernels import host_s, kernels_s
 from heteropp.cost.stage_memory import Memory, StageShape, kept_bytes, stage_memory
 from heteropp.cost.tracing.traces import StageTrace, StageTraces, TracedPiece, trace_stages
 from heteropp.description.chips import ChipSpec
@@ -122,6 +123,17 @@ def stage_time(
             profile.seconds(term, shape.layers, kind) for term in MEASURED
         )
         norm, update = norm / shards, profile.update_s(shape.layers, kind, shards)
+    elif chip.kernels is not None:
+        forward, own, other = (
+            max(computing, issued - collective)
+            for computing, issued, collective in zip(
+                (forward, own, other),
+                _for_blocks(_issuing(traces, chip), shape.layers),
+                (forward_tp, own_tp, other_tp),
+                strict=True,
+            )
+        )
+        recompute, forward = forward, forward + chip.kernels.micro_batch_s
     forward_s, backward_s = forward + forward_tp, own + own_tp + other + other_tp
     host = chip.links.host_bytes_per_s
     store_s = kept_bytes(model, shape, profile) / host if shape.offload else 0.0
@@ -191,6 +203,18 @@ def _computing(traces: StageTraces, dtype: str, chip: ChipSpec) -> KindTerms:
     def terms(t: StageTrace) -> Terms:
         pieces = (t.forward, t.backward_input, t.backward_weight)
         return tuple(_operators_s(piece, dtype, chip) for piece in pieces)
+
+    return _by_kind(traces, terms)
+
+
+@lru_cache(maxsize=65536)
+def _issuing(traces: StageTraces, chip: ChipSpec) -> KindTerms:
+    """Returns the seconds in which the host issues a micro-batch's operators and collectives, for
+    one layer and for two: the forward's, and those of both parts of the backward.
+    """
+
+    def terms(t: StageTrace) -> Terms:
+        return tuple(host_s(p, chip) for p in (t.forward, t.backward_input, t.backward_weight))
 
     return _by_kind(traces, terms)
 
@@ -271,10 +295,13 @@ def _orthogonal_terms(traces: StageTraces, tp: int, chip: ChipSpec, inside: Link
 
 
 def _operators_s(piece: TracedPiece, dtype: str, chip: ChipSpec, shards: int = 1) -> float:
-    """Returns the seconds of a piece's operators by the roofline rule that paces emulated chips.
+    """Returns the seconds of a piece's operators by the roofline rule that paces emulated chips,
+    or as the chip's kernels are said to stay below it.
 
     `shards` ranks share the operators' work, but each launches all of them.
     """
+    if chip.kernels is not None:
+        return kernels_s(piece, dtype, chip, shards)
     launch_s, peak = chip.compute.launch_s, chip.peak_flops(dtype) * shards
     bandwidth = chip.memory.bandwidth_bytes_per_s * shards
     product_peak = peak * chip.compute.efficiency

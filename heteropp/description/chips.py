@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ditorch.chips import ChipFileError, ChipSpec, chip_names, load_chip
+    from ditorch.chips import (
+        ChipFileError,
+        ChipSpec,
+        Collectives,
+        Kernels,
+        chip_names,
+        load_chip,
+    )
 else:
 
     def _load():
@@ -29,6 +36,7 @@ else:
 
     _chips = _load()
     ChipFileError, ChipSpec = _chips.ChipFileError, _chips.ChipSpec
+    Collectives, Kernels = _chips.Collectives, _chips.Kernels
     chip_names, load_chip = _chips.chip_names, _chips.load_chip
 
-__all__ = ["ChipFileError", "ChipSpec", "chip_names", "load_chip"]
+__all__ = ["ChipFileError", "ChipSpec", "Collectives", "Kernels", "chip_names", "load_chip"]

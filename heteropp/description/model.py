@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
 
@@ -14,6 +14,9 @@ from heteropp.description.files import FileError, read_json, read_toml
 from heteropp.description.presets import model_path
 from heteropp.models.families import families, spec_of
 from heteropp.models.spec import Dtype, ModelError, ModelSpec, NoFormError
+
+if TYPE_CHECKING:
+    from heteropp.models.hugging_face.remote_code import RemoteCode
 
 EXTRA = "pip install 'hyperhetero[models]' for any that transformers knows"
 
@@ -37,26 +40,30 @@ class _OfConfig:
 
 
 def read_model(
-    path: str | Path, sequence_length: int | None = None, lora: str | None = None
+    path: str | Path,
+    sequence_length: int | None = None,
+    lora: str | None = None,
+    trust_remote_code: bool = False,
 ) -> ModelSpec:
     """Reads a model file, a Hugging Face folder or its config.json, or a preset by name.
 
     "path/of/file.py:function" is the model that a user's function defines. A sequence length, in
     tokens, is taken in place of the file's. lora: what is put beside a Hugging Face folder's model,
-    such as "r=16,targets=q_proj+v_proj". Raises FileError.
+    such as "r=16,targets=q_proj+v_proj". trust_remote_code: whether code in a Hugging Face folder,
+    of a family that transformers lacks, may run. Raises FileError.
     """
     if lora is not None:
-        return _read_with_lora(path, sequence_length, lora)
+        return _read_with_lora(path, sequence_length, lora, trust_remote_code)
     if ".py:" in str(path):
         return _read_definition(str(path), sequence_length)
     path = model_path(path)
     if path.is_dir():
         path /= "config.json"
     if path.suffix == ".json":
-        family, fields = read_config(path)
+        family, fields = read_config(path, trust_remote_code)
         model = family(name=path.absolute().parent.name or family.__name__, **fields)
     elif "hugging_face" in read_toml(path, dict):
-        model = _read_of_config(path)
+        model = _read_of_config(path, trust_remote_code)
     else:
         model = read_toml(path, ModelSpec)  # type: ignore[type-abstract]
     if sequence_length is not None:
@@ -68,10 +75,11 @@ def read_model(
     return model
 
 
-def _read_of_config(path: Path) -> ModelSpec:
+def _read_of_config(path: Path, trust_remote_code: bool) -> ModelSpec:
     chosen = asdict(read_toml(path, _OfConfig))
     config = path.parent / chosen.pop("hugging_face")
-    family, fields = read_config(config / "config.json" if config.is_dir() else config)
+    file = config / "config.json" if config.is_dir() else config
+    family, fields = read_config(file, trust_remote_code)
     chosen["name"] = chosen["name"] or path.stem
     chosen = {key: value for key, value in chosen.items() if value is not None}
     if unknown := chosen.keys() - {field.name for field in dataclass_fields(family)}:
@@ -79,7 +87,9 @@ def _read_of_config(path: Path) -> ModelSpec:
     return family(**{**fields, **chosen})
 
 
-def _read_with_lora(path: str | Path, sequence_length: int | None, lora: str) -> ModelSpec:
+def _read_with_lora(
+    path: str | Path, sequence_length: int | None, lora: str, trust_remote_code: bool
+) -> ModelSpec:
     config = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     if config.suffix != ".json":
         raise FileError(f"{path} is no Hugging Face folder, whose models alone can have LoRA")
@@ -91,7 +101,9 @@ def _read_with_lora(path: str | Path, sequence_length: int | None, lora: str) ->
     from heteropp.models.hugging_face.reading import read
 
     try:
-        model = with_lora(read(read_json(config, dict), config.absolute().parent.name), lora)
+        values = read_json(config, dict)
+        code = _code(values, config, trust_remote_code)
+        model = with_lora(read(values, config.absolute().parent.name, code), lora)
         model = replace(model, sequence_length=sequence_length or model.sequence_length)
         model.validate()
         return model
@@ -112,7 +124,9 @@ def _read_definition(source: str, sequence_length: int | None) -> ModelSpec:
         raise FileError(f"{source}: {error}") from None
 
 
-def read_config(path: Path) -> tuple[type[ModelSpec], dict[str, Any]]:
+def read_config(
+    path: Path, trust_remote_code: bool = False
+) -> tuple[type[ModelSpec], dict[str, Any]]:
     """Returns what a config.json says of a model: its family, and fields of the family's spec.
 
     Raises FileError.
@@ -132,7 +146,7 @@ def read_config(path: Path) -> tuple[type[ModelSpec], dict[str, Any]]:
         )
     try:
         if model_type not in readers:
-            return _read_by_transformers(path)
+            return _read_by_transformers(path, trust_remote_code)
         spec, format_ = readers[model_type]
         try:
             return spec, format_.fields(read_json(path, format_.config))
@@ -140,14 +154,27 @@ def read_config(path: Path) -> tuple[type[ModelSpec], dict[str, Any]]:
             if not find_spec("transformers"):
                 raise ModelError(f"{error} ({EXTRA})") from None
             try:
-                return _read_by_transformers(path)
+                return _read_by_transformers(path, trust_remote_code)
             except ModelError:
                 raise error from None
     except ModelError as error:
         raise FileError(f"{path}: {error}") from None
 
 
-def _read_by_transformers(path: Path) -> tuple[type[ModelSpec], dict[str, Any]]:
+def _read_by_transformers(
+    path: Path, trust_remote_code: bool
+) -> tuple[type[ModelSpec], dict[str, Any]]:
     from heteropp.models.hugging_face.reading import fields_of
 
-    return spec_of("hugging_face"), fields_of(read_json(path, dict))
+    values = read_json(path, dict)
+    code = _code(values, path, trust_remote_code)
+    return spec_of("hugging_face"), fields_of(values, code)
+
+
+def _code(values: dict[str, Any], path: Path, trust_remote_code: bool) -> RemoteCode | None:
+    """Returns the code that stands beside a config.json, if it is needed. Raises ModelError."""
+    from heteropp.models.hugging_face.config import code_of
+
+    if (code := code_of(values, path.parent)) is not None:
+        code.allow(trust_remote_code)
+    return code

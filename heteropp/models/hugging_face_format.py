@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from heteropp.models.assembly import Assembly
@@ -26,6 +27,10 @@ class HuggingFaceFormat(ABC):
     @abstractmethod
     def fields(self, config: Any) -> dict[str, Any]:
         """Returns a config as fields of the family's spec, but its name. Raises ModelError."""
+
+    def fields_in(self, folder: Path, config: Any, model: Any) -> dict[str, Any]:
+        """Returns the same of a folder that is to be of `model`. Raises ModelError."""
+        return self.fields(config)
 
     @abstractmethod
     def config_of(self, model: Any) -> dict[str, Any]:
@@ -47,6 +52,10 @@ class HuggingFaceFormat(ABC):
     @abstractmethod
     def written(self, model: Any) -> Mapping[str, Assembly]:
         """Returns a folder's tensors, by name, and the parameters that each is made of."""
+
+    def code(self, model: Any) -> Mapping[str, bytes]:
+        """Returns files of code that belong to a folder, by name. Raises ModelError."""
+        return {}
 
     def dtype(self, model: Any, parameter: str) -> str:
         """Returns the dtype in which a folder holds a parameter."""

@@ -154,7 +154,8 @@ class ModelSpec(ABC):
         powers = (1 << bit for bit in range(most.bit_length()))
         return [tp for tp in powers if self.allows_tp(tp)]
 
-    def sequence_parallel_problem(self) -> str | None:
+    @classmethod
+    def sequence_parallel_problem(cls) -> str | None:
         """Says in a clause why rows cannot be cut over a replica's ranks; None: they can."""
         return None
 
@@ -173,6 +174,12 @@ class ModelSpec(ABC):
     def training_problem(self) -> str | None:
         """Says in a clause why the model can be planned, but not trained; None: it can."""
         return None
+
+    def allow_code(self, trust_remote_code: bool) -> None:  # noqa: B027
+        """Lets this process run code that came with the model, where there is some.
+
+        Raises ModelError where it is not trusted, or no longer what was planned.
+        """
 
     def describe(self) -> str:
         """Returns a few words on the variant, such as "explicit attention, float32"."""

@@ -216,6 +216,7 @@ def main() -> None:
     try:
         start = json.loads(sys.stdin.readline())
         model = TypeAdapter(ModelSpec).validate_json(json.dumps(start["model"]))
+        model.allow_code(trust_remote_code=True)  # heteropp-profile was given the permission
         device = open_device("chip", start["chip"], start["chip_type"])
     except Exception as error:
         answer("failed", f"{type(error).__name__}: {_one_line(error)}")

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from heteropp.description.files import FileError, write_text
+from heteropp.models.spec import ModelError
 from heteropp.process_groups.control import Control
 from heteropp.runtime import loop
 from heteropp.runtime.measuring.gauges import Expect
@@ -71,6 +72,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         print(f"{labels[rank]} stopped while starting: {one_line(error)}", file=sys.stderr)
         return 1
     try:
+        run.allow_code()
         chip = run.chips[rank]
         device = open_device(run.device, chip.file, chip.chip_type)
         connect(store, rank, world_size, device.backend, wait_s, run.p2p)
@@ -108,7 +110,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         return 128 + signal.SIGTERM if stopped else 0
     except torch.OutOfMemoryError as error:
         watch.fail(f"ran out of memory: {one_line(error)}", is_own=True)
-    except (FileError, CheckpointError, DivergedError) as error:
+    except (FileError, ModelError, CheckpointError, DivergedError) as error:
         watch.fail(f"stopped: {one_line(error)}", is_own=True)
     except Exception as error:
         # the line that the watch prints has room for the error alone

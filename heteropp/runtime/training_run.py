@@ -35,6 +35,7 @@ class TrainingRun:
     validate_every: int = 0  # steps; 0: only at the end
     attention_within: AttentionWithin = "sequence"  # but of mixed lengths, where it is a document
     weights: Path | None  # a Hugging Face folder to start from; None: initial values of the seed
+    trust_remote_code: bool = False  # its ranks may run code that came with the model
     resume: bool
     resume_from: int | None  # step; None: the newest checkpoint
     checkpoint_every: int  # steps; 0: only at the end
@@ -58,6 +59,14 @@ class TrainingRun:
         if not self.validation:
             return False
         return step == self.steps or bool(self.validate_every and step % self.validate_every == 0)
+
+    def allow_code(self) -> None:
+        """Lets this process, a rank, run code that came with the model, if the run may.
+
+        Raises ModelError where it may not, or the code has changed since it was planned.
+        """
+        for plan in self.by_length or (self.plan,):
+            plan.model.allow_code(self.trust_remote_code)
 
     @property
     def checkpoints(self) -> Path:

@@ -60,6 +60,7 @@ def subset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Conformance, list[
     return read_conformance(output), [line for line in before[1:] if line.endswith("\n")]
 
 
+@pytest.mark.long
 def test_an_emulated_chip_conforms(subset: tuple[Conformance, list[str]]) -> None:
     found = subset[0]
     assert len(found.operators) >= 25
@@ -70,6 +71,7 @@ def test_an_emulated_chip_conforms(subset: tuple[Conformance, list[str]]) -> Non
     assert variants == {"function", "method", "in-place", "out=", "out= resized", "gradient"}
 
 
+@pytest.mark.long
 def test_chip_kernels_and_fallbacks_are_counted_apart(
     subset: tuple[Conformance, list[str]],
 ) -> None:
@@ -82,6 +84,7 @@ def test_chip_kernels_and_fallbacks_are_counted_apart(
     assert len(fallbacks) > 10 and all(operator.fallbacks for operator in fallbacks)
 
 
+@pytest.mark.long
 def test_a_killed_run_is_resumed_where_it_stopped(
     subset: tuple[Conformance, list[str]],
 ) -> None:

@@ -14,6 +14,8 @@ from ditorch.chips import ChipFileError, chip_names, load_chip
 
 PRESETS = sorted(path.stem for path in CHIPS.glob("*.toml"))
 
+COLLECTIVES = {"collectives__latency_s": 1e-5, "collectives__bytes_per_s": 1e9}
+
 # what is wrong, the change to a good file, the key that the sentence must name
 MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("missing", {"vendor": None}, "vendor"),
@@ -43,6 +45,10 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("no such dtype", {"numerics__accumulate": "float8"}, "numerics.accumulate"),
     ("no such order", {"numerics__order": "random"}, "numerics.order"),
     ("split by 0", {"numerics__split_k": 0}, "numerics.split_k"),
+    ("a part of [kernels]", {"kernels__host_s": 1e-5}, "kernels.half_side"),
+    ("a part of [collectives]", {"collectives__latency_s": 1e-5}, "collectives.bytes_per_s"),
+    ("no bandwidth", {**COLLECTIVES, "collectives__pair_bytes_per_s": 0}, "collectives.pair"),
+    ("unknown in [collectives]", {**COLLECTIVES, "collectives__ring": 2}, "collectives.ring"),
 ]
 
 

@@ -215,7 +215,7 @@ def invented_trace(model: LlamaModel, layers: int, kind: StageKind) -> traces.St
         other = (3 * layers, False, 100, size(0, weight * 5e4 / layers, grows))
         ends = (first + last, True, size(weight * 2e6, 0, grows), 1000)
         reduces = ((layers, 2000 * sequences),) if tp > 1 and grows else ()
-        return traces.TracedPiece((product, other, ends), reduces, ())
+        return traces.TracedPiece((product, other, ends), (), reduces, ())
 
     # beyond where collectives change their algorithm: their time is then a line over the layers
     held = 70_000 + size(4000, 10_000, grows=False)

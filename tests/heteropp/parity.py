@@ -102,13 +102,14 @@ class Ranks:
             job = f"job {self.jobs}"
             learns = tuple(by_length), documents, data, weights, validation, within, settings or {}
             pipe.send((plan, rank, steps, job, checkpoints, poisoned, *learns))
-        answers = []
+        answers, failures = [], []
         for rank, pipe in enumerate(used):
             if not pipe.poll(DEADLINE_S):
-                self.close()
-                raise RankError(f"rank {rank} is not done after {DEADLINE_S} s")
+                failures.append(f"rank {rank} is not done after {DEADLINE_S} s")
+                break  # as it may wait for one that failed
             answers.append(pipe.recv())
-        failures = [f"rank {rank}: {a}" for rank, a in enumerate(answers) if isinstance(a, str)]
+            if isinstance(answers[-1], str):
+                failures.append(f"rank {rank}: {answers[-1]}")
         if failures:
             self.close()
             raise RankError("\n".join(failures))
@@ -268,6 +269,7 @@ def _train(
         by_length=by_length,
         documents=documents,
     )
+    plan.model.allow_code(trust_remote_code=True)  # for the tests' own families
     store = dist.PrefixStore(job, store)
     device = open_device(run.device, str(chip), "NEUTRAL")
     connect(store, rank, plan.world_size, device.backend, timeout_s=DEADLINE_S)

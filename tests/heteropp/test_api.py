@@ -84,6 +84,7 @@ def test_the_command_and_the_api_have_the_same_bounds() -> None:
         assert bounds == [o.min for o in options[name].__metadata__ if o.min is not None], name
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_what_it_began_with(tmp_path: Path) -> None:
     write_text(tmp_path / "text")
     output = tmp_path / "run"

@@ -106,9 +106,13 @@ def test_tensor_parallelism_pays_for_two_all_reduces_a_layer_and_direction() -> 
     assert with_.backward_s - without.backward_s == pytest.approx(3 * 2 * 10.0)
 
 
-def test_sequence_parallelism_gathers_and_scatters_in_place_of_all_reduces() -> None:
+@pytest.mark.parametrize("family", ["our own", "qwen2", "qwen3_moe"])
+def test_sequence_parallelism_gathers_and_scatters_in_place_of_all_reduces(family: str) -> None:
     """Twice each a layer and direction, and once a step sums what norms learnt of their rows."""
-    model, chip = tiny_model(8), load_chip("a-mini")
+    model: ModelSpec = tiny_model(8)
+    if family != "our own":
+        model = read(tiny_config(family, layers=8).to_dict(), "tiny", sequence_length=32)
+    chip = load_chip("a-mini")
     slow = Link(latency_s=10.0, bytes_per_s=1e18)
     none = Link(latency_s=0.0, bytes_per_s=1e18)
     kind = shape(layers=3, tp=2, sequence_parallel=True)

@@ -149,6 +149,7 @@ def assert_same(metrics: list[dict], expected: list[dict]) -> None:
         assert [line[name] for line in metrics] == [line[name] for line in expected]
 
 
+@pytest.mark.long
 def test_a_rank_that_is_told_to_stop_stops_all_and_costs_nothing(
     whole: list[dict], launch: Launch, tmp_path: Path
 ) -> None:

@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elastic_run import NODE, Elastic, Undisturbed, assert_as_undisturbed
 from layouts import plan_of, scheduled
 from parity import Ranks, Trained
+from remote_family import write_scaled
 from tiny_decoders import write_folder
 from training_run import NEUTRAL_CHIP
 
+from heteropp.description.model import read_model
 from heteropp.description.plan import Plan, Schedule
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.hugging_face.reading import read
@@ -26,6 +29,7 @@ FAMILIES = (
     *("qwen3_moe", "deepseek_v3", "gpt_oss"),
 )
 EVERYDAY = ("gemma3_text", "qwen3_moe", "gpt_oss")
+ROWS_EVERYDAY = ("deepseek_v3",)
 # of three vendors, by stage: how each adds up products
 ACCUMULATES = {"V": "float32", "W": "float64", "X": "float32"}
 
@@ -33,7 +37,7 @@ ACCUMULATES = {"V": "float32", "W": "float64", "X": "float32"}
 def three_vendors(folder: Path) -> list[Path]:
     """Writes chip files of three vendors, and gives those of six ranks, two of each."""
     for vendor, accumulate in ACCUMULATES.items():
-        text = NEUTRAL_CHIP.format(chips_per_node=2, capacity_bytes=1 << 30)
+        text = NEUTRAL_CHIP.format(chips_per_node=2, capacity_bytes=1 << 31)
         text = text.replace('vendor = "Test"', f'vendor = "{vendor}"')
         text = text.replace('accumulate = "float32"', f'accumulate = "{accumulate}"')
         (folder / f"{vendor}.toml").write_text(text.replace("neutral = true", "neutral = false"))
@@ -91,6 +95,81 @@ def test_three_unlike_stages_of_three_vendors(
 ) -> None:
     found = decoders(family)
     compare(ranks, plan_of(found.model, (1, 2, 1), (1, 2, 1), (2, 1, 2)), found)
+
+
+def rows_cut(model: HuggingFaceModel, **stage: Any) -> Plan:
+    """Returns a plan in which ranks have halves of a sequence, and one in which they have two."""
+    shares = {0: (1,), 2: (2,)}
+    return plan_of(
+        model, (1, 2, 1), (1, 2, 1), (2, 1, 2), shares=shares, sequence_parallel=True, **stage
+    )
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=() if f in ROWS_EVERYDAY else pytest.mark.long) for f in FAMILIES],
+)
+def test_rows_that_are_cut_over_ranks(ranks: Ranks, decoders: Decoders, family: str) -> None:
+    found = decoders(family)
+    compare(ranks, rows_cut(found.model), found)
+
+
+@pytest.mark.parametrize("family", ["gemma2", pytest.param("gpt_oss", marks=pytest.mark.long)])
+def test_documents_are_kept_apart_where_rows_are_cut(
+    ranks: Ranks, decoders: Decoders, family: str
+) -> None:
+    """What is learnt is what one chip learns, of each as if alone (test_every_family.py)."""
+    found = decoders(family)
+    options: dict[str, Any] = dict(weights=found.folder, within="document")
+    alone = ranks.train(rows_cut(found.model), STEPS, **options)
+    check(alone, ranks.train(plan_of(found.model, (4,), (1,), (1,)), STEPS, **options))
+    assert alone.losses != pytest.approx(
+        ranks.train(rows_cut(found.model), STEPS, weights=found.folder).losses, rel=1e-4
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen2", "deepseek_v3"])
+def test_rows_that_are_cut_are_computed_again(
+    ranks: Ranks, decoders: Decoders, family: str
+) -> None:
+    found = decoders(family)
+    plan = rows_cut(found.model, zero_stage=2)
+    (pipeline,) = plan.pipelines
+    stages = tuple(replace(stage, recompute=stage.tp > 1) for stage in pipeline.stages)
+    compare(ranks, replace(plan, pipelines=(replace(pipeline, stages=stages),)), found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "interleaved-1f1b"])
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
+def test_rows_that_are_cut_under_other_schedules(
+    ranks: Ranks, decoders: Decoders, family: str, schedule: Schedule
+) -> None:
+    found = decoders(family)
+    layout = (2, 2), (1, 1), (2, 2)
+    plan = plan_of(found.model, *layout, shares={0: (1,)}, zero_stage=2, sequence_parallel=True)
+    compare(ranks, scheduled(plan, schedule, 1 if schedule == "zb-h1" else 2), found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp"),
+    [
+        ({}, (2, 1, 2)),
+        pytest.param({"has_tp_plan": False}, (1, 1, 1), marks=pytest.mark.long),
+        pytest.param({"layers_give_tuples": True}, (2, 1, 2), marks=pytest.mark.long),
+    ],
+    ids=["cut", "uncut", "tuples"],
+)
+def test_a_family_that_is_code_in_its_folder(
+    ranks: Ranks, tmp_path: Path, changes: dict[str, bool], tp: tuple[int, int, int]
+) -> None:
+    folder = write_scaled(tmp_path / "scaled", **changes)
+    model = read_model(folder, 32, trust_remote_code=True)
+    assert isinstance(model, HuggingFaceModel)
+    compare(ranks, plan_of(model, (1, 2, 1), (1, 2, 1), tp), Decoder(model, folder))
+    if tp == (1, 1, 1):
+        assert "has no tensor-parallel plan" in str(model.tp_problem(2))
 
 
 @pytest.mark.long

@@ -318,12 +318,6 @@ def test_another_release_of_transformers_is_one_sentence(monkeypatch: pytest.Mon
         read({"model_type": "qwen3", "hidden_size": 48}, "model")
 
 
-def test_code_in_a_folder_is_not_run() -> None:
-    values = {"model_type": "somebodys", "auto_map": {"AutoModelForCausalLM": "code.Model"}}
-    with pytest.raises(ModelError, match=r"auto_map\), which is not run \(--trust-remote-code is"):
-        read(values, "model")
-
-
 # ---------------------------------------------------------------- the commands
 
 

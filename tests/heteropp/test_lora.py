@@ -74,17 +74,17 @@ FAMILIES = ("llama", "phi3", "qwen3_moe", "deepseek_v3", "gpt_oss", "glm4", "gem
 EVERYDAY = ("phi3", "deepseek_v3")
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(("tp", "rows_cut"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize(
     "family",
     [pytest.param(f, marks=() if f in EVERYDAY else pytest.mark.long) for f in FAMILIES],
 )
-def test_gradients_of_any_family_are_those_of_peft(family: str, tp: int) -> None:
+def test_gradients_of_any_family_are_those_of_peft(family: str, tp: int, rows_cut: bool) -> None:
     """Also of packed layers, of latent ones and of those that no rank has a part of."""
     values = tiny_config(family, layers=4).to_dict()
     model = with_lora(small_model(values), "r=4,alpha=8,targets=all-linear")
     initial = noisy_values(model)
-    loss, gradients = split(model, initial, tp)
+    loss, gradients = split(model, initial, tp, rows_cut)
     theirs = TransformersDecoder(model, 0)
     theirs.fill(initial)
     tokens, targets = tokens_of(model)
@@ -196,6 +196,17 @@ def test_a_model_of_16_bits_goes_on_to_the_bit(
     assert resumed.losses == through.losses[3:]
     for name, value in through.parameters.items():
         assert torch.equal(resumed.parameters[name], value), name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen2", "deepseek_v3"])
+def test_so_do_rows_that_are_cut(ranks: Ranks, folders: Folders, family: str) -> None:
+    folder = folders(family)
+    plan = plan_of(
+        model_of(folder), (2, 2), (1, 2), (2, 2), shares={0: (1,)}, sequence_parallel=True
+    )
+    plan = scheduled(plan, "zb-v", 2)
+    check(ranks, plan, ranks.train(plan, STEPS, weights=folder), folder)
 
 
 @pytest.mark.long

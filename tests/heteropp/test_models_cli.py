@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 from layouts import plan_of
 from tiny_decoders import tiny_config
 from training_run import command, refusal, write_text
 from typer.testing import CliRunner
 
+from heteropp.api.errors import InputError
 from heteropp.api.training.checks import check_families
 from heteropp.cli import train
 from heteropp.cli.models import app
@@ -22,6 +24,7 @@ from heteropp.description.model import read_model
 from heteropp.description.plan import write_plan
 from heteropp.models.hugging_face import check as comparing
 from heteropp.models.hugging_face.stage import HuggingFaceStage
+from heteropp.models.hugging_face.usual import usual_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -72,8 +75,10 @@ def test_a_family_is_as_transformers_has_it(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["family"], found["has_experts"], found["passed"]) == ("qwen3_moe", True, True)
-    one, two, four = found["degrees"]
-    assert one["error"] < 1e-5 and two["error"] < 1e-5
+    *right, four = found["degrees"]
+    degrees = [(each["tp"], each["sequence_parallel"]) for each in right]
+    assert degrees == [(1, False), (2, False), (2, True)]
+    assert all(each["error"] < 1e-5 for each in right)
     assert "does not divide the model's num_key_value_heads 2" in four["problem"]
     whole = AutoModelForCausalLM.from_config(tiny_config("qwen3_moe"))
     experts = sum(p.numel() for name, p in whole.named_parameters() if ".experts." in name)
@@ -81,7 +86,8 @@ def test_a_family_is_as_transformers_has_it(tmp_path: Path) -> None:
     assert found["active_parameters"] == found["parameters"] - experts // 2  # 2 of 4
     said = run("check", folder / "config.json").stdout
     assert "qwen3_moe, experts; layers: " in said and "of which a token uses" in said
-    assert re.search(r"tp 2: as transformers, within \d\.\de-\d\d \(layers\.\d\.", said)
+    for how in ("tp 2", "tp 2, sequence parallel"):
+        assert re.search(rf"{how}: as transformers, within \d\.\de-\d\d \(layers\.\d\.", said)
 
 
 def test_a_wrong_layer_is_caught_and_named(tmp_path: Path, wrong_layer: pytest.MonkeyPatch) -> None:
@@ -115,12 +121,14 @@ def test_multipliers_of_the_table_count_once(tmp_path: Path) -> None:
     result = run("list", "granite", "--json")
     (found,) = json.loads(result.stdout)
     assert found["passed"] and found["changes"]["embedding_multiplier"] == 12
-    assert [degree["problem"] for degree in found["degrees"]] == ["", ""]
+    assert [degree["problem"] for degree in found["degrees"]] == ["", "", ""]
 
 
 def test_models_of_our_own_need_no_check() -> None:
     assert "its modules are our own" in run("check", "quickstart").stdout
-    assert "| llama | our own | yes | yes |" in run("list", "llama", "--markdown").stdout
+    listed = run("list", "llama", "gpt2", "--markdown").stdout
+    assert "| llama | our own | yes | yes | yes |" in listed
+    assert "| gpt2 | our own | yes | yes | no |" in listed
 
 
 def test_training_begins_once_a_family_has_passed(
@@ -150,6 +158,42 @@ def test_training_begins_once_a_family_has_passed(
     kept.write_text(kept.read_text().replace('"error":', '"error" :'))  # no longer as written
     with pytest.raises(AssertionError, match="has passed"):
         check_families([plan], elastic=False)
+
+
+def test_rows_are_cut_once_a_family_has_passed_with_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here every rank takes its first row for the first of a sequence."""
+    folder = folder_of(tmp_path, "qwen2", num_hidden_layers=4, layer_types=None)
+    model: Any = read_model(folder, 16)
+    make = HuggingFaceStage.__init__
+
+    def by_place(self: HuggingFaceStage, *arguments: Any) -> None:
+        make(self, *arguments)
+        for layer in self.layers.values():
+            norm: Any = layer.input_layernorm
+
+            def larger_first_row(_: Any, __: Any, result: Any) -> Any:
+                scale = torch.ones(result.shape[1], 1, dtype=result.dtype)
+                scale[0] = 1.01 if self.group.sequence_parallel else 1.0
+                return result * scale
+
+            norm.register_forward_hook(larger_first_row)
+
+    monkeypatch.setattr(HuggingFaceStage, "__init__", by_place)
+    check_families([plan_of(model, (4,), (1,), (2,))], elastic=False)
+    for _ in range(2):
+        with pytest.raises(InputError, match="degree 2 and sequence parallelism: layers"):
+            check_families(
+                [plan_of(model, (2, 2), (1, 1), (1, 2), sequence_parallel=True)], elastic=False
+            )
+
+
+def test_rows_of_a_vocabulary_that_no_rank_has_a_part_of() -> None:
+    """Each rank has its rows' logits and losses."""
+    values, _ = usual_config("qwen2")
+    found = comparing.check({**values, "vocab_size": 255}, 2, sequence_parallel=True)
+    assert found.passed, found.explain()
 
 
 @pytest.mark.exhaustive

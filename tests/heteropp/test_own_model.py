@@ -128,6 +128,7 @@ def checkpointing(folder: Path, reentrant: bool, dtype: str) -> Any:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("reentrant", "name"),
     [
@@ -156,6 +157,7 @@ def test_it_resumes_under_another_plan(ranks: Ranks, tmp_path: Path) -> None:
     assert losses + got.losses == pytest.approx(plain.losses, rel=TOLERANCE["float64"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "tour", [("gpipe", *EVERYDAY), pytest.param(tuple(PLANS), marks=pytest.mark.long)], ids=len
 )

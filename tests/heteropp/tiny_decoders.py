@@ -31,6 +31,8 @@ SIZES: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
     "query_pre_attn_scalar": 16,
+    "attention_dropout": 0.0,
+    "residual_dropout": 0.0,
     "pad_token_id": None,
     "bos_token_id": 1,
     "eos_token_id": 2,

@@ -66,8 +66,9 @@ def check_families(plans: Sequence[Plan], elastic: bool) -> None:
     """
     models = []
     for plan in plans:
-        degrees = {stage.tp for pipeline in plan.pipelines for stage in pipeline.stages}
-        models.append((plan.model, degrees | ({1, 2} if elastic else set())))
+        stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
+        degrees = {(stage.tp, stage.sequence_parallel) for stage in stages}
+        models.append((plan.model, degrees | ({(1, False), (2, False)} if elastic else set())))
     with Console(stderr=True).status("holding the model's family against transformers"):
         prove(models)
 

@@ -29,6 +29,7 @@ class TrainingOptions:
     # document or sequence; None: a document for conversations, a sequence for other text
     attention_within: str | None = None
     weights: Path | None = None  # a Hugging Face folder to start from
+    trust_remote_code: bool = False  # code that came with the model may run; said at every start
     output: Path = OUTPUT
     resume: bool = False
     resume_from: Positive | None = None  # a step

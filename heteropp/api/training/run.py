@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from heteropp.api.errors import InputError
+from heteropp.api.given import allow_code
 from heteropp.api.training.checks import (
     check_elastic,
     check_families,
@@ -135,6 +136,8 @@ class _Start:
 
             self.by_length = read_buckets(options.bucket)
         self.plan = self.by_length[0] if self.by_length else read_plan(files[0])
+        for plan in self.by_length or (self.plan,):
+            allow_code(plan.model, options.trust_remote_code)
         return files
 
     def _begun(self) -> bool:
@@ -272,6 +275,7 @@ class _Start:
             validate_every=options.validate_every,
             attention_within=self.attention_within,
             weights=options.weights,
+            trust_remote_code=options.trust_remote_code,
             resume=self.saved is not None,
             resume_from=options.resume_from,
             checkpoint_every=options.checkpoint_every,

@@ -1,5 +1,7 @@
 """What a run was started with, kept in its folder, so that --resume needs nothing else.
 
+But for --trust-remote-code: what is in a folder does not say that code in another may run.
+
 Each start of the run has a folder of its own, starts/1 and so on, which appears whole:
 
     start.json        the command line, when and where it was given, versions, seed, hyperparameters
@@ -39,7 +41,7 @@ STARTS = "starts"
 START, PLAN, BUCKET, CLUSTER = "start.json", "plan.json", "bucket-{}.json", "cluster.toml"
 VERSION = 1
 # what another start says for itself
-NOT_KEPT = {"folder", "output", "resume", "resume_from", "node_name", "json"}
+NOT_KEPT = {"folder", "output", "resume", "resume_from", "node_name", "json", "trust_remote_code"}
 # files, folders or URLs, which processes in another folder have to find
 LOCATIONS = {"data", "weights", "disk", "availability", "remote"}
 PACKAGES = ("hyperhetero", "torch", "numpy", "safetensors")
@@ -124,7 +126,8 @@ def newest_options(output: Path) -> dict[str, Any]:
         raise FileError(
             f"{folder / START}: version is {start.version}; this release reads {VERSION}"
         )
-    options = dict(start.options)
+    # also of what somebody else wrote, which may not say that its code is to be trusted
+    options = {name: value for name, value in start.options.items() if name not in NOT_KEPT}
     if isinstance(options.get("validation"), str):  # of an earlier release, which took one
         options["validation"] = [options["validation"]]
     if "plan" in options:

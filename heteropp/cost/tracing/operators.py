@@ -29,6 +29,9 @@ class TracedOperator:
     product: bool
     counts: tuple[int, ...]  # a product's flops, or its tensors' numbers of elements
     bytes: int
+    # of a product of matrices [.., m, k] and [.., k, n]: how many, m, n, k; of an attention kernel
+    # how many heads of all sequences, query and key tokens, the head's size; else empty
+    sides: tuple[int, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -115,7 +118,9 @@ def _charge(name: str, args: Any, kwargs: Any, result: Any) -> TracedOperator:
     if name in PRODUCTS:
         left = args[1] if name in ("addmm", "baddbmm") else args[0]
         right = args[2] if name in ("addmm", "baddbmm") else args[1]
-        return TracedOperator(name, True, (2 * left.numel() * right.shape[-1],), moved)
+        flops = 2 * left.numel() * right.shape[-1]
+        m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
+        return TracedOperator(name, True, (flops,), moved, (left.numel() // (m * k), m, n, k))
     return TracedOperator(name, False, tuple(tensor.numel() for tensor in tensors), moved)
 
 
@@ -172,8 +177,11 @@ def _charge_attention(
 
     The first of `tensors` has the query's shape, [.., tokens, head size].
     """
+    tokens, size = tensors[0].shape[-2:]
     flops = 2 * products * tensors[0].numel() * key.shape[-2]
-    return TracedOperator(name, True, (flops,), sum(t.numel() * t.element_size() for t in tensors))
+    sides = tensors[0].numel() // (tokens * size), tokens, key.shape[-2], size
+    moved = sum(t.numel() * t.element_size() for t in tensors)
+    return TracedOperator(name, True, (flops,), moved, sides)
 
 
 class _ChipKernels(TorchFunctionMode):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from heteropp.cost.tracing import cache as trace_cache
 from heteropp.cost.tracing.kind import PIECES, StageKind
@@ -29,11 +29,29 @@ Shares = tuple[tuple[str, float], ...]  # kinds of blocks, and the share of the 
 Entry = dict[str, Any]  # of the cache: a traced stage, its sizes still in terms of sequences
 
 
+ATTENTION = {
+    "_scaled_dot_product_attention": "attention",
+    "_scaled_dot_product_attention_backward": "attention_backward",
+}
+
+
+@dataclass(frozen=True)
+class TracedProduct:
+    """Products of matrices, or attention kernels, all of one shape."""
+
+    number: int
+    kind: Literal["product", "attention", "attention_backward"]
+    flops: int  # of each
+    bytes: int
+    sides: tuple[int, ...]  # see TracedOperator
+
+
 @dataclass(frozen=True)
 class TracedPiece:
     """A piece of a step: its operators, like ones together, and tensor-parallel collectives."""
 
     operators: tuple[tuple[int, bool, int, int], ...]  # how many, product or not, flops, bytes
+    products: tuple[TracedProduct, ...]  # of those, by shape
     all_reduce_bytes: tuple[tuple[int, int], ...]  # how many, bytes
     gather_bytes: tuple[tuple[int, int], ...]  # all-gathers and reduce-scatters, the same
 
@@ -200,10 +218,17 @@ def outline(recordings: Sequence[Recording]) -> Entry:
                 [number, int(product), *bytes_, *chain(*flops)]
                 for number, (product, flops, bytes_) in _counted(operators)
             ]
-            for name, (operators, _, _) in pieces.items()
+            for name, (operators, *_) in pieces.items()
         },
-        "all_reduces": {name: _rows(reduces) for name, (_, reduces, _) in pieces.items()},
-        "gathers": {name: _rows(gathers) for name, (_, _, gathers) in pieces.items()},
+        "products": {
+            name: [
+                [number, kind, [*flops], [*bytes_], [[*side] for side in sides]]
+                for number, (kind, flops, bytes_, sides) in _counted(products)
+            ]
+            for name, (_, products, _, _) in pieces.items()
+        },
+        "all_reduces": {name: _rows(reduces) for name, (_, _, reduces, _) in pieces.items()},
+        "gathers": {name: _rows(gathers) for name, (*_, gathers) in pieces.items()},
         "sizes": {
             name: size(r.sizes_bytes[name] for r in recordings)
             for name in recordings[0].sizes_bytes
@@ -220,17 +245,24 @@ def outline(recordings: Sequence[Recording]) -> Entry:
 def _outline_piece(
     traces: Sequence[Trace], size: Callable[[Iterable[int]], Size]
 ) -> tuple[Counter, ...]:
-    """Counts operators as (product, counts, bytes), and all-reduces and gathers as bytes."""
+    """Counts operators as (product, counts, bytes), those with sides as (kind, flops, bytes,
+    sides), and all-reduces and gathers as bytes.
+    """
     operators: Counter = Counter()
+    products: Counter = Counter()
     for alike in zip(*(trace.operators for trace in traces), strict=True):
         if len({(op.name, op.product, len(op.counts)) for op in alike}) != 1:
             raise RuntimeError(f"{alike[0].name} is {alike[1].name} with 3 sequences")
         counts = {size(of) for of in zip(*(op.counts for op in alike), strict=True)}
         largest = tuple(sorted(c for c in counts if not any(_exceeds(d, c) for d in counts)))
-        operators[alike[0].product, largest, size(op.bytes for op in alike)] += 1
+        moved = size(op.bytes for op in alike)
+        operators[alike[0].product, largest, moved] += 1
+        if alike[0].sides:
+            sides = tuple(size(of) for of in zip(*(op.sides for op in alike), strict=True))
+            products[ATTENTION.get(alike[0].name, "product"), largest[0], moved, sides] += 1
     reduces = zip(*(trace.all_reduce_bytes for trace in traces), strict=True)
     gathers = zip(*(trace.gather_bytes for trace in traces), strict=True)
-    return operators, Counter(map(size, reduces)), Counter(map(size, gathers))
+    return operators, products, Counter(map(size, reduces)), Counter(map(size, gathers))
 
 
 def _exceeds(a: Size, b: Size) -> bool:
@@ -339,10 +371,17 @@ def at(entry: Entry, sequences: int) -> StageTrace:
 
 
 def _piece_at(entry: Entry, name: str, sequences: int) -> TracedPiece:
+    def size(of: Size) -> int:
+        return of[0] + of[1] * sequences
+
     return TracedPiece(
         tuple(
             (row[0], row[1] == 1, _largest(row, sequences), row[2] + row[3] * sequences)
             for row in entry["operators"][name]
+        ),
+        tuple(
+            TracedProduct(number, kind, size(flops), size(moved), tuple(map(size, sides)))
+            for number, kind, flops, moved, sides in entry["products"][name]
         ),
         *(
             tuple((n, constant + each * sequences) for n, constant, each in entry[what][name])

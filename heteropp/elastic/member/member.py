@@ -21,6 +21,7 @@ from heteropp.elastic.member.links import ClusterLinks
 from heteropp.elastic.member.preparation import switch_between, table_of
 from heteropp.elastic.member.session import Arrived, Left, Session
 from heteropp.elastic.messages import Account, Failure, FailureKind, MovedState
+from heteropp.models.spec import ModelError
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks.device import open_device
 from heteropp.runtime.ranks.heartbeats import POLL_S
@@ -62,13 +63,14 @@ class Member:
         Any error ends the process with exit code 1, after the leader and the log are told.
         """
         try:
+            self.job.run.allow_code()
             self._live(self.board.hear(Generation, "generation", number))
             return 0
         except torch.OutOfMemoryError as error:
             self._fail("job", f"ran out of memory: {one_line(error)}")
         except LostError as error:
             self._fail("lost", f"stopped: {one_line(error)}", error.nodes)
-        except (FileError, CheckpointError, DivergedError) as error:
+        except (FileError, ModelError, CheckpointError, DivergedError) as error:
             self._fail("job", f"stopped: {one_line(error)}")
         except torch.AcceleratorError as error:
             self._fail("chip", f"failed: {one_line(error)}")

@@ -41,7 +41,8 @@ class CustomModel(PartedModel):
             )
         return super().tp_problem(tp)
 
-    def sequence_parallel_problem(self) -> str | None:
+    @classmethod
+    def sequence_parallel_problem(cls) -> str | None:
         return "a user's own modules see whole sequences"
 
     def selective_recompute_problem(self) -> str | None:

@@ -83,7 +83,8 @@ class GPT2Model(ModelSpec):
         names += ["vocab"] if self.cuts_vocabulary else []
         return {name: getattr(self, name) for name in names}
 
-    def sequence_parallel_problem(self) -> str | None:
+    @classmethod
+    def sequence_parallel_problem(cls) -> str | None:
         return "a GPT-2's positions are added to whole sequences"
 
     def selective_recompute_problem(self) -> str | None:

@@ -23,6 +23,7 @@ from heteropp.models.hugging_face.config import family_config
 from heteropp.models.hugging_face.family import base_name
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.hugging_face.reading import read
+from heteropp.models.hugging_face.remote_code import RemoteCode
 from heteropp.models.hugging_face.small import LENGTH, small_config
 from heteropp.models.hugging_face.stage import HuggingFaceStage
 from heteropp.models.parallel.tensor_parallel import SoloGroup, TensorParallelGroup
@@ -30,7 +31,7 @@ from heteropp.models.spec import ModelError
 from heteropp.models.stage_module import fill
 
 TOLERANCE = 1e-4  # relative, of the loss and of each gradient's largest element
-SEQUENCES = 2
+SEQUENCES = 3  # so that a rank of two has half of one
 DEADLINE_S = 60
 
 
@@ -42,6 +43,7 @@ class Check:
     error: float  # the largest, relative
     worst: str  # what it is of: "loss", or a parameter's name
     problem: str = ""  # why there is no error to tell, in a clause
+    sequence_parallel: bool = False
     is_refused: bool = False  # before anything ran, as plans of this degree are
 
     @property
@@ -56,36 +58,46 @@ class Check:
         )
 
 
-def small_model(values: dict[str, Any], tp: int = 1) -> HuggingFaceModel:
+def small_model(
+    values: dict[str, Any], tp: int = 1, code: RemoteCode | None = None
+) -> HuggingFaceModel:
     """Returns the model of a config.json, made small for a group of tp. Raises ModelError."""
-    config = small_config(values, tp).values()
-    return read(config, "small", sequence_length=LENGTH, dtype="float64")
+    config = small_config(values, tp, code).values()
+    return read(config, "small", code, sequence_length=LENGTH, dtype="float64")
 
 
-def check(values: dict[str, Any], tp: int = 1) -> Check:
+def check(
+    values: dict[str, Any],
+    tp: int = 1,
+    sequence_parallel: bool = False,
+    code: RemoteCode | None = None,
+) -> Check:
     """Holds three stages of a config's family against transformers. Raises ModelError."""
-    model = small_model(values, tp)
-    if problem := model.tp_problem(tp):
-        return Check(tp, 0.0, "", problem, is_refused=True)
+    model = small_model(values, tp, code)
+    problem = model.tp_problem(tp)
+    if sequence_parallel and problem is None:
+        problem = model.sequence_parallel_problem()
+    if problem:
+        return Check(tp, 0.0, "", problem, sequence_parallel, is_refused=True)
     try:
         with _one_thread():
             initial = noisy_values(model)
             expected = _unsplit(model, initial)
-            loss, gradients = split(model, initial, tp)
+            loss, gradients = split(model, initial, tp, sequence_parallel)
     except ModelError:
         raise
     except Exception as error:  # of whatever the family's modules run into
         text = " ".join(str(error).split())[:200]
-        return Check(tp, 0.0, "", f"its modules fail: {type(error).__name__}: {text}")
+        problem = f"its modules fail: {type(error).__name__}: {text}"
+        return Check(tp, 0.0, "", problem, sequence_parallel)
     if not any(expected[p.name].any() for p in model.parameters((0, 1))):
-        return Check(
-            tp, 0.0, "", "no gradient reaches its first layer, so that nothing is compared"
-        )
+        problem = "no gradient reaches its first layer, so that nothing is compared"
+        return Check(tp, 0.0, "", problem, sequence_parallel)
     errors = {"loss": _error(loss, expected["loss"])}
     for name, gradient in gradients.items():
         errors[name] = _error(gradient, expected[name])
     worst = max(errors, key=lambda name: errors[name])
-    return Check(tp, errors[worst], worst)
+    return Check(tp, errors[worst], worst, "", sequence_parallel)
 
 
 @contextmanager
@@ -161,10 +173,12 @@ def _unsplit(model: HuggingFaceModel, initial: dict[str, Tensor]) -> dict[str, T
 
 
 def split(
-    model: HuggingFaceModel, initial: dict[str, Tensor], tp: int
+    model: HuggingFaceModel, initial: dict[str, Tensor], tp: int, sequence_parallel: bool = False
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the loss and the gradients of three stages, whole, by parameter."""
-    groups: list[TensorParallelGroup] = [SoloGroup()] if tp == 1 else list(_threads(tp))
+    groups: list[TensorParallelGroup] = [SoloGroup()]
+    if tp > 1:
+        groups = list(_threads(tp, sequence_parallel))
     with ThreadPoolExecutor(tp) as pool:
         started = [pool.submit(_rank, model, initial, group) for group in groups]
     failures = [each.exception() for each in started]
@@ -179,7 +193,7 @@ def split(
         for name, gradient in gradients:
             parameter, whole = parameters[name], result[model.global_name(name)]
             if parameter.split_dimension is None:
-                if index == 0 or parameter.partial:
+                if index == 0 or parameter.gradient_states(tp, sequence_parallel).summands > 1:
                     whole += gradient
                 continue
             boxes = parameter.boxes(tp, index)
@@ -244,9 +258,9 @@ def _fill(stage: HuggingFaceStage, values: dict[str, Tensor]) -> None:
         fill(target, parameters[name], values[model.global_name(name)], stage.group)
 
 
-def _threads(size: int) -> list[ThreadGroup]:
+def _threads(size: int, sequence_parallel: bool) -> list[ThreadGroup]:
     shared = _Shared(size)
-    return [ThreadGroup(shared, index) for index in range(size)]
+    return [ThreadGroup(shared, index, sequence_parallel) for index in range(size)]
 
 
 class _Shared:
@@ -258,10 +272,9 @@ class _Shared:
 class ThreadGroup:
     """A tensor-parallel group whose ranks are threads of one process."""
 
-    sequence_parallel = False
-
-    def __init__(self, shared: _Shared, index: int) -> None:
+    def __init__(self, shared: _Shared, index: int, sequence_parallel: bool = False) -> None:
         self.shared, self.index, self.size = shared, index, len(shared.given)
+        self.sequence_parallel = sequence_parallel
 
     def all_reduce(self, tensor: Tensor, maximum: bool = False) -> None:
         def combine(given: list[Tensor]) -> Tensor:

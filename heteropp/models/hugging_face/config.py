@@ -6,10 +6,13 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import core_schema
 
+from heteropp.models.hugging_face.remote_code import RemoteCode, classes
 from heteropp.models.spec import ModelError
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 RELEASE = "5.23"  # of transformers, as in pyproject.toml
 # of config.json, what no forward depends on
 _LEFT_OUT = ("architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path")
+CODE = "remote_code"  # beside its entries in a plan, where the model is code in its folder
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,12 @@ class Config:
     """What config.json says, as JSON with sorted keys, so that equal ones are equal."""
 
     text: str
+    code: RemoteCode | None = None  # None: transformers has the family
 
     @staticmethod
-    def of(values: dict[str, Any]) -> Config:
-        kept = {key: value for key, value in values.items() if key not in _LEFT_OUT}
-        return Config(json.dumps(kept, sort_keys=True))
+    def of(values: dict[str, Any], code: RemoteCode | None = None) -> Config:
+        kept = {key: value for key, value in values.items() if key not in (*_LEFT_OUT, CODE)}
+        return Config(json.dumps(kept, sort_keys=True), code)
 
     def values(self) -> dict[str, Any]:
         return json.loads(self.text)
@@ -45,33 +50,58 @@ class Config:
                 return value
             if not isinstance(value, dict):
                 raise ValueError("expected a model's config.json")
-            return Config.of(value)
+            if CODE not in value:
+                return Config.of(value)
+            try:
+                return Config.of(value, _CODE.validate_json(json.dumps(value[CODE])))
+            except ValidationError:
+                raise ValueError(f"{CODE}: expected a folder, and its files' sha256") from None
+
+        def write(config: Config) -> dict[str, Any]:
+            code = {} if config.code is None else {CODE: _CODE.dump_python(config.code)}
+            return {**config.values(), **code}
 
         return core_schema.no_info_plain_validator_function(
-            read, serialization=core_schema.plain_serializer_function_ser_schema(Config.values)
+            read, serialization=core_schema.plain_serializer_function_ser_schema(write)
         )
+
+
+_CODE = TypeAdapter(RemoteCode)
+
+
+def code_of(values: dict[str, Any], folder: Path) -> RemoteCode | None:
+    """Returns the code of a folder with this config.json, where transformers lacks the family.
+
+    Raises ModelError.
+    """
+    check_release()
+    from transformers import CONFIG_MAPPING
+
+    is_code = "auto_map" in values and values.get("model_type") not in CONFIG_MAPPING
+    return RemoteCode.of(folder) if is_code else None
 
 
 @lru_cache(maxsize=64)
 def family_config(config: Config) -> PretrainedConfig:
     """Returns transformers' own object of a config. Raises ModelError."""
     check_release()
-    from transformers import CONFIG_MAPPING, AttentionInterface
+    from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalLM
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     from heteropp.models.hugging_face import attention, experts
 
     values = config.values()
     model_type = values.pop("model_type", None)
-    if model_type not in CONFIG_MAPPING and "auto_map" in values:
-        raise ModelError(
-            f"model_type {model_type!r} is of code in the folder (auto_map), which is not run "
-            "(--trust-remote-code is not supported)"
-        )
-    if model_type not in CONFIG_MAPPING:
+    if config.code is not None:
+        kind, model = classes(config.code, values.get("auto_map"))
+    elif model_type in CONFIG_MAPPING:
+        kind, model = CONFIG_MAPPING[model_type], None
+    else:
         raise ModelError(f"transformers knows no model_type {model_type!r}")
     try:
-        found = CONFIG_MAPPING[model_type](**values)
+        if model is not None:
+            AutoModelForCausalLM.register(kind, model, exist_ok=True)
+        found = kind(**values)
     except Exception as error:  # of whatever the family checks
         text = " ".join(str(error).split())
         raise ModelError(f"transformers refuses the config: {text}") from error

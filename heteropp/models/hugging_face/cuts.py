@@ -19,6 +19,7 @@ COLUMNS = (COLUMN, PACKED_COLUMN, GATHER)
 ROWS = (ROW, PACKED_ROW, SPLIT)
 OF_LAYERS = (*COLUMNS, *ROWS, LATENT)  # which are Linear
 SUM = "all_reduce"
+SUMS = (*ROWS, EXPERTS, SUM)  # whose results are parts of a sum
 OF_MODULES = (PARTIAL, EXPERTS, IDENTITY_EXPERT, LOCAL, WHOLE, SUM)
 _OLDER = {"colwise_rep": GATHER, "rowwise_rep": SPLIT}
 # of families that transformers has no tensor-parallel plan for

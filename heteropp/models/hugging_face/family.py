@@ -44,6 +44,7 @@ class Family:
     first: tuple[str, ...]  # modules of the base model before its layers, by name
     last: tuple[str, ...]  # those behind them
     kinds: tuple[str, ...]  # of each layer
+    outputs: int | None  # how many values layers return in a tuple; None: activations alone
 
     @property
     def base(self) -> Any:
@@ -94,9 +95,11 @@ def family(config: Config) -> Family:
     modules = tuple(own.base_model_pp_plan or _modules(base))
     cut = modules.index(LAYERS)
     kinds = tuple(_kinds(own, base.layers))
-    found = Family(own, model, modules[:cut], modules[cut + 1 :], kinds)
-    _check_parts(found)
-    return found
+    # of a family that nobody here knows it is found out
+    outputs = (_OUTPUTS.get(own.model_type),) if config.code is None else (None, 1, 2)
+    candidates = [Family(own, model, modules[:cut], modules[cut + 1 :], kinds, n) for n in outputs]
+    _check_parts(candidates[0])
+    return _enterable(candidates)
 
 
 def base_name(model: Any) -> str:
@@ -146,8 +149,22 @@ def _check_parts(found: Family) -> None:
     for name, value in found.base.layers.named_parameters(remove_duplicate=False):
         if (owner := owners.setdefault(id(value), name)) != name:
             raise ModelError(f"model_type {kind} has one parameter as {owner} and {name} of layers")
-    with torch.device("cpu"):  # also where a tracer builds on meta
-        _check_entrance(found)
+
+
+def _enterable(candidates: Sequence[Family]) -> Family:
+    """Returns the first that can be entered between its layers.
+
+    Raises ModelError, which says what is wrong with the first.
+    """
+    problems = []
+    for found in candidates:
+        try:
+            with torch.device("cpu"):  # also where a tracer builds on meta
+                _check_entrance(found)
+            return found
+        except ModelError as error:
+            problems.append(error)
+    raise problems[0]
 
 
 @torch.no_grad()
@@ -167,7 +184,7 @@ def _check_entrance(found: Family) -> None:
             f"model_type {kind} cannot be entered between its layers: "
             f"{type(error).__name__}: {text}"
         ) from error
-    if not torch.equal(result, x):
+    if not isinstance(result, Tensor) or not torch.equal(result, x):
         raise ModelError(f"model_type {kind} changes the activations that enter between its layers")
 
 
@@ -206,9 +223,8 @@ def around(
         setattr(config, key, layers)
     base = shallow(found.base)
     base.config = config
-    outputs = _OUTPUTS.get(config.model_type)
     base.layers = nn.ModuleList(
-        held.get(f"{LAYERS}.{i}", Absent(found.base.layers[source], outputs))
+        held.get(f"{LAYERS}.{i}", Absent(found.base.layers[source], found.outputs))
         for i, source in enumerate(sources)
     )
     for name, child in found.base.named_children():

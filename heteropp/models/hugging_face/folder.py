@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from heteropp.models.assembly import Assembly
@@ -28,6 +29,18 @@ class HuggingFaceFolder(HuggingFaceFormat):
         from heteropp.models.hugging_face.reading import fields_of
 
         return fields_of(config)
+
+    def fields_in(
+        self, folder: Path, config: dict[str, Any], model: HuggingFaceModel
+    ) -> dict[str, Any]:
+        from heteropp.models.hugging_face.reading import fields_of
+
+        if (code := model.config.code) is not None:
+            code.contents(folder)
+        return fields_of(config, code)
+
+    def code(self, model: HuggingFaceModel) -> Mapping[str, bytes]:
+        return {} if model.config.code is None else model.config.code.contents()
 
     def config_of(self, model: HuggingFaceModel) -> dict[str, Any]:
         return {

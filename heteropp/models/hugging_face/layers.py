@@ -15,25 +15,20 @@ from torch import Tensor, nn
 
 from heteropp.layout.parameter import Parameter
 from heteropp.models.hugging_face import cuts as styles
+from heteropp.models.hugging_face.communication import GroupCommunication
 from heteropp.models.hugging_face.cuts import Cuts, cuts_of, kept_buffers
-from heteropp.models.hugging_face.family import Family, with_buffers
+from heteropp.models.hugging_face.family import LAYERS, Family, with_buffers
 from heteropp.models.hugging_face.lora import A, Lora, is_added
 from heteropp.models.hugging_face.norms import epsilon_of, fused
+from heteropp.models.hugging_face.rows import AllRows, modules_of_all_rows
 from heteropp.models.parallel.backward import linear
-from heteropp.models.parallel.tensor_parallel import (
-    TensorParallelGroup,
-    copy_to_group,
-    embed,
-    gather_features,
-    own_features,
-    sum_over_group,
-)
+from heteropp.models.parallel.tensor_parallel import TensorParallelGroup, embed
 
 
 class CutLinear(nn.Linear):
     """A Linear layer, of which a rank has a part or a copy."""
 
-    group: Any  # TensorParallelGroup
+    ranks: Any  # GroupCommunication
     style: str | None
     copies: bool  # whether its input is not yet a copy for the group
     scale = 0.0  # of LoRA's product beside it; 0: it has none
@@ -41,19 +36,18 @@ class CutLinear(nn.Linear):
     lora_B: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        return self._of_rows(rows).view(*x.shape[:-1], -1)
+        y = self._of_rows(x.reshape(-1, x.shape[-1]))
+        return y.view(*x.shape[:-2], -1, y.shape[-1])  # a head may have gathered rows
 
     def _of_rows(self, x: Tensor) -> Tensor:
-        if self.style in styles.ROWS and self.group.size > 1:
+        if self.style in styles.ROWS and self.ranks.group.size > 1:
             if self.style == styles.SPLIT:
-                x = own_features(x, self.group)
-            y = sum_over_group(self._product(x), self.group)
-            return y if self.bias is None else y + self.bias
+                x = self.ranks.parted(x)
+            return self.ranks.summed(self._product(x), self.bias)
         if self.style in styles.COLUMNS and self.copies:
-            x = copy_to_group(x, self.group)
+            x = self.ranks.copied(x)
         y = self._product(x, self.bias)
-        return gather_features(y, self.group) if self.style == styles.GATHER else y
+        return self.ranks.joined(y) if self.style == styles.GATHER else y
 
     def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         y = linear(x, self.weight, bias)
@@ -74,16 +68,22 @@ class LatentLinear(CutLinear):
     def _of_rows(self, x: Tensor) -> Tensor:
         y = self._product(x, self.bias)
         latent, rotary = y.split((y.shape[1] - self.rotary, self.rotary), 1)
-        return torch.cat((latent, copy_to_group(rotary, self.group)), 1)
+        return torch.cat((latent, self.ranks.copied(rotary)), 1)
 
 
 class CutEmbedding(nn.Embedding):
-    """An Embedding layer, of whose vocabulary a rank has a part."""
+    """An Embedding layer, of whose vocabulary a rank has a part.
+
+    With sequence parallelism it gives this rank's rows, as if they were one sequence.
+    """
 
     group: Any  # TensorParallelGroup
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return embed(tokens, self.weight, self.group, self.padding_idx)
+        has_own = self.group.sequence_parallel
+        rows = tokens.flatten() if has_own else tokens
+        x = embed(rows, self.weight, self.group, self.padding_idx)
+        return x.unsqueeze(0) if has_own else x
 
 
 @lru_cache(maxsize=64)
@@ -100,11 +100,13 @@ def install(
     group: TensorParallelGroup,
     device: torch.device | str,
     dtype: torch.dtype,
+    length: int,
     lora: Lora | None = None,
 ) -> nn.Module:
     """Returns a copy of a part as one rank holds it, with uninitialised parameters.
 
-    parameters: by name in the part; prefix: of its names in the base model.
+    parameters: by name in the part; prefix: of its names in the base model; length: tokens of a
+    sequence.
     """
     part = found.copy_of(part)
     cuts = cuts_of(found, prefix, part)
@@ -120,10 +122,17 @@ def install(
             part.get_submodule(layer).add_module(matrix, nn.Module())
         held = nn.Parameter(value, requires_grad=parameter.trains)
         setattr(part.get_submodule(owner), leaf, held)
+    all_rows: list[AllRows] = []
+    if group.sequence_parallel and prefix.startswith(f"{LAYERS}."):
+        hidden = found.config.hidden_size
+        all_rows = modules_of_all_rows(part, cuts, group, length, hidden)
     for name, module in part.named_modules():
-        _cut(name, module, cuts, parameters, found, group)
+        inside = (each.ranks for each in all_rows if each.holds(name))
+        _cut(name, module, cuts, parameters, found, next(inside, GroupCommunication(group)))
         if lora and f"{name}.{A}.weight" in parameters:
             module.scale = lora.scale  # type: ignore[assignment]
+    for each in all_rows:
+        each.surround()
     return part
 
 
@@ -133,7 +142,7 @@ def _cut(
     cuts: Cuts,
     parameters: Mapping[str, Parameter],
     found: Family,
-    group: TensorParallelGroup,
+    ranks: GroupCommunication,
 ) -> None:
     weight, style = parameters.get(f"{name}.weight".lstrip(".")), cuts.of(name)
     if isinstance(module, nn.Linear) and weight is not None:
@@ -142,49 +151,49 @@ def _cut(
         ours = LatentLinear if style == styles.LATENT else CutLinear
         layer: Any = module
         layer.__class__ = _under(cast(Any, type(module)), nn.Linear, ours)
-        layer.group, layer.style = group, style
+        layer.ranks, layer.style = ranks, style
         layer.copies = name.rpartition(".")[0] not in cuts.copied
         if style == styles.LATENT:
             layer.rotary = found.config.qk_rope_head_dim
     elif isinstance(module, nn.Embedding) and weight is not None and weight.split_dimension == 0:
         table: Any = module
         table.__class__ = _under(cast(Any, type(module)), nn.Embedding, CutEmbedding)
-        table.group = group
+        table.group = ranks.group
     elif norm := fused(module):
         norm_module: Any = module
         norm_module.epsilon = epsilon_of(module)
         norm_module.__class__ = norm
-    if group.size > 1:
+    if ranks.group.size > 1:
         if name in cuts.copied:
-            module.register_forward_pre_hook(_copied_input(group), with_kwargs=True)
+            module.register_forward_pre_hook(_copied_input(ranks), with_kwargs=True)
         elif style == styles.EXPERTS:
-            module.index_in_group = group.index
-            module.register_forward_pre_hook(_copied_floats(group), with_kwargs=True)
-            module.register_forward_hook(lambda _, __, result: sum_over_group(result, group))
+            module.index_in_group = ranks.group.index
+            module.register_forward_pre_hook(_copied_floats(ranks), with_kwargs=True)
+            module.register_forward_hook(lambda _, __, result: ranks.summed(result))
         elif style == styles.SUM:
-            module.register_forward_hook(lambda _, __, result: sum_over_group(result, group))
+            module.register_forward_hook(lambda _, __, result: ranks.summed(result))
         elif style == styles.IDENTITY_EXPERT:
-            module.register_forward_pre_hook(lambda _, given: (given[0] / group.size, *given[1:]))
+            size = ranks.group.size
+            module.register_forward_pre_hook(lambda _, given: (given[0] / size, *given[1:]))
 
 
-def _copied_input(group: TensorParallelGroup) -> Any:
+def _copied_input(ranks: GroupCommunication) -> Any:
     """Returns a hook that makes a copy for the group of the first argument."""
 
     def enter(_: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
         if given:
-            return (copy_to_group(given[0], group), *given[1:]), named
-        copied = copy_to_group(named["hidden_states"], group)
-        return given, {**named, "hidden_states": copied}
+            return (ranks.copied(given[0]), *given[1:]), named
+        return given, {**named, "hidden_states": ranks.copied(named["hidden_states"])}
 
     return enter
 
 
-def _copied_floats(group: TensorParallelGroup) -> Any:
+def _copied_floats(ranks: GroupCommunication) -> Any:
     """Returns a hook that makes a copy for the group of rows and of their experts' weights."""
 
     def copied(value: Any) -> Any:
         is_float = isinstance(value, Tensor) and value.is_floating_point()
-        return copy_to_group(value, group) if is_float else value
+        return ranks.copied(value) if is_float else value
 
     def enter(_: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
         return tuple(map(copied, given)), {key: copied(each) for key, each in named.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
@@ -52,8 +53,11 @@ class HuggingFaceModel(PartedModel):
             return f"tensor-parallel degree {tp}: {self.tp_refusal}"
         return super().tp_problem(tp)
 
-    def sequence_parallel_problem(self) -> str | None:
-        return "transformers' modules see whole sequences"
+    def sequence_parallel_problem(self) -> str | None:  # type: ignore[override]  # not of all alike
+        from heteropp.models.hugging_face.family import family
+        from heteropp.models.hugging_face.rows import uncuttable
+
+        return uncuttable(family(self.config))
 
     def selective_recompute_problem(self) -> str | None:
         return "transformers' modules do not say what attention's scores are"
@@ -115,14 +119,33 @@ class HuggingFaceModel(PartedModel):
     def added_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
         return products.initial_values(self, layers, seed)
 
+    def with_code_in(self, folder: Path) -> HuggingFaceModel:
+        """Returns the model with its code, where it has some, in a folder that it has moved to."""
+        code = self.config.code
+        return (
+            self
+            if code is None
+            else replace(self, config=replace(self.config, code=code.at(folder)))
+        )
+
+    def allow_code(self, trust_remote_code: bool) -> None:
+        if self.config.code is not None:
+            self.config.code.allow(trust_remote_code)
+
     def identity(self) -> dict[str, Any]:
-        found = super().identity()
+        found = {**super().identity(), "config": self._config_wherever()}
         return {"lora": found["lora"], **found}  # before the parts, which it changes
 
     def cost_key(self) -> dict[str, Any]:
         from importlib.metadata import version
 
-        return {**super().cost_key(), "transformers": version("transformers")}
+        found = {**super().cost_key(), "config": self._config_wherever()}
+        return {**found, "transformers": version("transformers")}
+
+    def _config_wherever(self) -> dict[str, str]:
+        """Returns the config and the hash of its code, which may move."""
+        code = self.config.code
+        return {"text": self.config.text} | ({"code": code.sha256} if code else {})
 
 
 SPEC = HuggingFaceModel

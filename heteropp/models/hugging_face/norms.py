@@ -40,7 +40,18 @@ def fused(module: nn.Module) -> type[FusedNorm] | None:
     names = {name for name, _ in module.named_parameters()}
     if "RMSNorm" not in type(module).__name__ or names != {"weight"} or epsilon_of(module) is None:
         return None
-    return _fused(type(module))  # type: ignore[arg-type]
+    found, tried = _fused(type(module))  # type: ignore[arg-type]
+    return found if _numbers(module) == tried else None
+
+
+def _numbers(module: nn.Module) -> dict[str, Any]:
+    """Returns what a norm computes with beside its weight and epsilon, such as a scale."""
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, str | int | float | bool | None)
+        and key not in (*_EPSILONS, "training")
+    }
 
 
 def epsilon_of(module: nn.Module) -> float | None:
@@ -49,7 +60,8 @@ def epsilon_of(module: nn.Module) -> float | None:
 
 
 @lru_cache(maxsize=64)
-def _fused(kind: Any) -> type[FusedNorm] | None:
+def _fused(kind: Any) -> tuple[type[FusedNorm] | None, dict[str, Any]]:
+    """Returns what computes the same as a class, and the numbers with which it was tried."""
     try:
         with torch.device("cpu"):
             generator = torch.Generator().manual_seed(0)
@@ -58,10 +70,10 @@ def _fused(kind: Any) -> type[FusedNorm] | None:
             theirs.weight = nn.Parameter(torch.randn(_TRIED, generator=generator))
             expected = theirs(x)
     except Exception:  # it is made or called otherwise
-        return None
+        return None, {}
     for ours in (FusedNorm, FusedNormAroundOne):
         module = ours()
         module.weight, module.epsilon = theirs.weight, 0.01
         if isinstance(expected, Tensor) and torch.allclose(module(x), expected, 1e-5, 1e-5):
-            return ours
-    return None
+            return ours, _numbers(theirs)
+    return None, {}

@@ -11,6 +11,7 @@ from heteropp.models.hugging_face.config import Config
 from heteropp.models.hugging_face.cuts import head_sizes, own_parameters, tp_refusal
 from heteropp.models.hugging_face.family import LAYERS, Family, family
 from heteropp.models.hugging_face.model import HuggingFaceModel
+from heteropp.models.hugging_face.remote_code import RemoteCode
 from heteropp.models.parted import Part
 from heteropp.models.spec import ModelError, Parameter
 
@@ -23,14 +24,14 @@ EXPERTS_OF_TOKEN = (
 _DEFAULT_LENGTH = 2048  # tokens, where a config has no longest sequence
 
 
-def fields_of(values: dict[str, Any]) -> dict[str, Any]:
+def fields_of(values: dict[str, Any], code: RemoteCode | None = None) -> dict[str, Any]:
     """Returns what a config.json says, as fields of HuggingFaceModel, but its name.
 
-    Raises ModelError.
+    code: that of its folder, where transformers lacks the family. Raises ModelError.
     """
     if values.get("quantization_config"):
         raise ModelError("its weights are quantized (quantization_config); expected whole ones")
-    config = Config.of(values)
+    config = Config.of(values, code)
     try:
         return _fields_of(values, config)
     except ModelError:
@@ -66,9 +67,11 @@ def _fields_of(values: dict[str, Any], config: Config) -> dict[str, Any]:
     )
 
 
-def read(values: dict[str, Any], name: str, **changes: Any) -> HuggingFaceModel:
-    """Returns the model of a config.json. Raises ModelError."""
-    return HuggingFaceModel(name=name, **{**fields_of(values), **changes})
+def read(
+    values: dict[str, Any], name: str, code: RemoteCode | None = None, **changes: Any
+) -> HuggingFaceModel:
+    """Returns the model of a config.json, as `fields_of` does. Raises ModelError."""
+    return HuggingFaceModel(name=name, **{**fields_of(values, code), **changes})
 
 
 def _first(config: Any, names: tuple[str, ...]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from heteropp.models.hugging_face.config import Config
 from heteropp.models.hugging_face.family import family, layer_numbers
 from heteropp.models.hugging_face.reading import EXPERTS, EXPERTS_OF_TOKEN
+from heteropp.models.hugging_face.remote_code import RemoteCode
 from heteropp.models.spec import ModelError
 
 LENGTH = 32  # tokens of a sequence, more than a small window
@@ -76,13 +77,14 @@ _OF_RANKS = (
 _INTERMEDIATE, _OF_EXPERTS = 96, 32
 
 
-def small_config(values: dict[str, Any], tp: int = 1) -> Config:
+def small_config(values: dict[str, Any], tp: int = 1, code: RemoteCode | None = None) -> Config:
     """Returns a config of the same family with few layers of every kind that it has.
 
-    tp: the degree of tensor parallelism that it should allow, if the family does. What the config
+    tp: the degree of tensor parallelism that it should allow, if the family does; code: the
+    folder's, as `fields_of` takes it. What the config
     says beside sizes, such as multipliers, biases and the kinds of norms, stays. Raises ModelError.
     """
-    found = family(Config.of(values))
+    found = family(Config.of(values, code))
     layers = _enough_layers(found.kinds)
     known = found.config.to_dict()
     result: dict[str, Any] = {}
@@ -102,7 +104,7 @@ def small_config(values: dict[str, Any], tp: int = 1) -> Config:
         own.update(_agreed({**result, **own}, was))
     result.update(_agreed(result, known))
     _shorten_rotary_tables(result)
-    return Config.of({**result, "model_type": found.config.model_type})
+    return Config.of({**result, "model_type": found.config.model_type}, code)
 
 
 def _enough_layers(kinds: tuple[str, ...]) -> int:

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from heteropp.models.hugging_face.attention import Masks, given_mask, masked_by, windows_of
 from heteropp.models.hugging_face.family import LAYERS, around, family, shallow
-from heteropp.models.hugging_face.layers import install
+from heteropp.models.hugging_face.layers import CutEmbedding, install
 from heteropp.models.parallel.tensor_parallel import (
     SoloGroup,
     TensorParallelGroup,
     cross_entropy_sum,
+    own_rows,
+    total,
 )
 from heteropp.models.stage_module import StageModule
 
@@ -42,9 +44,8 @@ class HuggingFaceStage(StageModule):
             """Returns this rank's part of a module; like: the name of one that is alike."""
             start = f"{name}."
             mine = {n.removeprefix(start): p for n, p in own.items() if n.startswith(start)}
-            return install(
-                found, found.module(like), f"{like}.", mine, group, device, dtype, model.lora
-            )
+            kind = (device, dtype, self.length, model.lora)
+            return install(found, found.module(like), f"{like}.", mine, group, *kind)
 
         names = list(found.first) if self.is_first else []
         names += [*found.last, found.head_name] if self.is_last else []
@@ -81,19 +82,33 @@ class HuggingFaceStage(StageModule):
         given: dict[str, Any] = {"position_ids": self._positions(documents), "use_cache": False}
         if (mask := given_mask(model.config, self.masks)) is not None:
             given["attention_mask"] = mask
-        if self.is_first:
-            given["input_ids"] = x.view(-1, self.length)
-        else:
-            given["inputs_embeds"] = x.view(-1, self.length, self.hidden)
+        given |= self._entering(x)
         with masked_by(self.masks):
             if not self.is_last:
                 base = model.get_submodule(model.base_model_prefix)
                 return base(**given).last_hidden_state.reshape(-1, self.hidden)
             assert targets is not None
             logits = model(**given).logits
-        logits = logits.reshape(-1, logits.shape[-1])
-        is_cut = logits.shape[-1] != self.vocab
-        return cross_entropy_sum(logits, targets, self.group if is_cut else SoloGroup())
+        return self._loss(logits.reshape(-1, logits.shape[-1]), targets)
+
+    def _entering(self, x: Tensor) -> dict[str, Tensor]:
+        """Returns tokens or activations as sequences, or a rank's own rows as if they were one."""
+        has_own = self.group.sequence_parallel
+        if not self.is_first:
+            length = len(x) if has_own else self.length
+            return {"inputs_embeds": x.view(-1, length, self.hidden)}
+        table = self.whole[0].get_input_embeddings()
+        if has_own and not isinstance(table, CutEmbedding):
+            return {"input_ids": own_rows(x, self.group).unsqueeze(0)}
+        return {"input_ids": x.view(-1, self.length)}
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if logits.shape[-1] != self.vocab:
+            return cross_entropy_sum(logits, targets, self.group)
+        if not self.group.sequence_parallel:
+            return cross_entropy_sum(logits, targets, SoloGroup())
+        loss = cross_entropy_sum(logits, own_rows(targets, self.group), SoloGroup())
+        return total(loss, self.group)
 
     def _positions(self, documents: Tensor | None) -> Tensor:
         """Returns each row's place in its sequence or document, [1 or sequences, length]."""

@@ -133,6 +133,39 @@ class _ScatterRows(torch.autograd.Function):
         return _gathered(gradient, ctx.group), None
 
 
+class _AllRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        ctx.group = group
+        return _gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _own_rows(gradient, ctx.group), None
+
+
+class _OwnRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        ctx.group = group
+        return _own_rows(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _gathered(gradient, ctx.group), None
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient * ctx.factor, None
+
+
 class _GatherFeatures(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
@@ -164,6 +197,10 @@ def _own(whole: Tensor, group: TensorParallelGroup) -> Tensor:
     return whole.chunk(group.size, 1)[group.index].contiguous()
 
 
+def _own_rows(whole: Tensor, group: TensorParallelGroup) -> Tensor:
+    return whole.chunk(group.size)[group.index].contiguous()
+
+
 def _gathered(piece: Tensor, group: TensorParallelGroup) -> Tensor:
     whole = piece.new_empty((piece.shape[0] * group.size, *piece.shape[1:]))
     group.all_gather(whole, piece.contiguous())
@@ -183,7 +220,7 @@ def copy_to_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
     """
     if group.size == 1:
         return x
-    return (_GatherRows if group.sequence_parallel else _Copy).apply(x, group)
+    return _GatherRows.apply(x, group) if group.sequence_parallel else sum_gradient(x, group)
 
 
 def sum_over_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
@@ -194,7 +231,32 @@ def sum_over_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
     """
     if group.size == 1:
         return x
-    return (_ScatterRows if group.sequence_parallel else _Sum).apply(x, group)
+    return _ScatterRows.apply(x, group) if group.sequence_parallel else total(x, group)
+
+
+def sum_gradient(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Identity forward, all-reduce backward, whatever the rows."""
+    return x if group.size == 1 else _Copy.apply(x, group)
+
+
+def total(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """All-reduce forward (in place), identity backward, whatever the rows."""
+    return x if group.size == 1 else _Sum.apply(x, group)
+
+
+def all_rows(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """All-gather of rows forward; backward takes this rank's of a gradient that all have."""
+    return x if group.size == 1 else _AllRows.apply(x, group)
+
+
+def own_rows(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Takes this rank's part of rows that all ranks have; all-gather backward."""
+    return x if group.size == 1 else _OwnRows.apply(x, group)
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """Identity forward; backward multiplies."""
+    return _ScaleGradient.apply(x, factor)
 
 
 def gather_features(x: Tensor, group: TensorParallelGroup) -> Tensor:

@@ -16,10 +16,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from heteropp.description.files import FileError, flush, make_folder, read_json, write_text
+from heteropp.description.files import (
+    FileError,
+    flush,
+    make_folder,
+    read_json,
+    write_bytes,
+    write_text,
+)
 from heteropp.layout.boxes import Box
 from heteropp.models.assembly import Assembly
-from heteropp.models.spec import ModelSpec, Parameter
+from heteropp.models.spec import ModelError, ModelSpec, Parameter
 from heteropp.state.hugging_face.weights import CONFIG, INDEX, SINGLE, check_same, format_of
 from hyperhetero_output import held
 
@@ -42,10 +49,12 @@ def export(
 
     read: gives a whole parameter on the host; it is written in the model's dtype.
     source: the Hugging Face folder that the model came from; its config.json is kept as it is but
-    for the dtype, and its tokenizer's files go along.
+    for the dtype, and its tokenizer's files go along. So does the model's code, where it has some.
     """
-    config = _config(model, source)
+    config, code = _config(model, source), _code(model)
     with new_folder(output, source) as folder:
+        for name, content in code.items():
+            write_bytes(folder / name, content)
         _write_weights(model, read, folder, file_bytes)
         write_text(folder / CONFIG, _as_text(config))
 
@@ -84,6 +93,13 @@ def _config(model: ModelSpec, source: Path | None) -> dict[str, Any]:
     theirs = read_json(source / CONFIG, dict)
     theirs.pop("dtype", None)  # the newer name, which older releases do not know
     return {**theirs, "torch_dtype": model.dtype}
+
+
+def _code(model: ModelSpec) -> Mapping[str, bytes]:
+    try:
+        return format_of(model).code(model)
+    except ModelError as error:
+        raise FileError(str(error)) from None
 
 
 Tensors = dict[str, Assembly]  # each of parameters

@@ -189,7 +189,7 @@ def check_same(folder: Path, model: ModelSpec) -> None:
     if form.model_types and model_type not in form.model_types:
         raise FileError(f"{path}: the model is of another family; expected {model.family}")
     try:
-        theirs = form.fields(read_json(path, form.config))
+        theirs = form.fields_in(folder, read_json(path, form.config), model)
     except ModelError as error:
         raise FileError(f"{path}: {error}") from None
     for name, value, ours in form.differences(theirs, model):
