@@ -124,3 +124,24 @@ def divide(
     least_power: float,
     least_memory: float,
 ) -> tuple[list[list[int]] | None, int]: ...
+
+class Actor:
+    def __init__(
+        self,
+        *,
+        ops: Sequence[tuple[int, int, int]],
+        seconds: Sequence[float],
+        factors: Sequence[float],
+        outboxes: Sequence[Sequence[tuple[int, int, float, Sequence[tuple[int, float]]]]],
+        messages: Sequence[int],
+        begin_s: float,
+    ) -> None: ...
+
+class Played:
+    starts: list[list[float]]
+    ends: list[list[float]]
+    message_s: list[float]
+    next: list[int]
+    blocked: dict[int, list[int]]
+
+def play(actors: Sequence[Actor], slack: int | None, hold: bool) -> Played: ...

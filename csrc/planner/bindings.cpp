@@ -1,4 +1,4 @@
-// heteropp._planner: the exact search, for heteropp/search.
+// heteropp._planner: the exact search, for heteropp/search, and the simulator's engine.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -11,6 +11,7 @@ using namespace planner;
 
 namespace planner {
 void bind_division(py::module_& m);  // division_bindings.cpp
+void bind_engine(py::module_& m);    // engine_bindings.cpp
 void bind_metis(py::module_& m);     // metis_bindings.cpp
 }  // namespace planner
 
@@ -116,5 +117,6 @@ PYBIND11_MODULE(_planner, m) {
   m.def("solve", &solve, py::arg("problem"), py::arg("cutoff_s"), py::arg("width"),
         py::call_guard<py::gil_scoped_release>());
   bind_division(m);
+  bind_engine(m);
   bind_metis(m);
 }

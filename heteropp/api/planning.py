@@ -26,15 +26,16 @@ class PlanningOptions:
     """The bounds of what a planner can be asked, beside the model and the cluster."""
 
     global_batch: Sequences
-    micro_batch_per_replica: Sequences
-    schedule: Schedule
-    zero_stage: Annotated[int, Field(ge=0, le=2)]
+    micro_batch_per_replica: Sequences | None
+    schedule: Schedule | None
+    zero_stage: Annotated[int, Field(ge=0, le=2)] | None
     optimizer: OptimizerName
     uneven_layers: bool
     stage_degrees: bool
     profile: str | None
     sequence_length: Annotated[int, Field(ge=1, le=LARGEST)] | None
     lora: str | None
+    budget_s: Annotated[float, Field(gt=0, le=86400)] | None
     trust_remote_code: bool
 
 
@@ -43,25 +44,28 @@ def plan(
     cluster: AnyCluster,
     *,
     global_batch: int,
-    planner: str = "exact",
-    micro_batch_per_replica: int = 1,
-    schedule: Schedule = "1f1b",
-    zero_stage: ZeroStage = 1,
+    planner: str = "auto",
+    micro_batch_per_replica: int | None = None,
+    schedule: Schedule | None = None,
+    zero_stage: ZeroStage | None = None,
     optimizer: OptimizerName = "adamw",
     uneven_layers: bool = False,
     stage_degrees: bool = False,
     sequence_length: int | None = None,
     lora: str | None = None,
     profile: Path | None = None,
+    budget_s: float | None = None,
     trust_remote_code: bool = False,
 ) -> Plan:
-    """Returns the best plan, with its prediction, as heteropp-search does (section 4.3).
+    """Returns the best plan, with its prediction, as heteropp-search does.
 
     model: a preset's name, a model file, a Hugging Face folder, a spec, or a function at the top of
     a file that returns a ModelDefinition (also as "file.py:function").
     cluster: a preset's name, a cluster file, or a cluster.
     global_batch: sequences of an optimizer step; micro_batch_per_replica: sequences of a
-    micro-batch in each replica. sequence_length: tokens, in place of the model's. lora: what trains
+    micro-batch in each replica. What is None of this, the schedule and the ZeRO stage, planner auto
+    chooses; the others take 1, 1F1B and 1. budget_s: of planner auto, by the clock, on which the
+    plan then depends. sequence_length: tokens, in place of the model's. lora: what trains
     beside a Hugging Face folder's frozen weights, such as "r=16,alpha=32,targets=q_proj+v_proj".
     profile: what heteropp-profile measured, in place of chip files. trust_remote_code: whether code
     in a Hugging Face folder, of a family that transformers lacks, may run.
@@ -88,6 +92,7 @@ def plan(
             sequence_length=sequence_length,
             lora=lora,
             profile=profile,
+            budget_s=budget_s,
             trust_remote_code=trust_remote_code,
         ),
     )
@@ -101,15 +106,16 @@ def request(
     cluster: AnyCluster,
     *,
     global_batch: int,
-    micro_batch_per_replica: int,
-    schedule: Schedule,
-    zero_stage: ZeroStage,
+    micro_batch_per_replica: int | None,
+    schedule: Schedule | None,
+    zero_stage: ZeroStage | None,
     optimizer: OptimizerName,
     uneven_layers: bool,
     stage_degrees: bool,
     sequence_length: int | None,
     lora: str | None,
     profile: Path | None,
+    budget_s: float | None,
     trust_remote_code: bool,
 ) -> Request:
     """Returns what a planner is asked. Raises FileError or InputError."""
@@ -126,21 +132,29 @@ def request(
             "sequence_length": sequence_length,
             "lora": lora,
             "profile": profile,
+            "budget_s": budget_s,
             "trust_remote_code": trust_remote_code,
         },
     )
+    asked = {
+        "sequences": micro_batch_per_replica,
+        "zero_stage": zero_stage,
+        "schedule": schedule,
+    }
     spec = the_model(model, sequence_length, lora, trust_remote_code)
     machines = the_cluster(cluster)
     return Request(
         cluster=machines if profile is None else _measured(machines, Path(profile), spec),
         model=spec,
         global_batch=global_batch,
-        sequences=micro_batch_per_replica,
-        zero_stage=zero_stage,
+        sequences=micro_batch_per_replica or 1,
+        zero_stage=1 if zero_stage is None else zero_stage,
         optimizer=optimizer,
-        schedule=schedule,
+        schedule=schedule or "1f1b",
         uneven_layers=uneven_layers,
         stage_degrees=stage_degrees,
+        open=frozenset(name for name, value in asked.items() if value is None),
+        budget_s=budget_s,
     )
 
 

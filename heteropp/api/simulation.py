@@ -12,6 +12,7 @@ from heteropp.api.checking import check_given
 from heteropp.api.errors import InputError
 from heteropp.api.given import AnyCluster, AnyPlan, the_cluster, the_plan
 from heteropp.cost.planned import check_cluster
+from heteropp.description.used_chips import used_cluster
 
 if TYPE_CHECKING:
     from heteropp.simulator.simulate import Simulation
@@ -62,7 +63,8 @@ def simulate(
             "trust_remote_code": trust_remote_code,
         },
     )
-    content, machines = the_plan(plan, trust_remote_code), the_cluster(cluster)
+    content = the_plan(plan, trust_remote_code)
+    machines = used_cluster(content, the_cluster(cluster))
     check_cluster(content, machines)
     for rank in slowdown or {}:
         if not isinstance(rank, int) or not 0 <= rank < content.world_size:

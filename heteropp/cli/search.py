@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+import re
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -77,23 +78,35 @@ def search(
     ] = None,
     planner: Annotated[
         str, typer.Option(help=f"{', '.join(PLANNERS)}, or all: each under one simulator.")
-    ] = "exact",
+    ] = "auto",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the plan.")
     ] = None,
     micro_batch_per_replica: Annotated[
-        int,
-        typer.Option(min=1, max=MOST_SEQUENCES, help="Sequences of a micro-batch in each replica."),
-    ] = 1,
-    schedule: Annotated[str, typer.Option(help=", ".join(get_args(Schedule)))] = "1f1b",
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_SEQUENCES,
+            help="Sequences of a micro-batch in each replica; if absent, planner auto chooses, "
+            "and others take 1.",
+        ),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{', '.join(get_args(Schedule))}; if absent, planner auto chooses, and others "
+            "take 1f1b."
+        ),
+    ] = None,
     zero_stage: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             max=2,
-            help="How far ZeRO cuts what replicas hold alike: 1 optimizer, 2 gradients too.",
+            help="How far ZeRO cuts what replicas hold alike: 1 optimizer, 2 gradients too; if "
+            "absent, planner auto chooses, and others take 1.",
         ),
-    ] = 1,
+    ] = None,
     optimizer: Annotated[
         str, typer.Option(help=f"{' or '.join(get_args(OptimizerName))}, which the plan is for.")
     ] = "adamw",
@@ -115,6 +128,13 @@ def search(
         list[str] | None,
         typer.Option(help='Plan also with nodes added or lost: "+2 a", "-1 b, +1 a".'),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Of planner auto, by the clock, such as 10s or 5m: the plan then depends on the "
+            "machine. If absent, the size of the problem alone says how many plans are simulated."
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every term of the prediction.")
     ] = False,
@@ -133,14 +153,15 @@ def search(
             cluster,
             global_batch=global_batch,
             micro_batch_per_replica=micro_batch_per_replica,
-            schedule=cast(Schedule, schedule),
-            zero_stage=cast("ZeroStage", zero_stage),
+            schedule=cast(Schedule | None, schedule),
+            zero_stage=cast("ZeroStage | None", zero_stage),
             optimizer=cast(OptimizerName, optimizer),
             uneven_layers=uneven_layers,
             stage_degrees=stage_degrees,
             sequence_length=sequence_length,
             lora=lora,
             profile=profile,
+            budget_s=_budget_s(budget, planner),
             trust_remote_code=trust_remote_code,
         )
         elsewhere = [(text, _changed(request.cluster, text)) for text in what_if or []]
@@ -166,16 +187,29 @@ def search(
     if len(verdicts) > 1:
         show_all(console, verdicts, request.cluster)
     if best.judged:
-        show_plan(console, best.best.plan, request.cluster)
+        show_plan(console, best.best.plan, best.best.simulation.cluster)
         show_prediction(console, best)
     else:
         say(console, str(best.error))
     for text, machines, verdict in others:
         _show_elsewhere(console, text, machines, verdict, best)
     if explain and best.judged:
-        show_terms(console, best.best.plan, request.cluster)
+        show_terms(console, best.best.plan, best.best.simulation.cluster)
     if output:
         say(console, f"written to {output}")
+
+
+def _budget_s(text: str | None, planner: str) -> float | None:
+    """Returns the seconds of --budget. Raises InputError."""
+    if text is None:
+        return None
+    if planner not in ("auto", "all"):
+        raise InputError(f"--budget is for planner auto; {planner} searches until it is done")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", text)
+    seconds_ = float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+    if not 0 < seconds_ <= 86400:
+        raise InputError(f"--budget is {text!r}; expected a time such as 10s, 5m or 1h")
+    return seconds_
 
 
 def _ask(name: str, request: Request) -> list[Verdict]:

@@ -217,6 +217,9 @@ def _proof(verdict: Verdict) -> str:
     result = verdict.result
     assert result is not None
     best = result.best
+    if verdict.planner == "auto":
+        bound = f"no plan takes less than {seconds(result.lower_bound_s)}, gap {result.gap:.2%}"
+        return f"the fastest of the plans simulated; {bound}"
     if verdict.planner != "exact":
         return f"{verdict.planner}'s own cost {seconds(best.cost_s)}"
     bound = f"lower bound {seconds(result.lower_bound_s)}, gap {result.gap:.2%}"

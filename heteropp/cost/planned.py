@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from heteropp.cost.documents import documents_bytes
@@ -14,7 +14,8 @@ from heteropp.description.plan import Pipeline, Plan, PlanError, ministage_layer
 from heteropp.description.profile import ChipProfile, chip_profile
 from heteropp.optimizer.replicated_gradients import exchanges
 from heteropp.schedule.action import Action
-from heteropp.schedule.stage_actions import actions
+from heteropp.schedule.inboxes import received_ahead
+from heteropp.schedule.stage_actions import actions, links, table_key
 
 
 def check_cluster(plan: Plan, cluster: Cluster) -> None:
@@ -62,17 +63,57 @@ def _rank_memory(
     memory: dict[int, Memory] = {}
     copies = exchanges(plan)
     for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
+        places = _walked_places(plan, pipeline)
+        for stage, place in zip(pipeline.stages, places, strict=True):
             alike: dict[tuple, Memory] = {}
             for replica in stage.replicas:
                 for rank in replica.ranks:
-                    summed = (copies.get((rank, k)) for k in range(stage.ministages))
+                    summed = tuple(copies.get((rank, k)) for k in range(stage.ministages))
                     shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
                     key = replica.batch_share, replica.chip, shard, *summed
                     if key not in alike:
-                        alike[key] = _walk(plan, rank, profile_of[replica.chip]).peak()
+                        profile, shape = profile_of[replica.chip], stage_shape(plan, rank)
+                        whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
+                        alike[key] = _peak(_Walked(whole, plan, rank, profile))
                     memory[rank] = alike[key]
     return tuple(memory[rank] for rank in range(plan.world_size))
+
+
+def _walked_places(plan: Plan, pipeline: Pipeline) -> list[Hashable]:
+    """Returns, by stage, what the memory of a rank depends on beyond its own stage's shape."""
+    ahead: list[list[tuple]] = [[] for _ in pipeline.stages]
+    for (s, k, kind), count in received_ahead(plan.schedule, pipeline).items():
+        ahead[s].append((kind, k, count))
+    spans = ministage_layers(pipeline, plan.schedule)
+    between = links(plan.schedule, pipeline)
+    return [
+        (
+            table_key(plan.schedule, pipeline, s, plan.overlap),
+            tuple(ahead[s]),
+            tuple(
+                (first == 0, last == plan.model.layers, plan.model.block_counts([(first, last)]))
+                for first, last in spans[s]
+            ),
+            tuple((k, j) for (a, k), (b, j) in between if a == b == s),
+        )
+        for s in range(len(pipeline.stages))
+    ]
+
+
+@dataclass(frozen=True)
+class _Walked:
+    """A rank of a plan, equal to others where all that its memory depends on is."""
+
+    key: Hashable
+    plan: Plan = field(compare=False)
+    rank: int = field(compare=False)
+    profile: ChipProfile | None = field(compare=False)
+
+
+@lru_cache(maxsize=4096)
+def _peak(walked: _Walked) -> Memory:
+    """A search asks for the same stage in many plans."""
+    return _walk(walked.plan, walked.rank, walked.profile).peak()
 
 
 def memory_walk(

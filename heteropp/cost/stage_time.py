@@ -83,6 +83,7 @@ def formula_s(times: Sequence[Time], micro_batches: int, alpha: float) -> float:
     )
 
 
+@lru_cache(maxsize=65536)
 def stage_time(
     model: ModelSpec,
     shape: StageShape,

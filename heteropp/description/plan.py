@@ -125,6 +125,7 @@ class Plan:
     overlap: bool = True  # messages go on beside the work, and a recompute fills a wait (section 5)
     profile: str | None = None  # name and digest of the profile that the plan was made from
     prediction: Prediction | None = None
+    members: tuple[str, ...] | None = None  # its chips by rank, where the cluster has others: idle
     version: int = field(default=PLAN_VERSION)
 
     @property

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import lcm
 from typing import TYPE_CHECKING
@@ -95,6 +96,18 @@ def messages(
     least to send. A rank whose own piece shares rows with the wanted piece counts as faster: its
     place in its node is the receiver's place there, and so is its NIC's.
     """
+    return list(_messages(_bare(sender), _bare(receiver), sequence_length, strategy))
+
+
+def _bare(stage: Stage) -> Stage:
+    """Returns a stage with only that which its messages depend on."""
+    return replace(stage, layers=(0, 1), recompute=False, ministages=1, slack=0, offload=False)
+
+
+@lru_cache(maxsize=4096)  # a search moves layers between the same ranks again and again
+def _messages(
+    sender: Stage, receiver: Stage, sequence_length: int, strategy: Resharding
+) -> tuple[Message, ...]:
     sender, receiver = common_multiple(sender, receiver)
     held = _boxes(sender, lambda r, i: held_box(sender, r, i, sequence_length))
     pieces = _boxes(sender, lambda r, i: piece_box(sender, r, i, sequence_length))
@@ -111,7 +124,7 @@ def messages(
         bytes_per_s if strategy == "all-gather" else alike,
     )
     found = [Message(t.senders[0], t.receiver, t.box) for t in round_]
-    return sorted(found, key=lambda message: (message.box, message.destination))
+    return tuple(sorted(found, key=lambda message: (message.box, message.destination)))
 
 
 def _boxes(stage: Stage, box_of: Callable[[int, int], Box | None]) -> dict[int, list[Box]]:

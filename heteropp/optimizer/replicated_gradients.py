@@ -37,11 +37,15 @@ class Exchange:
     to_self: int = 0  # sent to another of its own ministages
 
 
-@lru_cache(maxsize=64)
 def exchanges(plan: Plan) -> dict[tuple[int, int], Exchange]:
     """Returns, by rank and ministage, the gradient elements that are exchanged for the parameters
     that stand at several places of the plan.
     """
+    return {} if _stands_once(plan) else _exchanges(plan)
+
+
+@lru_cache(maxsize=64)
+def _exchanges(plan: Plan) -> dict[tuple[int, int], Exchange]:
     found: dict[tuple[int, int], Exchange] = defaultdict(Exchange)
     for places in shared(plan):
         for (source, destination), size in volume_bytes([sums(plan, places, 1)]).items():
@@ -116,11 +120,20 @@ def holders(plan: Plan) -> dict[str, list[Part]]:
     return dict(found)
 
 
-@lru_cache(maxsize=64)
 def shared(plan: Plan) -> dict[tuple[Part, ...], list[str]]:
     """Returns the parameters that train and stand at several places, by those places, in the
     model's order.
     """
+    return {} if _stands_once(plan) else _shared(plan)
+
+
+def _stands_once(plan: Plan) -> bool:
+    """Whether one place has each parameter, as is seen at once; a search asks for many plans."""
+    return len(plan.pipelines) == 1 and plan.schedule != "chimera" and not plan.model.tied
+
+
+@lru_cache(maxsize=64)
+def _shared(plan: Plan) -> dict[tuple[Part, ...], list[str]]:
     everywhere = holders(plan)
     found: dict[tuple[Part, ...], list[str]] = defaultdict(list)
     for parameter in plan.model.parameters():

@@ -53,7 +53,7 @@ class Trainer:
         self.place = Coordinates.of(plan, control.rank)
         self.groups = Groups(self.place)
         if run.cluster is not None:
-            set_links(run.cluster, self.groups)
+            set_links(run.plan, run.cluster, self.groups)
         self.modules = stage_modules(plan, self.place, self.groups, device.device, run.seed)
         self.executor = self._executor()
         self.tokens = opened(run.data)
@@ -81,7 +81,7 @@ class Trainer:
             groups[-1].make_up(place.rank)
             groups.append(Groups(place))
             if run.cluster is not None:
-                set_links(run.cluster, groups[-1])
+                set_links(run.plan, run.cluster, groups[-1])
             modules.append(stage_modules(plan, place, groups[-1], self.device.device, run.seed))
         return MixedLengths(run.by_length, self.place.rank, groups, modules, *settings)
 

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 
 from heteropp.description.plan import Pipeline, Schedule
 from heteropp.schedule.action import Action, Kind
-from heteropp.schedule.stage_actions import Part, actions, links
+from heteropp.schedule.stage_actions import Part, TableKey, links, table_key, table_of
 
 Inbox = tuple[int, int, Kind]  # stage, its ministage, RECV_ACTIVATION or RECV_GRADIENT
 
@@ -23,11 +23,17 @@ IDEAL_S = {Kind.F: 1, Kind.B: 2, Kind.I: 1, Kind.W: 1}
 SENDS = (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT)
 
 
-@lru_cache(maxsize=1024)
 def received_ahead(schedule: Schedule, pipeline: Pipeline) -> dict[Inbox, int]:
     """Receives posted ahead, at least one, of every inbox of a pipeline."""
-    tables = [actions(schedule, pipeline, s) for s in range(len(pipeline.stages))]
-    return most_waiting(tables, links(schedule, pipeline))
+    keys = tuple(table_key(schedule, pipeline, s) for s in range(len(pipeline.stages)))
+    return _received_ahead(keys, tuple(links(schedule, pipeline)))
+
+
+@lru_cache(maxsize=1024)
+def _received_ahead(
+    keys: tuple[TableKey, ...], between: tuple[tuple[Part, Part], ...]
+) -> dict[Inbox, int]:
+    return most_waiting([table_of(key) for key in keys], between)
 
 
 def most_waiting(

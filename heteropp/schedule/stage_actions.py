@@ -9,13 +9,57 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from heteropp.description.plan import Pipeline, Schedule, ministage_layers
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.orders import Work, in_parts, order, put_off
 
 Part = tuple[int, int]  # a stage, and which of its ministages
+
+
+class TableKey(NamedTuple):
+    """What a stage's table of actions depends on, of all that a pipeline says."""
+
+    schedule: Schedule
+    stages: int
+    stage: int
+    micro_batches: int
+    ministages: int
+    slack: int
+    parts: int
+    ends: tuple[int, ...]  # the ministages with the model's last layer
+    places: tuple[_Place, ...]  # by ministage
+    overlap: bool
+    whole_backwards: bool
+
+
+def table_key(
+    schedule: Schedule,
+    pipeline: Pipeline,
+    stage: int,
+    overlap: bool = True,
+    whole_backwards: bool = False,
+) -> TableKey:
+    """Returns the key of a stage's table; see `actions`."""
+    own, parts = pipeline.stages[stage], pipeline.parts(stage)
+    joined = paths(schedule, pipeline)
+    ends = {k for *_, (s, k) in joined if s == stage} if parts > 1 else ()
+    return TableKey(
+        schedule,
+        len(pipeline.stages),
+        stage,
+        pipeline.micro_batches,
+        own.ministages,
+        own.slack,
+        parts,
+        tuple(sorted(ends)),
+        tuple(_places(joined, pipeline, stage)),
+        overlap,
+        whole_backwards,
+    )
 
 
 def actions(
@@ -32,20 +76,25 @@ def actions(
     a recompute comes after the wait for the gradient. `whole_backwards`: a backward is not cut,
     unless the schedule does so itself.
     """
-    places = _places(schedule, pipeline, stage)
-    works = works_of(schedule, pipeline, stage)
+    return list(table_of(table_key(schedule, pipeline, stage, overlap, whole_backwards)))
+
+
+@lru_cache(maxsize=4096)
+def table_of(key: TableKey) -> tuple[Action, ...]:
+    """Returns the table of a key. A search asks for the same ones again and again."""
+    works = _works(key)
     last = {k: i for kind, i, k in works if kind in (Kind.B, Kind.W)}
     table: list[Action] = []
     for kind, micro_batch, ministage in works:
         kinds = [Kind.W]
         if kind == Kind.F:
-            kinds = places[ministage].forward
+            kinds = key.places[ministage].forward
         elif kind in (Kind.B, Kind.I):
-            kinds = places[ministage].backward(kind, overlap, whole_backwards)
+            kinds = key.places[ministage].backward(kind, key.overlap, key.whole_backwards)
         table += [Action(k, micro_batch, ministage) for k in kinds]
         if kind in (Kind.B, Kind.W) and micro_batch == last[ministage]:
             table.append(Action(Kind.REDUCE, None, ministage))
-    return [*table, Action(Kind.STEP)]
+    return (*table, Action(Kind.STEP))
 
 
 def late_and_ahead(slack: int, stage: int) -> tuple[int, int]:
@@ -60,18 +109,18 @@ def late_and_ahead(slack: int, stage: int) -> tuple[int, int]:
 
 def works_of(schedule: Schedule, pipeline: Pipeline, stage: int) -> Sequence[Work]:
     """Returns what a stage computes, in order, by its own micro-batches."""
+    return _works(table_key(schedule, pipeline, stage))
+
+
+def _works(key: TableKey) -> Sequence[Work]:
     works: Sequence[Work]
-    ministages, parts = pipeline.stages[stage].ministages, pipeline.parts(stage)
-    later, ahead = late_and_ahead(pipeline.stages[stage].slack, stage)
+    later, ahead = late_and_ahead(key.slack, key.stage)
     # a stage with more after it runs more forwards ahead
-    stages = len(pipeline.stages) + ahead
-    works = order(schedule, stages, stage, pipeline.micro_batches, ministages)
+    stages = key.stages + ahead
+    works = order(key.schedule, stages, key.stage, key.micro_batches, key.ministages)
     if later:
         works = put_off(works, later)
-    if parts == 1:
-        return works
-    ends = {k for *_, (s, k) in paths(schedule, pipeline) if s == stage}
-    return in_parts(works, parts, ends)
+    return works if key.parts == 1 else in_parts(works, key.parts, key.ends)
 
 
 def bubble_coefficient(schedule: Schedule, ministages: int = 1) -> float:
@@ -105,7 +154,11 @@ def paths(schedule: Schedule, pipeline: Pipeline) -> list[list[Part]]:
 
 def links(schedule: Schedule, pipeline: Pipeline) -> list[tuple[Part, Part]]:
     """The parts between which activations go one way, and gradients the other."""
-    return [link for path in paths(schedule, pipeline) for link in pairwise(path)]
+    return _links(paths(schedule, pipeline))
+
+
+def _links(joined: list[list[Part]]) -> list[tuple[Part, Part]]:
+    return [link for path in joined for link in pairwise(path)]
 
 
 @dataclass(frozen=True)
@@ -138,11 +191,11 @@ class _Place:
         return [receive, gather] if self.gathers else [receive]
 
 
-def _places(schedule: Schedule, pipeline: Pipeline, stage: int) -> list[_Place]:
+def _places(joined: list[list[Part]], pipeline: Pipeline, stage: int) -> list[_Place]:
     """Returns the surroundings of each ministage of a stage."""
-    own = pipeline.stages[stage]
-    into = {part: s for (s, _), part in links(schedule, pipeline)}
-    out_of = {part: s for part, (s, _) in links(schedule, pipeline)}
+    own, between = pipeline.stages[stage], _links(joined)
+    into = {part: s for (s, _), part in between}
+    out_of = {part: s for part, (s, _) in between}
     places = []
     for k in range(own.ministages):
         before, after = into.get((stage, k)), out_of.get((stage, k))

@@ -49,9 +49,12 @@ class StageCost(NamedTuple):
 class Costs:
     """What stages of a space cost, each worked out once."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, made: dict | None = None) -> None:
+        """made: of spaces that differ in the order of chip types, in micro-batches or in sequence
+        parallelism alone, which share it.
+        """
         self.space = space
-        self._made: dict[tuple, tuple[StageCost, StageCost]] = {}
+        self.made: dict = {} if made is None else made
 
     def of(
         self,
@@ -64,10 +67,14 @@ class Costs:
         first: bool,
         last: bool,
     ) -> StageCost:
-        key = (type_index, degrees, share, links, first, last)
-        if key not in self._made:
-            self._made[key] = _stage_costs(self.space, *key)
-        return self._made[key][recompute]
+        cut = self.space.sequence_parallel and degrees.tp > 1
+        key = (self.space.types[type_index].name, degrees, share, links, first, last, cut)
+        if key not in self.made:
+            self.made[key] = _stage_costs(
+                self.space, type_index, degrees, share, links, first, last
+            )
+        costs: tuple[StageCost, StageCost] = self.made[key]
+        return costs[recompute]
 
 
 def evaluate(costs: Costs, share: BatchCut, stages: Sequence[StageChoice]) -> tuple[float, float]:
@@ -126,6 +133,7 @@ def _stage_costs(
         optimizer=space.request.optimizer,
         recompute=True,
         schedule=space.request.schedule,
+        sequence_parallel=space.sequence_parallel and degrees.tp > 1,
     )
 
     def times(layers: int) -> list[Time]:

@@ -10,6 +10,7 @@ from heteropp.cost.planned import check_cluster, fits, rank_memory
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, Prediction, validate
 from heteropp.description.profile import cited_profile
+from heteropp.description.used_chips import used_cluster
 from heteropp.search.planner import (
     Candidate,
     DoesNotFitError,
@@ -77,7 +78,9 @@ def _that_fits(result: Result, cluster: Cluster) -> Result:
         validate(result.best.plan)
     except PlanError as error:
         raise SearchError(f"{result.planner}'s plan cannot run: {error}") from None
-    candidates = [c for c in (result.best, *result.runners_up) if fits(c.plan, cluster)]
+    candidates = [
+        c for c in (result.best, *result.runners_up) if fits(c.plan, used_cluster(c.plan, cluster))
+    ]
     if not candidates:
         raise does_not_fit(result.best.plan, cluster)
     return replace(result, best=candidates[0], runners_up=candidates[1:])
@@ -93,8 +96,9 @@ def ask_all(names: Iterable[str], request: Request) -> list[Verdict]:
 
 
 def judge(candidate: Candidate, result: Result, cluster: Cluster) -> Judged:
-    """Validates and simulates a plan."""
+    """Validates and simulates a plan on the chips that it uses."""
     validate(candidate.plan)
+    cluster = used_cluster(candidate.plan, cluster)
     check_cluster(candidate.plan, cluster)
     simulation = simulate(candidate.plan, cluster)
     prediction = _prediction(candidate, result.planner, result.lower_bound_s, simulation)

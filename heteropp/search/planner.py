@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from heteropp.models.spec import ModelSpec
 
 MOST_SEQUENCES = 65536  # of a global batch
-PLANNERS = ("exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform")
+PLANNERS = (*("auto", "exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform"),)
+# what planner auto may choose where the request does not say it; other planners take the defaults
+OPTIONS = ("sequences", "zero_stage", "schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class Request:
     schedule: Schedule = "1f1b"
     uneven_layers: bool = False  # the stages of one chip type may hold unlike numbers of layers
     stage_degrees: bool = False  # and have unlike tensor- and data-parallel degrees
+    open: frozenset[str] = frozenset()  # of OPTIONS: left to planner auto
+    budget_s: float | None = None  # of planner auto, by the clock; None: by problem size alone
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,7 @@ def with_slack(plan: Plan, cluster: Cluster, ahead: int = 0) -> Plan:
 
     ahead: how many more forwards each stage runs ahead, but for the last, which no stage waits for.
     """
-    slack = [
-        [s + ahead * (s + 1 < len(pipeline.stages)) for s in range(len(pipeline.stages))]
-        for pipeline in plan.pipelines
-    ]
+    slack = _most(plan, ahead)
     while True:
         found = _with(plan, slack)
         givers = {(p, _giver(slack[p], s)) for p, s in _overrun(found, cluster)}
@@ -34,6 +31,18 @@ def with_slack(plan: Plan, cluster: Cluster, ahead: int = 0) -> Plan:
                 slack[p][s] //= 2
         for mosts in slack:
             _keep_fed(mosts)
+
+
+def with_most_slack(plan: Plan, ahead: int = 0) -> Plan:
+    """Returns what `with_slack` does where memory has room for all of it."""
+    return _with(plan, _most(plan, ahead))
+
+
+def _most(plan: Plan, ahead: int) -> list[list[int]]:
+    return [
+        [s + ahead * (s + 1 < len(pipeline.stages)) for s in range(len(pipeline.stages))]
+        for pipeline in plan.pipelines
+    ]
 
 
 def _giver(slack: list[int], s: int) -> int | None:

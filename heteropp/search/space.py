@@ -163,10 +163,20 @@ class BatchCut:
 class Space:
     """What a request may choose from."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(
+        self,
+        request: Request,
+        order: Sequence[str] | None = None,
+        sequence_parallel: bool = False,
+    ) -> None:
+        """order: the chip types from the first stages on, larger memory first if absent.
+
+        sequence_parallel: stages of several tensor-parallel ranks cut rows, too.
+        """
         self.request = request
         self.model = request.model
-        names = request.cluster.chip_names()
+        self.sequence_parallel = sequence_parallel
+        names = order or request.cluster.chip_names()
         self.types = [ChipType(request.cluster, name, request.model) for name in names]
 
     @cached_property
@@ -254,7 +264,7 @@ class Space:
         )
 
     def plan(self, share: BatchCut, stages: Sequence[StageChoice]) -> Plan:
-        """Returns the plan of these stages, first to last, on all ranks in order."""
+        """Returns the plan of these stages, first to last, on all ranks of each type in order."""
         micro_batch = share.replicas * share.sequences
         made = list(self._stages(micro_batch, stages))
         return Plan(
@@ -268,13 +278,16 @@ class Space:
         )
 
     def _stages(self, micro_batch: int, stages: Iterable[StageChoice]) -> Iterator[Stage]:
-        rank = layer = 0
+        layer, begins = 0, [chips.ranks.start for chips in self.types]
         for stage in stages:
             tp, dp = stage.degrees.tp, stage.degrees.dp
+            rank = begins[stage.type_index]
+            begins[stage.type_index] += tp * dp
             firsts = range(rank, rank + tp * dp, tp)
             yield Stage(
                 layers=(layer, layer + stage.layers),
                 recompute=stage.recompute,
+                sequence_parallel=self.sequence_parallel and tp > 1,
                 replicas=tuple(
                     Replica(
                         ranks=tuple(range(first, first + tp)),
@@ -284,4 +297,4 @@ class Space:
                     for first in firsts
                 ),
             )
-            rank, layer = rank + tp * dp, layer + stage.layers
+            layer += stage.layers

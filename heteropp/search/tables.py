@@ -78,6 +78,20 @@ class Tables:
         ]
 
     def _choice(self, index: int, degrees: Degrees, recompute: bool) -> _planner.Choice:
+        """Returns a choice; spaces that share their costs share it, too."""
+        group = self.groups[index]
+        chips = self.space.types[group.type_index]
+        key = (
+            *(chips.name, tuple(chips.nodes), group.start, group.chips, degrees, recompute),
+            *(self.share, self.request.stage_degrees, self.space.sequence_parallel),
+            *(index == 0, index == len(self.groups) - 1),
+        )
+        if key not in self.costs.made:
+            self.costs.made[key] = self._make_choice(index, degrees, recompute)
+        choice: _planner.Choice = self.costs.made[key]
+        return choice
+
+    def _make_choice(self, index: int, degrees: Degrees, recompute: bool) -> _planner.Choice:
         group = self.groups[index]
         align = degrees.tp if self.request.stage_degrees else degrees.chips
         links = self.space.types[group.type_index].stage_links(group, degrees, align)

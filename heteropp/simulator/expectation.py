@@ -10,6 +10,7 @@ from heteropp.description.cluster import read_cluster
 from heteropp.description.plan import Plan
 from heteropp.description.profile import ProfileError
 from heteropp.description.timeline import Span
+from heteropp.description.used_chips import used_cluster
 from heteropp.schedule.action import Kind
 from heteropp.schedule.step_times import LinkTimes
 from heteropp.simulator.engine import Actor
@@ -48,8 +49,9 @@ def expected_step(plan: Plan, cluster: Path) -> ExpectedStep | None:
 
     Raises FileError where the cluster cannot be read.
     """
+    machines = used_cluster(plan, read_cluster(cluster))
     try:
-        return ExpectedStep(simulate(plan, read_cluster(cluster), emulated=True))
+        return ExpectedStep(simulate(plan, machines, emulated=True))
     except ProfileError:
         return None
 

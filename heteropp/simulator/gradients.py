@@ -21,7 +21,7 @@ def reductions(
     cluster: Cluster,
     actors: Actors,
     reduce_s: Sequence[Sequence[float]],
-    tables: Mapping[tuple[int, int], list[Action]],
+    tables: Mapping[tuple[int, int], Sequence[Action]],
 ) -> tuple[list[ReductionGroup], list[list[list[int]]]]:
     """Returns the groups, and by actor and ministage those that it takes part in, in order.
 
@@ -56,7 +56,7 @@ def _shared_bytes(plan: Plan) -> dict[tuple[Part, ...], int]:
     return {parts: sum(sizes[name] for name in names) for parts, names in last_first}
 
 
-def _reduced_at(tables: Mapping[tuple[int, int], list[Action]], part: Part) -> int:
+def _reduced_at(tables: Mapping[tuple[int, int], Sequence[Action]], part: Part) -> int:
     p, s, k = part
     return tables[p, s].index(Action(Kind.REDUCE, None, k))
 

@@ -6,8 +6,9 @@ An actor is one tensor-parallel replica, whose ranks work in step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from math import lcm
 
 from heteropp.cost.communication import gather_boundary_s
@@ -18,7 +19,7 @@ from heteropp.description.plan import Plan, Stage, ministage_layers
 from heteropp.description.profile import chip_profile
 from heteropp.layout.resharding import messages, piece_box
 from heteropp.schedule.action import Action, Kind
-from heteropp.schedule.stage_actions import actions, links
+from heteropp.schedule.stage_actions import TableKey, links, table_key, table_of
 from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Transmission
 from heteropp.simulator.gradients import reductions
 from heteropp.simulator.reductions import ReductionGroup
@@ -47,7 +48,7 @@ class ActorCoordinates:
 @dataclass(frozen=True)
 class Program:
     seats: list[ActorCoordinates]  # by actor
-    tables: list[list[Action]]  # by actor; one op each, but for the step at the end
+    tables: list[Sequence[Action]]  # by actor; one op each, but for the step at the end
     actors: list[Actor]
     groups: list[ReductionGroup]
     reductions: list[list[list[int]]]  # by actor and ministage: its groups, in order
@@ -109,15 +110,13 @@ class _Compiler:
     def program(self, whole_backwards: bool) -> Program:
         for p in range(len(self.plan.pipelines)):
             self._connect(p)
-        tables: dict[tuple[int, int], list[Action]] = {}
+        tables: dict[tuple[int, int], Sequence[Action]] = {}
         ops: dict[tuple[int, int], list[Op]] = {}
         for p, pipeline in enumerate(self.plan.pipelines):
-            for s, stage in enumerate(pipeline.stages):
-                tables[p, s] = actions(
-                    self.plan.schedule, pipeline, s, self.plan.overlap, whole_backwards
-                )
-                turns = self.turns[p, s]
-                ops[p, s] = _ops(tables[p, s], stage.ministages, pipeline.parts(s), turns)
+            for s in range(len(pipeline.stages)):
+                key = table_key(self.plan.schedule, pipeline, s, self.plan.overlap, whole_backwards)
+                tables[p, s] = table_of(key)
+                ops[p, s] = _ops(key, tuple(sorted(self.turns[p, s].items())))
         actors_of: dict[tuple[int, int], list[int]] = defaultdict(list)
         for a, seat in enumerate(self.seats):
             actors_of[seat.pipeline, seat.stage].append(a)
@@ -270,24 +269,24 @@ class _Compiler:
         return self.pipes.setdefault(name, len(self.pipes))
 
 
-def _ops(
-    table: list[Action], ministages: int, parts: int, turns: Mapping[tuple[Kind, int], int]
-) -> list[Op]:
+@lru_cache(maxsize=4096)
+def _ops(key: TableKey, turns: tuple[tuple[tuple[Kind, int], int], ...]) -> list[Op]:
     """Returns an op for each action but the last, the step, with the slots that _Compiler fills."""
     slots: dict[tuple[Kind, int], tuple[int, int]] = {}
-    for k in range(ministages):
+    parts, turns_of = key.parts, dict(turns)
+    for k in range(key.ministages):
         for i, kind in enumerate(WORKS):
             slots[kind, k] = WORK, k * len(WORKS) + i
         slots[Kind.SEND_ACTIVATION, k] = SEND, parts * k
         slots[Kind.RECV_ACTIVATION, k] = RECV, parts * k
-        slots[Kind.SEND_GRADIENT, k] = SEND, parts * (ministages + k)
-        slots[Kind.RECV_GRADIENT, k] = RECV, parts * (ministages + k)
+        slots[Kind.SEND_GRADIENT, k] = SEND, parts * (key.ministages + k)
+        slots[Kind.RECV_GRADIENT, k] = RECV, parts * (key.ministages + k)
         slots[Kind.REDUCE, k] = MARK, k
     ops = []
-    for action in table[:-1]:
-        key = action.kind, action.ministage
-        (code, slot), i = slots[key], action.micro_batch or 0
-        many = turns.get(key, 1)
+    for action in table_of(key)[:-1]:
+        name = action.kind, action.ministage
+        (code, slot), i = slots[name], action.micro_batch or 0
+        many = turns_of.get(name, 1)
         ops.append((code, slot + i % many, i // many))
     return ops
 

@@ -28,10 +28,18 @@ def command(name: str, *arguments, **environment: str) -> subprocess.CompletedPr
 
 def test_the_quickstart_plan_mixes_vendors_layers_and_degrees(tmp_path: Path) -> None:
     cluster = PRESETS / "clusters" / "quickstart.toml"
-    found = command(
+    asked = (
         *("search", "--cluster", cluster, "--model", PRESETS / "models" / "quickstart.toml"),
-        *("--global-batch", 16, "--micro-batch-per-replica", 2, "-o", tmp_path / "plan.json"),
+        *("--global-batch", 16, "--micro-batch-per-replica", 2),
     )
+    default = command(*asked, "-o", tmp_path / "auto.json")
+    assert default.returncode == 0, default.stderr
+    fastest = read_plan(tmp_path / "auto.json")
+    chips = {r.chip for p in fastest.pipelines for stage in p.stages for r in stage.replicas}
+    assert len(chips) >= 3
+    assert "no plan takes less than" in default.stdout
+
+    found = command(*asked, "--planner", "exact", "-o", tmp_path / "plan.json")
     assert found.returncode == 0, found.stderr
     stages = read_plan(tmp_path / "plan.json").pipelines[0].stages
     assert len({stage.replicas[0].chip for stage in stages}) >= 3
@@ -46,7 +54,8 @@ def test_the_quickstart_plan_mixes_vendors_layers_and_degrees(tmp_path: Path) ->
     )
     assert simulated.returncode == 0, simulated.stderr
     prediction = read_plan(tmp_path / "plan.json").prediction
-    assert prediction is not None
+    assert prediction is not None and fastest.prediction is not None
+    assert fastest.prediction.step_s <= prediction.step_s
     assert json.loads(simulated.stdout)["step_s"] == prediction.step_s
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     leaders = {replica.ranks[0] for stage in stages for replica in stage.replicas}

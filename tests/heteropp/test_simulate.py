@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from heteropp.description.fabric import Fabric, LinkEntry
 from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
 from heteropp.description.timeline import write_chrome_trace
 from heteropp.schedule.action import Action, Kind
-from heteropp.schedule.stage_actions import actions
+from heteropp.schedule.stage_actions import TableKey, actions, table_of
 from heteropp.simulator import program
 from heteropp.simulator.picture import draw_simulation
 from heteropp.simulator.simulate import DeadlockError, hetero_speedup_ratio, simulate
@@ -363,14 +364,20 @@ def test_a_straggler_slows_the_whole_pipeline(monkeypatch) -> None:
 # deadlocks
 
 
+def planted(monkeypatch, tables: Callable[[TableKey], list[Action]]) -> None:
+    """The simulator takes these tables for the schedule's own."""
+    monkeypatch.setattr(program, "table_of", tables)
+    monkeypatch.setattr(program, "_ops", program._ops.__wrapped__)  # it keeps those it has made
+
+
 def test_a_deadlock_is_found_and_named(monkeypatch) -> None:
     plan, cluster = uniform(2, 2)
 
-    def backward_first(schedule, pipeline: Pipeline, stage: int, *how: bool) -> list[Action]:
-        table = actions(schedule, pipeline, stage, *how)
-        return table if stage else sorted(table, key=lambda a: a.kind != Kind.RECV_GRADIENT)
+    def backward_first(key: TableKey) -> list[Action]:
+        table = list(table_of(key))
+        return table if key.stage else sorted(table, key=lambda a: a.kind != Kind.RECV_GRADIENT)
 
-    monkeypatch.setattr(program, "actions", backward_first)
+    planted(monkeypatch, backward_first)
     with pytest.raises(DeadlockError) as caught:
         simulate(plan, cluster)
     assert str(caught.value) == (
@@ -382,11 +389,11 @@ def test_a_deadlock_is_found_and_named(monkeypatch) -> None:
 def test_a_message_that_no_one_sends_is_named(monkeypatch) -> None:
     plan, cluster = uniform(2, 2)
 
-    def mute(schedule, pipeline: Pipeline, stage: int, *how: bool) -> list[Action]:
+    def mute(key: TableKey) -> list[Action]:
         lost = Action(Kind.SEND_ACTIVATION, 1)
-        return [a for a in actions(schedule, pipeline, stage, *how) if a != lost]
+        return [a for a in table_of(key) if a != lost]
 
-    monkeypatch.setattr(program, "actions", mute)
+    planted(monkeypatch, mute)
     with pytest.raises(DeadlockError, match="micro-batch 1 waits, and no one sends it"):
         simulate(plan, cluster)
 

@@ -145,10 +145,11 @@ def cluster_of(
     from heteropp.cost.planned import check_cluster, check_memory
     from heteropp.description.cluster import read_cluster
     from heteropp.description.profile import ProfileError
+    from heteropp.description.used_chips import used_cluster
     from heteropp.runtime.mixed_lengths.memory import check_together
     from heteropp.simulator.simulate import simulate
 
-    cluster = read_cluster(path)
+    cluster = used_cluster(plans[0], read_cluster(path))
     for plan in plans:
         check_cluster(plan, cluster)
     if len(plans) > 1:

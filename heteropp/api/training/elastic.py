@@ -25,6 +25,7 @@ from heteropp.cost.planned import check_cluster, check_memory
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.files import read_json, write_json
 from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.used_chips import used_cluster
 from heteropp.elastic.decisions.roster import Roster
 from heteropp.elastic.job import Board, Job, Meeting
 from heteropp.elastic.launcher.agent import Agent
@@ -368,8 +369,9 @@ def _check_plan(run: TrainingRun, cluster: Cluster, roster: Roster) -> tuple[str
     if not roster.up():
         raise InputError(f"no chip of cluster {cluster.name} is available")
     there = cluster.kept(map(cluster.rank, roster.up()))
-    if run.plan.world_size == there.world_size:
+    if run.plan.members is None and run.plan.world_size == there.world_size:
         cluster = there
+    cluster = used_cluster(run.plan, cluster)
     check_cluster(run.plan, cluster)
     if run.device == "chip":
         check_memory(run.plan, cluster, run.attention_within == "document")

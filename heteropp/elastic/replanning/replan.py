@@ -19,9 +19,9 @@ from heteropp.cost.planned import check_memory, human_bytes
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, Schedule, validate
 from heteropp.description.profile import ProfileError
-from heteropp.elastic.replanning.balance import Balance, Sketch
+from heteropp.elastic.replanning.adapted import adapted
 from heteropp.elastic.replanning.moved import moved_bytes
-from heteropp.elastic.replanning.skeletons import Skeleton, adapted, skeletons
+from heteropp.search.balance import Balance, Sketch
 from heteropp.search.judge import Judged, ask, judge, relaxed
 from heteropp.search.planner import (
     Candidate,
@@ -30,6 +30,7 @@ from heteropp.search.planner import (
     Result,
     SearchError,
 )
+from heteropp.search.skeletons import Skeleton, skeletons
 
 NEAR = 1.02  # plans that take so many times as long as the best are about as fast
 COMPARED = 8  # of those, at most

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Plan
 from heteropp.description.timeline import Span
+from heteropp.description.used_chips import used_cluster
 from heteropp.runtime.evaluation import Validation
 from heteropp.runtime.executor import StepResult
 from heteropp.runtime.measuring.metrics import Mark, StepMetrics
@@ -75,7 +76,7 @@ class Gauges:
         self.links = LinkTimes()
         if cluster is None:
             return
-        self.cluster = read_cluster(cluster)
+        self.cluster = used_cluster(plan, read_cluster(cluster))
         if one_plan and expect:
             self.expected = expect(plan, cluster)
         if self.expected is None:

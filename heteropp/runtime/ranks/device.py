@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from heteropp.description.plan import Plan
 from heteropp.runtime.measuring.metrics import Clock, EmulatedClock, EventClock, HostClock
 from heteropp.runtime.ranks.host_memory import keep_freed_memory
 from heteropp.runtime.ranks.transport import Groups
@@ -88,14 +89,15 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
     return Chip(ditorch.device, "dicomm", EmulatedClock(ready_at_ns, ditorch.device.index))
 
 
-def set_links(cluster: Path, groups: Groups) -> None:
+def set_links(plan: Plan, cluster: Path, groups: Groups) -> None:
     """Paces this rank's links, in each of its groups, as the cluster's are."""
     import dicomm.distributed
 
     # imports ditorch, so not before open_device
     from heteropp.description.cluster import read_cluster
+    from heteropp.description.used_chips import used_cluster
 
-    machines = read_cluster(cluster)
+    machines = used_cluster(plan, read_cluster(cluster))
     rank = dist.get_rank()
     for group in groups.every():
         peers = [peer for peer in dist.get_process_group_ranks(group) if peer != rank]

@@ -1,18 +1,14 @@
 """Plans without their numbers: which ranks make which replicas, stages and pipelines.
 
-Those worth a try on the chips of a cluster, and what is left of a plan's when chips have gone. As
-in Hetu v2 (appendix A.3), a tensor-parallel group that lost a rank goes on as smaller ones: of
-three ranks, as a stage of two and one of one.
+Those worth a try on the chips of a cluster, weakest chips first.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Plan
 from heteropp.models.spec import ModelSpec
 
 Ranks = tuple[int, ...]  # of a replica
@@ -48,47 +44,17 @@ def skeletons(cluster: Cluster, model: ModelSpec, power: Power) -> Iterator[Skel
                     )
 
 
-def adapted(plan: Plan, rank_of: Sequence[int | None], cluster: Cluster) -> Skeleton:
-    """What is left of a plan's; chips that joined are the stages of one more pipeline.
-
-    rank_of: by rank of the plan, which one the chip is now, or None for one that has gone.
-    """
-    pipelines = []
-    for pipeline in plan.pipelines:
-        stages: list[Stage] = []
-        for stage in pipeline.stages:
-            left = [
-                sorted(r for rank in replica.ranks if (r := rank_of[rank]) is not None)
-                for replica in stage.replicas
-            ]
-            if stage.dp > 1 and any(len(ranks) % stage.tp for ranks in left):
-                # its replicas stay together, each of the largest degree that all have
-                whole = math.gcd(*map(len, left)) or 1
-                tp = next(tp for tp in _powers_down(stage.tp) if whole % tp == 0)
-            else:
-                tp = stage.tp
-            units = [unit for ranks in left for unit in pieces(ranks, tp)]
-            stages += _alike(units)
-        if stages:
-            pipelines.append(tuple(stages))
-    known = {rank for rank in rank_of if rank is not None}
-    joined = [[rank for rank in node.ranks if rank not in known] for node in cluster.nodes]
-    tp = max(stage.tp for pipeline in plan.pipelines for stage in pipeline.stages)
-    fresh = [(unit,) for ranks in joined for unit in pieces(ranks, tp)]
-    return tuple(pipelines) + ((tuple(fresh),) if fresh else ())
-
-
 def pieces(ranks: Sequence[int], tp: int) -> list[Ranks]:
     """Ranks of one node in tensor-parallel groups, the last ones of smaller powers of two."""
     result, first = [], 0
-    for size in (tp, *_powers_down(tp - 1)):
+    for size in (tp, *powers_down(tp - 1)):
         while first + size <= len(ranks):
             result.append(tuple(ranks[first : first + size]))
             first += size
     return result
 
 
-def _powers_down(most: int) -> Iterator[int]:
+def powers_down(most: int) -> Iterator[int]:
     return (1 << n for n in reversed(range(most.bit_length())))
 
 
@@ -109,7 +75,7 @@ def _spread(units: list[Ranks], count: int, power: Power) -> list[list[Ranks]]:
 
 
 def _stages(units: list[Ranks], count: int, power: Power) -> list[Stage]:
-    return [stage for group in _cut(units, count, power) for stage in _alike(group)]
+    return [stage for group in _cut(units, count, power) for stage in alike(group)]
 
 
 def _cut(units: list[Ranks], count: int, power: Power) -> list[list[Ranks]]:
@@ -130,6 +96,6 @@ def _cut(units: list[Ranks], count: int, power: Power) -> list[list[Ranks]]:
     return result
 
 
-def _alike(units: list[Ranks]) -> list[Stage]:
+def alike(units: list[Ranks]) -> list[Stage]:
     """One stage for each run of groups of one degree."""
     return [tuple(same) for _, same in itertools.groupby(units, len)]

@@ -20,10 +20,10 @@ from heteropp.cost.stage_time import StageShape, all_reduce_s, stage_memory, sta
 from heteropp.description.cluster import Cluster, Link
 from heteropp.description.plan import INTERLEAVING, Pipeline, Plan, Replica, Stage
 from heteropp.description.profile import ProfileError, chip_profile
-from heteropp.elastic.replanning.skeletons import LARGE, Ranks, Skeleton
 from heteropp.schedule.in_flight import whole_in_flight
 from heteropp.search.costs import Plane
 from heteropp.search.planner import Candidate
+from heteropp.search.skeletons import LARGE, Ranks, Skeleton
 
 ALONE = Link(0.0, math.inf)
 SIZES = 4  # of a micro-batch, tried for each skeleton
@@ -74,7 +74,7 @@ class Balance:
     def __init__(self, cluster: Cluster, like: Plan) -> None:
         self.cluster, self.like = cluster, like
         self.ministages = 1
-        if like.schedule in INTERLEAVING:
+        if like.schedule in INTERLEAVING and like.pipelines:
             self.ministages = like.pipelines[0].stages[0].ministages
         self._units: dict[Ranks, Unit] = {}
         self._lines: dict[ReplicaKey, tuple[float, float]] = {}

@@ -1,0 +1,44 @@
+"""What a plan takes at least: the work of its busiest replica, known before it is simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from heteropp.cost.planned import group_links, stage_shape
+from heteropp.cost.stage_time import stage_time
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan, ministage_layers
+from heteropp.description.profile import chip_profile
+
+
+def busy_s(plan: Plan, cluster: Cluster) -> float:
+    """Returns the seconds that the busiest replica of a plan computes in a step."""
+    most_s = 0.0
+    for pipeline in plan.pipelines:
+        held = ministage_layers(pipeline, plan.schedule)
+        for s, stage in enumerate(pipeline.stages):
+            count = pipeline.micro_batches * pipeline.parts(s)
+            if plan.schedule == "chimera":  # a ministage has every other micro-batch
+                count = count // 2
+            alike = {}
+            for replica in stage.replicas:
+                alike[replica.chip, replica.batch_share] = replica.ranks[0]
+            for rank in alike.values():
+                shape = stage_shape(plan, rank)
+                links = group_links(plan, cluster, rank)
+                chip = cluster.chip(rank)
+                profile = chip_profile(cluster, cluster.node(rank).chip_name)
+                own_s = 0.0
+                for first, last in held[s]:
+                    own = replace(
+                        shape,
+                        layers=last - first,
+                        first=first == 0,
+                        last=last == plan.model.layers,
+                        ministages=1,
+                        blocks=plan.model.block_counts([(first, last)]),
+                    )
+                    time = stage_time(plan.model, own, chip, *links, profile)
+                    own_s += count * time.micro_batch_s + time.norm_s + time.update_s
+                most_s = max(most_s, own_s)
+    return most_s

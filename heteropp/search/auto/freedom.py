@@ -1,0 +1,111 @@
+"""What a request leaves open to the default planner, and what it may choose there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from heteropp.description.plan import Plan, Schedule, Stage, ZeroStage
+from heteropp.description.profile import chip_profile
+from heteropp.search.planner import Request
+from heteropp.search.tables import SCHEDULES
+
+EVERY_SCHEDULE: tuple[Schedule, ...] = (
+    "1f1b",
+    "zb-h1",
+    "gpipe",
+    "interleaved-1f1b",
+    "zb-v",
+    "chimera",
+)
+EVERY_ZERO: tuple[ZeroStage, ...] = (0, 1, 2)
+MOST_SIZES = 4  # of a replica's part of a micro-batch, each twice the one before
+PAIRED = ("zb-v", "chimera")  # schedules of two ministages on every stage
+
+
+@dataclass(frozen=True)
+class Freedom:
+    """What plans for a request may be like."""
+
+    request: Request
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        return EVERY_SCHEDULE if "schedule" in self.request.open else (self.request.schedule,)
+
+    @property
+    def zero_stages(self) -> tuple[ZeroStage, ...]:
+        return EVERY_ZERO if "zero_stage" in self.request.open else (self.request.zero_stage,)
+
+    @property
+    def sequences_open(self) -> bool:
+        return "sequences" in self.request.open
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sequences of a micro-batch in each replica that plans begin with."""
+        if not self.sequences_open:
+            return [self.request.sequences]
+        batch = self.request.global_batch
+        return [1 << n for n in range(MOST_SIZES) if batch % (1 << n) == 0]
+
+    @property
+    def chain_schedule(self) -> Schedule:
+        """The schedule under which pipelines are sought, before they take another."""
+        first = self.schedules[0]
+        return first if first in SCHEDULES else "1f1b"
+
+    @cached_property
+    def measured(self) -> bool:
+        """Whether some chip has a profile, which knows neither sequence parallelism nor selective
+        recompute.
+        """
+        cluster = self.request.cluster
+        return any(chip_profile(cluster, name) for name in cluster.chip_names())
+
+    @cached_property
+    def sequence_parallel(self) -> tuple[bool, ...]:
+        """Whether stages may cut rows over tensor-parallel ranks."""
+        refused = self.request.model.sequence_parallel_problem() is not None
+        return (False,) if refused or self.measured else (False, True)
+
+    @cached_property
+    def selective_recompute(self) -> bool:
+        refused = self.request.model.selective_recompute_problem() is not None
+        return not refused and not self.measured
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether a plan keeps to what the request says."""
+        if plan.schedule not in self.schedules or plan.zero_stage not in self.zero_stages:
+            return False
+        if self.sequences_open:
+            return True
+        own = self.request.sequences
+        return all(
+            replica.batch_share >= own and replica.batch_share % own == 0
+            for pipeline in plan.pipelines
+            for stage in pipeline.stages
+            for replica in stage.replicas
+        )
+
+
+def as_schedule(plan: Plan, schedule: Schedule, ministages: int) -> Plan | None:
+    """Returns a plan under another schedule, or None where its stages hold too few layers.
+
+    ministages: of each stage, where the schedule interleaves them.
+    """
+    count = {"1f1b": 1, "zb-h1": 1, "zb-v": 2, "chimera": 2}.get(schedule, ministages)
+
+    def changed(stage: Stage) -> Stage:
+        return replace(stage, ministages=count, offload=stage.offload and count > 1)
+
+    for pipeline in plan.pipelines:
+        if schedule == "chimera" and len(pipeline.stages) % 2:
+            return None
+        if schedule != "chimera" and min(s.layer_count for s in pipeline.stages) < count:
+            return None
+    pipelines = tuple(
+        replace(pipeline, stages=tuple(map(changed, pipeline.stages)))
+        for pipeline in plan.pipelines
+    )
+    return replace(plan, schedule=schedule, pipelines=pipelines)

@@ -1,0 +1,357 @@
+"""The neighbours of a draft: plans that differ in one thing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from heteropp.description.plan import Plan, Replica, Stage
+from heteropp.search.auto.freedom import Freedom, as_schedule
+from heteropp.search.auto.trials import Draft, with_pipelines
+
+SLACK = 0  # the first kind: less slack than there could be may be faster than all of it
+AHEAD = (None, 0, 1, 2)  # how far stages of 1F1B may run ahead
+MINISTAGES = (2, 3, 4)  # of schedules that interleave them
+STEPS = (1, 2, 4)  # layers, sequences or micro-batches that move at once
+Kind = Iterator[Draft]
+
+
+def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
+    """Returns the kinds of neighbours, those that help most often first."""
+    plan = draft.plan
+    kinds = [
+        _layers(plan),
+        _recompute(plan, freedom),
+        _sequence_parallel(plan, freedom),
+        _sizes(plan),
+        _zero(plan, freedom),
+        schedules(plan, freedom),
+        _degrees(plan),
+        _order(plan),
+        _joined(plan),
+        _cut(plan),
+        _shares(plan),
+        _micro_batches(plan),
+        _fewer(plan),
+    ]
+    same = [(Draft(other, _ahead(other, draft)) for other in kind) for kind in kinds]
+    return [_slack(draft), *same]
+
+
+def _ahead(plan: Plan, draft: Draft) -> int | None:
+    return draft.ahead if plan.schedule == "1f1b" else None
+
+
+def _slack(draft: Draft) -> Kind:
+    if draft.plan.schedule == "1f1b":
+        for ahead in AHEAD:
+            if ahead != draft.ahead:
+                yield replace(draft, ahead=ahead)
+
+
+def _layers(plan: Plan) -> Iterator[Plan]:
+    """Layers move from one stage to another, those between them shift."""
+    for p, pipeline in enumerate(plan.pipelines):
+        counts = [stage.layer_count for stage in pipeline.stages]
+        for i, j in itertools.permutations(range(len(counts)), 2):
+            for step in STEPS:
+                if counts[i] > step:
+                    moved = list(counts)
+                    moved[i] -= step
+                    moved[j] += step
+                    yield _with(plan, p, _dealt(pipeline.stages, moved))
+
+
+def _recompute(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
+    """Recompute on or off, of all stages at once or of one, or of attention alone."""
+    modes = [(False, False), (True, False)]
+    if freedom.selective_recompute:
+        modes.insert(1, (False, True))
+    for mode in modes:
+        yield _each(plan, partial(_again, mode))
+    for p, s, stage in _places(plan):
+        for mode in modes:
+            yield _one(plan, p, s, _again(mode, stage))
+    for p, s, stage in _places(plan):
+        if stage.offload:
+            yield _one(plan, p, s, replace(stage, offload=False))
+    yield _each(plan, lambda stage: replace(stage, offload=False))
+
+
+def _again(mode: tuple[bool, bool], stage: Stage) -> Stage:
+    whole, attention = mode
+    return replace(stage, recompute=whole, selective_recompute=attention)
+
+
+def _sequence_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
+    if True not in freedom.sequence_parallel:
+        return
+    for cut in (True, False):
+        yield _each(plan, partial(_rows, cut))
+    for p, s, stage in _places(plan):
+        yield _one(plan, p, s, _rows(not stage.sequence_parallel, stage))
+
+
+def _rows(cut: bool, stage: Stage) -> Stage:
+    return replace(stage, sequence_parallel=cut and stage.tp > 1)
+
+
+def _sizes(plan: Plan) -> Iterator[Plan]:
+    """Micro-batches twice or half as large, and the other way round as many."""
+    if all(pipeline.micro_batches % 2 == 0 for pipeline in plan.pipelines):
+        larger = _each(
+            plan, lambda stage: _shared(stage, [2 * r.batch_share for r in stage.replicas])
+        )
+        yield _counted(replace(larger, micro_batch=2 * plan.micro_batch), 0.5)
+    shares = [r.batch_share for _, _, stage in _places(plan) for r in stage.replicas]
+    if all(share % 2 == 0 for share in shares):
+        smaller = _each(
+            plan, lambda stage: _shared(stage, [r.batch_share // 2 for r in stage.replicas])
+        )
+        yield _counted(replace(smaller, micro_batch=plan.micro_batch // 2), 2)
+
+
+def _counted(plan: Plan, factor: float) -> Plan:
+    return with_pipelines(
+        plan,
+        [replace(p, micro_batches=int(p.micro_batches * factor)) for p in plan.pipelines],
+    )
+
+
+def _zero(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
+    for stage in freedom.zero_stages:
+        if stage != plan.zero_stage:
+            yield replace(plan, zero_stage=stage)
+
+
+def schedules(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
+    """Every other schedule that the request leaves open."""
+    for schedule in freedom.schedules:
+        counts = MINISTAGES if schedule == "interleaved-1f1b" else (1,)
+        for count in counts:
+            other = as_schedule(plan, schedule, count)
+            if other is not None and other != plan:
+                yield other
+
+
+def _degrees(plan: Plan) -> Iterator[Plan]:
+    """A stage's chips as other tensor-parallel groups, or as other replicas."""
+    for p, s, stage in _places(plan):
+        ranks = sorted(rank for replica in stage.replicas for rank in replica.ranks)
+        if len({replica.chip for replica in stage.replicas}) > 1:
+            continue
+        for tp in (2 * stage.tp, stage.tp // 2):
+            if tp and len(ranks) % tp == 0 and (other := _regrouped(plan, stage, ranks, tp)):
+                yield _one(plan, p, s, other)
+
+
+def _regrouped(plan: Plan, stage: Stage, ranks: Sequence[int], tp: int) -> Stage | None:
+    """Returns the stage with its ranks in groups of tp, or None where no share is whole."""
+    dp = len(ranks) // tp
+    whole = plan.micro_batch
+    if whole % dp:
+        return None
+    replicas = tuple(
+        Replica(
+            ranks=tuple(ranks[first : first + tp]),
+            chip=stage.replicas[0].chip,
+            batch_share=whole // dp,
+        )
+        for first in range(0, len(ranks), tp)
+    )
+    return replace(
+        stage,
+        replicas=replicas,
+        sequence_parallel=tp > 1 and (stage.sequence_parallel or stage.tp == 1),
+    )
+
+
+def _order(plan: Plan) -> Iterator[Plan]:
+    """Two stages change places, each with its layers."""
+    for p, pipeline in enumerate(plan.pipelines):
+        stages = pipeline.stages
+        for i, j in itertools.combinations(range(len(stages)), 2):
+            if stages[i].replicas[0].chip == stages[j].replicas[0].chip and (
+                stages[i].dp,
+                stages[i].tp,
+            ) == (stages[j].dp, stages[j].tp):
+                continue
+            swapped = list(stages)
+            swapped[i], swapped[j] = swapped[j], swapped[i]
+            yield _with(plan, p, _dealt(swapped, [s.layer_count for s in swapped]))
+
+
+def _joined(plan: Plan) -> Iterator[Plan]:
+    """Two neighbours become one stage: with the replicas of both, or larger groups."""
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, (one, other) in enumerate(itertools.pairwise(pipeline.stages)):
+            if one.tp != other.tp:
+                continue
+            layers = one.layer_count + other.layer_count
+            counts = [st.layer_count for st in pipeline.stages]
+            counts[s : s + 2] = [layers]
+            for joined in _together(plan, one, other):
+                stages = [*pipeline.stages[:s], joined, *pipeline.stages[s + 2 :]]
+                yield _with(plan, p, _dealt(stages, counts))
+
+
+def _together(plan: Plan, one: Stage, other: Stage) -> Iterator[Stage]:
+    replicas = one.replicas + other.replicas
+    shares = _even(plan.micro_batch, len(replicas))
+    if shares:
+        yield _shared(replace(one, replicas=replicas), shares)
+    chips = {replica.chip for replica in replicas}
+    if len(chips) == 1 and one.dp == other.dp:
+        ranks = sorted(rank for replica in replicas for rank in replica.ranks)
+        if larger := _regrouped(plan, one, ranks, 2 * one.tp):
+            yield larger
+
+
+def _cut(plan: Plan) -> Iterator[Plan]:
+    """A stage becomes two, of half its replicas or of half their ranks."""
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if stage.layer_count < 2:
+                continue
+            counts = [st.layer_count for st in pipeline.stages]
+            half = stage.layer_count // 2
+            counts[s : s + 1] = [stage.layer_count - half, half]
+            for halves in _halves(plan, stage):
+                stages = [*pipeline.stages[:s], *halves, *pipeline.stages[s + 1 :]]
+                yield _with(plan, p, _dealt(stages, counts))
+
+
+def _halves(plan: Plan, stage: Stage) -> Iterator[tuple[Stage, Stage]]:
+    middle = stage.dp // 2
+    if stage.dp > 1:
+        parts = stage.replicas[:middle], stage.replicas[middle:]
+        shares = [_even(plan.micro_batch, len(part)) for part in parts]
+        if all(shares):
+            first, second = (
+                _shared(replace(stage, replicas=part), own)
+                for part, own in zip(parts, shares, strict=True)
+                if own
+            )
+            yield first, second
+    if stage.tp > 1:
+        tp = stage.tp // 2
+        halves = [
+            replace(
+                stage,
+                sequence_parallel=stage.sequence_parallel and tp > 1,
+                replicas=tuple(replace(r, ranks=r.ranks[at : at + tp]) for r in stage.replicas),
+            )
+            for at in (0, tp)
+        ]
+        yield halves[0], halves[1]
+
+
+def _shares(plan: Plan) -> Iterator[Plan]:
+    """Sequences move between replicas of unlike chips."""
+    for p, s, stage in _places(plan):
+        chips: dict[str, list[int]] = {}
+        for r, replica in enumerate(stage.replicas):
+            chips.setdefault(replica.chip, []).append(r)
+        for giver, taker in itertools.permutations(chips, 2):
+            for step in STEPS:
+                shares = [r.batch_share for r in stage.replicas]
+                # each of a type gives, so that all of it stay alike where that goes out even
+                given = step * len(chips[giver])
+                if given % len(chips[taker]) or min(shares[r] for r in chips[giver]) <= step:
+                    given = step
+                    shares[max(chips[giver], key=lambda r: (shares[r], -r))] -= step
+                    shares[min(chips[taker], key=lambda r: (shares[r], r))] += step
+                else:
+                    for r in chips[giver]:
+                        shares[r] -= step
+                    for r in chips[taker]:
+                        shares[r] += given // len(chips[taker])
+                if min(shares) > 0:
+                    yield _one(plan, p, s, _shared(stage, shares))
+
+
+def _micro_batches(plan: Plan) -> Iterator[Plan]:
+    """Micro-batches move between pipelines."""
+    for p, q in itertools.permutations(range(len(plan.pipelines)), 2):
+        for step in STEPS:
+            if plan.pipelines[p].micro_batches > step:
+                pipelines = list(plan.pipelines)
+                for at, more in ((p, -step), (q, step)):
+                    own = pipelines[at]
+                    pipelines[at] = replace(own, micro_batches=own.micro_batches + more)
+                yield with_pipelines(plan, pipelines)
+
+
+def _fewer(plan: Plan) -> Iterator[Plan]:
+    """A replica, a stage or a pipeline stays idle."""
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            counts = [st.layer_count for st in pipeline.stages]
+            rest = [*pipeline.stages[:s], *pipeline.stages[s + 1 :]]
+            if rest:
+                layers = counts.pop(s)
+                for _ in range(layers):
+                    counts[counts.index(min(counts))] += 1
+                yield _with(plan, p, _dealt(rest, counts))
+            for r in range(stage.dp):
+                left = stage.replicas[:r] + stage.replicas[r + 1 :]
+                if shares := _even(plan.micro_batch, len(left)):
+                    yield _one(plan, p, s, _shared(replace(stage, replicas=left), shares))
+        if len(plan.pipelines) > 1:
+            left_over = [*plan.pipelines[:p], *plan.pipelines[p + 1 :]]
+            taken = pipeline.micro_batches
+            first = left_over[0]
+            left_over[0] = replace(first, micro_batches=first.micro_batches + taken)
+            yield with_pipelines(plan, left_over)
+
+
+def _even(total: int, parts: int) -> list[int]:
+    """Returns shares of a micro-batch as equal as can be, or none where some would be empty."""
+    if not 0 < parts <= total:
+        return []
+    share, rest = divmod(total, parts)
+    return [share + (i < rest) for i in range(parts)]
+
+
+def _shared(stage: Stage, shares: Iterable[int]) -> Stage:
+    pairs = zip(stage.replicas, shares, strict=True)
+    return replace(stage, replicas=tuple(replace(r, batch_share=share) for r, share in pairs))
+
+
+def _dealt(stages: Sequence[Stage], counts: Sequence[int]) -> tuple[Stage, ...]:
+    """Returns the stages with so many layers each, in order."""
+    bounds = itertools.accumulate(counts, initial=0)
+    return tuple(
+        replace(stage, layers=span)
+        for stage, span in zip(stages, itertools.pairwise(bounds), strict=True)
+    )
+
+
+def _places(plan: Plan) -> Iterator[tuple[int, int, Stage]]:
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            yield p, s, stage
+
+
+def _with(plan: Plan, p: int, stages: Sequence[Stage]) -> Plan:
+    pipelines = list(plan.pipelines)
+    pipelines[p] = replace(pipelines[p], stages=tuple(stages))
+    return with_pipelines(plan, pipelines)
+
+
+def _one(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
+    stages = list(plan.pipelines[p].stages)
+    stages[s] = stage
+    return _with(plan, p, stages)
+
+
+def _each(plan: Plan, change: Callable[[Stage], Stage]) -> Plan:
+    return with_pipelines(
+        plan,
+        [
+            replace(pipeline, stages=tuple(map(change, pipeline.stages)))
+            for pipeline in plan.pipelines
+        ],
+    )

@@ -1,0 +1,168 @@
+"""The search: seeds on all chips and on fewer, then local search from the best that are unlike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
+from itertools import islice
+
+from heteropp.description.plan import Plan
+from heteropp.search.auto.bound import step_bound_s
+from heteropp.search.auto.climb import climb
+from heteropp.search.auto.freedom import Freedom, as_schedule
+from heteropp.search.auto.idle import smaller, why_idle
+from heteropp.search.auto.moves import schedules
+from heteropp.search.auto.seeds import chains, of_planners, on_skeletons
+from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
+from heteropp.search.planner import Candidate, Request, Result, SearchError, planner
+
+PASSES = 600_000  # of micro-batches through replicas, in all simulations together
+SEEDS = 24  # of each kind, simulated on all chips
+PROBED_CHIPS = 1024  # of clusters of fewer chips, all together
+PROBES = 2  # seeds of each kind on each of them
+CLUSTERS = 4  # of these that look best
+FEWER_SEEDS = 12  # on each of them
+VARIED = 12  # seeds of unlike stages, each tried under every schedule
+SEEDS_CLIMBED = 4  # those of unlike stages, and those on unlike chips
+CLIMBS = 8  # local searches, at most, from plans of another kind than those climbed before
+CLOSE = 1.15  # times the best: where such a search may begin
+LEAST_MINISTAGES = 2  # where a named schedule interleaves them
+NEAR = 1.2  # times the best so far: a seed that slack may make the best
+RUNNERS_UP = 3
+Seeds = tuple[list[Plan], list[Plan]]  # pipelines, and plans on skeletons
+
+
+def search(request: Request) -> Result:
+    """The best plan found. Raises SearchError, or DoesNotFitError where none was found to fit."""
+    freedom = Freedom(request)
+    trials = Trials(request, freedom, Budget(PASSES, request.budget_s))
+    bound_s = step_bound_s(request, freedom, request.cluster)
+    for zero_stage in dict.fromkeys((request.zero_stage, max(freedom.zero_stages))):
+        _seed(trials, replace(request, zero_stage=zero_stage))
+        if found := trials.ranked():
+            break
+    else:
+        raise _no_plan(request)
+    for trial in _unlike(found, VARIED, _stages):
+        for plan in schedules(trial.draft.plan, freedom):
+            _try(plan, trials)
+    found = trials.ranked()
+    starts = [*_unlike(found, SEEDS_CLIMBED, _stages), *_unlike(found, SEEDS_CLIMBED, _chips)]
+    for trial in dict.fromkeys(starts):
+        climb(trial, trials)
+    _climb_unlike(trials)
+    ranked = trials.ranked()
+    best, *others = _unlike(ranked, 1 + RUNNERS_UP, _stages)
+    all_used_s = next((t.step_s for t in ranked if t.plan.members is None), None)
+    return Result(
+        planner="auto",
+        best=Candidate(best.plan, best.step_s),
+        runners_up=[Candidate(other.plan, other.step_s) for other in others],
+        lower_bound_s=min(bound_s, best.step_s),
+        steps=trials.simulated,
+        notes=list(why_idle(best.plan, request.cluster, all_used_s)),
+    )
+
+
+def _seed(trials: Trials, request: Request) -> None:
+    """Tries seeds on all chips, then on fewer where they might be faster."""
+    freedom = trials.freedom
+    made: dict = {}
+    _try_seeds(_seeds(trials, request, made), trials, SEEDS)
+    for plan in of_planners(request):
+        _try(plan, trials)
+    probed: list[tuple[float, int, Seeds]] = []
+    chips = 0
+    for kept in smaller(request.cluster, lambda kept: step_bound_s(request, freedom, kept)):
+        chips += kept.world_size
+        if chips > PROBED_CHIPS or trials.budget.spent:
+            break
+        if step_bound_s(request, freedom, kept) < trials.best_s:
+            seeds = _seeds(trials, replace(request, cluster=kept), made)
+            probed.append((_try_seeds(seeds, trials, PROBES), len(probed), seeds))
+    for *_, seeds in sorted(probed)[:CLUSTERS]:
+        _try_seeds(seeds, trials, FEWER_SEEDS)
+
+
+def _seeds(trials: Trials, request: Request, made: dict) -> Seeds:
+    """Returns what to try on the chips of a request, which are some of all, the best first."""
+    freedom = trials.freedom
+    number = dict(enumerate(map(trials.cluster.rank, request.cluster.members)))
+    likely = sorted(chains(request, freedom, made), key=lambda seed: seed[0])[:SEEDS]
+    others = islice(on_skeletons(request, freedom), SEEDS)
+    first, second = ([renumbered(plan, number) for _, plan in kind] for kind in (likely, others))
+    return first, second
+
+
+def _try_seeds(seeds: Seeds, trials: Trials, count: int) -> float:
+    """Tries so many of each kind; returns the least step."""
+    tried = [_try(plan, trials) for kind in seeds for plan in kind[:count]]
+    return min(tried, default=math.inf)
+
+
+def _try(plan: Plan, trials: Trials) -> float:
+    """Tries a plan, and with slack where that might make it the best; returns the least step."""
+    freedom = trials.freedom
+    if plan.schedule not in freedom.schedules:  # it was found under another
+        other = as_schedule(plan, freedom.schedules[0], LEAST_MINISTAGES)
+        if other is None:
+            return math.inf
+        plan = other
+    found = trials.try_(Draft(plan))
+    if found is None:
+        return math.inf
+    if plan.schedule == "1f1b" and found.step_s < NEAR * trials.best_s:
+        slack = trials.try_(Draft(plan, 1))
+        return min(found.step_s, slack.step_s) if slack else found.step_s
+    return found.step_s
+
+
+def _climb_unlike(trials: Trials) -> None:
+    """Climbs from plans that are about as fast as the best, and unlike those climbed before."""
+    climbed: set[Hashable] = set()
+    for _ in range(CLIMBS):
+        start = next((d for d in trials.drafts(CLOSE) if _kind(d.plan) not in climbed), None)
+        if start is None or trials.budget.spent:
+            return
+        climbed.add(_kind(start.plan))
+        if trial := trials.try_(start):
+            climbed.add(_kind(climb(trial, trials).draft.plan))
+
+
+def _kind(plan: Plan) -> Hashable:
+    """Returns what a local search seldom changes on its way."""
+    depths = tuple(len(pipeline.stages) for pipeline in plan.pipelines)
+    return plan.schedule, plan.pipelines[0].stages[0].ministages, plan.micro_batch, depths
+
+
+def _unlike(trials: Iterable[Trial], count: int, of: Callable[[Plan], Hashable]) -> list[Trial]:
+    """Returns the first few trials whose plans differ in something."""
+    found: dict[Hashable, Trial] = {}
+    for trial in trials:
+        found.setdefault(of(trial.draft.plan), trial)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def _stages(plan: Plan) -> Hashable:
+    """Returns on which ranks the stages stand."""
+    return tuple(
+        tuple(tuple(r.ranks for r in stage.replicas) for stage in pipeline.stages)
+        for pipeline in plan.pipelines
+    )
+
+
+def _chips(plan: Plan) -> Hashable:
+    """Returns which chips are used."""
+    return frozenset(ranks_of(plan))
+
+
+def _no_plan(request: Request) -> SearchError:
+    """Returns the exact planner's error, which knows the nearest plan."""
+    try:
+        planner("exact")(replace(request, uneven_layers=True, stage_degrees=True))
+    except SearchError as error:
+        return error
+    return SearchError("no plan that fits was found")

@@ -1,0 +1,127 @@
+"""The first plans to try: pipelines under several orders of chip types, skeletons, other planners'.
+
+The exact programme's tables give the best pipeline of each data-parallel degree under the formula
+of section 4.3.2; of what it leaves out, sequence parallelism, micro-batch sizes and orders of types
+are tried one by one. Skeletons bring several pipelines, and stages of unlike chips.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from heteropp import _planner
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan
+from heteropp.description.profile import ProfileError
+from heteropp.search.auto.freedom import Freedom
+from heteropp.search.balance import Balance
+from heteropp.search.costs import Costs
+from heteropp.search.planner import Request, SearchError, planner
+from heteropp.search.skeletons import Skeleton, skeletons
+from heteropp.search.space import Space
+from heteropp.search.tables import Tables
+
+WIDTH = 32  # chains of one length that the programme keeps
+MOST_ORDERS = 24  # of chip types
+FEW_ORDERS = 6  # of many chips
+FREE = 32  # chips, up to which stages of one type may have unlike degrees
+ASKED = ("exact", "autohet", "zorse", "uniform")  # planners that answer in a moment
+Seed = tuple[float, Plan]  # with its estimated seconds
+
+
+def orders(cluster: Cluster) -> list[tuple[str, ...]]:
+    """Returns the orders of chip types to try: all of few types, of many those near the usual."""
+    names = cluster.chip_names()
+    most = MOST_ORDERS if cluster.world_size <= FREE else FEW_ORDERS
+    if math.factorial(min(len(names), 5)) <= most:
+        return list(itertools.permutations(names))
+    found = [tuple(names), tuple(reversed(names))]
+    for i, j in itertools.combinations(range(len(names)), 2):
+        swapped = list(names)
+        swapped[i], swapped[j] = swapped[j], swapped[i]
+        found.append(tuple(swapped))
+    return found[:most]
+
+
+def chains(request: Request, freedom: Freedom, made: dict) -> Iterator[Seed]:
+    """Yields the best pipelines on all chips, by the formula.
+
+    made: the costs of stages, which requests that differ in their chips alone share.
+    """
+    for sequences in freedom.sizes:
+        wanted = replace(
+            request,
+            sequences=sequences,
+            schedule=freedom.chain_schedule,
+            uneven_layers=True,
+            stage_degrees=request.cluster.world_size <= FREE,
+        )
+        for order in orders(request.cluster):
+            # rows cut over the ranks of a replica save memory, and mostly time
+            space = Space(wanted, order, sequence_parallel=max(freedom.sequence_parallel))
+            with suppress(SearchError, ProfileError):
+                yield from _pipelines(space, Costs(space, made))
+
+
+def _pipelines(space: Space, costs: Costs) -> Iterator[Seed]:
+    groups = space.groupings[0]
+    for share in space.shares:
+        if not space.uses_all(groups, share):
+            continue
+        tables = Tables(space, costs, share, groups)
+        for problem in tables.problems(tables.everything):
+            solution = _planner.solve(problem, math.inf, WIDTH)
+            if solution.stages:
+                yield solution.cost_s, space.plan(share, tables.stages(solution))
+
+
+def on_skeletons(request: Request, freedom: Freedom) -> Iterator[Seed]:
+    """Yields plans of several pipelines, and of stages of unlike chips, by their estimates."""
+    like = Plan(
+        model=request.model,
+        global_batch=request.global_batch,
+        micro_batch=1,
+        schedule=freedom.chain_schedule,
+        zero_stage=request.zero_stage,
+        optimizer=request.optimizer,
+        pipelines=(),
+    )
+    balance = Balance(request.cluster, like)
+    found = dict.fromkeys(
+        skeleton
+        for skeleton in skeletons(request.cluster, request.model, balance.power)
+        if _within_limits(skeleton, request.cluster)
+    )
+    sketches = []
+    for skeleton in found:
+        with suppress(ProfileError):
+            sketches += [
+                (balance.estimate_s(sketch), sketch) for sketch in balance.sketches(skeleton)
+            ]
+    for estimate_s, sketch in sorted(sketches):
+        with suppress(ProfileError):
+            if candidate := balance.candidate(sketch):
+                yield estimate_s, candidate.plan
+
+
+def _within_limits(skeleton: Skeleton, cluster: Cluster) -> bool:
+    """Whether no tensor-parallel group is larger than its chip's limit."""
+    return all(
+        len(ranks) <= cluster.chip(ranks[0]).tp_limit
+        for pipeline in skeleton
+        for stage in pipeline
+        for ranks in stage
+    )
+
+
+def of_planners(request: Request) -> Iterator[Plan]:
+    """Yields what other planners answer."""
+    for name in ASKED:
+        with suppress(SearchError, ProfileError):
+            result = planner(name)(request)
+            for candidate in (result.best, *result.runners_up):
+                yield candidate.plan

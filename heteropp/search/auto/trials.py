@@ -1,0 +1,200 @@
+"""Simulated plans: each at most once, within a budget, and the best of them.
+
+A draft numbers its ranks as the request's cluster does, and may use a part of them; the plan that
+comes of it numbers its own. Slack is no choice of a draft, but as much as memory has room for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from heteropp.cost.planned import fits
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
+from heteropp.description.profile import ProfileError
+from heteropp.search.auto.busy import busy_s
+from heteropp.search.auto.freedom import Freedom
+from heteropp.search.planner import Request
+from heteropp.search.slack import with_most_slack, with_slack
+from heteropp.simulator.simulate import DeadlockError, simulate
+
+# what a simulation costs beside its micro-batches, in passes of one replica
+OVERHEAD = 300
+OVERHEAD_OF_RANK = 10
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan to be tried."""
+
+    plan: Plan
+    ahead: int | None = None  # forwards that stages of 1F1B run ahead; None: no slack
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A draft that fits, simulated."""
+
+    draft: Draft
+    plan: Plan
+    step_s: float
+
+
+class Trials:
+    """The plans tried for one request."""
+
+    def __init__(self, request: Request, freedom: Freedom, budget: Budget) -> None:
+        self.request, self.freedom, self.budget = request, freedom, budget
+        self.cluster = request.cluster
+        self.simulated = 0
+        self.best_s = math.inf
+        self._known: dict[Draft, Trial | None] = {}
+        self._least_s: dict[Draft, float] = {}  # with all slack, whatever memory has room for
+        self._clusters: dict[tuple[int, ...], Cluster] = {}
+
+    def try_(self, draft: Draft, cutoff_s: float = math.inf) -> Trial | None:
+        """Returns a draft simulated; None where it cannot be, or takes the cutoff at least.
+
+        What memory has room for takes longer to find out than how long a step is, and is asked of
+        fast ones alone.
+        """
+        if draft not in self._known and self._is_slow(draft, cutoff_s):
+            return None
+        if draft not in self._known:
+            if self.budget.spent:
+                return None
+            try:
+                self._known[draft] = self._trial(draft)
+            except (PlanError, ProfileError, DeadlockError):
+                self._known[draft] = None
+        return self._known[draft]
+
+    def _is_slow(self, draft: Draft, cutoff_s: float) -> bool:
+        """Whether a draft takes the cutoff at least, with all slack that it may have."""
+        if cutoff_s == math.inf:
+            return False
+        if draft not in self._least_s:
+            plan, cluster = self._placed(draft.plan)
+            try:
+                self._check(plan)
+                if (least_s := busy_s(plan, cluster)) >= cutoff_s or self.budget.spent:
+                    return True
+                if draft.ahead is not None:
+                    plan = with_most_slack(plan, draft.ahead)
+                least_s = self._simulated(plan, cluster)
+            except (PlanError, ProfileError, DeadlockError):
+                least_s = math.inf
+            self._least_s[draft] = least_s
+        return self._least_s[draft] >= cutoff_s
+
+    def _trial(self, draft: Draft) -> Trial | None:
+        """Returns a draft simulated, with the slack that fits; None where it does not fit itself.
+
+        Raises PlanError, ProfileError or DeadlockError.
+        """
+        plan, cluster = self._placed(draft.plan)
+        self._check(plan)
+        most = plan
+        if draft.ahead is not None:
+            most, plan = with_most_slack(plan, draft.ahead), with_slack(plan, cluster, draft.ahead)
+        if not fits(plan, cluster):
+            return None
+        known = draft in self._least_s and plan == most
+        step_s = self._least_s[draft] if known else self._simulated(plan, cluster)
+        self.best_s = min(self.best_s, step_s)
+        return Trial(draft, plan, step_s)
+
+    def _check(self, plan: Plan) -> None:
+        validate(plan)
+        if not self.freedom.allows(plan):
+            raise PlanError("the request names something else")
+
+    def _simulated(self, plan: Plan, cluster: Cluster) -> float:
+        self.budget.spend(OVERHEAD + OVERHEAD_OF_RANK * plan.world_size + passes(plan))
+        self.simulated += 1
+        return simulate(plan, cluster).step_s
+
+    def ranked(self) -> list[Trial]:
+        """Returns all trials, fastest first; of equals the first tried."""
+        return sorted(filter(None, self._known.values()), key=lambda trial: trial.step_s)
+
+    def drafts(self, factor: float) -> list[Draft]:
+        """Returns the drafts that take at most so many times as long as the best, fastest first,
+        some of which memory may have no room for.
+        """
+        step_s = {draft: trial.step_s for draft, trial in self._known.items() if trial}
+        for draft, least_s in self._least_s.items():
+            if draft not in self._known:
+                step_s[draft] = least_s
+        near = [draft for draft, seconds in step_s.items() if seconds <= factor * self.best_s]
+        return sorted(near, key=lambda draft: step_s[draft])
+
+    def _placed(self, plan: Plan) -> tuple[Plan, Cluster]:
+        """Returns the plan on the cluster of its own ranks."""
+        used = tuple(sorted(ranks_of(plan)))
+        if used == tuple(range(self.cluster.world_size)):
+            return plan, self.cluster
+        if used not in self._clusters:
+            self._clusters[used] = self.cluster.kept(used)
+        kept = self._clusters[used]
+        number = {rank: kept.rank(self.cluster.members[rank]) for rank in used}
+        return replace(renumbered(plan, number), members=kept.members), kept
+
+
+class Budget:
+    """How much may be simulated."""
+
+    def __init__(self, passes: float, seconds: float | None) -> None:
+        """passes: in all; seconds: of wall-clock time, in place of that."""
+        self._left = math.inf if seconds is not None else passes
+        self._until_s = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def spent(self) -> bool:
+        if self._until_s is not None:
+            return time.monotonic() >= self._until_s
+        return self._left <= 0
+
+    def spend(self, passes: float) -> None:
+        self._left -= passes
+
+
+def passes(plan: Plan) -> int:
+    """Returns the passes of micro-batches through replicas that a simulation plays."""
+    return sum(
+        pipeline.micro_batches * pipeline.parts(s) * stage.ministages * stage.dp
+        for pipeline in plan.pipelines
+        for s, stage in enumerate(pipeline.stages)
+    )
+
+
+def ranks_of(plan: Plan) -> list[int]:
+    return [
+        rank
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
+        for rank in replica.ranks
+    ]
+
+
+def renumbered(plan: Plan, number: dict[int, int]) -> Plan:
+    """Returns a plan with other numbers for its ranks."""
+
+    def replica(one: Replica) -> Replica:
+        return replace(one, ranks=tuple(sorted(number[rank] for rank in one.ranks)))
+
+    def stage(one: Stage) -> Stage:
+        return replace(one, replicas=tuple(map(replica, one.replicas)))
+
+    def pipeline(one: Pipeline) -> Pipeline:
+        return replace(one, stages=tuple(map(stage, one.stages)))
+
+    return with_pipelines(plan, [pipeline(one) for one in plan.pipelines])
+
+
+def with_pipelines(plan: Plan, pipelines: Sequence[Pipeline]) -> Plan:
+    return replace(plan, pipelines=tuple(pipelines))

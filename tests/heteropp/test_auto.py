@@ -1,0 +1,189 @@
+"""The default planner: as fast as any other, keeps to the request, uses the chips that help."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from clusters import cluster_of, random_chip, tiny_model
+
+from ditorch.chips import ChipSpec, load_chip
+from heteropp.cost.planned import fits
+from heteropp.description.cluster import Cluster, Node, in_order
+from heteropp.description.plan import validate
+from heteropp.description.used_chips import idle_members, used_cluster
+from heteropp.search.judge import ask, ask_all
+from heteropp.search.planner import OPTIONS, PLANNERS, Request
+from heteropp.simulator.simulate import simulate
+
+OPEN = frozenset(OPTIONS)
+ALLOWED = 1.005  # of a step that should not be longer
+
+
+def random_request(seed: int) -> Request:
+    """A small model on up to three chip types, of which each has a few nodes."""
+    generator = random.Random(f"auto {seed}")
+    nodes = []
+    for name in "abc"[: generator.choice([1, 2, 2, 3])]:
+        chip = random_chip(generator)
+        memory = replace(chip.memory, capacity_bytes=generator.choice([120_000, 300_000, 10**7]))
+        links = replace(chip.links, nic_bytes_per_s=10 ** generator.uniform(5, 8))
+        size = generator.choice([1, 2, 4])
+        chip = replace(chip, memory=memory, links=links)
+        nodes += [Node(name, chip, range(size))] * generator.choice([1, 1, 2])
+    return Request(
+        cluster=Cluster("made up", in_order(nodes)),
+        model=tiny_model(generator.randint(2, 6)),
+        global_batch=generator.choice([4, 8, 16]),
+        open=OPEN,
+    )
+
+
+def step_s(request: Request) -> float:
+    """The step of the default planner's plan; infinite where it finds none."""
+    verdict = ask("auto", request, 1)
+    return verdict.best.simulation.step_s if verdict.judged else float("inf")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_other_planner_and_no_runner_up_is_faster(seed: int) -> None:
+    request = random_request(seed)
+    verdicts = ask_all(PLANNERS, request)
+    free = replace(request, uneven_layers=True, stage_degrees=True)
+    verdicts += [ask("exact", free), ask("auto", request)]
+    own = next((v for v in verdicts if v.planner == "auto" and v.judged), None)
+    for verdict in verdicts:
+        for judged in verdict.judged:
+            assert own is not None
+            assert own.best.simulation.step_s <= judged.simulation.step_s * (1 + 1e-9)
+    if own is None:
+        return
+    plan = own.best.plan
+    validate(plan)
+    cluster = used_cluster(plan, request.cluster)
+    assert fits(plan, cluster)
+    assert plan.prediction is not None
+    assert plan.prediction.step_s == simulate(plan, cluster).step_s
+    assert plan.prediction.lower_bound_s <= plan.prediction.step_s
+
+
+def test_what_the_request_names_is_kept() -> None:
+    request = random_request(1)
+    for schedule in ("gpipe", "interleaved-1f1b", "zb-v"):
+        named = replace(request, schedule=schedule, open=OPEN - {"schedule"})
+        verdict = ask("auto", named)
+        assert verdict.judged
+        assert all(judged.plan.schedule == schedule for judged in verdict.judged)
+    named = replace(request, zero_stage=2, sequences=2, open=frozenset({"schedule"}))
+    judged_plans = ask("auto", named).judged
+    assert judged_plans
+    for judged in judged_plans:
+        assert judged.plan.zero_stage == 2
+        shares = [
+            replica.batch_share
+            for pipeline in judged.plan.pipelines
+            for stage in pipeline.stages
+            for replica in stage.replicas
+        ]
+        assert all(share % 2 == 0 for share in shares)
+
+
+def test_the_order_of_nodes_changes_nothing() -> None:
+    request = random_request(2)
+    nodes = list(request.cluster.nodes)
+    other = replace(request.cluster, nodes=in_order(reversed(nodes)))
+    plans = [ask("auto", replace(request, cluster=c)).best.plan for c in (request.cluster, other)]
+    assert plans[0] == plans[1]
+
+
+def test_a_chip_that_holds_up_the_others_stays_idle_and_the_answer_says_so() -> None:
+    fast, slow = load_chip("a-mini"), load_chip("c-mini")
+    slow = replace(
+        slow,
+        compute=replace(slow.compute, efficiency=1e-4),
+        memory=replace(slow.memory, bandwidth_bytes_per_s=1e5),
+    )
+    cluster = cluster_of(("a-mini", fast, 2), ("c-mini", slow, 1))
+    request = Request(cluster=cluster, model=tiny_model(4), global_batch=8, open=OPEN)
+    verdict = ask("auto", request)
+    plan = verdict.best.plan
+    assert idle_members(plan, cluster) == ["c-mini-0/0"]
+    assert plan.members == ("a-mini-0/0", "a-mini-0/1")
+    assert verdict.result is not None
+    (note,) = verdict.result.notes
+    assert "1 chip stays idle (c-mini-0/0)" in note
+
+
+# what should help never hurts
+
+
+def with_chips(request: Request, change) -> Request:
+    nodes = [replace(node, chip=change(node.chip)) for node in request.cluster.nodes]
+    return replace(request, cluster=replace(request.cluster, nodes=in_order(nodes)))
+
+
+def more_memory(request: Request) -> Request:
+    name = request.cluster.chip_names()[-1]
+    nodes = [
+        replace(node, chip=_with_memory(node.chip)) if node.chip_name == name else node
+        for node in request.cluster.nodes
+    ]
+    return replace(request, cluster=replace(request.cluster, nodes=in_order(nodes)))
+
+
+def _with_memory(chip: ChipSpec) -> ChipSpec:
+    return replace(chip, memory=replace(chip.memory, capacity_bytes=2 * 10**7))
+
+
+def faster_chips(request: Request) -> Request:
+    def faster(chip: ChipSpec) -> ChipSpec:
+        memory = replace(chip.memory, bandwidth_bytes_per_s=1.5 * chip.memory.bandwidth_bytes_per_s)
+        return replace(chip, memory=memory)
+
+    return with_chips(request, faster)
+
+
+def faster_links(request: Request) -> Request:
+    def faster(chip: ChipSpec) -> ChipSpec:
+        links = replace(chip.links, nic_bytes_per_s=2 * chip.links.nic_bytes_per_s)
+        return replace(chip, links=links)
+
+    return with_chips(request, faster)
+
+
+def one_node_more(request: Request) -> Request:
+    nodes = [*request.cluster.nodes, request.cluster.nodes[-1]]
+    return replace(request, cluster=replace(request.cluster, nodes=in_order(nodes)))
+
+
+def twice_the_nodes(request: Request) -> Request:
+    nodes = [*request.cluster.nodes, *request.cluster.nodes]
+    return replace(request, cluster=replace(request.cluster, nodes=in_order(nodes)))
+
+
+HELPS = (more_memory, faster_chips, faster_links, one_node_more, twice_the_nodes)
+
+
+def never_worse(seed: int) -> None:
+    request = random_request(seed)
+    before_s = step_s(request)
+    for helped in HELPS:
+        assert step_s(helped(request)) <= before_s * ALLOWED, (seed, helped.__name__)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_helps_never_makes_the_step_longer(seed: int) -> None:
+    never_worse(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_what_helps_never_makes_more_steps_longer(seed: int) -> None:
+    never_worse(seed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(12, 300))
+def test_what_helps_never_makes_any_step_longer(seed: int) -> None:
+    never_worse(seed)

@@ -1,0 +1,160 @@
+"""The default planner against brute force: every plan of a few chips, each of them simulated."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from clusters import random_chip, tiny_model
+
+from heteropp.cost.planned import fits
+from heteropp.description.cluster import Cluster, Node, in_order
+from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
+from heteropp.search.judge import ask
+from heteropp.search.planner import Request
+from heteropp.simulator.simulate import simulate
+
+OPEN = frozenset({"sequences", "zero_stage"})
+NEAR = 1.01  # times the best plan there is
+
+
+def small_request(seed: int) -> Request:
+    """Two or three chips and as many layers, one schedule."""
+    generator = random.Random(f"bound {seed}")
+    nodes, left = [], generator.choice([2, 2, 3])
+    for name in "abc":
+        size = generator.choice([1, 2]) if left > 1 else left
+        if size:
+            chip = random_chip(generator)
+            memory = replace(chip.memory, capacity_bytes=generator.choice([200_000, 10**7]))
+            links = replace(chip.links, nic_bytes_per_s=10 ** generator.uniform(5, 8))
+            nodes.append(Node(name, replace(chip, memory=memory, links=links), range(size)))
+            left -= size
+    return Request(
+        cluster=Cluster("small", in_order(nodes)),
+        model=tiny_model(generator.choice([2, 3])),
+        global_batch=generator.choice([2, 4]),
+        schedule=generator.choice(["1f1b", "gpipe", "zb-h1"]),
+        open=OPEN,
+    )
+
+
+def every_plan(request: Request) -> Iterator[tuple[Plan, Cluster]]:
+    """Every plan without recompute, on every set of chips."""
+    cluster, batch = request.cluster, request.global_batch
+    for size in range(1, cluster.world_size + 1):
+        for used in itertools.combinations(range(cluster.world_size), size):
+            kept = cluster.kept(used)
+            for micro_batch in (n for n in range(1, batch + 1) if batch % n == 0):
+                for groups in partitions(list(range(size))):
+                    counts = compositions(batch // micro_batch, len(groups))
+                    ways = [list(pipelines(g, request, kept, micro_batch)) for g in groups]
+                    for count, chosen in itertools.product(counts, itertools.product(*ways)):
+                        for zero in (0, 1, 2):
+                            made = tuple(
+                                Pipeline(micro_batches=n, stages=stages)
+                                for n, stages in zip(count, chosen, strict=True)
+                            )
+                            yield (
+                                Plan(
+                                    model=request.model,
+                                    global_batch=batch,
+                                    micro_batch=micro_batch,
+                                    schedule=request.schedule,
+                                    zero_stage=zero,
+                                    pipelines=made,
+                                ),
+                                kept,
+                            )
+
+
+def pipelines(
+    ranks: list[int], request: Request, cluster: Cluster, micro_batch: int
+) -> Iterator[tuple[Stage, ...]]:
+    for groups in partitions(ranks):
+        for order in itertools.permutations(groups):
+            for layers in compositions(request.model.layers, len(order)):
+                bounds = list(itertools.accumulate(layers, initial=0))
+                spans = list(itertools.pairwise(bounds))
+                ways = [
+                    list(stages(group, span, cluster, micro_batch))
+                    for group, span in zip(order, spans, strict=True)
+                ]
+                yield from itertools.product(*ways)
+
+
+def stages(
+    ranks: list[int], span: tuple[int, int], cluster: Cluster, micro_batch: int
+) -> Iterator[Stage]:
+    for tp in (1, 2):
+        if len(ranks) % tp:
+            continue
+        groups = [tuple(ranks[at : at + tp]) for at in range(0, len(ranks), tp)]
+        nodes = [{cluster.node_index(rank) for rank in group} for group in groups]
+        limits = [cluster.chip(rank).tp_limit for rank in ranks]
+        if any(len(own) > 1 for own in nodes) or tp > min(limits):
+            continue
+        for shares in compositions(micro_batch, len(groups)):
+            replicas = tuple(
+                Replica(ranks=group, chip=cluster.node(group[0]).chip_name, batch_share=share)
+                for group, share in zip(groups, shares, strict=True)
+            )
+            for cut in (False, True)[:tp]:
+                yield Stage(layers=span, recompute=False, replicas=replicas, sequence_parallel=cut)
+
+
+def partitions(items: list[int]) -> Iterator[list[list[int]]]:
+    if not items:
+        yield []
+        return
+    first, rest = items[0], items[1:]
+    for size in range(len(rest) + 1):
+        for others in itertools.combinations(rest, size):
+            left = [item for item in rest if item not in others]
+            for parts in partitions(left):
+                yield [[first, *others], *parts]
+
+
+def compositions(total: int, parts: int) -> list[tuple[int, ...]]:
+    return [
+        each for each in itertools.product(range(1, total + 1), repeat=parts) if sum(each) == total
+    ]
+
+
+def against_brute_force(seed: int) -> None:
+    request = small_request(seed)
+    best_s = float("inf")
+    for plan, cluster in every_plan(request):
+        try:
+            validate(plan)
+        except PlanError:
+            continue
+        if fits(plan, cluster):
+            best_s = min(best_s, simulate(plan, cluster).step_s)
+    verdict = ask("auto", request, 1)
+    if not verdict.judged:
+        assert best_s == float("inf")
+        return
+    assert verdict.result is not None
+    assert verdict.result.lower_bound_s <= best_s
+    assert verdict.best.simulation.step_s <= best_s * NEAR
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bound_holds_and_the_plan_is_about_the_best_there_is(seed: int) -> None:
+    against_brute_force(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3, 20))
+def test_the_bound_holds_of_more_problems(seed: int) -> None:
+    against_brute_force(seed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(20, 300))
+def test_the_bound_holds_of_many_problems(seed: int) -> None:
+    against_brute_force(seed)
