@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from heteropp.layout.parameter import Parameter
@@ -89,13 +90,18 @@ class ModelSpec(ABC):
         """Returns the model with a parameter of its own in place of each tied one."""
         return self
 
-    @property
+    @cached_property
+    def all_parameters(self) -> tuple[Parameter, ...]:
+        """The parameters of the whole model, in global order."""
+        return tuple(self.parameters())
+
+    @cached_property
     def tied_elements(self) -> int:
         """Returns the number of elements of parameters that train and others are tied to."""
         names = set(self.tied.values())
         if not names:
             return 0
-        return sum(math.prod(p.shape) for p in self.parameters() if p.trains and p.name in names)
+        return sum(math.prod(p.shape) for p in self.all_parameters if p.trains and p.name in names)
 
     def elements(self) -> int:
         """Returns the number of elements of all parameters."""

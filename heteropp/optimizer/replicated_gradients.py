@@ -89,7 +89,7 @@ def sums(plan: Plan, places: tuple[Part, ...], itemsize: int) -> Round:
 
 def numbers(model: ModelSpec) -> dict[str, int]:
     """Returns the tensor number of each parameter in the routing, by name."""
-    return {parameter.name: i for i, parameter in enumerate(model.parameters())}
+    return {parameter.name: i for i, parameter in enumerate(model.all_parameters)}
 
 
 def _nearness(source: int, destination: int) -> float:
@@ -136,7 +136,7 @@ def _stands_once(plan: Plan) -> bool:
 def _shared(plan: Plan) -> dict[tuple[Part, ...], list[str]]:
     everywhere = holders(plan)
     found: dict[tuple[Part, ...], list[str]] = defaultdict(list)
-    for parameter in plan.model.parameters():
+    for parameter in plan.model.all_parameters:
         if parameter.trains and len(parts := everywhere[parameter.name]) > 1:
             found[tuple(parts)].append(parameter.name)
     return dict(found)

@@ -282,7 +282,7 @@ class Balance:
     def _gradient_bytes(self) -> int:
         model = self.like.model
         width = max(4, model.dtype_bytes)
-        return width * sum(math.prod(p.shape) for p in model.parameters() if p.trains)
+        return width * sum(math.prod(p.shape) for p in model.all_parameters if p.trains)
 
     @cached_property
     def _slowest_link(self) -> Link:

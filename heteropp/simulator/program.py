@@ -297,7 +297,7 @@ def _slowest(times: list[Time]) -> Time:
 
 def _exchange_s(plan: Plan, cluster: Cluster) -> float:
     """Returns the seconds in which all ranks exchange each parameter's norm, and the loss."""
-    norms = sum(parameter.trains for parameter in plan.model.parameters())
+    norms = sum(parameter.trains for parameter in plan.model.all_parameters)
     row_bytes = max(4, plan.model.dtype_bytes) * (norms + 1)
     everyone = tuple(range(plan.world_size))
     link = slowest_link(cluster, 0, everyone)

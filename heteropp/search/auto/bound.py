@@ -87,7 +87,7 @@ class _NodeKind:
         nics_bytes_per_s = min(links.nics_per_node, chips) * links.nic_bytes_per_s
         boundary_bytes = model.sequence_length * model.hidden * model.dtype_bytes
         width = max(4, model.dtype_bytes)
-        gradient_bytes = width * sum(math.prod(p.shape) for p in model.parameters() if p.trains)
+        gradient_bytes = width * sum(math.prod(p.shape) for p in model.all_parameters if p.trains)
         return cls(
             count=count,
             computed_per_s=chips / block_s,

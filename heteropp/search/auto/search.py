@@ -29,6 +29,7 @@ CLIMBS = 8  # local searches, at most, from plans of another kind than those cli
 CLOSE = 1.15  # times the best: where such a search may begin
 LEAST_MINISTAGES = 2  # where a named schedule interleaves them
 NEAR = 1.2  # times the best so far: a seed that slack may make the best
+FAR = 1.5  # times the best so far: a seed of which memory is not asked
 RUNNERS_UP = 3
 Seeds = tuple[list[Plan], list[Plan]]  # pipelines, and plans on skeletons
 
@@ -109,7 +110,7 @@ def _try(plan: Plan, trials: Trials) -> float:
         if other is None:
             return math.inf
         plan = other
-    found = trials.try_(Draft(plan))
+    found = trials.try_(Draft(plan), FAR * trials.best_s)
     if found is None:
         return math.inf
     if plan.schedule == "1f1b" and found.step_s < NEAR * trials.best_s:
