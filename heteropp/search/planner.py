@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from heteropp.models.spec import ModelSpec
 
 MOST_SEQUENCES = 65536  # of a global batch
-PLANNERS = (*("auto", "exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform"),)
+PLANNERS = ("auto", "exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform")
 # what planner auto may choose where the request does not say it; other planners take the defaults
 OPTIONS = ("sequences", "zero_stage", "schedule")
 
