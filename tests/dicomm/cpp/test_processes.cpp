@@ -1,7 +1,9 @@
 // Ranks that are processes: memory that is not shared by accident, and a death.
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <iostream>
 
@@ -11,6 +13,7 @@
 
 using namespace dicomm;
 using namespace dicomm::testing;
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -66,6 +69,38 @@ TRANSPORT_TEST_CASE("processes exchange messages of every way to send") {
       send->wait();
       require(!difference(got.data(), bytes, bytes + peer), "other contents");
     }
+  });
+  CHECK(job.exit_code(0) == 0);
+  CHECK(job.exit_code(1) == 0);
+}
+
+TRANSPORT_TEST_CASE("a peer whose first thread has ended is still there") {
+  const Processes job(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
+    const int peer = 1 - ranks->rank();
+    const auto exchange = [&ranks, peer] {
+      for (const std::size_t bytes : {8, 20'000, 3 << 20}) {
+        const auto sent = payload(bytes, bytes + ranks->rank());
+        Bytes got(bytes);
+        const auto send = ranks->isend(sent.data(), bytes, peer, bytes);
+        ranks->irecv(got.data(), bytes, peer, bytes)->wait();
+        send->wait();
+        require(!difference(got.data(), bytes, bytes + peer), "other contents");
+      }
+    };
+    exchange();
+    if (ranks->rank() == 1) return exchange();
+    std::thread([&] {
+      std::this_thread::sleep_for(100ms);  // until the other has ended
+      int code = 0;
+      try {
+        exchange();
+      } catch (const std::exception& error) {
+        std::cerr << error.what() << std::endl;
+        code = 1;
+      }
+      std::quick_exit(code);
+    }).detach();
+    ::syscall(SYS_exit, 0);
   });
   CHECK(job.exit_code(0) == 0);
   CHECK(job.exit_code(1) == 0);
