@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dicomm.bench.evidence import Row, is_met, row
+from dicomm.bench.judging import is_judged
 
 __all__ = ["Row", "row", "show"]
 
@@ -29,19 +30,23 @@ def show(tool: str, rows: list[Row], notes: list[str], as_json: bool) -> None:
         console = Console(highlight=False, width=FILE_COLUMNS)
     table = Table(title=tool)
     table.add_column("what")
-    for heading in ("ours", "peer", "ratio", "asked"):
+    for heading in ("ours", "spread", "peer", "ratio", "asked"):
         table.add_column(heading, justify="right")
     table.add_column("peer is")
     for each in rows:
         table.add_row(
             each["name"],
             _figure(each["ours"], each["unit"]),
+            _spread(each),
             _figure(each["peer"], each["unit"]),
             _figure(each["ratio"], "x"),
             _asked(each),
             each["peer_name"] or "",
         )
     console.print(table)
+    for each in rows:
+        if not is_judged(each):
+            notes = [*notes, f"not judged: {each['name']}: {each['not_judged']}"]
     for note in notes:
         console.print(f"- {note}", soft_wrap=True, markup=False)
     console.print(f"machine: {machine}")
@@ -51,8 +56,13 @@ def _asked(each: Row) -> str:
     if each["bar"] is None:
         return ""
     limit = "<=" if each["better"] == "lower" else ">="
-    met = "met" if is_met(each) else "[red]missed[/]"
-    return f"{limit} {each['bar']:g} {met}"
+    verdict = "met" if is_met(each) else "[red]missed[/]"
+    return f"{limit} {each['bar']:g} {verdict if is_judged(each) else 'not judged'}"
+
+
+def _spread(each: Row) -> str:
+    ends = each.get("spread")
+    return f"{ends[0]:,.4g} .. {ends[1]:,.4g}" if ends else ""
 
 
 def _figure(value: float | None, unit: str) -> str:

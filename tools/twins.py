@@ -7,7 +7,7 @@ only time and memory matter here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from heteropp.description.chips import load_chip
@@ -22,6 +22,16 @@ class Scale:
     memory_bandwidth: float
     links: float  # inside a node, and to the host
     nics: float
+
+    def slower(self, factor: float) -> Scale:
+        """The same ratios, but that every step takes `factor` times as long."""
+        return replace(
+            self,
+            computing=self.computing * factor,
+            memory_bandwidth=self.memory_bandwidth * factor,
+            links=self.links * factor,
+            nics=self.nics * factor,
+        )
 
 
 # launches and latencies are next to nothing beside the work at full size, and so they are here

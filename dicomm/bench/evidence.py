@@ -87,7 +87,7 @@ def is_met(each: Row) -> bool:
 
 
 def show_bars(console: Console, result: dict[str, Any]) -> None:
-    """The rows that something is asked of."""
+    """The rows that something is asked of; on a machine that was not quiet they are not judged."""
     asked = [each for each in result["rows"] if each["bar"] is not None]
     if not asked:
         return
@@ -98,6 +98,8 @@ def show_bars(console: Console, result: dict[str, Any]) -> None:
         ours = "-" if each["ours"] is None else f"{each['ours']:.2f} {each['unit']}"
         limit = "at most" if each["better"] == "lower" else "at least"
         verdict = "[green]met[/]" if is_met(each) else "[red]missed[/]"
+        if LOUD in result["machine"]:
+            verdict = "not judged"
         table.add_row(each["name"], ours, f"{limit} {each['bar']:g}", verdict)
     console.print(table)
 

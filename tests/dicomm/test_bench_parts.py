@@ -8,10 +8,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dicomm.bench import group, latency, picture, strategies, throughput
 from dicomm.bench.chips import ChipLink, read_chip
-from dicomm.bench.evidence import is_met
+from dicomm.bench.evidence import evidence, is_met, row, show_bars
 from dicomm.bench.quiet import Quiet, Watch, own_cpu_s
 from dicomm.bench.rounds import Results, compete
 from dicomm.bench.timing import Failed, Order, Timing, over_rounds, timing_of
@@ -75,6 +76,15 @@ def test_a_mean_over_other_sizes_is_held_against_nothing() -> None:
     sizes = [8, 4096]
     bars = bars_of(sizes, measured(sizes, ours_us=1.0, gloo_us=8.0, ucx_us=1.0))
     assert not any("mean" in name for name in bars)
+
+
+@pytest.mark.parametrize(("others_percent", "verdict"), [(1.0, "missed"), (30.0, "not judged")])
+def test_what_a_loud_machine_measured_is_not_judged(others_percent: float, verdict: str) -> None:
+    found = row("latency", "us", 2.0, bar=1.0)
+    quiet = Quiet(others_percent, spin_median=1.0, spin_worst=1.0)
+    console = Console(record=True, width=100)
+    show_bars(console, evidence("p2p", [found], quiet, {}))
+    assert verdict in console.export_text()
 
 
 def test_what_is_asked_of_allreduce() -> None:

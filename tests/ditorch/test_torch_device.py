@@ -87,7 +87,14 @@ def test_a_file_of_one_chip_is_read_elsewhere(tmp_path: Path) -> None:
     assert load("torch", None, "cpu") == on_cpu  # the reader need not know ditorch
 
 
-@pytest.mark.parametrize("ending", ["pass", "raise SystemExit(3)", "raise ValueError('mine')"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "pass",
+        pytest.param("raise SystemExit(3)", marks=pytest.mark.long),
+        pytest.param("raise ValueError('mine')", marks=pytest.mark.long),
+    ],
+)
 def test_a_process_that_ends_right_after_backward_ends_as_it_says(ending: str) -> None:
     code = (
         "import torch, ditorch\n"

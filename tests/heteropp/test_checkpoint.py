@@ -166,7 +166,7 @@ def chain_links(dtype: str) -> Iterator[tuple[Plan, Plan]]:
 
 LINKS = [
     pytest.param(
-        dtype, link, marks=() if dtype == "float64" and link % 4 == 1 else pytest.mark.long
+        dtype, link, marks=() if dtype == "float64" and link % 8 == 1 else pytest.mark.long
     )
     for dtype in TOLERANCE
     for link in range(len(list(chain_links(dtype))))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from clusters import tiny_model, write_cluster, write_model
 
 from heteropp.description.plan import read_plan
@@ -126,6 +127,7 @@ def test_nodes_added_and_lost(tmp_path: Path) -> None:
     assert sum(len(replica["ranks"]) for replica in ranks) == 5
 
 
+@pytest.mark.long
 def test_all_planners_under_one_simulator(tmp_path: Path) -> None:
     cluster = write_cluster(tmp_path / "cluster.toml", ("a-mini", 2), ("b-mini", 2))
     model = write_model(tmp_path / "model.toml", tiny_model(4))

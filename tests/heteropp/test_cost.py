@@ -463,11 +463,14 @@ def charged(script: str, *arguments: str) -> list[str]:
     ).stdout.splitlines()
 
 
-def test_a_stage_costs_what_the_emulated_chip_charges() -> None:
+@pytest.mark.parametrize(
+    "dtypes", [("bfloat16",), pytest.param(("float32", "float64"), marks=pytest.mark.long)]
+)
+def test_a_stage_costs_what_the_emulated_chip_charges(dtypes: tuple[str, ...]) -> None:
     """The chip's own account of time and memory, against the trace on meta tensors."""
     shape_ = dict(hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64)
-    lines = charged(OF_LLAMAS, "float32", "float64", "bfloat16")
-    assert len(lines) == 3 * 6 + 3 * 4
+    lines = charged(OF_LLAMAS, *dtypes)
+    assert len(lines) == len(dtypes) * 6 + 12
     compare(lines, lambda changes: tiny_model(3, **shape_, **changes))
 
 

@@ -129,6 +129,7 @@ def test_so_is_that_of_muon(ranks: Ranks) -> None:
         check(ranks, replace(plan, optimizer="muon"))
 
 
+@pytest.mark.long
 def test_so_is_that_of_16_bits_and_of_slack(ranks: Ranks) -> None:
     narrow = tiny_model(**SIZES, dtype="bfloat16")
     check(ranks, scheduled(plan_of(narrow, (4, 4), (2, 1), (1, 2)), "zb-v", 2))

@@ -113,6 +113,7 @@ def test_float32_and_bfloat16_learn_as_float64_does(ranks: Ranks) -> None:
     assert ranks.train(narrow, settings=SETTINGS).losses == pytest.approx(wide.losses, rel=1e-3)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_under_another_plan(ranks: Ranks, tmp_path: Path) -> None:
     """A checkpoint has no squares of matrices' gradients, and needs none under any plan."""
     plan = replace(PLANS["ZeRO 1, dp 4 and tp 2"](MODEL), optimizer="muon")

@@ -217,6 +217,7 @@ def start() -> Iterator[Callable[..., Members]]:
         members.close()
 
 
+@pytest.mark.long
 def test_training_goes_on_through_each_plan(start: Callable[..., Members]) -> None:
     members = start(MODEL, len(PLANS))
     losses = walk(members, PLANS, 1)

@@ -13,7 +13,7 @@ from typing import Any
 DEADLINE_S = 120.0  # of one call
 
 # a server that has imported these once forks the ranks: torch takes seconds to import
-IMPORTED = ["torch.distributed.pipelining", "heteropp.runtime.executor"]
+IMPORTED = ["torch.distributed.pipelining", "heteropp.runtime.trainer"]
 
 
 class Failed(Exception):

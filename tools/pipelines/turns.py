@@ -23,14 +23,16 @@ def take_turns(
 ) -> tuple[dict[Case, list[list[Any]]], Quiet]:
     """What the ranks of a case say of each of its steps, by rank; the untimed steps go first.
 
-    Raises Failed.
+    Every turn begins with the case after the one that the last turn began with. Raises Failed.
     """
+    cases = list(ranks_of.items())
     found: dict[Case, list[list[Any]]] = {case: [] for case in ranks_of}
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=len(found) * (untimed + steps))
         watch = Watch()
         for turn in range(untimed + steps):
-            for case, ranks in ranks_of.items():
+            first = turn % len(cases)
+            for case, ranks in cases[first:] + cases[:first]:
                 answers = ranks.call("step", *case)
                 if turn >= untimed:
                     found[case].append(answers)
