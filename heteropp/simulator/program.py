@@ -130,13 +130,14 @@ class _Compiler:
         update_s = [
             slow * sum(time.update_s for time in times) + times[0].load_s for slow, times in pairs
         ]
+        least_s = min(update_s)
         actors = [
             Actor(
                 ops=ops[seat.pipeline, seat.stage],
                 seconds=self._seconds(a),
                 outboxes=self.outboxes[a],
                 inboxes=self.inboxes[a],
-                begin_s=update_s[a] - min(update_s),
+                begin_s=update_s[a] - least_s,
             )
             for a, seat in enumerate(self.seats)
         ]
