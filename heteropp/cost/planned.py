@@ -39,9 +39,10 @@ def check_cluster(plan: Plan, cluster: Cluster) -> None:
 def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
     """Predicted seconds, by rank."""
     result = []
+    links_of = links_by_rank(plan, cluster)
     for rank in range(plan.world_size):
         shape = stage_shape(plan, rank)
-        links = group_links(plan, cluster, rank)
+        links = links_of[rank]
         profile = chip_profile(cluster, cluster.node(rank).chip_name)
         result.append(stage_time(plan.model, shape, cluster.chip(rank), *links, profile))
     return result
@@ -215,13 +216,62 @@ def group_links(plan: Plan, cluster: Cluster, rank: int) -> tuple[Link, Link]:
     return slowest_link(cluster, rank, inside), slowest_link(cluster, rank, across)
 
 
-def slowest_link(cluster: Cluster, rank: int, group: tuple[int, ...]) -> Link:
+def links_by_rank(plan: Plan, cluster: Cluster) -> dict[int, tuple[Link, Link]]:
+    """Returns the group_links of every rank of a plan."""
+    found: dict[int, tuple[Link, Link]] = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            inside, across = dict[int, Link](), dict[int, Link]()
+            for replica in stage.replicas:
+                inside |= slowest_links(cluster, replica.ranks)
+            for peers in zip(*(replica.ranks for replica in stage.replicas), strict=True):
+                across |= slowest_links(cluster, peers)
+            found |= {rank: (inside[rank], across[rank]) for rank in inside}
+    return found
+
+
+def slowest_link(cluster: Cluster, rank: int, group: Sequence[int]) -> Link:
     """Returns what a collective of a group meets at one of its ranks: inside a node what was
-    measured of such, and else the slowest link.
+    measured of such, and else the slowest link; of equally slow ones, that to the earliest peer.
     """
-    node = cluster.node(rank)
-    collectives = node.chip.collectives
-    if collectives is not None and len(group) > 1 and all(peer in node.ranks for peer in group):
-        return Link(collectives.latency_s, collectives.group_bytes_per_s(len(group)))
-    links = [cluster.link(rank, peer) for peer in group if peer != rank]
-    return min(links, key=lambda link: link.bytes_per_s, default=Link(0.0, float("inf")))
+    return _Group(cluster, group).slowest(cluster.node_index(rank), rank)
+
+
+def slowest_links(cluster: Cluster, group: Sequence[int]) -> dict[int, Link]:
+    """Returns the slowest_link of every rank of a group."""
+    found: dict[int, Link] = {}
+    peers = _Group(cluster, group)
+    for n, ranks in peers.ranks_of.items():
+        found |= dict.fromkeys(ranks, peers.slowest(n, ranks[-1]))
+        found[ranks[0]] = peers.slowest(n, ranks[0])
+    return found
+
+
+class _Group:
+    """Ranks by node. A node has one link to all nodes that are attached alike, so it asks for one
+    of each kind.
+    """
+
+    def __init__(self, cluster: Cluster, group: Sequence[int]) -> None:
+        self.cluster, self.group = cluster, group
+        self.ranks_of: dict[int, list[int]] = {}  # by node, in the group's order
+        for rank in group:
+            self.ranks_of.setdefault(cluster.node_index(rank), []).append(rank)
+        self.kinds: dict[Hashable, list[int]] = {}  # nodes
+        for n in self.ranks_of:
+            node = cluster.nodes[n]
+            nic = node.nic_share_bytes_per_s, node.chip.links.nic_latency_s
+            self.kinds.setdefault((*nic, node.place), []).append(n)
+        self.place_of = {rank: place for place, rank in enumerate(group)}
+
+    def slowest(self, n: int, rank: int) -> Link:
+        """Returns the slowest link of a rank, which is on node n."""
+        cluster, mates = self.cluster, self.ranks_of.get(n, [])
+        collectives = cluster.nodes[n].chip.collectives
+        if collectives is not None and 1 < len(self.group) == len(mates):
+            return Link(collectives.latency_s, collectives.group_bytes_per_s(len(self.group)))
+        others = [next((m for m in nodes if m != n), n) for nodes in self.kinds.values()]
+        peers = [self.ranks_of[m][0] for m in others if m != n]
+        peers += [mate for mate in mates[:2] if mate != rank][:1]
+        links = [cluster.link(rank, p) for p in sorted(peers, key=self.place_of.__getitem__)]
+        return min(links, key=lambda link: link.bytes_per_s, default=Link(0.0, float("inf")))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def fields_of(values: dict[str, Any]) -> dict[str, Any]:
 
         kept = read(values, path.stem)
         write_entries(path, {KEY: _ADAPTER.dump_python(kept, mode="json")})
-    return {name: value for name, value in vars(kept).items() if name != "name"}
+    return {each.name: getattr(kept, each.name) for each in fields(kept) if each.name != "name"}
 
 
 def _path(values: dict[str, Any]) -> Path:

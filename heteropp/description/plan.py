@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -62,10 +64,16 @@ class Stage:
         """The tensor-parallel degree: the number of a replica's ranks."""
         return len(self.replicas[0].ranks)
 
-    @property
+    @cached_property
     def micro_batch(self) -> int:
         """Sequences that it works on at once; the plan's micro-batch may be several of them."""
         return sum(replica.batch_share for replica in self.replicas)
+
+    @cached_property
+    def shares(self) -> list[tuple[int, int]]:
+        """The sequences [first, last) of a micro-batch that each replica works on."""
+        lasts = list(accumulate(replica.batch_share for replica in self.replicas))
+        return list(pairwise([0, *lasts]))
 
     def peers(self, tp_index: int) -> list[int]:
         """The ranks that hold the same slices, by number, as a group orders them.
@@ -128,21 +136,28 @@ class Plan:
     members: tuple[str, ...] | None = None  # its chips by rank, where the cluster has others: idle
     version: int = field(default=PLAN_VERSION)
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """The number of ranks."""
         return sum(len(r.ranks) for p in self.pipelines for s in p.stages for r in s.replicas)
 
     def place(self, rank: int) -> tuple[int, int, int, int]:
         """The (pipeline, stage, replica, tensor-parallel index) of a rank."""
-        for p, pipeline in enumerate(self.pipelines):
-            for s, stage in enumerate(pipeline.stages):
-                for r, replica in enumerate(stage.replicas):
-                    if rank in replica.ranks:
-                        return p, s, r, replica.ranks.index(rank)
-        raise ValueError(
-            f"rank {rank} is not in the plan, which has ranks 0 to {self.world_size - 1}"
-        )
+        if rank not in self._places:
+            raise ValueError(
+                f"rank {rank} is not in the plan, which has ranks 0 to {self.world_size - 1}"
+            )
+        return self._places[rank]
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[int, int, int, int]]:
+        return {
+            rank: (p, s, r, i)
+            for p, pipeline in enumerate(self.pipelines)
+            for s, stage in enumerate(pipeline.stages)
+            for r, replica in enumerate(stage.replicas)
+            for i, rank in enumerate(replica.ranks)
+        }
 
     def shard(self, rank: int) -> tuple[int, int]:
         """Which of ZeRO's shards of its slices a rank keeps, and how many there are."""

@@ -18,7 +18,7 @@ all its rows, and passes them on. "direct": every rank is sent all of them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -56,9 +56,8 @@ def common_multiple(one: Stage, other: Stage) -> tuple[Stage, Stage]:
 
 def replica_box(stage: Stage, replica: int, sequence_length: int) -> Box:
     """The rows of a micro-batch that a replica holds."""
-    shares = [r.batch_share for r in stage.replicas]
-    first = sum(shares[:replica])
-    return Box(((first * sequence_length, (first + shares[replica]) * sequence_length),))
+    first, last = stage.shares[replica]
+    return Box(((first * sequence_length, last * sequence_length),))
 
 
 def piece_box(stage: Stage, replica: int, tp_index: int, sequence_length: int) -> Box:
@@ -96,15 +95,33 @@ def messages(
     least to send. A rank whose own piece shares rows with the wanted piece counts as faster: its
     place in its node is the receiver's place there, and so is its NIC's.
     """
-    return list(_messages(_bare(sender), _bare(receiver), sequence_length, strategy))
+    both = (replica for stage in (sender, receiver) for replica in stage.replicas)
+    number = {rank: i for i, rank in enumerate(dict.fromkeys(r for x in both for r in x.ranks))}
+    ranks = list(number)
+    found = [
+        Message(ranks[message.source], ranks[message.destination], message.box)
+        for message in _messages(
+            _bare(sender, number), _bare(receiver, number), sequence_length, strategy
+        )
+    ]
+    return sorted(found, key=lambda message: (message.box, message.destination))
 
 
-def _bare(stage: Stage) -> Stage:
-    """Returns a stage with only that which its messages depend on."""
-    return replace(stage, layers=(0, 1), recompute=False, ministages=1, slack=0, offload=False)
+def _bare(stage: Stage, number: Mapping[int, int]) -> Stage:
+    """Returns a stage with only that which its messages depend on, and with other ranks."""
+    replicas = tuple(
+        replace(replica, ranks=tuple(number[rank] for rank in replica.ranks), chip="")
+        for replica in stage.replicas
+    )
+    return replace(
+        stage,
+        layers=(0, 1), recompute=False, ministages=1, slack=0, offload=False, replicas=replicas,
+    )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)  # a search moves layers between the same ranks again and again
+# a search moves layers between the same ranks again and again, and most boundaries of a plan differ
+# in the numbers of their ranks alone
+@lru_cache(maxsize=4096)
 def _messages(
     sender: Stage, receiver: Stage, sequence_length: int, strategy: Resharding
 ) -> tuple[Message, ...]:
@@ -123,8 +140,7 @@ def _messages(
         [1],
         bytes_per_s if strategy == "all-gather" else alike,
     )
-    found = [Message(t.senders[0], t.receiver, t.box) for t in round_]
-    return tuple(sorted(found, key=lambda message: (message.box, message.destination)))
+    return tuple(Message(t.senders[0], t.receiver, t.box) for t in round_)
 
 
 def _boxes(stage: Stage, box_of: Callable[[int, int], Box | None]) -> dict[int, list[Box]]:

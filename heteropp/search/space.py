@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link, Node
@@ -69,6 +70,12 @@ class ChipType:
     @property
     def chips(self) -> int:
         return len(self.ranks)
+
+    @cached_property
+    def runs(self) -> tuple[tuple[Node, int], ...]:
+        """Nodes that are alike, and how many follow each other: a short name for all of them."""
+        bare = (replace(node, name="", ranks=range(len(node.ranks))) for node in self.nodes)
+        return tuple((node, len(list(alike))) for node, alike in groupby(bare))
 
     def _tp_degrees(self, model: ModelSpec) -> list[int]:
         """Powers of two up to TP_MAX that divide the nodes and the model."""

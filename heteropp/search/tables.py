@@ -82,7 +82,15 @@ class Tables:
         group = self.groups[index]
         chips = self.space.types[group.type_index]
         key = (
-            *(chips.name, tuple(chips.nodes), group.start, group.chips, degrees, recompute),
+            *(
+                chips.name,
+                chips.ranks.start,
+                chips.runs,
+                group.start,
+                group.chips,
+                degrees,
+                recompute,
+            ),
             *(self.share, self.request.stage_degrees, self.space.sequence_parallel),
             *(index == 0, index == len(self.groups) - 1),
         )

@@ -6,15 +6,15 @@ An actor is one tensor-parallel replica, whose ranks work in step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import lcm
 
 from heteropp.cost.communication import gather_boundary_s
-from heteropp.cost.planned import group_links, slowest_link, stage_shape
+from heteropp.cost.planned import links_by_rank, slowest_link, stage_shape
 from heteropp.cost.stage_time import Time, all_gather_s, stage_time
-from heteropp.description.cluster import Cluster
+from heteropp.description.cluster import Cluster, Link
 from heteropp.description.plan import Plan, Stage, ministage_layers
 from heteropp.description.profile import chip_profile
 from heteropp.layout.resharding import messages, piece_box
@@ -94,6 +94,8 @@ class _Compiler:
         ]
         self.actor_of = {rank: a for a, seat in enumerate(self.seats) for rank in seat.ranks}
         self.layers = [ministage_layers(pipeline, plan.schedule) for pipeline in plan.pipelines]
+        self.links = links_by_rank(plan, cluster)
+        self.known_times: dict[Hashable, list[Time]] = {}  # of seats that are alike
         self.times = [self._times(seat) for seat in self.seats]
         self.slowdown = [max(slowdown.get(r, 1.0) for r in seat.ranks) for seat in self.seats]
         self.pipes: dict[object, int] = {}
@@ -128,13 +130,14 @@ class _Compiler:
         update_s = [
             slow * sum(time.update_s for time in times) + times[0].load_s for slow, times in pairs
         ]
+        least_s = min(update_s)
         actors = [
             Actor(
                 ops=ops[seat.pipeline, seat.stage],
                 seconds=self._seconds(a),
                 outboxes=self.outboxes[a],
                 inboxes=self.inboxes[a],
-                begin_s=update_s[a] - min(update_s),
+                begin_s=update_s[a] - least_s,
             )
             for a, seat in enumerate(self.seats)
         ]
@@ -156,7 +159,16 @@ class _Compiler:
 
     def _times(self, seat: ActorCoordinates) -> list[Time]:
         """Returns the times of each ministage; where a seat's ranks differ, the slowest counts."""
-        links = {group_links(self.plan, self.cluster, rank) for rank in seat.ranks}
+        links = frozenset(self.links[rank] for rank in seat.ranks)
+        replica = self._stage(seat).replicas[seat.replica]
+        key = seat.pipeline, seat.stage, replica.chip, replica.batch_share, links
+        if key not in self.known_times:
+            self.known_times[key] = self._make_times(seat, links)
+        return self.known_times[key]
+
+    def _make_times(
+        self, seat: ActorCoordinates, links: frozenset[tuple[Link, Link]]
+    ) -> list[Time]:
         chip = self.cluster.chip(seat.ranks[0])
         profile = chip_profile(self.cluster, self.cluster.node(seat.ranks[0]).chip_name)
         result = []
@@ -200,13 +212,8 @@ class _Compiler:
         box = piece_box(stage, seat.replica, 0, self.plan.model.sequence_length)
         size = box.shape[0] * stage.tp * self._row_bytes
         return max(
-            gather_boundary_s(
-                size,
-                stage.tp,
-                slowest_link(self.cluster, rank, seat.ranks),
-                self.plan.resharding,
-            )
-            for rank in seat.ranks
+            gather_boundary_s(size, stage.tp, inside, self.plan.resharding)
+            for inside in {self.links[rank][0] for rank in seat.ranks}
         )
 
     @property

@@ -11,7 +11,7 @@ end is the same for all ranks, and is the time of a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add, mul
@@ -74,7 +74,18 @@ class Simulation:
     @cached_property
     def shares(self) -> list[TimeShare]:
         """How the step divides for each replica, in the order of program.seats."""
-        return [self._share(a) for a in range(len(self.program.seats))]
+        known: dict[Hashable, TimeShare] = {}
+        program, timing = self.program, self.timing
+        result = []
+        for a, table in enumerate(program.tables):
+            lists = id(table), id(timing.starts[a]), id(timing.ends[a])
+            own_s = program.norm_s[a], program.update_s[a], program.actors[a].begin_s
+            reduced_s = self._reduce_s(a)
+            key = *lists, *own_s, reduced_s, timing.message_s[a]
+            if key not in known:
+                known[key] = self._share(a, reduced_s)
+            result.append(known[key])
+        return result
 
     @cached_property
     def stage_shares(self) -> dict[tuple[int, int], TimeShare]:
@@ -154,7 +165,11 @@ class Simulation:
         table, timing = self.program.tables[a], self.timing
         return zip(table, timing.starts[a], timing.ends[a], strict=True)
 
-    def _share(self, a: int) -> TimeShare:
+    def _reduce_s(self, a: int) -> float:
+        program = self.program
+        return sum(program.groups[g].seconds for taken in program.reductions[a] for g in taken)
+
+    def _share(self, a: int, reduce_s: float) -> TimeShare:
         program = self.program
         work_s, gather_s, exposed_s = program.norm_s[a] + program.update_s[a], 0.0, 0.0
         clock_s = program.actors[a].begin_s
@@ -167,7 +182,6 @@ class Simulation:
                 exposed_s = start_s - clock_s
             if action.kind != Kind.REDUCE:
                 clock_s = end_s
-        reduce_s = sum(program.groups[g].seconds for taken in program.reductions[a] for g in taken)
         communication_s = (
             gather_s + self.timing.message_s[a] + min(exposed_s, reduce_s) + self.program.exchange_s
         )
@@ -206,39 +220,62 @@ def simulate(
         )
     except StuckError as error:
         raise DeadlockError(_deadlock(program, error)) from None
-    begin_s = _reduce(program, timing)
-    met_s = max(map(add, begin_s, program.norm_s)) + program.exchange_s
-    for a, starts in enumerate(timing.starts):
-        starts.append(begin_s[a])
-        timing.ends[a].append(met_s + program.update_s[a])
-    # an actor began as long after the first as its update is longer than the shortest
-    return Simulation(plan, cluster, met_s + min(program.update_s), program, timing)
-
-
-def _reduce(program: Program, timing: Timing) -> list[float]:
-    """Fills in when reductions end, and returns the seconds at which each actor's update begins."""
-    marks = [
-        [i for i, action in enumerate(table) if action.kind == Kind.REDUCE]
-        for table in program.tables
+    reduced_s = _reduced(program, timing)
+    begin_s = [
+        max([ends[-1], *(end_s for _, end_s in own)])
+        for ends, own in zip(timing.ends, reduced_s, strict=True)
     ]
-    wanted = [
+    met_s = max(map(add, begin_s, program.norm_s)) + program.exchange_s
+    end_s = [met_s + update_s for update_s in program.update_s]
+    # an actor began as long after the first as its update is longer than the shortest
+    whole = _with_step(timing, reduced_s, begin_s, end_s)
+    return Simulation(plan, cluster, met_s + min(program.update_s), program, whole)
+
+
+def _reduced(program: Program, timing: Timing) -> list[list[tuple[int, float]]]:
+    """Returns, by actor, when its reductions end, each with the place in its table."""
+    marks_of = {
+        id(table): [i for i, action in enumerate(table) if action.kind == Kind.REDUCE]
+        for table in {id(table): table for table in program.tables}.values()
+    }
+    taken = [
         [
-            (group, timing.starts[a][i])
-            for i in marks[a]
+            (i, group)
+            for i in marks_of[id(table)]
             for group in program.reductions[a][table[i].ministage]
         ]
         for a, table in enumerate(program.tables)
     ]
-    ends = settle(program.groups, wanted)
-    begin_s = []
-    for a, table in enumerate(program.tables):
-        left = iter(ends[a])
-        begin_s.append(timing.ends[a][-1])
-        for i in marks[a]:
-            for _ in program.reductions[a][table[i].ministage]:
-                timing.ends[a][i] = next(left)
-                begin_s[a] = max(begin_s[a], timing.ends[a][i])
-    return begin_s
+    wanted = [[(group, timing.starts[a][i]) for i, group in own] for a, own in enumerate(taken)]
+    return [
+        [(i, end_s) for (i, _), end_s in zip(own, ends, strict=True)]
+        for own, ends in zip(taken, settle(program.groups, wanted), strict=True)
+    ]
+
+
+def _with_step(
+    timing: Timing,
+    reduced_s: Sequence[Sequence[tuple[int, float]]],
+    begin_s: Sequence[float],
+    end_s: Sequence[float],
+) -> Timing:
+    """Returns a timing with the ends of reductions, and the optimizer's step, which comes last.
+
+    Actors that do the same go on sharing their lists: those of all would take gigabytes.
+    """
+    known: dict[Hashable, tuple[list[float], list[float]]] = {}
+    whole = Timing([], [], timing.message_s)
+    for a, (starts, ends) in enumerate(zip(timing.starts, timing.ends, strict=True)):
+        key = id(starts), id(ends), tuple(reduced_s[a]), begin_s[a], end_s[a]
+        if key not in known:
+            own = [*ends, end_s[a]]
+            for i, reduced_at_s in reduced_s[a]:
+                own[i] = reduced_at_s
+            known[key] = [*starts, begin_s[a]], own
+        starts, ends = known[key]
+        whole.starts.append(starts)
+        whole.ends.append(ends)
+    return whole
 
 
 def hetero_speedup_ratio(together: Simulation, alone: Sequence[Simulation]) -> float:

@@ -17,7 +17,10 @@ from heteropp.simulator.engine import Actor, Noise, StuckError, Timing, Transmis
 def play_folded(
     actors: list[Actor], slack: int | None, noise: Noise | None, hold: bool = False
 ) -> Timing:
-    """Returns what `play` does for all actors. Raises StuckError with numbers of `actors`."""
+    """Returns what `play` does for all actors; those that do the same share their lists.
+
+    Raises StuckError with numbers of `actors`.
+    """
     if noise is not None:
         return play(actors, slack, noise, hold)
     actors = _without_twins(actors)
@@ -35,8 +38,8 @@ def play_folded(
     timing = Timing([[] for _ in actors], [[] for _ in actors], [0.0] * len(actors))
     for part, model in stands_for:
         for a, b in zip(part, model, strict=True):
-            timing.starts[a] = list(played.starts[number[b]])
-            timing.ends[a] = list(played.ends[number[b]])
+            timing.starts[a] = played.starts[number[b]]
+            timing.ends[a] = played.ends[number[b]]
             timing.message_s[a] = played.message_s[number[b]]
     return timing
 
@@ -96,16 +99,27 @@ def _twins(messages: list[_Message]) -> dict[int, int]:
     Twins are used by the same sends, for as long, next to pipes that are twins again, and none of
     them carries two messages of a send: so they are always busy at the same times.
     """
-    kind = {pipe: 0 for message in messages for pipe in message.pipes}
+    width = max((len(message.pipes) for message in messages), default=0)
+    places: dict[int, list[int]] = defaultdict(list)  # by pipe: the message, times width + position
+    for m, message in enumerate(messages):
+        for position, pipe in enumerate(message.pipes):
+            places[pipe].append(m * width + position)
+    numbers: dict[Hashable, int] = {}  # small ones for what is compared in every round
+    uses = [numbers.setdefault(message.use, len(numbers)) for message in messages]
+    kind = dict.fromkeys(places, 0)
     kinds = 0
     while True:
-        uses: dict[int, list[Hashable]] = {pipe: [] for pipe in kind}
-        for message in messages:
-            use = (message.use, tuple([kind[pipe] for pipe in message.pipes]))
-            for position, pipe in enumerate(message.pipes):
-                uses[pipe].append((position, use))
+        ways: dict[Hashable, int] = {}
+        way_of = [
+            ways.setdefault((use, *[kind[pipe] for pipe in message.pipes]), len(ways))
+            for use, message in zip(uses, messages, strict=True)
+        ]
+        placed = [way * width + position for way in way_of for position in range(width)]
         first: dict[Hashable, int] = {}
-        kind = {pipe: first.setdefault(tuple(use), pipe) for pipe, use in uses.items()}
+        kind = {
+            pipe: first.setdefault(tuple([placed[i] for i in own]), pipe)
+            for pipe, own in places.items()
+        }
         if len(first) == kinds:
             return kind
         kinds = len(first)
