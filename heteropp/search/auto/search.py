@@ -24,7 +24,7 @@ PROBED_CHIPS = 1024  # of clusters of fewer chips, all together
 PROBES = 2  # seeds of each kind on each of them
 CLUSTERS = 4  # of these that look best
 FEWER_SEEDS = 12  # on each of them
-VARIED = 12  # seeds of unlike stages, each tried under every schedule
+VARIED = 12  # seeds of unlike stages, and on unlike chips, each tried under every schedule
 SEEDS_CLIMBED = 4  # those of unlike stages, and those on unlike chips
 CLIMBS = 8  # local searches, at most, from plans of another kind than those climbed before
 MOST_CLIMBS = 100  # where the clock is the limit
@@ -47,7 +47,8 @@ def search(request: Request) -> Result:
             break
     else:
         raise _no_plan(request)
-    for trial in _unlike(found, VARIED, _stages):
+    varied = [*_unlike(found, VARIED, _stages), *_unlike(found, VARIED, _chips)]
+    for trial in dict.fromkeys(varied):
         for plan in schedules(trial.draft.plan, freedom):
             _try(plan, trials)
     found = trials.ranked()
