@@ -1,5 +1,7 @@
 """How long every planner takes, beside what was published for it, and what its plans cost.
 
+On random clusters the default planner is held against all others and a longer search.
+
 One thread. Times are of the search alone, the building of its cost tables included; what the
 model's layers do was traced before (the first search of a model traces it, in seconds). Published
 times were measured on other machines.
@@ -14,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
+import random_clusters
 import typer
 from evidence import Row, row, show
 from rich.console import Console
@@ -51,20 +54,35 @@ def main(
     metis_data: Annotated[
         Path | None, typer.Option(help="A checkout of Metis, for its profiles.")
     ] = None,
+    clusters: Annotated[
+        int, typer.Option(min=0, help="Random clusters for the default planner.")
+    ] = 4,
+    seed: Annotated[int, typer.Option(help="Of the first random cluster.")] = 0,
+    longer_s: Annotated[
+        float, typer.Option(min=1, help="How long another search of each may take.")
+    ] = 20.0,
+    helped: Annotated[
+        bool, typer.Option("--helped", help="Plan them also with what should help: more, faster.")
+    ] = False,
+    published: Annotated[
+        bool, typer.Option(help="The searches that times were published of.")
+    ] = True,
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    parts: list[Callable[[], list[Row]]] = [
-        lambda: h2(rounds),
-        lambda: many_chips(rounds),
-        lambda: metis(metis_limit_s, metis_data),
-        lambda: autohet(rounds),
-        lambda: zorse(rounds),
-    ]
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "H2": lambda: h2(rounds),
+        "100,000 chips": lambda: many_chips(rounds),
+        "Metis": lambda: metis(metis_limit_s, metis_data),
+        "AutoHet": lambda: autohet(rounds),
+        "Zorse": lambda: zorse(rounds),
+    }
+    if not published:
+        parts = {}
+    if clusters:
+        parts["random clusters"] = lambda: random_clusters.rows(clusters, seed, longer_s, helped)
     rows: list[Row] = []
     with Console(stderr=True).status("searching") as status:
-        for part, name in zip(
-            parts, ("H2", "100,000 chips", "Metis", "AutoHet", "Zorse"), strict=True
-        ):
+        for name, part in parts.items():
             status.update(f"searching: {name}")
             rows += part()
     show("planner-bench", rows, [" ".join((__doc__ or "").split())], json)

@@ -97,6 +97,12 @@ def test_the_order_of_nodes_changes_nothing() -> None:
     assert plans[0] == plans[1]
 
 
+def test_the_shortest_budget_is_enough_for_a_plan_that_fits() -> None:
+    request = replace(random_request(2), budget_s=1e-6)
+    plan = ask("auto", request, 1).best.plan
+    assert fits(plan, used_cluster(plan, request.cluster))
+
+
 def test_a_chip_that_holds_up_the_others_stays_idle_and_the_answer_says_so() -> None:
     fast, slow = load_chip("a-mini"), load_chip("c-mini")
     slow = replace(

@@ -70,6 +70,7 @@ def test_malformed_requests_are_one_sentence(folder: Path, capsys) -> None:
         "--schedule": ["zigzag", "1F1B", ""],
         "--zero-stage": ["3", "-1", "one"],
         "--micro-batch-per-replica": ["0", "3", "-1", "x"],
+        "--budget": ["", "0s", "10", "-5s", "25h", "5 minutes"],
         "--what-if": [
             "",
             "b-mini",

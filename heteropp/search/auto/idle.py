@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from heteropp.description.cluster import Cluster, Node
 from heteropp.description.plan import Plan
 from heteropp.description.used_chips import idle_members
+from heteropp.search.skeletons import powers_down
 
 MOST = 256  # smaller clusters that are looked at
 NAMED = 8  # chips, in a sentence
@@ -16,7 +17,8 @@ NAMED = 8  # chips, in a sentence
 def smaller(cluster: Cluster, bound_s: Callable[[Cluster], float]) -> list[Cluster]:
     """Returns clusters of some of the nodes: those of the least bound and the smallest in turn.
 
-    Of nodes that are alike all stay, all but one, half, the largest power of two, or none.
+    Of nodes that are alike all stay, all but one, half, the largest power of two, or none; or of
+    all nodes one, or a part of it.
     """
     classes: dict[tuple, list[Node]] = {}
     for node in cluster.nodes:
@@ -30,6 +32,11 @@ def smaller(cluster: Cluster, bound_s: Callable[[Cluster], float]) -> list[Clust
         ranks = tuple(sorted(rank for node in nodes for rank in node.ranks))
         if 0 < len(ranks) < cluster.world_size:
             found.setdefault(ranks, cluster.kept(ranks))
+    for first, *_ in classes.values():
+        for size in {len(first.ranks), *powers_down(len(first.ranks))}:
+            if size < cluster.world_size:
+                ranks = tuple(first.ranks[:size])
+                found.setdefault(ranks, cluster.kept(ranks))
     promising = sorted(found, key=lambda ranks: (bound_s(found[ranks]), -len(ranks), ranks))
     smallest = sorted(found, key=lambda ranks: (len(ranks), ranks))
     in_turn = itertools.chain.from_iterable(zip(promising, smallest, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -15,6 +15,7 @@ from heteropp.search.auto.idle import smaller, why_idle
 from heteropp.search.auto.moves import schedules
 from heteropp.search.auto.seeds import chains, of_planners, on_skeletons
 from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
+from heteropp.search.judge import AHEAD
 from heteropp.search.planner import Candidate, Request, Result, SearchError, planner
 
 PASSES = 600_000  # of micro-batches through replicas, in all simulations together
@@ -23,9 +24,10 @@ PROBED_CHIPS = 1024  # of clusters of fewer chips, all together
 PROBES = 2  # seeds of each kind on each of them
 CLUSTERS = 4  # of these that look best
 FEWER_SEEDS = 12  # on each of them
-VARIED = 12  # seeds of unlike stages, each tried under every schedule
+VARIED = 12  # seeds of unlike stages, and on unlike chips, each tried under every schedule
 SEEDS_CLIMBED = 4  # those of unlike stages, and those on unlike chips
 CLIMBS = 8  # local searches, at most, from plans of another kind than those climbed before
+MOST_CLIMBS = 100  # where the clock is the limit
 CLOSE = 1.15  # times the best: where such a search may begin
 LEAST_MINISTAGES = 2  # where a named schedule interleaves them
 NEAR = 1.2  # times the best so far: a seed that slack may make the best
@@ -45,7 +47,8 @@ def search(request: Request) -> Result:
             break
     else:
         raise _no_plan(request)
-    for trial in _unlike(found, VARIED, _stages):
+    varied = [*_unlike(found, VARIED, _stages), *_unlike(found, VARIED, _chips)]
+    for trial in dict.fromkeys(varied):
         for plan in schedules(trial.draft.plan, freedom):
             _try(plan, trials)
     found = trials.ranked()
@@ -69,10 +72,10 @@ def search(request: Request) -> Result:
 def _seed(trials: Trials, request: Request) -> None:
     """Tries seeds on all chips, then on fewer where they might be faster."""
     freedom = trials.freedom
+    for plan in of_planners(request):
+        _try(plan, trials, AHEAD)  # no other planner's plan shall be faster, with its slack
     made: dict = {}
     _try_seeds(_seeds(trials, request, made), trials, SEEDS)
-    for plan in of_planners(request):
-        _try(plan, trials)
     probed: list[tuple[float, int, Seeds]] = []
     chips = 0
     for kept in smaller(request.cluster, lambda kept: step_bound_s(request, freedom, kept)):
@@ -102,8 +105,11 @@ def _try_seeds(seeds: Seeds, trials: Trials, count: int) -> float:
     return min(tried, default=math.inf)
 
 
-def _try(plan: Plan, trials: Trials) -> float:
-    """Tries a plan, and with slack where that might make it the best; returns the least step."""
+def _try(plan: Plan, trials: Trials, ahead: Sequence[int] = (1,)) -> float:
+    """Tries a plan, and with slack where that might make it the best; returns the least step.
+
+    ahead: the forwards that stages then run ahead, beyond their own slack.
+    """
     freedom = trials.freedom
     if plan.schedule not in freedom.schedules:  # it was found under another
         other = as_schedule(plan, freedom.schedules[0], LEAST_MINISTAGES)
@@ -114,15 +120,15 @@ def _try(plan: Plan, trials: Trials) -> float:
     if found is None:
         return math.inf
     if plan.schedule == "1f1b" and found.step_s < NEAR * trials.best_s:
-        slack = trials.try_(Draft(plan, 1))
-        return min(found.step_s, slack.step_s) if slack else found.step_s
+        slack = filter(None, (trials.try_(Draft(plan, more)) for more in ahead))
+        return min(trial.step_s for trial in (found, *slack))
     return found.step_s
 
 
 def _climb_unlike(trials: Trials) -> None:
     """Climbs from plans that are about as fast as the best, and unlike those climbed before."""
     climbed: set[Hashable] = set()
-    for _ in range(CLIMBS):
+    for _ in range(CLIMBS if trials.request.budget_s is None else MOST_CLIMBS):
         start = next((d for d in trials.drafts(CLOSE) if _kind(d.plan) not in climbed), None)
         if start is None or trials.budget.spent:
             return

@@ -119,9 +119,14 @@ def _within_limits(skeleton: Skeleton, cluster: Cluster) -> bool:
 
 
 def of_planners(request: Request) -> Iterator[Plan]:
-    """Yields what other planners answer."""
+    """Yields what other planners answer, the exact one with each of its options."""
+    freer = [
+        replace(request, uneven_layers=uneven, stage_degrees=degrees)
+        for uneven, degrees in itertools.product((False, True), repeat=2)
+    ]
     for name in ASKED:
-        with suppress(SearchError, ProfileError):
-            result = planner(name)(request)
-            for candidate in (result.best, *result.runners_up):
-                yield candidate.plan
+        for wanted in freer if name == "exact" else [request]:
+            with suppress(SearchError, ProfileError):
+                result = planner(name)(wanted)
+                for candidate in (result.best, *result.runners_up):
+                    yield candidate.plan

@@ -64,13 +64,18 @@ class Trials:
         if draft not in self._known and self._is_slow(draft, cutoff_s):
             return None
         if draft not in self._known:
-            if self.budget.spent:
+            if self._done:
                 return None
             try:
                 self._known[draft] = self._trial(draft)
             except (PlanError, ProfileError, DeadlockError):
                 self._known[draft] = None
         return self._known[draft]
+
+    @property
+    def _done(self) -> bool:
+        """Whether the budget is spent, and not for nothing."""
+        return self.budget.spent and self.best_s < math.inf
 
     def _is_slow(self, draft: Draft, cutoff_s: float) -> bool:
         """Whether a draft takes the cutoff at least, with all slack that it may have."""
@@ -80,7 +85,7 @@ class Trials:
             plan, cluster = self._placed(draft.plan)
             try:
                 self._check(plan)
-                if (least_s := busy_s(plan, cluster)) >= cutoff_s or self.budget.spent:
+                if (least_s := busy_s(plan, cluster)) >= cutoff_s or self._done:
                     return True
                 if draft.ahead is not None:
                     plan = with_most_slack(plan, draft.ahead)

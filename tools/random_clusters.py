@@ -1,0 +1,179 @@
+"""The default planner on random clusters of shipped chips: rows of planner-bench.
+
+Every second cluster's NICs are redrawn from 0.3 to 32 GB/s. Beside the default planner's step stand
+the steps that every other planner, the exact one with its options, and a longer search find.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from evidence import Row, row
+
+from ditorch.chips import ChipSpec, load_chip
+from heteropp.description.cluster import Cluster, Node, in_order
+from heteropp.description.model import read_model
+from heteropp.search.judge import Verdict, ask
+from heteropp.search.planner import OPTIONS, PLANNERS, Request
+
+CHIPS = (
+    *("a", "a100", "a100-40gb", "a10g", "b", "b200", "c", "d", "gh200", "h100-nvl", "h20", "h800"),
+    *("rtx-2080-ti", "rtx-3090", "t4", "titan-rtx", "v100"),
+)
+MODELS = (
+    *("gpt2", "gpt2-xl", "autohet-bert-large", "autohet-llama-6.7b"),
+    *("zorse-a-llama-7b", "zorse-b-llama-13b"),
+)
+SLOWEST_NIC, FASTEST_NIC = 0.3e9, 32e9  # bytes a second
+FEW_CHIPS = 16  # up to which the default search also has to be quick
+INFINITE = float("inf")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found for one request that has a plan."""
+
+    step_s: float
+    search_s: float
+    gap: float  # to the bound, relative
+    best_s: float  # of any search
+    beaten: bool  # by another planner or a runner-up
+    worse: float  # step with what should help, over that without
+    few_chips: bool
+
+
+def rows(count: int, seed: int, longer_s: float, helped: bool) -> list[Row]:
+    """Draws clusters until so many have a plan.
+
+    longer_s: of the longer search on each, by the clock. helped: search also with what should help.
+    """
+    found: list[Found] = []
+    for number in range(seed, seed + 4 * count):  # some have no plan
+        if len(found) == count:
+            break
+        if one := measured(drawn(number), longer_s, helped):
+            found.append(one)
+    if not found:
+        return []
+    behind = [100 * (one.step_s / one.best_s - 1) for one in found]
+    gaps = [100 * one.gap for one in found]
+    name = f"{len(found)} random clusters from seed {seed}"
+    quick = [one.search_s for one in found if one.few_chips]
+    result = [
+        row(f"{name}: step behind the best found, median", "%", statistics.median(behind), bar=0.0),
+        row(f"{name}: step behind the best found, worst", "%", max(behind), bar=3.0),
+        row(f"{name}: beaten by a planner or runner-up", "", sum(f.beaten for f in found), bar=0.0),
+        row(f"{name}: gap to the bound, median", "%", statistics.median(gaps), bar=5.0),
+        row(f"{name}: default search, median", "s", statistics.median(f.search_s for f in found)),
+    ]
+    if quick:
+        name_quick = f"{name}: default search of {FEW_CHIPS} chips or fewer, median"
+        result.append(row(name_quick, "s", statistics.median(quick)))
+    if helped:
+        worse = 100 * (max(one.worse for one in found) - 1)
+        result.append(row(f"{name}: step longer with what helps, worst", "%", worse, bar=0.5))
+    return result
+
+
+def drawn(seed: int) -> Request:
+    generator = random.Random(f"cluster {seed}")
+    nodes: list[Node] = []
+    for name in generator.sample(CHIPS, generator.choice([1, 2, 2, 3])):
+        chip = load_chip(name)
+        if seed % 2:
+            speed = SLOWEST_NIC * (FASTEST_NIC / SLOWEST_NIC) ** generator.random()
+            chip = replace(chip, links=replace(chip.links, nic_bytes_per_s=speed))
+        size = generator.choice([n for n in (1, 2, 4, 8) if n <= chip.chips_per_node])
+        nodes += [Node(name, chip, range(size))] * generator.choice([1, 1, 2, 4])
+    return Request(
+        cluster=Cluster(f"random {seed}", in_order(nodes)),
+        model=read_model(generator.choice(MODELS)),
+        global_batch=generator.choice([16, 32, 64, 128]),
+        open=frozenset(OPTIONS),
+    )
+
+
+def measured(request: Request, longer_s: float, helped: bool) -> Found | None:
+    """None where the default planner finds no plan."""
+    ask("exact", request, 1)  # traces the model
+    began_s = time.process_time()
+    verdict = ask("auto", request)
+    search_s = time.process_time() - began_s
+    if not verdict.judged or verdict.result is None:
+        return None
+    own_s, *runners_up = (judged.simulation.step_s for judged in verdict.judged)
+    others = [*runners_up, *(step_s(other) for other in _others(request))]
+    longer = step_s(ask("auto", replace(request, budget_s=longer_s), 1))
+    helps: list[Callable[[Request], Request]] = list(HELPS) if helped else []
+    after = [step_s(ask("auto", change(request), 1)) for change in helps]
+    return Found(
+        step_s=own_s,
+        search_s=search_s,
+        gap=own_s / verdict.result.lower_bound_s - 1,
+        best_s=min([own_s, longer, *others]),
+        beaten=min(others, default=INFINITE) < own_s,
+        worse=max(after, default=own_s) / own_s,
+        few_chips=request.cluster.world_size <= FEW_CHIPS,
+    )
+
+
+def step_s(verdict: Verdict) -> float:
+    return min((judged.simulation.step_s for judged in verdict.judged), default=INFINITE)
+
+
+def _others(request: Request) -> Iterator[Verdict]:
+    for name in PLANNERS:
+        if name != "auto":
+            yield ask(name, request)
+    for degrees in (False, True):
+        yield ask("exact", replace(request, uneven_layers=True, stage_degrees=degrees))
+
+
+# what should help
+
+
+def _with_chips(request: Request, change: Callable[[ChipSpec], ChipSpec]) -> Request:
+    return _on(request, [replace(node, chip=change(node.chip)) for node in request.cluster.nodes])
+
+
+def _on(request: Request, nodes: list[Node]) -> Request:
+    return replace(request, cluster=replace(request.cluster, nodes=in_order(nodes)))
+
+
+def more_memory(request: Request) -> Request:
+    def larger(chip: ChipSpec) -> ChipSpec:
+        capacity = chip.memory.capacity_bytes * 5 // 4
+        return replace(chip, memory=replace(chip.memory, capacity_bytes=capacity))
+
+    return _with_chips(request, larger)
+
+
+def faster_chips(request: Request) -> Request:
+    def faster(chip: ChipSpec) -> ChipSpec:
+        efficiency = min(1.0, 1.1 * chip.compute.efficiency)
+        return replace(chip, compute=replace(chip.compute, efficiency=efficiency))
+
+    return _with_chips(request, faster)
+
+
+def faster_links(request: Request) -> Request:
+    def faster(chip: ChipSpec) -> ChipSpec:
+        speed = 2 * chip.links.nic_bytes_per_s
+        return replace(chip, links=replace(chip.links, nic_bytes_per_s=speed))
+
+    return _with_chips(request, faster)
+
+
+def one_node_more(request: Request) -> Request:
+    return _on(request, [*request.cluster.nodes, request.cluster.nodes[-1]])
+
+
+def twice_the_nodes(request: Request) -> Request:
+    return _on(request, [*request.cluster.nodes, *request.cluster.nodes])
+
+
+HELPS = (more_memory, faster_chips, faster_links, one_node_more, twice_the_nodes)
