@@ -101,7 +101,8 @@ class Engine {
       }
     }
     for (std::size_t a = 0; a < actors_.size(); ++a)
-      if (blocked_[a] != kNobody) played_.blocked[static_cast<int>(a)] = outstanding_[a][blocked_[a]];
+      if (blocked_[a] != kNobody)
+        played_.blocked[static_cast<int>(a)] = outstanding_[a][blocked_[a]];
     return std::move(played_);
   }
 
@@ -248,8 +249,7 @@ class Engine {
     std::vector<Unmatched> waiting = std::move(found->second);
     unmatched_[a].erase(found);
     for (auto [sender, outbox, delivery] : waiting) {
-      at(now, Event::kSendOne, sender, outbox,
-         {delivery, key % micro_batches_, kNobody, 0, 0});
+      at(now, Event::kSendOne, sender, outbox, {delivery, key % micro_batches_, kNobody, 0, 0});
       auto& receivers = outstanding_[sender][outbox];
       receivers.erase(std::find(receivers.begin(), receivers.end(), a));
       if (blocked_[sender] == outbox && !too_many(sender, outbox)) {
