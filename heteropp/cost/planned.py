@@ -234,20 +234,20 @@ def slowest_link(cluster: Cluster, rank: int, group: Sequence[int]) -> Link:
     """Returns what a collective of a group meets at one of its ranks: inside a node what was
     measured of such, and else the slowest link; of equally slow ones, that to the earliest peer.
     """
-    return _Group(cluster, group).slowest(cluster.node_index(rank), rank)
+    return _PeersByNode(cluster, group).slowest(cluster.node_index(rank), rank)
 
 
 def slowest_links(cluster: Cluster, group: Sequence[int]) -> dict[int, Link]:
     """Returns the slowest_link of every rank of a group."""
     found: dict[int, Link] = {}
-    peers = _Group(cluster, group)
+    peers = _PeersByNode(cluster, group)
     for n, ranks in peers.ranks_of.items():
         found |= dict.fromkeys(ranks, peers.slowest(n, ranks[-1]))
         found[ranks[0]] = peers.slowest(n, ranks[0])
     return found
 
 
-class _Group:
+class _PeersByNode:
     """Ranks by node. A node has one link to all nodes that are attached alike, so it asks for one
     of each kind.
     """
