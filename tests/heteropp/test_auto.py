@@ -46,7 +46,7 @@ def step_s(request: Request) -> float:
     return verdict.best.simulation.step_s if verdict.judged else float("inf")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.long)])
 def test_no_other_planner_and_no_runner_up_is_faster(seed: int) -> None:
     request = random_request(seed)
     verdicts = ask_all(PLANNERS, request)
@@ -119,6 +119,19 @@ def test_a_chip_that_holds_up_the_others_stays_idle_and_the_answer_says_so() -> 
     assert verdict.result is not None
     (note,) = verdict.result.notes
     assert "1 chip stays idle (c-mini-0/0)" in note
+
+
+@pytest.mark.long
+def test_many_chips_whose_number_no_degree_divides_have_a_plan() -> None:
+    """Of 1,096 chips in 137 nodes, a prime number, it is no slower than that of 1,024."""
+    nodes = [Node("b", load_chip("b"), range(8))] * 137
+    whole, part = (Cluster("many", in_order(some)) for some in (nodes, nodes[:128]))
+    request = Request(cluster=whole, model=tiny_model(6), global_batch=4096, open=OPEN)
+    assert ask("exact", request).error is not None
+    judged = ask("auto", request, 1).best
+    validate(judged.plan)
+    least_s = ask("exact", replace(request, cluster=part)).best.simulation.step_s
+    assert judged.simulation.step_s <= least_s * (1 + 1e-9)
 
 
 # what should help never hurts

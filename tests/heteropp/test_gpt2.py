@@ -196,6 +196,6 @@ def test_its_memory_is_within_5_percent_below_the_predicted(tmp_path: Path) -> N
 
 
 def test_its_presets_are_planned() -> None:
-    plan = heteropp.plan("gpt2", "autohet-4a100-4h800", global_batch=8)
+    plan = heteropp.plan("gpt2", "autohet-4a100-4h800", global_batch=8, planner="exact")
     assert plan.model.family == "gpt2" and plan.model.tp_degrees(64) == [1, 2, 4]
     assert heteropp.simulate(plan, "autohet-4a100-4h800").step_s > 0

@@ -20,7 +20,9 @@ MIXTRAL = {
 }
 
 
-@pytest.mark.parametrize("family", ["our own", "of transformers"])
+@pytest.mark.parametrize(
+    "family", ["our own", pytest.param("of transformers", marks=pytest.mark.long)]
+)
 def test_a_search_asks_torch_and_transformers_once(family: str, tmp_path: Path) -> None:
     model = "quickstart"
     if family == "of transformers":

@@ -510,7 +510,7 @@ def test_models_that_differ_in_code_alone_are_traced_apart(tmp_path: Path) -> No
         again += "            x = super().forward(x)\n        return x\n"
         changes = 'CHANGES = dict(blocks={"one": Again}, order=6 * ["one"])'
         file.write_text(f"{DEFINITION}\n{again}\n{changes}\n")
-        plan = heteropp.plan(f"{file}:model", "quickstart", global_batch=8)
+        plan = heteropp.plan(f"{file}:model", "quickstart", global_batch=8, planner="exact")
         steps_s.append(heteropp.simulate(plan, "quickstart").step_s)
     assert steps_s[1] > 2 * steps_s[0]
 

@@ -64,6 +64,7 @@ def test_nothing_runs_without_permission(tmp_path: Path) -> None:
     with (folder / MODELING).open("a") as file:
         file.write(f"\nopen({str(trap)!r}, 'w').close()\n")
     request = "--cluster", "quickstart", "--model", folder, "--global-batch", 8
+    request += "--planner", "exact"  # the quickest
     simulated = "--plan", plan, "--cluster", "quickstart"
     assert f"{folder} {UNTRUSTED}" in refused(models.app, "check", folder)
     assert UNTRUSTED in refused(search.app, *request)

@@ -11,6 +11,7 @@ from heteropp.description.used_chips import idle_members
 from heteropp.search.skeletons import powers_down
 
 MOST = 256  # smaller clusters that are looked at
+LEADING_BITS = 4  # of a number of nodes, that rounding it leaves
 NAMED = 8  # chips, in a sentence
 
 
@@ -20,19 +21,14 @@ def smaller(cluster: Cluster, bound_s: Callable[[Cluster], float]) -> list[Clust
     Of nodes that are alike all stay, all but one, half, the largest power of two, or none; or of
     all nodes one, or a part of it.
     """
-    classes: dict[tuple, list[Node]] = {}
-    for node in cluster.nodes:
-        key = (node.chip_name, node.chip, node.place, len(node.ranks))
-        classes.setdefault(key, []).append(node)
+    kinds = _kinds(cluster)
     found: dict[tuple[int, ...], Cluster] = {}
-    for counts in itertools.islice(itertools.product(*map(_counts, classes.values())), MOST):
-        nodes = [
-            node for alike, n in zip(classes.values(), counts, strict=True) for node in alike[:n]
-        ]
+    for counts in itertools.islice(itertools.product(*map(_counts, kinds)), MOST):
+        nodes = [node for alike, n in zip(kinds, counts, strict=True) for node in alike[:n]]
         ranks = tuple(sorted(rank for node in nodes for rank in node.ranks))
         if 0 < len(ranks) < cluster.world_size:
             found.setdefault(ranks, cluster.kept(ranks))
-    for first, *_ in classes.values():
+    for first, *_ in kinds:
         for size in {len(first.ranks), *powers_down(len(first.ranks))}:
             if size < cluster.world_size:
                 ranks = tuple(first.ranks[:size])
@@ -41,6 +37,28 @@ def smaller(cluster: Cluster, bound_s: Callable[[Cluster], float]) -> list[Clust
     smallest = sorted(found, key=lambda ranks: (len(ranks), ranks))
     in_turn = itertools.chain.from_iterable(zip(promising, smallest, strict=True))
     return [found[ranks] for ranks in dict.fromkeys(in_turn)]
+
+
+def rounded(cluster: Cluster) -> Cluster:
+    """Returns the cluster without the last nodes of each kind, at most one in eight, whose number
+    is then a small multiple of a power of two, which data-parallel degrees divide.
+    """
+    nodes: list[Node] = []
+    for alike in _kinds(cluster):
+        dropped_bits = max(0, len(alike).bit_length() - LEADING_BITS)
+        nodes += alike[: len(alike) >> dropped_bits << dropped_bits]
+    if len(nodes) == len(cluster.nodes):
+        return cluster
+    return cluster.kept(rank for node in nodes for rank in node.ranks)
+
+
+def _kinds(cluster: Cluster) -> list[list[Node]]:
+    """Returns the nodes, those together that are alike."""
+    kinds: dict[tuple, list[Node]] = {}
+    for node in cluster.nodes:
+        key = (node.chip_name, node.chip, node.place, len(node.ranks))
+        kinds.setdefault(key, []).append(node)
+    return list(kinds.values())
 
 
 def _counts(nodes: list[Node]) -> list[int]:

@@ -74,6 +74,8 @@ def _seed(trials: Trials, request: Request) -> None:
     freedom = trials.freedom
     for plan in of_planners(request):
         _try(plan, trials, AHEAD)  # no other planner's plan shall be faster, with its slack
+    if trials.done:
+        return
     made: dict = {}
     _try_seeds(_seeds(trials, request, made), trials, SEEDS)
     probed: list[tuple[float, int, Seeds]] = []

@@ -18,6 +18,8 @@ from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan
 from heteropp.description.profile import ProfileError
 from heteropp.search.auto.freedom import Freedom
+from heteropp.search.auto.idle import rounded
+from heteropp.search.auto.trials import renumbered
 from heteropp.search.balance import Balance
 from heteropp.search.costs import Costs
 from heteropp.search.planner import Request, SearchError, planner
@@ -29,7 +31,8 @@ WIDTH = 32  # chains of one length that the programme keeps
 MOST_ORDERS = 24  # of chip types
 FEW_ORDERS = 6  # of many chips
 FREE = 32  # chips, up to which stages of one type may have unlike degrees
-ASKED = ("exact", "autohet", "zorse", "uniform")  # planners that answer in a moment
+OTHERS = ("autohet", "zorse", "uniform")  # planners that answer in a moment, as the exact one does
+MANY = 1024  # chips, beyond which only that does, and in the space that was asked for
 Seed = tuple[float, Plan]  # with its estimated seconds
 
 
@@ -120,13 +123,29 @@ def _within_limits(skeleton: Skeleton, cluster: Cluster) -> bool:
 
 def of_planners(request: Request) -> Iterator[Plan]:
     """Yields what other planners answer, the exact one with each of its options."""
-    freer = [
-        replace(request, uneven_layers=uneven, stage_degrees=degrees)
-        for uneven, degrees in itertools.product((False, True), repeat=2)
-    ]
-    for name in ASKED:
-        for wanted in freer if name == "exact" else [request]:
-            with suppress(SearchError, ProfileError):
-                result = planner(name)(wanted)
-                for candidate in (result.best, *result.runners_up):
-                    yield candidate.plan
+    if request.cluster.world_size > MANY:
+        yield from _of_many_chips(request)
+        return
+    for uneven, degrees in itertools.product((False, True), repeat=2):
+        yield from _answers("exact", replace(request, uneven_layers=uneven, stage_degrees=degrees))
+    for name in OTHERS:
+        yield from _answers(name, request)
+
+
+def _of_many_chips(request: Request) -> Iterator[Plan]:
+    """Yields the exact planner's answers on all chips, which degrees seldom divide, and on nearly
+    all.
+    """
+    everyone, fewer = request.cluster, rounded(request.cluster)
+    yield from _answers("exact", request)
+    if fewer is not everyone:
+        number = dict(enumerate(map(everyone.rank, fewer.members)))
+        for plan in _answers("exact", replace(request, cluster=fewer)):
+            yield renumbered(plan, number)
+
+
+def _answers(name: str, request: Request) -> Iterator[Plan]:
+    with suppress(SearchError, ProfileError):
+        result = planner(name)(request)
+        for candidate in (result.best, *result.runners_up):
+            yield candidate.plan

@@ -64,7 +64,7 @@ class Trials:
         if draft not in self._known and self._is_slow(draft, cutoff_s):
             return None
         if draft not in self._known:
-            if self._done:
+            if self.done:
                 return None
             try:
                 self._known[draft] = self._trial(draft)
@@ -73,7 +73,7 @@ class Trials:
         return self._known[draft]
 
     @property
-    def _done(self) -> bool:
+    def done(self) -> bool:
         """Whether the budget is spent, and not for nothing."""
         return self.budget.spent and self.best_s < math.inf
 
@@ -85,7 +85,7 @@ class Trials:
             plan, cluster = self._placed(draft.plan)
             try:
                 self._check(plan)
-                if (least_s := busy_s(plan, cluster)) >= cutoff_s or self._done:
+                if (least_s := busy_s(plan, cluster)) >= cutoff_s or self.done:
                     return True
                 if draft.ahead is not None:
                     plan = with_most_slack(plan, draft.ahead)
