@@ -90,11 +90,13 @@ def show_prediction(console: Console, verdict: Verdict) -> None:
         f"(stage {_place(bubble_place, plan)}), the most communication "
         f"{sending.communication:.0%} (stage {_place(sending_place, plan)})",
     )
-    say(console, f"{_proof(verdict)}; searched in {verdict.search_s:.2f} s, {result.steps:,} steps")
+    counted = "plans simulated" if verdict.planner == "auto" else "steps"
+    searched = f"searched in {verdict.search_s:.2f} s, {result.steps:,} {counted}"
+    say(console, f"{_proof(verdict)}; {searched}")
     for judged in verdict.judged[1:]:
         say(console, f"runner-up: {outline(judged.plan)}: {why_slower(judged, best)}")
     for note in result.notes:
-        say(console, f"left out: {note}")
+        say(console, note)
 
 
 def show_all(console: Console, verdicts: list[Verdict], cluster: Cluster) -> None:
@@ -219,7 +221,7 @@ def _proof(verdict: Verdict) -> str:
     best = result.best
     if verdict.planner == "auto":
         bound = f"no plan takes less than {seconds(result.lower_bound_s)}, gap {result.gap:.2%}"
-        return f"the fastest of the plans simulated; {bound}"
+        return f"the fastest plan found; {bound}"
     if verdict.planner != "exact":
         return f"{verdict.planner}'s own cost {seconds(best.cost_s)}"
     bound = f"lower bound {seconds(result.lower_bound_s)}, gap {result.gap:.2%}"

@@ -53,7 +53,7 @@ class Result:
     runners_up: list[Candidate]  # best first
     lower_bound_s: float  # no plan of the planner's space costs less
     steps: int  # what the planner looked at, in the unit its paper counts
-    notes: list[str] = field(default_factory=list)  # options left out, and why: a sentence each
+    notes: list[str] = field(default_factory=list)  # options or chips left out, and why: sentences
 
     @property
     def gap(self) -> float:
