@@ -123,7 +123,7 @@ def test_a_chip_that_holds_up_the_others_stays_idle_and_the_answer_says_so() -> 
 
 @pytest.mark.long
 def test_many_chips_whose_number_no_degree_divides_have_a_plan() -> None:
-    """Of 1,096 chips in 137 nodes, a prime number, it is no slower than that of 1,024."""
+    """The plan of 1,096 chips in 137 nodes, a prime number, is no slower than that of 1,024."""
     nodes = [Node("b", load_chip("b"), range(8))] * 137
     whole, part = (Cluster("many", in_order(some)) for some in (nodes, nodes[:128]))
     request = Request(cluster=whole, model=tiny_model(6), global_batch=4096, open=OPEN)
