@@ -114,7 +114,7 @@ LAYOUTS: dict[str, Callable[[LlamaModel], Plan]] = {
     ),
     "offload": lambda m: plan_of(m, (4, 4), (2, 1), (1, 1), offload=True),
 }
-LONG = ("one rank", "interleaved", "offload", "two pipelines", "sequence parallel, dropout")
+LONG = ("one rank", "zb-v", "interleaved", "offload", "two pipelines", "sequence parallel, dropout")
 
 
 def learnt_by(ranks: Ranks, plan: Plan, data: TokenFile, **options: object) -> Trained:

@@ -28,7 +28,7 @@ FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "glm4", "olmo2"),
     *("qwen3_moe", "deepseek_v3", "gpt_oss"),
 )
-EVERYDAY = ("gemma3_text", "qwen3_moe", "gpt_oss")
+EVERYDAY = ("gemma3_text", "gpt_oss")
 ROWS_EVERYDAY = ("deepseek_v3",)
 # of three vendors, by stage: how each adds up products
 ACCUMULATES = {"V": "float32", "W": "float64", "X": "float32"}

@@ -58,8 +58,8 @@ PLANS: dict[str, Callable[[Any], Plan]] = {
 }
 
 
-EVERYDAY = ("zb-v", "two pipelines")
-ON_CI = ("1f1b", "zb-h1", "offload", "mixed chips")  # besides
+EVERYDAY = ("two pipelines",)
+ON_CI = ("1f1b", "zb-h1", "zb-v", "offload", "mixed chips")  # besides
 
 
 def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:

@@ -33,7 +33,7 @@ def check(got: Trained, plain: Trained, tolerance: float) -> None:
         assert error <= tolerance, f"{name}: {error:.3g}"
 
 
-IN_FLOAT32 = ("tp 1 to 4", "without overlap")  # every day
+IN_FLOAT32 = ("without overlap",)  # every day
 ON_CI = (0, 2)  # turns; the first of them of the first few layouts is an everyday one
 
 

@@ -78,7 +78,7 @@ class PacedRank:
         self.made = {}
         for name, plan in plans.items():
             place = Coordinates.of(plan, rank)
-            set_links(folder / CLUSTER, Groups(place))
+            set_links(plan, folder / CLUSTER, Groups(place))
             held = modules(plan, place, self.device.device)
             self.made[name] = OurPipeline(plan, place, held, self.device.clock)
 
