@@ -109,6 +109,7 @@ def test_attention_stays_within_documents_under_the_next_plan(
     assert [change["start"] for change in training.changes] == ["initial", "recover"]
 
 
+@pytest.mark.long
 def test_a_noticed_member_leaves_after_a_step_and_costs_none(
     launch: Launch, undisturbed: Undisturbed
 ) -> None:

@@ -183,6 +183,7 @@ def tiny(vocab: int = 256, dtype: str = "float64") -> Any:
     )
 
 
+@pytest.mark.long
 def test_its_memory_is_within_5_percent_below_the_predicted(tmp_path: Path) -> None:
     chips = Ranks(chip(tmp_path, 1 << 30))
     try:

@@ -40,7 +40,7 @@ def search(model: str, output: Path, cache: Path) -> set[str]:
         [
             *(sys.executable, "-X", "importtime", "-m", "heteropp.cli.search"),
             *("--cluster", "quickstart", "--model", model, "--global-batch", "16"),
-            *("--output", str(output)),
+            *("--planner", "exact", "--output", str(output)),
         ],
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         capture_output=True,

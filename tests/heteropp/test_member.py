@@ -162,6 +162,7 @@ def uninterrupted(folder: Path, steps: int) -> list[float]:
     return Training(other, FIRST, *settings, device="cpu").finish().losses
 
 
+@pytest.mark.long
 def test_a_switch_then_a_recovery_then_the_end(leader: Leader) -> None:
     """Three ranks; one goes and one comes; then one is killed, and two go on from the copies.
 

@@ -143,7 +143,8 @@ def test_so_is_that_of_16_bits_and_of_slack(ranks: Ranks) -> None:
         check(ranks, replace(plan, pipelines=(replace(pipeline, stages=stages),)))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_so_is_that_of_frozen_weights(ranks: Ranks, dtype: str) -> None:
     """They have no gradient, no state, and their layers keep no input for one."""
     sizes = dict(hidden_size=128, intermediate_size=384, vocab_size=512, head_dim=32)
