@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hyperhetero_cli import CommandLine
 from hyperhetero_output import LOCK, held, target_of
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
 
 FAILED, BAD_INPUT = 1, 2
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
+app = CommandLine(
     no_args_is_help=True,
     help="Shows that a chip computes what a reference computes, or where it does not.",
     epilog="Exit codes: 0 what was checked passed, 1 it failed, 2 bad input.",

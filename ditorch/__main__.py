@@ -18,8 +18,9 @@ from rich.table import Table
 
 import ditorch
 from ditorch.vendors import VENDORS, look_at
+from hyperhetero_cli import CommandLine
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 _ready: list[str] = []  # the script to run
 
 

@@ -34,6 +34,7 @@ import dicomm
 from dicomm.topology import Nic, Topology, discover, distance, nics_for
 from dicomm.topology.flows import Speeds, fair_rates, route
 from dicomm.topology.sysfs_tree import Link, Port, SysfsTree
+from hyperhetero_cli import CommandLine
 
 CHIPS = 8
 DEADLINE_S = 120
@@ -250,7 +251,7 @@ def show(evidence: dict[str, Any]) -> None:
     Console().print(table)
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 @app.command(

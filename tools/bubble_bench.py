@@ -27,6 +27,7 @@ from pipelines.turns import report, take_turns
 from dicomm.bench.quiet import Quiet
 from heteropp.description.plan import Schedule
 from heteropp.schedule.action import Action, Kind
+from hyperhetero_cli import CommandLine
 
 STAGES, MICRO_BATCHES, LAYERS = 4, 16, 8
 COMPUTING = {Kind.F, Kind.R, Kind.B, Kind.I, Kind.W}
@@ -44,7 +45,7 @@ SCHEDULES: dict[str, tuple[Schedule, int, int]] = {
 SMALL_BYTES, LARGE_BYTES = 16 << 10, 8 << 20  # of boundary tensors
 CLASSIC = (STAGES - 1) / (MICRO_BATCHES + STAGES - 1)
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 def bubble(ran: list[list[tuple[Action, float, float]]], step_s: float) -> float:

@@ -37,12 +37,13 @@ from chaos_runs.verdict import PHASES, Verdict, judge
 from evidence import Row, row, show
 
 from heteropp.description.plan import Plan, write_plan
+from hyperhetero_cli import CommandLine
 
 START_S = 90.0  # of a job, at most
 EVENT_S = 30.0  # that an event costs at most, besides two deadlines
 LEFT_S = 10.0  # for processes to be gone after their job
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 Chips = dict[str, int]  # by node
 Curves = Mapping[str, Sequence[float]]  # undisturbed losses, by model
 

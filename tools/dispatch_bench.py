@@ -25,8 +25,9 @@ from small_llama import training_step
 from twins import CHIP
 
 from dicomm.bench.quiet import Quiet, Watch, worst
+from hyperhetero_cli import CommandLine
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 TIMELESS = "a chip whose work takes no time"
 BAR = 1.5  # times the CPU's
 CALLS = 100  # in one measurement

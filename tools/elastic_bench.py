@@ -28,8 +28,9 @@ from pipelines.ranks import BadInput
 from pipelines.turns import report
 
 from dicomm.bench.quiet import Quiet
+from hyperhetero_cli import CommandLine
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 class Part(Enum):

@@ -31,6 +31,7 @@ from dicomm.bench.quiet import Quiet
 from heteropp.description.model import read_model
 from heteropp.description.plan import Schedule
 from heteropp.models.llama.model import LlamaModel
+from hyperhetero_cli import CommandLine
 
 STAGES = (2, 4)  # that are measured
 ASKED = 2  # of them, whose figures are
@@ -61,7 +62,7 @@ BARS = {
 }
 LOSS_TOLERANCE = 1e-4  # relative: contestants take the same steps
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 @dataclass(frozen=True)

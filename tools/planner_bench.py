@@ -27,6 +27,7 @@ from heteropp.search.grouping import UnitType, group_devices
 from heteropp.search.metis_table import table
 from heteropp.search.node_groups import NodeGroups
 from heteropp.search.planner import Request, Result, planner
+from hyperhetero_cli import CommandLine
 
 # Table 7: (name, cluster, sequences of 4,096 tokens); Table 8: seconds
 H2 = [
@@ -42,7 +43,7 @@ H2 = [
 AUTOHET = {16: 1.23, 24: 5.72, 32: 16.96, 64: 159.12, 512: None}
 EIGHT_TYPES = ("a", "b", "c", "d", "a100", "h800", "h20", "v100")
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 @app.command(help=__doc__)

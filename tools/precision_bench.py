@@ -25,7 +25,9 @@ from typing import Annotated, Any
 import typer
 from small_llama import training_step
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+from hyperhetero_cli import CommandLine
+
+app = CommandLine()
 DEADLINE_S = 600
 NOISE_BAR = 1.05
 

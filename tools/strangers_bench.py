@@ -29,8 +29,9 @@ import typer
 from evidence import Row, row, show
 
 from dicomm.bench.quiet import Watch
+from hyperhetero_cli import CommandLine
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 CLUSTER, MODEL = "quickstart", "quickstart"
 WARM_UP, TURN = 3, 5  # steps

@@ -30,8 +30,9 @@ import typer
 from evidence import Row, row, show
 
 from dicomm.bench.judging import row_over_rounds
+from hyperhetero_cli import CommandLine
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 DICOMM_PERF = Path(__file__).resolve().parent.parent / "dicomm" / "lib" / "dicomm-perf"
 DEVICES = ("rxe0", "rxe1")  # the two ends of a cable; rank r of dicomm's pair has the r-th
 SERVER = "10.1.0.2"

@@ -1,8 +1,11 @@
 #include "chip_file.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <optional>
 #include <sstream>
+#include <type_traits>
 #include <vector>
 
 #include "toml.h"
@@ -19,65 +22,54 @@ std::string shown(const TomlValue& value) {
   return out.str();
 }
 
-// Takes the values out of a table one by one, so that what is left over is unknown.
+// Takes the values out of a table one by one, so that what is left over is unknown. What is wrong
+// is collected, and told all at once by `finish`; until then, a value means nothing.
 class Reader {
  public:
   Reader(std::string path, TomlTable values) : path_(std::move(path)), values_(std::move(values)) {}
 
   std::string text(const std::string& key, size_t longest) {
-    const TomlValue value = take(key, "a string");
-    const auto* text = std::get_if<std::string>(&value);
-    if (!text || text->empty() || text->size() > longest) {
-      wrong(key, "a string of 1 to " + std::to_string(longest) + " characters", value);
-    }
-    return *text;
+    return take<std::string>(
+        key, "a string of 1 to " + std::to_string(longest) + " characters",
+        [&](const std::string& text) { return !text.empty() && text.size() <= longest; });
   }
 
   bool flag(const std::string& key) {
-    const TomlValue value = take(key, "true or false");
-    const auto* flag = std::get_if<bool>(&value);
-    if (!flag) wrong(key, "true or false", value);
-    return *flag;
+    return take<bool>(key, "true or false", [](bool) { return true; });
   }
 
   int64_t count(const std::string& key) {
-    const TomlValue value = take(key, "an integer of at least 1");
-    const auto* integer = std::get_if<int64_t>(&value);
-    if (!integer || *integer < 1) wrong(key, "an integer of at least 1", value);
-    return *integer;
+    return take<int64_t>(key, "an integer of at least 1", [](int64_t n) { return n >= 1; });
+  }
+
+  int64_t parts(const std::string& key) {
+    return take<int64_t>(key, "an integer from 1 to 4096",
+                         [](int64_t n) { return n >= 1 && n <= 4096; });
   }
 
   double positive(const std::string& key) {
-    const TomlValue value = take(key, "a number above 0");
-    const double number = as_double(value);
-    if (!(number > 0) || std::isinf(number)) wrong(key, "a number above 0", value);
-    return number;
+    return take<double>(key, "a number above 0", [](double x) { return x > 0 && !std::isinf(x); });
   }
 
   double seconds(const std::string& key) {
-    const TomlValue value = take(key, "seconds from 0 to 1");
-    const double number = as_double(value);
-    if (!(number >= 0 && number <= 1)) wrong(key, "seconds from 0 to 1", value);
-    return number;
+    return take<double>(key, "seconds from 0 to 1", [](double x) { return x >= 0 && x <= 1; });
   }
 
   double share(const std::string& key) {
-    const TomlValue value = take(key, "a number above 0, at most 1");
-    const double number = as_double(value);
-    if (!(number > 0 && number <= 1)) wrong(key, "a number above 0, at most 1", value);
-    return number;
+    return take<double>(key, "a number above 0, at most 1",
+                        [](double x) { return x > 0 && x <= 1; });
   }
 
   // The place of the value in `choices`.
   size_t choice(const std::string& key, const std::vector<std::string>& choices) {
     std::string expected = "one of";
     for (const std::string& name : choices) expected += " \"" + name + "\"";
-    const TomlValue value = take(key, expected);
-    for (size_t i = 0; i < choices.size(); ++i) {
-      const auto* text = std::get_if<std::string>(&value);
-      if (text && *text == choices[i]) return i;
-    }
-    wrong(key, expected, value);
+    const auto place = [&](const std::string& text) {
+      return std::find(choices.begin(), choices.end(), text);
+    };
+    const auto found = place(take<std::string>(
+        key, expected, [&](const std::string& text) { return place(text) != choices.end(); }));
+    return found == choices.end() ? 0 : found - choices.begin();
   }
 
   bool has(const std::string& key) const { return values_.contains(key); }
@@ -87,36 +79,44 @@ class Reader {
     return first != values_.end() && first->first.starts_with(name + ".");
   }
 
-  void expect_nothing_left() const {
-    if (!values_.empty()) {
-      throw ChipFileError(path_ + ": " + values_.begin()->first + ": unknown key");
-    }
+  // Throws ChipFileError where anything was wrong, or is left over.
+  void finish() {
+    for (const auto& [key, value] : values_) problem(key, "unknown key");
+    if (!problems_.empty()) throw ChipFileError(path_ + ": " + problems_);
   }
 
  private:
-  TomlValue take(const std::string& key, const std::string& expected) {
+  template <typename T, typename Fits>
+  T take(const std::string& key, const std::string& expected, Fits fits) {
     const auto found = values_.find(key);
     if (found == values_.end()) {
-      throw ChipFileError(path_ + ": " + key + ": missing, expected " + expected);
+      problem(key, "missing, expected " + expected);
+      return T();
     }
-    TomlValue value = found->second;
+    const TomlValue value = found->second;
     values_.erase(found);
-    return value;
+    const std::optional<T> typed = as<T>(value);
+    if (typed && fits(*typed)) return *typed;
+    problem(key, "expected " + expected + ", got " + shown(value));
+    return T();
   }
 
-  static double as_double(const TomlValue& value) {
-    if (const auto* integer = std::get_if<int64_t>(&value)) return static_cast<double>(*integer);
-    if (const auto* real = std::get_if<double>(&value)) return *real;
-    return std::nan("");
+  template <typename T>
+  static std::optional<T> as(const TomlValue& value) {
+    if (const auto* same = std::get_if<T>(&value)) return *same;
+    if constexpr (std::is_same_v<T, double>) {
+      if (const auto* integer = std::get_if<int64_t>(&value)) return static_cast<double>(*integer);
+    }
+    return std::nullopt;
   }
 
-  [[noreturn]] void wrong(const std::string& key, const std::string& expected,
-                          const TomlValue& value) const {
-    throw ChipFileError(path_ + ": " + key + ": expected " + expected + ", got " + shown(value));
+  void problem(const std::string& key, const std::string& what) {
+    problems_ += (problems_.empty() ? "" : "; ") + key + ": " + what;
   }
 
   std::string path_;
   TomlTable values_;
+  std::string problems_;
 };
 
 TomlTable read_values(const std::string& path) {
@@ -124,8 +124,10 @@ TomlTable read_values(const std::string& path) {
   std::ostringstream text;
   if (!file || !(text << file.rdbuf()))
     throw ChipFileError(path + ": cannot be read as a chip file");
+  std::string content = text.str();
+  if (content.starts_with("\xef\xbb\xbf")) content.erase(0, 3);  // a UTF-8 byte-order mark
   try {
-    return parse_toml(text.str());
+    return parse_toml(content);
   } catch (const TomlError& error) {
     throw ChipFileError(path + ": " + error.what());
   }
@@ -202,12 +204,12 @@ ChipFile read_chip_file(const std::string& path) {
       reader.choice("numerics.accumulate", {"float32", "float64", "bfloat16"}));
   numerics.order =
       static_cast<Order>(reader.choice("numerics.order", {"sequential", "blocked", "pairwise"}));
-  numerics.split_k = reader.count("numerics.split_k");
+  numerics.split_k = reader.parts("numerics.split_k");
   numerics.flush_to_zero = reader.flag("numerics.flush_to_zero");
   numerics.fast_exp = reader.flag("numerics.fast_exp");
   check_cluster_keys(reader);
   check_measured_keys(reader);
-  reader.expect_nothing_left();
+  reader.finish();
   return chip;
 }
 

@@ -24,8 +24,9 @@ from dicomm.bench.options import (
 from dicomm.bench.quiet import worst
 from dicomm.bench.timing import Failed
 from dicomm.pictures import PictureError
+from hyperhetero_cli import CommandLine
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = CommandLine(no_args_is_help=True)
 
 Sizes = Annotated[str, typer.Option(help="Message sizes, such as 8,4K,64M.")]
 Transports = Annotated[

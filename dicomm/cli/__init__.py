@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import typer
-
 from dicomm.cli.topo import EXAMPLES, topo
+from hyperhetero_cli import CommandLine
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+app = CommandLine(no_args_is_help=True)
 app.command("topo", epilog=EXAMPLES)(topo)
 
 

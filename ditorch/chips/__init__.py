@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
+from hyperhetero_input import decoded, problems
+
 if TYPE_CHECKING:
     import torch
 
@@ -21,6 +23,7 @@ _CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 Name = Annotated[str, Strict(), Field(min_length=1, max_length=63)]
 Count = Annotated[int, Strict(), Field(ge=1)]
+Parts = Annotated[int, Strict(), Field(ge=1, le=4096)]
 Positive = Annotated[float, Strict(), Field(gt=0)]
 Seconds = Annotated[float, Strict(), Field(ge=0, le=1)]
 Share = Annotated[float, Strict(), Field(gt=0, le=1)]
@@ -74,7 +77,7 @@ class Numerics:
     neutral: Flag
     accumulate: Literal["float32", "float64", "bfloat16"]
     order: Literal["sequential", "blocked", "pairwise"]
-    split_k: Count
+    split_k: Parts
     flush_to_zero: Flag
     fast_exp: Flag
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
@@ -126,8 +129,8 @@ class ChipSpec:
     compute: Compute
     memory: Memory
     links: Links
-    numerics: Numerics
     path: Path = field(compare=False)  # the same file may lie in several places
+    numerics: Numerics | None = None  # of an emulated chip alone
     kernels: Kernels | None = None
     collectives: Collectives | None = None
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
@@ -166,26 +169,15 @@ def load_chip(name_or_path: str | Path) -> ChipSpec:
     try:
         return TypeAdapter(ChipSpec).validate_python({**values, "path": path})
     except ValidationError as error:
-        raise ChipFileError(f"{path}: {_sentence(error)}") from None
+        raise ChipFileError(f"{path}: {problems(error, values)}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(decoded(path.read_bytes()))
     except OSError as error:
         raise ChipFileError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ChipFileError(f"{path}: not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise ChipFileError(f"{path}: not TOML: {error}") from None
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing":
-        return f"{key}: missing"
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{key}: unknown key"
-    expected = first["msg"].replace("Input should be", "expected")
-    return f"{key}: {expected}, got {first['input']!r}"[:500]

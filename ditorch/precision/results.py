@@ -7,11 +7,12 @@ does not fill keep their defaults.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ditorch.precision.place import Place
+from hyperhetero_input import problems
 from hyperhetero_output import write_file
 
 
@@ -160,9 +161,7 @@ def read_findings(path: Path) -> Findings:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        first: Any = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: {key or 'the file'}: {first['msg']}") from None
+        raise ValueError(f"{path}: {problems(error)}") from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from ditorch.precision.results import findings_path
 from ditorch.precision.select import Selection
 from ditorch.precision.tool import Tool
+from hyperhetero_input import decoded, problems
 
 # Each tool is a module of ditorch.precision and the class in it.
 TOOLS = {
@@ -112,7 +113,7 @@ def _configuration() -> tuple[str, dict[str, Any]]:
     elif path := _file():
         source = str(path)
         try:
-            document = _parse(source, path.read_text(encoding="utf-8"))
+            document = _parse(source, decoded(path.read_bytes()))
         except OSError as error:
             raise ValueError(f"{source}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
@@ -146,9 +147,7 @@ def _make(source: str, name: str, arguments: Any) -> Tool:
         checked = _arguments_model(chosen).model_validate(arguments)
         return chosen(**checked.model_dump(exclude_unset=True))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{source}: {name}.{key}: {first['msg']}") from None
+        raise ValueError(f"{source}: {problems(error, arguments, name)}") from None
     except ValueError as error:
         raise ValueError(f"{source}: {name}: {error}") from None
 

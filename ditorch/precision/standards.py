@@ -30,6 +30,8 @@ from pydantic import (
     ValidationError,
 )
 
+from hyperhetero_input import decoded, problems
+
 Importance = Literal["critical", "major", "minor"]
 Rule = Literal["equal", "bound", "not compared"]
 Keeps = Literal["wide", "result"]
@@ -186,15 +188,13 @@ def load_standards(path: Path | None = None) -> Standards:
     if path is None:
         return Standards.model_validate(built_in)
     try:
-        own = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        own = tomllib.loads(decoded(Path(path).read_bytes()))
         _check_names(own, built_in)
         return Standards.model_validate(_merged(built_in, own))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        first: Any = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: {key}: {first['msg']}") from None
+        raise ValueError(f"{path}: {problems(error)}") from None
     except ValueError as error:  # not TOML, not UTF-8, or an unknown name
         raise ValueError(f"{path}: {error}") from None
 

@@ -19,8 +19,9 @@ import typer
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
+from hyperhetero_cli import CommandLine
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 EXAMPLES = """\b
 Examples (the first is H2's Table 6, chip A):

@@ -18,8 +18,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
+from hyperhetero_cli import CommandLine
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 EXAMPLES = """\b
 Examples:

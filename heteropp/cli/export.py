@@ -18,6 +18,7 @@ from rich.progress import Progress
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
+from hyperhetero_cli import CommandLine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from heteropp.models.spec import ModelSpec
     from heteropp.state.checkpoint.manifest import Checkpoint
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 EXAMPLES = """\b
 Examples:

@@ -20,15 +20,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.families import markdown, table
 from heteropp.cli.trust import TrustRemoteCode
+from hyperhetero_cli import CommandLine
 
 if TYPE_CHECKING:
     from heteropp.api.families import Report
 
 FAILED = 1
 
-app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, help=__doc__, no_args_is_help=True
-)
+app = CommandLine(help=__doc__, no_args_is_help=True)
 
 CHECK_EXAMPLES = """\b
 Examples:

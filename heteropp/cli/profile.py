@@ -21,11 +21,12 @@ from rich.table import Table
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
 from heteropp.models.spec import LARGEST
+from hyperhetero_cli import CommandLine
 
 if TYPE_CHECKING:
     from heteropp.description.profile import Profile
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 EXAMPLES = """\b
 Examples:

@@ -29,6 +29,7 @@ from heteropp.description.outline import outline
 from heteropp.description.schedules import Schedule
 from heteropp.models.spec import LARGEST
 from heteropp.search.planner import MOST_SEQUENCES, PLANNERS, DoesNotFitError, Request, SearchError
+from hyperhetero_cli import CommandLine
 
 if TYPE_CHECKING:
     from heteropp.description.cluster import Cluster
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 REMEDIES = 2  # named for a request without a plan
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 EXAMPLES = """\b
 Examples:

@@ -16,11 +16,12 @@ from rich.table import Table
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
+from hyperhetero_cli import CommandLine
 
 if TYPE_CHECKING:
     from heteropp.simulator.simulate import Simulation
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 EXAMPLES = """\b
 Examples:

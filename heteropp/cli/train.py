@@ -12,10 +12,11 @@ from typer.core import TyperCommand
 from heteropp.api.training.options import OUTPUT, TrainingOptions
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
+from hyperhetero_cli import CommandLine
 
 OPTIONS = tuple(field.name for field in fields(TrainingOptions))
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 EXAMPLES = """\b
 Examples:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from heteropp.data.documents import Document
 from heteropp.data.tokenizer import Tokenizer
-from heteropp.data.writer import token_writer
+from heteropp.data.writer import TokenWriter, token_writer
 from heteropp.description.files import FileError
 
 BATCH_BYTES = 1 << 20  # of text, given to the tokenizer at once, which has a thread a core
@@ -43,7 +43,8 @@ def convert(
                 writers[_is_held_out(document, hold_out)].append(encoded)
         for writer in writers:
             if not writer.tokens:
-                raise FileError(f"{writer.path} is not written: there is no text for it")
+                why = _why(writers, hold_out)
+                raise FileError(f"{writer.path} is not written: there is no text for it{why}")
         for writer in writers:  # before either has its name
             writer.finish()
     return [Written(str(w.path), len(w.ends), w.tokens, w.targets, w.sha256) for w in writers]
@@ -65,6 +66,17 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _why(writers: list[TokenWriter], hold_out: float) -> str:
+    """Returns what --hold-out made of documents that all went to one file."""
+    documents = max(len(writer.ends) for writer in writers)
+    if not documents:
+        return ""
+    return (
+        f"; --hold-out takes whole documents, by a hash of their text, and of these {documents} "
+        f"{hold_out:g} was all or none: give more documents, or another share"
+    )
 
 
 def _is_held_out(document: Document, share: float) -> bool:

@@ -80,7 +80,9 @@ def open_token_file(path: Path) -> TokenFile:
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
-        raise FileError(f"{path} is not a token file, or is damaged: {error}") from None
+        raise FileError(
+            f"{path} is no token file, which heteropp-data makes of text, or is damaged: {error}"
+        ) from None
     except (KeyError, IndexError, ValueError) as error:
         if isinstance(error, FileError):
             raise

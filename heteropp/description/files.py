@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from hyperhetero_input import decoded, problems
 from hyperhetero_output import target_of, write_file
 
 LARGEST_BYTES = 256 << 20  # of a file that is read whole: a device such as /dev/zero has no end
@@ -44,7 +45,7 @@ def read_json(path: Path, type_: type[T]) -> T:
 def read_text(path: Path) -> str:
     """Reads a whole text file. Raises FileError."""
     try:
-        return read_bytes(path).decode()
+        return decoded(read_bytes(path))
     except UnicodeDecodeError:
         raise FileError(f"{path} is not UTF-8 text") from None
 
@@ -121,21 +122,4 @@ def _validated(path: Path, data: Any, type_: type[T]) -> T:
         # JSON mode, so that lists are accepted where the dataclass has tuples
         return TypeAdapter(type_).validate_json(json.dumps(data, default=str))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = _place(first["loc"])
-        raise FileError(f"{path}: {where}: {_sentence(first)}") from None
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    place = ""
-    for part in location:
-        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    return place or "the whole file"
-
-
-def _sentence(error: Any) -> str:
-    if error["type"] == "missing":
-        return "missing"
-    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return "unknown key"
-    return f"{error['msg']}, got {error['input']!r}"[:300]
+        raise FileError(f"{path}: {problems(error, data)}") from None

@@ -21,6 +21,7 @@ from heteropp.description.schedules import INTERLEAVING, Schedule
 from heteropp.models.spec import ModelError, ModelSpec
 
 PLAN_VERSION = 1
+MOST_SLACK = 65_536  # as many micro-batches as a request may have
 
 ZeroStage = Literal[0, 1, 2]
 Resharding = Literal["all-gather", "broadcast", "direct"]  # see heteropp.layout.resharding
@@ -303,8 +304,8 @@ def _validate_ministages(plan: Plan, stage: Stage, where: str) -> None:
 
 
 def _validate_slack(plan: Plan, stages: Sequence[Stage], s: int, where: str) -> None:
-    stage, expected = stages[s], "0 or more"
-    most = stage.slack
+    stage, most = stages[s], MOST_SLACK
+    expected = f"0 to {most}"
     if s:  # with more it would wait for forwards that the stage before does not run so early
         most = s + 1 + max(0, stages[s - 1].slack - (s - 1))
         expected = f"0 to {most} after the stage before it"

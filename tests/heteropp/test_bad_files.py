@@ -128,6 +128,7 @@ PLANS: dict[str, Callable[[dict], object]] = {
     "no pipelines": edit(lambda p: p.update(pipelines=[])),
     "pipelines missing": edit(lambda p: p.pop("pipelines")),
     "a list": lambda p: [p],
+    "slack without end": edit(lambda p: stage(p, 0).update(slack=10**12)),
     "a lost layer": edit(lambda p: stage(p, 1).update(layers=[2, 4])),
     "a layer held twice": edit(lambda p: stage(p, 1).update(layers=[0, 4])),
     "the last layer missing": edit(lambda p: stage(p, 1).update(layers=[1, 3])),

@@ -231,6 +231,8 @@ def test_bad_sources_are_refused(tmp_path: Path, vocabulary: Path) -> None:
         tmp_path, numbers, "--field", "n"
     )
     assert "there is no text for it" in refusal(tmp_path, latin, "--hold-out", "1e-9")
+    alone = source("alone.txt", b"one document")
+    assert "of these 1 0.5 was all or none" in refusal(tmp_path, alone, "--hold-out", "0.5")
 
 
 def test_bad_settings_are_refused(tmp_path: Path, vocabulary: Path) -> None:

@@ -288,7 +288,7 @@ def test_bad_data_is_refused(tmp_path: Path) -> None:
     convert([Document(b"text " * 99, "")], tmp_path / "x.tokens", Bytes())
     content = (tmp_path / "x.tokens").read_bytes()
     (tmp_path / "x.tokens").write_bytes(content[:-1])
-    assert "x.tokens is not a token file, or is damaged" in refusal(
+    assert "x.tokens is no token file, which heteropp-data makes of text, or is damaged" in refusal(
         tmp_path, PLAN, "--data", str(tmp_path / "x.tokens")
     )
     flipped = bytearray(content)

@@ -31,10 +31,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from c10d_tests import GATES
+from hyperhetero_cli import CommandLine
 
 RULES = Path(__file__).with_name("not_applicable.toml")
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,11 @@ from rich.table import Table
 
 from client_tests.renamed import renamed
 from client_tests.suites import SUITES, Suite
+from hyperhetero_cli import CommandLine
 
 RULES = Path(__file__).with_name("not_applicable.toml")
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ import typer
 from evidence import Row, show
 from rich.console import Console
 
+from hyperhetero_cli import CommandLine
+
 PAPERS = ("h2", "metis", "autohet", "hetu", "zorse")
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = CommandLine()
 
 
 @app.command(help=__doc__)

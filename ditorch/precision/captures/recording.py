@@ -17,6 +17,7 @@ from ditorch.precision.captures import records
 from ditorch.precision.captures.arguments import dtype_called
 from ditorch.precision.captures.records import CallRecord, Manifest, TensorUse
 from ditorch.precision.captures.statistics import Statistics, digest_of
+from hyperhetero_input import problems
 
 _T = TypeVar("_T")
 _MANIFEST = TypeAdapter(Manifest)
@@ -135,6 +136,4 @@ def _parse(form: TypeAdapter[_T], path: Path, content: bytes, line: int = 1) -> 
             raise ValueError(
                 f"{path}: is of version {first['input']} of the format, expected {records.VERSION}"
             ) from None
-        key = ".".join(str(part) for part in first["loc"])
-        where = f"line {line}, {key}" if key else f"line {line}"
-        raise ValueError(f"{path}: {where}: {first['msg']}") from None
+        raise ValueError(f"{path}: line {line}: {problems(error)}") from None
