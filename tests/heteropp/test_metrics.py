@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from heteropp.models.parallel.tensor_parallel import SoloGroup
 from heteropp.runtime.executor import StepResult
 from heteropp.runtime.measuring.gauges import Gauges
 from heteropp.runtime.measuring.metrics import HostClock
+from heteropp.runtime.measuring.report import Reporter, Summary
 from heteropp.runtime.measuring.shares import Ran, StepEnds, divide
 from heteropp.runtime.measuring.stragglers import PATIENCE, Stragglers
 from heteropp.runtime.measuring.waits import HostWaits
@@ -120,6 +122,24 @@ def test_a_slow_rank_is_named_once_it_stays_slow() -> None:
         [None] * PATIENCE
     )
     assert stragglers.watch(slow), "said again when it is slow again"
+
+
+def test_a_host_that_does_not_keep_up_names_no_rank() -> None:
+    stragglers = Stragglers(["a", "b", "c"], [(0,), (1,), (2,)], [1.0] * 3)
+    slow = [1.0, 1.0, 2.0]
+    assert all(stragglers.watch(slow, fidelity=0.9) is None for _ in range(2 * PATIENCE))
+    assert [stragglers.watch(slow) is None for _ in range(PATIENCE)] == [True, True, False]
+
+
+@pytest.mark.parametrize("fidelity", [0.94, 0.96])
+def test_a_summary_says_when_its_times_say_nothing(
+    fidelity: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = Reporter(tmp_path, 0, 1, quiet=False)
+    numbers = dict.fromkeys((f.name for f in fields(Summary)), 1.0)
+    texts = {"output": "x", "validation_losses": {}, "pacing_fidelity": fidelity}
+    reporter.show(Summary(**{**numbers, **texts}))  # type: ignore[arg-type]
+    assert ("too busy" in capsys.readouterr().out) == (fidelity < 0.95)
 
 
 def test_of_ranks_that_wait_for_each_other_all_are_named() -> None:

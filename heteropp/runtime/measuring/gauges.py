@@ -150,7 +150,9 @@ class Gauges:
         """Returns a sentence that names ranks that have been slow for a while, or None."""
         if self.stragglers is None:
             return None
-        return self.stragglers.watch([r.work * r.step_s for r in readings])
+        fidelities = [r.pacing_fidelity for r in readings if r.pacing_fidelity is not None]
+        fidelity = min(fidelities, default=1.0)
+        return self.stragglers.watch([r.work * r.step_s for r in readings], fidelity)
 
     def _utilization(self, tokens_per_s: float) -> float | None:
         """Returns the model FLOPs utilization; None without a cluster file or with several plans.

@@ -16,6 +16,7 @@ from heteropp.description.files import FileError, write_text
 from heteropp.description.timeline import drawing, save
 
 METRICS = "metrics.jsonl"  # in a run's output
+FAITHFUL = 0.95  # pacing fidelity; below it, times say more of the host than of its chips
 Mark = Any  # a clock's own: nanoseconds, or an event
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 import sys
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from heteropp.description.files import make_folder
 from heteropp.description.timeline import Span, draw_timeline, write_chrome_trace
 from heteropp.runtime.measuring.metrics import (
+    FAITHFUL,
     METRICS,
     MetricsFile,
     StepMetrics,
@@ -25,6 +27,9 @@ from heteropp.runtime.measuring.metrics import (
 
 if TYPE_CHECKING:
     from heteropp.runtime.measuring.tensorboard import TensorBoard
+
+
+SILENCE_S = 10.0  # at most, between two lines on what is no terminal, where steps are shorter
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ class Reporter:
         )
         self.task = self.progress.add_task("", total=steps, completed=completed, figures="")
         self.progress.start()
+        self.printed_at_s = time.monotonic()
 
     def step(self, metrics: StepMetrics) -> None:
         self.file.append(metrics)
@@ -91,7 +97,10 @@ class Reporter:
                 soft_wrap=True,
             )
         every = max(1, self.steps // 10)
-        if not self.console.is_terminal and (metrics.step % every == 0 or metrics.step == 1):
+        is_due = metrics.step % every == 0 or metrics.step == 1
+        is_due = is_due or time.monotonic() - self.printed_at_s > SILENCE_S
+        if not self.console.is_terminal and is_due:
+            self.printed_at_s = time.monotonic()
             self.console.print(f"step {metrics.step}/{self.steps}  {figures}", soft_wrap=True)
 
     def stop(self) -> None:
@@ -190,6 +199,8 @@ class Reporter:
             line += f", predicted {_ms(summary.predicted_step_s)}: {ratio:+.1%}"
         if summary.pacing_fidelity is not None:
             line += f"; pacing fidelity {summary.pacing_fidelity:.1%}"
+            if summary.pacing_fidelity < FAITHFUL:
+                line += ", so this host was too busy for its times to say anything of the chips"
         self.console.print(line, soft_wrap=True)
         line = f"bubble {summary.bubble:.1%}, communication {summary.communication:.1%}"
         if summary.utilization is not None:

@@ -6,6 +6,8 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
+from heteropp.runtime.measuring.metrics import FAITHFUL
+
 SLOW = 1.25  # times as long, of what was predicted, as the median rank's work takes
 PATIENCE = 3  # steps in a row
 LEAST_S = 1e-3  # of predicted work in a step; of shorter work the host's own time is most
@@ -22,13 +24,17 @@ class Stragglers:
         self.labels, self.replicas, self.predicted_s = labels, replicas, predicted_s
         self.slow_steps: Counter[tuple[int, ...]] = Counter()  # in a row, by replica
 
-    def watch(self, work_s: Sequence[float]) -> str | None:
+    def watch(self, work_s: Sequence[float], fidelity: float = 1.0) -> str | None:
         """Returns a sentence once ranks have been slow for PATIENCE steps in a row, else None.
 
         work_s: each rank's work in a step. The ranks of a replica wait for each other inside their
-        work, so that all of them are as slow as the slowest.
+        work, so that all of them are as slow as the slowest. fidelity: of pacing; a host that does
+        not keep up with the chips that it emulates says nothing of them.
         """
         if min(self.predicted_s) < LEAST_S:
+            return None
+        if fidelity < FAITHFUL:
+            self.slow_steps.clear()
             return None
         ratios = [took / least for took, least in zip(work_s, self.predicted_s, strict=True)]
         middle = statistics.median(ratios)
