@@ -1,0 +1,25 @@
+"""tools/bench prints its table, keeps the figures and sets kept ones beside new ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.long
+def test_a_stored_run_is_compared_with(tmp_path: Path) -> None:
+    # what tools/bench runs, with figures kept elsewhere
+    command = [sys.executable, "-m", "pytest", "tests/benchmarks", "-o", "python_files=bench_*.py"]
+    command += ["-o", "addopts=", f"--benchmark-storage=file://{tmp_path}"]
+    command += ["-k", "1f1b or (shm and 8) or add or (quickstart and exact) or dicomm"]
+    for more in ("--benchmark-save=kept", "--benchmark-compare"):
+        done = subprocess.run([*command, more], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+        for group in ("operators of emuchip", "planners", "point-to-point", "start-up"):
+            assert f"benchmark '{group}" in done.stdout
+    assert "(0001_kept)" in done.stdout and "(NOW)" in done.stdout
