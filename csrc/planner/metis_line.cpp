@@ -67,7 +67,8 @@ double Line::bandwidth(int first, int last) const {
 
 double Line::across(int first, int dp, int tp) const {
   const int last = first + (dp - 1) * tp;
-  if (nodes_[first] == nodes_[last]) return problem_.types[types_[first]].collective_bytes_per_s[dp];
+  if (nodes_[first] == nodes_[last])
+    return problem_.types[types_[first]].collective_bytes_per_s[dp];
   return bandwidth(first, last + 1);
 }
 
