@@ -20,6 +20,8 @@ from heteropp.models.spec import ModelSpec
 from heteropp.profiling.fitting import write_fitted
 from heteropp.profiling.operators import DTYPES, MeasuredOperator, fit_kernels, operators_of
 
+ROUNDING = 0.02  # by which a product may seem to go beyond the peak
+
 
 @dataclass(frozen=True)
 class MeasuredChip:
@@ -52,7 +54,8 @@ def measure_kernels(
 ) -> None:
     """Measures one chip of each type, writes their files into a folder, and says what was found.
 
-    Raises InputError, FileError and ChipProcessError.
+    Raises InputError, also where a chip is faster than its file says, FileError and
+    ChipProcessError.
     """
     if model.dtype not in DTYPES:
         raise InputError(f"--kernels measures {', '.join(DTYPES)}; the model's are {model.dtype}")
@@ -83,7 +86,20 @@ def _measured(name: str, spec: ChipSpec, model: ModelSpec) -> MeasuredChip:
             if "measured" in answer:  # and not too large for the chip's memory
                 measured.append(MeasuredOperator(operator=operator, seconds=answer["measured"]))
         host_s = process.ask({"host": None})["measured"]
+    _check_peak(spec, measured)
     return MeasuredChip(fit_kernels(spec, measured, host_s), tuple(measured))
+
+
+def _check_peak(spec: ChipSpec, measured: list[MeasuredOperator]) -> None:
+    """Raises InputError where products are faster than the chip's file says is possible."""
+    products = [m for m in measured if m.operator.kind == "product"]
+    dtype = products[0].operator.dtype
+    peak, found = spec.peak_flops(dtype), max(m.operator.flops / m.seconds for m in products)
+    if found > (1 + ROUNDING) * peak:
+        raise InputError(
+            f"{spec.path}: compute.{dtype}_flops is {peak:.4g}, and products reach {found:.4g} "
+            "FLOP/s; expected the chip's peak"
+        )
 
 
 def _show(name: str, chip: MeasuredChip) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -93,8 +94,13 @@ def test_what_is_measured_predicts_a_model_that_was_not(tmp_path: Path) -> None:
 
 
 def test_a_real_chip_is_timed(tmp_path: Path) -> None:
-    """The CPU, which nothing emulates and whose speed nobody wrote down."""
+    """The CPU, which nothing emulates, beside a sheet of far higher peaks."""
     made(tmp_path)
+    sheet = (tmp_path / "sheet.toml").read_text()
+    quick = {"float32_flops": "1e12", "bandwidth_bytes_per_s": "1e11", "capacity_bytes": "8000000"}
+    for key, value in quick.items():
+        sheet = re.sub(rf"(?m)^{key}( *)=.*", f"{key} = {value}", sheet)
+    (tmp_path / "sheet.toml").write_text(sheet)
     said = profile(tmp_path, {"DITORCH_VENDOR": "cpu"}, "--kernels", "chips", "--json")
     found = load_chip(tmp_path / "chips" / "sheet.toml")
     told = json.loads(said)["sheet.toml"]
@@ -150,6 +156,15 @@ def test_an_efficiency_of_the_cluster_file_goes_before_the_chip_file_s(tmp_path:
     text = 'name = "x"\n[[nodes]]\nchip = "b200"\nefficiency = 0.2\n'
     (tmp_path / "cluster.toml").write_text(text)
     assert read_cluster(tmp_path / "cluster.toml").chip(0).compute.efficiency == 0.2
+
+
+def test_a_chip_that_is_faster_than_its_file_says_is_refused(tmp_path: Path) -> None:
+    truth = made(tmp_path)
+    truth.write_text(re.sub(r"float32_flops .*", "float32_flops = 4e10", truth.read_text()))
+    environment = {"DITORCH_VENDOR": "emuchip", "DITORCH_CHIP": str(truth)}
+    with pytest.raises(AssertionError, match=r"compute.float32_flops is 4.505e\+09, and products"):
+        profile(tmp_path, environment, "--kernels", "chips")
+    assert not (tmp_path / "chips" / "sheet.toml").exists()
 
 
 def test_a_dtype_that_is_not_measured_is_refused(tmp_path: Path) -> None:
