@@ -77,6 +77,7 @@ class MetisChipType:
         *,
         intra_bytes_per_s: float,
         inter_bytes_per_s: float,
+        collective_bytes_per_s: Sequence[float],
         update_s: float,
         profiles: Mapping[tuple[int, int], MetisProfile],
     ) -> None: ...

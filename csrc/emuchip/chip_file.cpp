@@ -155,6 +155,11 @@ void check_measured_keys(Reader& reader) {
     }
     reader.seconds("kernels.host_s");
     reader.seconds("kernels.micro_batch_s");
+    for (const char* dtype : {"float32", "float16", "bfloat16"}) {
+      const std::string own = std::string("kernels.") + dtype;
+      if (reader.has(own + "_efficiency")) reader.share(own + "_efficiency");
+      if (reader.has(own + "_half_side")) reader.positive(own + "_half_side");
+    }
   }
   if (reader.has_table("collectives")) {
     reader.seconds("collectives.latency_s");

@@ -20,12 +20,14 @@ void bind_metis(py::module_& m) {
            py::arg("divided_bytes"), py::arg("capacity_bytes"));
 
   py::class_<metis::ChipType>(m, "MetisChipType")
-      .def(py::init([](double intra_bytes_per_s, double inter_bytes_per_s, double update_s,
+      .def(py::init([](double intra_bytes_per_s, double inter_bytes_per_s,
+                       const std::vector<double>& collective_bytes_per_s, double update_s,
                        const std::map<std::pair<int, int>, metis::Profile>& profiles) {
-             return metis::ChipType{intra_bytes_per_s, inter_bytes_per_s, update_s, profiles};
+             return metis::ChipType{intra_bytes_per_s, inter_bytes_per_s, collective_bytes_per_s,
+                                    update_s, profiles};
            }),
            py::kw_only(), py::arg("intra_bytes_per_s"), py::arg("inter_bytes_per_s"),
-           py::arg("update_s"), py::arg("profiles"));
+           py::arg("collective_bytes_per_s"), py::arg("update_s"), py::arg("profiles"));
 
   py::class_<metis::Problem>(m, "MetisProblem")
       .def(py::init([](int layers, int global_batch, int largest_batch,

@@ -65,6 +65,13 @@ double Line::bandwidth(int first, int last) const {
   return slowest;
 }
 
+double Line::across(int first, int dp, int tp) const {
+  const int last = first + (dp - 1) * tp;
+  if (nodes_[first] == nodes_[last])
+    return problem_.types[types_[first]].collective_bytes_per_s[dp];
+  return bandwidth(first, last + 1);
+}
+
 double Line::bandwidth(int first, int last, const Entry& next) const {
   if (next.inside && nodes_[first] == nodes_[last]) {
     return problem_.types[types_[first]].intra_bytes_per_s;
@@ -80,7 +87,7 @@ int Line::find_group(int first, int size, int tp) {
   for (int head = first; head < first + size; head += tp) {
     if (nodes_[head] != nodes_[head + tp - 1]) return -1;  // tp is profiled inside a node
   }
-  const double across = bandwidth(first, first + size - tp + 1);
+  const double across = this->across(first, size / tp, tp);
   std::vector<double> key{static_cast<double>(tp), across};
   for (int chip = first; chip < first + size;) {
     int end = chip;

@@ -53,6 +53,7 @@ class Line {
   bool share_out(int first, int dp, int tp, std::vector<int>& shares) const;
   bool make_profile(int type, int tp, int share, Profile& profile) const;
   double bandwidth(int first, int last) const;
+  double across(int first, int dp, int tp) const;
 
   const Problem& problem_;
   int micro_batch_;

@@ -7,7 +7,7 @@ of each. This module needs no torch, but importing it imports `ditorch`, which o
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _PRESETS = Path(__file__).parent
+_OWN_KERNELS = ("float32", "float16", "bfloat16")  # dtypes
 _CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 Name = Annotated[str, Strict(), Field(min_length=1, max_length=63)]
@@ -85,7 +86,8 @@ class Numerics:
 
 @dataclass(frozen=True)
 class Kernels:
-    """How far a real chip's kernels stay below the roofline, as heteropp-calibrate fits it.
+    """How far a real chip's kernels stay below the roofline, as heteropp-calibrate fits it to runs
+    and heteropp-profile --kernels to single operators.
 
     An emulated chip reaches its roofline and has no such section.
     """
@@ -96,6 +98,13 @@ class Kernels:
     bandwidth_share: Positive  # of the memory's bandwidth, in everything but products
     host_s: Seconds  # from one operator's start to the next one's, where the chip does not wait
     micro_batch_s: Seconds  # each time that a stage begins a micro-batch, beside its operators
+    # of products in one dtype, in place of [compute]'s efficiency and of half_side
+    float32_efficiency: Share | None = None
+    float32_half_side: Positive | None = None
+    float16_efficiency: Share | None = None
+    float16_half_side: Positive | None = None
+    bfloat16_efficiency: Share | None = None
+    bfloat16_half_side: Positive | None = None
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
 
@@ -134,6 +143,29 @@ class ChipSpec:
     kernels: Kernels | None = None
     collectives: Collectives | None = None
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+
+    def with_efficiency(self, efficiency: float) -> ChipSpec:
+        """The chip with another share of its peaks, which products in every dtype then reach."""
+        kernels = self.kernels
+        if kernels is not None:
+            names = (
+                f"{dtype}_{of}" for dtype in _OWN_KERNELS for of in ("efficiency", "half_side")
+            )
+            own: dict[str, Any] = dict.fromkeys(names)
+            kernels = replace(kernels, **own)
+        return replace(self, compute=replace(self.compute, efficiency=efficiency), kernels=kernels)
+
+    def product_efficiency(self, dtype: torch.dtype | str, shortest: int) -> float:
+        """The share of a dtype's peak that a product of matrices reaches by its shortest side."""
+        name, kernels = str(dtype).removeprefix("torch."), self.kernels
+        if kernels is None:
+            return self.compute.efficiency
+        efficiency = half_side = None
+        if name in _OWN_KERNELS:
+            efficiency = getattr(kernels, f"{name}_efficiency")
+            half_side = getattr(kernels, f"{name}_half_side")
+        half_side = half_side or kernels.half_side
+        return (efficiency or self.compute.efficiency) * shortest / (shortest + half_side)
 
     def peak_flops(self, dtype: torch.dtype | str) -> float:
         """FLOP per second for a compute dtype, given as `torch.bfloat16` or `"bfloat16"`."""

@@ -33,7 +33,11 @@ def calibrate_several(runs: Path, output: Path | None, json: bool) -> None:
     points = predict_times(file, found.chips)
     if output:
         for name, chip in found.chips.items():
-            write_fitted(chip, output / f"{Path(name).stem}.toml", file.name)
+            said = (
+                f"Fitted to measured runs {file.name} by heteropp-calibrate, as are [compute] and "
+                "NICs."
+            )
+            write_fitted(chip, output / f"{Path(name).stem}.toml", said)
     if json:
         shown = {
             "parameters": found.parameters,

@@ -3,6 +3,11 @@
 One chip of each type runs blocks of 1, 2, 4 ... layers, and the model's two
 ends; then two chips of each kind of pair send each other messages. Started
 again, it goes on where its file ends.
+
+With --kernels, a chip of each type runs single operators of many shapes
+instead: products of matrices, attention and moves in the model's dtype. A few
+figures are fitted to their times, with the time of a launch and the host's
+part, and written into a chip file, by which heteropp-search plans any model.
 """
 
 from __future__ import annotations
@@ -10,6 +15,8 @@ from __future__ import annotations
 import json as json_
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +42,7 @@ Examples:
     --tp 1 --tp 2 --sequences 4
   heteropp-profile ... --chip a --no-links    # on a node of chips A
   torchrun --nnodes 2 ... -m heteropp.cli.profile ...    # links between nodes
+  heteropp-profile --cluster cluster.toml --model model.toml --kernels chips/
 """
 
 
@@ -66,6 +74,10 @@ def profile(
         int, typer.Option(min=1, help="The largest block has no more, nor than the model.")
     ] = 8,
     trust_remote_code: TrustRemoteCode = False,
+    kernels: Annotated[
+        Path | None,
+        typer.Option(help="Measure single operators instead, and write chip files in this folder."),
+    ] = None,
     links: Annotated[bool, typer.Option("--links/--no-links", help="Measure links too.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
@@ -80,16 +92,20 @@ def profile(
         check_file(output)
         machines = read_cluster(cluster)
         shape = read_model(model, sequence_length, trust_remote_code=trust_remote_code)
-        wanted = profile_blocks.wanted(machines, shape, chip, tp, sequences or [1], most_layers)
+        chips = profile_blocks.check_chips(machines, chip)
+        if kernels is not None:
+            from heteropp.cli.profile_kernels import measure_kernels
+
+            with _failed_chip():
+                measure_kernels(machines, shape, chips, kernels, json)
+            return
+        wanted = profile_blocks.wanted(machines, shape, chips, tp, sequences or [1], most_layers)
         if "RANK" in os.environ:  # torchrun's: every rank of the cluster takes part
             profile_links.measure_here(machines, shape, cluster, output)
             return
         started = profile_blocks.open_profile(output, machines, shape)
-        try:
+        with _failed_chip():
             notes = profile_blocks.measure(started, wanted, machines, output)
-        except profile_blocks.ChipProcessError as error:
-            print(error, file=sys.stderr)
-            raise typer.Exit(1) from None
         if links:
             profile_links.measure(machines, cluster, output)
         found = read_profile(output)
@@ -100,6 +116,17 @@ def profile(
     for note in notes:
         console.print(note, soft_wrap=True)
     console.print(f"{found.citation}, written to {output}", soft_wrap=True)
+
+
+@contextmanager
+def _failed_chip() -> Iterator[None]:
+    from heteropp.cli.profile_blocks import ChipProcessError
+
+    try:
+        yield
+    except ChipProcessError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 def _show(console: Console, profile: Profile) -> None:

@@ -34,19 +34,24 @@ class ChipProcessError(RuntimeError):
     """A chip's process has failed; the message is one sentence."""
 
 
+def check_chips(cluster: Cluster, chips: list[str] | None) -> list[str]:
+    """Returns the chips of a cluster that are asked for, or all. Raises InputError."""
+    names = cluster.chip_names()
+    for name in chips or ():
+        if name not in names:
+            raise InputError(f"--chip {name}: cluster {cluster.name} has {', '.join(names)}")
+    return chips or names
+
+
 def wanted(
     cluster: Cluster,
     model: ModelSpec,
-    chips: list[str] | None,
+    chips: list[str],
     degrees: list[int] | None,
     sequences: list[int],
     most_layers: int,
 ) -> list[Block]:
     """All that is to be measured. Raises InputError."""
-    names = cluster.chip_names()
-    for name in chips or ():
-        if name not in names:
-            raise InputError(f"--chip {name}: cluster {cluster.name} has {', '.join(names)}")
     kinds = [kind for kind, _ in model.block_counts([(0, model.layers)])]
     if len(kinds) > 1:
         raise InputError(
@@ -57,7 +62,7 @@ def wanted(
         if problem := model.tp_problem(degree):
             raise InputError(f"--tp {degree}: {problem}")
     blocks = []
-    for name in chips or names:
+    for name in chips:
         limit = cluster.chip(cluster.ranks_of(name)[0]).tp_limit
         suitable = degrees or model.tp_degrees(limit)
         blocks += list(blocks_of(name, suitable, sequences, min(most_layers, model.layers)))
@@ -126,7 +131,7 @@ class ChipProcess:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         written = TypeAdapter(ModelSpec).dump_python(model, mode="json")
-        self._ask({"model": written, "chip": chip, "chip_type": chip_type})
+        self.ask({"model": written, "chip": chip, "chip_type": chip_type})
 
     def __enter__(self) -> ChipProcess:
         return self
@@ -140,12 +145,13 @@ class ChipProcess:
 
     def measure(self, block: Block) -> Measured | str:
         """What was measured, or why the chip's memory is too small. Raises ChipProcessError."""
-        answer = self._ask(asdict(block))
+        answer = self.ask({"block": asdict(block)})
         if "out_of_memory" in answer:
             return str(answer["out_of_memory"])
         return TypeAdapter(Measured).validate_json(json.dumps(answer["measured"]))
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Returns the process's answer to one line. Raises ChipProcessError."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
         line = ""

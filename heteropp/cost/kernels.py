@@ -21,12 +21,12 @@ def kernels_s(piece: TracedPiece, dtype: str, chip: ChipSpec, shards: int = 1) -
         if not product:
             total_s += number * (launch_s + size_bytes / moving)
     for each in piece.products:
-        computing_s = each.flops / (peak * efficiency(each, chip))
+        computing_s = each.flops / (peak * efficiency(each, dtype, chip))
         total_s += each.number * (launch_s + max(computing_s, each.bytes / bandwidth))
     return total_s
 
 
-def efficiency(product: TracedProduct, chip: ChipSpec) -> float:
+def efficiency(product: TracedProduct, dtype: str, chip: ChipSpec) -> float:
     """Returns the share of the peak that a product of matrices, or an attention kernel, reaches."""
     kernels = chip.kernels
     assert kernels is not None
@@ -34,8 +34,7 @@ def efficiency(product: TracedProduct, chip: ChipSpec) -> float:
         return kernels.attention_efficiency
     if product.kind == "attention_backward":
         return kernels.attention_backward_efficiency
-    shortest = min(product.sides[1:])
-    return chip.compute.efficiency * shortest / (shortest + kernels.half_side)
+    return chip.product_efficiency(dtype, min(product.sides[1:]))
 
 
 def host_s(piece: TracedPiece, chip: ChipSpec) -> float:

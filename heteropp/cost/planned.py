@@ -9,7 +9,7 @@ from functools import lru_cache
 from heteropp.cost.documents import documents_bytes
 from heteropp.cost.memory_walk import MemoryWalk
 from heteropp.cost.stage_time import Memory, StageShape, Time, stage_time
-from heteropp.description.cluster import Cluster, Link
+from heteropp.description.cluster import Cluster, Link, Node
 from heteropp.description.plan import Pipeline, Plan, PlanError, ministage_layers
 from heteropp.description.profile import ChipProfile, chip_profile
 from heteropp.optimizer.replicated_gradients import exchanges
@@ -247,6 +247,16 @@ def slowest_links(cluster: Cluster, group: Sequence[int]) -> dict[int, Link]:
     return found
 
 
+def link_inside(cluster: Cluster, node: Node, ranks: int) -> Link:
+    """Returns what a collective of so many ranks, all of them on one node, meets: what was measured
+    of such, and else the link between two of the node's chips.
+    """
+    collectives = node.chip.collectives
+    if collectives is not None:
+        return Link(collectives.latency_s, collectives.group_bytes_per_s(ranks))
+    return cluster.link(node.ranks.start, node.ranks.start + 1)
+
+
 class _PeersByNode:
     """Ranks by node. A node has one link to all nodes that are attached alike, so it asks for one
     of each kind.
@@ -267,9 +277,8 @@ class _PeersByNode:
     def slowest(self, n: int, rank: int) -> Link:
         """Returns the slowest link of a rank, which is on node n."""
         cluster, mates = self.cluster, self.ranks_of.get(n, [])
-        collectives = cluster.nodes[n].chip.collectives
-        if collectives is not None and 1 < len(self.group) == len(mates):
-            return Link(collectives.latency_s, collectives.group_bytes_per_s(len(self.group)))
+        if 1 < len(self.group) == len(mates):
+            return link_inside(cluster, cluster.nodes[n], len(mates))
         others = [next((m for m in nodes if m != n), n) for nodes in self.kinds.values()]
         peers = [self.ranks_of[m][0] for m in others if m != n]
         peers += [mate for mate in mates[:2] if mate != rank][:1]

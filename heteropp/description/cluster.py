@@ -444,5 +444,5 @@ def _chip(entry: _Nodes, path: Path, where: str) -> ChipSpec:
         ),
     )
     if entry.efficiency is not None:
-        chip = replace(chip, compute=replace(chip.compute, efficiency=entry.efficiency))
+        chip = chip.with_efficiency(entry.efficiency)
     return chip

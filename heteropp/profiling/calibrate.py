@@ -140,7 +140,7 @@ def with_efficiency(cluster: Cluster, efficiency: float) -> Cluster:
     for node in cluster.nodes:
         chip = node.chip
         if id(chip) not in chips:
-            chips[id(chip)] = replace(chip, compute=replace(chip.compute, efficiency=efficiency))
+            chips[id(chip)] = chip.with_efficiency(efficiency)
         nodes.append(replace(node, chip=chips[id(chip)]))
     return replace(cluster, nodes=tuple(nodes))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy
 
-from heteropp.description.chips import ChipSpec, Collectives, Kernels
+from heteropp.description.chips import ChipSpec, Collectives, Kernels, load_chip
 from heteropp.description.files import read_text, write_text
 from heteropp.description.measured import MeasuredRuns
 from heteropp.profiling.measured import predict_times
@@ -130,7 +131,7 @@ class _Problem:
     def errors(self, values: numpy.ndarray, shown: Sequence[int]) -> numpy.ndarray:
         found = self.logarithms(values)
         away = (values - self.usual) / self.doubt
-        return numpy.array([*(_bent(found[i] / ERROR) for i in shown), *away])
+        return numpy.array([*(bent(found[i] / ERROR) for i in shown), *away])
 
     def cost(self, values: numpy.ndarray, shown: Sequence[int]) -> float:
         return float(numpy.sum(self.errors(values, shown) ** 2))
@@ -141,12 +142,12 @@ class _Problem:
         )
 
 
-def write_fitted(chip: ChipSpec, output: Path, source: str) -> None:
+def write_fitted(chip: ChipSpec, output: Path, said: str) -> None:
     """Writes a chip's own file with the figures that were fitted, and all else as it is there.
 
-    source: what they were fitted to. Raises FileError.
+    said: of those, a sentence for the file. Raises FileError.
     """
-    kept: list[str] = []
+    given, kept = load_chip(chip.path), list[str]()
     section = ""
     for line in read_text(chip.path).splitlines():
         if line.startswith("["):
@@ -157,14 +158,14 @@ def write_fitted(chip: ChipSpec, output: Path, source: str) -> None:
             continue
         key, _, rest = line.partition("=")
         if any((p.section, p.name) == (section, key.strip()) for p in PARAMETERS):
+            old, new = (getattr(getattr(each, section), key.strip()) for each in (given, chip))
             comment = f"  #{rest.partition('#')[2]}" if "#" in rest else ""
-            line = f"{key}= {getattr(getattr(chip, section), key.strip()):.4g}{comment}"
+            line = f"{key}= {new:.4g}{comment}" if new != old else line
         kept.append(line)
-    kept += [
-        "",
-        f"# Fitted to measured runs {source} by heteropp-calibrate, as are [compute] and NICs.",
-    ]
+    kept += ["", *(f"# {line}" for line in textwrap.wrap(said, 98))]
     for section in FILLED:
+        if getattr(chip, section) is None:
+            continue
         figures = asdict(getattr(chip, section)).items()
         kept += [f"[{section}]"]
         kept += [f"{name} = {value:.4g}" for name, value in figures if value is not None] + [""]
@@ -173,8 +174,9 @@ def write_fitted(chip: ChipSpec, output: Path, source: str) -> None:
 
 def begun(chip: ChipSpec) -> ChipSpec:
     """Returns a chip that has the sections which a fit fills, with usual figures where it has not
-    its own.
+    its own, and one efficiency for all dtypes.
     """
+    chip = chip.with_efficiency(chip.compute.efficiency)
     return replace(
         chip,
         kernels=chip.kernels or USUAL,
@@ -195,7 +197,7 @@ def _doubt(chip: ChipSpec, parameter: Figure) -> float:
     return KNOWN if measured and getattr(chip, parameter.section) is not None else GUESSED
 
 
-def _bent(error: float) -> float:
+def bent(error: float) -> float:
     """Returns an error whose square grows as the error itself where that is large."""
     return math.copysign(math.sqrt(2 * (math.sqrt(1 + error * error) - 1)), error)
 

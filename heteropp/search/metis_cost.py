@@ -15,9 +15,10 @@ With b micro-batches it takes
        + b G                             data: making a micro-batch's
 
 L, F, U, P and G come from profiles (heteropp.search.metis_files). The bandwidths W and V are the
-cluster's: that inside a node where all chips concerned stand on one, else the least between nodes
-of the types concerned. A stage shares a micro-batch out in proportion to its replicas' speed at
-one sequence; what rounding leaves goes to the largest remainders.
+cluster's: that inside a node where all chips concerned stand on one (W that of a collective of dp
+ranks, where it was measured), else the least between nodes of the types concerned. A stage shares a
+micro-batch out in proportion to its replicas' speed at one sequence; what rounding leaves goes to
+the largest remainders.
 
 A stage's layers fit where MEMORY_COEFFICIENT times the profiled memory of a replica, or of all its
 replicas together where they are of several types, is no more than the memory of all its chips. That
@@ -144,6 +145,15 @@ class Line:
             self._bandwidths[first, last] = min(table[chip] for chip in types)
         return self._bandwidths[first, last]
 
+    def across(self, first: int, dp: int, tp: int) -> float:
+        """Returns the bytes per second that the replicas of a stage meet, whose chips begin at
+        `first`: a measured group's where they are on one node.
+        """
+        last = first + (dp - 1) * tp
+        if self.nodes[first] == self.nodes[last]:
+            return self.problem.collective_bytes_per_s[self.types[first]][dp]
+        return self.bandwidth(first, last + 1)
+
     def _make_group(self, first: int, size: int, tp: int, micro_batches: int) -> DeviceGroup | None:
         problem, dp = self.problem, size // tp
         heads = range(first, first + size, tp)
@@ -160,7 +170,7 @@ class Line:
         if None in rows:
             return None
         # the chips of one index, from the first replica's to the last one's
-        across = self.bandwidth(first, first + (dp - 1) * tp + 1)
+        across = self.across(first, dp, tp)
         return DeviceGroup(
             types=tuple(types),
             shares=tuple(shares),

@@ -92,6 +92,7 @@ def _chip_type(problem: Problem, chip: str) -> _planner.MetisChipType:
     return _planner.MetisChipType(
         intra_bytes_per_s=problem.intra_bytes_per_s[chip],
         inter_bytes_per_s=problem.inter_bytes_per_s[chip],
+        collective_bytes_per_s=problem.collective_bytes_per_s[chip],
         update_s=problem.profiles.update_s[chip],
         profiles=profiles,
     )

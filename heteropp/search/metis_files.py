@@ -60,6 +60,8 @@ class MetisNode:
     capacity_bytes: float  # of one chip
     intra_bytes_per_s: float
     inter_bytes_per_s: float
+    # of a group inside the node, by its ranks from 0 on; (): as of messages
+    collective_bytes_per_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,16 @@ class Problem:
     def inter_bytes_per_s(self) -> dict[str, float]:
         return self._least("inter_bytes_per_s")
 
+    @cached_property
+    def collective_bytes_per_s(self) -> dict[str, tuple[float, ...]]:
+        """What a group inside one node meets, by chip type and the group's ranks, from 0 on."""
+        found = {}
+        for chip in self.types:
+            largest = max((n for n in self.nodes if n.chip == chip), key=lambda n: n.chips)
+            plain = (self.intra_bytes_per_s[chip],) * (largest.chips + 1)
+            found[chip] = largest.collective_bytes_per_s or plain
+        return found
+
     def _least(self, name: str) -> dict[str, float]:
         return {
             chip: min(getattr(node, name) for node in self.nodes if node.chip == chip)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+from heteropp.cost.planned import link_inside
 from heteropp.cost.stage_time import Memory, StageShape, stage_memory, stage_time
 from heteropp.description.cluster import Cluster, Link, Node
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
@@ -119,8 +120,7 @@ def _profile(
     request: Request, node: Node, measured: ChipProfile | None, tp: int, batch: int
 ) -> LayerProfile:
     model = request.model
-    links = node.chip.links
-    inside = Link(links.intra_node_latency_s, links.intra_node_bytes_per_s)
+    inside = link_inside(request.cluster, node, tp) if tp > 1 else FAR
 
     def seconds(layers: int, first: bool, last: bool) -> float:
         shape = _shape(tp, 1, batch, layers, first, last)
@@ -214,14 +214,14 @@ def _nodes(cluster: Cluster) -> Iterator[MetisNode]:
     for node in cluster.nodes:
         others = [n for n in (*firsts.values(), *lasts.values()) if n is not node]
         links = [cluster.link(node.ranks.start, other.ranks.start) for other in others]
-        yield _node(node, min((link.bytes_per_s for link in links), default=float("inf")))
-
-
-def _node(node: Node, inter_bytes_per_s: float) -> MetisNode:
-    return MetisNode(
-        chip=node.chip_name,
-        chips=len(node.ranks),
-        capacity_bytes=node.chip.memory.capacity_bytes,
-        intra_bytes_per_s=node.chip.links.intra_node_bytes_per_s,
-        inter_bytes_per_s=inter_bytes_per_s,
-    )
+        chips, intra_bytes_per_s = len(node.ranks), node.chip.links.intra_node_bytes_per_s
+        groups = (link_inside(cluster, node, ranks) for ranks in range(2, chips + 1))
+        yield MetisNode(
+            chip=node.chip_name,
+            chips=chips,
+            capacity_bytes=node.chip.memory.capacity_bytes,
+            intra_bytes_per_s=intra_bytes_per_s,
+            inter_bytes_per_s=min((link.bytes_per_s for link in links), default=float("inf")),
+            # with one rank there is no one to wait for
+            collective_bytes_per_s=(intra_bytes_per_s,) * 2 + tuple(g.bytes_per_s for g in groups),
+        )

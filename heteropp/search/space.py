@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
+from heteropp.cost.planned import link_inside
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link, Node
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
@@ -144,18 +145,17 @@ class ChipType:
         Of several slowest links the first in rank order is taken.
         """
         own = self.nodes[node]
-        inside = self._intra(own) if degrees.tp > 1 else ALONE
+        inside = link_inside(self.cluster, own, degrees.tp) if degrees.tp > 1 else ALONE
+        if len(replicas) == 1 < degrees.dp:
+            return inside, link_inside(self.cluster, own, degrees.dp)
         across = {}
         for other in replicas:
             kind = (self._kinds[other], other == node)
             if other == node and replicas[node] > 1:
-                across[kind] = self._intra(own)
+                across[kind] = self.cluster.link(own.ranks.start, own.ranks.start + 1)
             elif other != node and kind not in across:
                 across[kind] = self.cluster.link(own.ranks.start, self.nodes[other].ranks.start)
         return inside, min(across.values(), key=lambda link: link.bytes_per_s, default=ALONE)
-
-    def _intra(self, node: Node) -> Link:
-        return self.cluster.link(node.ranks.start, node.ranks.start + 1)
 
 
 @dataclass(frozen=True)

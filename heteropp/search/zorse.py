@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from heteropp.cost.planned import fits
+from heteropp.cost.planned import fits, slowest_links
 from heteropp.cost.stage_time import StageShape, Time, all_gather_s, stage_memory, stage_time
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Link, Node
@@ -80,11 +80,8 @@ class _Group:
     @cached_property
     def link(self) -> Link:
         """The slowest link inside the group, which sets the speed of its collectives."""
-        cluster, first = self.request.cluster, self.ranks[0]
-        firsts = {node.ranks.start: node for node in self.nodes}
-        links = [_inside(node) for node in self.nodes if len(node.ranks) > 1]
-        links += [cluster.link(first, rank) for rank in firsts if rank != first]
-        return min(links, key=lambda link: link.bytes_per_s, default=ALONE)
+        links = slowest_links(self.request.cluster, self.ranks).values()
+        return min(links, key=lambda link: link.bytes_per_s)
 
     @cached_property
     def kinds(self) -> list[tuple[str, ChipSpec, int]]:
@@ -144,11 +141,6 @@ class _Group:
             chip: [levels[chip]] * (counts[chip] - more) + [levels[chip] + 1] * more
             for chip, more in ((chip, left if chip == name else 0) for chip in counts)
         }
-
-
-def _inside(node: Node) -> Link:
-    links = node.chip.links
-    return Link(links.intra_node_latency_s, links.intra_node_bytes_per_s)
 
 
 @dataclass(frozen=True)

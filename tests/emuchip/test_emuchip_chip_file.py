@@ -14,6 +14,13 @@ from ditorch.chips import ChipFileError, chip_names, load_chip
 
 PRESETS = sorted(path.stem for path in CHIPS.glob("*.toml"))
 
+KERNELS = {
+    f"kernels__{name}": 0.5
+    for name in (
+        *("half_side", "attention_efficiency", "attention_backward_efficiency"),
+        *("bandwidth_share", "host_s", "micro_batch_s"),
+    )
+}
 COLLECTIVES = {"collectives__latency_s": 1e-5, "collectives__bytes_per_s": 1e9}
 
 # what is wrong, the change to a good file, the key that the sentence must name
@@ -46,6 +53,8 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("no such order", {"numerics__order": "random"}, "numerics.order"),
     ("split by 0", {"numerics__split_k": 0}, "numerics.split_k"),
     ("a part of [kernels]", {"kernels__host_s": 1e-5}, "kernels.half_side"),
+    ("too good", {**KERNELS, "kernels__float16_efficiency": 1.5}, "kernels.float16_efficiency"),
+    ("no dtype", {**KERNELS, "kernels__float8_half_side": 2}, "kernels.float8_half_side"),
     ("a part of [collectives]", {"collectives__latency_s": 1e-5}, "collectives.bytes_per_s"),
     ("no bandwidth", {**COLLECTIVES, "collectives__pair_bytes_per_s": 0}, "collectives.pair"),
     ("unknown in [collectives]", {**COLLECTIVES, "collectives__ring": 2}, "collectives.ring"),

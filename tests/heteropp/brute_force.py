@@ -16,6 +16,7 @@ from heteropp.cost.planned import slowest_link
 from heteropp.cost.stage_time import StageShape, stage_memory, stage_time
 from heteropp.cost.tracing import traces
 from heteropp.cost.tracing.kind import StageKind
+from heteropp.description.chips import Collectives
 from heteropp.description.cluster import Cluster, Node
 from heteropp.description.fabric import Fabric, LinkEntry
 from heteropp.description.plan import Pipeline, Plan, Stage
@@ -263,6 +264,14 @@ def random_request(generator: random.Random) -> Request:
     )
 
 
+def _collectives(generator: random.Random) -> Collectives | None:
+    """What was measured of collectives inside a node, which is so of half the chips."""
+    if generator.random() < 0.5:
+        return None
+    latency_s = 10 ** generator.uniform(-5, -2)
+    return Collectives(latency_s, *(10 ** generator.uniform(5, 8) for _ in range(3)))
+
+
 def random_cluster(generator: random.Random, most: int) -> Cluster:
     """Several nodes a type, not always of one size, sometimes in two regions."""
     regions = generator.choice([[""], [""], ["east", "west"]])
@@ -275,6 +284,7 @@ def random_cluster(generator: random.Random, most: int) -> Cluster:
             chip,
             memory=replace(chip.memory, capacity_bytes=room),
             links=replace(chip.links, nic_bytes_per_s=10 ** generator.uniform(5, 8)),
+            collectives=_collectives(random.Random(chip.links.intra_node_bytes_per_s)),
         )
         for _ in range(generator.choice([1, 1, 2, 3])):
             size = generator.choice([1, 2, 4])

@@ -43,7 +43,10 @@ def _nodes(random: Random, types: list[str]) -> Iterator[MetisNode]:
             chips = min(random.choice((1, 2, 3, 4)), left)
             if chips:
                 intra, inter = random.uniform(2e5, 1e7), random.uniform(1e5, 3e6)
-                yield MetisNode(chip, chips, capacity, intra, inter)
+                groups = Random(intra)  # whose collectives are measured, of half the nodes
+                own = [groups.uniform(2e5, 1e7) for _ in range(chips + 1)]
+                collectives = tuple(own) if groups.random() < 0.5 else ()
+                yield MetisNode(chip, chips, capacity, intra, inter, collectives)
             left -= chips
 
 

@@ -87,6 +87,14 @@ def test_cost_of_stages_inside_one_node_uses_its_own_links() -> None:
     assert found.activations_s == pytest.approx(40 / 80)
 
 
+def test_replicas_inside_one_node_sum_gradients_as_was_measured_of_so_many() -> None:
+    groups = (80.0, 80.0, 60.0, 50.0, 40.0)
+    made = problem(nodes=(MetisNode("fast", 4, 400.0, 80.0, 20.0, groups),), global_batch=4)
+    plan = MetisPlan(Arrangement(("fast",), (4,), 1), ((4, 1),), (0, 3))
+    found = cost(made, Line(made, ("fast",)), plan)
+    assert found.gradients_s == pytest.approx(2 * 3 / (4 * 40) * 180)
+
+
 def test_mixed_stage_shares_by_speed_and_takes_its_slowest_replica() -> None:
     made = problem(global_batch=10)
     line = Line(made, ("slow", "fast"))

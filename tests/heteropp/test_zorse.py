@@ -10,7 +10,7 @@ import pytest
 from clusters import cluster_of, random_chip, tiny_model
 
 from heteropp.cost.planned import check_cluster, rank_memory
-from heteropp.description.chips import load_chip
+from heteropp.description.chips import ChipSpec, Collectives, load_chip
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Plan, ministage_layers, validate
 from heteropp.search.node_groups import NodeGroups
@@ -123,6 +123,18 @@ def test_a_faster_chip_of_a_group_takes_more_of_the_batch() -> None:
     stage = search(Request(cluster=cluster, model=model, global_batch=24)).best.plan.pipelines[0]
     shares = {replica.chip: replica.batch_share for replica in stage.stages[0].replicas}
     assert shares["fast"] > shares["slow"]
+
+
+def test_collectives_inside_a_node_take_what_was_measured_of_them() -> None:
+    chip = load_chip("a-mini")
+    measured = replace(chip, collectives=Collectives(1e-3, 1e7, four_bytes_per_s=2e7))
+    link = replace(chip.links, intra_node_latency_s=1e-3, intra_node_bytes_per_s=2e7)
+
+    def cost_s(chip: ChipSpec) -> float:
+        cluster = cluster_of(("a-mini", chip, 4))
+        return search(Request(cluster=cluster, model=tiny_model(2), global_batch=8)).best.cost_s
+
+    assert cost_s(measured) == cost_s(replace(chip, links=link)) > cost_s(chip)
 
 
 def test_what_cannot_be_is_one_sentence() -> None:

@@ -1,0 +1,192 @@
+"""Measures a block of a model's layers on this process's chip."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from heteropp.cost.tracing.operators import CountingGroup
+from heteropp.cost.tracing.stage import model_around, update
+from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.description.profile import Block, Measured
+from heteropp.models.parallel.backward import WeightGradients, put_off
+from heteropp.models.spec import ModelSpec
+from heteropp.optimizer.zero import FlatParameters
+from heteropp.runtime.ranks.device import Device
+
+REPEATS = 5  # of what a real chip is timed at, after one that warms it up
+SETTLING_S = 5
+
+
+class ProfiledBlock:
+    """A block on the device, with a group that communicates nothing."""
+
+    def __init__(self, model: ModelSpec, block: Block, device: Device) -> None:
+        self.block, self.device = block, device
+        model, span = model_around(
+            model, block.layers, block.first, block.last, model.block_kind(0)
+        )
+        dtype = getattr(torch, model.dtype)
+        group = CountingGroup(block.tp)
+        self.module = model.build(span, group, device.device, dtype)
+        for parameter in self.module.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+        self.flat = FlatParameters(self.module, None, 0, Hyperparameters())
+        self.flat.reduce()  # nothing to sum: what follows the backward may be measured alone
+        self.rows = block.sequences * model.sequence_length
+        self.tokens = torch.zeros(self.rows, dtype=torch.int64, device=device.device)
+        self.shape, self.dtype = (self.rows, model.hidden), dtype
+
+    def input(self) -> Tensor:
+        if self.block.first:
+            return self.tokens
+        x = torch.ones(self.shape, device=self.device.device, dtype=self.dtype)
+        return x.requires_grad_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.block.last:
+            return self.module(x, self.tokens) / self.rows
+        return self.module(x)
+
+    def backward(self) -> tuple[Callable[[], object], WeightGradients]:
+        """Runs a forward; returns what runs the first half of its backward, and the second half.
+
+        The second half is the weight gradients that the first puts off.
+        """
+        with put_off() as later:
+            output = self.forward(self.input())
+        gradient = self.gradient()
+        return lambda: later.backward(output, gradient), later
+
+    def gradient(self) -> Tensor | None:
+        if self.block.last:
+            return None
+        return torch.ones(self.shape, device=self.device.device, dtype=self.dtype)
+
+
+def measure(model: ModelSpec, block: Block, device: Device) -> Measured:
+    _settle(device, 0)
+    stage = ProfiledBlock(model, block, device)
+    flat = stage.flat
+    memory = _memory(stage)
+
+    def forward() -> Callable[[], object]:
+        x = stage.input()
+        return lambda: stage.forward(x)
+
+    def forward_that_keeps_nothing() -> Callable[[], object]:
+        x = stage.input()
+
+        def run() -> None:
+            with torch.no_grad():
+                stage.forward(x)
+
+        return run
+
+    def input_gradient() -> Callable[[], object]:
+        return stage.backward()[0]
+
+    def weight_gradients() -> Callable[[], object]:
+        first_half, later = stage.backward()
+        first_half()
+        return later.run
+
+    return Measured(
+        block=block,
+        forward_s=_seconds(device, forward),
+        recompute_s=_seconds(device, forward_that_keeps_nothing),
+        backward_input_s=_seconds(device, input_gradient),
+        backward_weight_s=_seconds(device, weight_gradients),
+        norm_s=_seconds(device, lambda: flat.norms),
+        update_s=_seconds(device, lambda: lambda: update(flat)),
+        **memory,
+    )
+
+
+def _seconds(device: Device, prepare: Callable[[], Callable[[], object]]) -> float:
+    """Returns the seconds that the device takes for the work that `prepare` returns.
+
+    An emulated chip accounts for them itself; for a real one it is the median of REPEATS runs.
+    """
+    import ditorch
+
+    def once() -> float:
+        run = prepare()
+        synchronize(device)
+        if ditorch.is_emulated():
+            ditorch.pacing_reset()
+            run()
+            synchronize(device)
+            account = ditorch.pacing()
+            assert account is not None
+            return account.busy_s
+        begin = device.clock.mark()
+        run()
+        end = device.clock.mark()
+        synchronize(device)
+        return device.clock.seconds(end) - device.clock.seconds(begin)
+
+    if ditorch.is_emulated():
+        return once()
+    once()
+    return statistics.median(once() for _ in range(REPEATS))
+
+
+def synchronize(device: Device) -> None:
+    if device.device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def _memory(stage: ProfiledBlock) -> dict[str, int | None]:
+    """Returns the bytes that a stage needs beyond parameters, gradients, averages and constants."""
+    if stage.device.device.type == "cpu":
+        names = ("kept_bytes", "kept_recompute_bytes", "working_bytes", "update_bytes")
+        return dict.fromkeys(names)
+
+    held = _allocated(stage.device)
+    torch.accelerator.reset_peak_memory_stats()
+    x = stage.input()
+    with torch.no_grad():
+        output = stage.forward(x)
+    del output
+    kept_recompute = _allocated(stage.device) - held
+    with put_off() as later:
+        output = stage.forward(x)
+    kept = _allocated(stage.device) - held
+    gradient = stage.gradient()
+    later.backward(output, gradient)
+    later.run()
+    working = _most(stage.device) - held
+    del x, output, gradient
+    _settle(stage.device, held)
+    torch.accelerator.reset_peak_memory_stats()
+    update(stage.flat)
+    return {
+        "kept_bytes": kept,
+        "kept_recompute_bytes": kept_recompute,
+        "working_bytes": working,
+        "update_bytes": _most(stage.device) - held,
+    }
+
+
+def _allocated(device: Device) -> int:
+    synchronize(device)
+    return torch.accelerator.memory_allocated()
+
+
+def _most(device: Device) -> int:
+    synchronize(device)
+    return torch.accelerator.max_memory_allocated()
+
+
+def _settle(device: Device, held_bytes: int) -> None:
+    """Waits for autograd's own thread to let go of what it worked on, so that no more is held."""
+    if device.device.type == "cpu":
+        return
+    deadline_s = time.monotonic() + SETTLING_S
+    while _allocated(device) > held_bytes and time.monotonic() < deadline_s:
+        time.sleep(0.001)
