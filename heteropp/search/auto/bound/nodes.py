@@ -1,0 +1,65 @@
+"""What nodes compute at most in a step, where their NICs limit them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heteropp.description.chips import ChipSpec
+from heteropp.models.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """Nodes that are alike."""
+
+    chip_name: str
+    chips: int  # of each
+    count: int
+    sequences_per_s: float  # whose boundary tensors a node's NICs pass
+    summed_s: float  # to sum the gradients of the whole model with another node
+
+    @classmethod
+    def of(
+        cls, model: ModelSpec, chip_name: str, chip: ChipSpec, chips: int, count: int
+    ) -> NodeKind:
+        """chips: of each node, of which there are `count`."""
+        links = chip.links
+        nics_bytes_per_s = min(links.nics_per_node, chips) * links.nic_bytes_per_s
+        boundary_bytes = model.sequence_length * model.hidden * model.dtype_bytes
+        width = max(4, model.dtype_bytes)
+        gradient_bytes = width * sum(math.prod(p.shape) for p in model.all_parameters if p.trains)
+        return cls(
+            chip_name=chip_name,
+            chips=chips,
+            count=count,
+            sequences_per_s=nics_bytes_per_s / boundary_bytes,
+            summed_s=gradient_bytes / 2 / nics_bytes_per_s,
+        )
+
+
+def most_done(
+    kinds: Sequence[NodeKind],
+    speeds: Sequence[float],
+    sequence: float,
+    updates: float,
+    step_s: float,
+) -> float:
+    """Returns the most work, in any unit, that nodes do in a step of so many seconds.
+
+    speeds: work a second of one chip, by kind. sequence: work of one sequence through the whole
+    model. updates: work of updating all of it.
+
+    A node that does not hold the whole model sends or receives a boundary tensor of every sequence
+    that it works on, and its gradient the other way. Nodes that hold the whole model sum their
+    gradients: of these, one alone has no one to sum them with.
+    """
+    several = parts = most_gain = 0.0
+    for kind, speed in zip(kinds, speeds, strict=True):
+        whole = kind.chips * speed * step_s
+        part = min(whole, kind.sequences_per_s * step_s * sequence + updates)
+        several += kind.count * (whole if kind.summed_s <= step_s else part)
+        parts += kind.count * part
+        most_gain = max(most_gain, whole - part)
+    return max(several, parts + most_gain)
