@@ -46,8 +46,8 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
         for name, chip, _ in nodes
         if (found := _ways(request, freedom, chip, name, largest[name]))
     }
-    if not known:
-        return 0.0
+    if not known or any(own.chip_s[:, 0].min() <= 0 for own in known.values()):
+        return 0.0  # nobody can work, or somebody takes no time
     kinds = [
         NodeKind.of(request.model, name, chip, chips, count)
         for (name, chip, chips), count in nodes.items()

@@ -46,7 +46,7 @@ def ways(
     cuts: tuple[bool, ...],
     profile: ChipProfile | None,
 ) -> Ways | None:
-    """Returns the ways of a chip type; None where a profile knows none, or a block takes no time.
+    """Returns the ways of a chip type; None where a profile knows none.
 
     chips: of the largest node. cuts: whether rows are cut over tensor-parallel ranks.
 
@@ -78,9 +78,7 @@ def ways(
             pieces = numpy.array(list(_pieces(model, shape, chip, inside, profile)))
             scale = tp / most, fewest / most, tp
             rows.append(pieces.T * numpy.array(scale)[:, None])
-    if not rows or min(row[0, 0] for row in rows) <= 0:
-        return None
-    return Ways(*numpy.stack(rows, axis=1))
+    return Ways(*numpy.stack(rows, axis=1)) if rows else None
 
 
 def _pieces(
