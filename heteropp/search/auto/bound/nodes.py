@@ -52,14 +52,20 @@ def most_done(
     model. updates: work of updating all of it.
 
     A node that does not hold the whole model sends or receives a boundary tensor of every sequence
-    that it works on, and its gradient the other way. Nodes that hold the whole model sum their
-    gradients: of these, one alone has no one to sum them with.
+    that it works on, and its gradient the other way; and so does another node, so that of all that
+    NICs pass half are sequences. Nodes that hold the whole model sum their gradients: of these, one
+    alone has no one to sum them with.
     """
-    several = parts = most_gain = 0.0
+    divided = updates
+    several = parts = most_gain = most_whole = several_whole = 0.0
     for kind, speed in zip(kinds, speeds, strict=True):
         whole = kind.chips * speed * step_s
-        part = min(whole, kind.sequences_per_s * step_s * sequence + updates)
-        several += kind.count * (whole if kind.summed_s <= step_s else part)
+        passed = kind.sequences_per_s * step_s * sequence
+        part = min(whole, passed + updates)
+        divided += kind.count * passed / 2
         parts += kind.count * part
-        most_gain = max(most_gain, whole - part)
-    return max(several, parts + most_gain)
+        most_whole, most_gain = max(most_whole, whole), max(most_gain, whole - part)
+        sums = kind.summed_s <= step_s
+        several += kind.count * (whole if sums else part)
+        several_whole += kind.count * whole if sums else 0.0
+    return max(min(several, several_whole + divided), min(parts + most_gain, most_whole + divided))

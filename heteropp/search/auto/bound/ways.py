@@ -98,8 +98,10 @@ def _pieces(
         more = [numpy.zeros(3), *(times(n, kind) for n in counts)]
         added = [after - before for before, after in itertools.pairwise(more)]
         yield tuple(numpy.maximum(0.0, numpy.min(added, axis=0)))
-    for end in ("first", "last"):  # beside many blocks, a host that issues operators may hide some
-        added = [times(n, kind, end) - times(n, kind) for kind in kinds for n in (1, model.layers)]
+    # beside many blocks, a host that issues operators late may hide some of an end's
+    beside = (1, model.layers) if chip.kernels else (1,)
+    for end in ("first", "last"):
+        added = [times(n, kind, end) - times(n, kind) for kind in kinds for n in beside]
         yield tuple(numpy.maximum(0.0, numpy.min(added, axis=0)))
 
 
