@@ -11,7 +11,7 @@ from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster
 from heteropp.description.profile import chip_profile
 from heteropp.models.spec import ModelSpec
-from heteropp.search.auto.bound.nodes import NodeKind, most_done
+from heteropp.search.auto.bound.nodes import NodeKind, Work, most_done
 from heteropp.search.auto.bound.ways import Sizes, Ways, sizes, ways
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.planner import Request
@@ -132,7 +132,8 @@ class _Problem:
         sequence = float(prices @ self.counts)
         updates = float(update_prices @ self.updated)
         speeds = [speed[kind.chip_name] for kind in self.kinds]
-        done = most_done(self.kinds, speeds, sequence, updates, step_s)
+        work = Work(self.batch, sequence, max(prices[:-2]), sum(prices[-2:]), updates)
+        done = most_done(self.kinds, speeds, work, step_s)
         return done + chain_price * self.batch * step_s >= self.batch * sequence + updates
 
 
