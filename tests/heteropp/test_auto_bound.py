@@ -13,8 +13,10 @@ from clusters import random_chip, tiny_model
 from heteropp.cost.planned import fits
 from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
+from heteropp.search.auto.bound import step_bound_s
+from heteropp.search.auto.freedom import Freedom
 from heteropp.search.judge import ask
-from heteropp.search.planner import Request
+from heteropp.search.planner import OPTIONS, Request
 from heteropp.simulator.simulate import simulate
 
 OPEN = frozenset({"sequences", "zero_stage"})
@@ -134,13 +136,67 @@ def against_brute_force(seed: int) -> None:
             continue
         if fits(plan, cluster):
             best_s = min(best_s, simulate(plan, cluster).step_s)
+    assert step_bound_s(request, Freedom(request), request.cluster) <= best_s
     verdict = ask("auto", request, 1)
     if not verdict.judged:
         assert best_s == float("inf")
         return
-    assert verdict.result is not None
-    assert verdict.result.lower_bound_s <= best_s
     assert verdict.best.simulation.step_s <= best_s * NEAR
+
+
+def open_request(seed: int) -> Request:
+    """Up to twelve chips, more layers and sequences than brute force can look at, all left open."""
+    generator = random.Random(f"open {seed}")
+    nodes: list[Node] = []
+    for name in "abc"[: generator.choice([1, 2, 3])]:
+        chip = random_chip(generator)
+        memory = replace(chip.memory, capacity_bytes=10**7)
+        links = replace(chip.links, nic_bytes_per_s=10 ** generator.uniform(5, 9))
+        node = Node(
+            name, replace(chip, memory=memory, links=links), range(generator.choice([1, 2]))
+        )
+        nodes += [node] * generator.choice([1, 2])
+    return Request(
+        cluster=Cluster("open", in_order(nodes)),
+        model=tiny_model(generator.choice([2, 4, 8]), vocab=generator.choice([32, 512])),
+        global_batch=generator.choice([4, 8, 24, 36]),
+        open=frozenset(OPTIONS),
+    )
+
+
+def no_plan_is_faster(seed: int) -> None:
+    request = open_request(seed)
+    verdict = ask("auto", request, 1)
+    bound_s = step_bound_s(request, Freedom(request), request.cluster)
+    assert 0 < bound_s <= verdict.best.simulation.step_s
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_plan_found_under_any_schedule_is_faster(seed: int) -> None:
+    no_plan_is_faster(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 16))
+def test_no_plan_of_more_problems_is_faster(seed: int) -> None:
+    no_plan_is_faster(seed)
+
+
+def test_one_sequence_goes_no_faster_through_more_chips() -> None:
+    chip = random_chip(random.Random("one sequence"))
+    chip = replace(chip, memory=replace(chip.memory, capacity_bytes=10**8), kernels=None)
+    bounds_s, steps_s = [], []
+    for count in (1, 4):
+        request = Request(
+            cluster=Cluster("alike", in_order([Node("a", chip, range(1))] * count)),
+            model=tiny_model(8),
+            global_batch=1,
+            open=OPEN,
+        )
+        bounds_s.append(step_bound_s(request, Freedom(request), request.cluster))
+        steps_s.append(ask("auto", request, 1).best.simulation.step_s)
+    assert bounds_s[0] > 0.95 * steps_s[0]
+    assert bounds_s[1] > 0.6 * steps_s[1]  # all but the gradients of weights
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,0 +1,5 @@
+"""A lower bound on the simulated step of every plan for a request."""
+
+from heteropp.search.auto.bound.step import step_bound_s
+
+__all__ = ["step_bound_s"]

@@ -1,0 +1,142 @@
+"""The bound on the step, from what chips take, what nodes pass, and how long a sequence is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy
+
+from heteropp.description.chips import ChipSpec
+from heteropp.description.cluster import Cluster
+from heteropp.description.profile import chip_profile
+from heteropp.models.spec import ModelSpec
+from heteropp.search.auto.bound.nodes import NodeKind, Work, most_done
+from heteropp.search.auto.bound.ways import Sizes, Ways, sizes, ways
+from heteropp.search.auto.freedom import Freedom
+from heteropp.search.planner import Request
+
+ROUNDING = 1e-9  # relative, of sums in another order
+NEAR = 1e-4  # relative: how near the largest bound is found
+# what a second of a sequence's way is worth, in what one chip does of a sequence in a step
+WORTHS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
+
+
+def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
+    """Returns seconds that no step of any plan on these chips, or on some of them, takes less than.
+
+    Two things hold of each plan, whatever its schedule. All blocks of all sequences, both ends of
+    the model and the update of every parameter are work of some chip, which has one step for it.
+    And a sequence goes through the model one block after another, forward and then backward, always
+    as one of the sequences that a replica has at once: the more these are, the better chips work,
+    but the longer the sequence takes, which has one step for it too.
+
+    So a second of a sequence's way is given a price in work, and so is each piece of the model: the
+    least for which a chip of some type does it, working as well as it can and paying for the
+    sequences' way. No chip then earns more than its best way to work on blocks gives it. Where all
+    chips' earnings and the price of all sequences' steps are less than the price of the batch, the
+    step is too short. That is so for any price of the way; several are tried.
+    """
+    nodes = Counter((node.chip_name, node.chip, len(node.ranks)) for node in cluster.nodes)
+    largest: dict[str, int] = {}  # node of each chip type
+    for name, _, chips in nodes:
+        largest[name] = max(chips, largest.get(name, 0))
+    known = {
+        name: found
+        for name, chip, _ in nodes
+        if (found := _ways(request, freedom, chip, name, largest[name]))
+    }
+    if not known or any(own.chip_s[:, 0].min() <= 0 for own in known.values()):
+        return 0.0  # nobody can work, or somebody takes no time
+    kinds = [
+        NodeKind.of(request.model, name, chip, chips, count)
+        for (name, chip, chips), count in nodes.items()
+        if name in known
+    ]
+    problem = _Problem.of(request, known, kinds)
+    bound_s = 0.0
+    for worth in WORTHS:
+        bound_s = problem.raised(bound_s, worth)
+    return bound_s * (1 - ROUNDING)
+
+
+def _ways(request: Request, freedom: Freedom, chip: ChipSpec, name: str, chips: int) -> Ways | None:
+    profile = chip_profile(request.cluster, name)
+    if profile is None:
+        least = 1 if freedom.sequences_open else request.sequences
+        found: tuple[Sizes, ...] = sizes(least, request.global_batch)
+    else:
+        found = tuple((n, n) for n in sorted({sequences for *_, sequences in profile.found}))
+    return ways(
+        request.model, chip, chips, request.optimizer, found, freedom.sequence_parallel, profile
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """What has to be done in a step, by whom."""
+
+    batch: int  # sequences
+    counts: numpy.ndarray  # of each piece in the model
+    updated: numpy.ndarray  # of each piece, parameters of its own
+    ways: dict[str, Ways]  # by chip type
+    kinds: list[NodeKind]
+
+    @classmethod
+    def of(cls, request: Request, known: dict[str, Ways], kinds: list[NodeKind]) -> _Problem:
+        counts = _counts(request.model)
+        updated = counts.copy()
+        if request.model.tied:  # the head is the embedding, where one stage holds both
+            updated[-1] = 0
+        return cls(request.global_batch, counts, updated, known, kinds)
+
+    def raised(self, bound_s: float, worth: float) -> float:
+        """Returns a bound raised as far as one price of a sequence's way lets it."""
+        low_s, high_s = bound_s, max(2 * bound_s, self._alone_s())
+        if bound_s and self._enough(bound_s * (1 + NEAR), worth):
+            return bound_s
+        while not self._enough(high_s, worth):
+            low_s, high_s = high_s, 2 * high_s
+        while high_s - low_s > NEAR * high_s:
+            middle_s = (low_s + high_s) / 2
+            if self._enough(middle_s, worth):
+                high_s = middle_s
+            else:
+                low_s = middle_s
+        return low_s
+
+    def _alone_s(self) -> float:
+        """Returns the seconds in which the fastest chips, each on blocks, did all blocks."""
+        block_s = min(own.chip_s[:, 0].min() for own in self.ways.values())
+        chips = sum(kind.chips * kind.count for kind in self.kinds)
+        return float(self.batch * self.counts.sum() * block_s / chips)
+
+    def _enough(self, step_s: float, worth: float) -> bool:
+        """Whether a step of so many seconds may be long enough, for all that one price says."""
+        chain_price = worth * self.counts.sum() / step_s  # of a second of one sequence's way
+        speed = {
+            name: float(((1 - chain_price * own.chain_s[:, 0]) / own.chip_s[:, 0]).max())
+            for name, own in self.ways.items()
+        }
+        speed = {name: max(0.0, own) for name, own in speed.items()}
+        prices = numpy.min(
+            [
+                (speed[name] * own.chip_s + chain_price * own.chain_s).min(axis=0)
+                for name, own in self.ways.items()
+            ],
+            axis=0,
+        )
+        update_prices = numpy.min(
+            [(speed[name] * own.update_s).min(axis=0) for name, own in self.ways.items()], axis=0
+        )
+        sequence = float(prices @ self.counts)
+        updates = float(update_prices @ self.updated)
+        speeds = [speed[kind.chip_name] for kind in self.kinds]
+        work = Work(self.batch, sequence, max(prices[:-2]), sum(prices[-2:]), updates)
+        done = most_done(self.kinds, speeds, work, step_s)
+        return done + chain_price * self.batch * step_s >= self.batch * sequence + updates
+
+
+def _counts(model: ModelSpec) -> numpy.ndarray:
+    blocks = [count for _, count in model.block_counts([(0, model.layers)])]
+    return numpy.array([*blocks, 1, 1], dtype=float)
