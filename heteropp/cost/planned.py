@@ -9,7 +9,7 @@ from functools import lru_cache
 from heteropp.cost.documents import documents_bytes
 from heteropp.cost.memory_walk import MemoryWalk
 from heteropp.cost.stage_time import Memory, StageShape, Time, stage_time
-from heteropp.description.cluster import Cluster, Link, Node
+from heteropp.description.cluster import Cluster, Link
 from heteropp.description.plan import Pipeline, Plan, PlanError, ministage_layers
 from heteropp.description.profile import ChipProfile, chip_profile
 from heteropp.optimizer.replicated_gradients import exchanges
@@ -247,14 +247,15 @@ def slowest_links(cluster: Cluster, group: Sequence[int]) -> dict[int, Link]:
     return found
 
 
-def link_inside(cluster: Cluster, node: Node, ranks: int) -> Link:
-    """Returns what a collective of so many ranks, all of them on one node, meets: what was measured
-    of such, and else the link between two of the node's chips.
+def link_inside(chip: ChipSpec, ranks: int) -> Link:
+    """Returns what a collective of so many ranks meets, all of them chips of one node.
+
+    That is what was measured of such, and else the link between two of the node's chips.
     """
-    collectives = node.chip.collectives
+    collectives = chip.collectives
     if collectives is not None:
         return Link(collectives.latency_s, collectives.group_bytes_per_s(ranks))
-    return cluster.link(node.ranks.start, node.ranks.start + 1)
+    return Link(chip.links.intra_node_latency_s, chip.links.intra_node_bytes_per_s)
 
 
 class _PeersByNode:
@@ -278,7 +279,7 @@ class _PeersByNode:
         """Returns the slowest link of a rank, which is on node n."""
         cluster, mates = self.cluster, self.ranks_of.get(n, [])
         if 1 < len(self.group) == len(mates):
-            return link_inside(cluster, cluster.nodes[n], len(mates))
+            return link_inside(cluster.nodes[n].chip, len(mates))
         others = [next((m for m in nodes if m != n), n) for nodes in self.kinds.values()]
         peers = [self.ranks_of[m][0] for m in others if m != n]
         peers += [mate for mate in mates[:2] if mate != rank][:1]

@@ -120,7 +120,7 @@ def _profile(
     request: Request, node: Node, measured: ChipProfile | None, tp: int, batch: int
 ) -> LayerProfile:
     model = request.model
-    inside = link_inside(request.cluster, node, tp) if tp > 1 else FAR
+    inside = link_inside(node.chip, tp) if tp > 1 else FAR
 
     def seconds(layers: int, first: bool, last: bool) -> float:
         shape = _shape(tp, 1, batch, layers, first, last)
@@ -215,7 +215,7 @@ def _nodes(cluster: Cluster) -> Iterator[MetisNode]:
         others = [n for n in (*firsts.values(), *lasts.values()) if n is not node]
         links = [cluster.link(node.ranks.start, other.ranks.start) for other in others]
         chips, intra_bytes_per_s = len(node.ranks), node.chip.links.intra_node_bytes_per_s
-        groups = (link_inside(cluster, node, ranks) for ranks in range(2, chips + 1))
+        groups = (link_inside(node.chip, ranks) for ranks in range(2, chips + 1))
         yield MetisNode(
             chip=node.chip_name,
             chips=chips,

@@ -145,9 +145,9 @@ class ChipType:
         Of several slowest links the first in rank order is taken.
         """
         own = self.nodes[node]
-        inside = link_inside(self.cluster, own, degrees.tp) if degrees.tp > 1 else ALONE
+        inside = link_inside(own.chip, degrees.tp) if degrees.tp > 1 else ALONE
         if len(replicas) == 1 < degrees.dp:
-            return inside, link_inside(self.cluster, own, degrees.dp)
+            return inside, link_inside(own.chip, degrees.dp)
         across = {}
         for other in replicas:
             kind = (self._kinds[other], other == node)

@@ -10,9 +10,9 @@ from functools import lru_cache
 
 import numpy
 
+from heteropp.cost.planned import link_inside
 from heteropp.cost.stage_time import StageShape, Time, stage_time
 from heteropp.description.chips import ChipSpec
-from heteropp.description.cluster import Link
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.profile import ChipProfile, ProfileError
 from heteropp.models.spec import ModelSpec
@@ -60,8 +60,9 @@ def ways(
         if cut and tp == 1:
             continue
         # latency is left out of a range, as short messages take fewer of them than long ones
-        latency_s = chip.links.intra_node_latency_s if fewest == most else 0.0
-        inside = Link(latency_s, chip.links.intra_node_bytes_per_s)
+        inside = link_inside(chip, tp)
+        if fewest < most:
+            inside = replace(inside, latency_s=0.0)
         shape = StageShape(
             layers=1,
             first=False,
