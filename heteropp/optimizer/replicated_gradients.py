@@ -116,13 +116,13 @@ def _sums(
 ) -> Round:
     number, wanted = numbers(model), set(names)
     kept = [
-        (number[name], seat(rank, copy.ministage), box, place)
+        (number[name], seat(rank, copy.ministage), box, (place,))
         for place, copy in enumerate(copies)
         for name, by_box in _holders(model, copy, wanted).items()
         for box, ranks in by_box.items()
         for rank in ranks
     ]
-    places = tuple(range(len(copies)))
+    places = tuple((place,) for place in range(len(copies)))
     rounds = route(
         [HeldBox(*one) for one in kept],
         [Wanted(tensor, own, box, places) for tensor, own, box, _ in kept],

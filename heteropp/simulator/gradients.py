@@ -52,7 +52,7 @@ def _shared_bytes(plan: Plan) -> dict[tuple[Part, ...], int]:
     """
     width = max(4, plan.model.dtype_bytes)
     sizes = {p.name: width * math.prod(p.shape) for p in plan.model.all_parameters}
-    last_first = reversed(shared(plan).items())
+    last_first = reversed(list(shared(plan).items()))
     return {parts: sum(sizes[name] for name in names) for parts, names in last_first}
 
 

@@ -78,7 +78,14 @@ def test_conversations_teach_lora_over_four_vendors(tmp_path: Path) -> None:
         chat = ("--chat", "--tokenizer", base, "--output", f"{name}.tokens")
         run(tmp_path, "heteropp-data", f"{name}.jsonl", *chat)
     lora = ("--lora", "r=8,targets=all-linear", "--sequence-length", LENGTH)
-    plan = ("--planner", "exact", "--global-batch", 8, "--output", "plan.json")  # of all four vendors
+    plan = (
+        "--planner",
+        "exact",
+        "--global-batch",
+        8,
+        "--output",
+        "plan.json",
+    )  # of all four vendors
     run(tmp_path, "heteropp-search", "--cluster", "quickstart", "--model", base, *lora, *plan)
     data = ("--data", "chats.tokens", "--validation", "held-out.tokens", "--validate-every", 12)
     given = ("--plan", "plan.json", "--cluster", "quickstart", "--from", base, *data)
