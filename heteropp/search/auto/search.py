@@ -18,7 +18,7 @@ from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, 
 from heteropp.search.judge import AHEAD
 from heteropp.search.planner import Candidate, Request, Result, SearchError, planner
 
-PASSES = 800_000  # of micro-batches through replicas, in all simulations together
+PASSES = 600_000  # of micro-batches through replicas, in all simulations together
 SEEDS = 24  # of each kind, simulated on all chips
 PROBED_CHIPS = 1024  # of clusters of fewer chips, all together
 PROBES = 2  # seeds of each kind on each of them
