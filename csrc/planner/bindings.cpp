@@ -1,4 +1,5 @@
-// heteropp._planner: the exact search, for heteropp/search, and the simulator's engine.
+// heteropp._planner: the exact search, for heteropp/search, the simulator's engine, and the walk
+// through a rank's memory.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -137,8 +137,8 @@ def _climb_unlike(trials: Trials, starts: Iterable[Trial]) -> None:
         if start is None or trials.budget.spent:
             return
         climbed.add(_kind(start.plan))
-        if trial := trials.try_(start):
-            _climb(trial, trials, climbed)
+        if found := trials.try_(start):
+            _climb(found, trials, climbed)
 
 
 def _climb(trial: Trial, trials: Trials, climbed: set[Hashable]) -> None:
