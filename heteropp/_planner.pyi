@@ -146,3 +146,34 @@ class Played:
     blocked: dict[int, list[int]]
 
 def play(actors: Sequence[Actor], slack: int | None, hold: bool) -> Played: ...
+
+class WalkedBytes:
+    @property
+    def before(self) -> int: ...
+    @property
+    def during(self) -> list[int]: ...
+    @property
+    def after(self) -> list[int]: ...
+    @property
+    def most(self) -> tuple[int, int, int, int, int, int]: ...
+
+def walk_memory(
+    table: Sequence[tuple[int, int, int]],
+    *,
+    ministages: Sequence[Sequence[int]],
+    following: Sequence[int],
+    ahead: Sequence[tuple[int, int, int]],
+    fixed_bytes: int,
+    gathers: int,
+    dp: int,
+    zero_stage: int,
+    under_way: int,
+    keeps: bool,
+    offload: bool,
+    in_place_update: bool,
+    overlap: bool,
+) -> WalkedBytes: ...
+def most_waiting(
+    tables: Sequence[Sequence[tuple[int, int, int]]],
+    between: Sequence[tuple[int, int, int, int]],
+) -> list[tuple[int, int, int, int]]: ...

@@ -1,4 +1,5 @@
-// heteropp._planner: the exact search, for heteropp/search, and the simulator's engine.
+// heteropp._planner: the exact search, for heteropp/search, the simulator's engine, and the walk
+// through a rank's memory.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -10,9 +11,10 @@ namespace py = pybind11;
 using namespace planner;
 
 namespace planner {
-void bind_division(py::module_& m);  // division_bindings.cpp
-void bind_engine(py::module_& m);    // engine_bindings.cpp
-void bind_metis(py::module_& m);     // metis_bindings.cpp
+void bind_division(py::module_& m);     // division_bindings.cpp
+void bind_engine(py::module_& m);       // engine_bindings.cpp
+void bind_memory_walk(py::module_& m);  // memory_walk_bindings.cpp
+void bind_metis(py::module_& m);        // metis_bindings.cpp
 }  // namespace planner
 
 namespace {
@@ -118,5 +120,6 @@ PYBIND11_MODULE(_planner, m) {
         py::call_guard<py::gil_scoped_release>());
   bind_division(m);
   bind_engine(m);
+  bind_memory_walk(m);
   bind_metis(m);
 }

@@ -9,13 +9,14 @@ from functools import lru_cache
 from heteropp.cost.documents import documents_bytes
 from heteropp.cost.memory_walk import MemoryWalk
 from heteropp.cost.stage_time import Memory, StageShape, Time, stage_time
+from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link
 from heteropp.description.plan import Pipeline, Plan, PlanError, ministage_layers
 from heteropp.description.profile import ChipProfile, chip_profile
 from heteropp.optimizer.replicated_gradients import exchanges
 from heteropp.schedule.action import Action
 from heteropp.schedule.inboxes import received_ahead
-from heteropp.schedule.stage_actions import actions, links, table_key
+from heteropp.schedule.stage_actions import coded_table, links, table_key
 
 
 def check_cluster(plan: Plan, cluster: Cluster) -> None:
@@ -130,8 +131,11 @@ def _walk(
     plan: Plan, rank: int, profile: ChipProfile | None, table: Sequence[Action] | None = None
 ) -> MemoryWalk:
     p, s, _, _ = plan.place(rank)
-    table = table or actions(plan.schedule, plan.pipelines[p], s, plan.overlap)
-    return MemoryWalk(plan, rank, stage_shape(plan, rank), table, profile)
+    if table is None:
+        coded = coded_table(table_key(plan.schedule, plan.pipelines[p], s, plan.overlap))
+    else:
+        coded = tuple(action.coded for action in table)
+    return MemoryWalk(plan, rank, stage_shape(plan, rank), coded, profile)
 
 
 def check_memory(plan: Plan, cluster: Cluster, documents_apart: bool = False) -> None:

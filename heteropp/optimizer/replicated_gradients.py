@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from heteropp.description.plan import Plan, Stage, ministage_layers
@@ -47,15 +47,53 @@ def exchanges(plan: Plan) -> dict[tuple[int, int], Exchange]:
 @lru_cache(maxsize=64)
 def _exchanges(plan: Plan) -> dict[tuple[int, int], Exchange]:
     found: dict[tuple[int, int], Exchange] = defaultdict(Exchange)
-    for places in shared(plan):
-        for (source, destination), size in volume_bytes([sums(plan, places, 1)]).items():
+    for places, names in shared(plan).items():
+        copies = tuple(_copy(plan, part) for part in places)
+        ranks = sorted({rank for copy in copies for rank in copy.ranks})
+        number = {rank: i for i, rank in enumerate(ranks)}
+        renumbered = tuple(copy.renumbered(number) for copy in copies)
+        for (source, destination), size in _volumes(plan.model, tuple(names), renumbered):
             (sender, k), (receiver, j) = divmod(source, MINISTAGES), divmod(destination, MINISTAGES)
             if sender == receiver:
-                found[sender, k].to_self += size
+                found[ranks[sender], k].to_self += size
             else:
-                found[sender, k].sent += size
-                found[receiver, j].received += size
+                found[ranks[sender], k].sent += size
+                found[ranks[receiver], j].received += size
     return dict(found)
+
+
+@lru_cache(maxsize=4096)
+def _volumes(
+    model: ModelSpec, names: tuple[str, ...], copies: tuple[_Copy, ...]
+) -> list[tuple[tuple[int, int], int]]:
+    """Returns the elements that each seat sends another; plans of a search have much in common."""
+    return list(volume_bytes([_sums(model, names, copies, 1)]).items())
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """One place of some parameters: all that its part in their sums depends on."""
+
+    layers: tuple[int, int]
+    ministage: int
+    shards: int
+    peers: tuple[tuple[int, ...], ...]  # ranks, by place in the tensor-parallel group
+
+    @property
+    def ranks(self) -> list[int]:
+        return [rank for ranks in self.peers for rank in ranks]
+
+    def renumbered(self, number: Mapping[int, int]) -> _Copy:
+        peers = tuple(tuple(number[rank] for rank in ranks) for ranks in self.peers)
+        return replace(self, peers=peers)
+
+
+def _copy(plan: Plan, part: Part) -> _Copy:
+    p, s, k = part
+    stage = plan.pipelines[p].stages[s]
+    layers = ministage_layers(plan.pipelines[p], plan.schedule)[s][k]
+    peers = tuple(tuple(stage.peers(tp_index)) for tp_index in range(stage.tp))
+    return _Copy(layers, k, shards(plan, stage), peers)
 
 
 def seat(rank: int, ministage: int) -> int:
@@ -69,14 +107,22 @@ def sums(plan: Plan, places: tuple[Part, ...], itemsize: int) -> Round:
     Each sums what it keeps, in the order of the places, all at once: beside the backward there is
     no second round. Tensors are numbered as the model's parameters.
     """
-    number, names = numbers(plan.model), set(shared(plan)[places])
+    names = tuple(shared(plan)[places])
+    return _sums(plan.model, names, tuple(_copy(plan, part) for part in places), itemsize)
+
+
+def _sums(
+    model: ModelSpec, names: tuple[str, ...], copies: tuple[_Copy, ...], itemsize: int
+) -> Round:
+    number, wanted = numbers(model), set(names)
     kept = [
-        (number[name], seat(rank, part[2]), box, part)
-        for part in places
-        for name, by_box in _holders(plan, part, names).items()
+        (number[name], seat(rank, copy.ministage), box, (place,))
+        for place, copy in enumerate(copies)
+        for name, by_box in _holders(model, copy, wanted).items()
         for box, ranks in by_box.items()
         for rank in ranks
     ]
+    places = tuple((place,) for place in range(len(copies)))
     rounds = route(
         [HeldBox(*one) for one in kept],
         [Wanted(tensor, own, box, places) for tensor, own, box, _ in kept],
@@ -108,23 +154,29 @@ def part_layers(plan: Plan) -> dict[Part, tuple[int, int]]:
     }
 
 
-@lru_cache(maxsize=64)
-def holders(plan: Plan) -> dict[str, list[Part]]:
+def holders(plan: Plan) -> Mapping[str, Sequence[Part]]:
     """Returns, by parameter, the places where it stands, in the order in which its copies are
     summed. The first of them speaks for it.
     """
+    return _standing(plan.model, tuple(part_layers(plan).items()))
+
+
+@lru_cache(maxsize=64)
+def _standing(
+    model: ModelSpec, parts: tuple[tuple[Part, tuple[int, int]], ...]
+) -> dict[str, list[Part]]:
     found: dict[str, list[Part]] = defaultdict(list)
-    for part, layers in part_layers(plan).items():
-        for parameter in plan.model.parameters(layers):
-            found[plan.model.global_name(parameter.name)].append(part)
+    for part, layers in parts:
+        for parameter in model.parameters(layers):
+            found[model.global_name(parameter.name)].append(part)
     return dict(found)
 
 
-def shared(plan: Plan) -> dict[tuple[Part, ...], list[str]]:
+def shared(plan: Plan) -> Mapping[tuple[Part, ...], Sequence[str]]:
     """Returns the parameters that train and stand at several places, by those places, in the
     model's order.
     """
-    return {} if _stands_once(plan) else _shared(plan)
+    return {} if _stands_once(plan) else _shared(plan.model, tuple(part_layers(plan).items()))
 
 
 def _stands_once(plan: Plan) -> bool:
@@ -133,12 +185,14 @@ def _stands_once(plan: Plan) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _shared(plan: Plan) -> dict[tuple[Part, ...], list[str]]:
-    everywhere = holders(plan)
+def _shared(
+    model: ModelSpec, parts: tuple[tuple[Part, tuple[int, int]], ...]
+) -> dict[tuple[Part, ...], list[str]]:
+    everywhere = _standing(model, parts)
     found: dict[tuple[Part, ...], list[str]] = defaultdict(list)
-    for parameter in plan.model.all_parameters:
-        if parameter.trains and len(parts := everywhere[parameter.name]) > 1:
-            found[tuple(parts)].append(parameter.name)
+    for parameter in model.all_parameters:
+        if parameter.trains and len(standing := everywhere[parameter.name]) > 1:
+            found[tuple(standing)].append(parameter.name)
     return dict(found)
 
 
@@ -149,19 +203,17 @@ def shards(plan: Plan, stage: Stage) -> int:
     return stage.dp if plan.zero_stage else 1
 
 
-def _holders(plan: Plan, part: Part, names: Container[str]) -> dict[str, dict[Box, list[int]]]:
+def _holders(
+    model: ModelSpec, copy: _Copy, names: Container[str]
+) -> dict[str, dict[Box, list[int]]]:
     """Returns, by parameter, the boxes whose gradients remain once the replicas of one place have
     summed theirs, each with the ranks that keep it.
     """
-    p, s, k = part
-    stage = plan.pipelines[p].stages[s]
-    layers = ministage_layers(plan.pipelines[p], plan.schedule)[s][k]
-    count = shards(plan, stage)
     found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for tp_index in range(stage.tp):
-        held = layout(plan.model, layers, stage.tp, tp_index, count)
-        for turn, rank in enumerate(stage.peers(tp_index)):
-            for piece in held.pieces(turn % count):
+    for tp_index, ranks in enumerate(copy.peers):
+        held = layout(model, copy.layers, len(copy.peers), tp_index, copy.shards)
+        for turn, rank in enumerate(ranks):
+            for piece in held.pieces(turn % copy.shards):
                 if piece.name in names:
                     found[piece.name][piece.box].append(rank)
     return found

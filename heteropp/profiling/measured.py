@@ -12,7 +12,7 @@ from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link, Node, in_order
 from heteropp.description.measured import MeasuredBlock, MeasuredRuns, MeasuredStep
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
-from heteropp.schedule.stage_actions import actions
+from heteropp.schedule.stage_actions import coded_table, table_key
 from heteropp.simulator.simulate import simulate
 
 Chips = Mapping[str, ChipSpec]  # by the names that measured runs give
@@ -72,8 +72,8 @@ def most_bytes(file: MeasuredRuns, run: MeasuredStep, chips: Chips) -> int:
             in_place_update=file.in_place_update,
             gathers_again=file.gathers_again,
         )
-        table = actions(plan.schedule, pipeline, s, plan.overlap, whole_backwards=True)
-        most = max(most, MemoryWalk(plan, rank, shape, table).peak().total)
+        key = table_key(plan.schedule, pipeline, s, plan.overlap, whole_backwards=True)
+        most = max(most, MemoryWalk(plan, rank, shape, coded_table(key)).peak().total)
     return most
 
 

@@ -24,6 +24,8 @@ class Kind(StrEnum):
 
 
 COMPUTATION = frozenset({Kind.F, Kind.R, Kind.B, Kind.I, Kind.W})
+Coded = tuple[int, int, int]  # an action: its kind, micro-batch (0 where none) and ministage
+CODE = {kind: code for code, kind in enumerate(Kind)}  # as csrc/planner/memory_walk.h has them
 GATHERS = frozenset({Kind.GATHER_ACTIVATION, Kind.GATHER_GRADIENT})
 
 
@@ -32,3 +34,8 @@ class Action:
     kind: Kind
     micro_batch: int | None = None  # None for REDUCE, SWITCH and STEP
     ministage: int = 0  # which of the stage's, in the stage's own order
+
+    @property
+    def coded(self) -> Coded:
+        """What native code takes."""
+        return CODE[self.kind], self.micro_batch or 0, self.ministage

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from heteropp.description.plan import Pipeline, Schedule, ministage_layers
-from heteropp.schedule.action import Action, Kind
+from heteropp.schedule.action import Action, Coded, Kind
 from heteropp.schedule.orders import Work, in_parts, order, put_off
 
 Part = tuple[int, int]  # a stage, and which of its ministages
@@ -95,6 +95,12 @@ def table_of(key: TableKey) -> tuple[Action, ...]:
         if kind in (Kind.B, Kind.W) and micro_batch == last[ministage]:
             table.append(Action(Kind.REDUCE, None, ministage))
     return (*table, Action(Kind.STEP))
+
+
+@lru_cache(maxsize=4096)
+def coded_table(key: TableKey) -> tuple[Coded, ...]:
+    """Returns the table of a key as native code takes it."""
+    return tuple(action.coded for action in table_of(key))
 
 
 def late_and_ahead(slack: int, stage: int) -> tuple[int, int]:

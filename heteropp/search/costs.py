@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from heteropp.cost.stage_time import Memory, StageShape, Time, stage_memory, stage_time
-from heteropp.description.profile import chip_profile
+from heteropp.description.chips import ChipSpec
+from heteropp.description.profile import ChipProfile, chip_profile
 from heteropp.layout.resharding import SENDS_UNDER_WAY
+from heteropp.models.spec import ModelSpec
 from heteropp.schedule.in_flight import whole_in_flight
 from heteropp.schedule.stage_actions import bubble_coefficient
 from heteropp.search.space import BatchCut, Degrees, Links, Space, StageChoice
@@ -116,12 +119,7 @@ def _stage_costs(
     first: bool,
     last: bool,
 ) -> tuple[StageCost, StageCost]:
-    """Returns a stage's costs without and with recompute.
-
-    `links` are the unlike pairs that its ranks meet; the rank that is slowest with them counts.
-    """
     chips = space.types[type_index]
-    profile = chip_profile(space.request.cluster, chips.name)
     shape = StageShape(
         layers=1,
         first=first,
@@ -135,14 +133,31 @@ def _stage_costs(
         schedule=space.request.schedule,
         sequence_parallel=space.sequence_parallel and degrees.tp > 1,
     )
+    profile = chip_profile(space.request.cluster, chips.name)
+    return _shape_costs(space.model, chips.chip, profile, shape, share.micro_batches, links)
+
+
+@lru_cache(maxsize=65536)  # the planners that one asks share them
+def _shape_costs(
+    model: ModelSpec,
+    chip: ChipSpec,
+    profile: ChipProfile | None,
+    shape: StageShape,
+    micro_batches: int,
+    links: tuple[Links, ...],
+) -> tuple[StageCost, StageCost]:
+    """Returns a stage's costs without and with recompute.
+
+    `links` are the unlike pairs that its ranks meet; the rank that is slowest with them counts.
+    """
 
     def times(layers: int) -> list[Time]:
         long = replace(shape, layers=layers)
-        return [stage_time(space.model, long, chips.chip, *met, profile) for met in links]
+        return [stage_time(model, long, chip, *met, profile) for met in links]
 
     def bytes_(layers: int, in_flight: float, recompute: bool) -> Memory:
         long = replace(shape, layers=layers, recompute=recompute)
-        return stage_memory(space.model, long, in_flight, share.micro_batches, profile)
+        return stage_memory(model, long, in_flight, micro_batches, profile)
 
     one, two = times(1), times(2)
     all_s = _lines([t.micro_batch_s for t in one], [t.micro_batch_s for t in two])
@@ -153,13 +168,13 @@ def _stage_costs(
             time_s,
             update_s,
             _working_plane(bytes_, again),
-            _boundary(share.micro_batches, bytes_, again),
-            _alone_lines(space.model.layers, bytes_, again),
+            _boundary(micro_batches, bytes_, again),
+            _alone_lines(model.layers, bytes_, again),
         )
         for time_s, again in ((plain_s, False), (all_s, True))
     ]
     if profile is not None:  # measured times are sums of blocks of layers
-        found = [times(layers) for layers in range(1, space.model.layers + 1)]
+        found = [times(layers) for layers in range(1, model.layers + 1)]
         steps = [max(t.step_s for t in each) for each in found]
         plain = [max(_plain_s(t) for t in each) for each in found]
         whole = [max(t.micro_batch_s for t in each) for each in found]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from heteropp.cost.communication import all_gather_s
 from heteropp.cost.planned import slowest_link
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan
+from heteropp.models.spec import ModelSpec
 from heteropp.optimizer.replicated_gradients import Part, shards, shared
 from heteropp.schedule.action import Action, Kind
 from heteropp.simulator.reductions import ReductionGroup
@@ -50,10 +52,15 @@ def _shared_bytes(plan: Plan) -> dict[tuple[Part, ...], int]:
 
     The last layers come first, as their gradients are ready first.
     """
-    width = max(4, plan.model.dtype_bytes)
-    sizes = {p.name: width * math.prod(p.shape) for p in plan.model.all_parameters}
-    last_first = reversed(shared(plan).items())
+    sizes = _gradient_bytes(plan.model)
+    last_first = reversed(list(shared(plan).items()))
     return {parts: sum(sizes[name] for name in names) for parts, names in last_first}
+
+
+@lru_cache(maxsize=64)
+def _gradient_bytes(model: ModelSpec) -> dict[str, int]:
+    width = max(4, model.dtype_bytes)
+    return {p.name: width * math.prod(p.shape) for p in model.all_parameters}
 
 
 def _reduced_at(tables: Mapping[tuple[int, int], Sequence[Action]], part: Part) -> int:

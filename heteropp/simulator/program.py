@@ -299,6 +299,8 @@ def _ops(key: TableKey, turns: tuple[tuple[tuple[Kind, int], int], ...]) -> list
 
 
 def _slowest(times: list[Time]) -> Time:
+    if len(times) == 1:
+        return times[0]
     return Time(**{f.name: max(getattr(time, f.name) for time in times) for f in fields(Time)})
 
 

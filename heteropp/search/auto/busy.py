@@ -1,4 +1,6 @@
-"""What a plan takes at least: the work of its busiest replica, known before it is simulated."""
+"""What a plan takes at least, known before it is simulated: the work of its busiest replica, which
+begins when the first forward has come through the stages before it.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ from heteropp.description.profile import chip_profile
 
 
 def busy_s(plan: Plan, cluster: Cluster) -> float:
-    """Returns the seconds that the busiest replica of a plan computes in a step."""
+    """Returns seconds that a step of a plan takes at least."""
     most_s = 0.0
     for pipeline in plan.pipelines:
         held = ministage_layers(pipeline, plan.schedule)
+        come_s = 0.0  # of the first forward, through the stages before
         for s, stage in enumerate(pipeline.stages):
             count = pipeline.micro_batches * pipeline.parts(s)
             if plan.schedule == "chimera":  # a ministage has every other micro-batch
@@ -23,13 +26,14 @@ def busy_s(plan: Plan, cluster: Cluster) -> float:
             alike = {}
             for replica in stage.replicas:
                 alike[replica.chip, replica.batch_share] = replica.ranks[0]
+            forwards_s = []
             for rank in alike.values():
                 shape = stage_shape(plan, rank)
                 links = group_links(plan, cluster, rank)
                 chip = cluster.chip(rank)
                 profile = chip_profile(cluster, cluster.node(rank).chip_name)
-                own_s = 0.0
-                for first, last in held[s]:
+                own_s = update_s = 0.0
+                for k, (first, last) in enumerate(held[s]):
                     own = replace(
                         shape,
                         layers=last - first,
@@ -39,6 +43,11 @@ def busy_s(plan: Plan, cluster: Cluster) -> float:
                         blocks=plan.model.block_counts([(first, last)]),
                     )
                     time = stage_time(plan.model, own, chip, *links, profile)
-                    own_s += count * time.micro_batch_s + time.norm_s + time.update_s
-                most_s = max(most_s, own_s)
+                    own_s += count * time.micro_batch_s + time.norm_s
+                    update_s += time.update_s
+                    if k == 0:
+                        forwards_s.append(max(time.forward_s, time.store_s))
+                most_s = max(most_s, own_s + max(update_s, come_s))
+            if plan.schedule != "chimera":  # whose pipelines begin at both ends
+                come_s += min(forwards_s)
     return most_s

@@ -25,8 +25,8 @@ PROBES = 2  # seeds of each kind on each of them
 CLUSTERS = 4  # of these that look best
 FEWER_SEEDS = 12  # on each of them
 VARIED = 12  # seeds of unlike stages, and on unlike chips, each tried under every schedule
-SEEDS_CLIMBED = 4  # those of unlike stages, and those on unlike chips
-CLIMBS = 8  # local searches, at most, from plans of another kind than those climbed before
+SEEDS_CLIMBED = 2  # those of unlike stages, and those on unlike chips
+CLIMBS = 24  # local searches, at most, from plans of another kind than those climbed before
 MOST_CLIMBS = 100  # where the clock is the limit
 CLOSE = 1.15  # times the best: where such a search may begin
 LEAST_MINISTAGES = 2  # where a named schedule interleaves them
@@ -53,9 +53,7 @@ def search(request: Request) -> Result:
             _try(plan, trials)
     found = trials.ranked()
     starts = [*_unlike(found, SEEDS_CLIMBED, _stages), *_unlike(found, SEEDS_CLIMBED, _chips)]
-    for trial in dict.fromkeys(starts):
-        climb(trial, trials)
-    _climb_unlike(trials)
+    _climb_unlike(trials, dict.fromkeys(starts))
     ranked = trials.ranked()
     best, *others = _unlike(ranked, 1 + RUNNERS_UP, _stages)
     all_used_s = next((t.step_s for t in ranked if t.plan.members is None), None)
@@ -127,16 +125,25 @@ def _try(plan: Plan, trials: Trials, ahead: Sequence[int] = (1,)) -> float:
     return found.step_s
 
 
-def _climb_unlike(trials: Trials) -> None:
-    """Climbs from plans that are about as fast as the best, and unlike those climbed before."""
+def _climb_unlike(trials: Trials, starts: Iterable[Trial]) -> None:
+    """Climbs from some trials, then from plans that are about as fast as the best, and unlike
+    those climbed before.
+    """
     climbed: set[Hashable] = set()
+    for trial in starts:
+        _climb(trial, trials, climbed)
     for _ in range(CLIMBS if trials.request.budget_s is None else MOST_CLIMBS):
         start = next((d for d in trials.drafts(CLOSE) if _kind(d.plan) not in climbed), None)
         if start is None or trials.budget.spent:
             return
         climbed.add(_kind(start.plan))
-        if trial := trials.try_(start):
-            climbed.add(_kind(climb(trial, trials).draft.plan))
+        if found := trials.try_(start):
+            _climb(found, trials, climbed)
+
+
+def _climb(trial: Trial, trials: Trials, climbed: set[Hashable]) -> None:
+    """Climbs, and notes from and to which kind of plan."""
+    climbed |= {_kind(trial.draft.plan), _kind(climb(trial, trials).draft.plan)}
 
 
 def _kind(plan: Plan) -> Hashable:

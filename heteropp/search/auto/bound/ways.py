@@ -13,6 +13,7 @@ import numpy
 from heteropp.cost.planned import link_inside
 from heteropp.cost.stage_time import StageShape, Time, stage_time
 from heteropp.description.chips import ChipSpec
+from heteropp.description.cluster import Link
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.profile import ChipProfile, ProfileError
 from heteropp.models.spec import ModelSpec
