@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "collective/bruck.h"
 #include "collective/chunks.h"
@@ -19,11 +18,10 @@ namespace {
 // Up to this many ranks everyone may well talk to everyone.
 constexpr int kFewRanks = 8;
 
-// Reductions of whole vectors. Up to kDirect... among few ranks, one round trip costs more than
+// Reductions of whole vectors. Up to kDirectBytes among few ranks, one round trip costs more than
 // sending the vector to everyone; up to kDoublingBytes among many, more than sending it log2(size)
 // times; up to kHalvingBytes the number of messages still counts.
 constexpr std::size_t kDirectBytes = 16 << 10;
-constexpr std::size_t kDirectPairBytes = 64 << 10;
 constexpr std::size_t kDoublingBytes = 16 << 10;
 constexpr std::size_t kHalvingBytes = 512 << 10;
 
@@ -32,9 +30,7 @@ constexpr std::size_t kTreeBroadcastBytes = 64 << 10;
 constexpr int kTreeBroadcastRanks = 3;         // no tree is deeper than dealing out and collecting
 constexpr std::size_t kBruckBytes = 64 << 10;  // of all blocks together
 
-bool is_direct(int size, std::size_t bytes) {
-  return size <= kFewRanks && bytes <= (size == 2 ? kDirectPairBytes : kDirectBytes);
-}
+bool is_direct(int size, std::size_t bytes) { return size <= kFewRanks && bytes <= kDirectBytes; }
 
 std::size_t total_bytes(const auto& blocks) {
   std::size_t total = 0;
@@ -49,7 +45,7 @@ std::int64_t chunked_broadcast(Exchange& exchange, void* data, std::size_t bytes
   const auto parts = chunks(data, bytes, 1, exchange.size());
   const std::int64_t dealt =
       linear_scatter(exchange, read_only(parts), parts[exchange.rank()], root, ready_at_ns);
-  return flat_allgather(exchange, parts, std::max(ready_at_ns, dealt));
+  return flat_allgather(exchange, parts[exchange.rank()], parts, std::max(ready_at_ns, dealt));
 }
 
 // Each rank's chunk is reduced there, then all exchange chunks.
@@ -59,7 +55,8 @@ std::int64_t chunked_allreduce(Exchange& exchange, void* data, std::size_t count
   // A chunk that was sent is overwritten with its total, which exists only once it was read.
   const std::int64_t reduced = pairwise_reduce_scatter(
       exchange, read_only(parts), parts[exchange.rank()], type, op, ready_at_ns);
-  const std::int64_t arrived = pairwise_allgather(exchange, parts, std::max(ready_at_ns, reduced));
+  const std::int64_t arrived =
+      pairwise_allgather(exchange, parts[exchange.rank()], parts, std::max(ready_at_ns, reduced));
   return std::max(arrived, exchange.finish());
 }
 
@@ -136,8 +133,7 @@ std::int64_t flat_reduce(Exchange& exchange, const void* input, void* output, st
   std::vector<Block> outputs;
   if (output) outputs = chunks(output, count, element_bytes(type), exchange.size());
   const std::int64_t arrived =
-      linear_gather(exchange, {own.data, own.bytes}, outputs, root, std::max(ready_at_ns, reduced));
-  if (output && own.bytes > 0) std::memcpy(outputs[root].data, own.data, own.bytes);
+      linear_gather(exchange, own, outputs, root, std::max(ready_at_ns, reduced));
   return std::max(arrived, exchange.finish());
 }
 
@@ -160,12 +156,16 @@ std::int64_t flat_broadcast(Exchange& exchange, void* data, std::size_t bytes, i
   return std::max(arrived, exchange.finish());
 }
 
-std::int64_t flat_allgather(Exchange& exchange, std::span<const Block> blocks,
+std::int64_t flat_allgather(Exchange& exchange, ConstBlock own, std::span<const Block> blocks,
                             std::int64_t ready_at_ns) {
-  const auto algorithm = exchange.size() <= kFewRanks         ? pairwise_allgather
-                         : total_bytes(blocks) <= kBruckBytes ? bruck_allgather
-                                                              : ring_allgather;
-  const std::int64_t arrived = algorithm(exchange, blocks, ready_at_ns);
+  std::int64_t arrived = 0;
+  if (exchange.size() <= kFewRanks) {
+    arrived = pairwise_allgather(exchange, own, blocks, ready_at_ns);
+  } else {
+    copy_own(own, blocks[exchange.rank()]);
+    const auto algorithm = total_bytes(blocks) <= kBruckBytes ? bruck_allgather : ring_allgather;
+    arrived = algorithm(exchange, blocks, ready_at_ns);
+  }
   return std::max(arrived, exchange.finish());
 }
 

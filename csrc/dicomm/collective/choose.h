@@ -22,8 +22,8 @@ std::int64_t flat_reduce_scatter(Exchange& exchange, std::span<const ConstBlock>
 std::int64_t flat_broadcast(Exchange& exchange, void* data, std::size_t bytes, int root,
                             std::int64_t ready_at_ns);
 
-// blocks[rank] is this rank's; the others are filled in.
-std::int64_t flat_allgather(Exchange& exchange, std::span<const Block> blocks,
+// own: this rank's block; may be blocks[rank] itself.
+std::int64_t flat_allgather(Exchange& exchange, ConstBlock own, std::span<const Block> blocks,
                             std::int64_t ready_at_ns);
 
 }  // namespace dicomm

@@ -1,6 +1,7 @@
 // A vector cut into one chunk a rank, as even as whole elements allow.
 #pragma once
 
+#include <cstring>
 #include <vector>
 
 #include "collective/collectives.h"
@@ -21,9 +22,12 @@ inline std::vector<Block> chunks(void* data, std::size_t count, std::size_t elem
 }
 
 inline std::vector<ConstBlock> read_only(const std::vector<Block>& blocks) {
-  std::vector<ConstBlock> result;
-  for (const Block& block : blocks) result.push_back({block.data, block.bytes});
-  return result;
+  return {blocks.begin(), blocks.end()};
+}
+
+// This rank's own part, as long on both sides; the two may be the same memory.
+inline void copy_own(ConstBlock from, Block to) {
+  if (from.bytes > 0 && from.data != to.data) std::memmove(to.data, from.data, from.bytes);
 }
 
 }  // namespace dicomm

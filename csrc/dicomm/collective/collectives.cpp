@@ -2,7 +2,6 @@
 #include "collective/collectives.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "collective/bruck.h"
@@ -26,11 +25,10 @@ bool is_forwarded(const Group& group, std::size_t block_bytes) {
   return group.size() >= kForwardRanks && block_bytes * group.size() <= kForwardBytes;
 }
 
-void copy_own(ConstBlock from, Block to) {
+void expect_own_fits(ConstBlock from, Block to) {
   if (from.bytes != to.bytes)
     throw Error("this rank's own part is " + std::to_string(from.bytes) + " bytes to send and " +
                 std::to_string(to.bytes) + " to receive");
-  if (from.bytes > 0 && from.data != to.data) std::memmove(to.data, from.data, from.bytes);
 }
 
 void expect_one_block_a_rank(std::size_t blocks, const Group& group, const char* what) {
@@ -105,12 +103,12 @@ std::int64_t broadcast(Group& group, void* data, std::size_t bytes, int root, co
 std::int64_t allgather(Group& group, ConstBlock input, std::span<const Block> outputs,
                        const Call& call) {
   expect_one_block_a_rank(outputs.size(), group, "allgather output");
-  copy_own(input, outputs[group.rank()]);
+  expect_own_fits(input, outputs[group.rank()]);
   const Nodes& nodes = group.nodes(call);
   Exchange exchange(group, call);
-  if (nodes.hierarchical())
-    return hierarchical_allgather(exchange, nodes, outputs, call.ready_at_ns);
-  return flat_allgather(exchange, outputs, call.ready_at_ns);
+  if (!nodes.hierarchical()) return flat_allgather(exchange, input, outputs, call.ready_at_ns);
+  copy_own(input, outputs[group.rank()]);
+  return hierarchical_allgather(exchange, nodes, outputs, call.ready_at_ns);
 }
 
 std::int64_t gather(Group& group, ConstBlock input, std::span<const Block> outputs, int root,
@@ -118,7 +116,7 @@ std::int64_t gather(Group& group, ConstBlock input, std::span<const Block> outpu
   expect_member(root, group, "gather");
   if (group.rank() == root) {
     expect_one_block_a_rank(outputs.size(), group, "gather output");
-    copy_own(input, outputs[root]);
+    expect_own_fits(input, outputs[root]);
   }
   Exchange exchange(group, call);
   const std::int64_t arrived = linear_gather(exchange, input, outputs, root, call.ready_at_ns);
@@ -130,7 +128,7 @@ std::int64_t scatter(Group& group, std::span<const ConstBlock> inputs, Block out
   expect_member(root, group, "scatter");
   if (group.rank() == root) {
     expect_one_block_a_rank(inputs.size(), group, "scatter input");
-    copy_own(inputs[root], output);
+    expect_own_fits(inputs[root], output);
   }
   Exchange exchange(group, call);
   const std::int64_t arrived = linear_scatter(exchange, inputs, output, root, call.ready_at_ns);
@@ -141,8 +139,8 @@ std::int64_t alltoall(Group& group, std::span<const ConstBlock> inputs,
                       std::span<const Block> outputs, const Call& call) {
   expect_one_block_a_rank(inputs.size(), group, "alltoall input");
   expect_one_block_a_rank(outputs.size(), group, "alltoall output");
+  expect_own_fits(inputs[group.rank()], outputs[group.rank()]);
   Exchange exchange(group, call);
-  copy_own(inputs[group.rank()], outputs[group.rank()]);
   const std::int64_t arrived = pairwise_alltoall(exchange, inputs, outputs, call.ready_at_ns);
   return std::max(arrived, exchange.finish());
 }

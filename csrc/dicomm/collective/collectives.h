@@ -24,13 +24,15 @@
 
 namespace dicomm {
 
-struct Block {
-  void* data;
-  std::size_t bytes;
-};
 struct ConstBlock {
   const void* data;
   std::size_t bytes;
+};
+struct Block {
+  void* data;
+  std::size_t bytes;
+
+  operator ConstBlock() const { return {data, bytes}; }
 };
 
 // In place.

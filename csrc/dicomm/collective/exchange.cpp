@@ -7,10 +7,19 @@
 
 namespace dicomm {
 
+namespace {
+
+// A deadline of seconds needs no better clock.
+Clock::time_point rough_now() {
+  return Clock::time_point(std::chrono::nanoseconds(rough_now_ns()));
+}
+
+}  // namespace
+
 Exchange::Exchange(Group& group, const Call& call)
     : group_(group),
       tag_(call.tag),
-      deadline_(Clock::now() + call.timeout),
+      deadline_(rough_now() + call.timeout),
       rank_(group.rank()),
       size_(group.size()),
       port_(own_port_) {}
@@ -69,6 +78,11 @@ std::int64_t Exchange::wait(const Incoming& incoming) {
   return incoming.request->delivered_at_ns();
 }
 
+void Exchange::look_for(std::span<const Incoming> incoming) {
+  for (const Incoming& message : incoming)
+    if (message.request) message.request->test();
+}
+
 std::int64_t Exchange::wait(std::span<const Incoming> incoming) {
   std::int64_t delivered_at_ns = 0;
   for (const Incoming& message : incoming)
@@ -83,7 +97,7 @@ std::int64_t Exchange::finish() {
 }
 
 std::chrono::milliseconds Exchange::time_left() const {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - rough_now());
   return std::max(left, std::chrono::milliseconds(0));
 }
 

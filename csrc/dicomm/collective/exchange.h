@@ -38,6 +38,8 @@ class Exchange {
   Incoming receive_signal(int peer);
   void send_signal(int peer, std::int64_t ready_at_ns);
 
+  // Takes in what is there already, without waiting: its senders have their buffers back early.
+  static void look_for(std::span<const Incoming> incoming);
   // Waits for the bytes; returns when the last was delivered on the emulated clock (0: unpaced).
   std::int64_t wait(const Incoming& incoming);
   std::int64_t wait(std::span<const Incoming> incoming);

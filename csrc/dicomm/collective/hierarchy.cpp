@@ -72,8 +72,8 @@ std::int64_t allgather_by_leaders(Exchange& exchange, const Nodes& nodes,
       tree_gather(levels.inside, blocks[exchange.rank()].data, packed[levels.node].data,
                   lengths(blocks, levels.members), levels.leader, ready_at_ns);
   if (levels.between)
-    arrived =
-        std::max(arrived, flat_allgather(*levels.between, packed, std::max(ready_at_ns, arrived)));
+    arrived = std::max(arrived, flat_allgather(*levels.between, packed[levels.between->rank()],
+                                               packed, std::max(ready_at_ns, arrived)));
   arrived = std::max(arrived, flat_broadcast(levels.inside, scratch.data(), total, levels.leader,
                                              std::max(ready_at_ns, arrived)));
   const std::byte* from = scratch.data();
@@ -92,12 +92,13 @@ std::int64_t allgather_by_index(Exchange& exchange, const Nodes& nodes,
   Levels levels(exchange, nodes);
   std::vector<Block> alike;
   for (const auto& members : nodes.members) alike.push_back(blocks[members[levels.inside.rank()]]);
-  std::int64_t arrived = flat_allgather(*levels.between, alike, ready_at_ns);
+  std::int64_t arrived =
+      flat_allgather(*levels.between, alike[levels.between->rank()], alike, ready_at_ns);
   for (const auto& members : nodes.members) {
     std::vector<Block> shared;
     for (const int member : members) shared.push_back(blocks[member]);
-    arrived =
-        std::max(arrived, flat_allgather(levels.inside, shared, std::max(ready_at_ns, arrived)));
+    arrived = std::max(arrived, flat_allgather(levels.inside, shared[levels.inside.rank()], shared,
+                                               std::max(ready_at_ns, arrived)));
   }
   return arrived;
 }
@@ -118,7 +119,7 @@ std::int64_t hierarchical_allreduce(Exchange& exchange, const Nodes& nodes, std:
     arrived = std::max(arrived,
                        flat_allreduce(*levels.between, own.data, own.bytes / combine.element_bytes,
                                       combine.type, combine.op, ready()));
-    return std::max(arrived, flat_allgather(levels.inside, parts, ready()));
+    return std::max(arrived, flat_allgather(levels.inside, own, parts, ready()));
   }
   Levels levels(exchange, nodes, 0);
   arrived = flat_reduce(levels.inside, partials, levels.between ? partials : nullptr, count,

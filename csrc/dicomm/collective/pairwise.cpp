@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "collective/chunks.h"
 #include "collective/scratch.h"
 
 namespace dicomm {
@@ -103,10 +104,9 @@ std::int64_t pairwise_reduce_scatter(Exchange& exchange, std::span<const ConstBl
   return arrived;
 }
 
-std::int64_t pairwise_allgather(Exchange& exchange, std::span<const Block> blocks,
+std::int64_t pairwise_allgather(Exchange& exchange, ConstBlock own, std::span<const Block> blocks,
                                 std::int64_t ready_at_ns) {
   const int size = exchange.size();
-  const Block own = blocks[exchange.rank()];
   std::vector<Exchange::Incoming> incoming;
   for (int step = 1; step < size; ++step) {
     const int peer = (exchange.rank() - step + size) % size;
@@ -114,6 +114,8 @@ std::int64_t pairwise_allgather(Exchange& exchange, std::span<const Block> block
   }
   for (int step = 1; step < size; ++step)
     exchange.send(own.data, own.bytes, (exchange.rank() + step) % size, ready_at_ns);
+  exchange.look_for(incoming);
+  copy_own(own, blocks[exchange.rank()]);
   return exchange.wait(incoming);
 }
 
@@ -127,6 +129,8 @@ std::int64_t linear_gather(Exchange& exchange, ConstBlock input, std::span<const
   for (int peer = 0; peer < exchange.size(); ++peer)
     if (peer != root)
       incoming.push_back(exchange.receive(blocks[peer].data, blocks[peer].bytes, peer));
+  exchange.look_for(incoming);
+  copy_own(input, blocks[root]);
   return exchange.wait(incoming);
 }
 
@@ -138,21 +142,25 @@ std::int64_t linear_scatter(Exchange& exchange, std::span<const ConstBlock> bloc
     const int peer = (root + step) % exchange.size();
     exchange.send(blocks[peer].data, blocks[peer].bytes, peer, ready_at_ns);
   }
+  copy_own(blocks[root], output);
   return 0;
 }
 
 std::int64_t pairwise_alltoall(Exchange& exchange, std::span<const ConstBlock> inputs,
                                std::span<const Block> outputs, std::int64_t ready_at_ns) {
   const int size = exchange.size();
+  const int rank = exchange.rank();
   std::vector<Exchange::Incoming> incoming;
   for (int step = 1; step < size; ++step) {
-    const int peer = (exchange.rank() - step + size) % size;
+    const int peer = (rank - step + size) % size;
     incoming.push_back(exchange.receive(outputs[peer].data, outputs[peer].bytes, peer));
   }
   for (int step = 1; step < size; ++step) {
-    const int peer = (exchange.rank() + step) % size;
+    const int peer = (rank + step) % size;
     exchange.send(inputs[peer].data, inputs[peer].bytes, peer, ready_at_ns);
   }
+  exchange.look_for(incoming);
+  copy_own(inputs[rank], outputs[rank]);
   return exchange.wait(incoming);
 }
 

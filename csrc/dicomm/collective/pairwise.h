@@ -1,6 +1,8 @@
 // Pairwise exchange: every rank sends each other rank what is its, all at once. One round, and a
 // reduction combines all ranks' elements at one place: in rank order, rounded once.
 //
+// What a rank keeps for itself is copied while the messages are on their way.
+//
 // Each returns the moment the last message this rank needs is delivered (0: unpaced), with sends
 // perhaps still in flight: finish() the exchange before touching what was sent.
 #pragma once
@@ -25,11 +27,11 @@ std::int64_t pairwise_reduce_scatter(Exchange& exchange, std::span<const ConstBl
                                      Block output, DataType type, ReduceOp op,
                                      std::int64_t ready_at_ns);
 
-// blocks[rank] is this rank's; the others are filled in.
-std::int64_t pairwise_allgather(Exchange& exchange, std::span<const Block> blocks,
+// own: this rank's block, which is sent from there; may be blocks[rank] itself.
+std::int64_t pairwise_allgather(Exchange& exchange, ConstBlock own, std::span<const Block> blocks,
                                 std::int64_t ready_at_ns);
 
-// blocks[r] goes to or comes from rank r; the root's own is not touched.
+// blocks[r] goes to or comes from rank r.
 std::int64_t linear_gather(Exchange& exchange, ConstBlock input, std::span<const Block> blocks,
                            int root, std::int64_t ready_at_ns);
 std::int64_t linear_scatter(Exchange& exchange, std::span<const ConstBlock> blocks, Block output,

@@ -154,10 +154,21 @@ void with_op(ReduceOp op, F&& function) {
   }
 }
 
+// In one pass. `out` may be either source: what an element becomes depends on no other.
+template <class T, class Op>
+void reduce_two(const T* first, const T* second, T* out, std::size_t count, Op op) {
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < count; ++i) out[i] = op(first[i], second[i]);
+}
+
 template <class T, class Op>
 void reduce_typed(std::span<const void* const> sources, T* out, std::size_t count, int divisor,
                   Op op) {
   using A = typename Element<T>::Accumulator;
+  if constexpr (std::is_same_v<T, A>)
+    if (sources.size() == 2 && divisor == 1)
+      return reduce_two(static_cast<const T*>(sources[0]), static_cast<const T*>(sources[1]), out,
+                        count, op);
   constexpr std::size_t block = 2048;  // stays in the first-level cache
   A accumulated[block];
   for (std::size_t begin = 0; begin < count; begin += block) {

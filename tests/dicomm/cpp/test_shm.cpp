@@ -297,8 +297,7 @@ TEST_CASE("sizes around every threshold arrive, expected or not, many at once an
     std::vector<std::size_t> sizes;
     for (const std::size_t edge :
          {shm::kEagerBytes, shm::kEagerByRingBytes, shm::kJointBytes, shm::kWakeBytes,
-          shm::kPieceBytes, shm::kSlices * shm::kLeastSliceBytes,
-          shm::kSlices * shm::kMostSliceBytes})
+          shm::kPieceBytes, 6 * shm::kSliceBytes, 3 * shm::kPieceBytes, 8 * shm::kPieceBytes})
       for (const std::size_t bytes : {edge - 1, edge, edge + 1}) sizes.push_back(bytes);
     for (const bool expected : {true, false}) {
       std::vector<Bytes> sent, got;

@@ -114,7 +114,7 @@ TEST_CASE("without memory for a caller's connection the caller is refused, and t
   const auto store = std::make_shared<MemoryStore>();
   const auto a = Communicator::create(store, options(0, 2, "tcp"));
   {
-    const NoMemory none(64 << 10);  // what a stream reads ahead
+    const NoMemory none(kReadAheadBytes);
     const Fd socket = hand_made_rank_1(*store);
     pollfd waiting{socket.get(), POLLIN, 0};
     CHECK(::poll(&waiting, 1, 20'000) == 1);

@@ -13,15 +13,9 @@ namespace dicomm {
 
 namespace {
 
-// How long a receiver that gives up waits for the slice that its sender is copying, which takes
+// How long a receiver that gives up waits for the part that its sender is copying, which takes
 // less than a millisecond: the sender may have been stopped meanwhile.
 constexpr std::chrono::seconds kLetGo{5};
-
-std::size_t slice_bytes(std::uint64_t message) {
-  const std::uint64_t share = message / shm::kSlices;
-  const std::uint64_t whole = share / shm::kLeastSliceBytes * shm::kLeastSliceBytes;
-  return std::clamp<std::uint64_t>(whole, shm::kLeastSliceBytes, shm::kMostSliceBytes);
-}
 
 }  // namespace
 
@@ -57,7 +51,7 @@ MemoryKeys ShmStream::expose(std::uint64_t id, const void* data, std::size_t byt
 Pulled ShmStream::pull(Pull& pull, bool with_sender) {
   if (with_sender && !receiving_.open() && pull.moved == 0 && pull.bytes >= shm::kJointBytes &&
       pull.id != alone_) {
-    receiving_.begin(pull, slice_bytes(pull.bytes));
+    receiving_.begin(pull, shm::kSliceBytes);
     if (pull.bytes >= shm::kWakeBytes) ring_bell(out_.ring.reader_asleep);
   }
   const Pulled how = receiving_.open() ? pull_jointly(pull) : pull_alone(pull);
@@ -81,8 +75,8 @@ Pulled ShmStream::pull_alone(Pull& pull) {
 }
 
 Pulled ShmStream::pull_jointly(Pull& pull) {
-  if (const auto slice = receiving_.take()) {
-    if (copy(pull, slice->offset, slice->bytes)) return Pulled::moved;
+  if (const auto part = receiving_.take()) {
+    if (copy(pull, part->offset, part->bytes)) return Pulled::moved;
     refused_ = true;
     receiving_.end();
   }

@@ -1,8 +1,18 @@
 #include "transport/shm/joint_copy.h"
 
-#include <algorithm>
+#include "transport/shm/sizes.h"
 
 namespace dicomm {
+
+namespace {
+
+// How many slices one side takes at once, of so many that are left.
+std::uint64_t share(std::uint64_t left, std::uint64_t slice_bytes) {
+  const std::uint64_t most = std::max<std::uint64_t>(1, shm::kPieceBytes / slice_bytes);
+  return std::clamp<std::uint64_t>(left / 3, 1, most);
+}
+
+}  // namespace
 
 void JointReceiver::begin(const Pull& pull, std::size_t slice_bytes) {
   open_ = true;
@@ -18,17 +28,18 @@ void JointReceiver::begin(const Pull& pull, std::size_t slice_bytes) {
   shared_.taken.store(JointCopy::word(++turn_, 0), std::memory_order_release);
 }
 
-std::optional<Slice> JointReceiver::take() {
+std::optional<Part> JointReceiver::take() {
   if (ended_) return std::nullopt;
   std::uint64_t word = shared_.taken.load(std::memory_order_acquire);
-  while (left(word)) {
+  while (const std::uint32_t slices_left = left(word)) {
     if (JointCopy::turn(word) != turn_) throw StreamEnd{"it wrote nonsense into shared memory"};
-    if (!shared_.taken.compare_exchange_weak(word, word + JointCopy::kFront,
+    const std::uint64_t slices = share(slices_left, slice_bytes_);
+    if (!shared_.taken.compare_exchange_weak(word, word + slices * JointCopy::kFront,
                                              std::memory_order_acq_rel, std::memory_order_acquire))
       continue;
-    ++own_;
+    own_ += static_cast<std::uint32_t>(slices);
     const std::uint64_t offset = JointCopy::front(word) * slice_bytes_;
-    return Slice{offset, static_cast<std::size_t>(std::min(slice_bytes_, bytes_ - offset))};
+    return Part{offset, static_cast<std::size_t>(std::min(slices * slice_bytes_, bytes_ - offset))};
   }
   return std::nullopt;
 }
@@ -66,17 +77,21 @@ std::optional<JointSender::Found> JointSender::look(const Buffers& buffers) cons
   if (buffer == buffers.end() || slice_bytes == 0) return std::nullopt;
   const auto& [data, bytes] = buffer->second;
   const std::uint64_t last = (bytes - 1) / slice_bytes;
-  if (JointCopy::front(word) + JointCopy::back(word) > last) return std::nullopt;
-  const std::uint64_t offset = (last - JointCopy::back(word)) * slice_bytes;
+  const std::uint64_t taken = JointCopy::front(word) + JointCopy::back(word);
+  if (taken > last) return std::nullopt;
+  const std::uint64_t slices = share(last - taken + 1, slice_bytes);
+  const std::uint64_t offset = (last - JointCopy::back(word) - slices + 1) * slice_bytes;
   return Found{word,
                {turn, data + offset, address + offset,
-                static_cast<std::size_t>(std::min(slice_bytes, bytes - offset))}};
+                static_cast<std::size_t>(std::min(slices * slice_bytes, bytes - offset)),
+                static_cast<std::uint32_t>(slices)}};
 }
 
 std::optional<JointSender::Task> JointSender::take(const Buffers& buffers) {
   while (auto found = look(buffers))
     // While the word is the same, so is the turn: what was read with it holds.
-    if (shared_.taken.compare_exchange_weak(found->word, found->word + JointCopy::kBack,
+    if (shared_.taken.compare_exchange_weak(found->word,
+                                            found->word + found->task.slices * JointCopy::kBack,
                                             std::memory_order_acq_rel, std::memory_order_relaxed))
       return found->task;
   return std::nullopt;
@@ -89,7 +104,7 @@ bool JointSender::goes_on(const Task& task) const {
 
 void JointSender::through(const Task& task, bool failed) {
   if (task.turn != turn_) turn_ = task.turn, through_ = 0, failed_ = false;
-  ++through_;
+  through_ += task.slices;
   failed_ |= failed;
   shared_.through.store(JointCopy::word(turn_, through_ | (failed_ ? JointCopy::kFailed : 0)),
                         std::memory_order_release);

@@ -1,14 +1,17 @@
 // A long message that both of its ends copy, from the sender's buffer straight into the receiver's:
-// whoever has a core free takes the next slice, the receiver from the front and the sender from the
-// back, so that the same buffers find the same halves in the same core's cache the next time.
+// whoever has a core free takes the next slices, the receiver from the front and the sender from
+// the back, so that the same buffers find the same halves in the same core's cache the next time. A
+// part is a third of what is left: many slices at first, and single ones at the end, so that
+// neither waits long for the other's last part, whoever began first.
 //
 // The receiver opens a turn for a message, and may end it early: then nobody takes slices any more,
 // and once the sender is through with those it took, nobody writes to the receiver's buffer. The
 // sender looks once more whether the turn goes on right before it writes. It takes and copies a
-// slice under its communicator's mutex, so that its buffer stays until then; if its process dies,
+// part under its communicator's mutex, so that its buffer stays until then; if its process dies,
 // the kernel ends its copy before it closes the socket, which the receiver waits for.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -45,7 +48,8 @@ struct JointCopy {
   static std::uint32_t back(std::uint64_t word) { return count(word) & 0xffff; }
 };
 
-struct Slice {
+// Some slices of a message, which one side copies at once.
+struct Part {
   std::uint64_t offset;
   std::size_t bytes;
 };
@@ -58,7 +62,7 @@ class JointReceiver {
   bool open() const { return open_; }
   std::uint64_t offer() const { return offer_; }
   // This side copies it at once. Nothing: all are taken, or the turn was ended. Throws StreamEnd.
-  std::optional<Slice> take();
+  std::optional<Part> take();
   // Nobody takes slices any more.
   void end();
   // Whether all slices are taken, or the turn was ended, and the sender is through with its own.
@@ -70,10 +74,10 @@ class JointReceiver {
 
  private:
   bool slices_left() const {
-    return !ended_ && left(shared_.taken.load(std::memory_order_acquire));
+    return !ended_ && left(shared_.taken.load(std::memory_order_acquire)) > 0;
   }
-  bool left(std::uint64_t word) const {
-    return JointCopy::front(word) + JointCopy::back(word) < slices_;
+  std::uint32_t left(std::uint64_t word) const {
+    return slices_ - std::min(slices_, JointCopy::front(word) + JointCopy::back(word));
   }
   std::uint32_t sender_through() const;
 
@@ -97,16 +101,17 @@ class JointSender {
     const std::byte* from;
     std::uint64_t to;  // in the receiver's memory
     std::size_t bytes;
+    std::uint32_t slices;
   };
   using Buffers = std::unordered_map<std::uint64_t, Buffer>;  // by offer
 
   explicit JointSender(JointCopy& shared) : shared_(shared) {}
 
   bool slices_left(const Buffers& buffers) const { return look(buffers).has_value(); }
-  // Of the receiver's turn, if it is for one of these buffers.
+  // A part of the receiver's turn, if that is for one of these buffers.
   std::optional<Task> take(const Buffers& buffers);
   bool goes_on(const Task& task) const;
-  // It copied the slice, or need not any more; or it could not.
+  // It copied the part, or need not any more; or it could not.
   void through(const Task& task, bool failed);
 
  private:

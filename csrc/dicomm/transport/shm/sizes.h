@@ -16,9 +16,7 @@ constexpr std::size_t kWakeBytes = 1 << 20;
 
 // What one side copies at once, between looking after other messages.
 constexpr std::size_t kPieceBytes = 1 << 20;
-// Of a message that both copy: small enough that neither waits long for the other's last one.
-constexpr std::size_t kSlices = 8;
-constexpr std::size_t kLeastSliceBytes = 128 << 10;
-constexpr std::size_t kMostSliceBytes = 1 << 20;
+// The least that one side copies of a message that both copy: neither waits longer for the other.
+constexpr std::size_t kSliceBytes = 128 << 10;
 
 }  // namespace dicomm::shm

@@ -18,9 +18,6 @@ namespace dicomm {
 
 namespace {
 
-// Reads ahead this much, so that a header and a short payload cost one system call.
-constexpr std::size_t kReadAheadBytes = 64 << 10;
-
 // How far a sender may be ahead of a receiver on the same host: little enough that the kernel's
 // copy is still in the processor's cache when it is read. (The kernel doubles the figure.)
 constexpr int kLocalSendBytes = 256 << 10;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -14,6 +15,10 @@ namespace dicomm {
 // A machine that says nothing for this long, though it was asked, has vanished: it lost its power,
 // or the network to it. A process that is stopped is not silent, its kernel answers.
 constexpr std::chrono::seconds kSilence{30};
+
+// A stream reads ahead this much, so that a header and a short payload, of 16 KiB, cost one system
+// call. Of a longer payload so much is copied twice.
+constexpr std::size_t kReadAheadBytes = 20 << 10;
 
 struct TcpListener {
   Fd fd;
