@@ -1,7 +1,9 @@
 """Chip files: what one type of chip can do, as plans, transports and the emulated chip read it.
 
-The presets in `ditorch/chips` are the four chips of the H2 paper (Table 5) and a scaled-down twin
-of each. This module needs no torch, but importing it imports `ditorch`, which opens the device.
+The presets in `ditorch/chips` are the four chips of the H2 paper (Table 5), a scaled-down twin of
+each, and chips that are sold, by their makers' figures. A chip is what one process gets as its
+device: of a module that shows two devices, one. This module needs no torch, but importing it
+imports `ditorch`, which opens the device.
 """
 
 from __future__ import annotations

@@ -112,6 +112,43 @@ def test_every_chip_file_says_where_its_figures_are_from() -> None:
         assert "data sheet" in text or "H2 paper" in text or "twin" in text, name
 
 
+def test_every_chip_file_is_called_as_its_chip_type() -> None:
+    assert {name: load_chip(name).chip_type for name in chip_names()} == {
+        name: name.upper() for name in chip_names()
+    }
+
+
+# TFLOPS of bfloat16, GiB, TB/s: of a module as its maker sells it, and the chips that it shows
+SOLD = {
+    "h100": (989.5, 80, 3.35, 1),
+    "h200": (989.5, 141, 4.8, 1),
+    "l40s": (362, 48, 0.864, 1),
+    "rtx-4090": (165.2, 24, 1.008, 1),
+    "rtx-5090": (209.5, 32, 1.792, 1),
+    "mi250x": (383, 128, 3.2, 2),
+    "mi300x": (1307.4, 192, 5.3, 1),
+    "ascend-910b": (353.9, 64, 1.76, 1),
+    "ascend-910c": (707.8, 128, 3.52, 2),
+    "mlu370": (96, 48, 0.6144, 2),
+    "metax-c500": (280, 64, 1.8, 1),
+    "mtt-s4000": (100, 48, 0.768, 1),
+    "mtt-s5000": (500, 80, 1.6, 1),
+    "kunlun-p800": (345, 96, 1.8, 1),
+    "gaudi2": (432, 96, 2.46, 1),
+    "gaudi3": (1835, 128, 3.67, 1),
+}
+
+
+@pytest.mark.parametrize("name", SOLD)
+def test_a_chip_that_is_sold(name: str) -> None:
+    tflops, gib, tb_per_s, chips = SOLD[name]
+    chip = load_chip(name)
+    assert chip.compute.bfloat16_flops * chips / 1e12 == pytest.approx(tflops, rel=1e-3)
+    assert chip.memory.capacity_bytes * chips == gib << 30
+    assert chip.memory.bandwidth_bytes_per_s * chips / 1e12 == pytest.approx(tb_per_s, rel=1e-2)
+    assert chip.chips_per_node % chips == 0 and chip.tp_limit <= chip.chips_per_node
+
+
 def test_a_name_that_is_no_preset_is_told_the_presets() -> None:
     with pytest.raises(FileError) as error:
         read_cluster("h2-exp-z")
