@@ -23,7 +23,7 @@ struct ChipType {
   double intra_bytes_per_s = 0.0;
   double inter_bytes_per_s = 0.0;
   std::vector<double> collective_bytes_per_s;  // of a group inside a node, by its ranks from 0 on
-  double update_s = 0.0;                            // of the whole model
+  double update_s = 0.0;                       // of the whole model
   std::map<std::pair<int, int>, Profile> profiles;  // by (tp, batch)
 };
 

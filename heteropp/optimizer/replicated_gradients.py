@@ -64,14 +64,14 @@ def _exchanges(plan: Plan) -> dict[tuple[int, int], Exchange]:
 
 @lru_cache(maxsize=4096)
 def _volumes(
-    model: ModelSpec, names: tuple[str, ...], copies: tuple[_Copy, ...]
+    model: ModelSpec, names: tuple[str, ...], copies: tuple[_HeldCopy, ...]
 ) -> list[tuple[tuple[int, int], int]]:
     """Returns the elements that each seat sends another; plans of a search have much in common."""
     return list(volume_bytes([_sums(model, names, copies, 1)]).items())
 
 
 @dataclass(frozen=True)
-class _Copy:
+class _HeldCopy:
     """One place of some parameters: all that its part in their sums depends on."""
 
     layers: tuple[int, int]
@@ -83,17 +83,17 @@ class _Copy:
     def ranks(self) -> list[int]:
         return [rank for ranks in self.peers for rank in ranks]
 
-    def renumbered(self, number: Mapping[int, int]) -> _Copy:
+    def renumbered(self, number: Mapping[int, int]) -> _HeldCopy:
         peers = tuple(tuple(number[rank] for rank in ranks) for ranks in self.peers)
         return replace(self, peers=peers)
 
 
-def _copy(plan: Plan, part: Part) -> _Copy:
+def _copy(plan: Plan, part: Part) -> _HeldCopy:
     p, s, k = part
     stage = plan.pipelines[p].stages[s]
     layers = ministage_layers(plan.pipelines[p], plan.schedule)[s][k]
     peers = tuple(tuple(stage.peers(tp_index)) for tp_index in range(stage.tp))
-    return _Copy(layers, k, shards(plan, stage), peers)
+    return _HeldCopy(layers, k, shards(plan, stage), peers)
 
 
 def seat(rank: int, ministage: int) -> int:
@@ -112,7 +112,7 @@ def sums(plan: Plan, places: tuple[Part, ...], itemsize: int) -> Round:
 
 
 def _sums(
-    model: ModelSpec, names: tuple[str, ...], copies: tuple[_Copy, ...], itemsize: int
+    model: ModelSpec, names: tuple[str, ...], copies: tuple[_HeldCopy, ...], itemsize: int
 ) -> Round:
     number, wanted = numbers(model), set(names)
     kept = [
@@ -204,7 +204,7 @@ def shards(plan: Plan, stage: Stage) -> int:
 
 
 def _holders(
-    model: ModelSpec, copy: _Copy, names: Container[str]
+    model: ModelSpec, copy: _HeldCopy, names: Container[str]
 ) -> dict[str, dict[Box, list[int]]]:
     """Returns, by parameter, the boxes whose gradients remain once the replicas of one place have
     summed theirs, each with the ranks that keep it.

@@ -53,7 +53,7 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
         for (name, chip, chips), count in nodes.items()
         if name in known
     ]
-    problem = _Problem.of(request, known, kinds)
+    problem = _StepProblem.of(request, known, kinds)
     bound_s = 0.0
     for worth in WORTHS:
         bound_s = problem.raised(bound_s, worth)
@@ -73,7 +73,7 @@ def _ways(request: Request, freedom: Freedom, chip: ChipSpec, name: str, chips: 
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
+class _StepProblem:
     """What has to be done in a step, by whom."""
 
     batch: int  # sequences
@@ -83,7 +83,7 @@ class _Problem:
     kinds: list[NodeKind]
 
     @classmethod
-    def of(cls, request: Request, known: dict[str, Ways], kinds: list[NodeKind]) -> _Problem:
+    def of(cls, request: Request, known: dict[str, Ways], kinds: list[NodeKind]) -> _StepProblem:
         counts = _counts(request.model)
         updated = counts.copy()
         if request.model.tied:  # the head is the embedding, where one stage holds both
