@@ -44,7 +44,7 @@ def problems(error: ValidationError, given: Any = None, table: str = "") -> str:
             continue
         location = one["loc"] if given is None else _inside(given, one["loc"], one["type"])
         place = _place((table, *location) if table else location)
-        found.setdefault(place, f"{place}: {_problem(one)}")
+        found.setdefault(place, f"{place}: {_problem(one)}" if place else _problem(one))
     more = [f"and {len(found) - MOST_PROBLEMS} more"] if len(found) > MOST_PROBLEMS else []
     return "; ".join(list(found.values())[:MOST_PROBLEMS] + more)
 
@@ -66,7 +66,7 @@ def _place(location: Location) -> str:
     place = ""
     for part in location:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    return place or "the whole file"
+    return place
 
 
 def _problem(error: Any) -> str:

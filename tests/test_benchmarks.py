@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+CHIP = ROOT / "tests" / "benchmarks" / "chip.toml"
 
 
 @pytest.mark.long
@@ -18,7 +20,13 @@ def test_a_stored_run_is_compared_with(tmp_path: Path) -> None:
     command += ["-o", "addopts=", f"--benchmark-storage=file://{tmp_path}"]
     command += ["-k", "1f1b or (shm and 8) or add or (quickstart and exact) or dicomm"]
     for more in ("--benchmark-save=kept", "--benchmark-compare"):
-        done = subprocess.run([*command, more], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, more],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "DITORCH_VENDOR": "emuchip", "DITORCH_CHIP": str(CHIP)},
+        )
         assert done.returncode == 0, done.stdout
         for group in ("operators of emuchip", "planners", "point-to-point", "start-up"):
             assert f"benchmark '{group}" in done.stdout
