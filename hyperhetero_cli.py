@@ -6,11 +6,14 @@ It stands outside the three packages, each of which has commands.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hyperhetero_input import in_our_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 BAD_INPUT = 2
 
@@ -35,6 +38,14 @@ class CommandLine(typer.Typer):
             print(_sentence(error), file=sys.stderr)
             sys.exit(BAD_INPUT)
         sys.exit(ended if isinstance(ended, int) else 0)
+
+
+def wide_console() -> Console:
+    """Returns a terminal's own width; wide enough for tables where the output goes to a file."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=130)
 
 
 def _is_about_the_command_line(error: Exception) -> bool:

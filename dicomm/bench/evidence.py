@@ -63,12 +63,6 @@ def evidence(
     return {"tool": f"dicomm-bench {command}", "machine": machine, "rows": rows + absent}
 
 
-def wide_console() -> Console:
-    """A terminal's own width; wide enough for the tables where the output goes to a file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=130)
-
-
 def cell(timing: Timing | None) -> str:
     """Formats a cell of a table of times in us: the median, and the 99th percentile in brackets."""
     if timing is None:

@@ -21,11 +21,12 @@ from rich.table import Table
 
 from dicomm.bench.chip_ranks import ChipSetup
 from dicomm.bench.chips import ChipFile, ChipLink
-from dicomm.bench.evidence import Row, row, show_machine, wide_console
+from dicomm.bench.evidence import Row, row, show_machine
 from dicomm.bench.options import size_name
 from dicomm.bench.quiet import Quiet, Watch, worst
 from dicomm.bench.team import Team
 from dicomm.bench.timing import Order
+from hyperhetero_cli import wide_console
 
 STRATEGIES = ("device-direct", "cpu-mediated")
 PAPER = "H2 paper, section 3.2.1 (its chips and network)"

@@ -9,10 +9,11 @@ from typing import Any
 from rich.table import Table
 
 from dicomm.bench.contestants import API_NAMES, ours
-from dicomm.bench.evidence import Row, row, show_bars, show_machine, wide_console
+from dicomm.bench.evidence import Row, row, show_bars, show_machine
 from dicomm.bench.options import size_name
 from dicomm.bench.rounds import Results
 from dicomm.bench.timing import WINDOW, window_of
+from hyperhetero_cli import wide_console
 
 DIRECTIONS = {"uni": "one way", "bi": "both ways"}
 PERFTEST_BAR, PERFTEST_SIZE = 1.25, 1 << 20  # C++ API over verbs, one way
