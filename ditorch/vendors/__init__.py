@@ -21,6 +21,7 @@ from ditorch.vendors import (
     mps,
     musa,
     npu,
+    opencl,
     privateuse1,
     rocm,
     xpu,
@@ -33,7 +34,7 @@ __all__ = ["VENDORS", "Choice", "Look", "Quirks", "Vendor", "choose_vendor", "lo
 # it, a plugin's device goes before those that torch has built in.
 VENDORS: tuple[Vendor, ...] = tuple(
     file.VENDOR
-    for file in (library, emuchip, npu, mlu, musa, privateuse1, cuda, rocm, xpu, mps, cpu)
+    for file in (library, emuchip, npu, mlu, musa, privateuse1, cuda, rocm, xpu, mps, opencl, cpu)
 )
 
 

@@ -1,0 +1,48 @@
+// The entries of the operator table, one file for each family.
+#pragma once
+
+#include "operators.h"
+
+namespace opencl {
+
+ditorch_status matmul(const ditorch_context* context, ditorch_tensor* out, const ditorch_tensor* a,
+                      const ditorch_tensor* b);
+
+// softmax.cpp
+ditorch_status softmax(const ditorch_context* context, ditorch_tensor* out,
+                       const ditorch_tensor* input);
+ditorch_status softmax_backward(const ditorch_context* context, ditorch_tensor* grad_input,
+                                const ditorch_tensor* grad_output, const ditorch_tensor* output);
+ditorch_status log_softmax(const ditorch_context* context, ditorch_tensor* out,
+                           const ditorch_tensor* input);
+ditorch_status log_softmax_backward(const ditorch_context* context, ditorch_tensor* grad_input,
+                                    const ditorch_tensor* grad_output,
+                                    const ditorch_tensor* output);
+
+// layer_norm.cpp
+ditorch_status layer_norm(const ditorch_context* context, ditorch_tensor* out, ditorch_tensor* mean,
+                          ditorch_tensor* rstd, const ditorch_tensor* input,
+                          const ditorch_tensor* weight, const ditorch_tensor* bias,
+                          int64_t normalized, double eps);
+ditorch_status layer_norm_backward(const ditorch_context* context, ditorch_tensor* grad_input,
+                                   ditorch_tensor* grad_weight, ditorch_tensor* grad_bias,
+                                   const ditorch_tensor* grad_output, const ditorch_tensor* input,
+                                   const ditorch_tensor* mean, const ditorch_tensor* rstd,
+                                   const ditorch_tensor* weight, int64_t normalized);
+
+// rms_norm.cpp
+ditorch_status rms_norm(const ditorch_context* context, ditorch_tensor* out, ditorch_tensor* rstd,
+                        const ditorch_tensor* input, const ditorch_tensor* weight,
+                        int64_t normalized, double eps);
+ditorch_status rms_norm_backward(const ditorch_context* context, ditorch_tensor* grad_input,
+                                 ditorch_tensor* grad_weight, const ditorch_tensor* grad_output,
+                                 const ditorch_tensor* input, const ditorch_tensor* rstd,
+                                 const ditorch_tensor* weight, int64_t normalized);
+
+// reduce.cpp
+ditorch_status sum(const ditorch_context* context, ditorch_tensor* out, const ditorch_tensor* input,
+                   int64_t outer, int64_t reduced, int64_t inner);
+ditorch_status mean(const ditorch_context* context, ditorch_tensor* out,
+                    const ditorch_tensor* input, int64_t outer, int64_t reduced, int64_t inner);
+
+}  // namespace opencl
