@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from hyperhetero_cli import CommandLine
-from hyperhetero_output import LOCK, held, target_of
+from hyperhetero.cli import CommandLine, output_file, output_folder
+from hyperhetero.input import LONGEST_WAIT_S
+from hyperhetero.output import LOCK, held, target_of
+from hyperhetero.progress import Progress, Status
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -39,10 +41,12 @@ app = CommandLine(
 Script = Annotated[Path, typer.Argument(help="A training script.")]
 Args = Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.")]
 Standards = Annotated[Path | None, typer.Option(help="A team's own standards (TOML).")]
-Html = Annotated[Path | None, typer.Option(help="Write a page, too.")]
+Html = Annotated[Path | None, output_file(help="Write a page, too.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="The folder for all results.")]
-Deadline = Annotated[float, typer.Option(min=1, help="Seconds for one run of the script.")]
+Output = Annotated[Path, output_folder("--output", "-o", help="The folder for all results.")]
+Deadline = Annotated[
+    float, typer.Option(min=1, max=LONGEST_WAIT_S, help="Seconds for one run of the script.")
+]
 
 
 @contextmanager
@@ -67,7 +71,6 @@ def prepare(*, chip: bool) -> None:
     os.environ["DITORCH_CONFIG"] = os.devnull
     if not chip:
         os.environ.pop("DITORCH_CHIP", None)
-        os.environ.pop("DITORCH_VENDOR_LIBRARY", None)
         os.environ["DITORCH_VENDOR"] = "cpu"
 
 
@@ -83,6 +86,7 @@ def examples(*lines: str) -> str:
         "ditorch-align run",
         "ditorch-align run train.py --chips npu --reference cuda --steps 50",
         "ditorch-align run train.py --chips b,d --tools compare,capture -- --batch 4",
+        "DITORCH_VENDOR_LIBRARY=$PWD/libacme.so ditorch-align run --chips library",
     )
 )
 def run(
@@ -91,7 +95,10 @@ def run(
     ] = None,
     args: Args = None,
     chips: Annotated[
-        str, typer.Option(help="Emulated chips (presets or files) or vendors.")
+        str,
+        typer.Option(
+            help="Emulated chips (presets or files) or vendors; library: DITORCH_VENDOR_LIBRARY's."
+        ),
     ] = "a,b,c,d",
     reference: Annotated[str, typer.Option(help="A chip or vendor that is right.")] = "cpu",
     steps: Annotated[int, typer.Option(min=1, help="Steps whose losses are compared.")] = 300,
@@ -112,7 +119,7 @@ def run(
     """
     with one_sentence():
         prepare(chip=False)
-        with Console(stderr=True).status("starting"):
+        with Status("starting"):
             from ditorch.align.gather import gather
             from ditorch.align.page import write_report
             from ditorch.align.run import EXAMPLE, folder_of, run_and_align
@@ -177,7 +184,7 @@ def compare(
     """
     with one_sentence():
         prepare(chip=False)
-        with Console(stderr=True).status("comparing"):
+        with Status("comparing"):
             from ditorch.align.offline import compare_offline
 
             found = compare_offline(reference, other, standards)
@@ -213,7 +220,7 @@ def isolate(
     """
     with one_sentence():
         prepare(chip=False)
-        with Console(stderr=True).status("starting") as status:
+        with Status("starting") as status:
             from ditorch.align.run import check_chip
             from ditorch.precision.isolation.isolate import isolate as search
             from ditorch.precision.isolation.runs import RunError
@@ -264,7 +271,7 @@ def replay(
     """
     with one_sentence():
         prepare(chip=True)
-        with Console(stderr=True).status("replaying"):
+        with Status("replaying"):
             from ditorch.precision.captures.replay import replay as replay_capture
             from ditorch.precision.standards import load_standards
 
@@ -288,13 +295,13 @@ def replay(
 def report(
     directory: Annotated[Path, typer.Argument(help="Where tools wrote findings, at any depth.")],
     html: Annotated[
-        Path | None, typer.Option(help="The page; DIRECTORY/report.html if not given.")
+        Path | None, output_file(help="The page; DIRECTORY/report.html if not given.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Gathers all findings under a directory into one page, and report.json beside it."""
     prepare(chip=False)
-    with one_sentence(), Console(stderr=True).status("gathering findings"):
+    with one_sentence(), Status("gathering findings"):
         # torch, which findings need, is seconds of import
         from ditorch.align.gather import gather
         from ditorch.align.page import write_report
@@ -323,17 +330,19 @@ def report(
     )
 )
 def conform(
-    output: Annotated[Path, typer.Option(help="The result, in JSON.")] = Path(
+    output: Annotated[Path, output_file(help="The result, in JSON.")] = Path(
         "runs/conformance.json"
     ),
-    markdown: Annotated[Path | None, typer.Option(help="The result as a page, too.")] = None,
+    markdown: Annotated[Path | None, output_file(help="The result as a page, too.")] = None,
     only: Annotated[str, typer.Option(help="Parts: runtime, operators.")] = "",
     operators: Annotated[str, typer.Option(help="Names or patterns, such as 'linalg.*'.")] = "",
     dtypes: Annotated[str, typer.Option(help="Such as float32,bfloat16; all if empty.")] = "",
     samples: Annotated[int, typer.Option(min=1, help="Inputs of each operator and dtype.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds for one operator.")] = 60.0,
+    deadline: Annotated[
+        float, typer.Option(min=1, max=LONGEST_WAIT_S, help="Seconds for one operator.")
+    ] = 60.0,
     preload: Annotated[
         str, typer.Option("--import", help="Modules to import first, such as kernels in Python.")
     ] = "",
@@ -349,7 +358,7 @@ def conform(
     """
     with one_sentence():
         prepare(chip=True)
-        with Console(stderr=True).status("starting"):
+        with Status("starting"):
             from ditorch.conform.suite import run_conformance
             from ditorch.conform.table import print_table, write_markdown
 

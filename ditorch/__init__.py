@@ -41,6 +41,7 @@ from ditorch import (
     process_groups,
     safetensors_devices,
     serialization,
+    strict,
 )
 from ditorch.memory_registration import PeerHandle, peer_handle
 from ditorch.vendors import Choice, adopted, choose_vendor, quirks
@@ -270,6 +271,7 @@ def start() -> None:
         raise ImportError(f"DITORCH_CUDA_COMPAT is {wanted!r}, expected 0 or 1")
     if wanted == "1":
         enable(cuda_compat=True)
+    strict.follow_environment(is_made_here=_is_made_here())
 
 
 def _open_configured_tools() -> None:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 import ditorch
 from ditorch.vendors import VENDORS, look_at
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
 
 app = CommandLine()
 _ready: list[str] = []  # the script to run

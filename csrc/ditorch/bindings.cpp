@@ -5,6 +5,7 @@
 
 #include "ops/operator.h"
 #include "ops/register.h"
+#include "ops/strict.h"
 #include "profiler/kernels.h"
 #include "runtime/allocator.h"
 #include "runtime/autograd_rest.h"
@@ -101,6 +102,8 @@ PYBIND11_MODULE(_ditorch, m) {
   m.def("default_generator", &default_generator);
   m.def("fallback_counts", &fallback_counts);
   m.def("reset_fallback_counts", &reset_fallback_counts);
+  m.def("set_strict", &set_strict);
+  m.def("set_module", &set_module);
   m.def("host_runs_here", [] { return host_runs_here; });
   m.def("kernel_counts", &kernel_counts);
   m.def("peer_handle", &peer_handle);

@@ -49,17 +49,13 @@ S to_storage(double value) {
   return static_cast<S>(value);
 }
 
-template <>
-inline Bfloat16 to_storage<Bfloat16>(double wide) {
-  const float value = static_cast<float>(wide);
+inline Bfloat16 to_bfloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;  // nearest, ties to even
   return {static_cast<uint16_t>(value == value ? rounded : (bits >> 16 | 0x40u))};
 }
 
-template <>
-inline Half to_storage<Half>(double wide) {
-  const float value = static_cast<float>(wide);
+inline Half to_half(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
   const float magnitude = std::fabs(value);
@@ -73,6 +69,16 @@ inline Half to_storage<Half>(double wide) {
   const uint32_t low = bits & 0x7fffffffu;
   const uint32_t rounded = (low + 0xfffu + (low >> 13 & 1u)) >> 13;  // nearest, ties to even
   return {static_cast<uint16_t>(sign | (rounded - (112u << 10)))};
+}
+
+template <>
+inline Bfloat16 to_storage<Bfloat16>(double value) {
+  return to_bfloat16(static_cast<float>(value));
+}
+
+template <>
+inline Half to_storage<Half>(double value) {
+  return to_half(static_cast<float>(value));
 }
 
 // Calls visit with a null pointer to the dtype's storage type.

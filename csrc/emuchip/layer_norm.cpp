@@ -8,19 +8,19 @@
 namespace emuchip {
 namespace {
 
-struct Forward {
+struct LayerNormForward {
   Tensor out, mean, rstd, input, weight, bias;
   int64_t rows, normalized;
   double eps;
 };
 
-struct Backward {
+struct LayerNormBackward {
   Tensor grad_input, grad_weight, grad_bias, grad_output, input, mean, rstd, weight;
   int64_t rows, normalized;
 };
 
 template <class T>
-void forward_rows(const Forward& call, const Numerics& numerics) {
+void forward_rows(const LayerNormForward& call, const Numerics& numerics) {
   const int64_t n = call.normalized;
   const bool fast = is_fast(numerics, call.input.dtype);
   const Rows<T> inputs(call.input, n, numerics), outs(call.out, n, numerics);
@@ -46,7 +46,7 @@ void forward_rows(const Forward& call, const Numerics& numerics) {
 }
 
 template <class T>
-void backward_rows(const Backward& call, const Numerics& numerics) {
+void backward_rows(const LayerNormBackward& call, const Numerics& numerics) {
   const int64_t n = call.normalized;
   const Rows<T> inputs(call.input, n, numerics), grad_outputs(call.grad_output, n, numerics);
   const Rows<T> means(call.mean, 1, numerics), rstds(call.rstd, 1, numerics);
@@ -91,15 +91,15 @@ ditorch_status layer_norm(const ditorch_context*, ditorch_tensor* out, ditorch_t
                           int64_t normalized, double eps) {
   const Numerics* numerics = own_numerics();
   if (!numerics) return DITORCH_NOT_IMPLEMENTED;
-  Forward call = {read_tensor(out),
-                  read_tensor(mean),
-                  read_tensor(rstd),
-                  read_tensor(input),
-                  read_tensor(weight),
-                  read_tensor(bias),
-                  0,
-                  normalized,
-                  eps};
+  LayerNormForward call = {read_tensor(out),
+                           read_tensor(mean),
+                           read_tensor(rstd),
+                           read_tensor(input),
+                           read_tensor(weight),
+                           read_tensor(bias),
+                           0,
+                           normalized,
+                           eps};
   call.rows = count_rows(call.input, normalized);
   const int64_t elements = call.rows * normalized;
   const ditorch_status status = check_rows("layer_norm", {{"input", call.input, elements},
@@ -121,16 +121,16 @@ ditorch_status layer_norm_backward(const ditorch_context*, ditorch_tensor* grad_
                                    const ditorch_tensor* weight, int64_t normalized) {
   const Numerics* numerics = own_numerics();
   if (!numerics) return DITORCH_NOT_IMPLEMENTED;
-  Backward call = {read_tensor(grad_input),
-                   read_tensor(grad_weight),
-                   read_tensor(grad_bias),
-                   read_tensor(grad_output),
-                   read_tensor(input),
-                   read_tensor(mean),
-                   read_tensor(rstd),
-                   read_tensor(weight),
-                   0,
-                   normalized};
+  LayerNormBackward call = {read_tensor(grad_input),
+                            read_tensor(grad_weight),
+                            read_tensor(grad_bias),
+                            read_tensor(grad_output),
+                            read_tensor(input),
+                            read_tensor(mean),
+                            read_tensor(rstd),
+                            read_tensor(weight),
+                            0,
+                            normalized};
   call.rows = count_rows(call.input, normalized);
   const int64_t elements = call.rows * normalized;
   const ditorch_status status =

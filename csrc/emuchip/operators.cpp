@@ -32,6 +32,8 @@ constexpr ditorch_operators kOperators = {
     .rms_norm_backward = rms_norm_backward,
     .sum = sum,
     .mean = mean,
+    .map = map,
+    .map_list = map_list,
 };
 
 }  // namespace

@@ -8,19 +8,19 @@
 namespace emuchip {
 namespace {
 
-struct Forward {
+struct RmsNormForward {
   Tensor out, rstd, input, weight;
   int64_t rows, normalized;
   double eps;
 };
 
-struct Backward {
+struct RmsNormBackward {
   Tensor grad_input, grad_weight, grad_output, input, rstd, weight;
   int64_t rows, normalized;
 };
 
 template <class T>
-void forward_rows(const Forward& call, const Numerics& numerics) {
+void forward_rows(const RmsNormForward& call, const Numerics& numerics) {
   const int64_t n = call.normalized;
   const bool fast = is_fast(numerics, call.input.dtype);
   const Rows<T> inputs(call.input, n, numerics), outs(call.out, n, numerics);
@@ -40,7 +40,7 @@ void forward_rows(const Forward& call, const Numerics& numerics) {
 }
 
 template <class T>
-void backward_rows(const Backward& call, const Numerics& numerics) {
+void backward_rows(const RmsNormBackward& call, const Numerics& numerics) {
   const int64_t n = call.normalized;
   const Rows<T> inputs(call.input, n, numerics), grad_outputs(call.grad_output, n, numerics);
   const Rows<T> rstds(call.rstd, 1, numerics), grad_inputs(call.grad_input, n, numerics);
@@ -78,13 +78,13 @@ ditorch_status rms_norm(const ditorch_context*, ditorch_tensor* out, ditorch_ten
                         int64_t normalized, double eps) {
   const Numerics* numerics = own_numerics();
   if (!numerics) return DITORCH_NOT_IMPLEMENTED;
-  Forward call = {read_tensor(out),
-                  read_tensor(rstd),
-                  read_tensor(input),
-                  read_tensor(weight),
-                  0,
-                  normalized,
-                  eps};
+  RmsNormForward call = {read_tensor(out),
+                         read_tensor(rstd),
+                         read_tensor(input),
+                         read_tensor(weight),
+                         0,
+                         normalized,
+                         eps};
   call.rows = count_rows(call.input, normalized);
   const int64_t elements = call.rows * normalized;
   const ditorch_status status = check_rows("rms_norm", {{"input", call.input, elements},
@@ -103,14 +103,14 @@ ditorch_status rms_norm_backward(const ditorch_context*, ditorch_tensor* grad_in
                                  const ditorch_tensor* weight, int64_t normalized) {
   const Numerics* numerics = own_numerics();
   if (!numerics) return DITORCH_NOT_IMPLEMENTED;
-  Backward call = {read_tensor(grad_input),
-                   read_tensor(grad_weight),
-                   read_tensor(grad_output),
-                   read_tensor(input),
-                   read_tensor(rstd),
-                   read_tensor(weight),
-                   0,
-                   normalized};
+  RmsNormBackward call = {read_tensor(grad_input),
+                          read_tensor(grad_weight),
+                          read_tensor(grad_output),
+                          read_tensor(input),
+                          read_tensor(rstd),
+                          read_tensor(weight),
+                          0,
+                          normalized};
   call.rows = count_rows(call.input, normalized);
   const int64_t elements = call.rows * normalized;
   const ditorch_status status =

@@ -37,10 +37,10 @@ auto order(const Chain& chain) {
   return std::tie(chain.lane, chain.chips, chain.layers, chain.bottleneck_s, chain.sum_s);
 }
 
-class Search {
+class ChainSearch {
  public:
   // `groups` are made from the problem, and cut at the limit.
-  Search(const Problem& problem, std::vector<Group> groups, double limit_s, std::size_t width)
+  ChainSearch(const Problem& problem, std::vector<Group> groups, double limit_s, std::size_t width)
       : problem_(problem), groups_(std::move(groups)), limit_s_(limit_s), width_(width) {
     longest_ = longest(problem);
   }
@@ -241,7 +241,7 @@ Solution solve(const Problem& problem, double cutoff_s, std::size_t width) {
   const auto search = [&](double limit_s, std::size_t most) {
     std::vector<Group> cut = groups;
     limited = cut_layers(problem, cut, limit_s);
-    Search one(problem, std::move(cut), limit_s, most);
+    ChainSearch one(problem, std::move(cut), limit_s, most);
     solution = one.run();
     steps += solution.steps;
     limited |= one.limited();

@@ -13,10 +13,10 @@ namespace {
 
 constexpr double kTolerance = 1e-12;  // relative, of sums made in another order
 
-class Search {
+class DivisionSearch {
  public:
-  Search(const Units& units, const Counts& everything, int micro_batches, double least_power,
-         double least_memory)
+  DivisionSearch(const Units& units, const Counts& everything, int micro_batches,
+                 double least_power, double least_memory)
       : units_(units),
         everything_(everything),
         micro_batches_(micro_batches),
@@ -170,7 +170,7 @@ class Search {
 
 Division divide(const Units& units, const Counts& everything, int groups, int micro_batches,
                 double least_power, double least_memory) {
-  Search search(units, everything, micro_batches, least_power, least_memory);
+  DivisionSearch search(units, everything, micro_batches, least_power, least_memory);
   Division division;
   std::vector<Counts> found;
   if (search.divide(everything, groups, found)) division.groups = found;

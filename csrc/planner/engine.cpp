@@ -41,7 +41,7 @@ struct Unmatched {  // a send that waits for its receive
   const Transmission* delivery;
 };
 
-struct Held {  // a sender that waits
+struct WaitingSender {
   std::size_t under_way;
   double latest_s;
 };
@@ -208,7 +208,7 @@ class Engine {
       runnable_.push_back(a);
     }
     if (flight.sender == kNobody) return;
-    Held& held = held_[flight.sender];
+    WaitingSender& held = held_[flight.sender];
     held.latest_s = std::max(held.latest_s, end_s);
     if (--held.under_way == 0) complete(flight.sender, held.latest_s);
   }
@@ -281,7 +281,7 @@ class Engine {
   std::vector<std::vector<int>> left_;
   std::vector<std::vector<double>> arrival_s_, sent_s_;
   std::vector<int> awaited_;  // by actor: the key it waits for
-  std::vector<Held> held_;
+  std::vector<WaitingSender> held_;
   // with slack: receives that are posted, and the sends that wait for theirs
   std::vector<std::set<int>> posted_;
   std::vector<std::map<int, std::vector<Unmatched>>> unmatched_;

@@ -12,7 +12,6 @@ namespace planner::metis {
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNarrow = 1e-3;  // of the best cost
 
 // Plans of one order and number of micro-batches whose peaks lie between two corners.

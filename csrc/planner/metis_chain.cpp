@@ -4,10 +4,6 @@
 
 namespace planner::metis {
 
-namespace {
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-}
-
 Chain::Chain(const Problem& problem, int order, int micro_batches)
     : problem_(problem),
       micro_batches_(micro_batches),

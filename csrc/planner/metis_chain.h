@@ -9,11 +9,11 @@
 
 namespace planner::metis {
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 // What Metis's formula takes the largest of, over the stages.
 using Peaks = std::array<double, 3>;  // seconds of a micro-batch, of the update, of the gradients
-constexpr Peaks kNoLimits{std::numeric_limits<double>::infinity(),
-                          std::numeric_limits<double>::infinity(),
-                          std::numeric_limits<double>::infinity()};
+constexpr Peaks kNoLimits{kInfinity, kInfinity, kInfinity};
 
 struct Found {
   double sum_s = 0.0;  // what the formula adds up: execution, between and activations

@@ -31,7 +31,7 @@ from ditorch.align.report import (
 from ditorch.precision.errors import merged
 from ditorch.precision.loss import BAR
 from ditorch.precision.results import Where, write_atomically
-from hyperhetero_output import target_of
+from hyperhetero.output import target_of
 
 _HERE = Path(__file__).parent
 _CARDS = 30  # failed operators that get a card; all of them are in the table

@@ -21,7 +21,7 @@ from ditorch.precision.isolation.runs import Run, RunError, Runs
 from ditorch.precision.loss import BAR, mean_relative_error
 from ditorch.precision.results import Findings, LossCurve, read_findings, write_findings
 from ditorch.precision.standards import load_standards
-from ditorch.vendors import VENDORS
+from ditorch.vendors import VENDORS, library
 
 EXAMPLE = Path(__file__).with_name("example.py")
 
@@ -192,6 +192,8 @@ def _losses_so_far(folder: Path) -> int:
 
 def check_chip(chip: str) -> None:
     """Raises ValueError: there is no such chip."""
+    if chip == library.VENDOR.name and (found := library.look()).state != "found":
+        raise ValueError(f"the chip {chip}: {found.why}")
     vendors = [vendor.name for vendor in VENDORS]
     if chip not in (*vendors, *chip_names()) and not Path(chip).is_file():
         raise ValueError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
-from hyperhetero_input import decoded, problems
+from hyperhetero.input import decoded, problems
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ditorch.precision.place import Place
-from hyperhetero_input import problems
-from hyperhetero_output import write_file
+from hyperhetero.input import problems
+from hyperhetero.output import write_file
 
 
 class _ResultModel(BaseModel):

@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from ditorch.precision.results import findings_path
 from ditorch.precision.select import Selection
 from ditorch.precision.tool import Tool
-from hyperhetero_input import decoded, problems
+from hyperhetero.input import decoded, problems
 
 # Each tool is a module of ditorch.precision and the class in it.
 TOOLS = {
@@ -144,7 +144,7 @@ def _make(source: str, name: str, arguments: Any) -> Tool:
         raise ValueError(f"{source}: {name}: expected a table of arguments, got {arguments!r}")
     chosen = tool_class(name)
     try:
-        checked = _arguments_model(chosen).model_validate(arguments)
+        checked = arguments_model(chosen).model_validate(arguments)
         return chosen(**checked.model_dump(exclude_unset=True))
     except ValidationError as error:
         raise ValueError(f"{source}: {problems(error, arguments, name)}") from None
@@ -152,7 +152,7 @@ def _make(source: str, name: str, arguments: Any) -> Tool:
         raise ValueError(f"{source}: {name}: {error}") from None
 
 
-def _arguments_model(tool: type[Tool]) -> type[BaseModel]:
+def arguments_model(tool: type[Tool]) -> type[BaseModel]:
     """What the tool's constructor takes, as a model that forbids anything else."""
     hints = get_type_hints(tool.__init__)
     fields: dict[str, Any] = {

@@ -30,7 +30,7 @@ from pydantic import (
     ValidationError,
 )
 
-from hyperhetero_input import decoded, problems
+from hyperhetero.input import decoded, problems
 
 Importance = Literal["critical", "major", "minor"]
 Rule = Literal["equal", "bound", "not compared"]

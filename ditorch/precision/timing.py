@@ -21,7 +21,7 @@ from ditorch.precision.results import Findings, OperatorTime, write_findings
 from ditorch.precision.select import Selection
 from ditorch.precision.tensors import chip_of, has_to_stay
 from ditorch.precision.tool import Proceed, Tool, new_findings
-from hyperhetero_output import keep_permissions, target_of
+from hyperhetero.output import keep_permissions, target_of
 
 _MOST_UNRESOLVED = 8192  # calls whose events are kept before the oldest are resolved
 _BATCH = 4096

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import forks
 import pytest
+from commands import run_command
 from on_chip import environment
 from sample_findings import FAULTY, FIRST_BAD, GOOD, sample_conformance, write_sample
 from typer.testing import CliRunner, Result
@@ -18,6 +19,7 @@ from ditorch.conform.results import Outcome, write_conformance
 from ditorch.precision.results import Findings, LossCurve, write_findings
 from ditorch_align import app
 
+ROOT = Path(__file__).parents[2]
 COMMANDS = ("run", "compare", "conform", "isolate", "replay", "report")
 
 SCRIPT = """
@@ -46,9 +48,9 @@ def align(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def align_outside(*arguments: object) -> subprocess.CompletedProcess[str]:
+def align_outside(*arguments: object, **extra: str) -> subprocess.CompletedProcess[str]:
     return forks.run(
-        ["-m", "ditorch_align", *map(str, arguments)], environment(None), timeout_s=240
+        ["-m", "ditorch_align", *map(str, arguments)], environment(None, **extra), timeout_s=240
     )
 
 
@@ -174,7 +176,9 @@ def test_nothing_to_report_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_written_is_one_sentence(sample: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert is_one_sentence(align("report", sample, "--html", tmp_path / "file" / "page.html"))
+    ended = run_command(app, ["report", sample, "--html", tmp_path / "file" / "page.html"])
+    assert ended.exit_code == 2 and ended.stdout == ""
+    assert "is a file, not a folder" in ended.stderr and ended.stderr.count("\n") == 1
 
 
 def test_losses_of_two_machines_are_compared(tmp_path: Path) -> None:
@@ -284,6 +288,31 @@ def test_run_holds_losses_and_operators_against_the_reference(tmp_path: Path) ->
     assert align("compare", right, other).exit_code == 0
     again = align("replay", right, "--operators", "*mm*", "--json")
     assert again.exit_code == 0 and json.loads(again.stdout)["operators"]
+
+
+def test_a_vendors_library_is_a_chip_to_run_on(tmp_path: Path) -> None:
+    """The environment of the command names it, and the reference is none of it."""
+    script = tmp_path / "train.py"
+    moved = 'model.to("device")\n'
+    script.write_text(SCRIPT.replace(moved, moved + 'print("on", model.weight.device)\n'))
+    acme = tmp_path / "libacme.so"
+    acme.write_bytes((ROOT / "ditorch" / "lib" / "libemuchip.so").read_bytes())
+    chip = ROOT / "ditorch" / "chips" / "b-mini.toml"
+    arguments = ("run", script, "--chips", "library,cpu", "--tools", "", "--steps", 3)
+    output = ("--output", tmp_path / "out", "--json", "--", "0.1", "none")
+    named = {"DITORCH_VENDOR_LIBRARY": str(acme), "EMUCHIP_CHIP": str(chip)}
+    result = align_outside(*arguments, *output, **named)
+    assert result.returncode == 0, result.stderr
+    library, host = json.loads(result.stdout)["rows"]
+    assert 0 < library["ours"] < 1.5 and host["ours"] == 0
+    log = (tmp_path / "out" / "library" / "log.txt").read_text()
+    assert "on emuchip:0" in log, log
+
+    result = align_outside(*arguments, *output)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == (
+        "ditorch-align: the chip library: DITORCH_VENDOR_LIBRARY names no library"
+    )
 
 
 def test_a_chip_whose_run_is_lost_fails_and_the_others_are_judged(tmp_path: Path) -> None:

@@ -50,6 +50,10 @@ def test_a_chip_with_its_own_kernels_agrees_with_the_cpu() -> None:
     run_checks("d", "check_against_cpu.py")
 
 
+def test_elementwise_operators_are_the_chips_own() -> None:
+    run_checks("b", "check_elementwise.py")
+
+
 def test_every_launched_operator_is_charged_once(make_chip: Callable[..., Path]) -> None:
     run_checks(make_chip("a", launch_s="1.0", bandwidth_bytes_per_s="1e30"), "check_launches.py")
     run_checks(make_chip("a", launch_s="0.0", bandwidth_bytes_per_s="1e6"), "check_bytes.py")

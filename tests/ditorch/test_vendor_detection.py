@@ -20,7 +20,7 @@ FAKE_PATH = f"{ROOT}:{FAKES}"
 B_MINI = str(ROOT / "ditorch" / "chips" / "b-mini.toml")
 PLUGINS = {"FAKE_PLUGIN_CHIP_FILE": B_MINI}
 _OF_PLUGINS = ["npu", "mlu", "musa", "privateuse1"]
-ORDER = ["library", "emuchip", *_OF_PLUGINS, "cuda", "rocm", "xpu", "mps", "cpu"]
+ORDER = ["library", "emuchip", *_OF_PLUGINS, "cuda", "rocm", "xpu", "mps", "opencl", "cpu"]
 
 
 def run_with_plugins(code: str, **extra: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ namespace dicomm {
 
 namespace {
 
-struct Block {
+struct HostBlock {
   c10::DeviceType device;
   std::size_t bytes;
   c10::DataPtr memory;
@@ -20,11 +20,11 @@ struct Block {
 // Memory that no tensor uses now, the oldest first.
 class IdleBlocks {
  public:
-  Block take(c10::DeviceType device, std::size_t bytes) {
+  HostBlock take(c10::DeviceType device, std::size_t bytes) {
     std::lock_guard lock(mutex_);
     for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) {
       if (block->device != device || block->bytes < bytes || block->bytes / 2 > bytes) continue;
-      Block taken = std::move(*block);
+      HostBlock taken = std::move(*block);
       blocks_.erase(std::next(block).base());
       bytes_ -= taken.bytes;
       return taken;
@@ -32,7 +32,7 @@ class IdleBlocks {
     return {device, bytes, c10::DataPtr()};
   }
 
-  void give(Block block) {
+  void give(HostBlock block) {
     std::lock_guard lock(mutex_);
     bytes_ += block.bytes;
     blocks_.push_back(std::move(block));
@@ -45,7 +45,7 @@ class IdleBlocks {
  private:
   static constexpr std::size_t kMostBytes = 512 << 20;
   std::mutex mutex_;
-  std::deque<Block> blocks_;
+  std::deque<HostBlock> blocks_;
   std::size_t bytes_ = 0;
 };
 
@@ -66,10 +66,10 @@ c10::DataPtr allocate(c10::DeviceType device, std::size_t bytes) {
 }  // namespace
 
 at::Tensor host_tensor_like(const at::Tensor& tensor) {
-  Block block = idle_blocks().take(tensor.device().type(), tensor.nbytes());
+  HostBlock block = idle_blocks().take(tensor.device().type(), tensor.nbytes());
   if (!block.memory) block.memory = allocate(block.device, block.bytes);
   void* data = block.memory.get();
-  const auto shared = std::make_shared<Block>(std::move(block));
+  const auto shared = std::make_shared<HostBlock>(std::move(block));
   return at::from_blob(
       data, tensor.sizes(), [shared](void*) { idle_blocks().give(std::move(*shared)); },
       at::TensorOptions().dtype(tensor.scalar_type()));

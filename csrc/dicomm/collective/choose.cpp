@@ -9,6 +9,7 @@
 #include "collective/halving.h"
 #include "collective/pairwise.h"
 #include "collective/ring.h"
+#include "collective/total_bytes.h"
 #include "collective/tree.h"
 
 namespace dicomm {
@@ -31,12 +32,6 @@ constexpr int kTreeBroadcastRanks = 3;         // no tree is deeper than dealing
 constexpr std::size_t kBruckBytes = 64 << 10;  // of all blocks together
 
 bool is_direct(int size, std::size_t bytes) { return size <= kFewRanks && bytes <= kDirectBytes; }
-
-std::size_t total_bytes(const auto& blocks) {
-  std::size_t total = 0;
-  for (const auto& block : blocks) total += block.bytes;
-  return total;
-}
 
 // The root deals out one chunk a rank, then all exchange chunks: each port carries the data twice
 // instead of log2(size) times.

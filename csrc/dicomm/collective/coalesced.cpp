@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collective/scratch.h"
+#include "collective/total_bytes.h"
 
 namespace dicomm {
 
@@ -31,12 +32,6 @@ class Packer {
   std::byte* begin_;
   std::byte* at_;
 };
-
-std::size_t total_bytes(const auto& blocks) {
-  std::size_t total = 0;
-  for (const auto& block : blocks) total += block.bytes;
-  return total;
-}
 
 // Which of the vectors are short, and how long these are together.
 struct Packed {

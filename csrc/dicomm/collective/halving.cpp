@@ -12,9 +12,9 @@ namespace dicomm {
 namespace {
 
 // The elements of the ranks [first, first + count).
-struct Part {
+struct RankRange {
   std::size_t begin, length;
-  Part(std::span<const std::size_t> ends, int first, int count)
+  RankRange(std::span<const std::size_t> ends, int first, int count)
       : begin(first == 0 ? 0 : ends[first - 1]), length(ends[first + count - 1] - begin) {}
 };
 
@@ -24,8 +24,8 @@ std::int64_t doubling_allgather(Exchange& exchange, std::byte* data,
   const int rank = exchange.rank();
   std::int64_t arrived = 0;
   for (int half = 1; half < exchange.size(); half *= 2) {
-    const Part mine(ends, rank / half * half, half);
-    const Part theirs(ends, (rank ^ half) / half * half, half);
+    const RankRange mine(ends, rank / half * half, half);
+    const RankRange theirs(ends, (rank ^ half) / half * half, half);
     const auto incoming = exchange.receive(data + theirs.begin * element_bytes,
                                            theirs.length * element_bytes, rank ^ half);
     exchange.send(data + mine.begin * element_bytes, mine.length * element_bytes, rank ^ half,
@@ -46,8 +46,8 @@ std::int64_t halving_reduce_scatter(Exchange& exchange, std::byte* partials,
   std::int64_t arrived = 0;
   for (int half = exchange.size() / 2; half >= 1; half /= 2) {
     const int peer = rank ^ half;
-    const Part kept(ends, rank / half * half, half);
-    const Part given(ends, peer / half * half, half);
+    const RankRange kept(ends, rank / half * half, half);
+    const RankRange given(ends, peer / half * half, half);
     const auto incoming = exchange.receive(scratch.data(), kept.length * width, peer);
     exchange.send(partials + given.begin * width, given.length * width, peer,
                   std::max(ready_at_ns, arrived));

@@ -1,10 +1,16 @@
 /* The operator ABI: the chip's own kernels. Optional as a whole: a library without
  * `ditorch_vendor_operators` has none, and the host computes everything.
  *
+ * The first entries, of one operator each, take tensors as handles; the later ones, of many
+ * operators each, take a descriptor. A library made before a descriptor's entry was added goes on
+ * working: its smaller `struct_size` says that it lacks the entry.
+ *
  * Tensors are opaque handles. ditorch hands the vendor a table of accessors once, at load; a handle
  * is good during the call it is given to. Tensors lie on the context's device; outputs are
  * allocated by ditorch before the call, hold no meaningful values, and overlap no input. No tensor
  * is empty, conjugated or negated in passing, and all are of floating dtypes.
+ *
+ * What this says of handles does not hold for descriptors, which say themselves what they contain.
  *
  * Every entry may be NULL, and every call may return DITORCH_NOT_IMPLEMENTED (for a dtype, a
  * layout, a size) as long as it has written nothing: ditorch then lets the host compute the
@@ -43,6 +49,101 @@ typedef struct ditorch_context {
   int32_t device;
   ditorch_stream* stream; /* NULL is the default stream */
 } ditorch_context;
+
+/* --- elementwise programs ----------------------------------------------------------------------
+ */
+
+/* One step of an elementwise program, on a stack of values: the last pushed is the top. Unary steps
+ * replace the top; binary ones replace the two last by one, `a` being the lower and `b` the top.
+ * Comparisons, and what is marked so, give 1 or 0. */
+typedef enum ditorch_opcode {
+  DITORCH_LOAD = 0,     /* push the element of operand `operand` */
+  DITORCH_STORE = 1,    /* take the top off and write it to operand `operand` */
+  DITORCH_CONSTANT = 2, /* push `value`, or `integer` where the program computes in integers */
+  /* unary */
+  DITORCH_NEGATE = 16,
+  DITORCH_ABS = 17,
+  DITORCH_SQRT = 18,
+  DITORCH_RSQRT = 19,
+  DITORCH_RECIPROCAL = 20,
+  DITORCH_EXP = 21,
+  DITORCH_LOG = 22,
+  DITORCH_SIN = 23,
+  DITORCH_COS = 24,
+  DITORCH_TANH = 25,
+  DITORCH_ERF = 26,
+  DITORCH_SIGMOID = 27,
+  DITORCH_FLOOR = 28,
+  DITORCH_TRUNCATE = 29, /* toward zero */
+  DITORCH_NOT = 30,      /* 1 if the top is 0 */
+  /* binary */
+  DITORCH_ADD = 48,
+  DITORCH_SUBTRACT = 49, /* a - b */
+  DITORCH_MULTIPLY = 50,
+  DITORCH_DIVIDE = 51,  /* a / b; not in integers */
+  DITORCH_POWER = 52,   /* a to the power of b; not in integers */
+  DITORCH_MINIMUM = 53, /* NaN if either is */
+  DITORCH_MAXIMUM = 54,
+  DITORCH_LESS = 55,
+  DITORCH_LESS_EQUAL = 56,
+  DITORCH_EQUAL = 57,
+  DITORCH_AND = 58, /* 1 if neither is 0 */
+  DITORCH_OR = 59,  /* 1 if one is not 0 */
+  /* ternary: a condition, a value and the top */
+  DITORCH_SELECT = 80 /* the value if the condition is not 0, else the top */
+} ditorch_opcode;
+
+typedef struct ditorch_instruction {
+  int32_t opcode;  /* a ditorch_opcode */
+  int32_t operand; /* LOAD and STORE */
+  double value;    /* CONSTANT */
+  int64_t integer; /* CONSTANT */
+} ditorch_instruction;
+
+/* A strided tensor of a descriptor. */
+typedef struct ditorch_operand {
+  void* data; /* its first element, on the device */
+  ditorch_dtype dtype;
+  const int64_t* strides; /* in elements, one for each dimension; zero if expanded */
+} ditorch_operand;
+
+#define DITORCH_MAP_OPERANDS 8u      /* at most */
+#define DITORCH_MAP_STACK 8u         /* values on the stack, at most */
+#define DITORCH_MAP_INSTRUCTIONS 64u /* at most */
+
+/* One program over every element of tensors of one shape. Operands are read before they are
+ * written; one that is written overlaps no other but itself (the same tensor twice, as of an
+ * operator in place). Dimensions of size 1 and those that could be one are merged already.
+ *
+ * Values on the stack have the dtype `compute`: FLOAT32, FLOAT64, or INT64 where no operand is
+ * floating. LOAD converts to it; STORE converts from it: rounded to nearest for floating dtypes,
+ * toward zero and modulo the width for integers, 0 or 1 for BOOL. */
+typedef struct ditorch_map {
+  size_t struct_size;
+  ditorch_dtype compute;
+  int32_t dimensions;
+  int32_t operand_count;
+  int32_t instruction_count;
+  const int64_t* sizes; /* one for each dimension; none is zero */
+  const ditorch_operand* operands;
+  const ditorch_instruction* instructions;
+} ditorch_map;
+
+/* The same program over lists of dense tensors: the i-th call sees `elements[i]` elements of each
+ * operand, from `data[i * operand_count + operand]` on. They lie side by side where the operand's
+ * stride is 1; where it is 0, there is one for them all. */
+typedef struct ditorch_map_list {
+  size_t struct_size;
+  ditorch_dtype compute;
+  int32_t operand_count;
+  int32_t instruction_count;
+  int32_t call_count;
+  const ditorch_dtype* dtypes; /* one for each operand */
+  const int64_t* strides;      /* one for each operand */
+  const int64_t* elements;     /* one for each call; none is zero */
+  void* const* data;
+  const ditorch_instruction* instructions;
+} ditorch_map_list;
 
 typedef struct ditorch_operators {
   uint32_t abi_version; /* DITORCH_OPERATORS_ABI_VERSION */
@@ -101,6 +202,12 @@ typedef struct ditorch_operators {
   ditorch_status (*mean)(const ditorch_context* context, ditorch_tensor* out,
                          const ditorch_tensor* input, int64_t outer, int64_t reduced,
                          int64_t inner);
+
+  /* Elementwise operators: arithmetic, comparisons, where, casts, fills, strided copies,
+   * activations and their gradients. */
+  ditorch_status (*map)(const ditorch_context* context, const ditorch_map* call);
+  /* Steps of optimizers and of gradient clipping. */
+  ditorch_status (*map_list)(const ditorch_context* context, const ditorch_map_list* call);
 } ditorch_operators;
 
 /* The library's table, which lives as long as the process, or NULL if it does not speak

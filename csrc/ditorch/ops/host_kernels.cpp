@@ -43,7 +43,7 @@ void convolution_backward(const c10::OperatorHandle& handle, torch::jit::Stack* 
 
 // The CPU has no fused backward. These are the steps its autograd takes through the composed
 // forward, x * rsqrt(mean(x^2) + eps) * weight, so the result is the same bit for bit.
-void rms_norm_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+void compose_rms_norm_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   auto arguments = torch::jit::pop(*stack, 6);
   const auto& input_as_given = arguments[1].toTensor();
   const auto normalized = static_cast<int64_t>(arguments[2].toIntVector().size());
@@ -132,7 +132,7 @@ HostKernel find_host_kernel(const std::string& qualified_name) {
   static const std::map<std::string, HostKernel> others = {
       {"aten::convolution_overrideable", convolution},
       {"aten::convolution_backward_overrideable", convolution_backward},
-      {"aten::_fused_rms_norm_backward", rms_norm_backward},
+      {"aten::_fused_rms_norm_backward", compose_rms_norm_backward},
       {"aten::abs", abs},
       {"aten::histc", histc},
       {"aten::nansum", nansum},

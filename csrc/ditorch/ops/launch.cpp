@@ -12,6 +12,7 @@
 #include "ops/charge.h"
 #include "ops/host_arguments.h"
 #include "ops/operator.h"
+#include "ops/strict.h"
 #include "ops/wider.h"
 #include "runtime/generator.h"
 #include "runtime/stream.h"
@@ -22,7 +23,7 @@ namespace {
 
 using Values = c10::ArrayRef<c10::IValue>;
 
-std::optional<c10::DeviceIndex> device_of(const at::Tensor& tensor) {
+std::optional<c10::DeviceIndex> chip_index(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.device().type() != kChip) return std::nullopt;
   return tensor.device().index();
 }
@@ -32,10 +33,10 @@ c10::DeviceIndex find_device(Values arguments) {
   for (const auto& value : arguments) {
     std::optional<c10::DeviceIndex> found;
     if (value.isTensor()) {
-      found = device_of(value.toTensor());
+      found = chip_index(value.toTensor());
     } else if (value.isTensorList()) {
       for (const at::Tensor& tensor : value.toTensorList()) {
-        if (!found) found = device_of(tensor);
+        if (!found) found = chip_index(tensor);
       }
     } else if (value.isDevice() && value.toDevice().has_index()) {
       found = value.toDevice().index();
@@ -146,6 +147,7 @@ void launch(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::
   charge.count_product(op, Values(*stack).slice(first));
   const bool on_host = !run_on_chip(op, device, count, stack);
   if (on_host) {
+    refuse_host(handle, Values(*stack).slice(first));
     op.host_runs += 1;
     host_runs_here += 1;
     run_on_host(handle, op, device, stack);

@@ -22,6 +22,7 @@
 
 #include "ops/charge.h"
 #include "ops/host_arguments.h"
+#include "ops/map.h"
 #include "runtime/allocator.h"
 #include "runtime/copy.h"
 #include "runtime/pinned.h"
@@ -36,7 +37,7 @@ c10::Device device_or_current(std::optional<c10::Device> device) {
   return device && device->has_index() ? *device : chip_device(current_device());
 }
 
-void refuse_layout(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
+void check_dense(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
   TORCH_CHECK(!layout || *layout == c10::kStrided, "the device ", vendor().devices.front().library,
               " holds dense tensors only, not ", *layout, " ones; keep such tensors on the CPU");
   TORCH_CHECK(!pin_memory || !*pin_memory, "Only dense CPU tensors can be pinned");
@@ -51,7 +52,7 @@ bool fills_what_is_new() {
 at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype,
                  std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                  std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
-  refuse_layout(layout, pin_memory);
+  check_dense(layout, pin_memory);
   c10::DeviceGuard guard(device_or_current(device));
   at::Tensor made = at::detail::empty_generic(size, chip_allocator(), kChipKeys,
                                               c10::dtype_or_default(dtype), format);
@@ -61,7 +62,7 @@ at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype,
 at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
                          std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
                          std::optional<c10::Device> device, std::optional<bool> pin_memory) {
-  refuse_layout(layout, pin_memory);
+  check_dense(layout, pin_memory);
   c10::DeviceGuard guard(device_or_current(device));
   at::Tensor made = at::detail::empty_strided_generic(size, stride, chip_allocator(), kChipKeys,
                                                       c10::dtype_or_default(dtype));
@@ -137,7 +138,7 @@ at::Tensor empty_on_host(c10::IntArrayRef size, c10::ScalarType dtype) {
   return at::empty(size, at::TensorOptions(dtype));
 }
 
-// Within the chip: the host's kernel, charged like any operator; bytes alone need no kernel.
+// Within the chip, charged like any operator; bytes alone need no kernel.
 void copy_within_chip(const at::Tensor& destination, const at::Tensor& source) {
   const auto device = destination.device().index();
   if (!host_reaches(device) && are_alike(destination, source) && !destination.is_alias_of(source)) {
@@ -147,6 +148,12 @@ void copy_within_chip(const at::Tensor& destination, const at::Tensor& source) {
   Charge charge(device);
   charge.add(source);
   charge.add(destination);
+  const ditorch_context context{sizeof(context), device, current_handle(device)};
+  const auto status = map_copy(context, destination, source);
+  if (status != DITORCH_NOT_IMPLEMENTED) {
+    check(status, "copy_");
+    return charge.pay("copy_", false);
+  }
   HostArguments host(device);
   const auto target = host.lend(destination, /*written=*/true);
   target.copy_(host.lend(source, /*written=*/false));

@@ -7,12 +7,10 @@
 
 #include <vector>
 
+#include "ops/optional_tensor.h"
+
 namespace ditorch {
 namespace {
-
-at::Tensor optional_tensor(const c10::IValue& value) {
-  return value.isTensor() ? value.toTensor() : at::Tensor();
-}
 
 at::Tensor plus(const at::Tensor& gates, const at::Tensor& bias) {
   return bias.defined() ? gates + bias : gates;

@@ -11,7 +11,11 @@
 #include <string_view>
 
 #include "ops/charge.h"
+#include "ops/foreach.h"
 #include "ops/host_arguments.h"
+#include "ops/map.h"
+#include "ops/optional_tensor.h"
+#include "ops/pointwise.h"
 
 namespace ditorch {
 namespace {
@@ -27,10 +31,6 @@ const at::Tensor& of_handle(const ditorch_tensor* tensor) {
 ditorch_tensor* handle(const at::Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
   return reinterpret_cast<ditorch_tensor*>(const_cast<at::Tensor*>(&tensor));
-}
-
-at::Tensor optional_tensor(const c10::IValue& value) {
-  return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
 // Dense tensors of one chip with elements in them, of a floating dtype, and nothing lazy.
@@ -336,9 +336,9 @@ const ditorch_tensor_accessors kAccessors = {
 
 // Functional and in-place forms reach their .out form with memory already allocated, except for
 // the normalisations, which have none.
-const std::map<std::string, VendorKernel>& kernels() {
+const VendorKernels& entries_of_one_operator() {
   using Table = ditorch_operators;
-  static const std::map<std::string, VendorKernel> kernels = {
+  static const VendorKernels kernels = {
       {"aten::mm.out", matmul_out},
       {"aten::bmm.out", matmul_out},
       {"aten::addmm.out", matmul_add_out},
@@ -357,18 +357,31 @@ const std::map<std::string, VendorKernel>& kernels() {
   return kernels;
 }
 
+const VendorKernels& vendor_kernels() {
+  static const VendorKernels all = [] {
+    VendorKernels found = entries_of_one_operator();
+    if (vendor_has_map()) {
+      found.merge(pointwise::all_kernels());
+      found.merge(foreach::all_kernels());
+    }
+    return found;
+  }();
+  return all;
+}
+
 }  // namespace
 
 VendorKernel find_vendor_kernel(const std::string& qualified_name, const std::string& overload) {
   if (!vendor().operators) return nullptr;
-  auto found = kernels().find(overload.empty() ? qualified_name : qualified_name + "." + overload);
-  return found == kernels().end() ? nullptr : found->second;
+  auto found =
+      vendor_kernels().find(overload.empty() ? qualified_name : qualified_name + "." + overload);
+  return found == vendor_kernels().end() ? nullptr : found->second;
 }
 
 bool vendor_may_compute(std::string_view qualified_name) {
   if (qualified_name.ends_with('_')) qualified_name.remove_suffix(1);
   return vendor().operators &&
-         std::any_of(kernels().begin(), kernels().end(), [&](const auto& kernel) {
+         std::any_of(vendor_kernels().begin(), vendor_kernels().end(), [&](const auto& kernel) {
            const std::string_view name = kernel.first;
            return name.substr(0, name.find('.')) == qualified_name;
          });

@@ -3,6 +3,8 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,9 +16,12 @@ namespace ditorch {
 // Computes an operator from its arguments in schema order, on contiguous memory of the chip that
 // ditorch allocates first. DITORCH_NOT_IMPLEMENTED leaves the operator, untouched, to the host:
 // anything unusual (dtypes, layouts, overlap, wrong shapes) goes there, to torch's own checks.
-using VendorKernel = ditorch_status (*)(const ditorch_context& context,
-                                        c10::ArrayRef<c10::IValue> arguments,
-                                        std::vector<c10::IValue>& results);
+using VendorKernel = std::function<ditorch_status(const ditorch_context& context,
+                                                  c10::ArrayRef<c10::IValue> arguments,
+                                                  std::vector<c10::IValue>& results)>;
+
+// By qualified name and overload, such as "aten::add.out".
+using VendorKernels = std::map<std::string, VendorKernel>;
 
 // The kernel of an operator, or null if the vendor has none.
 VendorKernel find_vendor_kernel(const std::string& qualified_name, const std::string& overload);

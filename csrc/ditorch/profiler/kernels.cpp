@@ -10,7 +10,7 @@ namespace ditorch {
 namespace {
 
 std::mutex mutex;
-std::vector<Kernel>& kernels() {
+std::vector<Kernel>& noted_kernels() {
   static auto* all = new std::vector<Kernel>();  // autograd's threads may outlive statics
   return *all;
 }
@@ -39,12 +39,12 @@ void record_kernel(c10::DeviceIndex device, const char* name, bool on_host) {
     return;
   }
   std::lock_guard lock(mutex);
-  kernels().push_back(kernel);
+  noted_kernels().push_back(kernel);
 }
 
 std::vector<Kernel> take_kernels() {
   std::lock_guard lock(mutex);
-  return std::exchange(kernels(), {});
+  return std::exchange(noted_kernels(), {});
 }
 
 }  // namespace ditorch

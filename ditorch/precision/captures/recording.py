@@ -17,7 +17,7 @@ from ditorch.precision.captures import records
 from ditorch.precision.captures.arguments import dtype_called
 from ditorch.precision.captures.records import CallRecord, Manifest, TensorUse
 from ditorch.precision.captures.statistics import Statistics, digest_of
-from hyperhetero_input import problems
+from hyperhetero.input import problems
 
 _T = TypeVar("_T")
 _MANIFEST = TypeAdapter(Manifest)

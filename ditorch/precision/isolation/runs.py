@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ditorch.precision.loss import read_losses
-from ditorch.vendors import VENDORS
+from ditorch.vendors import VENDORS, library
 
 _SERVER = Path(__file__).with_name("run_server.py")
 _PACKAGES = Path(__file__).resolve().parents[3]
@@ -56,7 +56,8 @@ class Runs:
     """Starts runs of one script; a context manager.
 
     `chip` is a preset or file of an emulated chip ("b", "chips/mine.toml") or a vendor's name
-    ("cpu", "cuda", "npu"): this process's own chip plays no part.
+    ("cpu", "cuda", "npu", or "library" for the one that DITORCH_VENDOR_LIBRARY names): this
+    process's own chip plays no part.
     """
 
     def __init__(self, script: Path, args: Sequence[str] = (), *, deadline_s: float = 600) -> None:
@@ -172,12 +173,14 @@ def _start_server() -> subprocess.Popen[bytes]:
 
 
 def _environment(chip: str) -> dict[str, str]:
-    """This process's, but for the chip: "b" and "mine.toml" are emulated chips, "cuda" a vendor."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("DITORCH_CHIP", "EMUCHIP_CHIP", "DITORCH_VENDOR", "DITORCH_VENDOR_LIBRARY")
-    }
+    """This process's, but for the chip: "b" and "mine.toml" are emulated chips, "cuda" a vendor.
+
+    The vendor "library" is the library that this process's environment names.
+    """
+    others = {"DITORCH_CHIP", "DITORCH_VENDOR"}
+    if chip != library.VENDOR.name:
+        others |= {"DITORCH_VENDOR_LIBRARY", "EMUCHIP_CHIP"}
+    kept = {name: value for name, value in os.environ.items() if name not in others}
     is_vendor = chip in {vendor.name for vendor in VENDORS}
     return kept | {
         "DITORCH_VENDOR" if is_vendor else "DITORCH_CHIP": chip,

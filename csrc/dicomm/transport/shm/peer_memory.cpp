@@ -10,11 +10,11 @@ namespace dicomm {
 
 namespace {
 
-using Call = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long,
-                         unsigned long);
+using TransferCall = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long,
+                                 unsigned long);
 
 // The kernel stops short where a page of either side is not there, and fails at the next call.
-bool move(Call call, pid_t pid, std::byte* here, std::uint64_t there, std::size_t bytes) {
+bool move(TransferCall call, pid_t pid, std::byte* here, std::uint64_t there, std::size_t bytes) {
   if (pid <= 0) return false;
   while (bytes > 0) {
     const iovec local{here, bytes}, remote{reinterpret_cast<void*>(there), bytes};

@@ -13,7 +13,7 @@ namespace dicomm {
 
 namespace {
 
-constexpr std::size_t kSegmentBytes = 2 * sizeof(Lane);  // the owner sends in the first
+constexpr std::size_t kLanesBytes = 2 * sizeof(Lane);  // the owner sends in the first
 // Touching memory that the peer took away would end this process.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
@@ -21,10 +21,10 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 Fd make_segment() {
   Fd segment(::memfd_create("dicomm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!segment || ::fallocate(segment.get(), 0, 0, kSegmentBytes) != 0 ||
+  if (!segment || ::fallocate(segment.get(), 0, 0, kLanesBytes) != 0 ||
       ::fcntl(segment.get(), F_ADD_SEALS, kSeals) != 0)
     throw Error(
-        text("cannot make ", kSegmentBytes, " bytes of shared memory: ", system_error(errno)));
+        text("cannot make ", kLanesBytes, " bytes of shared memory: ", system_error(errno)));
   return segment;
 }
 
@@ -34,12 +34,11 @@ std::unique_ptr<Stream> shm_stream(Fd socket, Fd segment, bool owner) {
     throw Error("the peer's shared memory is not sealed: it could be taken away while in use");
   struct stat status{};
   if (::fstat(segment.get(), &status) != 0 ||
-      static_cast<std::size_t>(status.st_size) != kSegmentBytes)
+      static_cast<std::size_t>(status.st_size) != kLanesBytes)
     throw Error("the peer's shared memory has another size: another version?");
-  void* memory =
-      ::mmap(nullptr, kSegmentBytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment.get(), 0);
+  void* memory = ::mmap(nullptr, kLanesBytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment.get(), 0);
   if (memory == MAP_FAILED) throw Error(text("cannot map shared memory: ", system_error(errno)));
-  ::madvise(memory, kSegmentBytes, MADV_DONTFORK);
+  ::madvise(memory, kLanesBytes, MADV_DONTFORK);
   return std::make_unique<ShmStream>(std::move(socket), static_cast<Lane*>(memory), owner);
 }
 

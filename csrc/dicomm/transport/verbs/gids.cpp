@@ -13,12 +13,12 @@
 
 #include "core/communicator.h"
 #include "core/text.h"
+#include "transport/verbs/wire.h"
 
 namespace dicomm::verbs {
 
 namespace {
 
-constexpr std::size_t kMaxRails = 8;
 constexpr std::size_t kMaxGids = 16;
 constexpr int kGidTableRows = 256;
 constexpr const char *kCm = "cm", *kCmOnly = "cm-only";
@@ -168,7 +168,7 @@ std::vector<PublishedRail> decode_rails(const std::string& word) {
   std::getline(parts, part, ';');
   std::vector<PublishedRail> rails;
   const std::string count = part;
-  while (std::getline(parts, part, ';') && rails.size() <= kMaxRails) {
+  while (std::getline(parts, part, ';') && rails.size() <= std::size_t{kMaxRails}) {
     std::istringstream fields(part);
     std::string field;
     PublishedRail rail;
@@ -183,7 +183,7 @@ std::vector<PublishedRail> decode_rails(const std::string& word) {
         rail.gids.push_back(decode_gid(field));
     rails.push_back(std::move(rail));
   }
-  if (rails.size() > kMaxRails || std::to_string(rails.size()) != count)
+  if (rails.size() > std::size_t{kMaxRails} || std::to_string(rails.size()) != count)
     throw Error("its list of RDMA rails is damaged");
   return rails;
 }

@@ -1,0 +1,47 @@
+"""DITORCH_STRICT=1 turns what the host would compute into an error."""
+
+from __future__ import annotations
+
+from on_chip import run_python
+
+MODEL = """
+import torch, ditorch
+from torch import nn
+class Running(nn.Module):
+    def forward(self, x):
+        return torch.cumsum(x, 0)
+model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Sequential(nn.SiLU(), Running()))
+model = model.to("device")
+x = torch.ones(2, 4, dtype=torch.float32).to("device")
+"""
+
+
+def test_the_operator_the_dtypes_and_the_module_are_named() -> None:
+    code = MODEL + "try:\n    model(x)\nexcept NotImplementedError as error:\n    print(error)\n"
+    done = run_python(code, "b-mini", DITORCH_STRICT="1")
+    assert done.returncode == 0, done.stderr
+    line = done.stdout.splitlines()[0]
+    for part in ("DITORCH_STRICT=1", "aten::cumsum", "(Float)", "Sequential.1.1", "emuchip"):
+        assert part in line, line
+
+
+def test_outside_of_modules_it_says_so_and_the_next_operator_runs() -> None:
+    code = MODEL + (
+        "try:\n    x.double().cumsum(0)\nexcept NotImplementedError as error:\n    print(error)\n"
+        "print((x @ x.t() + 1).sum().item())\n"
+    )
+    done = run_python(code, "b-mini", DITORCH_STRICT="1")
+    assert done.returncode == 0, done.stderr
+    assert "(Double) in no module's forward" in done.stdout
+    assert done.stdout.splitlines()[-1] == "20.0"
+
+
+def test_without_it_the_host_computes() -> None:
+    done = run_python(MODEL + "print(model(x).shape)", "b-mini")
+    assert done.stdout.strip() == "torch.Size([2, 4])", done.stderr
+
+
+def test_another_value_is_refused() -> None:
+    done = run_python("import ditorch", "b-mini", DITORCH_STRICT="yes")
+    assert done.returncode != 0
+    assert "DITORCH_STRICT is 'yes', expected 0 or 1" in done.stderr
