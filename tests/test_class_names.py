@@ -22,7 +22,7 @@ def repeated_class_names(package: Path) -> dict[str, list[str]]:
     return {name: found for name, found in places.items() if len(found) > 1}
 
 
-@pytest.mark.parametrize("package", ["heteropp", "ditorch", "dicomm"])
+@pytest.mark.parametrize("package", ["heteropp", "ditorch", "dicomm", "hyperhetero"])
 def test_no_class_name_is_defined_twice(package: str) -> None:
     found = repeated_class_names(ROOT / package)
     assert {name: places for name, places in found.items() if name not in TWICE} == {}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("heteropp", "ditorch", "dicomm", "tools", "tests")
+FOLDERS = ("heteropp", "ditorch", "dicomm", "hyperhetero", "tools", "tests")
 # a docstring that begins with one of these lacks its subject and its verb
 BARE = re.compile(
     "(Of|By|Those|To|From|In|On|At|With|For|As|Into|Onto|Under|Over|Between|Among|Without|Within"

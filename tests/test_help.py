@@ -44,7 +44,7 @@ def test_help_of_a_subcommand_imports_nothing_slow(name: str, subcommand: str) -
 
 
 def test_the_library_imports_nothing_slow_before_it_is_used() -> None:
-    _, imported = imports_of("-c", "import heteropp, dicomm, hyperhetero_input, hyperhetero_output")
+    _, imported = imports_of("-c", "import heteropp, dicomm, hyperhetero.input, hyperhetero.output")
     assert "heteropp" in imported
     assert not imported & SLOW
 

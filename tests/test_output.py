@@ -16,15 +16,15 @@ from pathlib import Path
 
 import forks
 import pytest
+from commands import run_command
 from installed import lack
-from typer.testing import CliRunner
 
 import dicomm.cli
 from heteropp.cli import data, search, simulate
-from hyperhetero_output import LockError, held, write_file
+from hyperhetero.output import LockError, held, write_file
 
 HOLD = (
-    "import sys, hyperhetero_output as o, pathlib; lock = o.held(pathlib.Path(sys.argv[1]), 'it'); "
+    "import sys, hyperhetero.output as o, pathlib; lock = o.held(pathlib.Path(sys.argv[1]), 'it'); "
 )
 HOLD += "lock.__enter__(); print('held', flush=True); sys.stdin.read()"
 
@@ -49,8 +49,7 @@ Command = Callable[[Path], tuple[int, str]]  # with an output: exit code, what i
 
 
 def run(app: object, *arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(each) for each in arguments])  # type: ignore[arg-type]
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    result = run_command(app, [str(each) for each in arguments])
     return result.exit_code, result.stderr
 
 
@@ -122,7 +121,7 @@ def test_pipes_and_devices_are_written_to(tmp_path: Path) -> None:
 
 def test_standard_output_keeps_what_is_said_around_it(tmp_path: Path) -> None:
     program = (
-        "import hyperhetero_output as o, pathlib; print('before');"
+        "import hyperhetero.output as o, pathlib; print('before');"
         "o.write_file(pathlib.Path('/dev/stdout'), b'content\\n'); print('after')"
     )
     with (tmp_path / "file").open("wb") as file:

@@ -1,7 +1,4 @@
-"""Where results go: a file is written whole or not at all, and one process at a time has a folder.
-
-It stands outside the three packages, which never import each other for this and all write files.
-"""
+"""Where results go: a file is written whole or not at all; one process at a time has a folder."""
 
 from __future__ import annotations
 
@@ -62,6 +59,40 @@ def target_of(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def why_no_file(path: Path) -> str | None:
+    """Says why no file can be written there, before the work for it begins; None if one can."""
+    try:
+        status = _status(path)
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    if status is None:
+        return _why_nothing_under(path.absolute().parent, path)
+    if stat.S_ISDIR(status.st_mode):
+        return f"{path} is a folder; expected the name of a file to write"
+    return None if os.access(path, os.W_OK) else f"{path} cannot be written: no permission"
+
+
+def why_no_folder(path: Path) -> str | None:
+    """Says why there can be no folder to write to under that name; None if there can."""
+    return _why_nothing_under(path.absolute(), path)
+
+
+def _why_nothing_under(folder: Path, path: Path) -> str | None:
+    """folder: where files are to be made; those above it that are missing will be."""
+    try:
+        while (status := _status(folder)) is None:
+            if folder.is_symlink():
+                return f"{path} cannot be written: {folder} is a link to what is not there"
+            folder = folder.parent
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{path} cannot be written: {folder} is a file, not a folder"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{path} cannot be written: no permission in folder {folder}"
+    return None
+
+
 def keep_permissions(temporary: Path, target: Path) -> None:
     """Gives a file that is about to replace `target` the owner and permissions of that one."""
     with suppress(FileNotFoundError):
@@ -75,7 +106,7 @@ def _status(path: Path) -> os.stat_result | None:
     """Follows links to what the name leads to; gives None where nothing is there."""
     try:
         return path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

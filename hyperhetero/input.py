@@ -1,10 +1,8 @@
-"""What is wrong with what a person gave, in one sentence that names every problem at once.
-
-It stands outside the three packages, which never import each other for this and all read files.
-"""
+"""What is wrong with what a person gave, in one sentence that names every problem at once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +16,7 @@ OUR_WORDS = {
     "greater than": "more than",
 }
 MOST_PROBLEMS = 20  # that a sentence names
+LONGEST_WAIT_S = 10_000_000  # that can be asked for, about four months: clocks overflow at more
 MOST_CHARACTERS = 100  # of a wrong value
 
 
@@ -45,8 +44,13 @@ def problems(error: ValidationError, given: Any = None, table: str = "") -> str:
         location = one["loc"] if given is None else _inside(given, one["loc"], one["type"])
         place = _place((table, *location) if table else location)
         found.setdefault(place, f"{place}: {_problem(one)}" if place else _problem(one))
+    return listed(list(found.values()))
+
+
+def listed(found: Sequence[str]) -> str:
+    """Returns the first of several problems in one sentence, and how many more there are."""
     more = [f"and {len(found) - MOST_PROBLEMS} more"] if len(found) > MOST_PROBLEMS else []
-    return "; ".join(list(found.values())[:MOST_PROBLEMS] + more)
+    return "; ".join([*found[:MOST_PROBLEMS], *more])
 
 
 def _inside(given: Any, location: Location, problem: str) -> Location:

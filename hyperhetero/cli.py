@@ -1,0 +1,120 @@
+"""The command line that all commands share: whatever is wrong with it is one sentence."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.main import get_command
+
+from hyperhetero.input import in_our_words
+from hyperhetero.output import why_no_file, why_no_folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+BAD_INPUT = 2
+
+
+class CommandLine(typer.Typer):
+    """A command, or several, whose errors are one sentence on standard error, not a frame."""
+
+    def __init__(self, **options: Any) -> None:
+        """Takes typer's options."""
+        super().__init__(add_completion=False, pretty_exceptions_enable=False, **options)
+
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        """Runs the command and exits with its code; arguments: those of the program if absent."""
+        command = get_command(self)
+        for parameter in _parameters(command):
+            parameter.process_value = _checked(parameter, parameter.process_value)
+        try:
+            ended = command(*arguments, standalone_mode=False, **options)
+        except typer.Abort:
+            print("aborted", file=sys.stderr)
+            sys.exit(1)
+        except Exception as error:
+            if not _is_about_the_command_line(error):
+                raise
+            print(_sentence(error), file=sys.stderr)
+            sys.exit(BAD_INPUT)
+        sys.exit(ended if isinstance(ended, int) else 0)
+
+
+def output_file(*names: str, help: str) -> Any:
+    """Returns a typer option for a file to write, which is refused before the command begins."""
+    return typer.Option(*names, help=help, callback=_refusing(why_no_file))
+
+
+def output_folder(*names: str, help: str) -> Any:
+    """Returns a typer option for a folder to write to, likewise."""
+    return typer.Option(*names, help=help, callback=_refusing(why_no_folder))
+
+
+def _refusing(why_not: Callable[[Path], str | None]) -> Callable[[Path | None], Path | None]:
+    def check(path: Path | None) -> Path | None:
+        if path is not None and (problem := why_not(path)):
+            raise typer.BadParameter(problem)
+        return path
+
+    return check
+
+
+def _parameters(command: Any) -> Iterator[Any]:
+    """The options and arguments of a command and of those under it."""
+    yield from command.params
+    for beneath in getattr(command, "commands", {}).values():
+        yield from _parameters(beneath)
+
+
+def _checked(parameter: Any, process: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Returns a parameter's reading of its text, without what no parameter means.
+
+    That is a number that is infinite or none, a whole one beyond 64 bits, and a path that is
+    empty, which Python takes for the folder that one is in.
+    """
+
+    def read(context: Any, given: Any) -> Any:
+        value = process(context, given)
+        several = isinstance(value, list | tuple)
+        texts = given if isinstance(given, list | tuple) else [given]
+        for one, text in zip(value if several else [value], texts, strict=False):
+            if isinstance(one, float) and not math.isfinite(one):
+                _refuse(context, parameter, f"expected a finite number, got {text}")
+            if isinstance(one, int) and abs(one) >= 1 << 63:
+                _refuse(context, parameter, f"expected a number of at most 64 bits, got {text}")
+            if isinstance(one, Path) and text == "":
+                _refuse(context, parameter, "expected a path, got an empty text")
+        return value
+
+    return read
+
+
+def _refuse(context: Any, parameter: Any, problem: str) -> None:
+    raise typer.BadParameter(problem, ctx=context, param=parameter)
+
+
+def wide_console() -> Console:
+    """Returns a terminal's own width; wide enough for tables where the output goes to a file."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=130)
+
+
+def _is_about_the_command_line(error: Exception) -> bool:
+    """Looks at the name of the class, which stands in another module in every version of typer."""
+    return any(kind.__name__ == "ClickException" for kind in type(error).__mro__)
+
+
+def _sentence(error: Any) -> str:
+    text = error.format_message().strip()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return text  # which is the help itself, or rich has just printed it
+    path = error.ctx.command_path if getattr(error, "ctx", None) else ""
+    text = in_our_words(text).rstrip(".")
+    return f"{text}; see {path} --help" if path else text
