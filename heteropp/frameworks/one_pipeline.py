@@ -1,0 +1,136 @@
+"""A plan's pipelines as one, whose stages have several replicas: the frameworks have no other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from heteropp.description.plan import Plan, Stage
+from heteropp.frameworks.file import Replacement
+
+
+@dataclass(frozen=True)
+class SinglePipeline:
+    """The stages of a plan's only pipeline, or of the one that replaces several."""
+
+    stages: tuple[Stage, ...]
+    replacements: tuple[Replacement, ...]
+
+
+def single_pipeline(plan: Plan) -> SinglePipeline:
+    """Returns a plan's stages in one pipeline, and what none of the frameworks has of them."""
+    found: list[Replacement] = []
+    stages = plan.pipelines[0].stages
+    if len(plan.pipelines) > 1:
+        stages = _joined(plan, found)
+    shares = {r.batch_share for stage in stages for r in stage.replicas if stage.dp > 1}
+    if any(len({r.batch_share for r in stage.replicas}) > 1 for stage in stages):
+        text = " and ".join(map(str, sorted(shares)))
+        found.append(Replacement(f"replicas with {text} sequences", "equal shares"))
+    if len({s.micro_batch for p in plan.pipelines for s in p.stages}) > 1:
+        found.append(
+            Replacement("stages that take a micro-batch in parts", "one micro-batch for all stages")
+        )
+    if any(len({r.chip for r in stage.replicas}) > 1 for stage in stages):
+        found.append(
+            Replacement(
+                "stages of chips of several types", "the stage waits for the slower replica"
+            )
+        )
+    slacks = [str(stage.slack) for stage in stages]
+    if set(slacks) != {"0"}:
+        found.append(
+            Replacement(f"slack {', '.join(slacks)} micro-batches by stage", "none: sends wait")
+        )
+    if any(stage.offload for stage in stages):
+        found.append(
+            Replacement("offload of idle ministages to host memory", "everything on the chip")
+        )
+    return SinglePipeline(stages, tuple(found))
+
+
+def _joined(plan: Plan, found: list[Replacement]) -> tuple[Stage, ...]:
+    """Joins pipelines that are cut alike, stage by stage, or else cuts the layers evenly."""
+    several = f"{len(plan.pipelines)} pipelines"
+    counts = [pipeline.micro_batches for pipeline in plan.pipelines]
+    if len(set(counts)) > 1:
+        text = ", ".join(map(str, counts))
+        found.append(Replacement(f"pipelines of {text} micro-batches", "as many for each replica"))
+    cuts = {tuple((s.layers, s.ministages, s.tp) for s in p.stages) for p in plan.pipelines}
+    if len(cuts) == 1:
+        found.append(Replacement(several, "one pipeline with their replicas"))
+        by_stage = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
+        return tuple(
+            replace(
+                alike[0],
+                replicas=tuple(r for stage in alike for r in stage.replicas),
+                recompute=(recompute := any(stage.recompute for stage in alike)),
+                selective_recompute=not recompute and any(s.selective_recompute for s in alike),
+            )
+            for alike in by_stage
+        )
+    stages = _even(plan)
+    found.append(
+        Replacement(
+            f"{several} that are cut differently",
+            f"one of {len(stages)} stages with {stages[0].dp} replicas of tp {stages[0].tp}",
+        )
+    )
+    return stages
+
+
+def _even(plan: Plan) -> tuple[Stage, ...]:
+    """Returns equal stages: as many as the longest pipeline has, or fewer that divide."""
+    given = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    tp = math.gcd(*(stage.tp for stage in given))
+    replicas = [
+        replace(replica, ranks=replica.ranks[i : i + tp])
+        for stage in given
+        for replica in stage.replicas
+        for i in range(0, stage.tp, tp)
+    ]
+    most = max(len(pipeline.stages) for pipeline in plan.pipelines)
+    count = max(n for n in range(1, most + 1) if not len(replicas) % n)
+    dp = len(replicas) // count
+    recompute = any(stage.recompute for stage in given)
+    first = replace(
+        given[0],
+        ministages=1,
+        slack=0,
+        recompute=recompute,
+        selective_recompute=not recompute and any(s.selective_recompute for s in given),
+        sequence_parallel=tp > 1 and any(stage.sequence_parallel for stage in given),
+    )
+    share = max(replica.batch_share for replica in replicas)
+    return tuple(
+        replace(
+            first,
+            layers=layers,
+            replicas=tuple(replace(r, batch_share=share) for r in replicas[s * dp : (s + 1) * dp]),
+        )
+        for s, layers in enumerate(divided((0, plan.model.layers), count))
+    )
+
+
+def divided(layers: tuple[int, int], parts: int) -> list[tuple[int, int]]:
+    """Cuts layers [first, last) as evenly as can be, longer parts first."""
+    first, last = layers
+    size, rest = divmod(last - first, parts)
+    ends = [first]
+    for part in range(parts):
+        ends.append(ends[-1] + size + (part < rest))
+    return list(pairwise(ends))
+
+
+def sequence_parallel(stages: tuple[Stage, ...], found: list[Replacement]) -> bool:
+    """Whether rows are cut; the frameworks have one answer for all stages with tp above 1."""
+    chosen = {stage.sequence_parallel for stage in stages if stage.tp > 1}
+    if len(chosen) > 1:
+        found.append(
+            Replacement(
+                "sequence parallelism on some stages",
+                "on every stage with tp above 1, which saves memory",
+            )
+        )
+    return True in chosen
