@@ -1,15 +1,14 @@
-"""Timelines: what each rank did, predicted or measured, as a Chrome trace and as a picture."""
+"""Timelines: what each rank did, predicted or measured, and their picture."""
 
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heteropp.description.files import write_bytes, write_text
+from heteropp.description.files import write_bytes
 
 COLOURS = {
     "F": "#4c8ed9",
@@ -47,72 +46,6 @@ class Span:
 
 
 Row = tuple[str, Sequence[Span]]  # what it is called
-
-
-def write_chrome_trace(
-    path: Path,
-    timelines: Mapping[str, Sequence[Span]],
-    labels: Mapping[int, str] | None = None,
-    memory: Mapping[int, Sequence[tuple[float, int]]] | None = None,
-) -> None:
-    """One process a timeline ("predicted", "measured"), one thread a rank, one time axis.
-
-    labels: other names of ranks. memory: by rank, (seconds, bytes held from then on), as counters
-    beside the first timeline. Raises FileError.
-    """
-    events: list[dict] = []
-    for process, (name, spans) in enumerate(timelines.items()):
-        events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
-        for rank in sorted({span.rank for span in spans}):
-            label = {"name": (labels or {}).get(rank, f"rank {rank}")}
-            events.append(
-                {"ph": "M", "name": "thread_name", "pid": process, "tid": rank, "args": label}
-            )
-        aside = _aside(spans)
-        for rank in sorted({span.rank for span in aside}):
-            label = {"name": f"reductions of {(labels or {}).get(rank, f'rank {rank}')}"}
-            events.append(
-                {"ph": "M", "name": "thread_name", "pid": process, "tid": ~rank, "args": label}
-            )
-        for span in spans:
-            numbered = "" if span.micro_batch is None else f" {span.micro_batch}"
-            numbered += f", ministage {span.ministage}" if span.ministage else ""
-            events.append(
-                {
-                    "ph": "X",
-                    "name": span.name + numbered,
-                    "cat": span.name,
-                    "pid": process,
-                    "tid": ~span.rank if span in aside else span.rank,
-                    "ts": round(span.start_s * 1e6, 3),
-                    "dur": round((span.end_s - span.start_s) * 1e6, 3),
-                }
-            )
-    for rank, curve in (memory or {}).items():
-        for time_s, size in curve:
-            counter = {"ph": "C", "name": f"memory of rank {rank}", "pid": 0}
-            events.append({**counter, "ts": round(time_s * 1e6, 3), "args": {"bytes": size}})
-    write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-
-
-def _aside(spans: Sequence[Span]) -> set[Span]:
-    """Returns the reductions that overlap other actions of their rank.
-
-    They need a thread of their own in a Chrome trace, as a thread's spans may not overlap.
-    """
-    work: dict[int, list[Span]] = {}
-    for span in spans:
-        if span.name != "reduce":
-            work.setdefault(span.rank, []).append(span)
-    return {
-        span
-        for span in spans
-        if span.name == "reduce"
-        and any(
-            max(span.start_s, other.start_s) < min(span.end_s, other.end_s)
-            for other in work.get(span.rank, ())
-        )
-    }
 
 
 def draw_timeline(

@@ -9,10 +9,11 @@ from dataclasses import asdict
 from heteropp.description.timeline import Span
 from heteropp.runtime.measuring.gauges import Reading
 from heteropp.runtime.measuring.metrics import StepMetrics
-from heteropp.runtime.measuring.report import Reporter, Summary, as_json
+from heteropp.runtime.measuring.report import Reporter, Summary, TracedStep, as_json
 from heteropp.runtime.trainer import Trainer
 from heteropp.state.checkpoint.writer import Writer
 
+TRACED_LIVE = (2, 8, 32, 128, 512, 2048, 8192)  # steps after a start, whose trace replaces the last
 LAST_STEP = "last step"  # announced by rank 0 when the job is told to stop
 
 
@@ -56,6 +57,8 @@ def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:
     validation = trainer.validate()
     key = f"metrics/{trainer.completed}"
     trainer.control.publish(key, trainer.reading.as_json())
+    if trainer.steps_here in TRACED_LIVE:
+        _trace(trainer, reporter, trainer.completed, f"spans of {trainer.completed}")
     if reporter is None:
         return None
     readings = [Reading.of_json(text) for text in trainer.control.collect(key)]
@@ -66,7 +69,7 @@ def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:
     )
     reporter.step(metrics)
     if slow := trainer.gauges.slow_ranks(readings):
-        reporter.warn(slow)
+        reporter.warn(slow, "straggler")
     if warning := trainer.executor.guard.take_warning():
         reporter.warn(warning)
     return metrics
@@ -77,7 +80,12 @@ def finish(
 ) -> Summary | None:
     """Writes what the run leaves, a trace of the median step too; rank 0 sums it up."""
     if trainer.spans:
-        _trace(trainer, reporter)
+        if reporter:
+            by_time = sorted(trainer.spans, key=lambda step: step[1])
+            trainer.control.announce("traced step", str(by_time[len(by_time) // 2][0]))
+        traced = _trace(trainer, reporter, int(trainer.control.hear("traced step")), "spans")
+        if reporter and traced:
+            reporter.draw(traced, trainer.run.labels)
     elif reporter:
         reporter.nothing_to_do()
     if reporter is None or (summary := reporter.finish()) is None:
@@ -88,17 +96,21 @@ def finish(
     return summary
 
 
-def _trace(trainer: Trainer, reporter: Reporter | None) -> None:
-    if reporter:
-        by_time = sorted(trainer.spans, key=lambda step: step[1])
-        trainer.control.store.set("traced step", str(by_time[len(by_time) // 2][0]))
-    traced = int(trainer.control.store.get("traced step"))
-    spans = next(spans for step, _, spans in trainer.spans if step == traced)
-    trainer.control.publish("spans", json.dumps([asdict(span) for span in spans]))
+def _trace(trainer: Trainer, reporter: Reporter | None, number: int, key: str) -> TracedStep | None:
+    """Leaves a trace of one of the newest steps; returns the step on rank 0. key: a new one."""
+    spans = next(spans for step, _, spans in trainer.spans if step == number)
+    trainer.control.publish(key, json.dumps([asdict(span) for span in spans]))
     if not reporter:
-        return
-    texts = trainer.control.collect("spans")
-    measured = [Span(**span) for text in texts for span in json.loads(text)]
+        return None
+    texts = trainer.control.collect(key)
+    trainer.control.forget(key)
     expected = trainer.gauges.expected
-    predicted = expected.spans if expected else []
-    reporter.trace(measured, predicted, list(trainer.run.labels))
+    step = TracedStep(
+        number=number,
+        measured=[Span(**span) for text in texts for span in json.loads(text)],
+        predicted=expected.spans if expected else [],
+        memory=expected.memory if expected else {},
+    )
+    plan = None if trainer.run.by_length else trainer.run.plan
+    reporter.trace(plan, step, trainer.run.labels)
+    return step

@@ -17,8 +17,10 @@ from heteropp.description.files import FileError, write_text
 from heteropp.models.spec import ModelError
 from heteropp.process_groups.control import Control
 from heteropp.runtime import loop
+from heteropp.runtime.measuring.events import keep_event
 from heteropp.runtime.measuring.gauges import Expect
 from heteropp.runtime.measuring.report import Reporter
+from heteropp.runtime.measuring.trackers.tracking import TrackingError
 from heteropp.runtime.ranks.attempt import attempt, launcher_store
 from heteropp.runtime.ranks.device import open_device
 from heteropp.runtime.ranks.heartbeats import POLL_S
@@ -86,7 +88,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
             trainer.initialise()
         if rank == 0:
             reporter = Reporter(
-                run.output, trainer.completed, run.steps, json_summary, run.tensorboard
+                run.output, trainer.completed, run.steps, json_summary, run.tracking, attempt()
             )
         own = Control(store.clone(), rank, world_size, SAVE_S)  # type: ignore[attr-defined]
         limit_answers(store, run.deadline_s)
@@ -113,7 +115,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         return 128 + signal.SIGTERM if stopped else 0
     except torch.OutOfMemoryError as error:
         watch.fail(f"ran out of memory: {one_line(error)}", is_own=True)
-    except (FileError, ModelError, CheckpointError, DivergedError) as error:
+    except (FileError, ModelError, CheckpointError, DivergedError, TrackingError) as error:
         watch.fail(f"stopped: {one_line(error)}", is_own=True)
     except Exception as error:
         # the line that the watch prints has room for the error alone
@@ -143,6 +145,7 @@ def starting_point(run: TrainingRun, control: Control, restarted: bool) -> Check
         cause = run.logs / CAUSE_FILE
         why = f" after this: {cause.read_text()}" if cause.exists() else ""
         print(f"starting again from step {step}{why}", file=sys.stderr, flush=True)
+        keep_event(run.output, "restart", step, f"all ranks started again{why}")
     control.announce(FIRST_STEP, str(step))
     return found
 

@@ -16,6 +16,7 @@ from heteropp.process_groups.control import Control
 from heteropp.runtime.evaluation import Validation
 from heteropp.runtime.executor import Executor, StepResult
 from heteropp.runtime.measuring.gauges import Expect, Gauges
+from heteropp.runtime.measuring.sent import SentBytes
 from heteropp.runtime.mixed_lengths.batches import MixedBatches
 from heteropp.runtime.mixed_lengths.plans import what_is_learnt
 from heteropp.runtime.mixed_lengths.step import MixedLengths
@@ -64,8 +65,13 @@ class Trainer:
         }
         self.state = State(self.executor.update, self.executor.guard)
         one_plan = not run.by_length
-        self.gauges = Gauges(plan, run.cluster, control.rank, run.labels, device, one_plan, expect)
+        groups = [group for own in self.every_groups for group in own.every()]
+        sent = SentBytes(groups) if run.device == "chip" else None
+        self.gauges = Gauges(
+            plan, run.cluster, control.rank, run.labels, device, one_plan, expect, sent
+        )
         self.completed = 0
+        self.steps_here = 0  # that this trainer has trained
         self.ended_s = time.time()  # when the newest step did, by the time of day
         self.batch: Any = None  # what the executor takes, of the next step, once made
         # (step, its seconds, when its actions ran)
@@ -73,9 +79,10 @@ class Trainer:
 
     def _executor(self) -> Executor | MixedLengths:
         run, settings = self.run, (self.run.hyperparameters, self.device.clock)
+        self.every_groups = groups = [self.groups]  # by length of sequence
         if not run.by_length:
             return Executor(run.plan, self.place, self.groups, self.modules, *settings)
-        groups, modules = [self.groups], [self.modules]
+        modules = [self.modules]
         for plan in run.by_length[1:]:
             place = Coordinates.of(plan, self.place.rank)
             groups[-1].make_up(place.rank)
@@ -108,6 +115,7 @@ class Trainer:
     def step(self) -> tuple[StepResult, float]:
         """Trains one step; returns its result and the seconds that it took on this rank."""
         self.device.begin_step()
+        self.gauges.begin()
         start_s = time.monotonic()
         learning_rate = self.run.hyperparameters.learning_rate_at(self.completed)
         batch = self.batch or self._batch(self.completed)
@@ -118,6 +126,7 @@ class Trainer:
         step_s, self.ended_s = time.monotonic() - start_s, time.time()
         self.reading = self.gauges.read(result)
         self.completed += 1
+        self.steps_here += 1
         self.device.end_step()
         self.spans.append((self.completed, step_s, self.gauges.spans(result)))
         return result, step_s

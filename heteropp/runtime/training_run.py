@@ -10,6 +10,7 @@ from typing import Literal
 from heteropp.data.sequences import AttentionWithin
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
+from heteropp.runtime.measuring.trackers.tracking import Tracking
 from heteropp.runtime.ranks.transport import P2P
 
 
@@ -45,7 +46,7 @@ class TrainingRun:
     hyperparameters: Hyperparameters
     device: Literal["chip", "cpu"]
     p2p: P2P | None = None  # None: as DICOMM_STRATEGY says
-    tensorboard: bool = False
+    tracking: Tracking = Tracking()  # noqa: RUF009  # which is frozen
     by_length: tuple[Plan, ...] = ()  # of a run of mixed lengths; `plan` is the first
     documents: int = 0  # of a step of such a run
 

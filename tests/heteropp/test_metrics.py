@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from heteropp.description.plan import Pipeline, Plan
 from heteropp.models.parallel.tensor_parallel import SoloGroup
 from heteropp.runtime.executor import StepResult
 from heteropp.runtime.measuring.gauges import Gauges
-from heteropp.runtime.measuring.metrics import HostClock
+from heteropp.runtime.measuring.metrics import HostClock, StepMetrics
 from heteropp.runtime.measuring.report import Reporter, Summary
 from heteropp.runtime.measuring.shares import Ran, StepEnds, divide
 from heteropp.runtime.measuring.stragglers import PATIENCE, Stragglers
@@ -139,7 +140,24 @@ def test_a_summary_says_when_its_times_say_nothing(
     numbers = dict.fromkeys((f.name for f in fields(Summary)), 1.0)
     texts = {"output": "x", "validation_losses": {}, "pacing_fidelity": fidelity}
     reporter.show(Summary(**{**numbers, **texts}))  # type: ignore[arg-type]
-    assert ("too busy" in capsys.readouterr().out) == (fidelity < 0.95)
+    reporter.close()
+    lines = capsys.readouterr().out.splitlines()
+    for figure in ("predicted", "bubble"):  # each line of them has the caveat
+        [line] = [line for line in lines if figure in line]
+        assert ("busy" in line) == (fidelity < 0.95)
+
+
+@pytest.mark.parametrize("fidelity", [0.94, 0.96])
+def test_a_step_that_the_host_delayed_says_so_beside_its_prediction(
+    fidelity: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = Reporter(tmp_path, 0, 1, quiet=False)
+    numbers: dict[str, Any] = dict.fromkeys((f.name for f in fields(StepMetrics)), 1.0)
+    others = {"step": 1, "validation_losses": {}, "validation_loss": None}
+    reporter.step(StepMetrics(**{**numbers, **others, "pacing_fidelity": fidelity}))
+    reporter.close()
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "predicted" in line]
+    assert ("host too busy" in line) == (fidelity < 0.95)
 
 
 def test_of_ranks_that_wait_for_each_other_all_are_named() -> None:

@@ -17,6 +17,7 @@ from heteropp.description.used_chips import used_cluster
 from heteropp.runtime.evaluation import Validation
 from heteropp.runtime.executor import StepResult
 from heteropp.runtime.measuring.metrics import Mark, StepMetrics
+from heteropp.runtime.measuring.sent import SentBytes, by_link
 from heteropp.runtime.measuring.shares import StepEnds, divide
 from heteropp.runtime.measuring.stragglers import Stragglers
 from heteropp.runtime.measuring.utilization import utilization
@@ -41,6 +42,7 @@ class Reading:
     peak_memory_bytes: int
     waited_s: float  # by its host, for messages between stages
     waited_cpu_s: float  # that it computed meanwhile
+    sent_bytes: tuple[tuple[int, int], ...] = ()  # (peer, bytes) in the step
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -66,8 +68,13 @@ class Gauges:
         device: Device,
         one_plan: bool = True,
         expect: Expect | None = None,
+        sent: SentBytes | None = None,
     ) -> None:
-        """one_plan: every step runs this plan alone, and can be predicted by `expect`."""
+        """one_plan: every step runs this plan alone, and can be predicted by `expect`.
+
+        sent: counts what this rank sends; None: nothing does.
+        """
+        self.sent = sent
         self.plan, self.rank, self.device, self.one_plan = plan, rank, device, one_plan
         self.epoch_s = time.monotonic() - time.time()  # when the time of day was 0
         self.cluster: Cluster | None = None
@@ -84,6 +91,11 @@ class Gauges:
         self.links = self.expected.links_of(rank)
         self.stragglers = Stragglers(labels, self.expected.replicas, self.expected.work_s)
 
+    def begin(self) -> None:
+        """Notes where the counters stand before a step: validation and checkpoints count too."""
+        if self.sent:
+            self.sent.begin()
+
     def read(self, result: StepResult) -> Reading:
         """Returns this rank's reading of a step that has ended."""
         seconds = self.device.clock.seconds
@@ -98,6 +110,7 @@ class Gauges:
             self.device.peak_memory_bytes(),
             result.waits.seconds,
             result.waits.cpu_s,
+            self.sent.new() if self.sent else (),
         )
 
     def spans(self, result: StepResult) -> list[Span]:
@@ -144,6 +157,7 @@ class Gauges:
             waiting_cpu=sum(r.waited_cpu_s for r in readings) / waited_s if waited_s else None,
             pacing_fidelity=min(fidelities) if fidelities else None,
             peak_memory_bytes=tuple(r.peak_memory_bytes for r in readings),
+            sent_bytes=by_link(self.cluster, [r.sent_bytes for r in readings]),
         )
 
     def slow_ranks(self, readings: Sequence[Reading]) -> str | None:

@@ -95,6 +95,7 @@ class StepMetrics:
     waiting_cpu: float | None  # share of a core that a rank takes while it waits for messages
     pacing_fidelity: float | None  # the least over the ranks; None on real chips
     peak_memory_bytes: tuple[int, ...]  # by rank
+    sent_bytes: dict[str, int]  # in the step, by link between nodes: "a-0 to b-0", "inside a-0"
 
 
 class MetricsFile:

@@ -7,6 +7,7 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +15,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from heteropp.description.chrome_trace import write_chrome_trace
 from heteropp.description.files import make_folder
-from heteropp.description.timeline import Span, draw_timeline, write_chrome_trace
+from heteropp.description.plan import Plan
+from heteropp.description.timeline import Span, draw_timeline
+from heteropp.description.used_chips import chips_in_words
+from heteropp.runtime.measuring.events import EventKind, keep_event
 from heteropp.runtime.measuring.metrics import (
     FAITHFUL,
     METRICS,
@@ -24,12 +29,15 @@ from heteropp.runtime.measuring.metrics import (
     draw_loss,
     validation_losses,
 )
+from heteropp.runtime.measuring.trackers.tracking import Tracking
+from heteropp.schedule.flows import flows, sent_bytes
+from hyperhetero.progress import SILENCE_S, Lines
 
 if TYPE_CHECKING:
-    from heteropp.runtime.measuring.tensorboard import TensorBoard
+    from heteropp.runtime.measuring.trackers.tracking import Tracker
 
 
-SILENCE_S = 10.0  # at most, between two lines on what is no terminal, where steps are shorter
+TRACE = "trace.json"  # in a run's output
 
 
 @dataclass(frozen=True)
@@ -53,20 +61,45 @@ class Summary:
     output: str
 
 
+NO_TRACKING = Tracking()
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """One step as it was measured, and as every step is predicted."""
+
+    number: int
+    measured: list[Span]  # by the time of day
+    predicted: list[Span]  # empty where nothing is
+    memory: dict[int, list[tuple[float, int]]]  # predicted: (seconds, bytes from then on), by rank
+
+    @property
+    def timelines(self) -> dict[str, list[Span]]:
+        """Both, from the start of the step."""
+        zero_s = min(span.start_s for span in self.measured)
+        from_zero = [
+            replace(span, start_s=span.start_s - zero_s, end_s=span.end_s - zero_s)
+            for span in self.measured
+        ]
+        return ({"predicted": self.predicted} if self.predicted else {}) | {"measured": from_zero}
+
+
 class Reporter:
     def __init__(
-        self, output: Path, completed: int, steps: int, quiet: bool, tensorboard: bool = False
+        self,
+        output: Path,
+        completed: int,
+        steps: int,
+        quiet: bool,
+        tracking: Tracking = NO_TRACKING,
+        restarts: int = 0,
     ) -> None:
+        """Raises TrackingError."""
         make_folder(output)
         self.output, self.first_here, self.steps = output, completed, steps
         self.file = MetricsFile(output / METRICS, completed)
-        self.board: TensorBoard | None = None
-        if tensorboard:
-            # needs a package that not all have
-            from heteropp.runtime.measuring import tensorboard as board
-
-            self.board = board.TensorBoard(output / "tensorboard", completed)
         self.console = Console(file=sys.stderr if quiet else sys.stdout, highlight=False)
+        self.trackers: dict[str, Tracker] = tracking.open(output, completed, restarts, self._say)
         self.progress = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -79,18 +112,22 @@ class Reporter:
         self.task = self.progress.add_task("", total=steps, completed=completed, figures="")
         self.progress.start()
         self.printed_at_s = time.monotonic()
+        self.newest_step = completed
+        self.lines = Lines(self._under_way, self.console)
+        self.lines.start()
 
     def step(self, metrics: StepMetrics) -> None:
         self.file.append(metrics)
-        if self.board:
-            self.board.step(metrics)
+        self._track(metrics)
         figures = f"loss {metrics.loss:.4f}  {metrics.tokens_per_s:,.0f} tokens/s"
         figures += f"  step {_ms(metrics.step_s)}"
         if metrics.predicted_step_s is not None:
             figures += f" (predicted {_ms(metrics.predicted_step_s)})"
         if metrics.pacing_fidelity is not None:
             figures += f"  pacing fidelity {metrics.pacing_fidelity:.1%}"
+            figures += "" if metrics.pacing_fidelity >= FAITHFUL else " (host too busy)"
         self.progress.update(self.task, completed=metrics.step, figures=figures)
+        self.newest_step = metrics.step
         if metrics.validation_loss is not None:
             self.console.print(
                 f"step {metrics.step}/{self.steps}  validation loss {_losses(metrics)}",
@@ -101,27 +138,49 @@ class Reporter:
         is_due = is_due or time.monotonic() - self.printed_at_s > SILENCE_S
         if not self.console.is_terminal and is_due:
             self.printed_at_s = time.monotonic()
+            self.lines.spoke()
             self.console.print(f"step {metrics.step}/{self.steps}  {figures}", soft_wrap=True)
+
+    def _track(self, metrics: StepMetrics) -> None:
+        """Hands a step to the trackers; one that fails gets no more, and the training goes on."""
+        for name, tracker in list(self.trackers.items()):
+            try:
+                tracker.step(metrics)
+            except Exception as error:  # whatever the service's library raises
+                del self.trackers[name]
+                what = " ".join(str(error).split()) or type(error).__name__
+                self.warn(f"{name} fails and gets no more steps: {what}")
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True)
 
     def stop(self) -> None:
         """Gives the terminal back."""
+        self.lines.stop()
         self.progress.stop()
+
+    def _under_way(self) -> str:
+        """What is said where steps take so long that a person would wait for the next line."""
+        return f"step {self.newest_step + 1}/{self.steps} is under way"
 
     def close(self) -> None:
         """Gives the terminal back, and the files: another reporter may go on with them."""
         self.stop()
         self.file.close()
-        if self.board:
-            self.board.close()
+        for tracker in self.trackers.values():
+            tracker.close()
+        self.trackers = {}
 
-    def warn(self, what: str) -> None:
-        """Prints a warning about the newest step."""
+    def warn(self, what: str, kind: EventKind = "warning") -> None:
+        """Prints a warning about the newest step, and keeps it."""
         step = self.file.metrics[-1]["step"]
+        keep_event(self.output, kind, step, what)
         self.console.print(f"step {step}/{self.steps}  warning: {what}", soft_wrap=True)
 
     def stopped(self, completed: int) -> None:
         """Prints the last line of a run that was told to stop before its end."""
         self.close()
+        keep_event(self.output, "stop", completed, "told to stop; the step is saved")
         self.console.print(
             f"told to stop: step {completed} is saved, and --resume goes on from it",
             soft_wrap=True,
@@ -135,17 +194,28 @@ class Reporter:
             soft_wrap=True,
         )
 
-    def trace(self, measured: list[Span], predicted: list[Span], labels: list[str]) -> None:
-        """Leaves one step as measured and, where there is one, as predicted, on one time axis."""
-        zero_s = min(span.start_s for span in measured)
-        from_zero = [
-            replace(span, start_s=span.start_s - zero_s, end_s=span.end_s - zero_s)
-            for span in measured
-        ]
-        timelines = {"predicted": predicted} if predicted else {}
-        timelines["measured"] = from_zero
-        write_chrome_trace(self.output / "trace.json", timelines)
-        draw_timeline(self.output / "timeline.png", timelines, labels)
+    def trace(self, plan: Plan | None, step: TracedStep, labels: Sequence[str]) -> None:
+        """Leaves one step as measured and, where there is one, as predicted, on one time axis.
+
+        plan: what every step runs; None where they run several.
+        """
+        timelines = step.timelines
+        write_chrome_trace(
+            self.output / TRACE,
+            timelines,
+            dict(enumerate(labels)),
+            step.memory,
+            flows={name: flows(plan, spans) for name, spans in timelines.items()} if plan else None,
+            sent={name: sent_bytes(plan, spans) for name, spans in timelines.items()}
+            if plan
+            else None,
+            chips=chips_in_words(plan) if plan else "",
+            step=step.number,
+        )
+
+    def draw(self, step: TracedStep, labels: Sequence[str]) -> None:
+        """Draws the timelines of a step."""
+        draw_timeline(self.output / "timeline.png", step.timelines, labels)
 
     def finish(self) -> Summary | None:
         """Draws the loss; gives the summary of the steps run here.
@@ -202,7 +272,9 @@ class Reporter:
             if summary.pacing_fidelity < FAITHFUL:
                 line += ", so this host was too busy for its times to say anything of the chips"
         self.console.print(line, soft_wrap=True)
-        line = f"bubble {summary.bubble:.1%}, communication {summary.communication:.1%}"
+        busy = summary.pacing_fidelity is not None and summary.pacing_fidelity < FAITHFUL
+        line = "by this busy host's times: " if busy else ""
+        line += f"bubble {summary.bubble:.1%}, communication {summary.communication:.1%}"
         if summary.utilization is not None:
             line += f", model FLOPs utilization {summary.utilization:.1%}"
         line += f", {summary.tokens_per_chip_per_s:,.1f} tokens/s a chip"

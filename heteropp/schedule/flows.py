@@ -1,0 +1,108 @@
+"""What goes from stage to stage in a step: the way of each micro-batch, and the bytes sent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from heteropp.description.plan import Pipeline, Plan, Stage
+from heteropp.description.timeline import Span
+from heteropp.layout.resharding import common_multiple, messages
+from heteropp.schedule.action import Kind
+from heteropp.schedule.stage_actions import Part, links
+
+BACKWARD = (Kind.B, Kind.I)
+
+# of a part of a stage: (kind, micro-batch), then the span of the first rank of each replica
+_Held = dict[tuple[int, int, Part], dict[tuple[str, int], Span]]
+
+
+def flows(plan: Plan, spans: Sequence[Span]) -> list[tuple[Span, Span]]:
+    """Pairs of a micro-batch's actions, of which the second takes what the first gives.
+
+    Forwards from stage to stage, the last one's backward, and backwards in return. Of the ranks of
+    a replica the first stands for all.
+    """
+    held: _Held = defaultdict(dict)
+    for span in spans:
+        p, s, r, tp_index = plan.place(span.rank)
+        if tp_index == 0 and span.micro_batch is not None:
+            kind = "B" if span.name in BACKWARD else span.name
+            held[p, r, (s, span.ministage)][kind, span.micro_batch] = span
+    found: list[tuple[Span, Span]] = []
+    for p, pipeline in enumerate(plan.pipelines):
+        joined = links(plan.schedule, pipeline)
+        for before, after in joined:
+            for sender, receiver in _meeting(held, p, pipeline, "F", before, after):
+                found.append((sender, receiver))
+            for receiver, sender in _meeting(held, p, pipeline, "B", before, after):
+                found.append((sender, receiver))
+        firsts, lasts = {part for part, _ in joined}, {part for _, part in joined}
+        for part in (lasts - firsts) or {(0, 0)}:
+            for r in range(pipeline.stages[part[0]].dp):
+                own = held[p, r, part]
+                for (kind, micro_batch), span in own.items():
+                    if kind == "F" and ("B", micro_batch) in own:
+                        found.append((span, own["B", micro_batch]))
+    return found
+
+
+def _meeting(
+    held: _Held, p: int, pipeline: Pipeline, kind: str, before: Part, after: Part
+) -> Iterator[tuple[Span, Span]]:
+    """Yields the actions of two parts that work on the same sequences."""
+    ones = _sequences(held, p, pipeline, kind, before)
+    others = _sequences(held, p, pipeline, kind, after)
+    i = j = 0
+    while i < len(ones) and j < len(others):
+        (a_first, a_last, a), (b_first, b_last, b) = ones[i], others[j]
+        if max(a_first, b_first) < min(a_last, b_last):
+            yield a, b
+        i, j = (i + 1, j) if a_last <= b_last else (i, j + 1)
+
+
+def _sequences(
+    held: _Held, p: int, pipeline: Pipeline, kind: str, part: Part
+) -> list[tuple[int, int, Span]]:
+    """Lists (first, last, action) in order: a part's actions of a kind, each on the sequences
+    [first, last) of its pipeline.
+    """
+    stage = pipeline.stages[part[0]]
+    found = []
+    for r, (first, last) in enumerate(stage.shares):
+        for (its_kind, micro_batch), span in held[p, r, part].items():
+            if its_kind == kind:
+                offset = micro_batch * stage.micro_batch
+                found.append((offset + first, offset + last, span))
+    return sorted(found, key=lambda one: one[:2])
+
+
+def sent_bytes(plan: Plan, spans: Sequence[Span]) -> dict[int, list[tuple[float, int]]]:
+    """Returns, by rank, (seconds, the bytes that it has sent to other stages by then)."""
+    sizes: dict[tuple[int, str, int], int] = {}  # of one send
+    for pipeline in plan.pipelines:
+        for (s, k), (t, j) in links(plan.schedule, pipeline):
+            if s == t:
+                continue
+            one, other = pipeline.stages[s], pipeline.stages[t]
+            for rank, size in _sizes(plan, one, other).items():
+                sizes[rank, Kind.SEND_ACTIVATION, k] = size
+            for rank, size in _sizes(plan, other, one).items():
+                sizes[rank, Kind.SEND_GRADIENT, j] = size
+    curves: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: span.end_s):
+        own = span.rank, span.name, span.ministage
+        if own in sizes:
+            curve = curves[span.rank]
+            curve.append((span.end_s, sizes[own] + (curve[-1][1] if curve else 0)))
+    return dict(curves)
+
+
+def _sizes(plan: Plan, sender: Stage, receiver: Stage) -> dict[int, int]:
+    """Returns the bytes that each rank sends of one of its stage's micro-batches."""
+    row_bytes = plan.model.hidden * plan.model.dtype_bytes
+    at_once = common_multiple(sender, receiver)[0].micro_batch // sender.micro_batch
+    rows: dict[int, int] = defaultdict(int)
+    for message in messages(sender, receiver, plan.model.sequence_length, plan.resharding):
+        rows[message.source] += message.box.shape[0]
+    return {rank: count * row_bytes // at_once for rank, count in rows.items()}
