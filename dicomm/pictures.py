@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dicomm._dicomm import Error
-from hyperhetero_output import write_file
+from hyperhetero.output import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

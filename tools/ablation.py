@@ -34,6 +34,7 @@ from heteropp.models.llama.model import LlamaModel
 from heteropp.search.judge import ask
 from heteropp.search.planner import Request
 from heteropp.simulator.simulate import simulate
+from hyperhetero.cli import CommandLine
 
 LEAST_FIDELITY = 0.99  # of pacing; a step below is not used
 
@@ -128,6 +129,10 @@ class Paced:
         ]
 
 
+app = CommandLine()
+
+
+@app.command()
 def main(
     rounds: Annotated[
         int, typer.Option(min=1, help="Steps of each configuration; one more warms up.")
@@ -149,8 +154,8 @@ def main(
         except Failed as error:
             print(error, file=sys.stderr)
             raise typer.Exit(1) from None
-    notes = [quiet.sentence] if (quiet := worst(paced.quiets)) else []
-    show("ablation", rows + paced.rows() if rows else rows, ASSUMPTIONS + notes, json)
+    rows += paced.rows() if rows else []
+    show("ablation", rows, ASSUMPTIONS, json, worst(paced.quiets))
 
 
 def table_9(folder: Path, paced: Paced, rounds: int, slower: float) -> list[Row]:
@@ -271,4 +276,4 @@ def _planned(folder: Path, vendors: str, batch: int, scale: Scale) -> tuple[Plan
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

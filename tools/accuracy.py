@@ -35,6 +35,7 @@ from heteropp.models.llama.model import LlamaModel
 from heteropp.models.spec import ModelSpec
 from heteropp.search.planner import Request, SearchError, planner
 from heteropp.simulator.simulate import simulate
+from hyperhetero.cli import CommandLine, output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = LlamaModel(
@@ -80,6 +81,10 @@ class Row:
         return max((predicted / measured - 1 for predicted, measured in pairs), key=abs)
 
 
+app = CommandLine()
+
+
+@app.command()
 def main(
     clusters: Annotated[int, typer.Option(min=1, help="How many to make up.")] = 6,
     plans: Annotated[int, typer.Option(min=1, help="How many on each.")] = 4,
@@ -93,7 +98,7 @@ def main(
         bool, typer.Option(help="Take small models of transformers' families, too.")
     ] = True,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the data here, and a PNG beside.")
+        Path | None, output_file("--output", "-o", help="Write the data here, and a PNG beside.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     real: Annotated[
@@ -306,4 +311,4 @@ def _draw(rows: list[Row], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -34,7 +34,8 @@ import dicomm
 from dicomm.topology import Nic, Topology, discover, distance, nics_for
 from dicomm.topology.flows import Speeds, fair_rates, route
 from dicomm.topology.sysfs_tree import Link, Port, SysfsTree
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
+from hyperhetero.progress import Status
 
 CHIPS = 8
 DEADLINE_S = 120
@@ -263,11 +264,10 @@ def main(
     messages: Annotated[int, typer.Option(min=1, help="Messages that each chip sends.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="Print evidence for machines.")] = False,
 ) -> None:
-    from rich.console import Console
 
     rows: list[dict[str, Any]] = []
     try:
-        with TemporaryDirectory() as folder, Console(stderr=True).status("transferring"):
+        with TemporaryDirectory() as folder, Status("transferring"):
             for published in TABLE:
                 rows += measure(published, message_mib << 20, messages, Path(folder))
     except dicomm.Error as error:

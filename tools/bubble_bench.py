@@ -27,7 +27,7 @@ from pipelines.turns import report, take_turns
 from dicomm.bench.quiet import Quiet
 from heteropp.description.plan import Schedule
 from heteropp.schedule.action import Action, Kind
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
 
 STAGES, MICRO_BATCHES, LAYERS = 4, 16, 8
 COMPUTING = {Kind.F, Kind.R, Kind.B, Kind.I, Kind.W}

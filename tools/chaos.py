@@ -37,7 +37,7 @@ from chaos_runs.verdict import PHASES, Verdict, judge
 from evidence import Row, row, show
 
 from heteropp.description.plan import Plan, write_plan
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
 
 START_S = 90.0  # of a job, at most
 EVENT_S = 30.0  # that an event costs at most, besides two deadlines

@@ -28,7 +28,7 @@ from pipelines.ranks import BadInput
 from pipelines.turns import report
 
 from dicomm.bench.quiet import Quiet
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
 
 app = CommandLine()
 

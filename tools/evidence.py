@@ -5,20 +5,38 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Set
 
 from rich.console import Console
 from rich.table import Table
 
 from dicomm.bench.evidence import Row, is_met, row
 from dicomm.bench.judging import is_judged
+from dicomm.bench.quiet import Quiet
 
 __all__ = ["Row", "row", "show"]
 
+# the units of times, and of ratios and shares of them, which a busy machine changes
+TIMED = frozenset({"ns", "us", "ms", "s", "s/step", "x", "%", "points", "tokens/s"})
 FILE_COLUMNS = 150  # what is no terminal has no width of its own
 
 
-def show(tool: str, rows: list[Row], notes: list[str], as_json: bool) -> None:
-    """Prints the evidence; notes are assumptions and what a reader must know."""
+def show(
+    tool: str,
+    rows: list[Row],
+    notes: list[str],
+    as_json: bool,
+    quiet: Quiet | None = None,
+    timed: Set[str] = TIMED,
+) -> None:
+    """Prints the evidence; notes are assumptions and what a reader must know.
+
+    quiet: how quiet the machine was, where times were measured. Rows in the units of `timed` are
+    not judged where it was not.
+    """
+    if quiet:
+        notes = [*notes, quiet.sentence]
+        rows = [_judged(each, quiet, timed) for each in rows]
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     if as_json:
         print(
@@ -50,6 +68,12 @@ def show(tool: str, rows: list[Row], notes: list[str], as_json: bool) -> None:
     for note in notes:
         console.print(f"- {note}", soft_wrap=True, markup=False)
     console.print(f"machine: {machine}")
+
+
+def _judged(each: Row, quiet: Quiet, timed: Set[str]) -> Row:
+    if quiet.is_quiet or each["bar"] is None or each["unit"] not in timed or not is_judged(each):
+        return each
+    return {**each, "not_judged": "the machine was not quiet"}
 
 
 def _asked(each: Row) -> str:

@@ -31,7 +31,7 @@ from dicomm.bench.quiet import Quiet
 from heteropp.description.model import read_model
 from heteropp.description.plan import Schedule
 from heteropp.models.llama.model import LlamaModel
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
 
 STAGES = (2, 4)  # that are measured
 ASKED = 2  # of them, whose figures are

@@ -19,15 +19,16 @@ from typing import Annotated, Any
 import random_clusters
 import typer
 from evidence import Row, row, show
-from rich.console import Console
 
+from dicomm.bench.quiet import Watch
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.model import read_model
 from heteropp.search.grouping import UnitType, group_devices
 from heteropp.search.metis_table import table
 from heteropp.search.node_groups import NodeGroups
 from heteropp.search.planner import Request, Result, planner
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
+from hyperhetero.progress import Status
 
 # Table 7: (name, cluster, sequences of 4,096 tokens); Table 8: seconds
 H2 = [
@@ -82,11 +83,13 @@ def main(
     if clusters:
         parts["random clusters"] = lambda: random_clusters.rows(clusters, seed, longer_s, helped)
     rows: list[Row] = []
-    with Console(stderr=True).status("searching") as status:
+    watch = Watch()
+    with Status("searching") as status:
         for name, part in parts.items():
             status.update(f"searching: {name}")
+            watch.spin()
             rows += part()
-    show("planner-bench", rows, [" ".join((__doc__ or "").split())], json)
+    show("planner-bench", rows, [" ".join((__doc__ or "").split())], json, watch.result(), {"s"})
 
 
 def median_s(run: Callable[[], Any], rounds: int) -> tuple[float, Any]:

@@ -14,14 +14,14 @@ from typing import Annotated
 import typer
 from brute_force import BruteForce, invented_trace, random_request
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from heteropp.cost.tracing import traces
 from heteropp.search import space
 from heteropp.search.exact import search
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
+from hyperhetero.progress import Progress
 
 app = CommandLine()
 
@@ -51,13 +51,9 @@ def main(
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     traces.trace_stage = invented_trace
-    found = [
-        compared
-        for request in track(
-            list(_requests(instances, seed)), console=Console(stderr=True), description="comparing"
-        )
-        for compared in [_compare(*request)]
-    ]
+    with Progress() as progress:
+        requests = progress.track(list(_requests(instances, seed)), description="comparing")
+        found = [_compare(*request) for request in requests]
     wrong = [compared for compared in found if not compared.equal]
     kinds = Counter(compared.kind for compared in found)
     rows = [

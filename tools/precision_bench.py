@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 from small_llama import training_step
 
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
 
 app = CommandLine()
 DEADLINE_S = 600
@@ -254,7 +254,8 @@ def main(
         print(json.dumps(kinds[measure]()))
         return
     from rich.console import Console
-    from rich.progress import Progress
+
+    from hyperhetero.progress import Progress
 
     rows: list[dict[str, Any]] = []
     with Progress(console=Console(stderr=True), transient=True) as bar:

@@ -28,8 +28,8 @@ import psutil
 import typer
 from evidence import Row, row, show
 
-from dicomm.bench.quiet import Watch
-from hyperhetero_cli import CommandLine
+from dicomm.bench.quiet import Quiet, Watch
+from hyperhetero.cli import CommandLine
 
 app = CommandLine()
 
@@ -186,7 +186,7 @@ def visited(job: Training, steps: int, count: int, calls_per_s: float, secret: s
     return visits
 
 
-def rows_of(steps: int, count: int, calls_per_s: float) -> tuple[list[Row], list[str]]:
+def rows_of(steps: int, count: int, calls_per_s: float) -> tuple[list[Row], Quiet]:
     """Raises Failed."""
     secret = secrets.token_hex(32)
     with tempfile.TemporaryDirectory() as name:
@@ -218,7 +218,7 @@ def rows_of(steps: int, count: int, calls_per_s: float) -> tuple[list[Row], list
         row(f"a step with {count} strangers", "s", step_s, peer=without_step_s, peer_name=without),
         row("a step with strangers, of one without", "x", step_s / without_step_s, bar=ASKED),
         row("processor time of such a step", "s", cpu_s, peer=without_cpu_s, peer_name=without),
-    ], [quiet.sentence]
+    ], quiet
 
 
 @app.command(help=__doc__, epilog="Example:  tools/strangers-bench --steps 60")
@@ -236,11 +236,11 @@ def main(
         print(f"strangers-bench: {count} connections need ulimit -Hn {needed}", file=sys.stderr)
         raise typer.Exit(2)
     try:
-        rows, notes = rows_of(steps, count, calls_per_s)
+        rows, quiet = rows_of(steps, count, calls_per_s)
     except Failed as error:
         print(f"strangers-bench: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    show("strangers-bench", rows, [" ".join((__doc__ or "").split()), *notes], json)
+    show("strangers-bench", rows, [" ".join((__doc__ or "").split())], json, quiet)
     if rows[0]["ours"]:
         raise typer.Exit(1)
 

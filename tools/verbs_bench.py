@@ -30,7 +30,7 @@ import typer
 from evidence import Row, row, show
 
 from dicomm.bench.judging import row_over_rounds
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
 
 app = CommandLine()
 DICOMM_PERF = Path(__file__).resolve().parent.parent / "dicomm" / "lib" / "dicomm-perf"
@@ -263,7 +263,8 @@ def main(
     ib_write_lat's time, and ib_write_bw's rate by 1.25, are asked.
     """
     from rich.console import Console
-    from rich.progress import Progress
+
+    from hyperhetero.progress import Progress
 
     try:
         if not peers_only and not DICOMM_PERF.exists():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
@@ -24,7 +23,7 @@ from dicomm.bench.options import (
 from dicomm.bench.quiet import worst
 from dicomm.bench.timing import Failed
 from dicomm.pictures import PictureError
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine, output_file
 
 app = CommandLine(no_args_is_help=True)
 
@@ -41,7 +40,7 @@ Nics = Annotated[
 Repeats = Annotated[int, typer.Option(help="Interleaved rounds, 1 to 1000.")]
 RoundS = Annotated[float, typer.Option(help="Seconds of a turn, 0.001 to 60.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw the result: a .png or .svg file.")]
+Plot = Annotated[Path | None, output_file(help="Draw the result: a .png or .svg file.")]
 
 Chosen = tuple[list[str], list[str], list[str], tuple[str, ...]]  # transports, APIs, peers, NICs
 
@@ -92,7 +91,7 @@ def p2p(
     with tempfile.TemporaryDirectory(prefix="dicomm-bench-") as folder:
         field = contestants.pairs(*chosen, folder)
         cases = [("latency", length) for length in lengths]
-        results = compete(field.entries, cases, repeats, round_s, sys.stderr.isatty())
+        results = compete(field.entries, cases, repeats, round_s)
     found = latency.Latencies(results, lengths, chosen[1], field.peers)
     missing = {**field.absent, **results.missing}
     result = evidence("p2p", latency.rows(found), results.quiet, missing)
@@ -181,7 +180,7 @@ def collectives(
         for world in worlds:
             field = contestants.teams(world, transport, against, folder)
             cases = group.cases(names, lengths)
-            results[world] = compete(field.entries, cases, repeats, round_s, sys.stderr.isatty())
+            results[world] = compete(field.entries, cases, repeats, round_s)
             absent |= field.absent
             failed |= {f"{n}, {world} ranks": why for n, why in results[world].missing.items()}
     found = group.Collectives(results, names, lengths, transport, field.peers[transport])
@@ -232,9 +231,7 @@ def device(
     check_range("--repeats", repeats, 1, 1000)
     check_plot(plot)
     with tempfile.TemporaryDirectory(prefix="dicomm-bench-") as folder:
-        found = strategies.measure(
-            world, lengths, slow_motion, repeats, folder, sys.stderr.isatty()
-        )
+        found = strategies.measure(world, lengths, slow_motion, repeats, folder)
     result = evidence("device", strategies.rows(found), found.quiet, {})
     _tell(result, as_json, partial(strategies.show, found))
     if plot:
@@ -263,7 +260,7 @@ def _throughput(
     with tempfile.TemporaryDirectory(prefix="dicomm-bench-") as folder:
         field = contestants.pairs(*chosen, folder)
         cases = [(kind, length) for kind in kinds for length in lengths]
-        results = compete(field.entries, cases, repeats, round_s, sys.stderr.isatty())
+        results = compete(field.entries, cases, repeats, round_s)
     found = throughput.Throughput(results, lengths, kinds, chosen[1], field.peers, unit)
     missing = {**field.absent, **results.missing}
     result = evidence(command, throughput.rows(found), results.quiet, missing)

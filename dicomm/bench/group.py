@@ -12,7 +12,7 @@ from dicomm.bench.contestants import API_NAMES, GLOO, ours
 from dicomm.bench.evidence import Row, cell, row, show_bars, show_machine
 from dicomm.bench.options import size_name
 from dicomm.bench.rounds import Case, Results
-from hyperhetero_cli import wide_console
+from hyperhetero.cli import wide_console
 
 APIS = ("c++", "torch")
 COLLECTIVES = (

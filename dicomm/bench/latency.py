@@ -12,7 +12,7 @@ from dicomm.bench.evidence import Row, cell, row, show_bars, show_machine
 from dicomm.bench.options import size_name
 from dicomm.bench.rounds import Results
 from dicomm.bench.timing import Timing, geometric_mean
-from hyperhetero_cli import wide_console
+from hyperhetero.cli import wide_console
 
 DEFAULT_SIZES = (8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 # How much lower than Gloo's, as a geometric mean over the default sizes, over shared memory.

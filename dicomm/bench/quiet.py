@@ -28,8 +28,12 @@ class Quiet:
     spin_worst: float
 
     @property
+    def is_quiet(self) -> bool:
+        return self.others_percent < 5 and self.spin_median < 1.1
+
+    @property
     def sentence(self) -> str:
-        verdict = "quiet" if self.others_percent < 5 and self.spin_median < 1.1 else LOUD
+        verdict = "quiet" if self.is_quiet else LOUD
         return (
             f"{verdict}: others took {self.others_percent:.1f}% of its CPU, a fixed piece of work "
             f"took {self.spin_median:.2f} of its best time (median), {self.spin_worst:.2f} (worst)"

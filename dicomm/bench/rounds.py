@@ -48,17 +48,17 @@ def compete(
     cases: Sequence[Case],
     repeats: int,
     round_s: float,
-    progress: bool,
 ) -> Results:
     """round_s: the time of one turn of one contestant."""
     from rich.console import Console
-    from rich.progress import Progress
+
+    from hyperhetero.progress import Progress
 
     results = Results()
     with ExitStack() as stack:
         contestants = _start(entries, results, stack)
         watch = Watch()  # from when all are there; before they leave
-        bar = stack.enter_context(Progress(console=Console(stderr=True), disable=not progress))
+        bar = stack.enter_context(Progress(console=Console(stderr=True)))
         task = bar.add_task("measuring", total=len(cases) * repeats * len(contestants))
         for case in cases:
             orders = {

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from dicomm.bench.chip_ranks import ChipSetup
@@ -26,7 +25,8 @@ from dicomm.bench.options import size_name
 from dicomm.bench.quiet import Quiet, Watch, worst
 from dicomm.bench.team import Team
 from dicomm.bench.timing import Order
-from hyperhetero_cli import wide_console
+from hyperhetero.cli import wide_console
+from hyperhetero.progress import Progress
 
 STRATEGIES = ("device-direct", "cpu-mediated")
 PAPER = "H2 paper, section 3.2.1 (its chips and network)"
@@ -86,14 +86,13 @@ def measure(
     slow_motion: float,
     repeats: int,
     folder: str,
-    progress: bool,
 ) -> Strategies:
     """Messages over LONG_BYTES in LONG_SHARE of the slow motion. Raises Failed."""
     short = [size for size in sizes if size <= LONG_BYTES]
     long = [size for size in sizes if size > LONG_BYTES]
     times_us: dict[tuple[str, int], float] = {}
     quiets = []
-    with Progress(console=Console(stderr=True), disable=not progress) as bar:
+    with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("measuring", total=len(sizes) * repeats * len(STRATEGIES))
         for part, factor in ((short, slow_motion), (long, max(1.0, slow_motion * LONG_SHARE))):
             if part:

@@ -13,7 +13,7 @@ from dicomm.bench.evidence import Row, row, show_bars, show_machine
 from dicomm.bench.options import size_name
 from dicomm.bench.rounds import Results
 from dicomm.bench.timing import WINDOW, window_of
-from hyperhetero_cli import wide_console
+from hyperhetero.cli import wide_console
 
 DIRECTIONS = {"uni": "one way", "bi": "both ways"}
 PERFTEST_BAR, PERFTEST_SIZE = 1.25, 1 << 20  # C++ API over verbs, one way

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dicomm.cli.topo import EXAMPLES, topo
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
 
 app = CommandLine(no_args_is_help=True)
 app.command("topo", epilog=EXAMPLES)(topo)

@@ -15,6 +15,7 @@ from rich.tree import Tree
 from dicomm.cli.errors import InputError, one_sentence
 from dicomm.topology import Choice, Nic, Topology, choose, discover, nics_named
 from dicomm.topology.outline import Box, outline, vendor_name
+from hyperhetero.cli import output_file
 
 EXAMPLES = """\b
 Examples:
@@ -42,7 +43,7 @@ def topo(
         typer.Option(help="The PCI address of an accelerator whose PCI class does not say so."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the server: a .png, .svg or .pdf file.")
+        Path | None, output_file(help="Draw the server: a .png, .svg or .pdf file.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

@@ -10,25 +10,29 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from heteropp.api.errors import InputError
+from hyperhetero.input import listed
 
 
 def check_given(options: type, given: Mapping[str, Any]) -> None:
     """Checks values by name against the types and bounds of the fields of a dataclass.
 
-    Raises InputError, one sentence on the first that is wrong.
+    Raises InputError, one sentence that names all that are wrong.
     """
     text = json.dumps(_as_json(given))
     try:
         # as JSON, where paths are texts, and nothing else is converted
         TypeAdapter(options).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        name, *inside = first["loc"]
-        place, value = str(name), given[str(name)]
-        if inside:
-            place, value = f"{name}[{inside[0]}]", _inside(value, inside[0])
-        expected = first["msg"].removeprefix("Input should be ")
-        raise InputError(f"{place} is {value!r}; expected {expected}") from None
+        found = {one["loc"]: _wrong(one["loc"], one["msg"], given) for one in error.errors()}
+        raise InputError(listed(list(found.values()))) from None
+
+
+def _wrong(location: tuple[int | str, ...], message: str, given: Mapping[str, Any]) -> str:
+    name, *inside = location
+    place, value = str(name), given[str(name)]
+    if inside:
+        place, value = f"{name}[{inside[0]}]", _inside(value, inside[0])
+    return f"{place} is {value!r}; expected {message.removeprefix('Input should be ')}"
 
 
 def _inside(value: Any, key: int | str) -> Any:

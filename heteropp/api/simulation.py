@@ -13,6 +13,7 @@ from heteropp.api.errors import InputError
 from heteropp.api.given import AnyCluster, AnyPlan, the_cluster, the_plan
 from heteropp.cost.planned import check_cluster
 from heteropp.description.used_chips import used_cluster
+from heteropp.search.planner import MOST_SEQUENCES
 
 if TYPE_CHECKING:
     from heteropp.simulator.simulate import Simulation
@@ -23,7 +24,7 @@ class SimulationOptions:
     """The bounds of what a simulation can be asked."""
 
     emulated: bool
-    slack: Annotated[int, Field(ge=0)] | None
+    slack: Annotated[int, Field(ge=0, le=MOST_SEQUENCES)] | None
     noise: Annotated[float, Field(ge=0, le=2)]
     seed: int
     slowdown: dict[int, Annotated[float, Field(gt=0, le=1000)]]

@@ -19,7 +19,8 @@ import typer
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
+from hyperhetero.output import why_no_file, why_no_folder
 
 app = CommandLine()
 
@@ -81,6 +82,9 @@ def calibrate(
         "--tokens-per-chip-per-s": tokens_per_chip_per_s,
     }
     with one_sentence():
+        why_not = why_no_file if runs is None else why_no_folder
+        if output is not None and (problem := why_not(output)):
+            raise InputError(problem)
         if runs is not None:
             given = [name for name, value in one_run.items() if value is not None]
             if given:

@@ -7,11 +7,10 @@ import statistics
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
 from heteropp.api.errors import InputError
 from heteropp.description.files import make_folder
 from heteropp.description.measured import read_chips, read_measured
+from hyperhetero.progress import Status
 
 
 def calibrate_several(runs: Path, output: Path | None, json: bool) -> None:
@@ -28,7 +27,7 @@ def calibrate_several(runs: Path, output: Path | None, json: bool) -> None:
 
     if output:
         make_folder(output)
-    with Console(stderr=True).status(f"fitting {', '.join(chips)}"):
+    with Status(f"fitting {', '.join(chips)}"):
         found = fit(file, chips)
     points = predict_times(file, found.chips)
     if output:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
-from hyperhetero_cli import CommandLine, wide_console
+from hyperhetero.cli import CommandLine, output_file, wide_console
+from hyperhetero.progress import Progress
 
 if TYPE_CHECKING:
     from heteropp.description.cluster import Cluster
@@ -29,14 +30,14 @@ Examples:
   heteropp-cluster init --hosts gpu1,gpu2,npu1 -o mine.toml
   scontrol show node | heteropp-cluster init --slurm - -o ours.toml
 """
-ADDED = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s+(\S+)\s*")
+ADDED = re.compile(r"\s*([0-9]{1,18})\s*x\s*([0-9]{1,18})\s+(\S+)\s*")
 Name = Annotated[str | None, typer.Option(help="The cluster's; that of the file if absent.")]
 
 
 @app.command(epilog=INIT_EXAMPLES)
 def init(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The cluster file to write.")
+        Path, output_file("--output", "-o", help="The cluster file to write.")
     ] = Path("cluster.toml"),
     name: Name = None,
     add: Annotated[
@@ -72,7 +73,7 @@ def init(
         try:
             machines = [machine for text in add or [] for machine in _added(text)]
             machines += _found(hosts, slurm, chip)
-            if not (add or hosts or slurm):
+            if add is None and hosts is None and slurm is None:
                 machines = _asked()
             cluster = cluster_of(name or output.stem, machines)
         except (InventoryError, ChipFileError) as error:
@@ -96,12 +97,16 @@ def show(
 
 
 def _added(text: str) -> list[Machine]:
+    from heteropp.description.cluster import LARGEST
     from heteropp.inventory.machines import Machine
 
     match = ADDED.fullmatch(text)
     if match is None or not int(match[1]):
         raise InputError(f'--add is {text!r}; expected nodes, chips and chip, such as "2x8 a100"')
-    return [Machine(match[3], int(match[2]))] * int(match[1])
+    nodes, chips = int(match[1]), int(match[2])
+    if nodes * chips > LARGEST:
+        raise InputError(f"--add {text!r} has {nodes * chips} chips; expected at most {LARGEST}")
+    return [Machine(match[3], chips)] * nodes
 
 
 def _found(hosts: str | None, slurm: Path | None, chip: str | None) -> list[Machine]:
@@ -118,7 +123,7 @@ def _found(hosts: str | None, slurm: Path | None, chip: str | None) -> list[Mach
         names = [line.strip() for line in text.splitlines() if line.strip()]
         columns = (TextColumn("asking the hosts"), BarColumn(), MofNCompleteColumn())
         console = Console(stderr=True)
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        with Progress(*columns, console=console) as progress:
             task = progress.add_task("", total=len(names))
             machines += machines_at(names, chip, lambda: progress.advance(task))
     return machines

@@ -14,11 +14,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine, output_file
+from hyperhetero.progress import Progress
 
 app = CommandLine()
 
@@ -27,6 +28,7 @@ Examples:
   heteropp-data books/ -o books.tokens
   heteropp-data c4-*.jsonl.gz --tokenizer llama/tokenizer.json -o c4.tokens
   heteropp-data chats.jsonl --chat --tokenizer llama-chat/ -o chats.tokens
+  heteropp-data book.txt --longest 65536 --hold-out 0.05 -o book.tokens
   heteropp-data wiki.parquet --field body --hold-out 0.01 -o wiki.tokens
   heteropp-train --data wiki.tokens --validation wiki.validation.tokens ...
 """
@@ -35,7 +37,7 @@ Examples:
 @app.command(help=__doc__, epilog=EXAMPLES)
 def data(
     sources: Annotated[list[Path], typer.Argument(help="Files, and folders of files.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The token file to write.")],
+    output: Annotated[Path, output_file("--output", "-o", help="The token file to write.")],
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="A Hugging Face tokenizer.json or its folder; bytes if absent."),
@@ -76,11 +78,20 @@ def data(
             "a hash of their text."
         ),
     ] = 0,
+    longest: Annotated[
+        int | None,
+        typer.Option(
+            min=64,
+            help="Bytes: a longer document becomes several, which end behind a line or a word if "
+            "they can. Not for --chat.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     from heteropp.data.conversations import Conversations
     from heteropp.data.convert import convert
     from heteropp.data.documents import find_files, read_documents, size_bytes
+    from heteropp.data.split import split
     from heteropp.data.tokenizer import Bytes, HuggingFace, Tokenizer
 
     console = Console(stderr=True)
@@ -93,6 +104,8 @@ def data(
             raise InputError("--chat needs a --tokenizer, whose chat template it renders with")
         if chat and (end is not None or separator):
             raise InputError("--end and --separator are not for --chat: its template says both")
+        if chat and longest is not None:
+            raise InputError("--longest is not for --chat: no conversation is split")
         encoder: Tokenizer
         if chat and tokenizer:
             encoder = Conversations(tokenizer)
@@ -105,7 +118,6 @@ def data(
             DownloadColumn(),
             TimeRemainingColumn(),
             console=console,
-            disable=not console.is_terminal,
         ) as progress:
             task = progress.add_task("reading", total=size_bytes(files))
             between = separator.replace("\\n", "\n")
@@ -116,6 +128,8 @@ def data(
                 lambda n: progress.advance(task, n),
                 conversations=chat,
             )
+            if longest is not None:
+                documents = split(documents, longest)
             written = convert(documents, output, encoder, hold_out)
     if json:
         rows = [asdict(each) for each in written]

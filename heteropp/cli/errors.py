@@ -28,7 +28,7 @@ def _input_errors() -> tuple[type[Exception], ...]:
     from heteropp.description.plan import PlanError
     from heteropp.description.profile import ProfileError
     from heteropp.models.spec import ModelError
-    from hyperhetero_output import LockError
+    from hyperhetero.output import LockError
 
     return (
         FileError,

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine, output_folder
+from hyperhetero.progress import Progress
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ def export_checkpoint(
         Path, typer.Argument(help="A run's folder, for its newest checkpoint, or a step's.")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder to write; it must be new.")
+        Path, output_folder("--output", "-o", help="The folder to write; it must be new.")
     ],
     source: Annotated[
         Path | None,
@@ -121,7 +121,7 @@ def _export(
     if merge and model.base() is model:
         raise InputError(f"--merged is for a model with LoRA; {checkpoint.path} has none")
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True) as progress:
         task = progress.add_task("writing", total=len(model.parameters()))
 
         def read(parameter: Parameter) -> Tensor:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.families import markdown, table
 from heteropp.cli.trust import TrustRemoteCode
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
+from hyperhetero.progress import Progress, Status
 
 if TYPE_CHECKING:
     from heteropp.api.families import Report
@@ -59,8 +60,7 @@ def check(
     from heteropp.api.families import check_model
 
     _silence()
-    console = Console(stderr=True)
-    with one_sentence(), console.status("reading the model") as status:
+    with one_sentence(), Status("reading the model") as status:
         report = check_model(
             model, tp, lambda text: status.update(f"checking {text}"), trust_remote_code
         )
@@ -109,13 +109,7 @@ def _silence() -> None:
 def _tracked(names: list[str]) -> Iterator[str]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
         task = progress.add_task("", total=len(names))
         for name in names:
             progress.update(task, description=name)

@@ -28,7 +28,7 @@ from rich.table import Table
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
 from heteropp.models.spec import LARGEST
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine, output_file, output_folder
 
 if TYPE_CHECKING:
     from heteropp.description.profile import Profile
@@ -55,7 +55,7 @@ def profile(
     sequence_length: Annotated[
         int | None, typer.Option(min=1, max=LARGEST, help="Tokens; as the model says if absent.")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="What is written.")] = Path(
+    output: Annotated[Path, output_file("--output", "-o", help="What is written.")] = Path(
         "profile.json"
     ),
     chip: Annotated[
@@ -76,7 +76,9 @@ def profile(
     trust_remote_code: TrustRemoteCode = False,
     kernels: Annotated[
         Path | None,
-        typer.Option(help="Measure single operators instead, and write chip files in this folder."),
+        output_folder(
+            help="Measure single operators instead, and write chip files in this folder."
+        ),
     ] = None,
     links: Annotated[bool, typer.Option("--links/--no-links", help="Measure links too.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
@@ -103,6 +105,8 @@ def profile(
         if "RANK" in os.environ:  # torchrun's: every rank of the cluster takes part
             profile_links.measure_here(machines, shape, cluster, output)
             return
+        if links:
+            profile_links.check_ranks(machines, cluster, output)
         started = profile_blocks.open_profile(output, machines, shape)
         with _failed_chip():
             notes = profile_blocks.measure(started, wanted, machines, output)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from heteropp.api.errors import InputError
 from heteropp.description.cluster import Cluster
@@ -26,6 +26,7 @@ from heteropp.description.profile import (
     write_profile,
 )
 from heteropp.models.spec import ModelSpec
+from hyperhetero.progress import Progress
 
 DEADLINE_S = 600  # for one block
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json as json_
 import statistics
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from heteropp.api.errors import InputError
@@ -19,6 +20,7 @@ from heteropp.description.files import make_folder
 from heteropp.models.spec import ModelSpec
 from heteropp.profiling.fitting import write_fitted
 from heteropp.profiling.operators import DTYPES, MeasuredOperator, fit_kernels, operators_of
+from hyperhetero.progress import Progress
 
 ROUNDING = 0.02  # by which a product may seem to go beyond the peak
 
@@ -44,7 +46,8 @@ class MeasuredChip:
         )
         return (
             f"Fitted to {fitted} operators in {self.operators[0].operator.dtype} by "
-            f"heteropp-profile --kernels, as is launch_s. Median error of others: "
+            f"heteropp-profile --kernels on {date.today()}, as is launch_s. "
+            f"Median error of others: "
             f"{', '.join(parts)}."
         )
 

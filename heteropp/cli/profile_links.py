@@ -29,6 +29,13 @@ def _link_run(cluster: Cluster, path: Path, output: Path, everyone: bool) -> Lin
     return LinkRun(path, tuple(ranks), chips, pairs, output, output.parent / "profile-logs")
 
 
+def check_ranks(cluster: Cluster, path: Path, output: Path) -> None:
+    """Raises FileError where this machine cannot start the ranks that measure the links."""
+    from heteropp.runtime.ranks.launch import check_shared_memory
+
+    check_shared_memory(len(_link_run(cluster, path, output, everyone=False).ranks))
+
+
 def measure(cluster: Cluster, path: Path, output: Path) -> None:
     """Adds the links that the profile lacks to it, measured by processes of this machine."""
     known = {link.pair for link in read_profile(output).links}

@@ -29,7 +29,8 @@ from heteropp.description.outline import outline
 from heteropp.description.schedules import Schedule
 from heteropp.models.spec import LARGEST
 from heteropp.search.planner import MOST_SEQUENCES, PLANNERS, DoesNotFitError, Request, SearchError
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine, output_file
+from hyperhetero.progress import Status
 
 if TYPE_CHECKING:
     from heteropp.description.cluster import Cluster
@@ -81,7 +82,7 @@ def search(
         str, typer.Option(help=f"{', '.join(PLANNERS)}, or all: each under one simulator.")
     ] = "auto",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write the plan.")
+        Path | None, output_file("--output", "-o", help="Where to write the plan.")
     ] = None,
     micro_batch_per_replica: Annotated[
         int | None,
@@ -127,14 +128,14 @@ def search(
     trust_remote_code: TrustRemoteCode = False,
     what_if: Annotated[
         list[str] | None,
-        typer.Option(help='Plan also with nodes added or lost: "+2 a", "-1 b, +1 a".'),
+        typer.Option(help='Plan also with nodes added or lost: "+2 a", "-1 b, +1x8 c".'),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
             help="Of planner auto, by the clock, such as 10s or 5m: the plan then depends on the "
             "machine. If absent, the size of the problem alone says how many plans are simulated: "
-            "in seconds for up to 16 chips, in about half a minute for hundreds."
+            "in seconds for up to 16 chips, in minutes for hundreds."
         ),
     ] = None,
     explain: Annotated[
@@ -220,7 +221,7 @@ def _ask(name: str, request: Request) -> list[Verdict]:
         raise InputError(f"--planner is {name}; expected one of {', '.join(PLANNERS)}, or all")
     from heteropp.search.judge import ask, ask_all
 
-    with Console(stderr=True).status("searching"):
+    with Status("searching"):
         return ask_all(PLANNERS, request) if name == "all" else [ask(name, request)]
 
 
@@ -250,7 +251,7 @@ def _remedies(name: str, request: Request) -> str:
     """What would make the request possible, the least change first."""
     from heteropp.search.nearest import remedies
 
-    with Console(stderr=True).status("looking for the nearest request that has a plan"):
+    with Status("looking for the nearest request that has a plan"):
         found = list(islice(remedies(request, name), REMEDIES))
     if not found:
         return "; no single change that is known makes it possible"
@@ -271,7 +272,7 @@ def _ask_elsewhere(text: str, cluster: Cluster, name: str, request: Request) -> 
     """The same request on a changed cluster."""
     from heteropp.search.judge import ask
 
-    with Console(stderr=True).status(f"searching with {text}"):
+    with Status(f"searching with {text}"):
         return ask(name, replace(request, cluster=cluster))
 
 

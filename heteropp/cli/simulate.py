@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from heteropp.api.console import output_console
 from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
+from heteropp.cli.show import ranges
 from heteropp.cli.trust import TrustRemoteCode
-from hyperhetero_cli import CommandLine
+from heteropp.search.planner import MOST_SEQUENCES
+from hyperhetero.cli import CommandLine, output_file
 
 if TYPE_CHECKING:
     from heteropp.simulator.simulate import Simulation
@@ -38,9 +40,9 @@ STUCK = 1
 def simulate(
     plan: Annotated[Path, typer.Option(help="What heteropp-search wrote.")],
     cluster: Annotated[Path, typer.Option(help="The cluster file of the plan.")],
-    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace here.")] = None,
+    trace: Annotated[Path | None, output_file(help="Write a Chrome trace here.")] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw timeline, shares and memory here (PNG).")
+        Path | None, output_file(help="Draw timeline, shares and memory here (PNG).")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     noise: Annotated[
@@ -55,7 +57,11 @@ def simulate(
     ] = None,
     slack: Annotated[
         int | None,
-        typer.Option(min=0, help="Sends that may wait for their receive; 0: nothing is buffered."),
+        typer.Option(
+            min=0,
+            max=MOST_SEQUENCES,
+            help="Sends that may wait for their receive; 0: nothing is buffered.",
+        ),
     ] = None,
     emulated: Annotated[
         bool, typer.Option("--emulated", help="Messages as emulated chips pace them.")
@@ -113,16 +119,22 @@ def _slowdown(stragglers: list[str], world_size: int, seed: int) -> dict[int, fl
 
 
 def _write_trace(path: Path, result: Simulation) -> None:
-    from heteropp.description.timeline import write_chrome_trace
+    from heteropp.description.chrome_trace import write_chrome_trace
+    from heteropp.description.used_chips import chips_in_words
+    from heteropp.schedule.flows import flows, sent_bytes
     from heteropp.simulator.picture import label, shown
 
     rows = shown(result)
     first = {a: result.program.seats[a].ranks[0] for a in rows}
+    spans = [span for a in rows for span in result.spans_of(a)]
     write_chrome_trace(
         path,
-        {"predicted": [span for a in rows for span in result.spans_of(a)]},
+        {"predicted": spans},
         {first[a]: label(result, a) for a in rows},
         {first[a]: result.memory_of(a).points() for a in rows},
+        flows={"predicted": flows(result.plan, spans)},
+        sent={"predicted": sent_bytes(result.plan, spans)},
+        chips=chips_in_words(result.plan),
     )
 
 
@@ -148,9 +160,8 @@ def _as_json(result: Simulation) -> dict:
 
 def _show(result: Simulation) -> None:
     from heteropp.cost.planned import human_bytes
-    from heteropp.simulator.picture import label, shown
 
-    console = Console(highlight=False)
+    console = output_console()
     table = Table(
         title=f"one step: {result.step_s * 1e3:.1f} ms, "
         f"{result.tokens_per_chip_per_s:.4g} tokens per chip and second, "
@@ -159,18 +170,52 @@ def _show(result: Simulation) -> None:
     )
     for heading in ("", "work", "communication", "bubble", "memory", "of"):
         table.add_column(heading, justify="right" if heading else "left")
-    for a in shown(result):
-        share, seat = result.shares[a], result.program.seats[a]
-        capacity = result.cluster.chip(seat.ranks[0]).memory.capacity_bytes
+    for alike in _alike(result):
+        shares = [result.shares[a] for a in alike]
+        capacity = result.cluster.chip(_first_rank(result, alike[0])).memory.capacity_bytes
         table.add_row(
-            label(result, a),
-            *(f"{part:.1%}" for part in (share.work, share.communication, share.bubble)),
-            human_bytes(result.memory_of(a).peak_bytes),
+            _name(result, alike),
+            _span([share.work for share in shares]),
+            _span([share.communication for share in shares]),
+            _span([share.bubble for share in shares]),
+            human_bytes(result.memory_of(alike[0]).peak_bytes),
             human_bytes(capacity),
         )
     console.print(table)
     for sentence in result.overruns():
         console.print(sentence, soft_wrap=True)
+
+
+def _alike(result: Simulation) -> list[list[int]]:
+    """Returns the replicas, in order, together where one row can stand for them.
+
+    They are of one stage and one chip type, work for the same share of the step, and hold as much.
+    """
+    groups: dict[tuple, list[int]] = {}
+    for a, seat in enumerate(result.program.seats):
+        chip = result.cluster.node(seat.ranks[0]).chip_name
+        work, held = f"{result.shares[a].work:.1%}", result.memory_of(a).peak_bytes
+        groups.setdefault((seat.pipeline, seat.stage, chip, work, held), []).append(a)
+    return list(groups.values())
+
+
+def _first_rank(result: Simulation, a: int) -> int:
+    return result.program.seats[a].ranks[0]
+
+
+def _name(result: Simulation, alike: list[int]) -> str:
+    seat = result.program.seats[alike[0]]
+    chip = result.cluster.node(seat.ranks[0]).chip_name
+    where = f"pipeline {seat.pipeline} " if len(result.plan.pipelines) > 1 else ""
+    ranks = [rank for a in alike for rank in result.program.seats[a].ranks]
+    count = "" if len(alike) == 1 else f"{len(alike)} x "
+    return f"{where}stage {seat.stage} rank{'s' * (len(ranks) > 1)} {ranges(ranks)} ({count}{chip})"
+
+
+def _span(shares: list[float]) -> str:
+    """Returns the least and the largest share, once where they look the same."""
+    low, high = f"{min(shares):.1%}", f"{max(shares):.1%}"
+    return low if low == high else f"{low} - {high}"
 
 
 def main() -> None:

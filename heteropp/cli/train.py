@@ -12,7 +12,8 @@ from typer.core import TyperCommand
 from heteropp.api.training.options import OUTPUT, TrainingOptions
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.trust import TrustRemoteCode
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine, output_folder
+from hyperhetero.input import LONGEST_WAIT_S
 
 OPTIONS = tuple(field.name for field in fields(TrainingOptions))
 
@@ -117,7 +118,7 @@ def train(
     ] = None,
     trust_remote_code: TrustRemoteCode = False,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where everything is written.")
+        Path, output_folder("--output", "-o", help="Where everything is written.")
     ] = OUTPUT,
     resume: Annotated[
         bool,
@@ -158,7 +159,10 @@ def train(
     deadline: Annotated[
         float,
         typer.Option(
-            min=5, help="Seconds that a rank waits for another.", rich_help_panel=CHECKPOINTS
+            min=5,
+            max=LONGEST_WAIT_S,
+            help="Seconds that a rank waits for another.",
+            rich_help_panel=CHECKPOINTS,
         ),
     ] = 300,
     elastic: Annotated[
@@ -189,6 +193,7 @@ def train(
         float,
         typer.Option(
             min=1,
+            max=LONGEST_WAIT_S,
             help="Seconds that a chip still has when it goes from --availability or its process "
             "gets SIGTERM.",
             rich_help_panel=ELASTIC,
@@ -333,9 +338,18 @@ def train(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Skip the memory check.")] = False,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard, too.")
-    ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Hand the metrics to tensorboard, wandb or mlflow, too; repeatable.",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="Serve the newest metrics to Prometheus on this port; 0: any free one."),
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="The address of --metrics-port.")] = "127.0.0.1",
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     chosen = {name: context.params[name] for name in OPTIONS}

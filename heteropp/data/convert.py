@@ -72,10 +72,11 @@ def _why(writers: list[TokenWriter], hold_out: float) -> str:
     """Returns what --hold-out made of documents that all went to one file."""
     documents = max(len(writer.ends) for writer in writers)
     if not documents:
-        return ""
+        return ": all sources are empty, or no text because they hold zero bytes"
     return (
         f"; --hold-out takes whole documents, by a hash of their text, and of these {documents} "
-        f"{hold_out:g} was all or none: give more documents, or another share"
+        f"{hold_out:g} was all or none: give more documents, another share, or --longest, which "
+        "splits long ones"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import os
@@ -37,11 +38,19 @@ def find_files(sources: Sequence[Path], suffix: str = "") -> list[Path]:
     for source in sources:
         if source.is_dir():
             found += _beneath(source, suffix)
-        elif source.exists():
-            found.append(source)
         else:
-            raise FileError(f"{source} is not there; expected a file or a folder of text")
+            found.append(source)
+            _check_there(source)
     return found
+
+
+def _check_there(source: Path) -> None:
+    try:
+        source.stat()
+    except FileNotFoundError:
+        raise FileError(f"{source} is not there; expected a file or a folder of text") from None
+    except OSError as error:
+        raise FileError(f"{source} cannot be read: {error.strerror}") from None
 
 
 def size_bytes(files: Sequence[Path]) -> int:
@@ -100,7 +109,7 @@ def _beneath(folder: Path, suffix: str) -> Iterator[Path]:
 
 def _text(file: Path, separator: bytes, progress: Progress) -> Iterator[Document]:
     with open(file, "rb") as raw, _unpacked(file, raw) as content:
-        first, read = content.read(PIECE_BYTES), 0
+        first, read = content.read(PIECE_BYTES).removeprefix(codecs.BOM_UTF8), 0
         if b"\0" in first:
             return
         pieces = chain([first], iter(lambda: content.read(PIECE_BYTES), b""))

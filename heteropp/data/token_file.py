@@ -47,10 +47,11 @@ class TokenFile:
 def open_token_file(path: Path) -> TokenFile:
     """Maps a file that heteropp-data wrote. Raises FileError for any other, and a torn one."""
     try:
+        path.stat()
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise FileError(f"{path} is not a token file; heteropp-data makes one")
+                raise FileError(f"{path} is no token file; {_how_to_make(path)}")
             if metadata["version"] not in VERSIONS:
                 raise FileError(
                     f"{path}: version is {metadata['version']}; this release reads "
@@ -81,9 +82,13 @@ def open_token_file(path: Path) -> TokenFile:
         raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
         raise FileError(
-            f"{path} is no token file, which heteropp-data makes of text, or is damaged: {error}"
+            f"{path} is no token file, or a damaged one ({error}); {_how_to_make(path)}"
         ) from None
     except (KeyError, IndexError, ValueError) as error:
         if isinstance(error, FileError):
             raise
         raise FileError(f"{path} is a damaged token file: {error!r}") from None
+
+
+def _how_to_make(path: Path) -> str:
+    return f"of text, `heteropp-data {path} -o {path.with_suffix('.tokens').name}` makes one"

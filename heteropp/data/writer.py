@@ -16,7 +16,7 @@ import numpy as np
 from heteropp.data.token_file import DTYPES, FORMAT, VERSION
 from heteropp.data.tokenizer import Encoded, Tokenizer
 from heteropp.description.files import FileError, make_folder
-from hyperhetero_output import held, keep_permissions, target_of
+from hyperhetero.output import held, keep_permissions, target_of
 
 HEADER_BYTES = 1024  # kept free at the front: what it says is known at the end
 ALIGNMENT_BYTES = 8  # of the ends, which are searched where they lie

@@ -24,6 +24,7 @@ from heteropp.description.chips import ChipFileError, ChipSpec, load_chip
 from heteropp.description.fabric import Fabric, FabricError, LinkEntry, Pipe
 from heteropp.description.files import FileError, read_toml, write_text
 from heteropp.description.presets import cluster_path
+from hyperhetero.input import listed
 
 LARGEST = 100_000  # chips
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -53,7 +54,9 @@ class _Nodes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
+class ClusterFile:
+    """What a cluster file says."""
+
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     name: str
     nodes: Annotated[tuple[_Nodes, ...], Field(min_length=1)]
@@ -263,12 +266,9 @@ def _nic(node: Node, rank: int) -> int:
 def read_cluster(path: str | Path) -> Cluster:
     """Reads a cluster file, or a preset by name, and the chip files it names. Raises FileError."""
     path = cluster_path(path)
-    file = read_toml(path, _File)
+    file = read_toml(path, ClusterFile)
     _check_names(path, file.nodes)
-    entries = [
-        (entry, _node(entry, path, f"{path}: nodes[{index}]"))
-        for index, entry in enumerate(file.nodes)
-    ]
+    entries = _entries(path, file.nodes)
     _check_alike(path, [node for _, node in entries])
     total = sum(entry.count * len(node.ranks) for entry, node in entries)
     if total > LARGEST:
@@ -280,6 +280,19 @@ def read_cluster(path: str | Path) -> Cluster:
         raise FileError(f"{path}: {error}") from None
     nodes = (node for entry, node in entries for _ in range(entry.count))
     return Cluster(file.name, in_order(nodes), fabric)
+
+
+def _entries(path: Path, given: Iterable[_Nodes]) -> list[tuple[_Nodes, Node]]:
+    """The entries and what they are a node of. Raises FileError that names every wrong one."""
+    entries, found = [], []
+    for index, entry in enumerate(given):
+        try:
+            entries.append((entry, _node(entry, path, f"nodes[{index}]")))
+        except FileError as error:
+            found.append(str(error))
+    if found:
+        raise FileError(f"{path}: {listed(found)}")
+    return entries
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import select
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from hyperhetero_input import decoded, problems
-from hyperhetero_output import target_of, write_file
+from hyperhetero.input import decoded, problems
+from hyperhetero.output import target_of, write_file
 
 LARGEST_BYTES = 256 << 20  # of a file that is read whole: a device such as /dev/zero has no end
+
+WRITER_S = 30.0  # for somebody to write to the pipe that is read
 
 T = TypeVar("T")
 
@@ -53,7 +57,7 @@ def read_text(path: Path) -> str:
 def read_bytes(path: Path) -> bytes:
     """Reads a whole file of at most LARGEST_BYTES. Raises FileError."""
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             content = file.read(LARGEST_BYTES + 1)
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from None
@@ -62,6 +66,19 @@ def read_bytes(path: Path) -> bytes:
     if len(content) > LARGEST_BYTES:
         raise FileError(f"{path} has more than {LARGEST_BYTES >> 20} MiB, which no such file needs")
     return content
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Opens a file to read; of a pipe, it waits WRITER_S for somebody to write. Raises OSError."""
+    if not path.is_fifo():
+        return path.open("rb")
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    ready, _, _ = select.select([handle], [], [], WRITER_S)
+    if not ready:
+        os.close(handle)
+        raise OSError(errno.EPIPE, "Nobody writes to this pipe")
+    os.set_blocking(handle, True)
+    return os.fdopen(handle, "rb")
 
 
 def cache_folder() -> Path:

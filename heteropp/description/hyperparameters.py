@@ -14,6 +14,7 @@ from heteropp.description.parameter_groups import (
     group_of,
     parse_group,
 )
+from hyperhetero.input import listed
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -104,8 +105,9 @@ class Hyperparameters:
                 )
 
     def validate(self) -> None:
-        """Raises HyperparameterError, one sentence."""
+        """Raises HyperparameterError, one sentence that names all that is wrong."""
         optimizers, schedules = get_args(OptimizerName), get_args(LearningRateSchedule)
+        found = []
         for name, fits, expected in (
             ("optimizer", self.optimizer in optimizers, f"one of {', '.join(optimizers)}"),
             (
@@ -140,7 +142,9 @@ class Hyperparameters:
             ),
         ):
             if not fits:
-                raise HyperparameterError(f"{name} is {getattr(self, name)}; expected {expected}")
+                found.append(f"{name} is {getattr(self, name)}; expected {expected}")
+        if found:
+            raise HyperparameterError(listed(found))
         if self.cooldown_steps is not None and self.learning_rate_schedule != "wsd":
             raise HyperparameterError(
                 f"cooldown_steps is {self.cooldown_steps}, which schedule wsd alone has; "

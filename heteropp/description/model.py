@@ -29,7 +29,7 @@ class _ModelType:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OfConfig:
+class ConfiguredModel:
     """A model file that stands on a Hugging Face config, and says what it has otherwise."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -77,7 +77,7 @@ def read_model(
 
 
 def _read_of_config(path: Path, trust_remote_code: bool) -> ModelSpec:
-    chosen = asdict(read_toml(path, _OfConfig))
+    chosen = asdict(read_toml(path, ConfiguredModel))
     config = path.parent / chosen.pop("hugging_face")
     file = config / "config.json" if config.is_dir() else config
     family, fields = read_config(file, trust_remote_code)

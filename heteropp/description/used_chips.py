@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError
 
@@ -28,3 +31,14 @@ def idle_members(plan: Plan, cluster: Cluster) -> list[str]:
     """Returns the names of the chips that a plan leaves idle."""
     used = set(cluster.members if plan.members is None else plan.members)
     return [member for member in cluster.members if member not in used]
+
+
+def chips_in_words(plan: Plan) -> str:
+    """Returns how many chips of each type a plan uses, such as "4 a-mini and 2 b-mini"."""
+    count: Counter[str] = Counter()
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for replica in stage.replicas:
+                chip = Path(replica.chip).name.removesuffix(".toml")
+                count[chip] += len(replica.ranks)
+    return " and ".join(f"{number} {chip}" for chip, number in sorted(count.items()))

@@ -14,6 +14,7 @@ from pydantic_core import core_schema
 from heteropp.models.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
 EARLIER = "llama"  # the only one, of files that say none
@@ -30,6 +31,17 @@ def spec_of(family: str) -> type[ModelSpec]:
     """Returns the spec of a family; the others are not imported."""
     spec: type[ModelSpec] = importlib.import_module(f"heteropp.models.{family}.model").SPEC
     return spec
+
+
+def schema_of_any(handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    """Returns the JSON schema of a model of any family; only EARLIER's need not say its name."""
+    kinds = []
+    for name in families():
+        kind = handler(_adapter(spec_of(name)).core_schema)
+        if name != EARLIER:
+            handler.resolve_ref_schema(kind).setdefault("required", []).append("family")
+        kinds.append(kind)
+    return {"anyOf": kinds}
 
 
 @cache

@@ -18,7 +18,7 @@ from heteropp.layout.parameter import Parameter
 
 if TYPE_CHECKING:
     import torch
-    from pydantic import GetCoreSchemaHandler
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic_core import CoreSchema
     from torch import Tensor
 
@@ -252,3 +252,12 @@ class ModelSpec(ABC):
         from heteropp.models.families import any_family
 
         return any_family() if cls is ModelSpec else handler(source)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describes what the above reads, for editors."""
+        from heteropp.models.families import schema_of_any
+
+        return schema_of_any(handler) if cls is ModelSpec else handler(schema)

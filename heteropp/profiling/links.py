@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn
+from rich.progress import MofNCompleteColumn, TextColumn
 from torch.distributed.rendezvous import rendezvous
 
 from heteropp.description.cluster import Cluster, read_cluster
@@ -21,6 +21,7 @@ from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks.device import Device, open_device
 from heteropp.runtime.ranks.transport import connect
 from heteropp.runtime.ranks.watch import CAUSE_FILE
+from hyperhetero.progress import Progress
 
 SMALL_BYTES, LARGEST_BYTES = 8, 64 << 20
 LONG_S = 0.02  # a message that takes so long tells the bandwidth

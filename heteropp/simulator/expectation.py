@@ -39,6 +39,12 @@ class ExpectedStep:
         """Every action of every rank."""
         return self._simulation.spans
 
+    @property
+    def memory(self) -> dict[int, list[tuple[float, int]]]:
+        """(Seconds, bytes held from then on), by the first rank of each replica."""
+        found = enumerate(self.replicas)
+        return {ranks[0]: self._simulation.memory_of(a).points() for a, ranks in found}
+
     def links_of(self, rank: int) -> LinkTimes:
         return links_of(self._simulation, rank)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from commands import run_command
 
 from dicomm.bench.cli import app
 
@@ -181,7 +181,7 @@ def test_device_direct_is_faster_than_cpu_mediated_on_emulated_chips() -> None:
     ],
 )
 def test_a_bad_option_is_one_sentence_and_exit_code_2(arguments: str, words: str) -> None:
-    done = CliRunner().invoke(app, arguments.split())
+    done = run_command(app, arguments.split())
     assert done.exit_code == 2
     assert words in done.stderr and done.stderr.count("\n") == 1
     assert done.stdout == ""
@@ -193,7 +193,7 @@ def test_verbs_needs_a_device() -> None:
         words = "'nothing0' is not one of"
     else:
         options, words = ["--transports", "verbs"], "verbs needs an RDMA device"
-    done = CliRunner().invoke(app, ["p2p", *options])
+    done = run_command(app, ["p2p", *options])
     assert done.exit_code == 2 and words in done.stderr
 
 
@@ -205,12 +205,12 @@ def test_files_of_chips_and_tcp_are_checked(tmp_path: Path) -> None:
         ("latency_s =", "is not TOML"),
     ):
         bad.write_text(text)
-        done = CliRunner().invoke(app, ["device", "--tcp", str(bad)])
+        done = run_command(app, ["device", "--tcp", str(bad)])
         assert done.exit_code == 2 and words in done.stderr and str(bad) in done.stderr
 
 
 @pytest.mark.parametrize("command", ["p2p", "bandwidth", "rate", "collectives", "device"])
 def test_help_has_examples(command: str) -> None:
-    done = CliRunner().invoke(app, [command, "--help"])
+    done = run_command(app, [command, "--help"])
     assert done.exit_code == 0
     assert f"dicomm-bench {command} --" in " ".join(done.stdout.split())

@@ -179,7 +179,7 @@ def test_one_that_fails_is_named_and_the_others_go_on() -> None:
 
     entries = [("good", lambda: good), ("bad", lambda: bad), ("never", refuses)]
     cases = [("latency", 1), ("latency", 2), ("latency", 3)]
-    results = compete(entries, cases, repeats=2, round_s=0.001, progress=False)
+    results = compete(entries, cases, repeats=2, round_s=0.001)
     assert results.missing == {"never": "it will not start", "bad, latency": "it is out of breath"}
     assert [results.p50_us("good", case) for case in cases] == [10, 20, 30]
     assert [results.p50_us("bad", case) for case in cases] == [10, None, 30]

@@ -251,7 +251,7 @@ def test_a_timeline_that_cannot_be_written(folder: Path, capsys, option: str) ->
 def test_a_plan_that_cannot_be_written(folder: Path, capsys) -> None:
     arguments = ["--cluster", str(folder / "cluster.toml"), "--model", str(folder / "model.toml")]
     arguments += ["--global-batch", "4", "--output", str(folder)]
-    assert f"{folder} cannot be written: Is a directory" in run(
+    assert f"{folder} is a folder; expected the name of a file to write" in run(
         search_command.app, arguments, capsys
     )
 

@@ -121,7 +121,7 @@ BAD = {
     "degrees that do not fill the cluster": (["--dp", "3"], "pp 2 x dp 3 x tp 1 is 6"),
     "layers that do not divide": (["--pp", "3", "--dp", "1"], "pp 3 x dp 1"),
     "no throughput": (["--tokens-per-chip-per-s", "0"], "expected more than 0"),
-    "no number": (["--tokens-per-chip-per-s", "nan"], "expected more than 0"),
+    "no number": (["--tokens-per-chip-per-s", "nan"], "expected a finite number"),
     "two chip types": (["--cluster", "quickstart"], "expected one type"),
     "a batch that does not divide": (["--global-batch", "7"], "does not divide the global batch"),
     "an unknown cluster": (["--cluster", "nowhere"], "expected the path of a cluster file"),

@@ -11,9 +11,9 @@ import forks
 import numpy as np
 import pyarrow
 import pytest
+from commands import run_command
 from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-from typer.testing import CliRunner
 
 from heteropp.cli.data import app
 from heteropp.data.documents import PIECE_BYTES
@@ -21,7 +21,7 @@ from heteropp.data.integrity import verify
 from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile, open_token_file
 from heteropp.description.files import FileError
-from hyperhetero_output import held
+from hyperhetero.output import held
 
 TEXTS = [f"The {n}th document, naïve\nand short. " * (n % 4 + 1) for n in range(40)]
 
@@ -57,7 +57,7 @@ def write_jsonl(path: Path, texts: list[str], field: str = "text") -> Path:
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = run_command(app, [str(argument) for argument in arguments])
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -126,6 +126,29 @@ def test_a_text_file_may_hold_many_documents(tmp_path: Path) -> None:
     assert documents(file) == [[*text.encode(), 0] for text in texts if text]
     whole = make(tmp_path / "y.tokens", tmp_path / "a.txt")
     assert bytes(whole.tokens) == (tmp_path / "a.txt").read_bytes() + b"\0"
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("\ufeffbook".encode())
+    (tmp_path / "b.jsonl").write_bytes('\ufeff{"text": "line"}'.encode())
+    file = make(tmp_path / "x.tokens", tmp_path / "a.txt", tmp_path / "b.jsonl")
+    assert bytes(file.tokens) == b"book\0line\0"
+
+
+def test_a_long_document_is_split_on_request_and_can_then_be_held_out_in_part(
+    tmp_path: Path,
+) -> None:
+    text = "".join(f"Zeile {n} und noch ein schönes Wort\n" for n in range(200)) + "é" * 999
+    (tmp_path / "book.txt").write_text(text)
+    options = (tmp_path / "book.txt", "--longest", 500, "--hold-out", 0.3)
+    kept = documents(make(tmp_path / "x.tokens", *options))
+    held = documents(open_token_file(tmp_path / "x.validation.tokens"))
+    assert kept and held
+    pieces = [bytes(piece[:-1]) for piece in kept + held]
+    assert all(len(piece) <= 500 and piece.decode() in text for piece in pieces)
+    assert sum(map(len, pieces)) == len(text.encode())
+    lines = [piece for piece in pieces if b"Zeile" in piece]
+    assert all(piece.startswith(b"Zeile") and piece.endswith(b"\n") for piece in lines)
 
 
 def test_tokens_are_as_wide_as_the_vocabulary_asks(tmp_path: Path) -> None:
@@ -232,7 +255,10 @@ def test_bad_sources_are_refused(tmp_path: Path, vocabulary: Path) -> None:
     )
     assert "there is no text for it" in refusal(tmp_path, latin, "--hold-out", "1e-9")
     alone = source("alone.txt", b"one document")
-    assert "of these 1 0.5 was all or none" in refusal(tmp_path, alone, "--hold-out", "0.5")
+    said = refusal(tmp_path, alone, "--hold-out", "0.5")
+    assert "of these 1 0.5 was all or none" in said and "--longest" in said
+    (tmp_path / "loop").symlink_to("loop")
+    assert "Too many levels of symbolic links" in refusal(tmp_path, tmp_path / "loop")
 
 
 def test_bad_settings_are_refused(tmp_path: Path, vocabulary: Path) -> None:
@@ -280,10 +306,10 @@ def test_damaged_token_files_are_refused(tmp_path: Path) -> None:
             open_token_file(path)
         return str(caught.value)
 
-    assert "is damaged" in refused(whole[:-3])
-    assert "is damaged" in refused(b"")
-    assert "is damaged" in refused(b"some text that is longer than a header's length")
-    assert "is not a token file; heteropp-data makes one" in refused(
+    assert "a damaged one" in refused(whole[:-3])
+    assert "a damaged one" in refused(b"")
+    assert "a damaged one" in refused(b"some text that is longer than a header's length")
+    assert "is no token file; of text, `heteropp-data" in refused(
         whole.replace(b"hyperhetero tokens", b"anybody else's    ")
     )
     assert "version is 7; this release reads 1 and 2" in refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,20 @@ def test_stragglers_and_noise(files: list[str], capsys) -> None:
     noisy = [*files, "--noise", "0.3", "--seed", "5"]
     assert result(noisy, capsys) == result(noisy, capsys)
     assert result(noisy, capsys)["step_s"] != plain
+
+
+def test_replicas_that_are_alike_share_a_row(capsys, tmp_path: Path) -> None:
+    plan = plan_of(8)
+    [pipeline] = plan.pipelines
+    stage = pipeline.stages[0]
+    both = tuple(Replica(ranks=(r,), chip="a-mini", batch_share=1) for r in (0, 1))
+    alike = replace(pipeline, stages=(replace(stage, layers=(0, 6), replicas=both),))
+    write_plan(replace(plan, micro_batch=2, global_batch=16, pipelines=(alike,)), tmp_path / "p")
+    cluster = write_cluster(tmp_path / "cluster.toml", ("a-mini", 2))
+    files = ["--plan", str(tmp_path / "p"), "--cluster", str(cluster)]
+    assert "stage 0 ranks 0-1 (2 x a-mini)" in run(files, capsys)
+    apart = run([*files, "--straggler", "1:2"], capsys)
+    assert "stage 0 rank 0 (a-mini)" in apart and "stage 0 rank 1 (a-mini)" in apart
 
 
 def test_a_deadlock_is_one_sentence(files: list[str], capsys) -> None:

@@ -36,6 +36,8 @@ Groups = tuple[tuple[int, ...], ...]
 WORLD = 3
 INPUTS, OUTPUTS, VOCAB, ROWS = 8, 12, 10, 6
 KIND: dict[str, Any] = {"dtype": torch.float64}
+# A gradient is g^T x in one layer and (x^T g)^T in the other, which a BLAS may sum in two orders.
+ROUNDING = 8 * torch.finfo(torch.float64).eps
 # one replica; and two, of unlike degrees and shares
 LAYOUTS: dict[str, tuple[Groups, tuple[int, ...]]] = {
     "tp 2": (((0, 1),), (1,)),
@@ -149,7 +151,7 @@ class Case:
     plain: Callable[[], nn.Module]
     called: Callable[[TensorParallelGroup], nn.Module]
     parameters: list[Parameter]
-    exact: bool  # bit for bit; otherwise a bias is added in another order
+    bound: float  # the largest difference, relative to the largest value
 
 
 def linear(cut: int, bias: bool) -> Case:
@@ -162,7 +164,7 @@ def linear(cut: int, bias: bool) -> Case:
             return Called(ColumnParallelLinear(INPUTS, OUTPUTS, group, bias=bias, **KIND), group)
         return Called(RowParallelLinear(INPUTS, OUTPUTS, group, bias=bias, **KIND))
 
-    return Case(lambda: Plain(nn.Linear(INPUTS, OUTPUTS, bias=bias)), called, parameters, not bias)
+    return Case(lambda: Plain(nn.Linear(INPUTS, OUTPUTS, bias=bias)), called, parameters, ROUNDING)
 
 
 CASES = {
@@ -174,7 +176,7 @@ CASES = {
         lambda: Plain(nn.Embedding(VOCAB, OUTPUTS)),
         lambda group: Called(VocabularyParallelEmbedding(VOCAB, OUTPUTS, group, **KIND)),
         [Parameter("layer.weight", (VOCAB, OUTPUTS), 0)],
-        True,
+        0.0,
     ),
 }
 
@@ -217,7 +219,7 @@ def test_a_declared_layer_does_what_the_called_one_does(
 ) -> None:
     for found in ranks.run(run_layer, case, layout):
         for name, worst in found.items():
-            assert worst <= (0.0 if CASES[case].exact else 1e-12), name
+            assert worst <= CASES[case].bound, name
 
 
 # ---------------------------------------------------------------- blocks

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import training_run
+from commands import run_command
 from torch import Tensor
 from training_run import Training, make_plan
-from typer.testing import CliRunner
 
 from heteropp.cli.export import app
 from heteropp.data.sequences import Sequences
@@ -348,7 +348,7 @@ def runs(
     for kind, training in started.items():
         training.finish()
         arguments = [str(training.output), "--output", str(training.output / "exported")]
-        result = CliRunner().invoke(app, [*arguments, "--from", str(folders[kind])])
+        result = run_command(app, [*arguments, "--from", str(folders[kind])])
         assert result.exit_code == 0, result.output
     return {kind: (run, run.output / "exported") for kind, run in started.items()}
 
@@ -424,7 +424,7 @@ def test_training_is_refused_before_a_rank_starts(
 
 def refusal(*arguments: object) -> str:
     """What heteropp-export says when it refuses."""
-    result = CliRunner().invoke(app, [str(each) for each in arguments])
+    result = run_command(app, [str(each) for each in arguments])
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1, result.stderr
     return result.stderr
@@ -444,7 +444,7 @@ def test_bad_exports_are_refused(
     assert "config.json cannot be read" in refusal(run, "--output", new, "--from", tmp_path)
     (tmp_path / "file").touch()
     beneath = tmp_path / "file" / "new"
-    assert f"folder {beneath.parent} cannot be made" in refusal(run, "--output", beneath)
+    assert f"{beneath.parent} is a file, not a folder" in refusal(run, "--output", beneath)
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     torn = next((copy / "checkpoints").glob("step-*/layers.2.*"))

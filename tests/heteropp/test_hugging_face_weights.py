@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from commands import run_command
 from safetensors.torch import load_file, save_file
 from tiny_decoders import write_folder
 from torch import Tensor
 from training_run import Training, make_plan
-from typer.testing import CliRunner
 
 from heteropp.cli.export import app
 from heteropp.description.files import FileError
@@ -335,7 +335,7 @@ def test_a_run_keeps_what_it_does_not_change(folders: Folders, tmp_path: Path) -
     training = Training(tmp_path / "run", plan, *given, "--warmup-steps", "0", device="cpu")
     training.finish()
     arguments = [str(training.output), "--output", str(output), "--from", str(folder)]
-    result = CliRunner().invoke(app, arguments)
+    result = run_command(app, arguments)
     assert result.exit_code == 0, result.output
     assert_same_tensors(output, folder)
     configs = [json.loads((each / "config.json").read_text()) for each in (output, folder)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import run_command
 from layouts import plan_of, scheduled
 from parity import Ranks, Trained
 from plain_llama import TransformersDecoder
@@ -20,7 +21,6 @@ from tiny_decoders import tiny_config, write_folder
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from training_run import Training, checkpoint_parameters, refusal, write_cluster
-from typer.testing import CliRunner
 
 from heteropp.cli import export, search
 from heteropp.cost.planned import rank_memory
@@ -244,7 +244,7 @@ def test_a_first_stage_without_lora_runs_no_backward(ranks: Ranks, folders: Fold
 
 def exported(run: Run, output: Path, *arguments: str) -> Path:
     given = [str(run.checkpoints), "--output", str(output), "--from", str(run.folder), *arguments]
-    result = CliRunner().invoke(export.app, given)
+    result = run_command(export.app, given)
     assert result.exit_code == 0, result.output
     return output
 
@@ -281,7 +281,7 @@ def test_peft_loads_the_adapter(run: Run, learnt: Tensor, tmp_path: Path) -> Non
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(value, merged[name], rtol=1e-6, atol=1e-7)
     given = [str(run.checkpoints), "--output", str(tmp_path / "new"), "--from", str(tmp_path)]
-    result = CliRunner().invoke(export.app, given)
+    result = run_command(export.app, given)
     assert result.exit_code == 2 and "config.json cannot be read" in result.stderr
     assert not (tmp_path / "new").exists()
 
@@ -300,7 +300,7 @@ def test_the_commands_search_train_and_export(tmp_path: Path) -> None:
         *("--global-batch", "16", "--output", str(tmp_path / "plan.json"), "--optimizer", "muon"),
     ]
     os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    result = CliRunner().invoke(search.app, given)
+    result = run_command(search.app, given)
     assert result.exit_code == 0, result.output
     plan = read_plan(tmp_path / "plan.json")
     arguments = ("--from", str(folder), "--device", "cpu", "--learning-rate", "0.01")
@@ -308,7 +308,7 @@ def test_the_commands_search_train_and_export(tmp_path: Path) -> None:
     given = ("--device", "cpu", "--output", str(tmp_path / "other"))
     assert "--from is missing" in refusal(tmp_path, *given)
     output = tmp_path / "adapter"
-    result = CliRunner().invoke(export.app, [str(training.output), "--output", str(output)])
+    result = run_command(export.app, [str(training.output), "--output", str(output)])
     assert result.exit_code == 0, result.output
     assert "LoRA of model small as of step 2" in result.output
     config = json.loads((output / "adapter_config.json").read_text())

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import run_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import plan_of
@@ -33,7 +34,6 @@ from training_run import (
     wait,
     write_cluster,
 )
-from typer.testing import CliRunner
 
 from heteropp.cli.train import app
 from heteropp.cost.planned import rank_memory
@@ -406,7 +406,7 @@ class Command:
 
     def refusal(self, *arguments: str) -> str:
         os.environ["XDG_CACHE_HOME"] = str(self.folder / "cache")
-        result = CliRunner().invoke(app, list(arguments))
+        result = run_command(app, list(arguments))
         assert result.exit_code == 2, result.output
         return result.stderr
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
+from commands import Ended, run_command
 from layouts import plan_of
 from tiny_decoders import tiny_config
 from training_run import command, refusal, write_text
-from typer.testing import CliRunner
 
 from heteropp.api.errors import InputError
 from heteropp.api.training.checks import check_families
@@ -40,8 +39,8 @@ def folder_of(place: Path, model_type: str, **changes: Any) -> Path:
     return folder
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(each) for each in arguments])
+def run(*arguments: object) -> Ended:
+    return run_command(app, [str(each) for each in arguments])
 
 
 def refused(*arguments: object) -> str:
@@ -143,7 +142,7 @@ def test_training_begins_once_a_family_has_passed(
         assert re.search(r"^model qwen2 is not trained, .* degree 1: layers\.2\.\S* differs", said)
     assert not (tmp_path / "run" / "starts").exists()
     wrong_layer.undo()
-    trained = CliRunner().invoke(train.app, command(tmp_path, "--device", "cpu", "--steps", "1"))
+    trained = run_command(train.app, command(tmp_path, "--device", "cpu", "--steps", "1"))
     assert trained.exit_code == 0, trained.output
     (kept,) = (tmp_path / "cache" / "hyperhetero" / "proofs").iterdir()
     assert kept.name.startswith("qwen2-")

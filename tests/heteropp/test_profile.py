@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from clusters import cluster_of, tiny_model, write_cluster, write_model
+from commands import run_command
 from typer import Typer
-from typer.testing import CliRunner
 
 from heteropp.cli import search
 from heteropp.cli.profile import app
@@ -220,7 +220,7 @@ def test_one_pair_of_ranks_for_each_kind() -> None:
 
 
 def refusal(*arguments: str, command: Typer = app) -> str:
-    result = CliRunner().invoke(command, list(arguments))
+    result = run_command(command, list(arguments))
     assert result.exit_code == 2, result.output
     (line,) = result.stderr.splitlines()
     return line

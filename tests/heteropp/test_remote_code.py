@@ -13,12 +13,11 @@ import forks
 import pytest
 import torch
 import typer
-from click.testing import Result
+from commands import Ended, run_command
 from elastic_run import NODE, Elastic, Undisturbed, assert_as_undisturbed, wait_for
 from layouts import plan_of
 from remote_family import MODELING, write_scaled
 from training_run import Training, refusal, start_with, wait, write_text
-from typer.testing import CliRunner
 
 import heteropp
 from heteropp.cli import export, models, search, simulate
@@ -35,8 +34,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def run(app: typer.Typer, *arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(each) for each in arguments])
+def run(app: typer.Typer, *arguments: object) -> Ended:
+    return run_command(app, [str(each) for each in arguments])
 
 
 def passed(app: typer.Typer, *arguments: object) -> str:
@@ -112,7 +111,8 @@ def test_a_family_passes_once_for_each_code(
     assert passed(models.app, "check", folder, TRUST) == said
     with (folder / MODELING).open("a") as file:
         file.write("# other code\n")
-    assert "has passed" in str(run(models.app, "check", folder, TRUST).exception)
+    with pytest.raises(AssertionError, match="has passed"):
+        run(models.app, "check", folder, TRUST)
 
 
 def _config(**changes: Any) -> Callable[[Path], None]:

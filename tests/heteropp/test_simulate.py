@@ -15,10 +15,10 @@ from clusters import cluster_of, tiny_model
 from heteropp.cost.planned import rank_memory, rank_times
 from heteropp.cost.stage_time import Time, all_reduce_s
 from heteropp.description.chips import ChipSpec, load_chip
+from heteropp.description.chrome_trace import write_chrome_trace
 from heteropp.description.cluster import Cluster
 from heteropp.description.fabric import Fabric, LinkEntry
 from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
-from heteropp.description.timeline import write_chrome_trace
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.stage_actions import TableKey, actions, table_of
 from heteropp.simulator import program

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import training_run
+from commands import run_command
 from installed import own_mounts
 from training_run import Training, make_plan, tiny_model, wait, write_cluster, write_text
-from typer.testing import CliRunner
 
 from heteropp.cli.train import app
 from heteropp.data.convert import convert
@@ -23,7 +23,7 @@ from heteropp.data.documents import Document
 from heteropp.data.tokenizer import Bytes
 from heteropp.description.plan import Plan, Prediction, write_plan
 from heteropp.schedule.stage_actions import actions as table_of
-from hyperhetero_output import held
+from hyperhetero.output import held
 
 PLAN = make_plan(tiny_model(), (3, 1), (2, 1), (1, 1), (True, False))
 
@@ -52,7 +52,8 @@ def test_the_loss_falls_and_the_figures_add_up(tmp_path: Path) -> None:
         plan,
         *("--steps", "30", "--learning-rate", "1e-2", "--warmup-steps", "3", "--json"),
         *("--validation", str(tmp_path / "other.tokens"), "--validate-every", "12"),
-        "--tensorboard",
+        "--track",
+        "tensorboard",
     )
     code, stdout, stderr = training.wait()
     assert code == 0, stderr
@@ -197,11 +198,15 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
     assert "learning_rate is -1.0; expected a positive" in refusal(
         tmp_path, PLAN, "--learning-rate", "-1"
     )
-    assert "learning_rate is nan" in refusal(tmp_path, PLAN, "--learning-rate", "nan")
+    assert "'--learning-rate': expected a finite number, got nan" in refusal(
+        tmp_path, PLAN, "--learning-rate", "nan"
+    )
+    said = refusal(tmp_path, PLAN, "--learning-rate", "-1", "--minimum-ratio", "2")
+    assert "learning_rate is -1.0" in said and "minimum_ratio is 2.0; expected 0 to 1" in said
     for option in ("learning-rate", "gradient-clip", "weight-decay"):
         said = refusal(tmp_path, PLAN, f"--{option}", "1e300")
         assert f"{option.replace('-', '_')} is 1e+300; expected " in said
-    assert "--deadline is inf; expected a number" in refusal(tmp_path, PLAN, "--deadline", "inf")
+    assert "'--deadline': expected at most" in refusal(tmp_path, PLAN, "--deadline", "inf")
     warmup = ("--warmup-steps", "61", "--steps", "60")
     assert "--warmup-steps is 61, and the learning" in refusal(tmp_path, PLAN, *warmup)
     assert "gradient_clip is -2.0" in refusal(tmp_path, PLAN, "--gradient-clip", "-2")
@@ -236,13 +241,12 @@ def test_a_folder_that_another_run_has_is_refused(
 
 
 def test_a_run_to_resume_is_named_once_and_says_its_plan(tmp_path: Path) -> None:
-    runner = CliRunner()
     for arguments, expected in (
         ([str(tmp_path)], f"{tmp_path} is no option; a run's folder is given to --resume"),
         (["--resume", str(tmp_path)], "does not say what it was started with; give its --plan"),
         (["--resume", "a", "--output", "b"], "--resume a goes on in its own folder; leave out"),
     ):
-        result = runner.invoke(app, arguments)
+        result = run_command(app, arguments)
         assert result.exit_code == 2 and expected in result.stderr
 
 
@@ -271,7 +275,7 @@ def test_torchrun_alone_counts_restarts(tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     beneath = str(tmp_path / "file" / "run")
-    assert f"folder {beneath} cannot be made: Not a dir" in refusal(
+    assert f"{beneath} cannot be written: {tmp_path / 'file'} is a file, not a folder" in refusal(
         tmp_path, PLAN, "--output", beneath
     )
 
@@ -288,7 +292,7 @@ def test_bad_data_is_refused(tmp_path: Path) -> None:
     convert([Document(b"text " * 99, "")], tmp_path / "x.tokens", Bytes())
     content = (tmp_path / "x.tokens").read_bytes()
     (tmp_path / "x.tokens").write_bytes(content[:-1])
-    assert "x.tokens is no token file, which heteropp-data makes of text, or is damaged" in refusal(
+    assert "x.tokens is no token file, or a damaged one" in refusal(
         tmp_path, PLAN, "--data", str(tmp_path / "x.tokens")
     )
     flipped = bytearray(content)

@@ -47,7 +47,7 @@ def given(sets: dict[str, Path]) -> list[str]:
 
 def test_every_set_has_its_loss(tmp_path: Path, sets: dict[str, Path]) -> None:
     """It is as a plain model has it, on the screen, in the summary and for TensorBoard, too."""
-    options = ("--steps", "4", "--validate-every", "2", "--json", "--tensorboard")
+    options = ("--steps", "4", "--validate-every", "2", "--json", "--track", "tensorboard")
     training = Training(tmp_path, PLAN, *options, *given(sets))
     code, stdout, stderr = training.wait()
     assert code == 0, stderr

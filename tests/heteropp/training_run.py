@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import forks
+from commands import run_command
 from torch import Tensor
-from typer.testing import CliRunner
 
 from heteropp.cli.train import app
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, write_plan
@@ -198,7 +198,7 @@ def command(folder: Path, *arguments: str) -> list[str]:
 def refusal(folder: Path, *arguments: str) -> str:
     """What heteropp-train says when it refuses; in this process, as no rank may start."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    result = CliRunner().invoke(app, command(folder, *arguments))
+    result = run_command(app, command(folder, *arguments))
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.stderr
     return result.stderr

@@ -27,11 +27,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from c10d_tests import GATES
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
+from hyperhetero.progress import Progress
 
 RULES = Path(__file__).with_name("not_applicable.toml")
 

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from client_tests.renamed import renamed
 from client_tests.suites import SUITES, Suite
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
 
 RULES = Path(__file__).with_name("not_applicable.toml")
 

@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 
 from evidence import Row, row
 from pipelines.ranks import Failed
-from rich.console import Console
 from torch import Tensor
 from trained import TrainingError, start, well_paced
 from twins import Scale, write_twin
@@ -35,6 +34,7 @@ from heteropp.models.llama.model import LlamaModel
 from heteropp.search.planner import Request, planner
 from heteropp.state.checkpoint.manifest import find
 from heteropp.state.checkpoint.reader import Reader
+from hyperhetero.progress import Status
 
 MODEL = LlamaModel(
     name="mixed-lengths-twin",
@@ -87,10 +87,9 @@ def _rows(folder: Path, steps: int, seed: int, watch: Watch) -> Iterator[Row]:
         for name, batches in (("one-plan", ONE_PLAN), ("by-length", BY_LENGTH))
     }
     options = ("--documents", str(DOCUMENTS), "--data", str(data))
-    console = Console(stderr=True)
     tokens_per_s, gradients = [], []
     for name, plans in runs.items():
-        with console.status(f"mixed lengths, {name}"):
+        with Status(f"mixed lengths, {name}"):
             training = start(plans, cluster_file, folder / name, steps + 1, *options)
             paced = well_paced(training.steps())
             tokens_per_s.append(statistics.median(step["tokens_per_s"] for step in paced))

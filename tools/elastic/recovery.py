@@ -33,7 +33,6 @@ import torch.distributed as dist
 from evidence import Row, row
 from pipelines.ranks import Failed, Ranks
 from rich.console import Console
-from rich.progress import Progress
 
 from dicomm.bench.quiet import Quiet, Watch
 from elastic.paced import Paced, write_link
@@ -58,6 +57,7 @@ from heteropp.state.recovery.recover import Recovered, recover
 from heteropp.state.recovery.snapshots import Cadence, SnapshotWriter
 from heteropp.state.recovery.tiers import Tiers
 from heteropp.state.slices.state import State
+from hyperhetero.progress import Progress
 
 REMOTE, DISK, LINK = 1200e6, 3500e6, 50e9  # bytes per second; a link is shared by a node's ranks
 LATENCY_S = 5e-6

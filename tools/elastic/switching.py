@@ -18,11 +18,11 @@ from typing import Any
 from evidence import Row, row
 from pipelines.ranks import Ranks
 from rich.console import Console
-from rich.progress import Progress
 
 from dicomm.bench.quiet import Quiet, Watch
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, validate
 from heteropp.models.llama.model import LlamaModel
+from hyperhetero.progress import Progress
 
 MODEL = LlamaModel(
     name="75 MiB of state",

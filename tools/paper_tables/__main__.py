@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 from evidence import Row, show
-from rich.console import Console
 
-from hyperhetero_cli import CommandLine
+from hyperhetero.cli import CommandLine
+from hyperhetero.progress import Status
 
 PAPERS = ("h2", "metis", "autohet", "hetu", "zorse")
 
@@ -33,7 +33,7 @@ def main(
         raise typer.Exit(2)
     rows: list[Row] = []
     notes: list[str] = []
-    with Console(stderr=True).status("") as status:
+    with Status("") as status:
         for paper in chosen:
             status.update(f"planning and simulating: {paper}")
             found, assumptions = import_module(f"paper_tables.{paper}").table()

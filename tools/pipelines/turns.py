@@ -9,10 +9,10 @@ from typing import Any
 import typer
 from evidence import Row, show
 from rich.console import Console
-from rich.progress import Progress
 
 from dicomm.bench.quiet import Quiet, Watch, worst
 from heteropp.description.files import FileError
+from hyperhetero.progress import Progress
 from pipelines.ranks import BadInput, Failed, Ranks
 
 Case = tuple[Any, ...]  # what a rank's `step` is given
@@ -54,6 +54,4 @@ def report(
     except (BadInput, FileError, Failed) as error:
         print(f"{tool}: {error}", file=sys.stderr)
         raise typer.Exit(1 if isinstance(error, Failed) else 2) from None
-    least = worst(quiets)
-    assert least is not None
-    show(tool, rows, [" ".join((about or "").split()), least.sentence], json)
+    show(tool, rows, [" ".join((about or "").split())], json, worst(quiets))

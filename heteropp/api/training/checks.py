@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
 
 from heteropp.api.errors import InputError
 from heteropp.api.proof import prove
 from heteropp.description.files import make_folder
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
-from hyperhetero_output import LOCK, held
+from heteropp.runtime.measuring.trackers.tracking import Tracking, TrackingError
+from hyperhetero.output import LOCK, held
+from hyperhetero.progress import Status
 
 if TYPE_CHECKING:
     from heteropp.data.sequences import AttentionWithin
@@ -69,7 +67,7 @@ def check_families(plans: Sequence[Plan], elastic: bool) -> None:
         stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
         degrees = {(stage.tp, stage.sequence_parallel) for stage in stages}
         models.append((plan.model, degrees | ({(1, False), (2, False)} if elastic else set())))
-    with Console(stderr=True).status("holding the model's family against transformers"):
+    with Status("holding the model's family against transformers"):
         prove(models)
 
 
@@ -100,13 +98,6 @@ def check_elastic(
             raise InputError(f"{option} is not for --elastic: {why}")
 
 
-def check_finite(settings: Mapping[str, float]) -> None:
-    """Raises InputError for a number of seconds that is infinite or none; settings: by option."""
-    for option, value in settings.items():
-        if not math.isfinite(value):
-            raise InputError(f"{option} is {value}; expected a number of seconds")
-
-
 def hold(stack: ExitStack, output: Path, begun: bool) -> None:
     """Keeps other runs out of the folder, which is made, until the command ends.
 
@@ -124,10 +115,17 @@ def check_p2p(p2p: str | None, device: str) -> None:
         raise InputError("--p2p says how dicomm reaches chips; --device cpu has none")
 
 
-def check_tensorboard(wanted: bool) -> None:
-    """Raises InputError where TensorBoard's files are wanted and cannot be written."""
-    if wanted and find_spec("tensorboard") is None:
-        raise InputError("--tensorboard needs a package: pip install 'hyperhetero[tensorboard]'")
+def check_tracking(tracking: Tracking, here: bool) -> None:
+    """Raises InputError where the figures cannot go to what is asked for.
+
+    here: whether rank 0 will be on this machine, so that its port is looked at.
+    """
+    try:
+        tracking.check()
+        if here:
+            tracking.check_port()
+    except TrackingError as error:
+        raise InputError(str(error)) from None
 
 
 def cluster_of(

@@ -11,6 +11,8 @@ from heteropp.data.token_file import TokenFile
 from heteropp.description.plan import Plan, read_plan
 from heteropp.runtime.mixed_lengths.plans import by_length, shortest_that_holds
 
+MOST_CUT = 0.5  # of all tokens, beyond which a run is warned of
+
 
 def read_buckets(paths: Sequence[Path]) -> tuple[Plan, ...]:
     """The plans by their sequences' length. Raises FileError, or PlanError if they are unlike."""
@@ -32,4 +34,9 @@ def say_documents(tokens: TokenFile, plans: Sequence[Plan]) -> str:
     if cut := int((lengths > longest).sum()):
         lost = (lengths[lengths > longest] - longest).sum() / lengths.sum()
         said += f"; {cut:,} are longer and cut, by {lost:.1%} of all tokens"
+        if lost > MOST_CUT:
+            said = (
+                f"warning: most tokens are cut away: {said}; give a --bucket of longer sequences, "
+                "or split the documents by heteropp-data --longest"
+            )
     return said

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
+
+from heteropp.runtime.measuring.trackers.tracking import Tracking
+from hyperhetero.input import LONGEST_WAIT_S
 
 OUTPUT = Path("runs/train")
 
@@ -36,11 +39,13 @@ class TrainingOptions:
     checkpoint_every: Count = 0  # steps; 0: only at the end
     keep: Positive = 2  # checkpoints
     restarts: Count = 0
-    deadline: Annotated[float, Ge(5)] = 300.0  # seconds that a rank waits for another
+    deadline: Annotated[float, Ge(5), Le(LONGEST_WAIT_S)] = (
+        300.0  # seconds that a rank waits for another
+    )
     elastic: bool = False
     availability: str | None = None
     node_name: str | None = None
-    notice: Annotated[float, Ge(1)] = 30.0  # seconds
+    notice: Annotated[float, Ge(1), Le(LONGEST_WAIT_S)] = 30.0  # seconds
     disk: Path | None = None
     remote: str | None = None
     keep_memory_every: Positive = 1  # steps
@@ -63,5 +68,13 @@ class TrainingOptions:
     device: str = "chip"  # or cpu
     p2p: str | None = None  # device-direct or cpu-mediated
     force: bool = False  # skips the memory check
-    tensorboard: bool = False
+    track: list[str] | None = None  # services for the figures: tensorboard, wandb, mlflow
+    metrics_port: int | None = None  # of an endpoint for Prometheus; 0: any that is free
+    metrics_host: str = "127.0.0.1"
     json: bool = False  # prints the summary as JSON
+
+    def tracking(self) -> Tracking:
+        """Returns what is to follow the run; a text may name several services."""
+        named = [name.strip() for text in self.track or [] for name in text.split(",")]
+        names = tuple(dict.fromkeys(name for name in named if name))
+        return Tracking(names, self.metrics_port, self.metrics_host)

@@ -15,11 +15,10 @@ from heteropp.api.training.checks import (
     check_elastic,
     check_families,
     check_files,
-    check_finite,
     check_not_elastic,
     check_p2p,
     check_runs,
-    check_tensorboard,
+    check_tracking,
     check_unused,
     chip_of,
     choose_chip,
@@ -126,7 +125,6 @@ class _Start:
     def _read_plans(self) -> list[Any]:
         """Reads the plan, or those of the buckets; returns their files."""
         options = self.options
-        check_finite({"--deadline": options.deadline, "--notice": options.notice})
         self.validation = validation_sets(options.validation)
         if options.validate_every and not self.validation:
             raise InputError("--validate-every needs --validation, the data to try the model on")
@@ -170,7 +168,7 @@ class _Start:
         if self.launched and options.restarts:
             raise InputError("--restarts is not for torchrun's ranks; give it --max-restarts")
         check_p2p(options.p2p, options.device)
-        check_tensorboard(options.tensorboard)
+        check_tracking(options.tracking(), here=not self.launched)
         if options.elastic:  # this process has no chip
             return None
         if options.device == "chip":
@@ -285,7 +283,7 @@ class _Start:
             hyperparameters=hyperparameters,
             device=options.device,  # type: ignore[arg-type]
             p2p=options.p2p,  # type: ignore[arg-type]
-            tensorboard=options.tensorboard,
+            tracking=options.tracking(),
             by_length=self.by_length,
             documents=options.documents or 0,
         )

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
 from heteropp.data.integrity import verify
 from heteropp.data.source import open_tokens
+from hyperhetero.progress import Progress
 
 SILENT_S = 2.0
 
@@ -33,7 +34,6 @@ def verify_shown(source: Path | None) -> None:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
     )
     task = bar.add_task("")
     start_s = time.monotonic()

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from heteropp.description.files import FileError
@@ -49,7 +50,8 @@ def _path(kind: str, name_or_path: str | Path) -> Path:
     names, path = _names(folder), Path(name_or_path)
     if str(name_or_path) in names:
         return _FOLDER / folder / f"{name_or_path}.toml"
-    if path.name == str(name_or_path) and not path.suffix and not path.exists():  # meant as a name
+    is_name = path.name == str(name_or_path) and not path.suffix
+    if is_name and not os.path.lexists(path):
         raise FileError(
             f"{kind} {str(name_or_path)!r}: expected the path of a {kind} file or one of "
             + ", ".join(names)

@@ -77,6 +77,8 @@ class Availability:
         return chips
 
     def _parsed(self, text: str) -> dict[str, Any]:
+        if not text.strip():  # also for a moment, while `echo ... >file` writes it; {} is no chip
+            raise FileError(f"{self.url} is empty; expected chips by node, or {{}} for none")
         for read in (json.loads, tomllib.loads):
             try:
                 found = read(text)

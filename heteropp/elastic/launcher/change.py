@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,7 @@ class Change:
     steps_again: int  # that had been trained before, and were lost
     searched_s: float  # for the plan; while the steps ran, of a switch
     downtime_s: float  # that no step ran
+    at: float  # seconds since 1970 at which it was over, and training went on
     moved: tuple[MovedState, ...]
 
     def bytes_by_source(self) -> dict[Source, int]:
@@ -60,5 +62,6 @@ def changed(
         steps_again=max(0, again),
         searched_s=found.seconds,
         downtime_s=recorded.downtime_s,
+        at=time.time(),
         moved=account.moved,
     )

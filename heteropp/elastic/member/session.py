@@ -77,8 +77,8 @@ class Session:
             how = "switched" if arrived else "recovered"
             self.board.say(account, how, generation.number)
             completed, steps = self.trainer.completed, self.run.steps
-            quiet, board = False, self.run.tensorboard
-            self.reporter = Reporter(self.run.output, completed, steps, quiet, board)
+            tracking, restarts = self.run.tracking, generation.number - 1
+            self.reporter = Reporter(self.run.output, completed, steps, False, tracking, restarts)
         self.writer = Writer(self.run.checkpoints, self._own_control(), self.run.keep, fail)
         self.snapshot_writer = make_snapshot_writer(
             job, generation, self.trainer, self._own_control(), self._warn

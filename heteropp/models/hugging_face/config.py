@@ -62,7 +62,9 @@ class Config:
             return {**config.values(), **code}
 
         return core_schema.no_info_plain_validator_function(
-            read, serialization=core_schema.plain_serializer_function_ser_schema(write)
+            read,
+            json_schema_input_schema=core_schema.dict_schema(),
+            serialization=core_schema.plain_serializer_function_ser_schema(write),
         )
 
 

@@ -16,6 +16,7 @@ adds no operator and communicates nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +47,9 @@ class TensorParallelGroup(Protocol):
 
     def reduce_scatter(self, piece: Tensor, whole: Tensor) -> None:
         """Sums `whole` over the group; each rank's `piece` is its part, along dimension 0."""
+
+
+Exchange = Callable[[Tensor, TensorParallelGroup], Tensor]
 
 
 class SoloGroup:
@@ -85,21 +89,24 @@ class ProcessGroup:
         reduce_scatter(piece, whole, self.group)
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
+class _Exchange(torch.autograd.Function):
+    """One exchange with the group forward, and another backward."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        # a fresh tensor: autograd may have handed this one to others too
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        ctx.group.all_reduce(total)
-        return total, None
+    def forward(
+        ctx: Any, x: Tensor, group: TensorParallelGroup, there: Exchange, back: Exchange
+    ) -> Tensor:
+        ctx.group, ctx.back = group, back
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        return ctx.back(gradient, ctx.group), None, None, None
 
 
 class _Sum(torch.autograd.Function):
+    """All-reduce in place, which autograd has to be told."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
         group.all_reduce(x)
@@ -109,50 +116,6 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return gradient, None
-
-
-class _GatherRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
-        ctx.group = group
-        return _gathered(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _scattered(gradient, ctx.group), None
-
-
-class _ScatterRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
-        ctx.group = group
-        return _scattered(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _gathered(gradient, ctx.group), None
-
-
-class _AllRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
-        ctx.group = group
-        return _gathered(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _own_rows(gradient, ctx.group), None
-
-
-class _OwnRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
-        ctx.group = group
-        return _own_rows(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _gathered(gradient, ctx.group), None
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -166,26 +129,15 @@ class _ScaleGradient(torch.autograd.Function):
         return gradient * ctx.factor, None
 
 
-class _GatherFeatures(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
-        ctx.group = group
-        return _joined(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _own(gradient, ctx.group), None
+def _same(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    return x.view_as(x)
 
 
-class _OwnFeatures(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
-        ctx.group = group
-        return _own(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _joined(gradient, ctx.group), None
+def _summed(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    # a fresh tensor: autograd may have handed this one to others too
+    result = x.clone(memory_format=torch.contiguous_format)
+    group.all_reduce(result)
+    return result
 
 
 def _joined(piece: Tensor, group: TensorParallelGroup) -> Tensor:
@@ -220,7 +172,9 @@ def copy_to_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
     """
     if group.size == 1:
         return x
-    return _GatherRows.apply(x, group) if group.sequence_parallel else sum_gradient(x, group)
+    if not group.sequence_parallel:
+        return sum_gradient(x, group)
+    return _Exchange.apply(x, group, _gathered, _scattered)
 
 
 def sum_over_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
@@ -231,12 +185,14 @@ def sum_over_group(x: Tensor, group: TensorParallelGroup) -> Tensor:
     """
     if group.size == 1:
         return x
-    return _ScatterRows.apply(x, group) if group.sequence_parallel else total(x, group)
+    if not group.sequence_parallel:
+        return total(x, group)
+    return _Exchange.apply(x, group, _scattered, _gathered)
 
 
 def sum_gradient(x: Tensor, group: TensorParallelGroup) -> Tensor:
     """Identity forward, all-reduce backward, whatever the rows."""
-    return x if group.size == 1 else _Copy.apply(x, group)
+    return x if group.size == 1 else _Exchange.apply(x, group, _same, _summed)
 
 
 def total(x: Tensor, group: TensorParallelGroup) -> Tensor:
@@ -246,12 +202,12 @@ def total(x: Tensor, group: TensorParallelGroup) -> Tensor:
 
 def all_rows(x: Tensor, group: TensorParallelGroup) -> Tensor:
     """All-gather of rows forward; backward takes this rank's of a gradient that all have."""
-    return x if group.size == 1 else _AllRows.apply(x, group)
+    return x if group.size == 1 else _Exchange.apply(x, group, _gathered, _own_rows)
 
 
 def own_rows(x: Tensor, group: TensorParallelGroup) -> Tensor:
     """Takes this rank's part of rows that all ranks have; all-gather backward."""
-    return x if group.size == 1 else _OwnRows.apply(x, group)
+    return x if group.size == 1 else _Exchange.apply(x, group, _own_rows, _gathered)
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
@@ -264,7 +220,7 @@ def gather_features(x: Tensor, group: TensorParallelGroup) -> Tensor:
 
     All-gather forward; backward takes this rank's features of a gradient that all have.
     """
-    return x if group.size == 1 else _GatherFeatures.apply(x, group)
+    return x if group.size == 1 else _Exchange.apply(x, group, _joined, _own)
 
 
 def own_features(x: Tensor, group: TensorParallelGroup) -> Tensor:
@@ -272,7 +228,7 @@ def own_features(x: Tensor, group: TensorParallelGroup) -> Tensor:
 
     Takes this rank's features forward; all-gather backward.
     """
-    return x if group.size == 1 else _OwnFeatures.apply(x, group)
+    return x if group.size == 1 else _Exchange.apply(x, group, _own, _joined)
 
 
 class ColumnParallelLinear(nn.Module):

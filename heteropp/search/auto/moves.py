@@ -32,6 +32,7 @@ def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
         _order(plan),
         _joined(plan),
         _cut(plan),
+        _moved(plan),
         _shares(plan),
         _micro_batches(plan),
         _fewer(plan),
@@ -246,6 +247,36 @@ def _halves(plan: Plan, stage: Stage) -> Iterator[tuple[Stage, Stage]]:
             for at in (0, tp)
         ]
         yield halves[0], halves[1]
+
+
+def _moved(plan: Plan) -> Iterator[Plan]:
+    """A replica moves to another stage of its pipeline and takes an even share there, or less."""
+    for p, pipeline in enumerate(plan.pipelines):
+        for i, j in itertools.permutations(range(len(pipeline.stages)), 2):
+            giver, taker = pipeline.stages[i], pipeline.stages[j]
+            if giver.dp == 1 or giver.tp != taker.tp:
+                continue
+            even = plan.micro_batch // (taker.dp + 1)
+            for chip in dict.fromkeys(replica.chip for replica in giver.replicas):
+                moved = next(replica for replica in giver.replicas if replica.chip == chip)
+                left = tuple(replica for replica in giver.replicas if replica != moved)
+                stages = list(pipeline.stages)
+                stages[i] = _scaled(replace(giver, replicas=left), plan.micro_batch)
+                for share in sorted({even, *STEPS}, reverse=True):
+                    if 0 < share <= even:
+                        rest = _scaled(taker, plan.micro_batch - share)
+                        joined = (*rest.replicas, replace(moved, batch_share=share))
+                        stages[j] = replace(taker, replicas=joined)
+                        yield _with(plan, p, stages)
+
+
+def _scaled(stage: Stage, total: int) -> Stage:
+    """Returns the stage with shares of another total in the same proportions, none empty."""
+    before = [replica.batch_share for replica in stage.replicas]
+    shares = [1] * stage.dp
+    for _ in range(total - stage.dp):
+        shares[min(range(stage.dp), key=lambda r: (shares[r] + 1) / before[r])] += 1
+    return _shared(stage, shares)
 
 
 def _shares(plan: Plan) -> Iterator[Plan]:

@@ -28,7 +28,7 @@ from heteropp.layout.boxes import Box
 from heteropp.models.assembly import Assembly
 from heteropp.models.spec import ModelError, ModelSpec, Parameter
 from heteropp.state.hugging_face.weights import CONFIG, INDEX, SINGLE, check_same, format_of
-from hyperhetero_output import held
+from hyperhetero.output import held
 
 FILE_BYTES = 5 << 30  # of a file of weights, at most, as transformers cuts them
 # what goes along from the folder that a model came from
