@@ -149,7 +149,17 @@ def test_a_pipe_that_nobody_writes_to_is_not_waited_for_for_ever(
     writer.join()
 
 
-def test_too_little_shared_memory_is_told_before_a_rank_starts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --plan plan.json --cluster quickstart --steps 2",
+        "profile --cluster quickstart --model quickstart",
+    ],
+    ids=["train", "profile"],
+)
+def test_too_little_shared_memory_is_told_before_a_rank_starts(
+    command: str, tmp_path: Path
+) -> None:
     """/dev/shm of 64 KiB, in a mount namespace of its own, as Docker's own can be too small."""
     names = ["unshare", "--mount", "--map-root-user"]
     if subprocess.run([*names, "true"], capture_output=True).returncode:
@@ -159,7 +169,7 @@ def test_too_little_shared_memory_is_told_before_a_rank_starts(tmp_path: Path) -
     commands = [
         "mount -t tmpfs -o size=64k tmpfs /dev/shm",
         f"{python} -m heteropp.cli.search {search} -o plan.json >&2",
-        f"{python} -m heteropp.cli.train --plan plan.json --cluster quickstart --steps 2",
+        f"{python} -m heteropp.cli.{command}",
     ]
     done = subprocess.run(
         [*names, "sh", "-ec", "\n".join(commands)],

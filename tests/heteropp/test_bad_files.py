@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -254,6 +255,26 @@ def test_a_plan_that_cannot_be_written(folder: Path, capsys) -> None:
     assert f"{folder} is a folder; expected the name of a file to write" in run(
         search_command.app, arguments, capsys
     )
+
+
+def test_all_that_is_wrong_with_the_nodes_is_one_sentence(folder: Path, capsys) -> None:
+    nodes = ['chip = "e-mini"', 'chip = "f-mini"', 'chip = "a-mini"\nchips = 99']
+    (folder / "cluster.toml").write_text("name = 'x'\n[[nodes]]\n" + "\n[[nodes]]\n".join(nodes))
+    sentence = search_with(folder, capsys)
+    for wrong in (
+        "nodes[0].chip: chip 'e-mini'",
+        "nodes[1].chip: chip 'f-mini'",
+        "nodes[2].chips is 99",
+    ):
+        assert wrong in sentence
+
+
+def test_a_file_without_an_end_is_not_read(folder: Path, capsys) -> None:
+    for name in ("cluster.toml", "model.toml"):
+        kept = (folder / name).read_text()
+        os.truncate(folder / name, 1 << 40)  # a hole, which takes no room on the disk
+        assert "has more than 256 MiB" in search_with(folder, capsys)
+        (folder / name).write_text(kept)
 
 
 def test_the_real_command_exits_with_2(folder: Path) -> None:
