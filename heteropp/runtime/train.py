@@ -30,6 +30,7 @@ from heteropp.runtime.ranks.watch import CAUSE_FILE, Watch, name_process
 from heteropp.runtime.step.guard import DivergedError
 from heteropp.runtime.trainer import Trainer
 from heteropp.runtime.training_run import TrainingRun
+from hyperhetero.progress import Status
 from heteropp.state.checkpoint.manifest import (
     Checkpoint,
     CheckpointError,
@@ -62,11 +63,13 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
     control = Control(store, rank, world_size, wait_s)
     trainer: Trainer | None = None
     reporter: Reporter | None = None
+    starting = contextlib.ExitStack()  # shows that ranks start, until the reporter shows steps
 
     def doing() -> str:
         return trainer.doing() if trainer else "while starting"
 
     def on_exit() -> None:
+        starting.close()
         if reporter:
             reporter.stop()
 
@@ -77,6 +80,8 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         print(f"{labels[rank]} stopped while starting: {one_line(error)}", file=sys.stderr)
         return 1
     try:
+        if rank == 0:
+            starting.enter_context(Status(f"starting {world_size} ranks"))
         run.allow_code()
         chip = run.chips[rank]
         device = open_device(run.device, chip.file, chip.chip_type)
@@ -86,6 +91,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
             trainer.restore(checkpoint)
         else:
             trainer.initialise()
+        starting.close()
         if rank == 0:
             reporter = Reporter(
                 run.output, trainer.completed, run.steps, json_summary, run.tracking, attempt()

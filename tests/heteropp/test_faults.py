@@ -32,6 +32,7 @@ from training_run import (
 from heteropp.description.plan import write_plan
 
 PLAN = make_plan(tiny_model(), (1, 2, 1), (2, 1, 1), (1, 2, 1), (True, False, False))
+RANK_1 = "heteropp-1"
 RANKS = range(PLAN.world_size)
 
 
@@ -235,6 +236,24 @@ def test_a_paused_rank_is_named_and_waited_for(launch: Launch) -> None:
     names = [path.name for path in (training.output / "checkpoints").iterdir()]
     assert names == [f"step-{steps:06d}"]
     wait_until_nothing_is_left(training, 5)
+
+
+@pytest.mark.long
+def test_a_long_start_says_that_it_goes_on(tmp_path: Path) -> None:
+    training = Training(
+        tmp_path, make_plan(tiny_model(), (4,), (2,), (1,), (False,)), "--steps", "2"
+    )
+    deadline_s = time.monotonic() + 60
+    while not (found := [p for p, name in session(training.process.pid).items() if name == RANK_1]):
+        assert time.monotonic() < deadline_s and training.process.poll() is None
+        time.sleep(0.01)
+    os.kill(found[0], signal.SIGSTOP)
+    time.sleep(15)
+    os.kill(found[0], signal.SIGCONT)
+    code, stdout, stderr = training.wait(60)
+    assert code == 0, stderr
+    assert re.search(r"^starting 2 ranks: 1\d s$", stderr, re.MULTILINE), stderr
+    assert "starting 2 ranks" not in stdout
 
 
 @pytest.mark.long
