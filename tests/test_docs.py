@@ -23,7 +23,6 @@ READ_AND_RUN = [
     *sorted((DOCS / "tutorials").glob("*.md")),
     *sorted((DOCS / "guides").glob("*.md")),
 ]
-EVERYDAY = {"README.md"}  # the others take minutes
 PROGRAM = re.compile(r"\b((?:dicomm|ditorch|heteropp)-[a-z]+|tools/[a-z0-9-]+)(?![\w/.-])")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 FOREIGN = {  # options of other programs that the pages name beside ours
@@ -36,13 +35,9 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def marked(page: Path) -> object:
-    marks = [] if page.name in EVERYDAY else [pytest.mark.long]
-    return pytest.param(page, id=name(page), marks=marks)
-
-
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("page", [marked(page) for page in READ_AND_RUN])
+@pytest.mark.parametrize("page", READ_AND_RUN, ids=name)
 def test_every_block_of_the_page_does_what_the_page_says(page: Path, tmp_path: Path) -> None:
     for folder in LINKED:
         (tmp_path / folder).symlink_to(ROOT / folder)
@@ -128,6 +123,7 @@ def test_every_command_has_a_row_of_the_readme() -> None:
     assert rows == {command for command in commands() if " " not in command}
 
 
+@pytest.mark.long
 def test_the_site_builds_without_a_warning() -> None:
     built = subprocess.run([ROOT / "tools" / "docs"], capture_output=True, text=True, timeout=250)
     assert built.returncode == 0, built.stderr

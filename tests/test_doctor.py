@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from installed import own_mounts
 
 DOCTOR = (sys.executable, "-m", "hyperhetero", "doctor")
@@ -51,6 +52,7 @@ def test_every_lack_has_a_cost_and_nothing_else_has() -> None:
         assert bool(finding["cost"]) == (finding["state"] != "here")
 
 
+@pytest.mark.long
 def test_without_a_compiler_on_the_path_it_says_what_cannot_be_built(tmp_path: Path) -> None:
     code, findings = ask(PATH=str(tmp_path))
     assert code == 0
@@ -59,6 +61,7 @@ def test_without_a_compiler_on_the_path_it_says_what_cannot_be_built(tmp_path: P
     assert findings["ssh"]["state"] == findings["Slurm"]["state"] == "absent"
 
 
+@pytest.mark.long
 def test_a_compiler_is_named_with_its_version(tmp_path: Path) -> None:
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\necho 12.9\n")
@@ -67,6 +70,7 @@ def test_a_compiler_is_named_with_its_version(tmp_path: Path) -> None:
     assert findings["C++ compiler"]["found"] == f"{compiler}, version 12.9"
 
 
+@pytest.mark.long
 def test_a_torch_out_of_range_is_missing(tmp_path: Path) -> None:
     metadata = tmp_path / "torch-1.0.dist-info" / "METADATA"
     metadata.parent.mkdir()
@@ -85,6 +89,7 @@ def test_libraries_that_do_not_load_are_missing(tmp_path: Path) -> None:
     assert findings["our libraries"]["found"] == "ImportError: libtorch.so: undefined symbol"
 
 
+@pytest.mark.long
 def test_limits_of_the_process_are_told() -> None:
     code, findings = ask("bash", "-c", 'ulimit -Sn 100; exec "$@"', "-")
     assert code == 0

@@ -43,6 +43,7 @@ def test_messages_arrive(tmp_path: Path, transport: str) -> None:
     assert "rank 0: gradients of 4 MiB, the last 2097150" in said
 
 
+@pytest.mark.long
 def test_data_parallel_trains_on_two_vendors(tmp_path: Path) -> None:
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     launcher = (
@@ -59,6 +60,7 @@ def test_data_parallel_trains_on_two_vendors(tmp_path: Path) -> None:
     assert "rank 1 trained on a chip of vendor D" in said
 
 
+@pytest.mark.long
 def test_a_cluster_is_planned_and_drawn(tmp_path: Path) -> None:
     said = run(tmp_path, sys.executable, str(EXAMPLES / "plan_cluster.py"))
     assert re.search(r"predicted: \d+\.\d\d s a step, \d+ tokens/chip/s", said)
@@ -67,6 +69,7 @@ def test_a_cluster_is_planned_and_drawn(tmp_path: Path) -> None:
     assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_a_plan_is_trained(tmp_path: Path) -> None:
     said = run(tmp_path, sys.executable, str(EXAMPLES / "train_plan.py"))
     assert len(re.findall(r"^step \d: loss \d\.\d{3}, \d+\.\d\d s$", said, re.MULTILINE)) == 4

@@ -149,6 +149,7 @@ def test_a_pipe_that_nobody_writes_to_is_not_waited_for_for_ever(
     writer.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [

@@ -28,7 +28,8 @@ def run_tool(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("tests", [TESTS, pytest.param(MORE, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tests", [TESTS, MORE])
 def test_a_slice_of_pytorchs_own_tests(tmp_path: Path, tests: tuple[str, ...]) -> None:
     done = run_tool(tmp_path, *tests, "--json")
     outcomes = {test["name"]: test["outcome"] for test in json.loads(done.stdout)["tests"]}

@@ -130,6 +130,7 @@ def test_looking_at_operators_names_operator_layer_and_line(name: str, tmp_path:
     assert is_guilty(departed.first_bad), departed.summary
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_isolate_names_operator_and_layer_from_losses_alone(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]

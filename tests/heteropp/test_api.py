@@ -18,7 +18,7 @@ PLAN = make_plan(tiny_model(), [2, 2], dp=[1, 1], tp=[1, 1], recompute=[False, F
 
 @pytest.fixture(scope="module")
 def plan() -> heteropp.Plan:
-    return heteropp.plan("quickstart", "quickstart", global_batch=8)
+    return heteropp.plan("quickstart", "quickstart", global_batch=8, planner="uniform")
 
 
 @pytest.mark.parametrize(

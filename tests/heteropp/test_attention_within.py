@@ -114,7 +114,15 @@ LAYOUTS: dict[str, Callable[[LlamaModel], Plan]] = {
     ),
     "offload": lambda m: plan_of(m, (4, 4), (2, 1), (1, 1), offload=True),
 }
-LONG = ("one rank", "zb-v", "interleaved", "offload", "two pipelines", "sequence parallel, dropout")
+LONG = (
+    "one rank",
+    "unlike stages",
+    "zb-v",
+    "interleaved",
+    "offload",
+    "two pipelines",
+    "sequence parallel, dropout",
+)
 
 
 def learnt_by(ranks: Ranks, plan: Plan, data: TokenFile, **options: object) -> Trained:
@@ -209,6 +217,7 @@ def test_the_command_chooses_by_the_data_and_keeps_to_it(tmp_path: Path) -> None
     assert training.losses == pytest.approx(plainly(plan, chats).losses, rel=1e-12)
 
 
+@pytest.mark.long
 def test_a_checkpoint_from_before_means_within_a_sequence(tmp_path: Path) -> None:
     plan = make_plan(tiny_model(), (4,), (1,), (1,), (False,))
     Training(tmp_path, plan, "--steps", "1").finish()

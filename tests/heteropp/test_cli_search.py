@@ -109,6 +109,7 @@ def test_json_and_help(tmp_path: Path) -> None:
     assert "Examples:" in command("simulate", "--help").stdout
 
 
+@pytest.mark.long
 def test_nodes_added_and_lost(tmp_path: Path) -> None:
     """What a change of the cluster would do, without writing another cluster file."""
     cluster = write_cluster(tmp_path / "cluster.toml", ("a-mini", 2), ("b-mini", 1))

@@ -313,6 +313,7 @@ def titan(path):
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_torchtitan_reads_the_plan(tmp_path):
     plan = three_vendors()
     path, said = export(plan, "torchtitan", tmp_path, "exported.py")

@@ -183,6 +183,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(
     assert_same(training.metrics, whole)
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     """The disk has room for one checkpoint and a half."""
     elements = sum(math.prod(parameter.shape) for parameter in PLAN.model.parameters())

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.long
 def test_ranks_import_nothing_in_their_first_step(tmp_path: Path) -> None:
     program = (
         "import pathlib, sys, first_step\nsys.exit(first_step.main(pathlib.Path(sys.argv[1])))"

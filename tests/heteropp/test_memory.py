@@ -161,7 +161,8 @@ def test_so_is_that_of_frozen_weights(ranks: Ranks, dtype: str) -> None:
         assert ours.total < theirs.total
 
 
-@pytest.mark.parametrize("family", ["qwen3", pytest.param("qwen3_moe", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_so_is_that_of_a_family_whose_rows_are_cut(ranks: Ranks, family: str) -> None:
     sizes = dict(hidden_size=128, intermediate_size=384, vocab_size=512, head_dim=32)
     model = read(tiny_config(family, layers=8, **sizes).to_dict(), "tiny", sequence_length=128)

@@ -55,6 +55,7 @@ def made(folder: Path) -> Path:
     return folder / "truth.toml"
 
 
+@pytest.mark.long
 def test_what_is_measured_predicts_a_model_that_was_not(tmp_path: Path) -> None:
     truth = {"DITORCH_VENDOR": "emuchip", "DITORCH_CHIP": str(made(tmp_path))}
     said = profile(tmp_path, truth, "--kernels", "chips")

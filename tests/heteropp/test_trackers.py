@@ -73,6 +73,7 @@ def mlflow_losses(folder: Path) -> dict[int, float]:
     return {one.step: one.value for one in client.get_metric_history(run.info.run_id, "loss")}
 
 
+@pytest.mark.long
 def test_stores_hold_every_step_of_a_run_and_of_its_resumption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

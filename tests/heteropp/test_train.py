@@ -119,6 +119,7 @@ def check_trace(plan: Plan, path: Path) -> None:
     assert min(e["ts"] for e in events if e["pid"] == 1) == 0
 
 
+@pytest.mark.long
 def test_torchrun_starts_it_as_well(tmp_path: Path) -> None:
     write_plan(PLAN, tmp_path / "plan.json")
     write_text(tmp_path / "text")

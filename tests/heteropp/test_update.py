@@ -37,7 +37,7 @@ def ranks() -> Iterator[Ranks]:
     found.close()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.long), "float16"])
 def test_a_model_of_16_bits_learns_as_one_of_32_does(ranks: Ranks, dtype: str) -> None:
     model = tiny_model(dtype=dtype)
     plan = several_pipelines(model, ((1, 3), (2, 1), (1, 2), 3), ((4,), (1,), (1,), 1))

@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from training_run import Training, make_plan, session, tiny_model
 
 PLAN = make_plan(tiny_model(), (2, 2), (1, 1), (1, 1), (False, False))
@@ -20,6 +21,7 @@ def cpu_s(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.long
 def test_a_rank_that_waits_leaves_its_core_to_others(tmp_path: Path) -> None:
     training = Training(tmp_path, PLAN, "--steps", "1000000")
     metrics, deadline_s = training.output / "metrics.jsonl", time.monotonic() + 120
