@@ -123,6 +123,22 @@ def test_every_command_has_a_row_of_the_readme() -> None:
     assert rows == {command for command in commands() if " " not in command}
 
 
+def test_the_page_of_the_architecture_has_every_folder() -> None:
+    drawn = re.search(r"```text\n(.*?)```", (DOCS / "architecture.md").read_text(), re.DOTALL)
+    assert drawn is not None
+    parts = re.split(r"^(\w+)/", drawn[1], flags=re.MULTILINE)
+    listed = {
+        top: set(re.findall(r"[\w-]+(?=/)", says))
+        for top, says in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    folders = {tuple(path.split("/")[:2]) for path in tracked.split() if path.count("/") > 1}
+    folders = {(top, name) for top, name in folders if top not in ("docs", ".ci")}
+    assert ("heteropp", "cli") in folders
+    missing = sorted(f"{top}/{name}" for top, name in folders if name not in listed.get(top, ()))
+    assert not missing
+
+
 @pytest.mark.long
 def test_the_site_builds_without_a_warning() -> None:
     built = subprocess.run([ROOT / "tools" / "docs"], capture_output=True, text=True, timeout=250)

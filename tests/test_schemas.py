@@ -43,6 +43,29 @@ def test_the_stored_schemas_are_those_of_the_types():
     assert stored == schemas(), "run tools/schemas"
 
 
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_every_key_says_what_it_is(path):
+    assert list(keys(json.loads(path.read_text())))
+    silent = [
+        where
+        for where, key in keys(json.loads(path.read_text()))
+        if not key.get("description", "").strip()
+    ]
+    assert not silent, "a comment beside the field, or an entry under Args: of a tool, says it"
+
+
+def keys(schema, where=""):
+    """Yields where each key of a schema is, with its schema."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from keys(part, where)
+    elif isinstance(schema, dict):
+        for name, key in schema.get("properties", {}).items():
+            yield f"{where}.{name}", key
+        for name, part in schema.items():
+            yield from keys(part, f"{where}.{name}")
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_there_fits(name):
     assert WRITTEN[name]

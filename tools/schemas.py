@@ -1,8 +1,8 @@
 """Writes docs/schemas: a JSON schema for every file that a person writes, as the commands read it.
 
-Editors complete and check TOML and JSON by them. They come from the types that read the files, so
-they say of keys and kinds of values what the commands say; what values mean together only the
-commands check.
+Editors complete, explain and check TOML and JSON by them. They come from the types that read the
+files, so they say of keys and kinds of values what the commands say; what values mean together only
+the commands check. What each key means is what the sources say beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, create_model
+from docs_pages.meanings import as_comment, described
+from pydantic import ConfigDict, Field, TypeAdapter, create_model
+from pydantic.json_schema import GenerateJsonSchema
 
 from ditorch.chips import ChipSpec
 from ditorch.precision.settings import TOOLS, arguments_model, tool_class
@@ -23,13 +25,33 @@ from heteropp.description.plan import Plan
 from heteropp.description.profile import Profile
 from heteropp.models.spec import ModelSpec
 
+MODELS: dict[type, type] = {}  # of a precision tool's arguments, and the tool
+
+
+class Described(GenerateJsonSchema):
+    """Makes schemas as pydantic does, and says in them what every key means."""
+
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        return described(schema["cls"], super().dataclass_schema(schema))
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        class_ = schema["cls"]
+        return described(class_, super().model_schema(schema), MODELS.get(class_))
+
 
 def precision_type() -> type:
     """Returns what ditorch.toml holds: a table of arguments for each tool."""
     closed = ConfigDict(extra="forbid")
-    fields: Any = {name: (arguments_model(tool_class(name)), None) for name in TOOLS}
+    fields: Any = {}
+    for name in TOOLS:
+        tool = tool_class(name)
+        model = arguments_model(tool)
+        MODELS[model] = tool
+        what = as_comment((tool.__doc__ or "").partition("\n\n")[0])
+        fields[name] = (model, Field(None, description=what))
     tools = create_model("Tools", __config__=closed, **fields)
-    return create_model("Configuration", __config__=closed, precision=(tools, None))
+    of_tools = Field(None, description="the tools to open, each with a table of its arguments")
+    return create_model("Configuration", __config__=closed, precision=(tools, of_tools))
 
 
 FOLDER = Path(__file__).parent.parent / "docs" / "schemas"
@@ -52,7 +74,7 @@ def schemas() -> dict[str, str]:
 
 
 def _text(name: str, type_: Any, what: str) -> str:
-    schema = TypeAdapter(type_).json_schema(mode="validation")
+    schema = TypeAdapter(type_).json_schema(mode="validation", schema_generator=Described)
     if name == "chip":
         del schema["properties"]["path"]  # where the file is, which it does not say
         schema["required"].remove("path")

@@ -31,6 +31,7 @@ Positive = Annotated[float, Strict(), Field(gt=0)]
 Seconds = Annotated[float, Strict(), Field(ge=0, le=1)]
 Share = Annotated[float, Strict(), Field(gt=0, le=1)]
 Flag = Annotated[bool, Strict()]
+Order = Literal["sequential", "blocked", "pairwise"]
 
 
 class ChipFileError(ValueError):
@@ -41,13 +42,13 @@ class ChipFileError(ValueError):
 class Compute:
     """Peaks in FLOP per second; `efficiency` is the share of them that matrix products reach."""
 
-    launch_s: Seconds
-    efficiency: Share
-    float32_flops: Positive
-    float64_flops: Positive
-    float16_flops: Positive
-    bfloat16_flops: Positive
-    other_flops: Positive
+    launch_s: Seconds  # seconds that launching an operator or a copy adds to its time
+    efficiency: Share  # share of the peak that products of matrices reach
+    float32_flops: Positive  # peak in float32, in FLOP per second
+    float64_flops: Positive  # peak in float64, in FLOP per second
+    float16_flops: Positive  # peak in float16, in FLOP per second
+    bfloat16_flops: Positive  # peak in bfloat16, in FLOP per second
+    other_flops: Positive  # peak in every other dtype, such as integers, in operations per second
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
 
@@ -55,21 +56,24 @@ class Compute:
 class Memory:
     """The chip's own memory."""
 
-    capacity_bytes: Count
-    bandwidth_bytes_per_s: Positive
+    capacity_bytes: Count  # size of the memory
+    bandwidth_bytes_per_s: Positive  # bytes per second, those read and those written together
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
 
 @dataclass(frozen=True)
 class Links:
-    """What a chip sends over: to its node's other chips, to a NIC, and to host memory."""
+    """What a chip sends over: to its node's other chips, to a NIC, and to host memory.
 
-    intra_node_bytes_per_s: Positive
-    intra_node_latency_s: Seconds
-    nics_per_node: Count
-    nic_bytes_per_s: Positive
-    nic_latency_s: Seconds
-    host_bytes_per_s: Positive
+    Bytes per second are those of one direction.
+    """
+
+    intra_node_bytes_per_s: Positive  # bandwidth of a chip to the other chips of its node
+    intra_node_latency_s: Seconds  # latency of a message between chips of a node, in seconds
+    nics_per_node: Count  # number of network cards in a node, which its chips share
+    nic_bytes_per_s: Positive  # bandwidth of one network card
+    nic_latency_s: Seconds  # latency of a message from node to node, in seconds
+    host_bytes_per_s: Positive  # bandwidth between the chip's memory and the host's
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
 
@@ -77,12 +81,12 @@ class Links:
 class Numerics:
     """How the chip's own kernels compute; `neutral` chips use the host's kernels, bit for bit."""
 
-    neutral: Flag
-    accumulate: Literal["float32", "float64", "bfloat16"]
-    order: Literal["sequential", "blocked", "pairwise"]
-    split_k: Parts
-    flush_to_zero: Flag
-    fast_exp: Flag
+    neutral: Flag  # whether the host's kernels compute; the other keys then change nothing
+    accumulate: Literal["float32", "float64", "bfloat16"]  # dtype of sums (of float64: float64)
+    order: Order  # how a sum adds its terms: one by one, or blocks of 32 in turn or pairwise
+    split_k: Parts  # number of equal parts of a sum, each added up alone before they are added
+    flush_to_zero: Flag  # whether subnormal numbers count as zero
+    fast_exp: Flag  # whether softmax and norms use a less exact exp and 1/sqrt (not in float64)
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
 
@@ -91,22 +95,23 @@ class Kernels:
     """How far a real chip's kernels stay below the roofline, as heteropp-calibrate fits it to runs
     and heteropp-profile --kernels to single operators.
 
+    A product whose shortest side is n reaches efficiency x n / (n + half_side) of the peak.
+
     An emulated chip reaches its roofline and has no such section.
     """
 
-    half_side: Positive  # of a product's shortest side, at which it reaches half its efficiency
-    attention_efficiency: Positive  # share of the peak, of fused attention; masked work counts
-    attention_backward_efficiency: Positive
-    bandwidth_share: Positive  # of the memory's bandwidth, in everything but products
-    host_s: Seconds  # from one operator's start to the next one's, where the chip does not wait
-    micro_batch_s: Seconds  # each time that a stage begins a micro-batch, beside its operators
-    # of products in one dtype, in place of [compute]'s efficiency and of half_side
-    float32_efficiency: Share | None = None
-    float32_half_side: Positive | None = None
-    float16_efficiency: Share | None = None
-    float16_half_side: Positive | None = None
-    bfloat16_efficiency: Share | None = None
-    bfloat16_half_side: Positive | None = None
+    half_side: Positive  # length of a product's shortest side that halves its efficiency
+    attention_efficiency: Positive  # share of the peak in fused attention, masked FLOPs counted
+    attention_backward_efficiency: Positive  # the same in fused attention's backward
+    bandwidth_share: Positive  # share of the memory's bandwidth that other operators reach
+    host_s: Seconds  # seconds that the host takes to issue one operator or collective
+    micro_batch_s: Seconds  # seconds that beginning a micro-batch adds to a stage's forward
+    float32_efficiency: Share | None = None  # replaces compute.efficiency for float32 products
+    float32_half_side: Positive | None = None  # replaces half_side for float32 products
+    float16_efficiency: Share | None = None  # replaces compute.efficiency for float16 products
+    float16_half_side: Positive | None = None  # replaces half_side for float16 products
+    bfloat16_efficiency: Share | None = None  # replaces compute.efficiency for bfloat16 products
+    bfloat16_half_side: Positive | None = None  # replaces half_side for bfloat16 products
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
 
@@ -117,10 +122,10 @@ class Collectives:
     Bytes per second are those of one rank, in one direction.
     """
 
-    latency_s: Seconds
-    bytes_per_s: Positive
-    pair_bytes_per_s: Positive | None = None
-    four_bytes_per_s: Positive | None = None
+    latency_s: Seconds  # latency of each round of its messages, in seconds
+    bytes_per_s: Positive  # bandwidth in a group of any size that has no key of its own
+    pair_bytes_per_s: Positive | None = None  # bandwidth in a group of 2 ranks
+    four_bytes_per_s: Positive | None = None  # bandwidth in a group of 4 ranks
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
     def group_bytes_per_s(self, ranks: int) -> float:
@@ -133,17 +138,17 @@ class Collectives:
 class ChipSpec:
     """One type of chip (H2, Table 5); `tp_limit` is TP_MAX of section 4.3.2."""
 
-    vendor: Name
-    chip_type: Name
-    chips_per_node: Count
-    tp_limit: Count
-    compute: Compute
-    memory: Memory
-    links: Links
+    vendor: Name  # name of its maker
+    chip_type: Name  # name of the chip type
+    chips_per_node: Count  # number of chips in a node
+    tp_limit: Count  # largest tensor-parallel degree that planners choose for the chip
+    compute: Compute  # how fast it computes
+    memory: Memory  # its own memory
+    links: Links  # what it sends over
     path: Path = field(compare=False)  # the same file may lie in several places
-    numerics: Numerics | None = None  # of an emulated chip alone
-    kernels: Kernels | None = None
-    collectives: Collectives | None = None
+    numerics: Numerics | None = None  # how it rounds and adds; an emulated chip needs it
+    kernels: Kernels | None = None  # measured: how far its kernels stay below the peaks
+    collectives: Collectives | None = None  # measured: latency and bandwidth inside a node
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
     def with_efficiency(self, efficiency: float) -> ChipSpec:

@@ -40,14 +40,16 @@ _MANY_NAMES = 512  # characters of a selection that a manifest repeats
 
 
 class Capture(Tool):
-    """Writes `<output>/rank<r>/step<s>.*` (see records.py) as each step ends.
+    """Keeps statistics of what the selected operators were given and gave, and tensors on demand.
+
+    It writes `<output>/rank<r>/step<s>.*` (see records.py) as each step ends.
 
     Args:
-        output: The folder; ranks share it, runs do not.
-        tensors: Whether tensors are kept beside their statistics: "all" is needed to replay.
+        output: The folder of the capture; ranks share it, runs do not.
+        tensors: Which tensors are kept beside their statistics; "all" is needed to replay.
         budget_bytes: Most bytes a rank may have on disk; what had no room is in the manifest.
         every: Captures one call in so many, the same ones in every run of the program.
-        every_steps: Captures steps 0, n, 2n ...
+        every_steps: Captures one step in so many, the first among them.
         existing: What to do if the folder has this rank's capture already; "resume" keeps the
             steps that are there and adds others.
     """

@@ -31,7 +31,10 @@ class Cast(Tool):
     into the tensors it was given. Views and operators that only make memory are left alone.
 
     Args:
-        operators: required; "*" is every operator but communication.
+        operators: Names, or shell patterns of them, which are required; "*" is every operator but
+            communication.
+        dtype: The dtype to compute in.
+        output: The folder for the findings, a file for each rank; without it none are written.
 
     Raises:
         ValueError: no operators are named.

@@ -52,9 +52,10 @@ class Compare(Tool):
     """Judges the selected operators as the program runs; results are the chip's, untouched.
 
     Args:
-        standards: A team's own file, over the built-in standards.
+        output: The folder for the findings, a file for each rank; without it none are written.
+        standards: A team's own file, whose numbers replace those of the built-in standards.
         every: Compares one call in so many of each operator, the first among them.
-        on_failure: "raise" stops the program at the first operator that fails.
+        on_failure: "record" goes on when an operator fails; "raise" stops the program at the first.
 
     Raises:
         ValueError: an argument or the file of standards is wrong.

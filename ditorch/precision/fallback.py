@@ -37,7 +37,9 @@ class Fallback(Tool):
     leave the host's generator as it was.
 
     Args:
-        operators: required; "*" is every operator but communication.
+        operators: Names, or shell patterns of them, which are required; "*" is every operator but
+            communication.
+        output: The folder for the findings, a file for each rank; without it none are written.
 
     Raises:
         ValueError: no operators are named.

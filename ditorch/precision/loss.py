@@ -40,9 +40,14 @@ class Losses(Tool):
 
     Where backward is called several times within a step (micro-batches), the step's loss is the
     mean of theirs. A loss that is scaled, by a GradScaler or by the number of micro-batches, is
-    recorded scaled: relative errors are the same. Of the selection, `steps` and `ranks` apply.
+    recorded scaled: relative errors are the same.
 
-    `stop_after` ends the process (as `sys.exit(0)` does) after that many steps.
+    Args:
+        operators: Refused, as a loss has no operator.
+        modules: Refused, as a loss has no module.
+        stop_after: Ends the process, as `sys.exit(0)` does, after so many steps.
+        output: The folder for the findings, a file for each rank; without it none are written.
+        output: The folder for the findings, a file for each rank; without it none are written.
     """
 
     rank_in_line: ClassVar[int] = 90

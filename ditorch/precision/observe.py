@@ -18,7 +18,11 @@ _Kind = tuple[str, str, str]  # operator, module, phase
 
 
 class Observe(Tool):
-    """Counts the selected calls by operator, module and phase. It copies and reads no tensor."""
+    """Counts the selected calls by operator, module and phase. It copies and reads no tensor.
+
+    Args:
+        output: The folder for the findings, a file for each rank; without it none are written.
+    """
 
     rank_in_line: ClassVar[int] = 35
 

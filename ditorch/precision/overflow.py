@@ -59,7 +59,7 @@ class _Pending:
 
 
 class FindOverflow(Tool):
-    """Reports every operator whose results are worse than everything it was given.
+    """Reports every operator that makes NaN, infinity or values out of range from better inputs.
 
     An operator made a nan if none of its arguments had one, an inf if all of them were finite, and
     a value out of range (beyond the largest finite one of `range_dtype`) if all were in range. The
@@ -73,6 +73,10 @@ class FindOverflow(Tool):
     (`first_of_all_ranks` tells which).
 
     Each call costs a pass over its results and reads two numbers back from the chip.
+
+    Args:
+        range_dtype: Also reports values beyond the largest finite one of this dtype.
+        output: The folder for the findings, a file for each rank; without it none are written.
     """
 
     rank_in_line: ClassVar[int] = 30

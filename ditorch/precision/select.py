@@ -13,10 +13,10 @@ from ditorch.precision.place import Place
 class Selection(TypedDict, total=False):
     """The arguments of every tool that say which calls it sees; left out, it sees all."""
 
-    operators: str | Sequence[str]  # shell patterns: "mm, *softmax*"
-    modules: str | Sequence[str]  # shell patterns of qualified names: "layers.3*"
-    ranks: int | Sequence[int]
-    steps: str | int  # steps and [first, last) ranges: "0:10, 50"
+    operators: str | Sequence[str]  # names or shell patterns, "mm, *softmax*"; absent: all
+    modules: str | Sequence[str]  # qualified names or patterns, "layers.3*"; absent: all
+    ranks: int | Sequence[int]  # ranks that it works in; absent: all
+    steps: str | int  # steps, and [first, last) ranges of them, "0:10, 50"; absent: all
 
 
 @dataclass(frozen=True)

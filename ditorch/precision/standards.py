@@ -35,6 +35,7 @@ from hyperhetero.input import decoded, problems
 Importance = Literal["critical", "major", "minor"]
 Rule = Literal["equal", "bound", "not compared"]
 Keeps = Literal["wide", "result"]
+Scale = Literal["terms", "sensitivity"]
 DtypeName = Literal["float64", "float32", "float16", "bfloat16"]
 
 
@@ -45,10 +46,10 @@ class _StandardModel(BaseModel):
 class ByDtype(_StandardModel):
     """A number for each dtype; complex dtypes take that of their parts, 8-bit ones bfloat16's."""
 
-    float64: NonNegativeFloat = 0.0
-    float32: NonNegativeFloat = 0.0
-    float16: NonNegativeFloat = 0.0
-    bfloat16: NonNegativeFloat = 0.0
+    float64: NonNegativeFloat = 0.0  # number for results of float64
+    float32: NonNegativeFloat = 0.0  # number for results of float32
+    float16: NonNegativeFloat = 0.0  # number for results of float16
+    bfloat16: NonNegativeFloat = 0.0  # number for results of bfloat16 and of 8 bits
 
     def of(self, dtype: torch.dtype) -> float:
         real = dtype.to_real() if dtype.is_complex else dtype
@@ -57,45 +58,47 @@ class ByDtype(_StandardModel):
 
 
 class OperatorClass(_StandardModel):
-    """What holds for the operators of one class; standards.toml explains the fields."""
+    """What holds for the operators of one class. An element may be off by at most
+    ulps x ulp + (roundings + sums x sqrt(n)) x eps x scale, for a sum of n terms.
+    """
 
-    about: str
-    operators: tuple[str, ...] = ()
-    rule: Rule = "bound"
-    ulps: ByDtype = ByDtype()
-    roundings: ByDtype = ByDtype()
-    sums: NonNegativeFloat = 0.0
-    keeps: Keeps = "wide"
-    scale: Literal["terms", "sensitivity"] = "sensitivity"
-    importance: Importance = "minor"
+    about: str  # in words, which operators these are
+    operators: tuple[str, ...] = ()  # names of its operators, as shell patterns
+    rule: Rule = "bound"  # equal: no error; bound: errors within it; not compared: any values
+    ulps: ByDtype = ByDtype()  # allowed error in units in the last place of the result
+    roundings: ByDtype = ByDtype()  # allowed roundings of intermediate values, in eps x scale
+    sums: NonNegativeFloat = 0.0  # allowed roundings of a sum of n terms, in sqrt(n) x eps x scale
+    keeps: Keeps = "wide"  # dtype whose eps counts: wide, at least float32; result, the result's
+    scale: Scale = "sensitivity"  # terms: magnitudes added up; sensitivity: how inputs move results
+    importance: Importance = "minor"  # which table of [importance] it is held to
 
 
 class OperatorRule(_StandardModel):
     """What some operators have different from their class."""
 
-    operator_class: str | None = Field(None, alias="class")
-    ulps: dict[DtypeName, NonNegativeFloat] = {}
-    roundings: dict[DtypeName, NonNegativeFloat] = {}
-    sums: NonNegativeFloat | None = None
-    keeps: Keeps | None = None
-    scale: Literal["terms", "sensitivity"] | None = None
-    importance: Importance | None = None
+    operator_class: str | None = Field(None, alias="class")  # class that it is put in
+    ulps: dict[DtypeName, NonNegativeFloat] = {}  # replaces the class's `ulps`, dtype by dtype
+    roundings: dict[DtypeName, NonNegativeFloat] = {}  # replaces the class's, dtype by dtype
+    sums: NonNegativeFloat | None = None  # replaces the class's `sums`
+    keeps: Keeps | None = None  # replaces the class's `keeps`
+    scale: Scale | None = None  # replaces the class's `scale`
+    importance: Importance | None = None  # replaces the class's `importance`
 
 
 class Ratios(_StandardModel):
     """The chip's error over the reference GPU's, at most."""
 
-    max_rel: PositiveFloat
-    mean_rel: PositiveFloat
-    rmse: PositiveFloat
-    negligible_share: NonNegativeFloat  # of what is allowed: errors below need no such comparison
+    max_rel: PositiveFloat  # most that the largest relative error may be, over the GPU's
+    mean_rel: PositiveFloat  # most that the mean relative error may be, over the GPU's
+    rmse: PositiveFloat  # most that the root mean square error may be, over the GPU's
+    negligible_share: NonNegativeFloat  # share of the bound below which no ratio counts
 
 
 class _Flushing(_StandardModel):
-    float64: bool
-    float32: bool
-    float16: bool
-    bfloat16: bool
+    float64: bool  # whether a chip may give 0 for subnormal numbers of float64
+    float32: bool  # whether a chip may give 0 for subnormal numbers of float32
+    float16: bool  # whether a chip may give 0 for subnormal numbers of float16
+    bfloat16: bool  # whether a chip may give 0 for subnormal numbers of bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +111,11 @@ class _Found:
 class Standards(_StandardModel):
     """Every class, and which operators are in it."""
 
-    default_class: str
-    may_flush_subnormals: _Flushing
-    importance: dict[Importance, Ratios]
-    classes: dict[str, OperatorClass]
-    operators: dict[str, OperatorRule] = {}
+    default_class: str  # class of the operators that no class names
+    may_flush_subnormals: _Flushing  # dtypes in which chips may give 0 for subnormal numbers
+    importance: dict[Importance, Ratios]  # errors against a reference GPU's, by importance
+    classes: dict[str, OperatorClass]  # classes of operators, by name; of two that fit, the first
+    operators: dict[str, OperatorRule] = {}  # exceptions, by names such as "var*, std*"
     _known: dict[str, _Found] = PrivateAttr(default_factory=dict)
 
     def class_of(self, operator: str) -> str:

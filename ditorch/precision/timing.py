@@ -110,9 +110,10 @@ class MeasureTime(Tool):
     out, and so are the host's own operators where there is a chip.
 
     Args:
-        trace: file of a Chrome trace (chrome://tracing, ui.perfetto.dev): one process a rank, one
-            track a stream and phase; written as the tool is closed. "trace.json" is rank 0's, and
-            "trace-rank1.json" lies beside it.
+        trace: The file of a Chrome trace (chrome://tracing, ui.perfetto.dev): one process a rank,
+            one track a stream and phase; written as the tool is closed. "trace.json" is rank 0's,
+            and "trace-rank1.json" lies beside it.
+        output: The folder for the findings, a file for each rank; without it none are written.
     """
 
     rank_in_line: ClassVar[int] = 40

@@ -32,7 +32,8 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=63)]
 NodeName = Annotated[str, Field(min_length=1, max_length=127, pattern="^[^/]*$")]
-Index = Annotated[int, Field(ge=0)]
+Chips = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +41,17 @@ class _Nodes:
     """One [[nodes]] entry; its last four keys replace what the chip file says."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    chip: str
-    name: NodeName | None = None  # absent: the chip's, and which of its nodes it is
-    count: Count = 1
-    chips: Count | None = None  # in use on each node; absent: all that the chip's nodes have
-    in_use: Annotated[tuple[Index, ...], Field(min_length=1)] | None = None  # or which they are
-    region: Name | None = None
-    switch: Name | None = None
-    nics: Count | None = None
-    nic_bytes_per_s: Rate | None = None
-    nic_latency_s: Seconds | None = None
-    efficiency: Annotated[float, Field(gt=0, le=1)] | None = None  # measured on this cluster
+    chip: str  # name of a chip preset, or path of a chip file (.toml) from where this file is
+    name: NodeName | None = None  # name of the node, where count is 1; absent: such as "a-0"
+    count: Count = 1  # number of such nodes
+    chips: Count | None = None  # number of chips in use on each node; absent: all it has
+    in_use: Chips | None = None  # which chips of a node are in use, from 0, in place of `chips`
+    region: Name | None = None  # region that the nodes are in; absent: one that has no name
+    switch: Name | None = None  # switch that joins the nodes; absent: their region does
+    nics: Count | None = None  # network cards in each node; absent: the chip file's number
+    nic_bytes_per_s: Rate | None = None  # bandwidth of a card; absent: the chip file's
+    nic_latency_s: Seconds | None = None  # latency between nodes; absent: the chip file's
+    efficiency: Share | None = None  # measured share of the chip's peak; absent: the chip file's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +59,10 @@ class ClusterFile:
     """What a cluster file says."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    name: str
-    nodes: Annotated[tuple[_Nodes, ...], Field(min_length=1)]
-    switches: tuple[Name, ...] = ()  # that links join and no node hangs on
-    links: tuple[LinkEntry, ...] = ()
+    name: str  # the cluster's name
+    nodes: Annotated[tuple[_Nodes, ...], Field(min_length=1)]  # the nodes, alike ones in one entry
+    switches: tuple[Name, ...] = ()  # switches that links join and that have no nodes
+    links: tuple[LinkEntry, ...] = ()  # what joins switches and regions
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+Ends = Annotated[tuple[str, ...], Field(min_length=2, max_length=2)]
+
 
 class FabricError(ValueError):
     """Places or links that cannot be; the message is one sentence."""
@@ -27,9 +29,9 @@ class LinkEntry:
     """One [[links]] entry of a cluster file."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    between: Annotated[tuple[str, ...], Field(min_length=2, max_length=2)]
-    latency_s: Annotated[float, Field(ge=0, le=1)]
-    bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    between: Ends  # names of the two switches or regions that it joins
+    latency_s: Annotated[float, Field(ge=0, le=1)]  # seconds that it adds to a message's latency
+    bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # bytes per second each way
 
 
 @dataclass(frozen=True)

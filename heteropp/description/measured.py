@@ -26,12 +26,12 @@ Name = Annotated[str, Field(min_length=1, max_length=127)]
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """The errors asked for, as shares, of what was not fitted."""
+    """The errors asked for, as shares of what was measured, of runs that were not fitted."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    step_median: Share
-    step_worst: Share
-    memory_worst: Share | None = None
+    step_median: Share  # most that the median error of steps' seconds may be
+    step_worst: Share  # most that the largest error of a step's seconds may be
+    memory_worst: Share | None = None  # most that the largest error of a rank's peak memory may be
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +39,16 @@ class MeasuredBlock:
     """The seconds of one block, for one micro-batch, as one tensor-parallel group took them."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    name: Name
-    model: Name  # of the file's models
-    chip: Name
-    tp: Count = 1
-    sequences: Count  # of the micro-batch
-    sequence_parallel: bool = False
-    selective_recompute: bool = False
-    forward_s: Rate
-    backward_s: Rate  # what it computes again included
-    fit: bool = False
+    name: Name  # name of the measurement, which no other block or run of the file has
+    model: Name  # name of one of the file's models
+    chip: Name  # name of a chip preset, or of a chip file (.toml) beside this file
+    tp: Count = 1  # tensor-parallel degree
+    sequences: Count  # number of sequences in the micro-batch
+    sequence_parallel: bool = False  # whether a replica's ranks split the rows of uncut activations
+    selective_recompute: bool = False  # whether the backward computes attention's scores again
+    forward_s: Rate  # seconds of the forward, collectives included
+    backward_s: Rate  # seconds of the backward, collectives and what it computes again included
+    fit: bool = False  # whether a fit may use it; otherwise it is predicted, to judge the fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,25 +56,25 @@ class MeasuredStep:
     """The seconds, and the most bytes of a rank, of a step of a whole pipeline."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    name: Name
-    model: Name  # of the file's models
-    layers: Annotated[tuple[Count, ...], Field(min_length=1)]  # by stage
-    chip: Name | None = None  # of all replicas
-    dp: Count = 1  # replicas of each stage, where `chip` is given
-    chips: tuple[tuple[Name, ...], ...] = ()  # or each stage's replicas'
-    tp: Count = 1
-    micro_batch: Count  # sequences, of one replica
-    global_batch: Count  # sequences
-    ministages: Count = 1
-    recompute: bool = False
-    sequence_parallel: bool = False
-    selective_recompute: bool = False
-    zero_stage: ZeroStage = 0
-    overlap: bool = True  # messages between stages go on beside the work
-    step_s: Rate
-    memory_bytes: Annotated[int, Field(ge=1)] | None = None
-    fit: bool = False
-    doubt: str = ""  # why it is not judged
+    name: Name  # name of the run, which no other block or run of the file has
+    model: Name  # name of one of the file's models
+    layers: Annotated[tuple[Count, ...], Field(min_length=1)]  # number of layers of each stage
+    chip: Name | None = None  # the chip of all replicas, where it is one
+    dp: Count = 1  # number of replicas of each stage, where `chip` is given
+    chips: tuple[tuple[Name, ...], ...] = ()  # in place of chip: the replicas' chips, by stage
+    tp: Count = 1  # tensor-parallel degree of every stage
+    micro_batch: Count  # number of sequences in a micro-batch of one replica
+    global_batch: Count  # number of sequences in a step
+    ministages: Count = 1  # number of ministages (virtual stages) of each stage
+    recompute: bool = False  # whether the backward computes all activations again
+    sequence_parallel: bool = False  # whether a replica's ranks split the rows of uncut activations
+    selective_recompute: bool = False  # whether the backward computes attention's scores again
+    zero_stage: ZeroStage = 0  # what replicas divide: 1 optimizer state, 2 gradients too, 0 none
+    overlap: bool = True  # whether messages between stages go on beside the computing
+    step_s: Rate  # seconds of a step
+    memory_bytes: Annotated[int, Field(ge=1)] | None = None  # peak memory of the rank with the most
+    fit: bool = False  # whether a fit may use it; otherwise it is predicted, to judge the fit
+    doubt: str = ""  # why the prediction is not judged by this run; empty: it is
 
     @property
     def replicas(self) -> tuple[tuple[str, ...], ...]:
@@ -89,18 +89,17 @@ class MeasuredRuns:
     """A file of measurements of one machine."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    name: Name
-    split: str  # what is fitted, and why that
-    lacks: str = ""  # what its data do not say, and so no prediction can know
-    bars: Bars | None = None
-    # what its software does, and ours does not: update without room beside the optimizer's state;
-    # keep the rows that sequence parallelism cuts, to gather them again in the backward
-    in_place_update: bool = False
-    gathers_again: bool = False
-    nic_bytes_per_s: Rate | None = None  # of each NIC, where it is not the chip file's
-    models: tuple[ModelSpec, ...]
-    blocks: tuple[MeasuredBlock, ...] = ()
-    runs: tuple[MeasuredStep, ...] = field(default=())
+    name: Name  # name under which results are printed
+    split: str  # in words, which measurements are fitted and why those
+    lacks: str = ""  # in words, what the source does not tell and a prediction would have to know
+    bars: Bars | None = None  # errors that predictions have to stay below
+    # what its software does, and ours does not
+    in_place_update: bool = False  # whether its update needs no memory beside the optimizer's state
+    gathers_again: bool = False  # whether inputs cut by rows are gathered again for the backward
+    nic_bytes_per_s: Rate | None = None  # bandwidth of one NIC; absent: as the chip file says
+    models: tuple[ModelSpec, ...]  # the models that were run, each as a model file has it
+    blocks: tuple[MeasuredBlock, ...] = ()  # what single blocks took
+    runs: tuple[MeasuredStep, ...] = field(default=())  # what whole steps took
 
     def model(self, name: str) -> ModelSpec:
         """Returns one of its models."""

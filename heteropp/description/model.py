@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict
 
 from heteropp.description.files import FileError, read_json, read_toml
 from heteropp.description.presets import model_path
 from heteropp.models.families import families, spec_of
-from heteropp.models.spec import Dtype, ModelError, ModelSpec, NoFormError
+from heteropp.models.spec import Attention, Dtype, ModelError, ModelSpec, NoFormError
 
 if TYPE_CHECKING:
     from heteropp.models.hugging_face.remote_code import RemoteCode
@@ -33,11 +33,11 @@ class ConfiguredModel:
     """A model file that stands on a Hugging Face config, and says what it has otherwise."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    hugging_face: str  # a folder, or its config.json; from where the file is
-    name: str | None = None
-    sequence_length: int | None = None  # tokens
-    dtype: Dtype | None = None
-    attention: Literal["explicit", "fused"] | None = None
+    hugging_face: str  # path of the folder or its config.json, from where this file is
+    name: str | None = None  # the model's name; absent: this file's
+    sequence_length: int | None = None  # tokens of a sequence; absent: as the config says
+    dtype: Dtype | None = None  # dtype of weights and activations; absent: as the config says
+    attention: Attention | None = None  # explicit keeps scores; fused: one kernel that keeps none
 
 
 def read_model(

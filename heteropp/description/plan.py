@@ -32,28 +32,28 @@ class Replica:
     """One tensor-parallel group of ranks that holds a stage; all its chips are of one type."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    ranks: tuple[int, ...]
-    chip: str  # the chip file's name, as the cluster file gives it
-    batch_share: int  # sequences of each of the stage's micro-batches
+    ranks: tuple[int, ...]  # its ranks, ascending
+    chip: str  # the chip of its ranks, as the cluster file names it
+    batch_share: int  # number of sequences that it takes of each of the stage's micro-batches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """Contiguous layers [first, last) held by one or more replicas.
 
-    With several ministages `layers` says how many layers the stage holds, and `ministage_layers`
-    which.
+    With several ministages `layers` says how many layers the stage holds; which ones follows from
+    the schedule (`ministage_layers`).
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    layers: tuple[int, int]
-    recompute: bool
-    replicas: tuple[Replica, ...]
+    layers: tuple[int, int]  # its first layer, from 0, and the one after its last
+    recompute: bool  # whether the backward computes all activations again, to save memory
+    replicas: tuple[Replica, ...]  # its replicas, which divide each micro-batch
     ministages: int = 1  # parts of its layers that the schedule runs apart (Zorse, section 4.1.1)
-    sequence_parallel: bool = False  # rows are cut over a replica's ranks where weights are not
-    selective_recompute: bool = False  # the backward computes attention's scores again
-    offload: bool = False  # what no ministage at work needs waits in host memory (Zorse, 4.1.3)
-    slack: int = 0  # micro-batches that schedule 1f1b holds here beyond its own; each is memory
+    sequence_parallel: bool = False  # whether a replica's ranks split the rows of uncut activations
+    selective_recompute: bool = False  # whether the backward computes attention's scores again
+    offload: bool = False  # whether what idle ministages hold waits in host memory (Zorse, 4.1.3)
+    slack: int = 0  # micro-batches in flight here beyond those that schedule 1f1b needs
 
     @property
     def dp(self) -> int:
@@ -95,7 +95,7 @@ class Pipeline:
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     micro_batches: int  # how many of the step's micro-batches it takes
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage, ...]  # its stages, from the embedding to the head
 
     def parts(self, stage: int) -> int:
         """Returns how many of the stage's own micro-batches make one micro-batch of the plan."""
@@ -109,13 +109,13 @@ class Prediction:
     """What is expected of the plan: simulated, and under its planner's own cost model."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    planner: str
-    step_s: float  # simulated
-    cost_s: float  # under the planner's cost model
-    lower_bound_s: float  # no plan of the planner's space costs less
-    tokens_per_chip_per_s: float
-    memory_bytes: tuple[int, ...]  # peak, by rank
-    capacity_bytes: tuple[int, ...]  # by rank
+    planner: str  # name of the planner that made the plan
+    step_s: float  # simulated seconds of a step
+    cost_s: float  # seconds of a step under the planner's own cost model
+    lower_bound_s: float  # lower bound of cost_s over all plans that the planner may choose
+    tokens_per_chip_per_s: float  # simulated tokens per second over the number of chips
+    memory_bytes: tuple[int, ...]  # peak memory of each rank, by rank
+    capacity_bytes: tuple[int, ...]  # memory of each rank's chip, by rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,19 +123,19 @@ class Plan:
     """How one training job lies on a cluster's chips: pipelines, stages, replicas, schedule."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    model: ModelSpec
-    global_batch: int  # sequences per step
-    micro_batch: int  # sequences
-    schedule: Schedule
-    zero_stage: ZeroStage
-    optimizer: OptimizerName = "adamw"
-    pipelines: tuple[Pipeline, ...]
-    resharding: Resharding = "all-gather"
-    overlap: bool = True  # messages go on beside the work, and a recompute fills a wait (section 5)
-    profile: str | None = None  # name and digest of the profile that the plan was made from
-    prediction: Prediction | None = None
-    members: tuple[str, ...] | None = None  # its chips by rank, where the cluster has others: idle
-    version: int = field(default=PLAN_VERSION)
+    model: ModelSpec  # the model, as a model file has it
+    global_batch: int  # number of sequences in a step
+    micro_batch: int  # number of sequences in a micro-batch
+    schedule: Schedule  # the order of forwards and backwards in a pipeline
+    zero_stage: ZeroStage  # what replicas divide: 1 optimizer state, 2 gradients too, 0 none
+    optimizer: OptimizerName = "adamw"  # what updates the weights
+    pipelines: tuple[Pipeline, ...]  # pipelines, which divide the step's micro-batches
+    resharding: Resharding = "all-gather"  # how activations reach a stage that is cut otherwise
+    overlap: bool = True  # whether messages go on beside computing, and recompute fills waits
+    profile: str | None = None  # name and digest of the profile it was made from; absent: none
+    prediction: Prediction | None = None  # what was expected of it when it was made
+    members: tuple[str, ...] | None = None  # names of its chips, by rank; absent: all the cluster's
+    version: int = field(default=PLAN_VERSION)  # version of the file format
 
     @cached_property
     def world_size(self) -> int:

@@ -41,31 +41,34 @@ class Block:
     """What is measured: some layers, with the embedding if `first`, the head and loss if `last`."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    chip: Name  # as the cluster file names it
-    tp: Count
-    sequences: Count
-    layers: Count
-    first: bool
-    last: bool
+    chip: Name  # the chip, as the cluster file names it
+    tp: Count  # tensor-parallel degree, of whose group one rank was measured
+    sequences: Count  # number of sequences in the micro-batch
+    layers: Count  # number of layers
+    first: bool  # whether it begins with the embedding
+    last: bool  # whether it ends with the head and the loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one rank measured of a block: for one micro-batch, but norm and update for one step."""
+    """What one rank measured of a block: for one micro-batch, but norm and update for one step.
+
+    Bytes are those beside parameters, gradients, optimizer state and constants; null where the
+    device does not count its memory.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    block: Block
-    forward_s: Seconds
-    recompute_s: Seconds  # of a forward that keeps nothing, which recomputing does besides
-    backward_input_s: Seconds
-    backward_weight_s: Seconds
-    norm_s: Seconds
-    update_s: Seconds  # clip and AdamW
-    # None where the device does not account for memory
-    kept_bytes: Bytes | None  # alive after a forward, its input included
-    kept_recompute_bytes: Bytes | None  # the same where the stage recomputes
-    working_bytes: Bytes | None  # most alive during forward and backward
-    update_bytes: Bytes | None  # most alive during the update
+    block: Block  # what was measured
+    forward_s: Seconds  # seconds of a forward
+    recompute_s: Seconds  # seconds of a forward that keeps nothing, which recompute adds
+    backward_input_s: Seconds  # seconds of the backward's part that gives the input's gradient
+    backward_weight_s: Seconds  # seconds of the backward's part that gives the weights' gradients
+    norm_s: Seconds  # seconds of the gradients' norm
+    update_s: Seconds  # seconds of clipping and AdamW
+    kept_bytes: Bytes | None  # bytes in use after a forward, its input included
+    kept_recompute_bytes: Bytes | None  # the same, where the stage recomputes
+    working_bytes: Bytes | None  # most bytes in use during a forward and its backward
+    update_bytes: Bytes | None  # most bytes in use during the update
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -73,9 +76,9 @@ class PairKind:
     """A kind of pairs of ranks, between which a message takes equally long in either direction."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    chips: tuple[Name, Name]  # as the cluster file names them, in order
-    places: tuple[str, str]  # switch or region of their nodes
-    same_node: bool
+    chips: tuple[Name, Name]  # the two chips, as the cluster file names them, in sorted order
+    places: tuple[str, str]  # the switch or else the region of each one's node; "": none is named
+    same_node: bool  # whether both are in one node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +86,9 @@ class MeasuredLink:
     """The latency and bandwidth that were measured of messages between two chips."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    pair: PairKind
-    latency_s: Seconds
-    bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    pair: PairKind  # which two chips
+    latency_s: Seconds  # latency of a message, in seconds
+    bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # bandwidth of one direction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +96,11 @@ class Profile:
     """Complete or not: an interrupted measurement goes on where its file ends."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    name: Name
-    model: ModelSpec
-    blocks: tuple[Measured, ...]
-    links: tuple[MeasuredLink, ...]
-    version: int = PROFILE_VERSION
+    name: Name  # name that plans cite it by
+    model: ModelSpec  # the model that was measured, as a model file has it
+    blocks: tuple[Measured, ...]  # times and memory of the model's blocks
+    links: tuple[MeasuredLink, ...]  # latency and bandwidth between chips
+    version: int = PROFILE_VERSION  # version of the file format
 
     @cached_property
     def citation(self) -> str:

@@ -20,15 +20,14 @@ from heteropp.layout.hspmd.annotation import DUPLICATE, PARTIAL, Annotation, Dis
 class Parameter:
     """A parameter of the whole model, and how tensor parallelism cuts it."""
 
-    name: str
-    shape: tuple[int, ...]
-    split_dimension: int | None  # which tensor parallelism cuts; None: every rank holds a copy
-    # the sizes of pieces that stand one after another along that dimension, each cut by itself, as
-    # in one matrix of queries, keys and values; empty: one piece
-    packed: tuple[int, ...] = ()
-    partial: bool = False  # of a copy: every rank has a summand of its gradient
-    decays: bool = True  # AdamW's weight decay
-    trains: bool = True  # otherwise it is frozen: no step changes it
+    name: str  # its name; in a model's parts, without the part's own name
+    shape: tuple[int, ...]  # its whole shape, before it is cut
+    split_dimension: int | None  # dimension that tensor parallelism cuts; null: ranks hold copies
+    # pieces stand one after another, as queries, keys and values in one matrix
+    packed: tuple[int, ...] = ()  # sizes of pieces that are cut each by itself; empty: one piece
+    partial: bool = False  # whether each rank that holds a copy has a summand of its gradient
+    decays: bool = True  # whether weight decay applies to it
+    trains: bool = True  # whether it trains; otherwise it is frozen, and no step changes it
 
     @property
     def is_hidden_matrix(self) -> bool:

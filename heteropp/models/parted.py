@@ -18,18 +18,18 @@ class Part:
     """The parameters of an embedding, a kind of block, or a head, by their names in it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    name: str
-    parameters: tuple[Parameter, ...]
+    name: str  # "embedding", "head", or the kind of a block
+    parameters: tuple[Parameter, ...]  # its parameters, in order
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartedModel(ModelSpec):
     """A model of which a plan says all that needs no code."""
 
-    order: tuple[str, ...]  # the kind of each block
-    parts: tuple[Part, ...]
-    tied_names: tuple[tuple[str, str], ...] = ()
-    tp_divides: tuple[tuple[str, int], ...] = ()
+    order: tuple[str, ...]  # the kind of each block, from the first to the last
+    parts: tuple[Part, ...]  # the parameters of embedding, head and each kind of block
+    tied_names: tuple[tuple[str, str], ...] = ()  # pairs of names: a tied parameter, its original
+    tp_divides: tuple[tuple[str, int], ...] = ()  # pairs of a name and a size that tp must divide
 
     # how the parameters of the embedding and of the head are called before their names there
     first_prefix = "embedding."

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from heteropp.models.stage_module import StageModule
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Attention = Literal["explicit", "fused"]
 BlockCounts = tuple[tuple[str, int], ...]  # kinds of blocks, and how many of each
 
 LARGEST = 2**24  # of any size; what is larger is a slip, and would keep a planner busy for ever
@@ -48,14 +49,14 @@ class ModelSpec(ABC):
     A stage that holds block 0 embeds, and one that holds the last block ends in the loss.
     """
 
-    family: str
-    name: str
-    layers: int  # blocks
-    hidden: int  # of an activation, between blocks
-    vocab: int
-    sequence_length: int  # tokens
+    family: str  # the family of models, which decides the other keys
+    name: str  # the model's name
+    layers: int  # number of blocks
+    hidden: int  # size of a token's activation between blocks
+    vocab: int  # number of tokens in the vocabulary
+    sequence_length: int  # number of tokens in a sequence
     # those of 16 bits keep a master copy, and sum gradients, in float32; float16 scales its loss
-    dtype: Dtype = "float32"
+    dtype: Dtype = "float32"  # dtype of weights and activations
 
     @property
     def dtype_bytes(self) -> int:

@@ -74,16 +74,16 @@ def _table(title: str, parameters: list[Any], context: Any) -> Iterator[str]:
     if records:
         yield f"| {title} | |\n|---|---|"
         for form, says in records:
-            yield f"| `{_cell(form)}` | {_cell(_escaped(says))} |"
+            yield f"| `{_cell(form)}` | {_cell(escaped(says))} |"
         yield ""
 
 
 def _plain(text: str | None) -> str:
     """The paragraphs without the marks that keep click from filling them anew."""
-    return _escaped((text or "").replace("\b", "").strip())
+    return escaped((text or "").replace("\b", "").strip())
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     return re.sub(r"([\[\]*_])", r"\\\1", text.replace("<", "&lt;"))
 
 

@@ -1,28 +1,17 @@
-"""The keys of each file that a person writes, made of its JSON schema and the code's comments."""
+"""The keys of each file that a person writes, made of its JSON schema."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from docs_pages.commands import escaped
+
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "docs" / "schemas"
-SOURCES = ("heteropp/description", "heteropp/models", "ditorch/chips", "ditorch/precision")
-CLASSES = {  # what a whole file is, where the schema does not say
-    "cluster": "ClusterFile",
-    "chip": "ChipSpec",
-    "plan": "Plan",
-    "profile": "Profile",
-    "measured": "MeasuredRuns",
-    "standards": "Standards",
-}
 KINDS = {"string": "text", "boolean": "true or false", "object": "a table"}
-CLASS = re.compile(r"^class (\w+)")
-FIELD = re.compile(r"^    (\w+): .*?  # (.+)$")
 
 
 def keys(name: str) -> str:
@@ -32,32 +21,19 @@ def keys(name: str) -> str:
     whole = schema.get("anyOf") or schema.get("oneOf") or [schema]
     lines = [
         "## Its keys\n",
-        f"[The JSON schema](../../schemas/{path.name}) of the file says the same; editors complete "
-        "and check files by it.\n",
+        f"[The JSON schema](../../schemas/{path.name}) of the file says the same; editors "
+        "complete, explain and check files by it.\n",
     ]
     for part in whole:
         table = _target(part, schema)
         if len(whole) > 1:
             family = table.get("properties", {}).get("family", {}).get("const")
             lines.append(f"### {f'Of family {family}' if family else _title(_class(part))}\n")
-        lines += _table(table, _class(part) or CLASSES.get(name, ""))
+        lines += _table(table)
     for class_name, part in schema.get("$defs", {}).items():
         if {"$ref": f"#/$defs/{class_name}"} not in whole and "properties" in part:
-            lines += [f"### {_title(class_name)}\n", *_table(part, class_name)]
+            lines += [f"### {_title(class_name)}\n", *_table(part)]
     return "\n".join(lines)
-
-
-@cache
-def _meanings() -> dict[tuple[str, str], str]:
-    """What the code says beside the fields of its classes; every class has a name of its own."""
-    found, owner = {}, ""
-    for path in (path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*.py"))):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if heading := CLASS.match(line):
-                owner = heading[1]
-            elif field := FIELD.match(line):
-                found[owner, field[1]] = field[2]
-    return found
 
 
 def _target(part: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
@@ -66,21 +42,23 @@ def _target(part: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-def _table(part: dict[str, Any], class_name: str) -> Iterator[str]:
+def _table(part: dict[str, Any]) -> Iterator[str]:
     if description := part.get("description"):
         yield f"{_one_line(description)}\n"
     yield "| key | what it takes | what it is | if absent |\n|---|---|---|---|"
     required = part.get("required", [])
     for key, value in part.get("properties", {}).items():
-        meaning = _one_line(value.get("description") or _meanings().get((class_name, key), ""))
-        absent = "it has to be there" if key in required else _default(value)
-        yield f"| `{key}` | {_cell(_kind(value))} | {_cell(meaning)} | {absent} |"
+        absent = "required" if key in required else _default(value)
+        meaning = _cell(_one_line(value["description"]))
+        yield f"| `{key}` | {_cell(_kind(value))} | {meaning} | {absent} |"
     yield ""
 
 
 def _default(value: dict[str, Any]) -> str:
     default = value.get("default")
-    return "" if default in (None, {}, []) else f"`{json.dumps(default)}`"
+    if default in (None, []) or isinstance(default, dict):
+        return ""
+    return f"`{json.dumps(default)}`"
 
 
 def _kind(value: dict[str, Any]) -> str:
@@ -127,7 +105,9 @@ def _title(name: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.replace("[[", "`[[").replace("]]", "]]`").split())
+    """The text as one line of Markdown, whose code alone is marked."""
+    spans = " ".join(text.replace("[[", "`[[").replace("]]", "]]`").split()).split("`")
+    return "`".join(span if i % 2 else escaped(span) for i, span in enumerate(spans))
 
 
 def _cell(text: str) -> str:

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CustomModel(PartedModel):
-    """What needs no code is here, so that a plan is read without running any."""
+    """A model that a user's own code defines; plans with it are read without running that code."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     family: Literal["custom"] = "custom"
-    source: str  # "/path/of/file.py:function"
-    code_sha256: str  # of the files in which the parts are written
-    is_cut: bool = False  # the definition says how; otherwise tp is 1
+    source: str  # file and function that define the model: "/path/of/file.py:function"
+    code_sha256: str  # SHA-256 of the files in which the parts are written
+    is_cut: bool = False  # whether the definition says how weights are cut; otherwise tp is 1
 
     def identity(self) -> dict[str, Any]:
         left_out = ("source", "code_sha256")  # the code may move, and be mended

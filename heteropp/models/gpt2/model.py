@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Model(ModelSpec):
+    """A model of the GPT-2 family, built of this project's own modules."""
+
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     family: Literal["gpt2"] = "gpt2"
-    heads: int
-    intermediate: int
-    positions: int  # that are learned; a sequence may be shorter
-    norm_eps: float = 1e-5
-    tied_embeddings: bool = True  # the head's weight is the embedding's
+    heads: int  # number of attention heads
+    intermediate: int  # inner size of the MLP
+    positions: int  # number of learned positions; a sequence may be shorter
+    norm_eps: float = 1e-5  # what LayerNorm adds to the variance
+    tied_embeddings: bool = True  # whether the head's weight is the embedding's
 
     @classmethod
     def hugging_face(cls) -> GPT2Format:

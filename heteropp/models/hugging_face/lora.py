@@ -36,10 +36,12 @@ EXPECTED = "r=RANK[,alpha=NUMBER][,targets=NAME+NAME], such as 'r=16,targets=q_p
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
+    """Which layers have a product beside them, and of which rank."""
+
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    rank: int
-    alpha: float
-    targets: tuple[str, ...]  # names of Linear layers of blocks, or ends of their names
+    rank: int  # inner size of each product of two matrices
+    alpha: float  # alpha / rank is the factor of each product
+    targets: tuple[str, ...]  # names of the blocks' Linear layers that get one, or their ends
 
     @property
     def scale(self) -> float:

@@ -13,6 +13,7 @@ from pydantic import ConfigDict
 from heteropp.models.hugging_face import lora as products
 from heteropp.models.hugging_face.config import Config
 from heteropp.models.parted import PartedModel
+from heteropp.models.spec import Attention
 
 if TYPE_CHECKING:
     import torch
@@ -25,19 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceModel(PartedModel):
-    """What needs no transformers is here, so that a plan is read without it."""
+    """A model of any family that transformers knows; to read a plan needs no transformers."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     family: Literal["hugging_face"] = "hugging_face"
-    config: Config
-    # scores in memory, or, for plans of large models, one kernel that keeps none
-    attention: Literal["explicit", "fused"] = "explicit"
-    experts: int = 0  # of a layer that has some
-    experts_of_token: int = 0
-    mixes_documents: str = ""  # the kind of a layer that does, by recurrence or on its own
-    lora: products.Lora | None = None  # whose parameters are among those of `parts`
-    tp_refusal: str = ""  # why tp is 1, in a clause; "": it need not be
-    rows_refusal: str = ""  # why there is no sequence parallelism, likewise
+    config: Config  # the model's config.json
+    attention: Attention = "explicit"  # fused keeps no scores; it is planned, but not trained
+    experts: int = 0  # number of experts in a layer that has some; 0: none has
+    experts_of_token: int = 0  # number of experts that a token goes to
+    mixes_documents: str = ""  # kind of a layer that mixes a sequence's documents; "": none
+    lora: products.Lora | None = None  # what LoRA adds, which is among `parts`; absent: nothing
+    tp_refusal: str = ""  # why tensor parallelism cannot be, in a clause; "": it can
+    rows_refusal: str = ""  # why sequence parallelism cannot be, in a clause; "": it can
 
     # names are the family's own, after that of its base model
     first_prefix = ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
 
-from heteropp.models.spec import LARGEST, ModelError, ModelSpec, Parameter
+from heteropp.models.spec import LARGEST, Attention, ModelError, ModelSpec, Parameter
 
 if TYPE_CHECKING:
     import torch
@@ -26,29 +26,33 @@ _COSTS_NOTHING = ("name", "layers", "rope_theta", "norm_eps", "rope_scaling")
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Llama 3's scaling of the rotary angles, under the names of its config.json."""
+    """Llama 3's scaling of the rotary angles, under the names of its config.json.
+
+    A frequency is told by its turns over the original length of a sequence.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    factor: float  # by which the long wavelengths grow
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+    factor: float  # what low frequencies are divided by
+    low_freq_factor: float  # turns below which a frequency is low
+    high_freq_factor: float  # turns above which a frequency is not changed
+    original_max_position_embeddings: int  # original length of a sequence, in tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaModel(ModelSpec):
+    """A model of the Llama family, built of this project's own modules."""
+
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     family: Literal["llama"] = "llama"
-    heads: int
-    kv_heads: int
-    intermediate: int
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
-    # fused: one kernel, which keeps no weights between pairs of tokens (FlashAttention)
-    attention: Literal["explicit", "fused"] = "explicit"
-    tied_embeddings: bool = False  # the head's weight is the embedding's
-    rope_scaling: RopeScaling | None = None
-    dropout: float = 0.0  # of what embedding, attention and MLP add to the residual stream
+    heads: int  # number of attention heads
+    kv_heads: int  # number of heads of keys and values, fewer in grouped-query attention
+    intermediate: int  # inner size of the MLP
+    rope_theta: float = 10000.0  # base of the rotary position embedding
+    norm_eps: float = 1e-5  # what RMSNorm adds to the mean square
+    attention: Attention = "explicit"  # explicit keeps scores in memory; a fused kernel keeps none
+    tied_embeddings: bool = False  # whether the head's weight is the embedding's
+    rope_scaling: RopeScaling | None = None  # Llama 3's scaling of the rotary angles; absent: none
+    dropout: float = 0.0  # share of elements dropped of what embedding, attention and MLP give
 
     @classmethod
     def hugging_face(cls) -> LlamaFormat:
