@@ -96,6 +96,32 @@ void visit_storage(ditorch_dtype dtype, Visit visit) {
   }
 }
 
+// Calls visit with a null pointer to the storage type of any dtype, floating or not.
+template <class Visit>
+void visit_any_storage(ditorch_dtype dtype, Visit visit) {
+  switch (dtype) {
+    case DITORCH_INT8:
+      return visit(static_cast<int8_t*>(nullptr));
+    case DITORCH_INT16:
+      return visit(static_cast<int16_t*>(nullptr));
+    case DITORCH_INT32:
+      return visit(static_cast<int32_t*>(nullptr));
+    case DITORCH_INT64:
+      return visit(static_cast<int64_t*>(nullptr));
+    case DITORCH_UINT8:
+      return visit(static_cast<uint8_t*>(nullptr));
+    case DITORCH_BOOL:
+      return visit(static_cast<bool*>(nullptr));
+    default:
+      return visit_storage(dtype, visit);
+  }
+}
+
+inline bool is_floating(ditorch_dtype dtype) {
+  return dtype == DITORCH_FLOAT32 || dtype == DITORCH_FLOAT64 || dtype == DITORCH_FLOAT16 ||
+         dtype == DITORCH_BFLOAT16;
+}
+
 inline int64_t element_bytes(ditorch_dtype dtype) {
   return dtype == DITORCH_FLOAT64 ? 8 : dtype == DITORCH_FLOAT32 ? 4 : 2;
 }

@@ -34,6 +34,8 @@ constexpr ditorch_operators kOperators = {
     .mean = mean,
     .map = map,
     .map_list = map_list,
+    .gather = gather,
+    .scatter_add = scatter_add,
 };
 
 }  // namespace

@@ -13,32 +13,6 @@ namespace {
 
 constexpr int64_t kBlock = 512;  // elements of one loop: the whole stack stays in the first cache
 
-// Calls visit with a null pointer to the storage type of any dtype that a program reads.
-template <class Visit>
-void visit_any_storage(ditorch_dtype dtype, Visit visit) {
-  switch (dtype) {
-    case DITORCH_INT8:
-      return visit(static_cast<int8_t*>(nullptr));
-    case DITORCH_INT16:
-      return visit(static_cast<int16_t*>(nullptr));
-    case DITORCH_INT32:
-      return visit(static_cast<int32_t*>(nullptr));
-    case DITORCH_INT64:
-      return visit(static_cast<int64_t*>(nullptr));
-    case DITORCH_UINT8:
-      return visit(static_cast<uint8_t*>(nullptr));
-    case DITORCH_BOOL:
-      return visit(static_cast<bool*>(nullptr));
-    default:
-      return visit_storage(dtype, visit);
-  }
-}
-
-bool is_floating(ditorch_dtype dtype) {
-  return dtype == DITORCH_FLOAT32 || dtype == DITORCH_FLOAT64 || dtype == DITORCH_FLOAT16 ||
-         dtype == DITORCH_BFLOAT16;
-}
-
 template <class T, class S>
 T loaded(S element) {
   if constexpr (std::is_same_v<S, Half> || std::is_same_v<S, Bfloat16>) {
@@ -207,7 +181,7 @@ EMUCHIP_CLONES void to_halves(Half* out, const float* values, int64_t count) {
 
 // Values an opcode takes off the stack; it puts one back, but for STORE.
 int32_t values_taken(int32_t opcode, bool in_integers) {
-  if (opcode == DITORCH_LOAD || opcode == DITORCH_CONSTANT) return 0;
+  if (opcode == DITORCH_LOAD || opcode == DITORCH_CONSTANT || opcode == DITORCH_PLACE) return 0;
   if (opcode == DITORCH_STORE) return 1;
   const bool floating_only = (opcode >= DITORCH_SQRT && opcode <= DITORCH_TRUNCATE) ||
                              opcode == DITORCH_DIVIDE || opcode == DITORCH_POWER;
@@ -321,6 +295,12 @@ void Program<T>::block(const Run* operands, int64_t first, int64_t count) const 
     if (opcode == DITORCH_CONSTANT) {
       const T constant = std::is_integral_v<T> ? static_cast<T>(integer) : static_cast<T>(value);
       std::fill_n(buffers[depth], count, constant);
+      stack[depth] = buffers[depth];
+      ++depth;
+      continue;
+    }
+    if (opcode == DITORCH_PLACE) {
+      for (int64_t i = 0; i < count; ++i) buffers[depth][i] = static_cast<T>(first + i);
       stack[depth] = buffers[depth];
       ++depth;
       continue;

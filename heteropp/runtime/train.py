@@ -30,7 +30,6 @@ from heteropp.runtime.ranks.watch import CAUSE_FILE, Watch, name_process
 from heteropp.runtime.step.guard import DivergedError
 from heteropp.runtime.trainer import Trainer
 from heteropp.runtime.training_run import TrainingRun
-from hyperhetero.progress import Status
 from heteropp.state.checkpoint.manifest import (
     Checkpoint,
     CheckpointError,
@@ -38,6 +37,7 @@ from heteropp.state.checkpoint.manifest import (
     steps,
 )
 from heteropp.state.checkpoint.writer import Writer, remove_partial, set_aside
+from hyperhetero.progress import Status
 
 FIRST_STEP = "first step"  # announced by rank 0: the completed steps that the job goes on from
 SAVE_S = 7 * 24 * 3600.0  # a disk may be slow; the watch knows which rank is silent

@@ -60,6 +60,7 @@ typedef enum ditorch_opcode {
   DITORCH_LOAD = 0,     /* push the element of operand `operand` */
   DITORCH_STORE = 1,    /* take the top off and write it to operand `operand` */
   DITORCH_CONSTANT = 2, /* push `value`, or `integer` where the program computes in integers */
+  DITORCH_PLACE = 3,    /* push the element's place along the last dimension, from 0 on */
   /* unary */
   DITORCH_NEGATE = 16,
   DITORCH_ABS = 17,
@@ -145,6 +146,32 @@ typedef struct ditorch_map_list {
   const ditorch_instruction* instructions;
 } ditorch_map_list;
 
+/* --- elements that an index names --------------------------------------------------------------
+ */
+
+/* Elements of a table that another tensor's elements name: of rows, as an embedding has them, or of
+ * single elements. `sizes` is the shape over which `dense` and `index` are walked. The element of
+ * the table for a place of it is found by `table.strides`, and by the index there, which counts in
+ * steps of `table_stride`:
+ *
+ *   dense[i, j, ...]   and   table[i * strides[0] + j * strides[1] + ... + index * table_stride]
+ *
+ * `dense` and `table` have one dtype and do not overlap; `index` is INT32 or INT64. An index that
+ * is `skipped` names nothing. Any other one that is not from 0 to `table_length` - 1 is refused
+ * with DITORCH_NOT_IMPLEMENTED, before anything is written, where the vendor can look at it in
+ * time: the host then says which it is. */
+typedef struct ditorch_indexed {
+  size_t struct_size;
+  int32_t dimensions;
+  const int64_t* sizes; /* one for each dimension; none is zero */
+  ditorch_operand dense;
+  ditorch_operand index;
+  ditorch_operand table;
+  int64_t table_stride; /* in elements */
+  int64_t table_length;
+  int64_t skipped; /* INT64_MIN where none is */
+} ditorch_indexed;
+
 typedef struct ditorch_operators {
   uint32_t abi_version; /* DITORCH_OPERATORS_ABI_VERSION */
   size_t struct_size;   /* sizeof(ditorch_operators) as the vendor compiled it */
@@ -208,6 +235,13 @@ typedef struct ditorch_operators {
   ditorch_status (*map)(const ditorch_context* context, const ditorch_map* call);
   /* Steps of optimizers and of gradient clipping. */
   ditorch_status (*map_list)(const ditorch_context* context, const ditorch_map_list* call);
+
+  /* dense = table: embeddings, index_select, gather, the loss of a class. Zero where the index is
+   * skipped. Any dtype. */
+  ditorch_status (*gather)(const ditorch_context* context, const ditorch_indexed* call);
+  /* table += dense: their gradients. Several places may name one element, whose sum is rounded
+   * once. Floating dtypes. */
+  ditorch_status (*scatter_add)(const ditorch_context* context, const ditorch_indexed* call);
 } ditorch_operators;
 
 /* The library's table, which lives as long as the process, or NULL if it does not speak

@@ -20,6 +20,20 @@ bool is_operand(const at::Tensor& tensor) {
 
 }  // namespace
 
+bool has_elements_apart(const at::Tensor& tensor) {
+  c10::SmallVector<std::pair<int64_t, int64_t>, 6> dimensions;  // stride and size
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) != 1) dimensions.emplace_back(tensor.stride(dim), tensor.size(dim));
+  }
+  std::sort(dimensions.begin(), dimensions.end());
+  int64_t extent = 1;  // elements that the dimensions so far may reach
+  for (const auto& [stride, size] : dimensions) {
+    if (stride < extent) return false;
+    extent += stride * (size - 1);
+  }
+  return true;
+}
+
 std::optional<ditorch_dtype> compute_dtype_of(c10::ScalarType common) {
   if (common == c10::kDouble) return DITORCH_FLOAT64;
   if (at::isFloatingType(common)) return DITORCH_FLOAT32;
@@ -70,7 +84,7 @@ int32_t Operands::add(const at::Tensor& tensor) {
 }
 
 int32_t Operands::add_written() {
-  if (!is_operand(written_) || at::has_internal_overlap(written_) != at::MemOverlap::No) return -1;
+  if (!is_operand(written_) || !has_elements_apart(written_)) return -1;
   tensors_.push_back(&written_);
   strides_.emplace_back(written_.strides().begin(), written_.strides().end());
   return static_cast<int32_t>(tensors_.size()) - 1;

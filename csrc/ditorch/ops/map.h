@@ -12,6 +12,9 @@ namespace ditorch {
 // The dtype in which a program on values of `common` computes; nothing for complex numbers.
 std::optional<ditorch_dtype> compute_dtype_of(c10::ScalarType common);
 
+// Whether no two elements share memory, as far as strides tell at once; gaps do no harm.
+bool has_elements_apart(const at::Tensor& tensor);
+
 // Whether the chip at hand computes elementwise programs: asked with one element, as only the call
 // can tell. Where it does not, structured operators go to the host in one piece.
 bool vendor_has_map();

@@ -5,10 +5,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numbers>
 #include <optional>
 
-#include "ops/formula.h"
 #include "ops/map.h"
 
 namespace ditorch::pointwise {
@@ -45,6 +47,13 @@ bool is_one(const Step& step, Arguments arguments) {
   return arguments[step.index].toScalar().equal(1);
 }
 
+// Whether no tensor takes part in it.
+bool is_constant(const Formula& formula) {
+  return std::all_of(formula.begin(), formula.end(), [](const Step& step) {
+    return step.kind == Step::constant || step.kind == Step::opcode;
+  });
+}
+
 std::optional<Program> assemble(const Formula& formula, Arguments arguments, Operands& operands,
                                 ditorch_dtype compute) {
   Program program;
@@ -75,16 +84,6 @@ std::optional<Program> assemble(const Formula& formula, Arguments arguments, Ope
   if (out < 0) return std::nullopt;
   program.store(out);
   return program;
-}
-
-ditorch_status compute(const ditorch_context& context, const Formula& formula, Arguments arguments,
-                       const at::Tensor& written) {
-  const auto result = written.scalar_type();
-  const auto dtype = compute_dtype(formula, common_dtype(formula, arguments, result), result);
-  if (!dtype) return DITORCH_NOT_IMPLEMENTED;
-  Operands operands(written);
-  const auto program = assemble(formula, arguments, operands, *dtype);
-  return program ? operands.run(context, *dtype, *program) : DITORCH_NOT_IMPLEMENTED;
 }
 
 // Memory for the result of an operator without a form that writes to a given tensor.
@@ -170,6 +169,9 @@ ditorch_status abs_out(const ditorch_context& context, Arguments arguments, Resu
   return kernel({a, DITORCH_ABS}, Into::last_argument)(context, arguments, results);
 }
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kMostPlaces = 1LL << 53;  // which a float64 counts one by one
+
 constexpr double kRootHalf = std::numbers::sqrt2 / 2;
 constexpr double kNormal = std::numbers::inv_sqrtpi * kRootHalf;         // 1 / sqrt(2 pi)
 constexpr double kTanhScale = std::numbers::inv_sqrtpi * 2 * kRootHalf;  // sqrt(2 / pi)
@@ -239,6 +241,64 @@ ditorch_status gelu_backward_out(const ditorch_context& context, Arguments argum
   return kernel(formula, Into::last_argument)(context, arguments, results);
 }
 
+// arange.start_out(start, end, step, out), which torch calls with memory that has no size yet.
+ditorch_status arange_out(const ditorch_context& context, Arguments arguments, Results& results) {
+  const auto start = arguments[0].toScalar(), end = arguments[1].toScalar();
+  const auto step = arguments[2].toScalar();
+  const auto& out = arguments[3].toTensor();
+  const auto has = [&](auto is) { return is(start) || is(end) || is(step); };
+  if (has([](const c10::Scalar& given) { return given.isComplex() || given.isSymbolic(); })) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  const double places = std::ceil((end.toDouble() - start.toDouble()) /
+                                  step.toDouble());  // torch counts them so, too
+  const bool in_integers = at::isIntegralType(out.scalar_type(), /*includeBool=*/false);
+  const bool has_fraction = has([](const c10::Scalar& given) { return !given.isIntegral(true); });
+  if (!(places > 0 && places < kMostPlaces) || (in_integers && has_fraction)) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  const auto count = static_cast<int64_t>(places);
+  if (out.numel() == 0) out.resize_({count});
+  if (out.dim() != 1 || out.size(0) != count) return DITORCH_NOT_IMPLEMENTED;
+  const auto compute = in_integers ? DITORCH_INT64 : DITORCH_FLOAT64;
+  Operands operands(out);
+  const auto written = operands.add_written();
+  Program program;
+  program.step(DITORCH_PLACE);
+  if (written < 0 || !add_constant(program, step, compute)) return DITORCH_NOT_IMPLEMENTED;
+  program.step(DITORCH_MULTIPLY);
+  if (!add_constant(program, start, compute)) return DITORCH_NOT_IMPLEMENTED;
+  program.step(DITORCH_ADD);
+  program.store(written);
+  results = {out};
+  return operands.run(context, compute, program);
+}
+
+// A vector of 0, 1, 2, ...
+at::Tensor places(const ditorch_context& context, const at::Tensor& like, int64_t count) {
+  const auto vector = at::empty({count}, like.options().dtype(c10::kLong));
+  return compute(context, {DITORCH_PLACE}, {}, vector) == DITORCH_OK ? vector : at::Tensor();
+}
+
+// tril.out(self, diagonal, out), triu.out alike: what stands on the wrong side of it is zero.
+template <bool is_lower>
+ditorch_status triangle_out(const ditorch_context& context, Arguments arguments, Results& results) {
+  const auto& self = arguments[0].toTensor();
+  const auto& out = arguments[2].toTensor();
+  if (self.dim() < 2 || self.numel() == 0 || self.sizes() != out.sizes()) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  const auto rows = places(context, self, self.size(-2)),
+             columns = places(context, self, self.size(-1));
+  if (!rows.defined() || !columns.defined()) return DITORCH_NOT_IMPLEMENTED;
+  const auto diagonal = static_cast<double>(arguments[1].toInt());
+  const Formula to_row = {option(1), diagonal, DITORCH_ADD}, column = {option(2)};
+  const Formula kept = (is_lower ? column + to_row : to_row + column) + Formula{DITORCH_LESS_EQUAL};
+  results = {out};
+  return compute(context, kept + Formula{a, 0.0, DITORCH_SELECT},
+                 {self, rows.unsqueeze(1), columns}, out);
+}
+
 // Truth values only: bits of integers are the host's.
 VendorKernel truth_kernel(Formula formula) {
   return [compute = kernel(std::move(formula), Into::last_argument)](
@@ -300,16 +360,22 @@ void add_comparisons(VendorKernels& kernels) {
     add_out(kernels, ("aten::eq." + kind).c_str(), {a, b, DITORCH_EQUAL});
     add_out(kernels, ("aten::ne." + kind).c_str(), {a, b, DITORCH_EQUAL, DITORCH_NOT});
   }
+  add_out(kernels, "aten::isposinf.out", {a, kInfinity, DITORCH_EQUAL});
+  add_out(kernels, "aten::isneginf.out", {a, -kInfinity, DITORCH_EQUAL});
   kernels.emplace("aten::bitwise_and.Tensor_out", truth_kernel({a, b, DITORCH_AND}));
   kernels.emplace("aten::bitwise_or.Tensor_out", truth_kernel({a, b, DITORCH_OR}));
   kernels.emplace("aten::bitwise_not.out", truth_kernel({a, DITORCH_NOT}));
   kernels.emplace("aten::where.self", kernel({condition(0), b, c, DITORCH_SELECT}, Into::fresh));
+  add_out(kernels, "aten::where.self_out", {condition(0), b, c, DITORCH_SELECT});
   const Formula filled = {condition(1), option(2), a, DITORCH_SELECT};
   kernels.emplace("aten::masked_fill_.Scalar", kernel(filled, Into::first_argument));
   kernels.emplace("aten::masked_fill_.Tensor", kernel(filled, Into::first_argument));
   kernels.emplace("aten::fill_.Scalar", kernel({option(1)}, Into::first_argument));
   kernels.emplace("aten::fill_.Tensor", kernel({option(1)}, Into::first_argument));
   kernels.emplace("aten::zero_", kernel({0.0}, Into::first_argument));
+  kernels.emplace("aten::arange.start_out", arange_out);
+  kernels.emplace("aten::tril.out", triangle_out<true>);
+  kernels.emplace("aten::triu.out", triangle_out<false>);
 }
 
 void add_activations(VendorKernels& kernels) {
@@ -335,6 +401,8 @@ void add_activations(VendorKernels& kernels) {
           {grad, 1.0, x, DITORCH_SUBTRACT, DITORCH_MULTIPLY, x, DITORCH_MULTIPLY});
   add_out(kernels, "aten::tanh_backward.grad_input",
           {grad, 1.0, x, x, DITORCH_MULTIPLY, DITORCH_SUBTRACT, DITORCH_MULTIPLY});
+  const Formula dropped = {a, b, DITORCH_MULTIPLY, option(2), DITORCH_MULTIPLY};
+  kernels.emplace("aten::native_dropout_backward", kernel(dropped, Into::like_first));
   kernels.emplace("aten::relu", kernel({a, 0.0, DITORCH_MAXIMUM}, Into::like_first));
   kernels.emplace("aten::relu_", kernel({a, 0.0, DITORCH_MAXIMUM}, Into::first_argument));
   add_out(kernels, "aten::threshold_backward.grad_input",
@@ -344,6 +412,17 @@ void add_activations(VendorKernels& kernels) {
 }
 
 }  // namespace
+
+ditorch_status compute(const ditorch_context& context, const Formula& formula, Arguments arguments,
+                       const at::Tensor& written) {
+  if (written.numel() == 0 && is_constant(formula)) return DITORCH_OK;  // nothing is filled
+  const auto result = written.scalar_type();
+  const auto dtype = compute_dtype(formula, common_dtype(formula, arguments, result), result);
+  if (!dtype) return DITORCH_NOT_IMPLEMENTED;
+  Operands operands(written);
+  const auto program = assemble(formula, arguments, operands, *dtype);
+  return program ? operands.run(context, *dtype, *program) : DITORCH_NOT_IMPLEMENTED;
+}
 
 VendorKernels all_kernels() {
   VendorKernels kernels;

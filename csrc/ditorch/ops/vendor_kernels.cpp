@@ -4,18 +4,22 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <limits>
 #include <map>
 #include <optional>
 #include <string_view>
 
 #include "ops/charge.h"
+#include "ops/class_loss.h"
+#include "ops/concatenation.h"
 #include "ops/foreach.h"
 #include "ops/host_arguments.h"
+#include "ops/indexed.h"
 #include "ops/map.h"
 #include "ops/optional_tensor.h"
 #include "ops/pointwise.h"
+#include "ops/reductions.h"
+#include "ops/tensors.h"
 
 namespace ditorch {
 namespace {
@@ -25,32 +29,6 @@ using Results = std::vector<c10::IValue>;
 
 const at::Tensor& of_handle(const ditorch_tensor* tensor) {
   return *reinterpret_cast<const at::Tensor*>(tensor);
-}
-
-// An undefined tensor is an absent argument.
-ditorch_tensor* handle(const at::Tensor& tensor) {
-  if (!tensor.defined()) return nullptr;
-  return reinterpret_cast<ditorch_tensor*>(const_cast<at::Tensor*>(&tensor));
-}
-
-// Dense tensors of one chip with elements in them, of a floating dtype, and nothing lazy.
-bool are_plain(std::initializer_list<std::reference_wrapper<const at::Tensor>> tensors) {
-  const auto chip = tensors.begin()->get().device();
-  if (chip.type() != kChip) return false;
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined()) continue;
-    if (tensor.device() != chip || !tensor.is_floating_point() || tensor.numel() == 0 ||
-        tensor.is_conj() || tensor.is_neg()) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool are_contiguous(std::initializer_list<std::reference_wrapper<const at::Tensor>> tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
-    return !tensor.defined() || tensor.is_contiguous();
-  });
 }
 
 // --- products -------------------------------------------------------------------------------
@@ -277,54 +255,6 @@ ditorch_status rms_norm_backward(const ditorch_context& context, Arguments argum
   return status;
 }
 
-// --- reductions -----------------------------------------------------------------------------
-
-struct Reduction {
-  int64_t outer = 1, reduced = 1, inner = 1;
-};
-
-// The reduced dimensions as one run of a contiguous tensor; nothing if they are not adjacent.
-std::optional<Reduction> adjacent(const at::Tensor& input, const c10::IValue& dims) {
-  std::vector<bool> is_reduced(input.dim(), false);
-  if (dims.isIntList() && !dims.toIntVector().empty()) {
-    for (auto dim : dims.toIntVector()) is_reduced.at(dim < 0 ? dim + input.dim() : dim) = true;
-  } else {
-    is_reduced.assign(input.dim(), true);
-  }
-  Reduction result;
-  for (int64_t dim = 0; dim < input.dim(); ++dim) {
-    if (is_reduced[dim] && result.inner != 1) return std::nullopt;
-    if (is_reduced[dim]) {
-      result.reduced *= input.size(dim);
-    } else if (result.reduced == 1) {
-      result.outer *= input.size(dim);
-    } else {
-      result.inner *= input.size(dim);
-    }
-  }
-  return result;
-}
-
-using Reduce = ditorch_status (*)(const ditorch_context*, ditorch_tensor*, const ditorch_tensor*,
-                                  int64_t, int64_t, int64_t);
-
-// sum.IntList_out(self, dim, keepdim, dtype, out) and mean.out alike
-template <Reduce ditorch_operators::* entry>
-ditorch_status reduce_out(const ditorch_context& context, Arguments arguments, Results& results) {
-  auto kernel = vendor().operators->*entry;
-  const auto& self = arguments[0].toTensor();
-  const auto& out = arguments[4].toTensor();
-  if (!kernel || !are_plain({self, out}) || self.dim() == 0 ||
-      self.scalar_type() != out.scalar_type() || !are_contiguous({out}) || out.is_alias_of(self)) {
-    return DITORCH_NOT_IMPLEMENTED;
-  }
-  const auto shape = adjacent(self, arguments[1]);
-  if (!shape || out.numel() != shape->outer * shape->inner) return DITORCH_NOT_IMPLEMENTED;
-  const auto input = self.contiguous();
-  results = {out};
-  return kernel(&context, handle(out), handle(input), shape->outer, shape->reduced, shape->inner);
-}
-
 const ditorch_tensor_accessors kAccessors = {
     sizeof(ditorch_tensor_accessors),
     [](const ditorch_tensor* tensor) { return of_handle(tensor).mutable_data_ptr(); },
@@ -351,8 +281,6 @@ const VendorKernels& entries_of_one_operator() {
       {"aten::native_layer_norm_backward", layer_norm_backward},
       {"aten::_fused_rms_norm", rms_norm},
       {"aten::_fused_rms_norm_backward", rms_norm_backward},
-      {"aten::sum.IntList_out", reduce_out<&Table::sum>},
-      {"aten::mean.out", reduce_out<&Table::mean>},
   };
   return kernels;
 }
@@ -360,9 +288,16 @@ const VendorKernels& entries_of_one_operator() {
 const VendorKernels& vendor_kernels() {
   static const VendorKernels all = [] {
     VendorKernels found = entries_of_one_operator();
+    found.merge(reductions::all_kernels());
     if (vendor_has_map()) {
       found.merge(pointwise::all_kernels());
       found.merge(foreach::all_kernels());
+      found.merge(reductions::composed_kernels());
+      found.merge(concatenation::all_kernels());
+    }
+    if (vendor_has_map() && indexed::vendor_has()) {
+      found.merge(indexed::all_kernels());
+      found.merge(class_loss::all_kernels());
     }
     return found;
   }();

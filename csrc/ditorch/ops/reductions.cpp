@@ -1,0 +1,189 @@
+#include "ops/reductions.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <optional>
+
+#include "ops/formula.h"
+#include "ops/pointwise.h"
+#include "ops/tensors.h"
+
+namespace ditorch::reductions {
+namespace {
+
+using Arguments = c10::ArrayRef<c10::IValue>;
+using Results = std::vector<c10::IValue>;
+
+struct Reduction {
+  int64_t outer = 1, reduced = 1, inner = 1;
+};
+
+// The reduced dimensions as one run of a contiguous tensor; nothing if they are not adjacent.
+std::optional<Reduction> adjacent(const at::Tensor& input, const c10::IValue& dims) {
+  std::vector<bool> is_reduced(input.dim(), false);
+  if (dims.isIntList() && !dims.toIntVector().empty()) {
+    for (auto dim : dims.toIntVector()) is_reduced.at(dim < 0 ? dim + input.dim() : dim) = true;
+  } else {
+    is_reduced.assign(input.dim(), true);
+  }
+  Reduction result;
+  for (int64_t dim = 0; dim < input.dim(); ++dim) {
+    if (is_reduced[dim] && result.inner != 1) return std::nullopt;
+    if (is_reduced[dim]) {
+      result.reduced *= input.size(dim);
+    } else if (result.reduced == 1) {
+      result.outer *= input.size(dim);
+    } else {
+      result.inner *= input.size(dim);
+    }
+  }
+  return result;
+}
+
+using Reduce = ditorch_status (*)(const ditorch_context*, ditorch_tensor*, const ditorch_tensor*,
+                                  int64_t, int64_t, int64_t);
+
+// sum.IntList_out(self, dim, keepdim, dtype, out) and mean.out alike
+template <Reduce ditorch_operators::* entry>
+ditorch_status reduce_out(const ditorch_context& context, Arguments arguments, Results& results) {
+  auto kernel = vendor().operators->*entry;
+  const auto& self = arguments[0].toTensor();
+  const auto& out = arguments[4].toTensor();
+  if (!kernel || !are_plain({self, out}) || self.dim() == 0 ||
+      self.scalar_type() != out.scalar_type() || !are_contiguous({out}) || out.is_alias_of(self)) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  const auto shape = adjacent(self, arguments[1]);
+  if (!shape || out.numel() != shape->outer * shape->inner) return DITORCH_NOT_IMPLEMENTED;
+  const auto input = self.contiguous();
+  results = {out};
+  return kernel(&context, handle(out), handle(input), shape->outer, shape->reduced, shape->inner);
+}
+
+// --- norms ------------------------------------------------------------------------------------
+
+// The dtype in which squares are summed.
+c10::ScalarType sum_dtype(const at::Tensor& input) {
+  return input.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
+}
+
+// out = sqrt(sum(input^2)) over dimensions that lie side by side.
+ditorch_status euclidean_norm(const ditorch_context& context, const at::Tensor& input,
+                              const c10::IValue& dims, const at::Tensor& out) {
+  if (!are_plain({input, out})) return DITORCH_NOT_IMPLEMENTED;
+  const auto shape = adjacent(input, dims);
+  if (!shape || out.numel() != shape->outer * shape->inner) return DITORCH_NOT_IMPLEMENTED;
+  const auto options = input.options().dtype(sum_dtype(input));
+  const auto squares = at::empty(input.sizes(), options);
+  const auto sums = at::empty(out.sizes(), options);
+  const Step x = argument(0);
+  auto status = pointwise::compute(context, {x, x, DITORCH_MULTIPLY}, {input}, squares);
+  if (status == DITORCH_OK) {
+    status = vendor().operators->sum(&context, handle(sums), handle(squares), shape->outer,
+                                     shape->reduced, shape->inner);
+  }
+  if (status != DITORCH_OK) return status;
+  return pointwise::compute(context, {x, DITORCH_SQRT}, {sums}, out);
+}
+
+bool is_euclidean(const c10::IValue& order) {
+  return order.isScalar() && !order.toScalar().isComplex() && order.toScalar().toDouble() == 2;
+}
+
+// linalg_vector_norm.out(self, ord, dim, keepdim, dtype, out)
+ditorch_status vector_norm_out(const ditorch_context& context, Arguments arguments,
+                               Results& results) {
+  const auto& out = arguments[5].toTensor();
+  if (!is_euclidean(arguments[1])) return DITORCH_NOT_IMPLEMENTED;
+  results = {out};
+  return euclidean_norm(context, arguments[0].toTensor(), arguments[2], out);
+}
+
+// _foreach_norm.Scalar(self, ord, dtype)
+ditorch_status foreach_norm(const ditorch_context& context, Arguments arguments, Results& results) {
+  if (!is_euclidean(arguments[1]) || !arguments[2].isNone()) return DITORCH_NOT_IMPLEMENTED;
+  c10::List<at::Tensor> norms;
+  for (const at::Tensor& tensor : arguments[0].toTensorList()) {
+    const auto norm = at::empty({}, tensor.options());
+    const auto status = euclidean_norm(context, tensor, c10::IValue(), norm);
+    if (status != DITORCH_OK) return status;
+    norms.push_back(norm);
+  }
+  results = {norms};
+  return DITORCH_OK;
+}
+
+// --- truth ------------------------------------------------------------------------------------
+
+// out = whether none of the elements over the dimensions is zero, or whether one is not: found by
+// counting those that are, or are not.
+ditorch_status all_or_any(const ditorch_context& context, const at::Tensor& input,
+                          const c10::IValue& dims, bool all, const at::Tensor& out) {
+  const auto shape = adjacent(input, dims);
+  if (!shape || input.numel() == 0 || out.scalar_type() != c10::kBool ||
+      out.numel() != shape->outer * shape->inner) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  const auto options = input.options().dtype(c10::kFloat);
+  const auto counted = at::empty(input.sizes(), options);
+  const auto counts = at::empty(out.sizes(), options);
+  const Step x = argument(0);
+  const Formula is_zero = {x, 0.0, DITORCH_EQUAL};
+  const Formula test = all ? is_zero : is_zero + Formula{DITORCH_NOT};  // of elements and of counts
+  auto status = pointwise::compute(context, test, {input}, counted);
+  if (status == DITORCH_OK) {
+    status = vendor().operators->sum(&context, handle(counts), handle(counted), shape->outer,
+                                     shape->reduced, shape->inner);
+  }
+  if (status != DITORCH_OK) return status;
+  return pointwise::compute(context, test, {counts}, out);
+}
+
+// all.out(self, dim, keepdim, out), any.out alike
+template <bool all>
+ditorch_status truth_out(const ditorch_context& context, Arguments arguments, Results& results) {
+  const auto& out = arguments[3].toTensor();
+  results = {out};
+  const c10::IValue dims(std::vector<int64_t>{arguments[1].toInt()});
+  return all_or_any(context, arguments[0].toTensor(), dims, all, out);
+}
+
+// all.all_out(self, out), any.all_out alike
+template <bool all>
+ditorch_status truth_of_all_out(const ditorch_context& context, Arguments arguments,
+                                Results& results) {
+  const auto& out = arguments[1].toTensor();
+  results = {out};
+  return all_or_any(context, arguments[0].toTensor(), c10::IValue(), all, out);
+}
+
+}  // namespace
+
+ditorch_status sum_all(const ditorch_context& context, const at::Tensor& input,
+                       const at::Tensor& out) {
+  if (!vendor().operators->sum) return DITORCH_NOT_IMPLEMENTED;
+  return vendor().operators->sum(&context, handle(out), handle(input), 1, input.numel(), 1);
+}
+
+VendorKernels all_kernels() {
+  using Table = ditorch_operators;
+  return {
+      {"aten::sum.IntList_out", reduce_out<&Table::sum>},
+      {"aten::mean.out", reduce_out<&Table::mean>},
+  };
+}
+
+VendorKernels composed_kernels() {
+  if (!vendor().operators->sum) return {};
+  return {
+      {"aten::linalg_vector_norm.out", vector_norm_out},
+      {"aten::_foreach_norm.Scalar", foreach_norm},
+      {"aten::all.out", truth_out<true>},
+      {"aten::all.all_out", truth_of_all_out<true>},
+      {"aten::any.out", truth_out<false>},
+      {"aten::any.all_out", truth_of_all_out<false>},
+  };
+}
+
+}  // namespace ditorch::reductions

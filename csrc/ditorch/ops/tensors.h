@@ -1,0 +1,41 @@
+// What vendor kernels ask of tensors, and how they hand them over.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <functional>
+#include <initializer_list>
+
+#include "runtime/vendor.h"
+
+namespace ditorch {
+
+// An undefined tensor is an absent argument.
+inline ditorch_tensor* handle(const at::Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  return reinterpret_cast<ditorch_tensor*>(const_cast<at::Tensor*>(&tensor));
+}
+
+// Dense tensors of one chip with elements in them, of a floating dtype, and nothing lazy.
+inline bool are_plain(std::initializer_list<std::reference_wrapper<const at::Tensor>> tensors) {
+  const auto chip = tensors.begin()->get().device();
+  if (chip.type() != kChip) return false;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    if (tensor.device() != chip || !tensor.is_floating_point() || tensor.numel() == 0 ||
+        tensor.is_conj() || tensor.is_neg()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+inline bool are_contiguous(
+    std::initializer_list<std::reference_wrapper<const at::Tensor>> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return !tensor.defined() || tensor.is_contiguous();
+  });
+}
+
+}  // namespace ditorch

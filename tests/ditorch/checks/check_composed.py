@@ -1,0 +1,184 @@
+"""Operators on indices, norms, losses of classes and what joins tensors are the chip's own.
+
+They agree with the CPU, whatever dtype and layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import ditorch
+
+FLOATING = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool]
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(dtype)
+
+
+def indices(*shape: int, below: int, seed: int = 2) -> Tensor:
+    return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def to_chip(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to("device")
+    return [to_chip(one) for one in value] if isinstance(value, list) else value
+
+
+def check(operator: Callable[..., Tensor], *arguments: Any) -> None:
+    on_chip = to_chip(list(arguments))
+    ditorch.reset_fallback_counts()
+    found = operator(*on_chip)
+    assert ditorch.fallback_counts() == {}
+    expected = operator(*arguments)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    if expected.dtype.is_floating_point:
+        slack = 8 * torch.finfo(expected.dtype).eps
+        torch.testing.assert_close(found.cpu(), expected, rtol=slack, atol=slack, equal_nan=True)
+    else:
+        assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATING + INTEGERS)
+def test_rows_and_elements_are_found_by_index(dtype: torch.dtype) -> None:
+    table, rows = drawn(9, 7, dtype=dtype), indices(11, below=9)
+    check(lambda t, i: t.index_select(0, i), table, rows)
+    check(lambda t, i: t.index_select(-1, i), table, rows % 7)
+    check(lambda t, i: t.t().index_select(1, i.int()), table, rows)
+    check(lambda t, i: t[2:, ::2].index_select(0, i), table, rows % 7)
+    check(lambda t, i: t.gather(1, i), table, indices(9, 3, below=7))
+    check(lambda t, i: t.gather(0, i), table, indices(4, 5, below=9))
+    check(lambda t, i: F.embedding(i, t), table, indices(2, 3, below=9))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gradients_are_summed_where_indices_repeat(dtype: torch.dtype) -> None:
+    def of_embedding(table: Tensor, index: Tensor, grad: Tensor, padding: int | None) -> Tensor:
+        table = table.detach().requires_grad_()
+        F.embedding(index, table, padding_idx=padding).backward(grad)
+        assert table.grad is not None
+        return table.grad
+
+    table, index = drawn(5, 6, dtype=dtype), indices(2, 7, below=5)
+    grad = drawn(2, 7, 6, dtype=dtype, seed=3)
+    check(of_embedding, table, index, grad.double().mul(8).round().div(8).to(dtype), None)
+    check(of_embedding, table, index, grad.double().mul(8).round().div(8).to(dtype), 3)
+    whole = grad[0].double().mul(8).round().div(8).to(dtype)  # sums are exact in every dtype
+    check(lambda t, i, g: t.scatter_add(0, i, g), table * 0, indices(4, 6, below=5), whole)
+    check(lambda t, i, g: t.scatter_add(1, i, g), table * 0, indices(5, 3, below=6), whole)
+
+
+def test_many_small_numbers_are_summed_wider_than_they_are_stored() -> None:
+    table = torch.zeros(1, 3, dtype=torch.bfloat16, device="device")
+    index = torch.zeros(1000, 3, dtype=torch.int64, device="device")
+    ones = torch.ones(1000, 3, dtype=torch.bfloat16, device="device")
+    assert table.scatter_add(0, index, ones).tolist() == [[1000.0] * 3]  # by bfloat16 alone: 256
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_losses_of_classes(dtype: torch.dtype, reduction: str) -> None:
+    def loss(chances: Tensor, target: Tensor) -> Tensor:
+        return F.nll_loss(chances, target, reduction=reduction)
+
+    def gradient(chances: Tensor, target: Tensor) -> Tensor:
+        chances = chances.detach().requires_grad_()
+        loss(chances, target).backward()
+        assert chances.grad is not None
+        return chances.grad
+
+    chances, target = drawn(6, 10, dtype=dtype), indices(6, below=10)
+    for ignored in ([], [0, 4], range(6)):
+        some = target.clone()
+        some[list(ignored)] = -100
+        check(loss, chances, some)
+        check(gradient, chances, some)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_norms(dtype: torch.dtype) -> None:
+    x = drawn(4, 5, 6, dtype=dtype)
+    check(lambda x: torch.linalg.vector_norm(x), x)
+    check(lambda x: torch.linalg.vector_norm(x, dim=(1, 2)), x)
+    check(lambda x: torch.linalg.vector_norm(x.transpose(0, 2), dim=0, keepdim=True), x)
+    check(lambda x: torch.stack(torch._foreach_norm([x, x[0], x[0, 0, 0]])), x)
+
+
+@pytest.mark.parametrize("dtype", FLOATING + INTEGERS)
+def test_tensors_are_joined(dtype: torch.dtype) -> None:
+    x, y = drawn(2, 3, 4, dtype=dtype), drawn(2, 1, 4, dtype=dtype, seed=4)
+    check(lambda x, y: torch.cat((x, y, x), 1), x, y)
+    check(lambda x, y: torch.cat((x.transpose(0, 2), y.transpose(0, 2)), -2), x, y)
+    check(lambda x, y: torch.cat((x, x.new_empty(0), y.float()), 1), x, y)
+    check(lambda x: torch.stack((x[..., ::2], x[..., 1::2]), -1), x)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATING, *INTEGERS[:-1]])
+def test_ranges(dtype: torch.dtype) -> None:
+    for limits in ((7,), (3, 9), (2, 11, 3)):
+        ditorch.reset_fallback_counts()
+        found = torch.arange(*limits, dtype=dtype, device="device")
+        assert ditorch.fallback_counts() == {}
+        assert torch.equal(found.cpu(), torch.arange(*limits, dtype=dtype))
+    if dtype.is_floating_point:
+        check_range(dtype)
+
+
+def check_range(dtype: torch.dtype) -> None:
+    """The CPU takes some of the sums in the dtype itself."""
+    many = torch.arange(0.0, 100.0, 0.1, dtype=dtype, device="device")
+    expected = torch.arange(0.0, 100.0, 0.1, dtype=dtype)
+    torch.testing.assert_close(many.cpu(), expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATING, torch.int64, torch.bool])
+@pytest.mark.parametrize("diagonal", [-2, 0, 3])
+def test_triangles(dtype: torch.dtype, diagonal: int) -> None:
+    x = drawn(2, 5, 4, dtype=dtype)
+    check(lambda x: x.tril(diagonal), x)
+    check(lambda x: x.transpose(1, 2).triu(diagonal), x)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATING, torch.int32, torch.bool])
+def test_whether_all_or_any_are_true(dtype: torch.dtype) -> None:
+    x = drawn(3, 4, 5, dtype=dtype) * drawn(3, 4, 5, dtype=torch.bool).to(dtype)
+    for one in (x, torch.zeros_like(x), torch.ones_like(x)):
+        check(lambda x: x.all(), one)
+        check(lambda x: x.any(), one)
+        check(lambda x: x.all(1), one)
+        check(lambda x: x.any(-1, keepdim=True), one)
+
+
+def test_infinities_are_told() -> None:
+    x = torch.tensor([1.0, float("inf"), -float("inf"), float("nan")])
+    check(torch.isneginf, x)
+    check(torch.isposinf, x)
+
+
+def test_an_index_out_of_range_is_torchs_own_error() -> None:
+    table = torch.zeros(3, 4, device="device")
+    for operator, index in (
+        (lambda i: F.embedding(i, table), [0, 3]),
+        (lambda i: table.index_select(0, i), [-1]),
+        (lambda i: table.gather(0, i), [[3]]),
+        (lambda i: F.nll_loss(table, i), [0, 1, 4]),
+    ):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+            operator(torch.tensor(index, device="device"))
+
+
+def test_what_is_empty_is_filled_by_nobody() -> None:
+    ditorch.reset_fallback_counts()
+    assert torch.zeros(0, 3, device="device").shape == (0, 3)
+    assert ditorch.fallback_counts() == {}
