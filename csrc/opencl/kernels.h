@@ -45,4 +45,8 @@ ditorch_status sum(const ditorch_context* context, ditorch_tensor* out, const di
 ditorch_status mean(const ditorch_context* context, ditorch_tensor* out,
                     const ditorch_tensor* input, int64_t outer, int64_t reduced, int64_t inner);
 
+// map.cpp
+ditorch_status map(const ditorch_context* context, const ditorch_map* call);
+ditorch_status map_list(const ditorch_context* context, const ditorch_map_list* call);
+
 }  // namespace opencl

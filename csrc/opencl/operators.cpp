@@ -34,6 +34,8 @@ ditorch_operators table() {
   operators.rms_norm_backward = rms_norm_backward;
   operators.sum = sum;
   operators.mean = mean;
+  operators.map = map;
+  operators.map_list = map_list;
   return operators;
 }
 

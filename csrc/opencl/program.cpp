@@ -18,28 +18,41 @@ cl_kernel Programs::kernel(const std::string& file, const std::string& options,
                            const std::string& name) {
   std::lock_guard lock(mutex_);
   cl_kernel& kernel = kernels_[file + ' ' + options + ' ' + name];
-  if (!kernel) {
-    cl_int code;
-    cl_kernel made = clCreateKernel(program(file, options), name.c_str(), &code);
-    device_.check(code, ("make the kernel " + name).c_str());
-    kernel = made;
-  }
+  if (!kernel) kernel = make(file + ".cl", source_of(file), options, name);
   return kernel;
 }
 
-cl_program Programs::program(const std::string& file, const std::string& options) {
-  cl_program& known = programs_[file + ' ' + options];
+cl_kernel Programs::kernel_of_text(const std::string& key,
+                                   const std::function<std::string()>& text_of,
+                                   const std::string& options, const std::string& name) {
+  std::lock_guard lock(mutex_);
+  cl_kernel& kernel = kernels_[key + ' ' + options + ' ' + name];
+  if (!kernel) kernel = make(name, text_of(), options, name);
+  return kernel;
+}
+
+cl_kernel Programs::make(const std::string& label, const std::string& text,
+                         const std::string& options, const std::string& name) {
+  cl_int code;
+  cl_kernel made = clCreateKernel(program(label, text, options), name.c_str(), &code);
+  device_.check(code, ("make the kernel " + name).c_str());
+  return made;
+}
+
+cl_program Programs::program(const std::string& label, const std::string& text,
+                             const std::string& options) {
+  cl_program& known = programs_[text + ' ' + options];
   if (known) return known;
-  const std::string source = std::string(source_of("elements")) + source_of(file);
-  const std::string cached =
-      file + "-" + digest(source + options + device_.name + device_.driver) + ".bin";
+  const std::string source = std::string(source_of("elements")) + text;
+  const std::string cached = label.substr(0, label.find('.')) + "-" +
+                             digest(source + options + device_.name + device_.driver) + ".bin";
   if (cl_program found = from_cache(cached, options)) return known = found;
 
-  const char* text = source.c_str();
+  const char* whole = source.c_str();
   cl_int code;
-  cl_program made = clCreateProgramWithSource(device_.context, 1, &text, nullptr, &code);
+  cl_program made = clCreateProgramWithSource(device_.context, 1, &whole, nullptr, &code);
   device_.check(code, "take a program");
-  build(made, file, options);
+  build(made, label, options);
   keep(made, cached);
   return known = made;
 }
@@ -60,7 +73,7 @@ cl_program Programs::from_cache(const std::string& name, const std::string& opti
   return nullptr;
 }
 
-void Programs::build(cl_program program, const std::string& file, const std::string& options) {
+void Programs::build(cl_program program, const std::string& label, const std::string& options) {
   const cl_int code = clBuildProgram(program, 1, &device_.id, options.c_str(), nullptr, nullptr);
   if (code == CL_SUCCESS) return;
   size_t bytes = 0;
@@ -69,8 +82,8 @@ void Programs::build(cl_program program, const std::string& file, const std::str
   clGetProgramBuildInfo(program, device_.id, CL_PROGRAM_BUILD_LOG, bytes, log.data(), nullptr);
   clReleaseProgram(program);
   fail(DITORCH_ERROR, "the OpenCL device " + device_.described() +
-                          " does not build the kernels of " + file + ".cl, " + name_of(code) +
-                          ": " + first_line(log.c_str()));
+                          " does not build the kernels of " + label + ", " + name_of(code) + ": " +
+                          first_line(log.c_str()));
 }
 
 void Programs::keep(cl_program program, const std::string& name) {

@@ -88,6 +88,17 @@ class Submission {
            arguments...);
   }
 
+  // The same where the first arguments are so many pointers as only a call tells.
+  template <class... Arguments>
+  void launch_items_over(cl_kernel kernel, Sizes items, const std::vector<void*>& pointers,
+                         Arguments... arguments) {
+    const size_t together = device().is_cpu ? 1 : 64;
+    cl_uint index = 0;
+    for (void* pointer : pointers) set(kernel, index++, pointer);
+    (set(kernel, index++, arguments), ...);
+    enqueue(kernel, {(items[0] + together - 1) / together, items[1], items[2]}, together);
+  }
+
   void copy(void* destination, const void* source, size_t bytes, bool blocking);
   // Lets the host change `source` at once.
   void copy_from_host(void* destination, const void* source, size_t bytes);
