@@ -6,8 +6,10 @@
 // millisecond, because waking it for every message would cost more than the message.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <optional>
 #include <thread>
 
@@ -55,6 +57,8 @@ class ProgressDriver {
   // Not under the mutex.
   bool finds_done(RequestState& request);
   void give_way(const RequestState& request);
+  bool hands_over_core() const;
+  void hand_over_core();
   std::chrono::nanoseconds spin_time() const;
 
   const int rank_;
@@ -69,6 +73,7 @@ class ProgressDriver {
   bool parked_ = false;        // the driver's thread waits until no caller leads
   bool touched_ = false;       // a call came from outside since that thread looked
   Time awake_until_{};         // for a caller that leads
+  std::atomic<std::int64_t> hand_over_again_at_ns_{0};
   int shared_core_turns_ = 0;  // how often in a row a waiting thread met its peer on its core
   std::condition_variable wanted_;
   std::thread thread_;
