@@ -113,7 +113,7 @@ void Requests::start_send(RequestState& request, std::int64_t ready_at_ns) {
   to.bytes_sent += request.bytes;
   request.delivered_at = pace(to, request.bytes, ready_at_ns);
   if (Connection* connection = connections_.live(request.peer_number)) {
-    connection->send_message(request);
+    connection->send_message(request, connections_.crowded());
     connections_.settle(*connection);
   } else {
     to.backlog.push_back(&request);
@@ -178,7 +178,8 @@ void Requests::fail_all(Outcome outcome, const std::string& reason,
 
 void Requests::peer_connected(int rank, Connection& connection) {
   auto& backlog = outgoing_[rank].backlog;
-  for (RequestState* request : backlog) connection.send_message(*request);
+  for (RequestState* request : backlog)
+    connection.send_message(*request, connections_.crowded());
   backlog.clear();
 }
 
