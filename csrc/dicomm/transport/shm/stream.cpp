@@ -18,7 +18,7 @@ class Gather {
   void copy(std::byte* target, std::size_t bytes) {
     while (bytes > 0) {
       const std::size_t here = std::min(bytes, part_->iov_len - at_);
-      std::memcpy(target, static_cast<const std::byte*>(part_->iov_base) + at_, here);
+      dicomm::copy(target, static_cast<const std::byte*>(part_->iov_base) + at_, here);
       target += here;
       bytes -= here;
       at_ += here;
@@ -66,7 +66,7 @@ std::size_t ShmStream::read(void* data, std::size_t bytes) {
     return 0;
   }
   const std::size_t taken = std::min(piece_left_, bytes);
-  std::memcpy(data, piece_, taken);
+  dicomm::copy(data, piece_, taken);
   piece_ += taken;
   piece_left_ -= taken;
   if (piece_left_ == 0) piece_read();
@@ -161,6 +161,7 @@ bool ShmStream::next_piece() {
   if (bytes > Ring::kPieceBytes || bytes > Ring::kBytes - at)
     throw StreamEnd{"it wrote nonsense into shared memory"};
   piece_ = in_.ring.data + at;
+  fetch(piece_, bytes);
   read_bytes_ += Ring::aligned(bytes);
   return true;
 }
