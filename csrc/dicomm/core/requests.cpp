@@ -21,7 +21,7 @@ std::string describe_tag(std::uint64_t tag) {
 // How long a destroyed send waits for its receiver to let go of the buffer.
 constexpr std::chrono::seconds kCancelTimeout{5};
 
-// For a request that ends before its call does.
+// For a request that ends before its communicator does.
 std::shared_ptr<Engine> unowned(Engine& engine) { return {std::shared_ptr<void>(), &engine}; }
 
 }  // namespace
@@ -71,14 +71,21 @@ std::shared_ptr<Request> Requests::isend(const void* data, std::size_t bytes, in
   return request;
 }
 
+void Requests::start(RequestState& request, std::int64_t ready_at_ns) {
+  const int peer = request.peer_number;
+  if (peer != Communicator::any_source) checked_peer(peer, request.is_send ? "send" : "recv");
+  request.engine = unowned(engine_);
+  const Lock held = guard_.lock();
+  if (request.is_send)
+    start_send(request, ready_at_ns);
+  else
+    start_receive(request);
+}
+
 void Requests::send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
                     Communicator::Timeout timeout) {
-  checked_peer(peer, "send");
-  RequestState request(unowned(engine_), true, const_cast<void*>(data), bytes, peer, tag);
-  {
-    const Lock held = guard_.lock();
-    start_send(request, 0);
-  }
+  RequestState request(nullptr, true, const_cast<void*>(data), bytes, peer, tag);
+  start(request, 0);
   request.wait(timeout);
 }
 

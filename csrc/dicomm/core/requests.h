@@ -31,6 +31,7 @@ class Requests final : public ConnectionEvents {
   std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
                                  std::int64_t ready_at_ns);
   std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer, std::uint64_t tag);
+  void start(RequestState& request, std::int64_t ready_at_ns);
   void send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
             Communicator::Timeout timeout);
   std::size_t recv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
