@@ -56,6 +56,7 @@ class Exchange {
   Incoming post_receive(void* data, std::size_t bytes, int peer);
   void post_send(const void* data, std::size_t bytes, int communicator_rank,
                  std::int64_t ready_at_ns);
+  std::size_t wait(RequestState& request) const;
   int communicator_rank(int peer) const;
   std::chrono::milliseconds time_left() const;
 

@@ -50,8 +50,10 @@ Group::Group(std::shared_ptr<Communicator> communicator, std::vector<int> ranks,
 std::uint64_t Group::next_tag() { return first_tag_ | (issued_.fetch_add(1) & kOperationMask); }
 
 const Nodes& Group::nodes(const Call& call) {
+  if (nodes_known_.load(std::memory_order_acquire)) return *nodes_;
   std::lock_guard lock(nodes_mutex_);
   if (!nodes_) nodes_ = exchange_nodes(call);
+  nodes_known_.store(true, std::memory_order_release);
   return *nodes_;
 }
 

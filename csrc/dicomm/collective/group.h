@@ -64,6 +64,7 @@ class Group {
   std::atomic<std::uint64_t> issued_{0};
   std::mutex nodes_mutex_;
   std::optional<Nodes> nodes_;
+  std::atomic<bool> nodes_known_{false};  // spares later collectives the mutex
 };
 
 }  // namespace dicomm

@@ -212,10 +212,12 @@ void Requests::set_link(int peer, const LinkPace& pace) {
     throw Error("set_link: latency and bandwidth must not be negative");
   Lock lock(guard_.mutex);
   to.pace = pace;
+  paced_ = true;
 }
 
 LinkPace Requests::link(int peer) {
   Outgoing& to = checked_peer(peer, "link");
+  if (!paced_) return {};  // collectives ask before each message
   Lock lock(guard_.mutex);
   return to.pace;
 }

@@ -2,6 +2,7 @@
 // they cannot end otherwise.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -95,6 +96,7 @@ class Requests final : public ConnectionEvents {
   bool closing_ = false;
   std::optional<Failure> failure_;
   std::vector<Outgoing> outgoing_;  // by rank
+  std::atomic<bool> paced_{false};  // whether any link ever was
   Ledger ledger_;
   Matcher matcher_;
 };
