@@ -55,6 +55,7 @@ class ShmStream final : public Stream {
   std::size_t write_piece(Gather& source, std::size_t wanted);
   bool piece_waits() const;
   bool next_piece();
+  void all_read();
   void piece_read();
   void publish_consumed();
   void ring_bell(std::atomic<std::uint32_t>& asleep);
