@@ -28,6 +28,7 @@ class Exchange {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  bool crowded() const { return group_.crowded(); }
 
   // Peers are this exchange's ranks; both sides know the length of every message.
   Incoming receive(void* data, std::size_t bytes, int peer);
