@@ -57,17 +57,14 @@ void Exchange::send(const void* data, std::size_t bytes, int peer, std::int64_t 
   post_send(data, bytes, to, ready_at_ns);
 }
 
-Exchange::Incoming Exchange::receive_signal(int peer) {
-  return post_receive(nullptr, 0, peer);
-}
+Exchange::Incoming Exchange::receive_signal(int peer) { return post_receive(nullptr, 0, peer); }
 
 void Exchange::send_signal(int peer, std::int64_t ready_at_ns) {
   post_send(nullptr, 0, communicator_rank(peer), ready_at_ns);
 }
 
 Exchange::Incoming Exchange::post_receive(void* data, std::size_t bytes, int peer) {
-  RequestState& request =
-      port_.requests.add(false, data, bytes, communicator_rank(peer), tag_);
+  RequestState& request = port_.requests.add(false, data, bytes, communicator_rank(peer), tag_);
   group_.communicator().start(request, 0);
   return {&request, bytes, peer};
 }

@@ -18,7 +18,7 @@ constexpr std::chrono::milliseconds kLongNap{10};  // where it takes the only co
 constexpr std::chrono::microseconds kSpin{50};
 constexpr std::chrono::microseconds kCrowdedSpin{2};
 constexpr std::chrono::milliseconds kYieldingSpin{1};
-constexpr int kMostTimeLost = 100;  // of a waiting thread's time one part in so many
+constexpr int kMostTimeLost = 100;      // of a waiting thread's time one part in so many
 constexpr int kLooksWithSharing = 100;  // looks, a few hundred microseconds
 constexpr int kTurnsBetweenClocks = 32;
 constexpr int kFewTurns = 2;  // where each costs much, or keeps the peer from its core

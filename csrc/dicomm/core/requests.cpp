@@ -185,8 +185,7 @@ void Requests::fail_all(Outcome outcome, const std::string& reason,
 
 void Requests::peer_connected(int rank, Connection& connection) {
   auto& backlog = outgoing_[rank].backlog;
-  for (RequestState* request : backlog)
-    connection.send_message(*request, connections_.crowded());
+  for (RequestState* request : backlog) connection.send_message(*request, connections_.crowded());
   backlog.clear();
 }
 

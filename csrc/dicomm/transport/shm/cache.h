@@ -20,8 +20,8 @@ inline void hand_over(const std::byte* lines, std::size_t bytes) {
 #endif
 }
 
-// Fetches what another core wrote, all lines at once, before they are read one after the other. More
-// than a few thousand bytes the processor fetches ahead by itself.
+// Fetches what another core wrote, all lines at once, before they are read one after the other.
+// More than a few thousand bytes the processor fetches ahead by itself.
 inline void fetch(const std::byte* lines, std::size_t bytes) {
   constexpr std::size_t kLineBytes = 64, kMostBytes = 4 << 10;
   for (std::size_t at = 0; at < std::min(bytes, kMostBytes); at += kLineBytes)
