@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "collective/group.h"
+#include "core/request.h"
 #include "memory_store.h"
 
 namespace dicomm {
@@ -51,6 +52,13 @@ class Counting final : public Communicator {
   std::size_t recv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
                    Timeout timeout) override {
     return irecv(data, capacity, peer, tag)->wait(timeout);
+  }
+  void start(RequestState& request, std::int64_t ready_at_ns) override {
+    if (request.is_send) {
+      ++messages[request.peer_number];
+      sent[request.peer_number] += request.bytes;
+    }
+    real_->start(request, ready_at_ns);
   }
   void set_link(int peer, const LinkPace& pace) override { real_->set_link(peer, pace); }
   LinkPace link(int peer) const override { return real_->link(peer); }

@@ -18,6 +18,7 @@
 #include <functional>
 #include <iostream>
 #include <map>
+#include <new>
 #include <random>
 #include <sstream>
 #include <string>
@@ -36,6 +37,22 @@ constexpr std::chrono::hours kTimeout(1);  // between orders others are measured
 struct Order {
   char collective[32] = {};  // empty: the end
   std::uint64_t bytes = 0, window = 0, count = 0;
+};
+
+// Page-aligned, as the vectors of the others that dicomm-bench measures are.
+template <class T>
+struct PageAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kPage{4096};
+
+  PageAllocator() = default;
+  template <class U>
+  PageAllocator(const PageAllocator<U>&) {}
+  T* allocate(std::size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), kPage));
+  }
+  void deallocate(T* memory, std::size_t) { ::operator delete(memory, kPage); }
+  bool operator==(const PageAllocator&) const = default;
 };
 
 // The vectors of one order, and every collective on them.
@@ -108,7 +125,7 @@ class Subject {
 
   Group& group_;
   std::size_t part_;
-  std::vector<float> whole_, other_;
+  std::vector<float, PageAllocator<float>> whole_, other_;
   std::vector<ConstBlock> whole_parts_;
   std::vector<Block> other_parts_;
 };

@@ -23,6 +23,8 @@ constexpr int kFewRanks = 8;
 // sending the vector to everyone; up to kDoublingBytes among many, more than sending it log2(size)
 // times; up to kHalvingBytes the number of messages still counts.
 constexpr std::size_t kDirectBytes = 16 << 10;
+// Where ranks share cores they cannot work side by side anyway; the fewest messages win.
+constexpr std::size_t kCrowdedReduceBytes = 64 << 10;
 constexpr std::size_t kDoublingBytes = 16 << 10;
 constexpr std::size_t kHalvingBytes = 512 << 10;
 
@@ -109,7 +111,8 @@ std::int64_t flat_allreduce(Exchange& exchange, void* data, std::size_t count, D
 std::int64_t flat_reduce(Exchange& exchange, const void* input, void* output, std::size_t count,
                          DataType type, ReduceOp op, int root, std::int64_t ready_at_ns) {
   const std::size_t bytes = count * element_bytes(type);
-  if (is_direct(exchange.size(), bytes)) {
+  const std::size_t direct_bytes = exchange.crowded() ? kCrowdedReduceBytes : kDirectBytes;
+  if (exchange.size() <= kFewRanks && bytes <= direct_bytes) {
     const std::int64_t arrived =
         direct_reduce(exchange, input, output, count, type, op, root, ready_at_ns);
     return std::max(arrived, exchange.finish());

@@ -42,8 +42,7 @@ int Exchange::communicator_rank(int peer) const {
 }
 
 Exchange::Incoming Exchange::receive(void* data, std::size_t bytes, int peer) {
-  if (bytes == 0) return {};
-  return {group_.communicator().irecv(data, bytes, communicator_rank(peer), tag_), bytes, peer};
+  return bytes == 0 ? Incoming() : post_receive(data, bytes, peer);
 }
 
 void Exchange::send(const void* data, std::size_t bytes, int peer, std::int64_t ready_at_ns) {
@@ -55,21 +54,36 @@ void Exchange::send(const void* data, std::size_t bytes, int peer, std::int64_t 
     ready_at_ns = std::max(ready, port_.free_at_ns);
     port_.free_at_ns = ready_at_ns + static_cast<std::int64_t>(bytes / pace.bytes_per_s * 1e9);
   }
-  port_.sends.push_back(group_.communicator().isend(data, bytes, to, tag_, ready_at_ns));
+  post_send(data, bytes, to, ready_at_ns);
 }
 
-Exchange::Incoming Exchange::receive_signal(int peer) {
-  return {group_.communicator().irecv(nullptr, 0, communicator_rank(peer), tag_), 0, peer};
-}
+Exchange::Incoming Exchange::receive_signal(int peer) { return post_receive(nullptr, 0, peer); }
 
 void Exchange::send_signal(int peer, std::int64_t ready_at_ns) {
-  port_.sends.push_back(
-      group_.communicator().isend(nullptr, 0, communicator_rank(peer), tag_, ready_at_ns));
+  post_send(nullptr, 0, communicator_rank(peer), ready_at_ns);
+}
+
+Exchange::Incoming Exchange::post_receive(void* data, std::size_t bytes, int peer) {
+  RequestState& request = port_.requests.add(false, data, bytes, communicator_rank(peer), tag_);
+  group_.communicator().start(request, 0);
+  return {&request, bytes, peer};
+}
+
+void Exchange::post_send(const void* data, std::size_t bytes, int communicator_rank,
+                         std::int64_t ready_at_ns) {
+  RequestState& request =
+      port_.requests.add(true, const_cast<void*>(data), bytes, communicator_rank, tag_);
+  group_.communicator().start(request, ready_at_ns);
+}
+
+// What is done needs no deadline, which would have to be looked up on the clock.
+std::size_t Exchange::wait(RequestState& request) const {
+  return request.wait(request.finished() ? std::chrono::milliseconds(0) : time_left());
 }
 
 std::int64_t Exchange::wait(const Incoming& incoming) {
   if (!incoming.request) return 0;
-  const std::size_t bytes = incoming.request->wait(time_left());
+  const std::size_t bytes = wait(*incoming.request);
   if (bytes != incoming.bytes)
     throw Error(
         "group rank " + std::to_string(members_.empty() ? incoming.peer : members_[incoming.peer]) +
@@ -91,8 +105,10 @@ std::int64_t Exchange::wait(std::span<const Incoming> incoming) {
 }
 
 std::int64_t Exchange::finish() {
-  for (const auto& request : port_.sends) request->wait(time_left());
-  port_.sends.clear();
+  for (; port_.sent < port_.requests.size(); ++port_.sent) {
+    RequestState& request = port_.requests[port_.sent];
+    if (request.is_send) wait(request);
+  }
   return port_.free_at_ns;
 }
 

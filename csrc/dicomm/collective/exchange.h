@@ -2,11 +2,11 @@
 #pragma once
 
 #include <chrono>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "collective/group.h"
+#include "collective/request_pool.h"
 
 namespace dicomm {
 
@@ -14,7 +14,7 @@ class Exchange {
  public:
   // A message on its way here; no request where the message is empty: those are never sent.
   struct Incoming {
-    std::shared_ptr<Request> request;
+    RequestState* request = nullptr;  // the exchange's
     std::size_t bytes = 0;
     int peer = -1;
   };
@@ -28,6 +28,7 @@ class Exchange {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  bool crowded() const { return group_.crowded(); }
 
   // Peers are this exchange's ranks; both sides know the length of every message.
   Incoming receive(void* data, std::size_t bytes, int peer);
@@ -50,8 +51,13 @@ class Exchange {
  private:
   struct Port {
     std::int64_t free_at_ns = 0;
-    std::vector<std::shared_ptr<Request>> sends;
+    RequestPool requests;
+    std::size_t sent = 0;  // of the requests, sends before this one are finished
   };
+  Incoming post_receive(void* data, std::size_t bytes, int peer);
+  void post_send(const void* data, std::size_t bytes, int communicator_rank,
+                 std::int64_t ready_at_ns);
+  std::size_t wait(RequestState& request) const;
   int communicator_rank(int peer) const;
   std::chrono::milliseconds time_left() const;
 

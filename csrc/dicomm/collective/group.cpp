@@ -50,30 +50,39 @@ Group::Group(std::shared_ptr<Communicator> communicator, std::vector<int> ranks,
 std::uint64_t Group::next_tag() { return first_tag_ | (issued_.fetch_add(1) & kOperationMask); }
 
 const Nodes& Group::nodes(const Call& call) {
+  if (nodes_known_.load(std::memory_order_acquire)) return *nodes_;
   std::lock_guard lock(nodes_mutex_);
   if (!nodes_) nodes_ = exchange_nodes(call);
+  nodes_known_.store(true, std::memory_order_release);
   return *nodes_;
 }
 
 Nodes Group::exchange_nodes(const Call& call) {
-  std::vector<std::uint64_t> names(size(), 0);
+  struct Card {
+    std::uint64_t node, cores;
+  };
+  std::vector<Card> cards(size(), Card());
   if (size() >= kFewestWithLevels) {
     const Digest digest = sha256(node_);
-    std::memcpy(&names[rank_], digest.data(), sizeof names[0]);
+    std::memcpy(&cards[rank_].node, digest.data(), sizeof cards[rank_].node);
+    cards[rank_].cores = usable_cores();
     Exchange exchange(*this, {first_tag_ | kNodesOperation, 0, call.timeout});
-    bruck_allgather(exchange, chunks(names.data(), names.size(), sizeof names[0], size()), 0);
+    bruck_allgather(exchange, chunks(cards.data(), cards.size(), sizeof cards[0], size()), 0);
     exchange.finish();
   }
   Nodes nodes;
   std::map<std::uint64_t, int> numbers;
   for (int rank = 0; rank < size(); ++rank) {
-    const int node = numbers.emplace(names[rank], nodes.count()).first->second;
+    const int node = numbers.emplace(cards[rank].node, nodes.count()).first->second;
     if (node == nodes.count()) nodes.members.emplace_back();
     nodes.members[node].push_back(rank);
     nodes.node_of.push_back(node);
   }
-  for (const auto& members : nodes.members)
+  for (const auto& members : nodes.members) {
     nodes.even &= members.size() == nodes.members.front().size();
+    for (const int member : members)
+      nodes.crowded |= size() >= kFewestWithLevels && members.size() > cards[member].cores;
+  }
   return nodes;
 }
 

@@ -26,6 +26,7 @@ struct Nodes {
   std::vector<std::vector<int>> members;  // group ranks by node; nodes by their first rank
   std::vector<int> node_of;               // by group rank
   bool even = true;                       // as many ranks on every node
+  bool crowded = false;                   // more ranks than cores on some node
 
   int count() const { return static_cast<int>(members.size()); }
   // Whether there are levels: several nodes, and one of several ranks.
@@ -52,6 +53,8 @@ class Group {
 
   // The members tell each other their nodes the first time, as part of their first collective.
   const Nodes& nodes(const Call& call);
+  // As those say, once they are known.
+  bool crowded() const { return nodes_known_.load(std::memory_order_acquire) && nodes_->crowded; }
 
  private:
   Nodes exchange_nodes(const Call& call);
@@ -64,6 +67,7 @@ class Group {
   std::atomic<std::uint64_t> issued_{0};
   std::mutex nodes_mutex_;
   std::optional<Nodes> nodes_;
+  std::atomic<bool> nodes_known_{false};  // spares later collectives the mutex
 };
 
 }  // namespace dicomm

@@ -13,10 +13,8 @@ namespace {
 // Short enough that a segment is reduced from the cache it was received into; a multiple of every
 // element size.
 constexpr std::size_t kSegmentBytes = 128 << 10;
-
-std::size_t segment_length(std::size_t bytes, std::size_t begin) {
-  return begin < bytes ? std::min(kSegmentBytes, bytes - begin) : 0;
-}
+// Up to here the messages of several segments cost more than that saves.
+constexpr std::size_t kOneSegmentBytes = 512 << 10;
 
 }  // namespace
 
@@ -71,6 +69,10 @@ std::int64_t pairwise_reduce_scatter(Exchange& exchange, std::span<const ConstBl
   const int rank = exchange.rank();
   std::size_t longest = 0;
   for (const ConstBlock& input : inputs) longest = std::max(longest, input.bytes);
+  const std::size_t most = longest <= kOneSegmentBytes ? kOneSegmentBytes : kSegmentBytes;
+  const auto segment_length = [most](std::size_t bytes, std::size_t begin) {
+    return begin < bytes ? std::min(most, bytes - begin) : 0;
+  };
   const std::size_t slot_bytes = segment_length(output.bytes, 0);
   Scratch scratch(2 * size * slot_bytes);
   const auto slot = [&](int parity, int peer) {
@@ -93,8 +95,8 @@ std::int64_t pairwise_reduce_scatter(Exchange& exchange, std::span<const ConstBl
   std::int64_t arrived = 0;
   std::vector<const void*> sources(size);
   post(0, 0);
-  for (std::size_t begin = 0, parity = 0; begin < longest; begin += kSegmentBytes, parity ^= 1) {
-    if (begin + kSegmentBytes < longest) post(begin + kSegmentBytes, parity ^ 1);
+  for (std::size_t begin = 0, parity = 0; begin < longest; begin += most, parity ^= 1) {
+    if (begin + most < longest) post(begin + most, parity ^ 1);
     arrived = std::max(arrived, exchange.wait(incoming[parity]));
     for (int peer = 0; peer < size; ++peer) sources[peer] = slot(parity, peer);
     sources[rank] = static_cast<const std::byte*>(inputs[rank].data) + begin;

@@ -33,6 +33,9 @@ class EngineCommunicator final : public Communicator {
                    Timeout timeout) override {
     return requests().recv(data, capacity, peer, tag, timeout);
   }
+  void start(RequestState& request, std::int64_t ready_at_ns) override {
+    requests().start(request, ready_at_ns);
+  }
   void set_link(int peer, const LinkPace& pace) override { requests().set_link(peer, pace); }
   LinkPace link(int peer) const override { return requests().link(peer); }
   std::uint64_t bytes_sent(int peer) const override { return requests().bytes_sent(peer); }

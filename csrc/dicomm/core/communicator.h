@@ -123,6 +123,8 @@ class Request {
   virtual std::int64_t delivered_at_ns() const = 0;
 };
 
+class RequestState;
+
 class Communicator {
  public:
   static std::shared_ptr<Communicator> create(std::shared_ptr<Store> store, const Options& options);
@@ -147,6 +149,9 @@ class Communicator {
                     Timeout timeout = std::nullopt) = 0;
   virtual std::size_t recv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
                            Timeout timeout = std::nullopt) = 0;
+  // isend() or irecv() of a request that its caller keeps, which is quicker, too. For the library's
+  // own collectives: such a request must not outlive the communicator.
+  virtual void start(RequestState& request, std::int64_t ready_at_ns) = 0;
 
   virtual void set_link(int peer, const LinkPace& pace) = 0;
   virtual LinkPace link(int peer) const = 0;

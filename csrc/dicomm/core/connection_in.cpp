@@ -253,8 +253,11 @@ void Connection::accept(RequestState& request, const Pull& message) {
   queue({.kind = FrameKind::accept, .id = message.id});
 }
 
-// A piece of as many messages as the stream moves at once; the others get their turn later.
+// A piece of as many messages as the stream moves at once; the others get their turn later. A
+// sender that has a message of ours to copy leaves its own to us: where both copy the same message,
+// cache lines go to and fro between them.
 bool Connection::copy(bool both_sides) {
+  both_sides &= offers_.empty();
   bool moved = false;
   std::size_t going = 0;
   for (auto at = pulls_.begin(); at != pulls_.end() && going < stream_->concurrent_pulls(); ++going)

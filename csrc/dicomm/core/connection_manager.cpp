@@ -135,11 +135,12 @@ void ConnectionManager::cut_off(int rank, const std::string& reason) {
 
 // One look at a connection: reads, copies, writes, and draws the conclusions.
 void ConnectionManager::turn(Connection& connection) {
+  bool received = false;
   const auto end = end_after([&] {
-    connection.receive();
+    received = connection.receive();
     if (connection.copying() && connection.copy(!crowded())) copied_ = true;
   });
-  conclude(connection, end ? &*end : nullptr);
+  if (received || end) conclude(connection, end ? &*end : nullptr);
   if (!connection.ended() && connection.has_output()) settle(connection);
 }
 

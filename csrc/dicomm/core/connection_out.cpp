@@ -39,10 +39,10 @@ void Connection::enqueue(Outgoing& frame) {
   if (&frame == &current_) start_writing();
 }
 
-void Connection::send_message(RequestState& request) {
+void Connection::send_message(RequestState& request, bool crowded) {
   const std::size_t cost = request.bytes + kMessageOverheadBytes;
   const bool eager =
-      request.bytes <= stream_->eager_bytes() && eager_outstanding_ + cost <= kCreditBytes;
+      request.bytes <= stream_->eager_bytes(crowded) && eager_outstanding_ + cost <= kCreditBytes;
   if (!eager && offers_.size() == kMaxOffers)
     return ledger_.fail(request, Outcome::error,
                         text("send to ", peer_.describe(), ", tag ", request.tag, ": ", kMaxOffers,

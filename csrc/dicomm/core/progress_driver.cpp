@@ -18,6 +18,7 @@ constexpr std::chrono::milliseconds kLongNap{10};  // where it takes the only co
 constexpr std::chrono::microseconds kSpin{50};
 constexpr std::chrono::microseconds kCrowdedSpin{2};
 constexpr std::chrono::milliseconds kYieldingSpin{1};
+constexpr int kMostTimeLost = 100;      // of a waiting thread's time one part in so many
 constexpr int kLooksWithSharing = 100;  // looks, a few hundred microseconds
 constexpr int kTurnsBetweenClocks = 32;
 constexpr int kFewTurns = 2;  // where each costs much, or keeps the peer from its core
@@ -103,7 +104,7 @@ void ProgressDriver::lead(Lock& lock, Time until, const RequestState* awaited) {
 // The other end has but one piece left to copy when this one is through.
 bool ProgressDriver::stays_awake() {
   const Time now = Clock::now();
-  if (connections_.copied()) awake_until_ = now + spin_time();
+  if (connections_.copied() && !connections_.crowded()) awake_until_ = now + kSpin;
   return now < awake_until_;
 }
 
@@ -145,7 +146,7 @@ bool ProgressDriver::costly_to_poll(int rank) const {
 }
 
 void ProgressDriver::look_out(RequestState& request) {
-  const bool few = cores_ == 1 || costly_to_poll(request.peer_number);
+  const bool few = connections_.crowded() || costly_to_poll(request.peer_number);
   const int most = few ? kFewTurns : kTurnsBetweenClocks;
   for (int i = 0; !request.done && guard_.wanting == 0 && i < most; ++i)
     connections_.turn_all(request.peer_number);
@@ -158,15 +159,29 @@ bool ProgressDriver::finds_done(RequestState& request) {
   return request.finished();
 }
 
-// Spinning helps only while the peer has a core of its own.
+// Spinning helps only while the peer has a core of its own. Where there are fewer cores than ranks,
+// to hand this core over costs a fraction of what it does to sleep and be woken.
 std::chrono::nanoseconds ProgressDriver::spin_time() const {
   if (!connections_.crowded()) return kSpin;
-  return cores_ == 1 ? kYieldingSpin : kCrowdedSpin;
+  return cores_ == 1 || hands_over_core() ? kYieldingSpin : kCrowdedSpin;
+}
+
+bool ProgressDriver::hands_over_core() const {
+  return connections_.crowded() && rough_now_ns() >= hand_over_again_at_ns_;
+}
+
+// Who gets it and computes keeps it for a time slice, while one who sleeps is woken at once.
+void ProgressDriver::hand_over_core() {
+  const Time before = Clock::now();
+  ::sched_yield();
+  const std::chrono::nanoseconds lost = Clock::now() - before;
+  if (lost > kYieldingSpin) hand_over_again_at_ns_ = now_ns() + kMostTimeLost * lost.count();
 }
 
 // Where the awaited peer, or whoever else answers, can only run on this core, it should.
 void ProgressDriver::give_way(const RequestState& request) {
   if (guard_.wanting > 0) return static_cast<void>(::sched_yield());
+  if (cores_ > 1 && hands_over_core()) return hand_over_core();
   const int core = ::sched_getcpu();
   bool shared = false, cheap = true, part = false;
   bool busy = request.is_send;  // a long message, or many

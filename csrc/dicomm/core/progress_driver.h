@@ -1,13 +1,16 @@
 // Who moves bytes when.
 //
-// A caller in wait() spins briefly, moving bytes itself; then it leads: it sleeps until something
+// A caller in wait() spins briefly, moving bytes itself, and where this host has more ranks than
+// cores it hands its core over after each look; then it leads: it sleeps until something
 // happens, and moves bytes for everybody. Where no caller waits the driver's own thread leads.
 // While calls come in quick succession that thread keeps out of their way and looks in once a
 // millisecond, because waking it for every message would cost more than the message.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <optional>
 #include <thread>
 
@@ -55,6 +58,8 @@ class ProgressDriver {
   // Not under the mutex.
   bool finds_done(RequestState& request);
   void give_way(const RequestState& request);
+  bool hands_over_core() const;
+  void hand_over_core();
   std::chrono::nanoseconds spin_time() const;
 
   const int rank_;
@@ -66,9 +71,10 @@ class ProgressDriver {
 
   bool leading_ = false;  // someone moves bytes in lead()
   bool stop_ = false;
-  bool parked_ = false;        // the driver's thread waits until no caller leads
-  bool touched_ = false;       // a call came from outside since that thread looked
-  Time awake_until_{};         // for a caller that leads
+  bool parked_ = false;   // the driver's thread waits until no caller leads
+  bool touched_ = false;  // a call came from outside since that thread looked
+  Time awake_until_{};    // for a caller that leads
+  std::atomic<std::int64_t> hand_over_again_at_ns_{0};  // until then others compute here
   int shared_core_turns_ = 0;  // how often in a row a waiting thread met its peer on its core
   std::condition_variable wanted_;
   std::thread thread_;

@@ -15,7 +15,7 @@ RequestState::RequestState(std::shared_ptr<Engine> engine, bool is_send, void* d
       tag(tag) {}
 
 RequestState::~RequestState() {
-  if (!finished() && engine->is_here()) engine->requests().cancel(*this);
+  if (engine && !finished() && engine->is_here()) engine->requests().cancel(*this);
 }
 
 std::chrono::nanoseconds RequestState::age() const {

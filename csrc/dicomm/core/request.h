@@ -62,6 +62,7 @@ class RequestList {
 
 class RequestState final : public Request {
  public:
+  // engine: null until it is started, for one that its caller keeps.
   RequestState(std::shared_ptr<Engine> engine, bool is_send, void* data, std::size_t bytes,
                int peer, std::uint64_t tag);
   ~RequestState() override;
@@ -73,7 +74,7 @@ class RequestState final : public Request {
   std::int64_t delivered_at_ns() const override { return delivered_at; }
 
   // The rest is the engine's, under its mutex, but for `done`.
-  const std::shared_ptr<Engine> engine;
+  std::shared_ptr<Engine> engine;
   const bool is_send;
   std::byte* const data;
   const std::size_t bytes;  // to send, or room to receive

@@ -21,7 +21,7 @@ std::string describe_tag(std::uint64_t tag) {
 // How long a destroyed send waits for its receiver to let go of the buffer.
 constexpr std::chrono::seconds kCancelTimeout{5};
 
-// For a request that ends before its call does.
+// For a request that ends before its communicator does.
 std::shared_ptr<Engine> unowned(Engine& engine) { return {std::shared_ptr<void>(), &engine}; }
 
 }  // namespace
@@ -71,14 +71,21 @@ std::shared_ptr<Request> Requests::isend(const void* data, std::size_t bytes, in
   return request;
 }
 
+void Requests::start(RequestState& request, std::int64_t ready_at_ns) {
+  const int peer = request.peer_number;
+  if (peer != Communicator::any_source) checked_peer(peer, request.is_send ? "send" : "recv");
+  request.engine = unowned(engine_);
+  const Lock held = guard_.lock();
+  if (request.is_send)
+    start_send(request, ready_at_ns);
+  else
+    start_receive(request);
+}
+
 void Requests::send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
                     Communicator::Timeout timeout) {
-  checked_peer(peer, "send");
-  RequestState request(unowned(engine_), true, const_cast<void*>(data), bytes, peer, tag);
-  {
-    const Lock held = guard_.lock();
-    start_send(request, 0);
-  }
+  RequestState request(nullptr, true, const_cast<void*>(data), bytes, peer, tag);
+  start(request, 0);
   request.wait(timeout);
 }
 
@@ -113,7 +120,7 @@ void Requests::start_send(RequestState& request, std::int64_t ready_at_ns) {
   to.bytes_sent += request.bytes;
   request.delivered_at = pace(to, request.bytes, ready_at_ns);
   if (Connection* connection = connections_.live(request.peer_number)) {
-    connection->send_message(request);
+    connection->send_message(request, connections_.crowded());
     connections_.settle(*connection);
   } else {
     to.backlog.push_back(&request);
@@ -178,7 +185,7 @@ void Requests::fail_all(Outcome outcome, const std::string& reason,
 
 void Requests::peer_connected(int rank, Connection& connection) {
   auto& backlog = outgoing_[rank].backlog;
-  for (RequestState* request : backlog) connection.send_message(*request);
+  for (RequestState* request : backlog) connection.send_message(*request, connections_.crowded());
   backlog.clear();
 }
 
@@ -204,10 +211,12 @@ void Requests::set_link(int peer, const LinkPace& pace) {
     throw Error("set_link: latency and bandwidth must not be negative");
   Lock lock(guard_.mutex);
   to.pace = pace;
+  paced_ = true;
 }
 
 LinkPace Requests::link(int peer) {
   Outgoing& to = checked_peer(peer, "link");
+  if (!paced_) return {};  // collectives ask before each message
   Lock lock(guard_.mutex);
   return to.pace;
 }

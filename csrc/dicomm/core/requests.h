@@ -2,6 +2,7 @@
 // they cannot end otherwise.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +32,7 @@ class Requests final : public ConnectionEvents {
   std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
                                  std::int64_t ready_at_ns);
   std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer, std::uint64_t tag);
+  void start(RequestState& request, std::int64_t ready_at_ns);
   void send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
             Communicator::Timeout timeout);
   std::size_t recv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
@@ -94,6 +96,7 @@ class Requests final : public ConnectionEvents {
   bool closing_ = false;
   std::optional<Failure> failure_;
   std::vector<Outgoing> outgoing_;  // by rank
+  std::atomic<bool> paced_{false};  // whether any link ever was
   Ledger ledger_;
   Matcher matcher_;
 };

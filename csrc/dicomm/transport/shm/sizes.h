@@ -5,7 +5,9 @@
 
 namespace dicomm::shm {
 
-// Through the ring, at once, where the receiver can read the sender's memory, and where it cannot.
+// Through the ring, at once, where the receiver can read the sender's memory while the sender goes
+// on; and where it cannot, or where each has to wait for a core until the other gives it up, which
+// takes longer than the second copy.
 constexpr std::size_t kEagerBytes = 8 << 10;
 constexpr std::size_t kEagerByRingBytes = 64 << 10;
 

@@ -18,7 +18,7 @@ class Gather {
   void copy(std::byte* target, std::size_t bytes) {
     while (bytes > 0) {
       const std::size_t here = std::min(bytes, part_->iov_len - at_);
-      std::memcpy(target, static_cast<const std::byte*>(part_->iov_base) + at_, here);
+      dicomm::copy(target, static_cast<const std::byte*>(part_->iov_base) + at_, here);
       target += here;
       bytes -= here;
       at_ += here;
@@ -30,6 +30,11 @@ class Gather {
   const iovec* part_;
   std::size_t at_ = 0;
 };
+
+// A slot may have told more already.
+static void advance(std::uint64_t& seen, std::uint64_t told) {
+  if (static_cast<std::int64_t>(told - seen) > 0) seen = told;
+}
 
 ShmStream::ShmStream(Fd socket, Lane* lanes, bool owner)
     : socket_(std::move(socket)),
@@ -66,7 +71,7 @@ std::size_t ShmStream::read(void* data, std::size_t bytes) {
     return 0;
   }
   const std::size_t taken = std::min(piece_left_, bytes);
-  std::memcpy(data, piece_, taken);
+  dicomm::copy(data, piece_, taken);
   piece_ += taken;
   piece_left_ -= taken;
   if (piece_left_ == 0) piece_read();
@@ -109,8 +114,8 @@ void ShmStream::finish_writing() { ::shutdown(socket_.get(), SHUT_WR); }
 std::size_t ShmStream::room(std::size_t wanted) {
   for (const bool fresh : {false, true}) {
     if (fresh) {
-      consumed_slots_seen_ = out_.ring.consumed_slots.load(std::memory_order_acquire);
-      consumed_bytes_seen_ = out_.ring.consumed_bytes.load(std::memory_order_acquire);
+      advance(consumed_slots_seen_, out_.ring.consumed_slots.load(std::memory_order_acquire));
+      advance(consumed_bytes_seen_, out_.ring.consumed_bytes.load(std::memory_order_acquire));
     }
     // The counters are the peer's to write: any difference must do no harm here.
     if (written_slots_ - consumed_slots_seen_ >= Ring::kSlots) continue;
@@ -128,9 +133,12 @@ std::size_t ShmStream::write_piece(Gather& source, std::size_t wanted) {
   if (bytes == 0) return 0;
   Slot& slot = out_.ring.slots[written_slots_ % Ring::kSlots];
   const bool fits_slot = bytes <= Slot::kInlineBytes;
+  const bool from_beginning = !fits_slot && written_bytes_ % Ring::kBytes == 0;
   std::byte* const piece = fits_slot ? slot.data : out_.ring.data + written_bytes_ % Ring::kBytes;
   source.copy(piece, bytes);
-  slot.turn_and_bytes.store(std::uint64_t{Ring::turn(written_slots_)} << 32 | bytes,
+  slot.read_slots = static_cast<std::uint32_t>(read_slots_);
+  slot.turn_and_bytes.store(std::uint64_t{Ring::turn(written_slots_)} << 32 |
+                                (from_beginning ? Slot::kFromBeginning : 0) | bytes,
                             std::memory_order_release);
   ++written_slots_;
   if (!fits_slot) {
@@ -149,7 +157,8 @@ bool ShmStream::next_piece() {
   const Slot& slot = in_.ring.slots[read_slots_ % Ring::kSlots];
   const std::uint64_t word = slot.turn_and_bytes.load(std::memory_order_acquire);
   if (word >> 32 != Ring::turn(read_slots_)) return false;
-  const std::size_t bytes = word & 0xffffffff;
+  const std::size_t bytes = word & (Slot::kFromBeginning - 1);
+  if (slot.read_slots == static_cast<std::uint32_t>(written_slots_)) all_read();
   if (bytes == 0) throw StreamEnd{"it wrote nonsense into shared memory"};
   if (!probed_) probe();  // the peer is there
   piece_left_ = bytes;
@@ -157,12 +166,21 @@ bool ShmStream::next_piece() {
     piece_ = slot.data;
     return true;
   }
+  if (word & Slot::kFromBeginning) read_bytes_ = Ring::beginning(read_bytes_);
   const std::size_t at = read_bytes_ % Ring::kBytes;
   if (bytes > Ring::kPieceBytes || bytes > Ring::kBytes - at)
     throw StreamEnd{"it wrote nonsense into shared memory"};
   piece_ = in_.ring.data + at;
+  fetch(piece_, bytes);
   read_bytes_ += Ring::aligned(bytes);
   return true;
+}
+
+// The peer has read everything that was written to it.
+void ShmStream::all_read() {
+  written_bytes_ = Ring::beginning(written_bytes_);
+  consumed_slots_seen_ = written_slots_;
+  consumed_bytes_seen_ = written_bytes_;
 }
 
 // The writer is told now and then only: each time costs both a cache line on its way.

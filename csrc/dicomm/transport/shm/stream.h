@@ -24,9 +24,9 @@ class ShmStream final : public Stream {
 
   std::size_t write(const iovec* parts, int count) override;
   std::size_t read(void* data, std::size_t bytes) override;
-  std::size_t eager_bytes() const override {
-    return out_.finding.load(std::memory_order_relaxed) == Lane::readable ? shm::kEagerBytes
-                                                                          : shm::kEagerByRingBytes;
+  std::size_t eager_bytes(bool crowded) const override {
+    const bool readable = out_.finding.load(std::memory_order_relaxed) == Lane::readable;
+    return readable && !crowded ? shm::kEagerBytes : shm::kEagerByRingBytes;
   }
 
   bool can_pull(const Pull& pull) override;
@@ -55,6 +55,7 @@ class ShmStream final : public Stream {
   std::size_t write_piece(Gather& source, std::size_t wanted);
   bool piece_waits() const;
   bool next_piece();
+  void all_read();
   void piece_read();
   void publish_consumed();
   void ring_bell(std::atomic<std::uint32_t>& asleep);
