@@ -18,7 +18,7 @@ import pytest
 
 import dicomm
 
-MAGIC = b"dicommhs"
+MAGIC, VERSION = b"dicommhs", 3
 CARD = bytes(528)  # of a transport that has nothing to tell
 WELCOME = (1).to_bytes(4, "little")
 EAGER, OFFER = 1, 2
@@ -28,7 +28,7 @@ F_ADD_SEALS, SHRINK, GROW, SEAL = 1033, 2, 4, 1
 def hello(rank: int, to_rank: int) -> bytes:
     name = hashlib.sha256(b"default").digest()
     return struct.pack(
-        "<8s6i32s32s64s64s", MAGIC, 2, rank, to_rank, 2, 7, 0, name, b"n", b"hostile", b"here"
+        "<8s6i32s32s64s64s", MAGIC, VERSION, rank, to_rank, 2, 7, 0, name, b"n", b"hostile", b"here"
     )
 
 

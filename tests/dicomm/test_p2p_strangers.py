@@ -20,8 +20,8 @@ import pytest
 
 import dicomm
 
-MAGIC = b"dicommhs"
-HELLO = (MAGIC + (2).to_bytes(4, "little")).ljust(224, b"\0")  # well-formed, of nobody
+MAGIC, VERSION = b"dicommhs", 3
+HELLO = (MAGIC + VERSION.to_bytes(4, "little")).ljust(224, b"\0")  # well-formed, of nobody
 CARD = bytes(528)  # of a transport that has nothing to tell
 UNPROVEN = (7).to_bytes(4, "little") + CARD + bytes(32)  # a verdict that proves nothing, either
 
@@ -97,7 +97,9 @@ def test_a_well_formed_hello_without_the_secret_gets_a_nonce_and_a_refusal(tmp_p
 def test_the_proof_is_hmac_sha256_of_both_hellos(tmp_path, wrong_bit):
     communicators = pair(tmp_path, "tcp")
     name = hashlib.sha256(b"default").digest()
-    mine = struct.pack("<8s6i32s32s64s64s", MAGIC, 2, 1, 0, 2, 0, 0, name, b"n", b"me", b"here")
+    mine = struct.pack(
+        "<8s6i32s32s64s64s", MAGIC, VERSION, 1, 0, 2, 0, 0, name, b"n", b"me", b"here"
+    )
 
     def proof(role: bytes, theirs: bytes, extra: bytes = b"") -> bytes:
         return hmac.digest(jobs.SECRET.encode(), role + mine + theirs + extra, "sha256")

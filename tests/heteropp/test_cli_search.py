@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,7 +87,8 @@ def test_what_does_not_fit_is_refused_and_written_only_when_forced(tmp_path: Pat
     arguments += ["-o", tmp_path / "plan.json"]
     refused = command("search", *arguments)
     assert refused.returncode == 2
-    assert len(refused.stderr.strip().splitlines()) == 1
+    said = [x for x in refused.stderr.splitlines() if not re.match(r"(search|look)ing", x)]
+    assert len(said) == 1, refused.stderr
     for text in ("stage ", "needs ", "-mini)", "which has 32.0 MiB"):
         assert text in refused.stderr
     assert not (tmp_path / "plan.json").exists()

@@ -109,13 +109,14 @@ class Update:
         table = row.new_empty(dist.get_world_size() * len(row))
         all_gather(table, row)
         exchanged = mark()
-        table = table.view(-1, len(row))
+        # On the host, because chips of unlike vendors would round these sums unlike.
+        table = table.view(-1, len(row)).cpu()
         total = torch.linalg.vector_norm(torch.linalg.vector_norm(table[:, :-1], dim=0))
         mean_loss, norm = torch.stack((table[:, -1].sum(), total)).tolist()
         scale = self.loss_scale
         skipped = self._overflowed(mean_loss, norm) or not accepts(mean_loss, norm)
         if not skipped:
-            self._apply(learning_rate, total)
+            self._apply(learning_rate, total.to(row.device))
         for flat in self.flats:
             flat.end()
         return UpdateResult(mean_loss, norm, skipped, scale, (summed, measured, exchanged))
