@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "ops/formula.h"
@@ -87,6 +88,36 @@ ditorch_status euclidean_norm(const ditorch_context& context, const at::Tensor& 
   return pointwise::compute(context, {x, DITORCH_SQRT}, {sums}, out);
 }
 
+constexpr int64_t kFewestSquares = 4096;
+constexpr int64_t kMostParts = 64;
+
+// The norm of a whole tensor, in parts: its squares take little memory, however large it is.
+ditorch_status whole_norm(const ditorch_context& context, const at::Tensor& input,
+                          const at::Tensor& out) {
+  if (!are_plain({input, out}) || !input.is_contiguous()) {
+    return euclidean_norm(context, input, c10::IValue(), out);
+  }
+  const auto flat = input.view({-1});
+  const auto elements = flat.numel();
+  const auto of_part = std::max(kFewestSquares, (elements + kMostParts - 1) / kMostParts);
+  const auto parts = (elements + of_part - 1) / of_part;
+  const auto options = input.options().dtype(sum_dtype(input));
+  const auto squares = at::empty({std::min(of_part, elements)}, options);
+  const auto sums = at::empty({parts}, options), total = at::empty({}, options);
+  const Step x = argument(0);
+  for (int64_t part = 0; part < parts; ++part) {
+    const auto first = part * of_part, count = std::min(of_part, elements - first);
+    const auto here = squares.narrow(0, 0, count);
+    auto status =
+        pointwise::compute(context, {x, x, DITORCH_MULTIPLY}, {flat.narrow(0, first, count)}, here);
+    if (status == DITORCH_OK) status = sum_all(context, here, sums.narrow(0, part, 1));
+    if (status != DITORCH_OK) return status;
+  }
+  const auto status = sum_all(context, sums, total);
+  if (status != DITORCH_OK) return status;
+  return pointwise::compute(context, {x, DITORCH_SQRT}, {total}, out);
+}
+
 bool is_euclidean(const c10::IValue& order) {
   return order.isScalar() && !order.toScalar().isComplex() && order.toScalar().toDouble() == 2;
 }
@@ -97,6 +128,7 @@ ditorch_status vector_norm_out(const ditorch_context& context, Arguments argumen
   const auto& out = arguments[5].toTensor();
   if (!is_euclidean(arguments[1])) return DITORCH_NOT_IMPLEMENTED;
   results = {out};
+  if (out.numel() == 1) return whole_norm(context, arguments[0].toTensor(), out);
   return euclidean_norm(context, arguments[0].toTensor(), arguments[2], out);
 }
 
@@ -106,7 +138,7 @@ ditorch_status foreach_norm(const ditorch_context& context, Arguments arguments,
   c10::List<at::Tensor> norms;
   for (const at::Tensor& tensor : arguments[0].toTensorList()) {
     const auto norm = at::empty({}, tensor.options());
-    const auto status = euclidean_norm(context, tensor, c10::IValue(), norm);
+    const auto status = whole_norm(context, tensor, norm);
     if (status != DITORCH_OK) return status;
     norms.push_back(norm);
   }
