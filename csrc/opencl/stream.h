@@ -83,9 +83,7 @@ class Submission {
   // Launches a kernel whose items are independent of each other: at least so many of them.
   template <class... Arguments>
   void launch_items(cl_kernel kernel, Sizes items, Arguments... arguments) {
-    const size_t together = device().is_cpu ? 1 : 64;
-    launch(kernel, {(items[0] + together - 1) / together, items[1], items[2]}, together,
-           arguments...);
+    launch_items_over(kernel, items, {}, arguments...);
   }
 
   // The same where the first arguments are so many pointers as only a call tells.

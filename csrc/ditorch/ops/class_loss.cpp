@@ -9,6 +9,7 @@
 #include "ops/optional_tensor.h"
 #include "ops/pointwise.h"
 #include "ops/reductions.h"
+#include "ops/tensors.h"
 
 namespace ditorch::class_loss {
 namespace {
@@ -48,8 +49,7 @@ ditorch_status forward(const ditorch_context& context, Arguments arguments, Resu
   const auto reduction = arguments[3].toInt(), ignored = arguments[4].toInt();
   const auto &output = arguments[5].toTensor(), &total_weight = arguments[6].toTensor();
   if (!is_taken(chances, target, arguments[2], reduction)) return DITORCH_NOT_IMPLEMENTED;
-  const auto wide =
-      chances.options().dtype(chances.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat);
+  const auto wide = chances.options().dtype(wide_dtype(chances));
   const auto rows = target.size(0);
   const auto picked = at::empty({rows, 1}, chances.options());
   const auto losses = at::empty({rows, 1}, wide), counted = at::empty({rows}, wide);

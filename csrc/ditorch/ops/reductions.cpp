@@ -64,18 +64,13 @@ ditorch_status reduce_out(const ditorch_context& context, Arguments arguments, R
 
 // --- norms ------------------------------------------------------------------------------------
 
-// The dtype in which squares are summed.
-c10::ScalarType sum_dtype(const at::Tensor& input) {
-  return input.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
-}
-
 // out = sqrt(sum(input^2)) over dimensions that lie side by side.
 ditorch_status euclidean_norm(const ditorch_context& context, const at::Tensor& input,
                               const c10::IValue& dims, const at::Tensor& out) {
   if (!are_plain({input, out})) return DITORCH_NOT_IMPLEMENTED;
   const auto shape = adjacent(input, dims);
   if (!shape || out.numel() != shape->outer * shape->inner) return DITORCH_NOT_IMPLEMENTED;
-  const auto options = input.options().dtype(sum_dtype(input));
+  const auto options = input.options().dtype(wide_dtype(input));
   const auto squares = at::empty(input.sizes(), options);
   const auto sums = at::empty(out.sizes(), options);
   const Step x = argument(0);
@@ -101,7 +96,7 @@ ditorch_status whole_norm(const ditorch_context& context, const at::Tensor& inpu
   const auto elements = flat.numel();
   const auto of_part = std::max(kFewestSquares, (elements + kMostParts - 1) / kMostParts);
   const auto parts = (elements + of_part - 1) / of_part;
-  const auto options = input.options().dtype(sum_dtype(input));
+  const auto options = input.options().dtype(wide_dtype(input));
   const auto squares = at::empty({std::min(of_part, elements)}, options);
   const auto sums = at::empty({parts}, options), total = at::empty({}, options);
   const Step x = argument(0);

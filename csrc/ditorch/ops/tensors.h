@@ -38,4 +38,9 @@ inline bool are_contiguous(
   });
 }
 
+// The dtype in which sums and statistics of a tensor are kept: float32 or wider.
+inline c10::ScalarType wide_dtype(const at::Tensor& tensor) {
+  return tensor.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
+}
+
 }  // namespace ditorch

@@ -196,15 +196,10 @@ ditorch_status layer_norm_backward(const ditorch_context& context, Arguments arg
   return status;
 }
 
-// The dtype in which statistics of a low-precision input are kept.
-c10::ScalarType statistics_dtype(const at::Tensor& input) {
-  return input.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
-}
-
 // torch's default epsilon: that of the dtype the host computes in.
 double default_epsilon(const at::Tensor& input) {
-  return statistics_dtype(input) == c10::kDouble ? std::numeric_limits<double>::epsilon()
-                                                 : std::numeric_limits<float>::epsilon();
+  return wide_dtype(input) == c10::kDouble ? std::numeric_limits<double>::epsilon()
+                                           : std::numeric_limits<float>::epsilon();
 }
 
 // _fused_rms_norm(input, normalized_shape, weight, eps) -> out, rstd
@@ -222,7 +217,7 @@ ditorch_status rms_norm(const ditorch_context& context, Arguments arguments, Res
   const Rows rows(input, shape.size());
   const double eps = arguments[3].isNone() ? default_epsilon(input) : arguments[3].toDouble();
   auto out = at::empty(input.sizes(), input.options());
-  auto rstd = at::empty(rows.statistics, input.options().dtype(statistics_dtype(input)));
+  auto rstd = at::empty(rows.statistics, input.options().dtype(wide_dtype(input)));
   auto status =
       kernel(&context, handle(out), handle(rstd), handle(input), handle(weight), rows.length, eps);
   results = {out, rstd};
