@@ -305,6 +305,7 @@ def no_descriptors_left():
 def acceptor_without_descriptors(rank, folder, transport):
     with jobs.connect(folder, 0, 2, transport=transport) as communicator:
         with no_descriptors_left(), contextlib.suppress(dicomm.TimeoutError):
+            Path(folder, "taken").mkdir()
             before_s = time.process_time()
             communicator.recv(bytearray(5), dicomm.ANY_SOURCE, tag=9, timeout_s=2)
         computed_s = time.process_time() - before_s
@@ -318,8 +319,7 @@ def test_an_acceptor_without_descriptors_is_named_and_does_not_spin(tmp_path, tr
         jobs.Job(1, acceptor_without_descriptors, tmp_path, transport) as job,
         jobs.connect(tmp_path, 1, 2, transport=transport) as caller,
     ):
-        contact(tmp_path, 0)  # it listens
-        time.sleep(0.3)  # and has taken all descriptors
+        jobs.wait_for_file(tmp_path / "taken")
         request = caller.isend(b"hello", 0)
         with pytest.raises(dicomm.TimeoutError) as raised:
             request.wait(timeout_s=1)

@@ -79,13 +79,19 @@ def running(launch: Launch) -> Training:
     return launch()
 
 
-def wait_for_steps(training: Training, steps: int, within_s: float = 60) -> None:
-    deadline = time.monotonic() + within_s
-    metrics = training.output / "metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count("\n") < steps:
-        assert time.monotonic() < deadline, f"the run did not come to step {steps}"
+def wait_until(training: Training, happened: Callable[[], object], within_s: float = 60) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not happened():
+        assert time.monotonic() < deadline_s, training.process.errors()
         assert training.process.poll() is None, training.process.communicate()
         time.sleep(0.05)
+
+
+def wait_for_steps(training: Training, steps: int, within_s: float = 60) -> None:
+    metrics = training.output / "metrics.jsonl"
+    wait_until(
+        training, lambda: metrics.exists() and metrics.read_text().count("\n") >= steps, within_s
+    )
 
 
 def assert_all_name(victim: int, lines: list[str]) -> None:
@@ -244,16 +250,14 @@ def test_a_long_start_says_that_it_goes_on(tmp_path: Path) -> None:
     training = Training(
         tmp_path, make_plan(tiny_model(), (4,), (2,), (1,), (False,)), "--steps", "2"
     )
-    deadline_s = time.monotonic() + 60
-    while not (found := [p for p, name in session(training.process.pid).items() if name == RANK_1]):
-        assert time.monotonic() < deadline_s and training.process.poll() is None
-        time.sleep(0.01)
-    os.kill(found[0], signal.SIGSTOP)
-    time.sleep(15)
-    os.kill(found[0], signal.SIGCONT)
+    wait_until(training, lambda: RANK_1 in session(training.process.pid).values())
+    paused = rank_process(training, 1)
+    os.kill(paused, signal.SIGSTOP)
+    told = re.compile(r"^starting 2 ranks: \d+ s$", re.MULTILINE)
+    wait_until(training, lambda: told.search(training.process.errors()))
+    os.kill(paused, signal.SIGCONT)
     code, stdout, stderr = training.wait(60)
     assert code == 0, stderr
-    assert re.search(r"^starting 2 ranks: 1\d s$", stderr, re.MULTILINE), stderr
     assert "starting 2 ranks" not in stdout
 
 

@@ -73,6 +73,10 @@ class Forked:
             file.seek(0)
         return self._out.read(), self._err.read()
 
+    def errors(self) -> str:
+        """What it printed to stderr so far."""
+        return os.pread(self._err.fileno(), MOST_BYTES, 0).decode()
+
     def lines(self) -> Iterator[str]:
         """What it prints, line by line, until it ends."""
         begin, text, running = 0, b"", True
