@@ -80,7 +80,7 @@ def show(
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def run(
     script: Annotated[Path, typer.Argument(help="A Python file.", dir_okay=False)],
-    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     cuda_compat: Annotated[
         bool, typer.Option(help='"cuda" and torch.cuda mean the device, whatever it is.')
     ] = False,

@@ -48,9 +48,18 @@ def problems(error: ValidationError, given: Any = None, table: str = "") -> str:
 
 
 def listed(found: Sequence[str]) -> str:
-    """Returns the first of several problems in one sentence, and how many more there are."""
+    """Returns the first of several problems in one sentence, and how many more there are.
+
+    A long expectation that several share, such as the names of all chips, is said only once.
+    """
+    named, said = [], set()
+    for problem in found[:MOST_PROBLEMS]:
+        place, _, expected = problem.partition(": expected ")
+        repeats = len(expected) > MOST_CHARACTERS and expected in said
+        named.append(f"{place}: expected the same" if repeats else problem)
+        said.add(expected)
     more = [f"and {len(found) - MOST_PROBLEMS} more"] if len(found) > MOST_PROBLEMS else []
-    return "; ".join([*found[:MOST_PROBLEMS], *more])
+    return "; ".join([*named, *more])
 
 
 def _inside(given: Any, location: Location, problem: str) -> Location:

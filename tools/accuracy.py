@@ -88,8 +88,12 @@ app = CommandLine()
 def main(
     clusters: Annotated[int, typer.Option(min=1, help="How many to make up.")] = 6,
     plans: Annotated[int, typer.Option(min=1, help="How many on each.")] = 4,
-    steps: Annotated[int, typer.Option(min=2, help="Of each training; the first is not used.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Of the clusters and the choice of plans.")] = 0,
+    steps: Annotated[
+        int, typer.Option(min=2, help="Steps of each training; the first is not used.")
+    ] = 4,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the clusters and of the choice of plans.")
+    ] = 0,
     model: Annotated[
         str | None,
         typer.Option(help="A model as heteropp-search takes it; a small Llama if absent."),
@@ -102,7 +106,10 @@ def main(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     real: Annotated[
-        bool, typer.Option("--real", help="Of published runs on real chips instead; trains none.")
+        bool,
+        typer.Option(
+            "--real", help="Compare with published runs on real chips instead, and train nothing."
+        ),
     ] = False,
 ) -> None:
     if real:

@@ -149,15 +149,19 @@ def boundary_rows(backend: str, action_s: float, steps: int) -> tuple[list[Row],
     epilog="Examples:  tools/bubble-bench  |  tools/bubble-bench --action-ms 100 --json",
 )
 def main(
-    steps: Annotated[int, typer.Option(min=1, help="Of each; medians count.")] = 3,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps of each configuration; medians count.")
+    ] = 3,
     action_ms: Annotated[
         float, typer.Option(min=0.1, help="How long F of a stage takes, and I, and W.")
     ] = 50.0,
     transport: Annotated[
         list[str] | None,
-        typer.Option(help="Of the large boundary: gloo or dicomm, repeatable; both if absent."),
+        typer.Option(
+            help="Backend for the large boundary: gloo or dicomm, repeatable; both if absent."
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
     report("bubble-bench", __doc__, parts(action_ms * 1e-3, steps, transport), json)
 

@@ -139,8 +139,8 @@ def _count(verdicts: Sequence[Verdict], outcome: str) -> int:
     epilog="Examples:  tools/chaos --runs 50 --seed 0  |  tools/chaos --seed 17 --runs 1 --load 3",
 )
 def main(
-    runs: Annotated[int, typer.Option(min=1, help="One a seed.")] = 50,
-    seed: Annotated[int, typer.Option(min=0, help="The first run's.")] = 0,
+    runs: Annotated[int, typer.Option(min=1, help="How many runs; each has the next seed.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first run.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     busy: Annotated[
         int, typer.Option("--load", min=0, help="Processes that compute beside the runs.")
@@ -148,8 +148,10 @@ def main(
     deadline: Annotated[
         float, typer.Option(min=5, help="Seconds that a rank waits for another.")
     ] = DEADLINE_S,
-    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="The files of runs that went well.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the files of runs that went well, too.")
+    ] = False,
 ) -> None:
     root = Path(tempfile.mkdtemp(prefix="chaos-"))
     text, curves = prepare(root)

@@ -52,15 +52,17 @@ REST: dict[Part, Callable[[], tuple[list[Row], Quiet]]] = {
     epilog="Examples:  tools/elastic-bench  |  tools/elastic-bench --only recovery --model 6.7B",
 )
 def main(
-    only: Annotated[list[Part] | None, typer.Option(help="Repeatable; all if absent.")] = None,
+    only: Annotated[
+        list[Part] | None, typer.Option(help="Parts to run, repeatable; all if absent.")
+    ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help=f"Of GPT-3: {', '.join(GPT3)}, repeatable; all if absent."),
+        typer.Option(help=f"Sizes of GPT-3: {', '.join(GPT3)}, repeatable; all if absent."),
     ] = None,
     remote_s: Annotated[
         float, typer.Option(min=0.5, help="How long the remote store takes for the whole state.")
     ] = 10.0,
-    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
     models, wanted, notes = model or list(GPT3), only or list(Part), [__doc__ or ""]
     if Part.recovery in wanted:

@@ -188,12 +188,12 @@ def main(
     ] = None,
     stages: Annotated[
         list[int] | None,
-        typer.Option(min=2, help="How many, repeatable; 2, then 4 if absent."),
+        typer.Option(min=2, help="Numbers of stages, repeatable; 2, then 4 if absent."),
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="A model file; 8 layers of 256 if absent.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
     report("pipelining-bench", __doc__, parts(rounds, transport, stages, model), json)
 

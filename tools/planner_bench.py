@@ -59,7 +59,7 @@ def main(
     clusters: Annotated[
         int, typer.Option(min=0, help="Random clusters for the default planner.")
     ] = 4,
-    seed: Annotated[int, typer.Option(help="Of the first random cluster.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the first random cluster.")] = 0,
     longer_s: Annotated[
         float, typer.Option(min=1, help="How long another search of each may take.")
     ] = 20.0,
@@ -69,7 +69,7 @@ def main(
     published: Annotated[
         bool, typer.Option(help="The searches that times were published of.")
     ] = True,
-    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
     parts: dict[str, Callable[[], list[Row]]] = {
         "H2": lambda: h2(rounds),

@@ -47,7 +47,7 @@ class Compared:
 @app.command()
 def main(
     instances: Annotated[int, typer.Option(min=1, help="How many that have any plan.")] = 500,
-    seed: Annotated[int, typer.Option(help="Of the random instances.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random instances.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     traces.trace_stage = invented_trace

@@ -1,4 +1,4 @@
-// Elements of a table that an index names: gathered, or added to.
+// Elements of a table that an index names: gathered, added to, or replaced.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -120,6 +120,20 @@ void gather_rows(const ditorch_indexed& call, const Dimensions& row,
   }
 }
 
+// Of rows that name one row of the table the last stays.
+template <class S>
+void scatter_rows(const ditorch_indexed& call, const Dimensions& row,
+                  const std::vector<Start>& starts) {
+  const S* const dense = static_cast<const S*>(call.dense.data);
+  S* const table = static_cast<S*>(call.table.data);
+  for (const Start& start : starts) {
+    if (start.table == kSkipped) continue;
+    row.walk([&](int64_t in_dense, int64_t in_table, int64_t) {
+      table[start.table + in_table] = dense[start.dense + in_dense];
+    });
+  }
+}
+
 // Rows that name one row of the table are summed in the chip's order, then added to it.
 template <class T, class S>
 void add_rows(const ditorch_indexed& call, const Dimensions& row, std::vector<Start> starts,
@@ -165,6 +179,16 @@ ditorch_status gather(const ditorch_context*, const ditorch_indexed* call) {
   if (!starts) return DITORCH_NOT_IMPLEMENTED;
   visit_any_storage(call->dense.dtype,
                     [&]<class S>(S*) { gather_rows<S>(*call, indexed.row(), *starts); });
+  return DITORCH_OK;
+}
+
+ditorch_status scatter(const ditorch_context*, const ditorch_indexed* call) {
+  if (!is_taken(*call)) return DITORCH_NOT_IMPLEMENTED;
+  const Indexed indexed(*call);
+  const auto starts = indexed.starts();
+  if (!starts) return DITORCH_NOT_IMPLEMENTED;
+  visit_any_storage(call->dense.dtype,
+                    [&]<class S>(S*) { scatter_rows<S>(*call, indexed.row(), *starts); });
   return DITORCH_OK;
 }
 

@@ -36,6 +36,9 @@ constexpr ditorch_operators kOperators = {
     .map_list = map_list,
     .gather = gather,
     .scatter_add = scatter_add,
+    .scatter = scatter,
+    .sort = sort,
+    .scan = scan,
 };
 
 }  // namespace

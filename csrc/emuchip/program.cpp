@@ -93,6 +93,13 @@ INLINE void floating_unary(int32_t opcode, T* out, const T* x, int64_t count) {
   }
 }
 
+// The one quotient that has no room, of the lowest integer and -1, is that integer again.
+INLINE int64_t floor_divided(int64_t a, int64_t b) {
+  if (b == -1) return static_cast<int64_t>(0 - static_cast<uint64_t>(a));
+  const int64_t quotient = a / b;
+  return quotient - (a % b != 0 && (a < 0) != (b < 0));
+}
+
 template <class T>
 INLINE void binary_loop(int32_t opcode, T* out, const T* x, const T* y, int64_t count) {
   switch (opcode) {
@@ -122,6 +129,8 @@ INLINE void binary_loop(int32_t opcode, T* out, const T* x, const T* y, int64_t 
   if constexpr (std::is_floating_point_v<T>) {
     if (opcode == DITORCH_DIVIDE) pairs(out, x, y, count, [](T a, T b) { return a / b; });
     if (opcode == DITORCH_POWER) pairs(out, x, y, count, [](T a, T b) { return std::pow(a, b); });
+  } else if (opcode == DITORCH_FLOOR_DIVIDE) {
+    pairs(out, x, y, count, [](T a, T b) { return floor_divided(a, b); });
   }
 }
 
@@ -186,6 +195,7 @@ int32_t values_taken(int32_t opcode, bool in_integers) {
   const bool floating_only = (opcode >= DITORCH_SQRT && opcode <= DITORCH_TRUNCATE) ||
                              opcode == DITORCH_DIVIDE || opcode == DITORCH_POWER;
   if (floating_only && in_integers) return -1;
+  if (opcode == DITORCH_FLOOR_DIVIDE) return in_integers ? 2 : -1;
   if (opcode >= DITORCH_NEGATE && opcode <= DITORCH_NOT) return 1;
   if (opcode >= DITORCH_ADD && opcode <= DITORCH_OR) return 2;
   return opcode == DITORCH_SELECT ? 3 : -1;
@@ -305,7 +315,7 @@ void Program<T>::block(const Run* operands, int64_t first, int64_t count) const 
       ++depth;
       continue;
     }
-    depth -= values_taken(opcode, false) - 1;
+    depth -= values_taken(opcode, std::is_integral_v<T>) - 1;
     const T** top = stack + depth - 1;
     // The last step writes straight to where the result is kept.
     const bool last = step + 2 == count_;

@@ -82,6 +82,9 @@ std::optional<Step> step_of(int32_t opcode, bool in_integers) {
       return Step{2, "$0 != 0 || $1 != 0"};
     case DITORCH_SELECT:
       return Step{3, "$0 != 0 ? $1 : $2"};
+    case DITORCH_FLOOR_DIVIDE:  // the lowest integer divided by -1 would trap
+      if (!in_integers) return std::nullopt;
+      return Step{2, "$1 == -1 ? -$0 : $0 / $1 - ($0 % $1 != 0 && ($0 < 0) != ($1 < 0))"};
     default:
       break;
   }

@@ -18,7 +18,7 @@ ditorch_status set_accessors(const ditorch_tensor_accessors* accessors) {
   });
 }
 
-ditorch_operators table() {
+ditorch_operators operator_table() {
   ditorch_operators operators{};
   operators.abi_version = DITORCH_OPERATORS_ABI_VERSION;
   operators.struct_size = sizeof operators;
@@ -44,6 +44,6 @@ ditorch_operators table() {
 
 extern "C" [[gnu::visibility("default")]] const ditorch_operators* ditorch_vendor_operators(
     uint32_t abi_version) {
-  static const ditorch_operators operators = opencl::table();
+  static const ditorch_operators operators = opencl::operator_table();
   return abi_version == DITORCH_OPERATORS_ABI_VERSION ? &operators : nullptr;
 }

@@ -116,7 +116,7 @@ ditorch_status work_span_ns(int32_t index, int64_t* begin_ns, int64_t* end_ns) {
   });
 }
 
-ditorch_runtime table() {
+ditorch_runtime runtime_table() {
   ditorch_runtime runtime{};
   runtime.abi_version = DITORCH_RUNTIME_ABI_VERSION;
   runtime.struct_size = sizeof runtime;
@@ -150,6 +150,6 @@ ditorch_runtime table() {
 
 extern "C" [[gnu::visibility("default")]] const ditorch_runtime* ditorch_vendor_runtime(
     uint32_t abi_version) {
-  static const ditorch_runtime runtime = opencl::table();
+  static const ditorch_runtime runtime = opencl::runtime_table();
   return abi_version == DITORCH_RUNTIME_ABI_VERSION ? &runtime : nullptr;
 }

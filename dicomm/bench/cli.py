@@ -30,16 +30,22 @@ app = CommandLine(no_args_is_help=True)
 Sizes = Annotated[str, typer.Option(help="Message sizes, such as 8,4K,64M.")]
 Transports = Annotated[
     str | None,
-    typer.Option(help="Of shm, tcp, verbs; without it, shm, tcp and, where a device is, verbs."),
+    typer.Option(
+        help="shm, tcp or verbs, or several with commas; all that this machine has if absent."
+    ),
 ]
-Apis = Annotated[str, typer.Option(help="dicomm's: of c++, python, torch.")]
-Peers = Annotated[str, typer.Option(help="Of gloo, mpi, ucx, perftest; or none.")]
+Apis = Annotated[
+    str, typer.Option(help="Which of dicomm's interfaces to measure: c++, python, torch.")
+]
+Peers = Annotated[
+    str, typer.Option(help="Which libraries to measure beside: gloo, mpi, ucx, perftest; or none.")
+]
 Nics = Annotated[
     str | None, typer.Option(help="RDMA device of both ranks, or of each, as in rxe0,rxe1.")
 ]
 Repeats = Annotated[int, typer.Option(help="Interleaved rounds, 1 to 1000.")]
 RoundS = Annotated[float, typer.Option(help="Seconds of a turn, 0.001 to 60.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")]
 Plot = Annotated[Path | None, output_file(help="Draw the result: a .png or .svg file.")]
 
 Chosen = tuple[list[str], list[str], list[str], tuple[str, ...]]  # transports, APIs, peers, NICs
@@ -148,14 +154,16 @@ def rate(
 @speaks_plainly
 def collectives(
     operations: Annotated[
-        str | None, typer.Option(help="Of allreduce, broadcast, ...; without it, all.")
+        str | None, typer.Option(help="Collectives, such as allreduce,broadcast; all if absent.")
     ] = None,
     sizes: Annotated[
-        str, typer.Option(help="Of the vector that the whole group works on.")
+        str, typer.Option(help="Sizes of the vector that the whole group works on.")
     ] = "1K,64K,1M",
     ranks: Annotated[str, typer.Option(help="Numbers of ranks.")] = "2,4",
     transport: Annotated[str, typer.Option(help="shm or tcp.")] = "shm",
-    peers: Annotated[str, typer.Option(help="Of gloo, mpi; or none.")] = "gloo,mpi",
+    peers: Annotated[
+        str, typer.Option(help="Which libraries to measure beside: gloo, mpi; or none.")
+    ] = "gloo,mpi",
     repeats: Repeats = 3,
     round_s: RoundS = 0.05,
     as_json: AsJson = False,

@@ -56,10 +56,16 @@ def calibrate(
     pp: Annotated[int | None, typer.Option(min=1, help="Pipeline stages.")] = None,
     dp: Annotated[int | None, typer.Option(min=1, help="Data-parallel degree.")] = None,
     tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel degree.")] = None,
-    tokens_per_chip_per_s: Annotated[float | None, typer.Option(help="The measurement.")] = None,
-    recompute: Annotated[bool, typer.Option("--recompute", help="Activations came anew.")] = False,
-    offload: Annotated[bool, typer.Option("--offload", help="Stages used host memory.")] = False,
-    zero_stage: Annotated[int, typer.Option(min=0, max=2, help="How ZeRO cut the states.")] = 0,
+    tokens_per_chip_per_s: Annotated[
+        float | None, typer.Option(help="What was measured: tokens a second, per chip.")
+    ] = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="The run recomputed activations.")
+    ] = False,
+    offload: Annotated[
+        bool, typer.Option("--offload", help="The run offloaded to host memory.")
+    ] = False,
+    zero_stage: Annotated[int, typer.Option(min=0, max=2, help="The ZeRO stage of the run.")] = 0,
     trust_remote_code: TrustRemoteCode = False,
     output: Annotated[
         Path | None,

@@ -31,7 +31,7 @@ Examples:
   scontrol show node | heteropp-cluster init --slurm - -o ours.toml
 """
 ADDED = re.compile(r"\s*([0-9]{1,18})\s*x\s*([0-9]{1,18})\s+(\S+)\s*")
-Name = Annotated[str | None, typer.Option(help="The cluster's; that of the file if absent.")]
+Name = Annotated[str | None, typer.Option(help="The cluster's name; the file's name if absent.")]
 
 
 @app.command(epilog=INIT_EXAMPLES)
@@ -42,7 +42,7 @@ def init(
     name: Name = None,
     add: Annotated[
         list[str] | None,
-        typer.Option(help='So many nodes of so many chips, "2x8 a100"; several times.'),
+        typer.Option(help='Nodes to add: "2x8 a100" is two nodes of eight A100s; repeatable.'),
     ] = None,
     hosts: Annotated[
         str | None,

@@ -53,9 +53,10 @@ def profile(
         Path, typer.Option(help="The model file, a Hugging Face folder, or a preset's name.")
     ],
     sequence_length: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST, help="Tokens; as the model says if absent.")
+        int | None,
+        typer.Option(min=1, max=LARGEST, help="Tokens per sequence; the model file's if absent."),
     ] = None,
-    output: Annotated[Path, output_file("--output", "-o", help="What is written.")] = Path(
+    output: Annotated[Path, output_file("--output", "-o", help="The profile to write.")] = Path(
         "profile.json"
     ),
     chip: Annotated[
@@ -68,10 +69,13 @@ def profile(
         ),
     ] = None,
     sequences: Annotated[
-        list[int] | None, typer.Option(min=1, help="Of a micro-batch in each replica; 1 if absent.")
+        list[int] | None,
+        typer.Option(
+            min=1, help="Sequences of a micro-batch in each replica, repeatable; 1 if absent."
+        ),
     ] = None,
     most_layers: Annotated[
-        int, typer.Option(min=1, help="The largest block has no more, nor than the model.")
+        int, typer.Option(min=1, help="The most layers that a measured block has.")
     ] = 8,
     trust_remote_code: TrustRemoteCode = False,
     kernels: Annotated[

@@ -69,7 +69,8 @@ def search(
         int, typer.Option(min=1, max=MOST_SEQUENCES, help="Sequences per optimizer step.")
     ],
     sequence_length: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST, help="Tokens; as the model says if absent.")
+        int | None,
+        typer.Option(min=1, max=LARGEST, help="Tokens per sequence; the model file's if absent."),
     ] = None,
     lora: Annotated[
         str | None,

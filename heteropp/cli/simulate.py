@@ -48,7 +48,7 @@ def simulate(
     noise: Annotated[
         float, typer.Option(min=0, max=2, help="Sigma of a random factor on each piece of work.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of --noise and of --straggler any:FACTOR.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of --noise and of --straggler any:FACTOR.")] = 0,
     straggler: Annotated[
         list[str] | None,
         typer.Option(

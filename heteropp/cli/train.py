@@ -71,7 +71,7 @@ def train(
         ),
     ] = None,
     documents: Annotated[
-        int | None, typer.Option(min=1, help="Those of an optimizer step, with --bucket.")
+        int | None, typer.Option(min=1, help="With --bucket: documents of an optimizer step.")
     ] = None,
     cluster: Annotated[Path | None, typer.Option(help="The cluster file of the plan.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps in all.")] = 60,
@@ -242,14 +242,14 @@ def train(
     ] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="The highest that it gets; 1e-3 if absent.", rich_help_panel=OPTIMIZER),
+        typer.Option(help="The highest learning rate; 1e-3 if absent.", rich_help_panel=OPTIMIZER),
     ] = None,
     learning_rate_schedule: Annotated[
         str | None,
         typer.Option(
             "--learning-rate-schedule",
             "--lr-schedule",
-            help="How it goes on after the warm-up: cosine or linear (to the minimum, all the "
+            help="The learning rate after the warm-up: cosine or linear (to the minimum, all the "
             "way), constant, or wsd (stable, and a linear decay in the end); cosine if absent.",
             rich_help_panel=OPTIMIZER,
         ),
@@ -257,7 +257,7 @@ def train(
     warmup_steps: Annotated[
         int | None,
         typer.Option(
-            help="Until the learning rate is at its highest; 10 if absent.",
+            help="Steps until the learning rate is at its highest; 10 if absent.",
             rich_help_panel=OPTIMIZER,
         ),
     ] = None,
@@ -271,24 +271,30 @@ def train(
     cooldown_steps: Annotated[
         int | None,
         typer.Option(
-            help="The last of --decay-steps, in which wsd decays; a tenth of them if absent.",
+            help="How many of the last --decay-steps wsd decays in; a tenth of them if absent.",
             rich_help_panel=OPTIMIZER,
         ),
     ] = None,
     minimum_ratio: Annotated[
         float | None,
         typer.Option(
-            help="Of --learning-rate, where the decay ends; 0.1 if absent.",
+            help="The part of --learning-rate at which the decay ends; 0.1 if absent.",
             rich_help_panel=OPTIMIZER,
         ),
     ] = None,
     gradient_clip: Annotated[
         float | None,
-        typer.Option(help="Largest global norm; 0: none; 1 if absent.", rich_help_panel=OPTIMIZER),
+        typer.Option(
+            help="The largest global gradient norm; 0: no clipping; 1 if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
     ] = None,
     weight_decay: Annotated[
         float | None,
-        typer.Option(help="Of all but norms and biases; 0.1 if absent.", rich_help_panel=OPTIMIZER),
+        typer.Option(
+            help="Weight decay of all but norms and biases; 0.1 if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
     ] = None,
     group: Annotated[
         list[str] | None,
@@ -325,7 +331,12 @@ def train(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of the weights and the batches.", rich_help_panel=DATA)
+        int,
+        typer.Option(
+            min=0,
+            help="Seed of the initial weights and of the order of the data.",
+            rich_help_panel=DATA,
+        ),
     ] = 0,
     device: Annotated[
         str, typer.Option(help="chip, or cpu to run without chips, over gloo.")

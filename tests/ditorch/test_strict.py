@@ -10,7 +10,7 @@ import torch, ditorch
 from torch import nn
 class Running(nn.Module):
     def forward(self, x):
-        return torch.cumsum(x, 0)
+        return torch.cumprod(x, 0)
 model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Sequential(nn.SiLU(), Running()))
 model = model.to("device")
 x = torch.ones(2, 4, dtype=torch.float32).to("device")
@@ -22,13 +22,13 @@ def test_the_operator_the_dtypes_and_the_module_are_named() -> None:
     done = run_python(code, "b-mini", DITORCH_STRICT="1")
     assert done.returncode == 0, done.stderr
     line = done.stdout.splitlines()[0]
-    for part in ("DITORCH_STRICT=1", "aten::cumsum", "(Float)", "Sequential.1.1", "emuchip"):
+    for part in ("DITORCH_STRICT=1", "aten::cumprod", "(Float)", "Sequential.1.1", "emuchip"):
         assert part in line, line
 
 
 def test_outside_of_modules_it_says_so_and_the_next_operator_runs() -> None:
     code = MODEL + (
-        "try:\n    x.double().cumsum(0)\nexcept NotImplementedError as error:\n    print(error)\n"
+        "try:\n    x.double().cumprod(0)\nexcept NotImplementedError as error:\n    print(error)\n"
         "print((x @ x.t() + 1).sum().item())\n"
     )
     done = run_python(code, "b-mini", DITORCH_STRICT="1")
@@ -56,7 +56,10 @@ sizes = dict(
     hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, vocab_size=256, max_position_embeddings=64, head_dim=16,
 )
+experts = dict(num_experts_per_tok=2, num_experts=4, num_local_experts=4, moe_intermediate_size=32)
 family, attention = sys.argv[1:]
+if family in ("Mixtral", "Qwen3Moe"):
+    sizes |= experts
 torch.manual_seed(0)
 config = getattr(transformers, f"{family}Config")(**sizes, attn_implementation=attention)
 model = getattr(transformers, f"{family}ForCausalLM")(config).to("device").train()
@@ -78,7 +81,12 @@ print(losses, ditorch.fallback_counts())
 
 @pytest.mark.parametrize(
     ("family", "attention"),
-    [("Llama", "eager"), pytest.param("Qwen3", "sdpa", marks=pytest.mark.long)],
+    [
+        ("Llama", "eager"),
+        ("Mixtral", "sdpa"),
+        pytest.param("Qwen3", "sdpa", marks=pytest.mark.long),
+        pytest.param("Qwen3Moe", "eager", marks=pytest.mark.long),
+    ],
 )
 def test_the_host_computes_nothing_of_a_training_step(family: str, attention: str) -> None:
     def losses(chip: str | None, **extra: str) -> list[float]:

@@ -263,7 +263,7 @@ def test_all_that_is_wrong_with_the_nodes_is_one_sentence(folder: Path, capsys) 
     sentence = search_with(folder, capsys)
     for wrong in (
         "nodes[0].chip: chip 'e-mini'",
-        "nodes[1].chip: chip 'f-mini'",
+        "nodes[1].chip: chip 'f-mini': expected the same",
         "nodes[2].chips is 99",
     ):
         assert wrong in sentence

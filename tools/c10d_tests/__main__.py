@@ -212,7 +212,7 @@ def main(
     device: Annotated[
         str, typer.Option(help='Where tensors are: on the "cpu", or on "device", a chip.')
     ] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
     """Runs PyTorch's own c10d tests on the backend "dicomm" and counts them."""
     part, parts = parse_slice(slice_)

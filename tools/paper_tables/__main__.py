@@ -24,7 +24,7 @@ app = CommandLine()
 @app.command(help=__doc__)
 def main(
     papers: Annotated[list[str] | None, typer.Argument(help=", ".join(PAPERS))] = None,
-    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
     chosen = papers or list(PAPERS)
     unknown = [paper for paper in chosen if paper not in PAPERS]

@@ -88,8 +88,9 @@ typedef enum ditorch_opcode {
   DITORCH_LESS = 55,
   DITORCH_LESS_EQUAL = 56,
   DITORCH_EQUAL = 57,
-  DITORCH_AND = 58, /* 1 if neither is 0 */
-  DITORCH_OR = 59,  /* 1 if one is not 0 */
+  DITORCH_AND = 58,          /* 1 if neither is 0 */
+  DITORCH_OR = 59,           /* 1 if one is not 0 */
+  DITORCH_FLOOR_DIVIDE = 60, /* a / b rounded down; only in integers, and b is not 0 */
   /* ternary: a condition, a value and the top */
   DITORCH_SELECT = 80 /* the value if the condition is not 0, else the top */
 } ditorch_opcode;
@@ -172,6 +173,38 @@ typedef struct ditorch_indexed {
   int64_t skipped; /* INT64_MIN where none is */
 } ditorch_indexed;
 
+/* --- order and running sums --------------------------------------------------------------------
+ */
+
+/* Rows put in order. Each of the `rows` rows of `input` has `length` elements side by side; the
+ * first `kept` of them in order go to `values`, and where in the row they were to `places`, whose
+ * rows have `kept` elements. Equal elements stay in the order in which they come, and NaN is larger
+ * than every number. Nothing is empty or overlaps. */
+typedef struct ditorch_sort {
+  size_t struct_size;
+  ditorch_dtype dtype; /* of input and values */
+  int32_t descending;
+  int64_t rows;
+  int64_t length;
+  int64_t kept; /* from 1 to length */
+  const void* input;
+  void* values;
+  int64_t* places;
+} ditorch_sort;
+
+/* Sums of all elements up to each: out[o, i, n] = input[o, 0, n] + ... + input[o, i, n], both
+ * contiguous and of one dtype. Integers are summed modulo the width. Nothing is empty, and out may
+ * be the input itself. */
+typedef struct ditorch_scan {
+  size_t struct_size;
+  ditorch_dtype dtype;
+  int64_t outer;
+  int64_t length;
+  int64_t inner;
+  const void* input;
+  void* out;
+} ditorch_scan;
+
 typedef struct ditorch_operators {
   uint32_t abi_version; /* DITORCH_OPERATORS_ABI_VERSION */
   size_t struct_size;   /* sizeof(ditorch_operators) as the vendor compiled it */
@@ -242,6 +275,14 @@ typedef struct ditorch_operators {
   /* table += dense: their gradients. Several places may name one element, whose sum is rounded
    * once. Floating dtypes. */
   ditorch_status (*scatter_add)(const ditorch_context* context, const ditorch_indexed* call);
+  /* table = dense, where the index names it; of several places that name one element, any one.
+   * Any dtype. */
+  ditorch_status (*scatter)(const ditorch_context* context, const ditorch_indexed* call);
+
+  /* sort and topk. Any dtype. */
+  ditorch_status (*sort)(const ditorch_context* context, const ditorch_sort* call);
+  /* cumsum. Any dtype but BOOL. */
+  ditorch_status (*scan)(const ditorch_context* context, const ditorch_scan* call);
 } ditorch_operators;
 
 /* The library's table, which lives as long as the process, or NULL if it does not speak

@@ -1,11 +1,15 @@
 #include "ops/indexed.h"
 
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/DimVector.h>
 #include <ATen/ops/empty.h>
 
+#include <optional>
 #include <utility>
 
 #include "ops/charge.h"
 #include "ops/map.h"
+#include "ops/optional_tensor.h"
 #include "ops/pointwise.h"
 
 namespace ditorch::indexed {
@@ -87,9 +91,12 @@ ditorch_status gather_out(const ditorch_context& context, Arguments arguments, R
   return gather(context, out, arguments[2].toTensor(), self, positive(arguments[1].toInt(), self));
 }
 
-// scatter_add.out(self, dim, index, src, out)
-ditorch_status scatter_add_out(const ditorch_context& context, Arguments arguments,
-                               Results& results) {
+using Write = ditorch_status (*)(const ditorch_context&, const at::Tensor&, const at::Tensor&,
+                                 const at::Tensor&, int64_t, int64_t);
+
+// scatter_add.out(self, dim, index, src, out), scatter.src_out alike
+template <Write write>
+ditorch_status scatter_out(const ditorch_context& context, Arguments arguments, Results& results) {
   const auto& self = arguments[0].toTensor();
   const auto& index = arguments[2].toTensor();
   auto source = arguments[3].toTensor();
@@ -106,7 +113,101 @@ ditorch_status scatter_add_out(const ditorch_context& context, Arguments argumen
     const auto status = map_copy(context, out, self);
     if (status != DITORCH_OK) return status;
   }
-  return scatter_add(context, source, index, out, positive(arguments[1].toInt(), self));
+  return write(context, source, index, out, positive(arguments[1].toInt(), self), kNothing);
+}
+
+// scatter.value_out(self, dim, index, value, out)
+ditorch_status scatter_value_out(const ditorch_context& context, Arguments arguments,
+                                 Results& results) {
+  const auto& self = arguments[0].toTensor();
+  const auto& index = arguments[2].toTensor();
+  const auto value = at::empty({}, self.options());
+  const auto status = pointwise::compute(context, {option(0)}, {arguments[3]}, value);
+  if (status != DITORCH_OK) return status;
+  const std::vector<c10::IValue> of_tensors = {self, arguments[1], index,
+                                               value.expand(index.sizes()), arguments[4]};
+  return scatter_out<scatter>(context, of_tensors, results);
+}
+
+// One vector of places along one dimension, as x[:, index] says it.
+struct Selection {
+  int64_t dim;
+  at::Tensor index;      // counted from the front, of any shape
+  c10::DimVector sizes;  // of what is selected
+
+  at::Tensor rows(const at::Tensor& selected) const {  // the index's dimensions as one
+    auto merged = selected.sizes().vec();
+    merged.erase(merged.begin() + dim, merged.begin() + dim + index.dim());
+    merged.insert(merged.begin() + dim, index.numel());
+    return selected.reshape(merged);
+  }
+};
+
+// Nothing where truth values or several tensors select.
+std::optional<Selection> selection(const ditorch_context& context, const at::Tensor& self,
+                                   const c10::IValue& indices) {
+  std::optional<Selection> found;
+  int64_t dim = 0;
+  for (const c10::IValue& one : indices.toListRef()) {
+    const auto index = optional_tensor(one);
+    if (index.defined()) {
+      const auto counts = index.scalar_type();
+      if (found || dim >= self.dim() || index.numel() == 0 ||
+          (counts != c10::kLong && counts != c10::kInt)) {
+        return std::nullopt;
+      }
+      found = Selection{dim, index, c10::DimVector(self.sizes())};
+    }
+    ++dim;
+  }
+  if (!found) return std::nullopt;
+  const auto counted = at::empty(found->index.sizes(), found->index.options());
+  const auto length = static_cast<double>(self.size(found->dim));
+  const Step a = argument(0);
+  const Formula from_front = {a, 0.0, DITORCH_LESS, a, length, DITORCH_ADD, a, DITORCH_SELECT};
+  if (pointwise::compute(context, from_front, {found->index}, counted) != DITORCH_OK) {
+    return std::nullopt;
+  }
+  found->index = counted;
+  auto& sizes = found->sizes;
+  sizes.erase(sizes.begin() + found->dim);
+  sizes.insert(sizes.begin() + found->dim, counted.sizes().begin(), counted.sizes().end());
+  return found;
+}
+
+// index.Tensor_out(self, indices, out)
+ditorch_status index_out(const ditorch_context& context, Arguments arguments, Results& results) {
+  const auto& self = arguments[0].toTensor();
+  const auto& out = arguments[2].toTensor();
+  if (!is_plain(self, out) || self.numel() == 0) return DITORCH_NOT_IMPLEMENTED;
+  const auto selected = selection(context, self, arguments[1]);
+  if (!selected || out.sizes() != selected->sizes) return DITORCH_NOT_IMPLEMENTED;
+  // torch gives it the strides of self, between which the index's dimensions may not be one.
+  const auto found = out.is_contiguous() ? out : at::empty(out.sizes(), out.options());
+  const auto rows = selected->rows(found);
+  const auto index = along(selected->index.reshape({-1}), rows, selected->dim);
+  const auto status = gather(context, rows, index, self, selected->dim);
+  results = {out};
+  if (status != DITORCH_OK || found.is_same(out)) return status;
+  return map_copy(context, out, found);
+}
+
+// _index_put_impl_(self, indices, values, accumulate, unsafe)
+ditorch_status index_put(const ditorch_context& context, Arguments arguments, Results& results) {
+  const auto& self = arguments[0].toTensor();
+  const auto& values = arguments[2].toTensor();
+  if (!is_plain(values, self) || self.numel() == 0 || values.scalar_type() != self.scalar_type()) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  const auto selected = selection(context, self, arguments[1]);
+  if (!selected || !at::is_expandable_to(values.sizes(), selected->sizes)) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  const auto rows = selected->rows(values.expand(selected->sizes));
+  const auto index = along(selected->index.reshape({-1}), rows, selected->dim);
+  results = {self};
+  const auto write = arguments[3].toBool() ? scatter_add : scatter;
+  return write(context, rows, index, self, selected->dim, kNothing);
 }
 
 // embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)
@@ -143,12 +244,28 @@ ditorch_status scatter_add(const ditorch_context& context, const at::Tensor& den
   return call(vendor().operators->scatter_add, context, dense, index, table, dim, skipped, table);
 }
 
+ditorch_status scatter(const ditorch_context& context, const at::Tensor& dense,
+                       const at::Tensor& index, const at::Tensor& table, int64_t dim,
+                       int64_t skipped) {
+  return call(vendor().operators->scatter, context, dense, index, table, dim, skipped, table);
+}
+
 VendorKernels all_kernels() {
   return {
       {"aten::index_select", index_select},
       {"aten::gather.out", gather_out},
-      {"aten::scatter_add.out", scatter_add_out},
+      {"aten::index.Tensor_out", index_out},
+      {"aten::scatter_add.out", scatter_out<scatter_add>},
       {"aten::embedding_dense_backward", embedding_backward},
+  };
+}
+
+VendorKernels scatter_kernels() {
+  if (!vendor().operators->scatter) return {};
+  return {
+      {"aten::scatter.src_out", scatter_out<scatter>},
+      {"aten::scatter.value_out", scatter_value_out},
+      {"aten::_index_put_impl_", index_put},
   };
 }
 

@@ -25,6 +25,14 @@ ditorch_status scatter_add(const ditorch_context& context, const at::Tensor& den
                            const at::Tensor& index, const at::Tensor& table, int64_t dim,
                            int64_t skipped = kNothing);
 
+// Puts dense in its place.
+ditorch_status scatter(const ditorch_context& context, const at::Tensor& dense,
+                       const at::Tensor& index, const at::Tensor& table, int64_t dim,
+                       int64_t skipped = kNothing);
+
 VendorKernels all_kernels();
+
+// Those that need `scatter`, which came later.
+VendorKernels scatter_kernels();
 
 }  // namespace ditorch::indexed

@@ -153,6 +153,17 @@ ditorch_status clamp_out(const ditorch_context& context, Arguments arguments, Re
   return kernel(formula, Into::last_argument)(context, arguments, results);
 }
 
+// floor_divide(self, other): of integers by a number; the host says what a division by 0 is.
+template <Into into>
+ditorch_status floor_divide(const ditorch_context& context, Arguments arguments, Results& results) {
+  const auto divisor = number(arguments[1]);
+  if (!at::isIntegralType(arguments[0].toTensor().scalar_type(), /*includeBool=*/false) ||
+      !divisor || !divisor->isIntegral(/*includeBool=*/false) || divisor->equal(0)) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  return kernel({a, b, DITORCH_FLOOR_DIVIDE}, into)(context, arguments, results);
+}
+
 // lerp.Scalar_out(self, end, weight, out)
 ditorch_status lerp_out(const ditorch_context& context, Arguments arguments, Results& results) {
   const auto weight = arguments[2].toScalar();
@@ -327,6 +338,9 @@ void add_arithmetic(VendorKernels& kernels) {
   const Formula quotient = {option(3), b, DITORCH_MULTIPLY, c, DITORCH_DIVIDE, DITORCH_ADD};
   add_out(kernels, "aten::addcmul.out", Formula{a} + product);
   add_out(kernels, "aten::addcdiv.out", Formula{a} + quotient);
+  kernels.emplace("aten::floor_divide", floor_divide<Into::fresh>);
+  kernels.emplace("aten::floor_divide.out", floor_divide<Into::last_argument>);
+  kernels.emplace("aten::floor_divide_.Tensor", floor_divide<Into::first_argument>);
   kernels.emplace("aten::lerp.Scalar_out", lerp_out);
   kernels.emplace("aten::pow.Tensor_Scalar_out", pow_out);
   add_out(kernels, "aten::pow.Tensor_Tensor_out", {a, b, DITORCH_POWER});

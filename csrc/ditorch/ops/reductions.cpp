@@ -121,7 +121,8 @@ bool is_euclidean(const c10::IValue& order) {
 ditorch_status vector_norm_out(const ditorch_context& context, Arguments arguments,
                                Results& results) {
   const auto& out = arguments[5].toTensor();
-  if (!is_euclidean(arguments[1])) return DITORCH_NOT_IMPLEMENTED;
+  // A dtype that is given is also the one to square in.
+  if (!is_euclidean(arguments[1]) || !arguments[4].isNone()) return DITORCH_NOT_IMPLEMENTED;
   results = {out};
   if (out.numel() == 1) return whole_norm(context, arguments[0].toTensor(), out);
   return euclidean_norm(context, arguments[0].toTensor(), arguments[2], out);

@@ -13,12 +13,14 @@
 #include "ops/class_loss.h"
 #include "ops/concatenation.h"
 #include "ops/foreach.h"
+#include "ops/histogram.h"
 #include "ops/host_arguments.h"
 #include "ops/indexed.h"
 #include "ops/map.h"
 #include "ops/optional_tensor.h"
 #include "ops/pointwise.h"
 #include "ops/reductions.h"
+#include "ops/sorting.h"
 #include "ops/tensors.h"
 
 namespace ditorch {
@@ -292,8 +294,11 @@ const VendorKernels& vendor_kernels() {
     }
     if (vendor_has_map() && indexed::vendor_has()) {
       found.merge(indexed::all_kernels());
+      found.merge(indexed::scatter_kernels());
       found.merge(class_loss::all_kernels());
+      found.merge(histogram::all_kernels());
     }
+    if (vendor_has_map()) found.merge(sorting::all_kernels());
     return found;
   }();
   return all;

@@ -36,12 +36,20 @@ def to_chip(value: Any) -> Any:
     return [to_chip(one) for one in value] if isinstance(value, list) else value
 
 
-def check(operator: Callable[..., Tensor], *arguments: Any) -> None:
+def check(operator: Callable[..., Any], *arguments: Any) -> None:
     on_chip = to_chip(list(arguments))
     ditorch.reset_fallback_counts()
     found = operator(*on_chip)
     assert ditorch.fallback_counts() == {}
     expected = operator(*arguments)
+    if isinstance(expected, tuple):
+        for one, wanted in zip(found, expected, strict=True):
+            assert_same(one, wanted)
+    else:
+        assert_same(found, expected)
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     if expected.dtype.is_floating_point:
         slack = 8 * torch.finfo(expected.dtype).eps
@@ -166,12 +174,108 @@ def test_infinities_are_told() -> None:
     check(torch.isposinf, x)
 
 
+@pytest.mark.parametrize("dtype", FLOATING + INTEGERS)
+def test_what_a_tensor_of_places_selects(dtype: torch.dtype) -> None:
+    table, places = drawn(5, 6, 7, dtype=dtype), indices(3, 4, below=5) - 2  # some from the end
+    check(lambda t, i: t[i], table, places)
+    check(lambda t, i: t[:, i.int()], table, places)
+    check(lambda t, i: t.transpose(0, 2)[:, :, i], table, places)
+    check(lambda t, i: t[0, 0][i], table, places[0])
+
+
+@pytest.mark.parametrize("dtype", FLOATING + INTEGERS)
+def test_what_a_tensor_of_places_is_given(dtype: torch.dtype) -> None:
+    def put(table: Tensor, index: Tensor, values: Tensor) -> Tensor:
+        table = table.clone()
+        table[:, index] = values
+        return table
+
+    table, values = drawn(5, 6, 7, dtype=dtype), drawn(5, 2, 2, 7, dtype=dtype, seed=5)
+    check(put, table, torch.tensor([[0, -1], [3, 1]]), values)
+    check(put, table, torch.tensor([2, 4]), values[0, 0, 0])
+    places = torch.tensor([[2, 0, 1], [1, 2, 0]])
+    check(lambda t, i, v: t.scatter(1, i, v), table[0], places, values[0, :, 0])
+    check(lambda t, i: t.scatter(0, i, 1), table[0], places)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_the_gradient_of_a_selection(dtype: torch.dtype) -> None:
+    def gradient(table: Tensor, index: Tensor, grad: Tensor) -> Tensor:
+        table = table.detach().requires_grad_()
+        table[index].backward(grad)
+        assert table.grad is not None
+        return table.grad
+
+    grad = drawn(9, 4, dtype=dtype).double().mul(8).round().div(8).to(dtype)  # sums are exact
+    check(gradient, drawn(5, 4, dtype=dtype), indices(9, below=5) - 1, grad)
+
+
+def with_ties(*shape: int, dtype: torch.dtype) -> Tensor:
+    x = drawn(*shape, dtype=torch.float32) * 4
+    x = x.abs() if dtype == torch.uint8 else x
+    x = x.round().to(dtype)
+    if dtype.is_floating_point:
+        x.view(-1)[[1, -2]] = float("nan")
+        x.view(-1)[4] = -float("inf")
+    return x
+
+
+@pytest.mark.parametrize("dtype", FLOATING + INTEGERS)
+def test_order(dtype: torch.dtype) -> None:
+    x = with_ties(3, 40, dtype=dtype)
+    for descending in (False, True):
+        check(lambda x, d=descending: tuple(x.sort(stable=True, descending=d)), x)
+        check(lambda x, d=descending: tuple(x.t()[:7].t().sort(stable=True, descending=d)), x)
+        if dtype != torch.bool:
+            check(lambda x, d=descending: x.topk(5, largest=d).values, x)
+            check(lambda x, d=descending: x.gather(1, x.topk(6, largest=d).indices), x)
+
+
+@pytest.mark.parametrize("dtype", FLOATING + INTEGERS)
+def test_running_sums(dtype: torch.dtype) -> None:
+    x = (drawn(4, 5, 6, dtype=dtype).double() * 4).round().to(dtype)
+    for dim in (0, 1, -1):
+        check(lambda x, dim=dim: x.cumsum(dim), x)
+    check(lambda x: x.transpose(0, 2).cumsum(1, dtype=torch.int32), x)
+    if not dtype.is_floating_point and dtype != torch.bool:
+        check(lambda x: x.cumsum(0, dtype=x.dtype), torch.full((9, 2), 100, dtype=dtype))
+
+
+def test_many_small_numbers_are_summed_on_wider_than_they_are_stored() -> None:
+    ones = torch.ones(1000, dtype=torch.bfloat16, device="device")
+    assert ones.cumsum(0)[-1].item() == 1000.0  # by bfloat16 alone: 256
+
+
+@pytest.mark.parametrize("dtype", INTEGERS[:-1])
+def test_counts(dtype: torch.dtype) -> None:
+    x = drawn(50).mul(20).clamp(0 if dtype == torch.uint8 else -128, 100).to(dtype)
+    on_chip = x.to("device")
+    ditorch.reset_fallback_counts()
+    counts = torch.histc(on_chip, bins=5, min=0, max=9)
+    assert ditorch.fallback_counts() == {} and counts.dtype == dtype
+    places = [min((v * 5) // 9, 4) for v in x.tolist() if 0 <= v <= 9]
+    assert counts.tolist() == [places.count(bin) for bin in range(5)]
+
+
+def test_a_division_by_zero_is_torchs_own_error() -> None:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        torch.ones(3, dtype=torch.int64, device="device") // 0
+
+
+def test_a_norm_of_another_dtype_is_squared_in_it() -> None:
+    x = torch.full((3,), 1e30).to("device")
+    assert torch.linalg.vector_norm(x, dtype=torch.float64).item() == pytest.approx(3**0.5 * 1e30)
+
+
 def test_an_index_out_of_range_is_torchs_own_error() -> None:
     table = torch.zeros(3, 4, device="device")
     for operator, index in (
         (lambda i: F.embedding(i, table), [0, 3]),
         (lambda i: table.index_select(0, i), [-1]),
         (lambda i: table.gather(0, i), [[3]]),
+        (lambda i: table[i], [0, 3]),
+        (lambda i: table[:, i], [-5]),
+        (lambda i: table.index_put_((i,), table.new_ones(4)), [3]),
         (lambda i: F.nll_loss(table, i), [0, 1, 4]),
     ):
         with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):

@@ -113,6 +113,18 @@ def test_casts_and_strided_copies(dtype: torch.dtype, to: torch.dtype) -> None:
     assert torch.equal(found.cpu(), x.transpose(0, 2)[1:].to(to))
 
 
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_whole_parts(dtype: torch.dtype) -> None:
+    x = torch.arange(-9 if dtype.is_signed else 0, 100).to(dtype)
+    for divisor in (1, 2, 7, -1, -3) if dtype.is_signed else (1, 2, 7):
+        ditorch.reset_fallback_counts()
+        on_chip = x.to("device")
+        found = on_chip // divisor
+        assert on_chip.clone().floor_divide_(divisor).equal(found)
+        assert ditorch.fallback_counts().keys() <= {"equal"}
+        assert torch.equal(found.cpu(), x // divisor)
+
+
 def test_a_product_with_a_number_beyond_float32_is_exact_in_integers() -> None:
     x = torch.tensor([2**53 + 1, -3], device="device")
     assert (x * 1 + 2**40).tolist() == [2**53 + 1 + 2**40, 2**40 - 3]
