@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from machines import Machine, machines, needed
+from lab import lab
+from machines import Machine
 
 DEADLINE_S = 120
-pytestmark = needed
 
 
 class Party:
@@ -22,7 +23,7 @@ class Party:
         self.processes = []
         for (machine, script), path in zip(scripts, self.files, strict=True):
             with path.open("w") as file:
-                words = ["-u", "-c", script]
+                words = [sys.executable, "-u", "-c", script]
                 self.processes.append(machine.start(words, {**os.environ}, file))
 
     def __enter__(self) -> Party:
@@ -61,15 +62,14 @@ dist.destroy_process_group()
 
 
 def test_ranks_are_reached_where_the_store_is_not_at_the_address_of_docker(tmp_path):
-    with machines(2, tmp_path) as both:
+    with lab(2, tmp_path) as both:
         for machine in both:
             # As resolvers do that know every address of the host.
-            machine.namespaces.do(
+            machine.do(
                 "ip link add docker0 type bridge; ip address add 172.17.0.1/16 dev docker0;"
-                "ip link set docker0 up; hostname docker-host"
+                "ip link set docker0 up; hostname docker-host;"
+                "echo 172.17.0.1 docker-host >> /etc/hosts"
             )
-        with (tmp_path / "hosts").open("a") as hosts:
-            hosts.write("172.17.0.1 docker-host\n")
         scripts = [(machine, REDUCED.format(rank=rank)) for rank, machine in enumerate(both)]
         with Party(tmp_path, scripts) as party:
             for text in party.all_said():
@@ -114,7 +114,7 @@ def script(folder: Path, name: str, rank: int, rest: str, **values: object) -> s
 
 @pytest.mark.long
 def test_a_machine_that_vanishes_is_named_and_one_that_is_away_for_5_s_is_not_missed(tmp_path):
-    with machines(2, tmp_path) as (here, there):
+    with lab(2, tmp_path) as (here, there):
         scripts = [
             (here, script(tmp_path, "idle", 0, IDLE)),
             (there, script(tmp_path, "idle", 1, IDLE)),
@@ -145,9 +145,9 @@ print("done")
 
 @pytest.mark.long
 def test_a_stopped_process_with_a_full_window_is_not_taken_for_a_vanished_machine(tmp_path):
-    with machines(2, tmp_path) as (here, there):
+    with lab(2, tmp_path) as (here, there):
         # Slow enough to be stopped in the midst of it.
-        here.namespaces.do("tc qdisc add dev eth0 root tbf rate 200mbit burst 256kb latency 50ms")
+        here.do("tc qdisc add dev eth0 root tbf rate 200mbit burst 256kb latency 50ms")
         scripts = [
             (here, script(tmp_path, "stopped", 0, STOPPED, verb="isend")),
             (there, script(tmp_path, "stopped", 1, STOPPED, verb="irecv")),
@@ -157,9 +157,9 @@ def test_a_stopped_process_with_a_full_window_is_not_taken_for_a_vanished_machin
             time.sleep(0.5)
             before = party.said()
             receiver = before[1].split()[-1]  # its number on its machine
-            there.namespaces.do(f"kill -STOP {receiver}")
+            there.do(f"kill -STOP {receiver}")
             time.sleep(45)
             assert party.said() == before
-            there.namespaces.do(f"kill -CONT {receiver}")
+            there.do(f"kill -CONT {receiver}")
             party.processes[1].send_signal(signal.SIGCONT)  # nsenter had stopped with it
             assert party.all_said() == [text + "done\n" for text in before]

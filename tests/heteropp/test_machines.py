@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import machines
 import pytest
+from lab import lab
 from machines import Machine
 from training_run import (
     CHIP,
@@ -34,8 +35,6 @@ STEPS = ("--steps", "200")  # more than a test needs to disturb them
 FOREVER = "100000"  # steps
 DEADLINE_S = 15
 
-pytestmark = machines.needed
-
 
 class Job:
     """torchrun on each of the machines, as the README starts it, with all output in files."""
@@ -58,7 +57,15 @@ class Job:
             timing = "last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=5"
             with (self.folder / f"{machine.name}.txt").open("w") as file:
                 torchrun = [
-                    *("-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", "1"),
+                    *(
+                        sys.executable,
+                        "-m",
+                        "torch.distributed.run",
+                        "--nnodes",
+                        nodes,
+                        "--nproc-per-node",
+                        "1",
+                    ),
                     *(
                         "--rdzv-backend",
                         "c10d",
@@ -132,7 +139,7 @@ def losses_of(output: Path) -> list[float]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    with machines.machines(MACHINES, tmp_path) as there:
+    with lab(MACHINES, tmp_path) as there:
         yield Job(tmp_path, there)
 
 
