@@ -9,9 +9,10 @@ Environment: ``DICOMM_STRATEGY`` (device-direct or cpu-mediated, the two point-t
 of the H2 paper; may differ between ranks), ``DICOMM_TRANSPORT`` (auto, shm, tcp or verbs) and what
 else can be set about verbs (``DICOMM_NICS``, ``DICOMM_GID_INDEX`` ...), ``DICOMM_LISTEN_ADDRESS``
 (where other machines reach this one; by default on the interface that leads to the job's store),
-``DICOMM_RANK_LABEL`` (shown next to the rank in every error, e.g. "chip B") and ``DICOMM_SECRET``
-(the job's; without it the first rank of each group draws one and shares it through
-torch.distributed's store, which the job trusts anyway).
+``DICOMM_RANK_LABEL`` (shown next to the rank in every error, e.g. "chip B") and ``DICOMM_SECRET``,
+or ``DICOMM_SECRET_FILE`` (the job's secret, or a file of mode 600 with it; without them the first
+rank of each group draws one and shares it through torch.distributed's store, which whoever reaches
+its port can read).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 from dicomm import _c10d, mixed
+from dicomm.secret import given_secret
 
 STRATEGIES = ("device-direct", "cpu-mediated")
 TRANSPORTS = tuple(_c10d.transport_names())
@@ -237,7 +239,7 @@ def _address_towards(store: dist.Store) -> str:
 
 
 def _secret(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> str:
-    given = os.environ.get("DICOMM_SECRET") or ""
+    given = given_secret()
     if world_size == 1:
         return given
     if rank == 0:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from heteropp.runtime.measuring.trackers.tracking import TrackingError
 from heteropp.runtime.ranks.attempt import attempt, launcher_store
 from heteropp.runtime.ranks.device import open_device
 from heteropp.runtime.ranks.heartbeats import POLL_S
+from heteropp.runtime.ranks.secret import fingerprint, unlike_secrets
 from heteropp.runtime.ranks.store import limit_answers
 from heteropp.runtime.ranks.transport import connect
 from heteropp.runtime.ranks.watch import CAUSE_FILE, Watch, name_process
@@ -85,6 +87,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         run.allow_code()
         chip = run.chips[rank]
         device = open_device(run.device, chip.file, chip.chip_type)
+        check_secrets(control, labels)
         connect(store, rank, world_size, device.backend, wait_s, run.p2p)
         trainer = Trainer(run, device, control, expect)
         if checkpoint := starting_point(run, control, attempt() > 0):
@@ -128,6 +131,15 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         keep_traceback(run.logs / f"rank-{rank}.traceback")
         watch.fail(f"failed: {type(error).__name__}: {one_line(error)}")
     raise AssertionError("watch.fail ends the process")
+
+
+def check_secrets(control: Control, labels: Sequence[str]) -> None:
+    """Raises FileError where ranks that several launchers started have unlike secrets."""
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        return
+    control.publish("secret", fingerprint())
+    if unlike := unlike_secrets(labels, control.collect("secret")):
+        raise FileError(unlike)
 
 
 def starting_point(run: TrainingRun, control: Control, restarted: bool) -> Checkpoint | None:

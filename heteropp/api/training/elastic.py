@@ -37,8 +37,9 @@ from heteropp.elastic.member.member import run_member
 from heteropp.elastic.messages import JobOutcome
 from heteropp.runtime.ranks.attempt import launcher_store
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
-from heteropp.runtime.ranks.launch import draw_secret, set_environment
+from heteropp.runtime.ranks.launch import set_environment
 from heteropp.runtime.ranks.loopback import loopback_store
+from heteropp.runtime.ranks.secret import draw_secret, unlike_secrets
 from heteropp.runtime.ranks.store import limit_answers
 from heteropp.runtime.ranks.watch import SIGNALS
 from heteropp.runtime.training_run import TrainingRun
@@ -325,10 +326,8 @@ def _under_torchrun(
         raise InputError(
             f"the agents' --node-name are {', '.join(nodes)}; expected each of them once"
         )
-    if len({agent.secret for agent in gathered.agents}) > 1:
-        raise InputError(
-            "DICOMM_SECRET is not the same on all nodes; expected the same on each, or on none"
-        )
+    if unlike := unlike_secrets(nodes, [agent.secret for agent in gathered.agents]):
+        raise InputError(unlike)
     meeting = replace(meeting, prefix=f"start {gathered.id}")
     store = meeting.connect(run.deadline_s)
     board = Board(store)
