@@ -26,7 +26,7 @@ from heteropp.runtime.ranks.attempt import attempt, launcher_store
 from heteropp.runtime.ranks.device import open_device
 from heteropp.runtime.ranks.heartbeats import POLL_S
 from heteropp.runtime.ranks.secret import fingerprint, unlike_secrets
-from heteropp.runtime.ranks.store import limit_answers
+from heteropp.runtime.ranks.store import StoreSilentError, limit_answers, naming_silent_store
 from heteropp.runtime.ranks.transport import connect
 from heteropp.runtime.ranks.watch import CAUSE_FILE, Watch, name_process
 from heteropp.runtime.step.guard import DivergedError
@@ -58,8 +58,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name_process(f"heteropp-{rank}")
-    store = dist.PrefixStore(f"attempt {attempt()}", launcher_store())
-    limit_answers(store, run.deadline_s)
+    store = dist.PrefixStore(f"attempt {attempt(run.deadline_s)}", launcher_store(run.deadline_s))
     # the watch comes first: it knows which rank is silent
     wait_s = run.deadline_s + 5 * POLL_S
     control = Control(store, rank, world_size, wait_s)
@@ -77,8 +76,9 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
 
     labels = list(run.labels)
     try:
-        watch = Watch(store, control, labels, run.logs, run.deadline_s, doing, on_exit)
-    except dist.DistError as error:
+        with naming_silent_store(os.environ["MASTER_ADDR"], run.deadline_s):
+            watch = Watch(store, control, labels, run.logs, run.deadline_s, doing, on_exit)
+    except (dist.DistError, StoreSilentError) as error:
         print(f"{labels[rank]} stopped while starting: {one_line(error)}", file=sys.stderr)
         return 1
     try:
@@ -90,14 +90,19 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         check_secrets(control, labels)
         connect(store, rank, world_size, device.backend, wait_s, run.p2p)
         trainer = Trainer(run, device, control, expect)
-        if checkpoint := starting_point(run, control, attempt() > 0):
+        if checkpoint := starting_point(run, control, attempt(run.deadline_s) > 0):
             trainer.restore(checkpoint)
         else:
             trainer.initialise()
         starting.close()
         if rank == 0:
             reporter = Reporter(
-                run.output, trainer.completed, run.steps, json_summary, run.tracking, attempt()
+                run.output,
+                trainer.completed,
+                run.steps,
+                json_summary,
+                run.tracking,
+                attempt(run.deadline_s),
             )
         own = Control(store.clone(), rank, world_size, SAVE_S)  # type: ignore[attr-defined]
         limit_answers(store, run.deadline_s)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -114,6 +114,18 @@ class Job:
         while not comes():
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.05)
+
+    def started(self) -> list[dict[str, str]]:
+        """Returns the environment of each process that torchrun started for this job."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # it has ended
+                words = [
+                    word.partition("=") for word in path.read_text(errors="replace").split("\0")
+                ]
+                found.append({name: value for name, _, value in words})
+        caches = str(self.folder / "cache")
+        return [e for e in found if e.get("XDG_CACHE_HOME") == caches and "MASTER_PORT" in e]
 
     def ended(self, number: int) -> bool:
         return self.processes[number].poll() is not None

@@ -60,6 +60,28 @@ def test_ranks_end_when_a_machine_vanishes(job: Job, lost: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("elastic", [False, True], ids=["plain", "elastic"])
+@pytest.mark.parametrize("when", ["before-they-call-it", "when-they-have-met"])
+def test_processes_end_when_the_machine_of_the_store_vanishes_while_they_start(
+    job: Job, when: str, elastic: bool
+) -> None:
+    job.start("--steps", FOREVER, elastic=elastic)
+    if when == "before-they-call-it":
+        ranks = {"0", "1", "2"}
+        job.wait_for(lambda: {one["RANK"] for one in job.started()} >= ranks, 200)
+    else:
+        job.wait_for((job.output / ".secret").exists, 200)
+    job.machines[0].cut_off()
+    for number in (1, 2):
+        job.wait_for(lambda number=number: job.ended(number), 200)
+        said = job.said_by(number)
+        who = f"node {NODE}-{number}" if elastic else f"rank {number}"
+        (line,) = {line for line in said.splitlines() if line.startswith(who)}
+        assert "machine-0, the machine of" in line and "the job's store, has not answered" in line
+    assert not job.metrics
+
+
+@pytest.mark.long
 def test_a_killed_machine_is_named_and_not_who_noticed(job: Job) -> None:
     job.start("--steps", FOREVER)
     job.until_step(3)
@@ -68,6 +90,19 @@ def test_a_killed_machine_is_named_and_not_who_noticed(job: Job) -> None:
         job.wait_for(lambda number=number: job.ended(number), 60)
         (line,) = (line for line in job.said_by(number).splitlines() if " stopped " in line)
         assert line.endswith(f": {on(2)} died or is cut off"), job.said()
+
+
+@pytest.mark.long
+def test_a_machine_whose_disk_is_full_is_the_cause_that_all_name(job: Job) -> None:
+    folder = job.output / "checkpoints"
+    folder.mkdir(parents=True)
+    job.machines[1].do(f"mount -t tmpfs -o size=16k disk '{folder}'")
+    job.start("--steps", FOREVER, "--checkpoint-every", "3")
+    for number in range(MACHINES):
+        job.wait_for(lambda number=number: job.ended(number), 250)
+        (line,) = (line for line in job.said_by(number).splitlines() if " stopped" in line)
+        assert f"{on(1)} stopped: {folder}/" in line or line.startswith("rank 1 "), job.said()
+        assert "cannot be written: No space left on device" in line, job.said()
 
 
 @pytest.mark.parametrize(

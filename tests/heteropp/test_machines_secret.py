@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab_job import MACHINES, NODE, PLAN, Job, lab_job, metrics_of
+from lab_job import MACHINES, NODE, PLAN, lab_job, metrics_of
 
 from heteropp.description.plan import write_plan
 
@@ -34,20 +34,6 @@ def guide_line() -> str:
     return line
 
 
-def store_port(job: Job) -> str:
-    """Returns the port that the first machine's agent was told by torchrun."""
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            words = path.read_text(errors="replace").split("\0")
-        except OSError:  # it has ended
-            continue
-        if f"XDG_CACHE_HOME={job.folder / 'cache'}" in words:
-            for word in words:
-                if word.startswith("MASTER_PORT="):
-                    return word.removeprefix("MASTER_PORT=")
-    raise AssertionError(job.said())
-
-
 @pytest.mark.long
 def test_the_guide_s_line_trains_over_three_machines_and_its_store_has_no_secret(
     tmp_path: Path,
@@ -63,7 +49,7 @@ def test_the_guide_s_line_trains_over_three_machines_and_its_store_has_no_secret
         assert secret.stat().st_mode & 0o777 == 0o600
         heard = tmp_path / "heard.txt"
         with heard.open("w") as file:
-            asking = [sys.executable, "-c", STRANGER, "29400", store_port(job)]
+            asking = [sys.executable, "-c", STRANGER, "29400", job.started()[0]["MASTER_PORT"]]
             job.machines[2].start(asking, {"PYTHONWARNINGS": "ignore"}, file).wait(100)
         found = json.loads(heard.read_text().splitlines()[-1])
         values = [value for keys in found.values() for value in keys.values()]

@@ -173,8 +173,14 @@ class _Start:
             # before torch is imported
             choose_chip(self.plan, options.cluster, int(os.environ["RANK"]))
             from heteropp.runtime.ranks.attempt import attempt
+            from heteropp.runtime.ranks.store import StoreSilentError
 
-            self.restarted = attempt()
+            try:
+                self.restarted = attempt(options.deadline)
+            except StoreSilentError as error:
+                raise InputError(
+                    f"rank {os.environ['RANK']} stopped while starting: {error}"
+                ) from None
         return self.restarted > 0
 
     def _open_chips(self) -> Cluster | None:
