@@ -82,14 +82,17 @@ def test_processes_end_when_the_machine_of_the_store_vanishes_while_they_start(
 
 
 @pytest.mark.long
-def test_a_killed_machine_is_named_and_not_who_noticed(job: Job) -> None:
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_killed_machine_is_named_and_not_who_noticed(job: Job, lost: int) -> None:
     job.start("--steps", FOREVER)
     job.until_step(3)
-    job.machines[2].kill()
-    for number in (0, 1):
-        job.wait_for(lambda number=number: job.ended(number), 60)
+    job.machines[lost].kill()
+    store = "machine-0, the machine of rank 0 (chip NEUTRAL) and of the job's store, died"
+    cause = store if lost == 0 else f"{on(lost)} died or is cut off"
+    for number in {0, 1, 2} - {lost}:
+        job.wait_for(lambda number=number: job.ended(number), 120)
         (line,) = (line for line in job.said_by(number).splitlines() if " stopped " in line)
-        assert line.endswith(f": {on(2)} died or is cut off"), job.said()
+        assert line.endswith(f": {cause}"), job.said()
 
 
 @pytest.mark.long

@@ -82,5 +82,5 @@ def _secret_of(folder: Path) -> str:
             return read_secret(path)
         except SecretError as error:
             if time.monotonic() > deadline_s:  # or else whoever made it may be about to write it
-                raise FileError(str(error)) from None
+                raise FileError(f"{error}; {FILE_VARIABLE} may name another") from None
         time.sleep(POLL_S)
