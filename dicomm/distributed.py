@@ -8,10 +8,12 @@ Importing this module registers the backend, for host tensors and for the Privat
 Environment: ``DICOMM_STRATEGY`` (device-direct or cpu-mediated, the two point-to-point strategies
 of the H2 paper; may differ between ranks), ``DICOMM_TRANSPORT`` (auto, shm, tcp or verbs) and what
 else can be set about verbs (``DICOMM_NICS``, ``DICOMM_GID_INDEX`` ...), ``DICOMM_LISTEN_ADDRESS``
-(where other machines reach this one; by default on the interface that leads to the job's store),
-``DICOMM_RANK_LABEL`` (shown next to the rank in every error, e.g. "chip B") and ``DICOMM_SECRET``
-(the job's; without it the first rank of each group draws one and shares it through
-torch.distributed's store, which the job trusts anyway).
+(where other machines reach this one), ``DICOMM_SOCKET_IFNAME`` (the interface that it is on;
+without it GLOO_SOCKET_IFNAME's or NCCL_SOCKET_IFNAME's, else that which leads to the job's store),
+``DICOMM_RANK_LABEL`` (shown next to the rank in every error, e.g. "chip B") and ``DICOMM_SECRET``,
+or ``DICOMM_SECRET_FILE`` (the job's secret, or a file of mode 600 with it; without them the first
+rank of each group draws one and shares it through torch.distributed's store, which whoever reaches
+its port can read).
 """
 
 from __future__ import annotations
@@ -30,9 +32,12 @@ import torch
 import torch.distributed as dist
 
 from dicomm import _c10d, mixed
+from dicomm.secret import given_secret
 
 STRATEGIES = ("device-direct", "cpu-mediated")
 TRANSPORTS = tuple(_c10d.transport_names())
+# the libraries' own names: a rank listens on the interface that the first of them chooses
+INTERFACE_VARIABLES = ("DICOMM_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class Options:
     chip: the PCI address of this rank's chip, to choose the nearest NICs for.
     nics: ``device[:port],...`` instead of that choice.
     listen_address: the address at which other machines reach this one; by default that of the
-        interface which leads to the job's store, or, where the store is on this machine's
+        interface which DICOMM_SOCKET_IFNAME, GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names, else
+        of that which leads to the job's store, or, where the store is on this machine's
         loopback, what this host's name resolves to.
     node: the name of this rank's node, for collectives over several; by default the host.
     vendor: the name of this chip's vendor. Set on every rank or on none: then collectives run on
@@ -218,8 +224,10 @@ def _fresh(store: dist.Store, world_size: int) -> dist.Store:
 def _address_towards(store: dist.Store) -> str:
     """This machine's address on the way to the store, which the other machines reach as well.
 
-    Empty where the way is the loopback, or the store is none that has an address.
+    Empty where an interface is chosen, the way is the loopback, or the store has no address.
     """
+    if any(map(os.environ.get, INTERFACE_VARIABLES)):
+        return ""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if not isinstance(store, dist.TCPStore):
@@ -237,7 +245,7 @@ def _address_towards(store: dist.Store) -> str:
 
 
 def _secret(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> str:
-    given = os.environ.get("DICOMM_SECRET") or ""
+    given = given_secret()
     if world_size == 1:
         return given
     if rank == 0:

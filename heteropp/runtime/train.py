@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +25,8 @@ from heteropp.runtime.measuring.trackers.tracking import TrackingError
 from heteropp.runtime.ranks.attempt import attempt, launcher_store
 from heteropp.runtime.ranks.device import open_device
 from heteropp.runtime.ranks.heartbeats import POLL_S
-from heteropp.runtime.ranks.store import limit_answers
+from heteropp.runtime.ranks.secret import fingerprint, unlike_secrets
+from heteropp.runtime.ranks.store import StoreSilentError, limit_answers, naming_silent_store
 from heteropp.runtime.ranks.transport import connect
 from heteropp.runtime.ranks.watch import CAUSE_FILE, Watch, name_process
 from heteropp.runtime.step.guard import DivergedError
@@ -56,8 +58,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name_process(f"heteropp-{rank}")
-    store = dist.PrefixStore(f"attempt {attempt()}", launcher_store())
-    limit_answers(store, run.deadline_s)
+    store = dist.PrefixStore(f"attempt {attempt(run.deadline_s)}", launcher_store(run.deadline_s))
     # the watch comes first: it knows which rank is silent
     wait_s = run.deadline_s + 5 * POLL_S
     control = Control(store, rank, world_size, wait_s)
@@ -75,8 +76,9 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
 
     labels = list(run.labels)
     try:
-        watch = Watch(store, control, labels, run.logs, run.deadline_s, doing, on_exit)
-    except dist.DistError as error:
+        with naming_silent_store(os.environ["MASTER_ADDR"], run.deadline_s):
+            watch = Watch(store, control, labels, run.logs, run.deadline_s, doing, on_exit)
+    except (dist.DistError, StoreSilentError) as error:
         print(f"{labels[rank]} stopped while starting: {one_line(error)}", file=sys.stderr)
         return 1
     try:
@@ -85,16 +87,22 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         run.allow_code()
         chip = run.chips[rank]
         device = open_device(run.device, chip.file, chip.chip_type)
+        check_secrets(control, labels)
         connect(store, rank, world_size, device.backend, wait_s, run.p2p)
         trainer = Trainer(run, device, control, expect)
-        if checkpoint := starting_point(run, control, attempt() > 0):
+        if checkpoint := starting_point(run, control, attempt(run.deadline_s) > 0):
             trainer.restore(checkpoint)
         else:
             trainer.initialise()
         starting.close()
         if rank == 0:
             reporter = Reporter(
-                run.output, trainer.completed, run.steps, json_summary, run.tracking, attempt()
+                run.output,
+                trainer.completed,
+                run.steps,
+                json_summary,
+                run.tracking,
+                attempt(run.deadline_s),
             )
         own = Control(store.clone(), rank, world_size, SAVE_S)  # type: ignore[attr-defined]
         limit_answers(store, run.deadline_s)
@@ -128,6 +136,15 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         keep_traceback(run.logs / f"rank-{rank}.traceback")
         watch.fail(f"failed: {type(error).__name__}: {one_line(error)}")
     raise AssertionError("watch.fail ends the process")
+
+
+def check_secrets(control: Control, labels: Sequence[str]) -> None:
+    """Raises FileError where ranks that several launchers started have unlike secrets."""
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        return
+    control.publish("secret", fingerprint())
+    if unlike := unlike_secrets(labels, control.collect("secret")):
+        raise FileError(unlike)
 
 
 def starting_point(run: TrainingRun, control: Control, restarted: bool) -> Checkpoint | None:

@@ -26,7 +26,7 @@ PLAN = make_plan(tiny_model(), (2, 2), (1, 1), (1, 1), (False, True))
 
 def first_step(folder: Path) -> int:
     """A rank: gives 1 if it imports anything in its first step, which it prints, and else 0."""
-    rank, world_size, store = int(os.environ["RANK"]), PLAN.world_size, launcher_store()
+    rank, world_size, store = int(os.environ["RANK"]), PLAN.world_size, launcher_store(60)
     connect(dist.PrefixStore("world", store), rank, world_size, "gloo")
     run = TrainingRun(
         plan=PLAN,

@@ -2,138 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import machines
 import pytest
+from lab_job import DEADLINE_S, FOREVER, MACHINES, NODE, SETTINGS, STEPS, Job, lab_job, losses_of
 from machines import Machine
-from training_run import (
-    CHIP,
-    NEUTRAL_CHIP,
-    command,
-    make_plan,
-    start,
-    tiny_model,
-    wait,
-    write_text,
-)
-
-from heteropp.description.plan import write_plan
-
-MODEL = tiny_model()
-PLAN = make_plan(MODEL, (1, 2, 1), (1, 1, 1), (1, 1, 1), (False, False, False))
-MACHINES = PLAN.world_size
-NODE = CHIP.removesuffix(".toml")
-SETTINGS = ("--warmup-steps", "2", "--decay-steps", "600")
-STEPS = ("--steps", "200")  # more than a test needs to disturb them
-FOREVER = "100000"  # steps
-DEADLINE_S = 15
-
-pytestmark = machines.needed
-
-
-class Job:
-    """torchrun on each of the machines, as the README starts it, with all output in files."""
-
-    def __init__(self, folder: Path, there: list[Machine]) -> None:
-        self.folder, self.output, self.machines = folder, folder / "run", there
-        self.processes: list[subprocess.Popen[str]] = []
-        chip = NEUTRAL_CHIP.format(chips_per_node=1, capacity_bytes=1 << 30)
-        (folder / CHIP).write_text(chip)
-        nodes = f'[[nodes]]\nchip = "{CHIP}"\nchips = 1\n' * MACHINES
-        (folder / "cluster.toml").write_text('name = "test"\n' + nodes)
-        write_plan(PLAN, folder / "plan.json")
-        write_text(folder / "text")
-
-    def start(self, *arguments: str, elastic: bool = False, endpoint: int = 0) -> None:
-        for number, machine in enumerate(self.machines):
-            extra = ["--elastic", "--node-name", f"{NODE}-{number}"] if elastic else []
-            nodes = f"2:{MACHINES}" if elastic else str(MACHINES)
-            restarts = ("--max-restarts", "9") if elastic else ()
-            timing = "last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=5"
-            with (self.folder / f"{machine.name}.txt").open("w") as file:
-                torchrun = [
-                    *("-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", "1"),
-                    *(
-                        "--rdzv-backend",
-                        "c10d",
-                        "--rdzv-endpoint",
-                        f"{self.machines[endpoint].name}:29400",
-                    ),
-                    *("--rdzv-id", "run", "--rdzv-conf", timing, *restarts),
-                    *("-m", "heteropp.cli.train", *command(self.folder), *extra),
-                    *("--deadline", str(DEADLINE_S), *SETTINGS, *arguments),
-                ]
-                environment = {
-                    **os.environ,
-                    "XDG_CACHE_HOME": str(self.folder / "cache"),
-                    "OMP_NUM_THREADS": "1",
-                }
-                if elastic:
-                    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-                self.processes.append(machine.start(torchrun, environment, file))
-
-    @property
-    def metrics(self) -> list[dict]:
-        return metrics_of(self.output)
-
-    @property
-    def losses(self) -> list[float]:
-        return losses_of(self.output)
-
-    @property
-    def remote(self) -> tuple[str, ...]:
-        """Copies of the state, which no machine takes along."""
-        return ("--remote", str(self.folder / "remote"), "--keep-remote-every", "2")
-
-    def assert_as_alone(self) -> None:
-        """Each step is there once, with the loss of a job on one machine that nothing disturbed."""
-        alone = start(self.folder, "--output", str(self.folder / "alone"), *SETTINGS, *STEPS)
-        code, stdout, stderr = wait(alone, 100)
-        assert code == 0, stdout + stderr
-        expected = metrics_of(self.folder / "alone")
-        assert [m["step"] for m in self.metrics] == [m["step"] for m in expected]
-        assert self.losses == pytest.approx([m["loss"] for m in expected], rel=2e-6)
-
-    def until_step(self, step: int, within_s: float = 150) -> None:
-        self.wait_for(lambda: len(self.metrics) >= step, within_s)
-
-    def wait_for(self, comes: Callable[[], bool], within_s: float) -> None:
-        deadline = time.monotonic() + within_s
-        while not comes():
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.05)
-
-    def ended(self, number: int) -> bool:
-        return self.processes[number].poll() is not None
-
-    def said(self) -> str:
-        """Returns what all machines' processes said, for the message of a failed test."""
-        return "\n".join(f"--- {m.name}\n{self.said_by(i)}" for i, m in enumerate(self.machines))
-
-    def said_by(self, number: int) -> str:
-        return (self.folder / f"{self.machines[number].name}.txt").read_text()
-
-
-def metrics_of(output: Path) -> list[dict]:
-    path = output / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def losses_of(output: Path) -> list[float]:
-    return [metrics["loss"] for metrics in metrics_of(output)]
+from training_run import start, wait
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    with machines.machines(MACHINES, tmp_path) as there:
-        yield Job(tmp_path, there)
+    with lab_job(tmp_path) as started:
+        yield started
 
 
 @pytest.mark.long
@@ -179,14 +60,52 @@ def test_ranks_end_when_a_machine_vanishes(job: Job, lost: int) -> None:
 
 
 @pytest.mark.long
-def test_a_killed_machine_is_named_and_not_who_noticed(job: Job) -> None:
+@pytest.mark.parametrize("elastic", [False, True], ids=["plain", "elastic"])
+@pytest.mark.parametrize("when", ["before-they-call-it", "when-they-have-met"])
+def test_processes_end_when_the_machine_of_the_store_vanishes_while_they_start(
+    job: Job, when: str, elastic: bool
+) -> None:
+    job.start("--steps", FOREVER, elastic=elastic)
+    if when == "before-they-call-it":
+        ranks = {"0", "1", "2"}
+        job.wait_for(lambda: {one["RANK"] for one in job.started()} >= ranks, 200)
+    else:
+        job.wait_for((job.output / ".secret").exists, 200)
+    job.machines[0].cut_off()
+    for number in (1, 2):
+        job.wait_for(lambda number=number: job.ended(number), 200)
+        said = job.said_by(number)
+        who = f"node {NODE}-{number}" if elastic else f"rank {number}"
+        (line,) = {line for line in said.splitlines() if line.startswith(who)}
+        assert "machine-0, the machine of" in line and "the job's store, has not answered" in line
+    assert not job.metrics
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_killed_machine_is_named_and_not_who_noticed(job: Job, lost: int) -> None:
     job.start("--steps", FOREVER)
     job.until_step(3)
-    job.machines[2].kill()
-    for number in (0, 1):
-        job.wait_for(lambda number=number: job.ended(number), 60)
+    job.machines[lost].kill()
+    store = "machine-0, the machine of rank 0 (chip NEUTRAL) and of the job's store, died"
+    cause = store if lost == 0 else f"{on(lost)} died or is cut off"
+    for number in {0, 1, 2} - {lost}:
+        job.wait_for(lambda number=number: job.ended(number), 120)
         (line,) = (line for line in job.said_by(number).splitlines() if " stopped " in line)
-        assert line.endswith(f": {on(2)} died or is cut off"), job.said()
+        assert line.endswith(f": {cause}"), job.said()
+
+
+@pytest.mark.long
+def test_a_machine_whose_disk_is_full_is_the_cause_that_all_name(job: Job) -> None:
+    folder = job.output / "checkpoints"
+    folder.mkdir(parents=True)
+    job.machines[1].do(f"mount -t tmpfs -o size=16k disk '{folder}'")
+    job.start("--steps", FOREVER, "--checkpoint-every", "3")
+    for number in range(MACHINES):
+        job.wait_for(lambda number=number: job.ended(number), 250)
+        (line,) = (line for line in job.said_by(number).splitlines() if " stopped" in line)
+        assert f"{on(1)} stopped: {folder}/" in line or line.startswith("rank 1 "), job.said()
+        assert "cannot be written: No space left on device" in line, job.said()
 
 
 @pytest.mark.parametrize(

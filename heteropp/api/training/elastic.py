@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,11 +34,11 @@ from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.pulse import Heart, Pulse
 from heteropp.elastic.member.member import run_member
 from heteropp.elastic.messages import JobOutcome
-from heteropp.runtime.ranks.attempt import launcher_store
-from heteropp.runtime.ranks.hung_launcher import end_if_hung
-from heteropp.runtime.ranks.launch import draw_secret, set_environment
+from heteropp.runtime.ranks.attempt import COME_S, launcher_store
+from heteropp.runtime.ranks.launch import set_environment
 from heteropp.runtime.ranks.loopback import loopback_store
-from heteropp.runtime.ranks.store import limit_answers
+from heteropp.runtime.ranks.secret import draw_secret, unlike_secrets
+from heteropp.runtime.ranks.store import StoreSilentError, naming_silent_store
 from heteropp.runtime.ranks.watch import SIGNALS
 from heteropp.runtime.training_run import TrainingRun
 
@@ -124,11 +123,14 @@ def train_elastically(
     cluster = read_cluster(elastic.cluster)
     set_environment()
     launched = _torchrun() is not None
-    place = (
-        _under_torchrun(elastic, earlier, cluster, run)
-        if launched
-        else _alone(earlier, cluster, run)
-    )
+    if launched:
+        try:
+            with naming_silent_store(os.environ["MASTER_ADDR"], run.deadline_s):
+                place = _under_torchrun(elastic, earlier, cluster, run)
+        except StoreSilentError as error:
+            raise InputError(f"node {elastic.node_name} stopped: {error}") from None
+    else:
+        place = _alone(earlier, cluster, run)
     job = Job(
         name=place.name,
         run=run,
@@ -253,29 +255,31 @@ def _clear_remote(job: Job, screen: Screen) -> None:
 
 
 def _follow(agent: Agent, place: JobProcess, told: list[int]) -> JobOutcome:
-    """Runs this node's members until the job is over; returns how it ended.
+    """Runs this node's members until the job is over; returns how it ended."""
+    try:
+        return _serve(agent, place, told)
+    except StoreSilentError as error:
+        print(f"node {place.own[0]} stopped: {error}", file=sys.stderr, flush=True)
+        return JobOutcome(1)
 
-    It is over when the leader says so, and when torchrun ends this start or dies.
+
+def _serve(agent: Agent, place: JobProcess, told: list[int]) -> JobOutcome:
+    """Runs this node's members until the leader says that the job is over.
+
+    It is over as well when torchrun ends this start or dies. Raises StoreSilentError.
     """
     board, node, meeting = Board(place.store), place.own[0], place.meeting
-    launcher, asked_s = os.getppid(), time.monotonic()
-    heart = Heart(Board(meeting.connect(meeting.answer_s)), node)
+    launcher = os.getppid()
+    with naming_silent_store(meeting.host, meeting.answer_s):
+        heart = Heart(Board(meeting.connect(meeting.answer_s)), node)
     try:
         while not told and os.getppid() == launcher:
-            asked_s = time.monotonic()
-            agent.turn()
-            if (code := board.heard(int, "over")) is not None:
-                board.say("", "left", node)
-                return JobOutcome(code)
+            with naming_silent_store(meeting.host, meeting.answer_s):
+                agent.turn()
+                if (code := board.heard(int, "over")) is not None:
+                    board.say("", "left", node)
+                    return JobOutcome(code)
             agent.wait(TURN_S)
-    except dist.DistNetworkError:
-        is_silent = time.monotonic() - asked_s > meeting.answer_s / 2
-        how = f"has not answered for {meeting.answer_s:g} s" if is_silent else "has hung up"
-        if is_silent:
-            end_if_hung(launcher)
-        who = f"{meeting.host}, the machine of the job's store,"
-        print(f"node {node} stopped: {who} {how}", file=sys.stderr, flush=True)
-        return JobOutcome(1)
     finally:
         heart.stop()
     return JobOutcome(128 + told[0] if told else 1)
@@ -313,22 +317,18 @@ def _under_torchrun(
         answer_s=run.deadline_s,
     )
     world_size = int(os.environ["WORLD_SIZE"])
-    limit_answers(launcher_store(), run.deadline_s)
+    come_s = max(run.deadline_s, COME_S)
     try:
-        gathered = gather(launcher_store(), rank, world_size, node, run.deadline_s)
+        gathered = gather(launcher_store(run.deadline_s), rank, world_size, node, come_s)
     except GatheringError as error:
         raise InputError(str(error)) from None
-    except dist.DistError as error:
-        raise InputError(f"the job's store on {meeting.host} does not answer: {error}") from None
     nodes = [agent.node for agent in gathered.agents]
     if len(set(nodes)) < len(nodes):
         raise InputError(
             f"the agents' --node-name are {', '.join(nodes)}; expected each of them once"
         )
-    if len({agent.secret for agent in gathered.agents}) > 1:
-        raise InputError(
-            "DICOMM_SECRET is not the same on all nodes; expected the same on each, or on none"
-        )
+    if unlike := unlike_secrets(nodes, [agent.secret for agent in gathered.agents]):
+        raise InputError(unlike)
     meeting = replace(meeting, prefix=f"start {gathered.id}")
     store = meeting.connect(run.deadline_s)
     board = Board(store)

@@ -74,15 +74,13 @@ class _Start:
     def train(self) -> int:
         options = self.options
         run = self._checked()
+        if self.launched:
+            return self._train_launched(run)
         if options.elastic:
             return self._train_elastically(run)
+        from heteropp.runtime.ranks.launch import launch
         from heteropp.runtime.train import train_rank  # torch is a second's import
         from heteropp.simulator.expectation import expected_step
-
-        if self.launched:
-            train_rank(run, options.json, expected_step)
-            return 0
-        from heteropp.runtime.ranks.launch import launch
         from heteropp.state.checkpoint.writer import remove_partial
 
         code = launch(
@@ -90,6 +88,23 @@ class _Start:
             labels=run.labels, logs=run.logs, restarts=options.restarts,
         )  # fmt: skip
         remove_partial(run.checkpoints)  # a full disk has room again
+        return code
+
+    def _train_launched(self, run: TrainingRun) -> int:
+        """Trains as a process of torchrun's: an agent, or a rank. Raises FileError."""
+        from heteropp.runtime.ranks.secret import forget_secret, share_secret
+
+        share_secret(run.output)
+        if self.options.elastic:
+            code = self._train_elastically(run)
+        else:
+            from heteropp.runtime.train import train_rank
+            from heteropp.simulator.expectation import expected_step
+
+            train_rank(run, self.options.json, expected_step)
+            code = 0
+        if self.keeps and code == 0:  # no start of this job follows
+            forget_secret(run.output)
         return code
 
     def _checked(self) -> TrainingRun:
@@ -158,8 +173,14 @@ class _Start:
             # before torch is imported
             choose_chip(self.plan, options.cluster, int(os.environ["RANK"]))
             from heteropp.runtime.ranks.attempt import attempt
+            from heteropp.runtime.ranks.store import StoreSilentError
 
-            self.restarted = attempt()
+            try:
+                self.restarted = attempt(options.deadline)
+            except StoreSilentError as error:
+                raise InputError(
+                    f"rank {os.environ['RANK']} stopped while starting: {error}"
+                ) from None
         return self.restarted > 0
 
     def _open_chips(self) -> Cluster | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 import uuid
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from heteropp.elastic.job import Board
+from heteropp.runtime.ranks.secret import fingerprint
 
 POLL_S = 0.1
 
@@ -25,7 +24,7 @@ class Present:
 
     id: str
     node: str
-    secret: str  # tells whether the agents were given the same one; "": none was given
+    secret: str  # its fingerprint, which tells whether the agents have the same one
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def gather(store: dist.Store, rank: int, world_size: int, node: str, timeout_s: 
     earlier start left is overwritten, and never answered. Raises GatheringError.
     """
     board = Board(store)
-    own = Present(uuid.uuid4().hex, node, _fingerprint(os.environ.get("DICOMM_SECRET")))
+    own = Present(uuid.uuid4().hex, node, fingerprint())
     board.say(own, "agent", rank)
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
@@ -59,10 +58,3 @@ def gather(store: dist.Store, rank: int, world_size: int, node: str, timeout_s: 
                 return found
         time.sleep(POLL_S)
     raise GatheringError(f"{world_size} agents did not come together in {timeout_s:g} s")
-
-
-def _fingerprint(secret: str | None) -> str:
-    """Returns a slow hash of the secret, from which even a short secret cannot be guessed."""
-    if not secret:
-        return ""
-    return hashlib.scrypt(secret.encode(), salt=b"heteropp", n=1 << 14, r=8, p=1).hex()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import signal
 import sys
 import uuid
@@ -18,6 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from heteropp.description.files import FileError, make_folder
 from heteropp.runtime.ranks.fork_server import fork_server
 from heteropp.runtime.ranks.loopback import LOOPBACK, loopback_store
+from heteropp.runtime.ranks.secret import draw_secret
 from heteropp.runtime.ranks.watch import CAUSE_FILE
 
 ELASTIC = "torch.distributed.elastic"
@@ -110,14 +110,6 @@ def set_environment() -> None:
     # torch asks DNS for the name of whoever connects: a silent server shall cost 2 s, not 10
     os.environ.setdefault("RES_OPTIONS", "timeout:1")
     os.environ["OMP_NUM_THREADS"] = "1"  # many ranks share this machine's cores
-
-
-def draw_secret() -> None:
-    """Draws a secret for all that this process starts, unless DICOMM_SECRET is set already.
-
-    A job of several launchers sets it, as they must share one.
-    """
-    os.environ.setdefault("DICOMM_SECRET", secrets.token_hex(32))
 
 
 def _cause(error: ChildFailedError, labels: tuple[str, ...], logs: Path) -> str:

@@ -11,10 +11,35 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
+
+from heteropp.runtime.ranks.hung_launcher import end_if_hung
+
+
+class StoreSilentError(RuntimeError):
+    """The job's store is lost; the message says on which machine it was, and how it ended."""
+
+
+@contextmanager
+def naming_silent_store(host: str, limit_s: float) -> Iterator[None]:
+    """Raises StoreSilentError where the store, on `host`, is lost in the block's calls.
+
+    torchrun, which started this process, is ended if it hangs in calls of that store as well.
+    """
+    asked_s = time.monotonic()
+    try:
+        yield
+    except dist.DistNetworkError:
+        waited_s = time.monotonic() - asked_s
+        is_silent = waited_s > limit_s / 2
+        if is_silent:
+            end_if_hung(os.getppid())
+        how = f"has not answered for {limit_s:g} s" if is_silent else "has hung up"
+        raise StoreSilentError(f"{host}, the machine of the job's store, {how}") from None
 
 
 def limit_answers(store: dist.Store, limit_s: float) -> None:

@@ -1,14 +1,21 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
+#include <linux/ethtool.h>
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/communicator.h"
@@ -76,6 +83,14 @@ bool is_loopback(const sockaddr& address) {
          IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
 }
 
+// Whether others may reach this host there. A link-local address means something else on each link.
+bool leads_here(const sockaddr* address) {
+  if (!address || is_loopback(*address)) return false;
+  if (address->sa_family == AF_INET) return true;
+  return address->sa_family == AF_INET6 &&
+         !IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+}
+
 std::string numeric(const sockaddr* address, socklen_t length) {
   char host[NI_MAXHOST];
   const bool known =
@@ -83,68 +98,135 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return known ? host : "";
 }
 
-// This host's address on the way to other networks; empty where none leads there.
-std::string default_address() {
-  const Addresses far = resolve("192.0.2.1", 9, AI_NUMERICHOST);  // of nobody: for documentation
-  const Fd probe(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  sockaddr_in own{};
+// This host's address on the way to another network; empty where none leads there.
+std::string address_towards(const char* network) {
+  const Addresses far = resolve(network, 9, AI_NUMERICHOST);
+  if (!far) return "";
+  const Fd probe(::socket(far->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage own{};
   socklen_t length = sizeof own;
   auto* address = reinterpret_cast<sockaddr*>(&own);
   // Connecting chooses a route, and sends nothing.
-  if (!far || !probe || ::connect(probe.get(), far->ai_addr, far->ai_addrlen) != 0 ||
-      ::getsockname(probe.get(), address, &length) != 0 || is_loopback(*address))
+  if (!probe || ::connect(probe.get(), far->ai_addr, far->ai_addrlen) != 0 ||
+      ::getsockname(probe.get(), address, &length) != 0 || !leads_here(address))
     return "";
   return numeric(address, length);
 }
 
-struct Interfaces {
-  std::vector<std::string> addresses;  // IPv4
-  std::vector<std::string> inner;      // those of bridges: of docker0, say, behind which no other
-                                       // machine is
+struct Interface {
+  std::string name, address;
+  bool ipv6 = false;
+  bool bridge = false;  // docker0, say, behind which no other machine is
 };
 
-Interfaces interfaces() {
+// Asked of the kernel, as a container's /sys may be another one's.
+bool is_bridge(const char* name) {
+  const Fd any(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ethtool_drvinfo driver{};
+  driver.cmd = ETHTOOL_GDRVINFO;
+  ifreq request{};
+  std::strncpy(request.ifr_name, name, IFNAMSIZ - 1);
+  request.ifr_data = reinterpret_cast<char*>(&driver);
+  return any && ::ioctl(any.get(), SIOCETHTOOL, &request) == 0 &&
+         std::string_view(driver.driver) == "bridge";
+}
+
+// Those that are up, as often as they have addresses: the likelier ones to lead elsewhere first.
+std::vector<Interface> interfaces() {
   ifaddrs* first = nullptr;
   if (::getifaddrs(&first) != 0) return {};
-  Interfaces found;
+  std::vector<Interface> found;
   for (const ifaddrs* at = first; at; at = at->ifa_next) {
-    if (!at->ifa_addr || at->ifa_addr->sa_family != AF_INET || !(at->ifa_flags & IFF_UP) ||
-        is_loopback(*at->ifa_addr))
-      continue;
-    const bool bridge =
-        ::access(text("/sys/class/net/", at->ifa_name, "/bridge").c_str(), F_OK) == 0;
-    (bridge ? found.inner : found.addresses).push_back(numeric(at->ifa_addr, sizeof(sockaddr_in)));
+    if (!(at->ifa_flags & IFF_UP) || !leads_here(at->ifa_addr)) continue;
+    const bool ipv6 = at->ifa_addr->sa_family == AF_INET6;
+    const socklen_t length = ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+    found.push_back({at->ifa_name, numeric(at->ifa_addr, length), ipv6, is_bridge(at->ifa_name)});
   }
   ::freeifaddrs(first);
+  std::stable_sort(found.begin(), found.end(), [](const Interface& a, const Interface& b) {
+    return std::pair(a.bridge, a.ipv6) < std::pair(b.bridge, b.ipv6);
+  });
   return found;
 }
 
 // Where other machines may reach this one, the likeliest first.
 std::vector<std::string> likely_addresses() {
-  const Interfaces all = interfaces();
-  const std::string by_default = default_address();
-  std::vector<std::string> likely;
+  std::vector<std::string> likely, inner;
+  const auto add = [&likely](const std::string& address) {
+    if (!address.empty()) likely.push_back(address);
+  };
+  const std::vector<Interface> all = interfaces();
+  for (const Interface& each : all)
+    if (each.bridge) inner.push_back(each.address);
   // Many hosts call themselves 127.0.1.1, where no other machine reaches them.
   const Addresses named = resolve(host_name(), 0, 0);
   for (const addrinfo* at = named.get(); at; at = at->ai_next)
-    if (!is_loopback(*at->ai_addr)) likely.push_back(numeric(at->ai_addr, at->ai_addrlen));
-  likely.push_back(by_default);
-  likely.insert(likely.end(), all.addresses.begin(), all.addresses.end());
-  std::stable_partition(likely.begin(), likely.end(), [&](const std::string& address) {
-    return std::find(all.inner.begin(), all.inner.end(), address) == all.inner.end() ||
-           address == by_default;
+    if (leads_here(at->ai_addr)) add(numeric(at->ai_addr, at->ai_addrlen));
+  std::erase_if(likely, [&](const std::string& address) {
+    return std::find(inner.begin(), inner.end(), address) != inner.end();
   });
-  likely.insert(likely.end(), all.inner.begin(), all.inner.end());
-  likely.push_back("127.0.0.1");
-  std::erase(likely, "");
+  add(address_towards("192.0.2.1"));  // networks of nobody: they are for documentation
+  add(address_towards("2001:db8::1"));
+  for (const Interface& each : all) add(each.address);
+  add("127.0.0.1");
   return likely;
+}
+
+// A variable's choice of interfaces: names with commas between them. NCCL's are the beginnings of
+// names, but for "=" before them; "^" before them means all others.
+struct Choice {
+  const char* variable = nullptr;
+  std::string value;
+
+  bool takes(const std::string& name) const {
+    std::string_view rest = value;
+    const auto eat = [&rest](char sign) {
+      if (!rest.starts_with(sign)) return false;
+      rest.remove_prefix(1);
+      return true;
+    };
+    const bool others = eat('^');
+    const bool exact = eat('=') || std::string_view(variable) != "NCCL_SOCKET_IFNAME";
+    while (!rest.empty()) {
+      const std::string_view one = rest.substr(0, rest.find(','));
+      if (!one.empty() && (exact ? name == one : name.starts_with(one))) return !others;
+      rest.remove_prefix(std::min(rest.size(), one.size() + 1));
+    }
+    return others;
+  }
+};
+
+// Empty where no variable chooses.
+std::vector<std::string> chosen_addresses() {
+  for (const char* variable :
+       {"DICOMM_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
+    const char* value = std::getenv(variable);
+    if (!value || !*value) continue;
+    const Choice choice{variable, value};
+    std::vector<std::string> addresses;
+    std::string there;
+    for (const Interface& each : interfaces()) {
+      if (choice.takes(each.name)) addresses.push_back(each.address);
+      there += text(there.empty() ? "" : ", ", each.name, " (", each.address, ")");
+    }
+    if (choice.takes("lo")) addresses.push_back("127.0.0.1");
+    if (addresses.empty())
+      throw Error(text(variable, " is ", value, ", and no network interface of that name has an ",
+                       "address; expected one of lo", there.empty() ? "" : ", ", there));
+    return addresses;
+  }
+  return {};
 }
 
 }  // namespace
 
 TcpListener tcp_listen(const std::string& host) {
-  int error = 0;
-  for (const std::string& candidate : host.empty() ? likely_addresses() : std::vector{host}) {
+  std::vector<std::string> candidates{host};
+  if (host.empty()) candidates = chosen_addresses();
+  if (candidates.empty()) candidates = likely_addresses();
+  std::string failures;
+  for (const std::string& candidate : candidates) {
+    int error = 0;
     const Addresses addresses = resolve(candidate, 0, 0);
     for (const addrinfo* at = addresses.get(); at; at = at->ai_next) {
       const int fd = listen_on(*at);
@@ -155,9 +237,10 @@ TcpListener tcp_listen(const std::string& host) {
       ::fcntl(fd, F_SETFD, FD_CLOEXEC);
       return named(Fd(fd));
     }
+    failures += text(failures.empty() ? "cannot listen on '" : ", on '", candidate,
+                     "': ", error ? system_error(error) : "the name does not resolve");
   }
-  throw Error(text("cannot listen on '", host,
-                   "': ", error ? system_error(error) : "the name does not resolve"));
+  throw Error(failures);
 }
 
 Fd tcp_connect(const std::string& host, int port, const Deadline& deadline) {

@@ -26,8 +26,10 @@ struct TcpListener {
   int port = 0;
 };
 
-// host: empty for the address this host's name resolves to, else that of its default route, else of
-// a network interface, a bridge's last; where there is none, loopback. Throws Error.
+// host: empty for the address of the interface that DICOMM_SOCKET_IFNAME, GLOO_SOCKET_IFNAME or
+// NCCL_SOCKET_IFNAME names; without these that which this host's name resolves to, else that of its
+// default route, else of a network interface, a bridge's last; where there is none, loopback.
+// Throws Error.
 TcpListener tcp_listen(const std::string& host);
 // Throws Error; TurnedAway where this rank has no descriptors.
 Fd tcp_connect(const std::string& address, int port, const Deadline& deadline);
