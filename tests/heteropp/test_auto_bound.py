@@ -14,6 +14,7 @@ from heteropp.cost.planned import fits
 from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
 from heteropp.search.auto.bound import step_bound_s
+from heteropp.search.auto.bound.nodes import NodeKind, Work, most_done
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.judge import ask
 from heteropp.search.planner import OPTIONS, Request
@@ -126,8 +127,8 @@ def compositions(total: int, parts: int) -> list[tuple[int, ...]]:
     ]
 
 
-def against_brute_force(seed: int) -> None:
-    request = small_request(seed)
+def best_step_s(request: Request) -> float:
+    """The least step of every plan; infinite where none fits."""
     best_s = float("inf")
     for plan, cluster in every_plan(request):
         try:
@@ -136,12 +137,40 @@ def against_brute_force(seed: int) -> None:
             continue
         if fits(plan, cluster):
             best_s = min(best_s, simulate(plan, cluster).step_s)
+    return best_s
+
+
+def against_brute_force(seed: int) -> None:
+    request = small_request(seed)
+    best_s = best_step_s(request)
     assert step_bound_s(request, Freedom(request), request.cluster) <= best_s
     verdict = ask("auto", request, 1)
     if not verdict.judged:
         assert best_s == float("inf")
         return
     assert verdict.best.simulation.step_s <= best_s * NEAR
+
+
+def distant_request(seed: int) -> Request:
+    """Three nodes of one chip and a slow NIC each, of which one may stand amid the others."""
+    generator = random.Random(f"distant {seed}")
+    chip = random_chip(generator)
+    memory = replace(chip.memory, capacity_bytes=10**7)
+    nodes = []
+    for name in "abc":
+        links = replace(chip.links, nic_bytes_per_s=10 ** generator.uniform(4, 6))
+        nodes.append(Node(name, replace(chip, memory=memory, links=links), range(1)))
+    return Request(
+        cluster=Cluster("distant", in_order(nodes)),
+        model=tiny_model(
+            3,
+            vocab=generator.choice([32, 512]),
+            tied_embeddings=generator.choice([False, True]),
+        ),
+        global_batch=generator.choice([2, 4]),
+        schedule=generator.choice(["1f1b", "gpipe"]),
+        open=OPEN,
+    )
 
 
 def open_request(seed: int) -> Request:
@@ -197,6 +226,36 @@ def test_one_sequence_goes_no_faster_through_more_chips() -> None:
         steps_s.append(ask("auto", request, 1).best.simulation.step_s)
     assert bounds_s[0] > 0.95 * steps_s[0]
     assert bounds_s[1] > 0.6 * steps_s[1]  # all but the gradients of weights
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 40))]
+)
+def test_the_bound_holds_where_nics_are_slow(seed: int) -> None:
+    request = distant_request(seed)
+    assert 0 < step_bound_s(request, Freedom(request), request.cluster) <= best_step_s(request)
+
+
+def test_a_node_amid_others_passes_every_sequence_twice() -> None:
+    """Four nodes alike, whose NICs have time for all sequences once and for no gradients."""
+    kind = NodeKind(
+        chip_name="a",
+        chips=1,
+        count=4,
+        sequences_per_s=10.0,
+        summed_s=100.0,
+        block_summed_s=10.0,
+        embedding_summed_s=2.0,
+        head_summed_s=2.0,
+        tied=False,
+    )
+    work = Work(sequences=10, sequence=1.0, block=0.5, embedding=0.0, head=0.0, updates=0.0)
+    inner = 5 * 0.5 / 10  # half of the sequences, each through what a second sums of a block
+    speed = 2.0
+    # one has all blocks of no other, or two have the ends and pass every sequence
+    assert most_done([kind], [speed], work, 1.0) == pytest.approx(2 * inner + 2 * speed)
+    tied = replace(kind, tied=True)
+    assert most_done([tied], [speed], work, 1.0) == pytest.approx(3 * inner + speed)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -18,7 +18,9 @@ from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, 
 from heteropp.search.judge import AHEAD
 from heteropp.search.planner import Candidate, Request, Result, SearchError, planner
 
-PASSES = 600_000  # of micro-batches through replicas, in all simulations together
+PASSES = 1_200_000  # of micro-batches through replicas, in all simulations together
+PASSES_OF_MANY = 600_000  # where chips are so many that each simulation takes long
+FEW_CHIPS = 64  # chips, up to which the search may take the more passes
 SEEDS = 24  # of each kind, simulated on all chips
 PROBED_CHIPS = 1024  # of clusters of fewer chips, all together
 PROBES = 2  # seeds of each kind on each of them
@@ -39,7 +41,8 @@ Seeds = tuple[list[Plan], list[Plan]]  # pipelines, and plans on skeletons
 def search(request: Request) -> Result:
     """The best plan found. Raises SearchError, or DoesNotFitError where none was found to fit."""
     freedom = Freedom(request)
-    trials = Trials(request, freedom, Budget(PASSES, request.budget_s))
+    passes = PASSES if request.cluster.world_size <= FEW_CHIPS else PASSES_OF_MANY
+    trials = Trials(request, freedom, Budget(passes, request.budget_s))
     bound_s = step_bound_s(request, freedom, request.cluster)
     for zero_stage in dict.fromkeys((request.zero_stage, max(freedom.zero_stages))):
         _seed(trials, replace(request, zero_stage=zero_stage))

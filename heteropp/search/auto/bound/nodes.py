@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from heteropp.description.chips import ChipSpec
-from heteropp.models.spec import ModelSpec
+from heteropp.models.spec import ModelSpec, Parameter
 
 
 @dataclass(frozen=True)
@@ -17,20 +17,27 @@ class Work:
     sequences: int
     sequence: float  # work of one of them through the whole model
     block: float  # of that, at most through one block
-    ends: float  # of that, through embedding and head
+    embedding: float  # of that, through the embedding
+    head: float  # of that, through the head
     updates: float  # of all parameters
 
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes that are alike."""
+    """Nodes that are alike.
+
+    What is summed is the gradients of some parameters, with another node that holds them, too.
+    """
 
     chip_name: str
     chips: int  # of each
     count: int
     sequences_per_s: float  # whose boundary tensors a node's NICs pass
-    summed_s: float  # to sum the gradients of the whole model with another node
+    summed_s: float  # to sum those of the whole model
     block_summed_s: float  # or of one block, which has the fewest parameters that train
+    embedding_summed_s: float  # or of the embedding; 0 where the head is tied to it
+    head_summed_s: float  # or of the head
+    tied: bool  # whether the head is the embedding, and who holds one of them alone sums it
 
     @classmethod
     def of(
@@ -40,39 +47,71 @@ class NodeKind:
         links = chip.links
         nics_bytes_per_s = min(links.nics_per_node, chips) * links.nic_bytes_per_s
         boundary_bytes = model.sequence_length * model.hidden * model.dtype_bytes
-        whole_bytes, block_bytes = _gradient_bytes(model)
+        sizes = _gradient_bytes(model)
+        whole_s, block_s, embedding_s, head_s = (n / 2 / nics_bytes_per_s for n in sizes)
+        tied = model.tied_elements > 0
         return cls(
             chip_name=chip_name,
             chips=chips,
             count=count,
             sequences_per_s=nics_bytes_per_s / boundary_bytes,
-            summed_s=whole_bytes / 2 / nics_bytes_per_s,
-            block_summed_s=block_bytes / 2 / nics_bytes_per_s,
+            summed_s=whole_s,
+            block_summed_s=block_s,
+            embedding_summed_s=0.0 if tied else embedding_s,
+            head_summed_s=head_s,
+            tied=tied,
         )
 
-    def done_of_each(self, work: Work, step_s: float) -> float:
-        """Returns the most work on a sequence that a node does which does not hold all blocks.
+    @property
+    def end_summed_s(self) -> float:
+        """Seconds to sum what a node holds at least that holds an end of the model."""
+        ends_s = (self.embedding_summed_s, self.head_summed_s)
+        return self.block_summed_s + (max(ends_s) if self.tied else min(ends_s))
 
-        A block that no other node holds meets every sequence, for which the NICs may have no time.
-        Of the other blocks it sums the gradients.
+    def part(self, work: Work, step_s: float, crossings: int) -> float:
+        """Returns the most work that a node does which does not hold all blocks.
+
+        crossings: of its NICs, each way, by every sequence that it works on.
         """
-        if self.sequences_per_s * step_s >= work.sequences or not self.block_summed_s:
+        crossed = self.sequences_per_s * step_s / crossings
+        return crossed * self._done_of_each(work, step_s, crossed) + work.updates
+
+    def _done_of_each(self, work: Work, step_s: float, crossed: float) -> float:
+        """Returns the most work on each of so many sequences.
+
+        What no other node holds meets every sequence, for which the NICs may have no time. Of all
+        else the node sums the gradients, first of what is most work for its bytes.
+        """
+        pieces = (
+            (work.block, self.block_summed_s),
+            (work.embedding, self.embedding_summed_s),
+            (work.head, self.head_summed_s),
+        )
+        if crossed >= work.sequences or not self.block_summed_s:
             return work.sequence
-        return min(work.sequence, work.ends + work.block * step_s / self.block_summed_s)
+        done = sum(price for price, summed_s in pieces if not summed_s)
+        done += step_s * max(price / summed_s for price, summed_s in pieces if summed_s)
+        return min(work.sequence, done)
 
 
-def _gradient_bytes(model: ModelSpec) -> tuple[int, int]:
-    """Returns the bytes of the gradients of the whole model, and of its smallest block."""
+def _gradient_bytes(model: ModelSpec) -> tuple[int, int, int, int]:
+    """Returns the bytes of the gradients of the whole model, of its smallest block, of its
+    embedding and of its head.
+    """
     width = max(4, model.dtype_bytes)
+
+    def size(parameters: Iterable[Parameter]) -> int:
+        return sum(width * math.prod(p.shape) for p in parameters if p.trains)
+
+    def end(layer: int) -> int:
+        held = model.parameters((layer, layer + 1))
+        return size(p for p in held if not p.name.startswith("layers."))
+
     blocks = dict.fromkeys(range(model.layers), 0)
-    whole = 0
     for parameter in model.all_parameters:
-        if parameter.trains:
-            size = width * math.prod(parameter.shape)
-            whole += size
-            if parameter.name.startswith("layers."):
-                blocks[int(parameter.name.split(".")[1])] += size
-    return whole, min(blocks.values())
+        if parameter.name.startswith("layers."):
+            blocks[int(parameter.name.split(".")[1])] += size([parameter])
+    return size(model.all_parameters), min(blocks.values()), end(0), end(model.layers - 1)
 
 
 def most_done(
@@ -82,21 +121,37 @@ def most_done(
 
     speeds: work a second of one chip, by kind.
 
-    A node that does not hold the whole model sends or receives a boundary tensor of every sequence
-    that it works on, and its gradient the other way; and so does another node, so that of all that
-    NICs pass half are sequences. Nodes that hold the whole model sum their gradients: of these, one
-    alone has no one to sum them with.
+    A node that does not hold the whole model receives a boundary tensor of every sequence that it
+    works on, and sends one: the activation and its gradient, at one side of its blocks. A node
+    that has blocks before its own and after them does so at both sides, and so does one with both
+    ends, from between which the sequence comes back. So all but nodes with one end pass half as
+    many sequences; and of all that NICs pass half are sequences.
+
+    An end that several nodes hold is summed by each of them. Of the nodes that have no time for
+    that, one has the embedding and another the head, unless these are tied and summed, too; and
+    none has, where another node holds the whole model.
+
+    Nodes that hold the whole model sum their gradients: of these, one alone has no one to sum them
+    with.
     """
     divided = work.updates
     several = parts = most_gain = most_whole = several_whole = 0.0
+    ends_gains: list[float] = []
     for kind, speed in zip(kinds, speeds, strict=True):
         whole = kind.chips * speed * step_s
-        passed = kind.sequences_per_s * step_s
-        part = min(whole, passed * kind.done_of_each(work, step_s) + work.updates)
-        divided += kind.count * passed / 2 * work.sequence
+        inner, outer = (min(whole, kind.part(work, step_s, crossings)) for crossings in (2, 1))
+        if kind.end_summed_s <= step_s:
+            part = outer
+        else:
+            part = inner
+            if not kind.tied:
+                ends_gains += [outer - inner] * min(kind.count, 2)
+        divided += kind.count * kind.sequences_per_s * step_s / 2 * work.sequence
         parts += kind.count * part
         most_whole, most_gain = max(most_whole, whole), max(most_gain, whole - part)
         sums = kind.summed_s <= step_s
         several += kind.count * (whole if sums else part)
         several_whole += kind.count * whole if sums else 0.0
-    return max(min(several, several_whole + divided), min(parts + most_gain, most_whole + divided))
+    alone = min(parts + most_gain, most_whole + divided)
+    none = min(parts + sum(sorted(ends_gains)[-2:]), divided)
+    return max(min(several, several_whole + divided), alone, none)

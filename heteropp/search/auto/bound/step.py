@@ -132,7 +132,8 @@ class _StepProblem:
         sequence = float(prices @ self.counts)
         updates = float(update_prices @ self.updated)
         speeds = [speed[kind.chip_name] for kind in self.kinds]
-        work = Work(self.batch, sequence, max(prices[:-2]), sum(prices[-2:]), updates)
+        *blocks, embedding, head = map(float, prices)
+        work = Work(self.batch, sequence, max(blocks), embedding, head, updates)
         done = most_done(self.kinds, speeds, work, step_s)
         return done + chain_price * self.batch * step_s >= self.batch * sequence + updates
 
