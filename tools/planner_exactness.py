@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from brute_force import BruteForce, invented_trace, random_request
+from brute_force import BruteForce, random_request
+from invented import invented_trace
 from rich.console import Console
 from rich.table import Table
 

@@ -14,13 +14,10 @@ from clusters import random_chip, tiny_model
 
 from heteropp.cost.planned import slowest_link
 from heteropp.cost.stage_time import StageShape, stage_memory, stage_time
-from heteropp.cost.tracing import traces
-from heteropp.cost.tracing.kind import StageKind
 from heteropp.description.chips import Collectives
 from heteropp.description.cluster import Cluster, Node
 from heteropp.description.fabric import Fabric, LinkEntry
 from heteropp.description.plan import Pipeline, Plan, Stage
-from heteropp.models.llama.model import LlamaModel
 from heteropp.schedule.in_flight import in_flight
 from heteropp.search import space
 from heteropp.search.planner import Request
@@ -193,58 +190,6 @@ class BruteForce:
             for stage in plan.pipelines[0].stages
         )
         return self.cost_s(plan.micro_batch // self.request.sequences, stages)
-
-
-def invented_trace(model: LlamaModel, layers: int, kind: StageKind) -> traces.StageTrace:
-    """What heteropp.cost.tracing.traces.trace_stage would give for a model of no particular sense.
-
-    Tracing thousands of shapes for real takes a minute; planners must be right whatever it says.
-    """
-    first, last, tp, sequences = kind.first, kind.last, kind.tp, kind.sequences
-    generator = random.Random(f"{model.name} {tp} {first} {last}")
-
-    def size(fixed: float, per_layer: float, grows: bool = True) -> int:
-        """Drawn around those for one rank without tensor parallelism."""
-        fixed, per_layer = (x * generator.uniform(0.5, 1.5) for x in (fixed, per_layer))
-        share = 0.2 + 0.8 / tp
-        return int(
-            (fixed * (first + last) + per_layer * layers) * share * (sequences if grows else 1)
-        )
-
-    def piece(weight: float, grows: bool = True) -> traces.TracedPiece:
-        product = (layers, True, size(0, weight * 2e6 / layers, grows), 1000)
-        other = (3 * layers, False, 100, size(0, weight * 5e4 / layers, grows))
-        ends = (first + last, True, size(weight * 2e6, 0, grows), 1000)
-        reduces = ((layers, 2000 * sequences),) if tp > 1 and grows else ()
-        return traces.TracedPiece((product, other, ends), (), reduces, ())
-
-    # beyond where collectives change their algorithm: their time is then a line over the layers
-    held = 70_000 + size(4000, 10_000, grows=False)
-    peak = size(8000, 9_000)
-    return traces.StageTrace(
-        forward=piece(1.0),
-        backward_input=piece(1.0),
-        backward_weight=piece(1.0),
-        norm=piece(0.1, grows=False),
-        update=piece(0.3, grows=False),
-        orthogonal=piece(0.0, grows=False),
-        orthogonal_peak_bytes=0,
-        matrix_bytes=0,
-        matrices=0,
-        flat_bytes=held,
-        training_bytes=held,
-        gradient_bytes=held,
-        constant_bytes=512,
-        input_bytes=0 if first else 1024 * sequences,
-        output_bytes=4 if last else 1024 * sequences,
-        kept_bytes=size(2000, 8_000),
-        forward_peak_bytes=peak,
-        backward_input_peak_bytes=peak + 1000,
-        backward_weight_peak_bytes=peak,
-        update_peak_bytes=size(8000, 20_000, grows=False),
-        put_off_bytes=size(1000, 6_000),
-        parts_bytes=0,
-    )
 
 
 def random_request(generator: random.Random) -> Request:

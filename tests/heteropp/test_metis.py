@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from brute_force import invented_trace
 from clusters import cluster_of, tiny_model
+from invented import invented_traces_alone
 
 from ditorch.chips import load_chip
 from heteropp.cost.planned import check_cluster, check_memory
-from heteropp.cost.tracing import traces
 from heteropp.description.plan import validate
 from heteropp.search import metis, metis_oom
 from heteropp.search.metis_balance import partition, relieved
@@ -221,8 +221,9 @@ def test_limits_end_a_search() -> None:
 
 
 @pytest.fixture
-def invented_traces(monkeypatch) -> None:
-    monkeypatch.setattr(traces, "trace_stage", invented_trace)
+def invented_traces() -> Iterator[None]:
+    with invented_traces_alone():
+        yield
 
 
 def request(capacity_bytes: int = 10_000_000, **changes) -> Request:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from brute_force import invented_trace
+from invented import invented_traces_alone
 
-from heteropp.cost.tracing import traces
 from heteropp.description.files import FileError
 from heteropp.search.metis_exact import solve
 from heteropp.search.metis_table import SHAPES, problem, table
@@ -22,8 +22,9 @@ def write_cluster(folder: Path, *types: str) -> None:
 
 
 @pytest.fixture
-def invented_traces(monkeypatch) -> None:
-    monkeypatch.setattr(traces, "trace_stage", invented_trace)
+def invented_traces() -> Iterator[None]:
+    with invented_traces_alone():
+        yield
 
 
 def write_checkout(folder: Path) -> Path:

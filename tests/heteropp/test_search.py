@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from brute_force import BruteForce, invented_trace, random_request
+from brute_force import BruteForce, random_request
 from clusters import cluster_of, tiny_model
+from invented import invented_traces_alone
 
 from ditorch.chips import load_chip
 from heteropp.cost.planned import check_memory, rank_memory
-from heteropp.cost.tracing import traces
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Stage, validate
 from heteropp.schedule.in_flight import in_flight as most_held
@@ -22,8 +23,9 @@ from heteropp.search.planner import DoesNotFitError, Request, SearchError
 
 
 @pytest.fixture
-def invented_traces(monkeypatch) -> None:
-    monkeypatch.setattr(traces, "trace_stage", invented_trace)
+def invented_traces() -> Iterator[None]:
+    with invented_traces_alone():
+        yield
 
 
 def request(cluster: Cluster, layers: int, batch: int, **changes) -> Request:

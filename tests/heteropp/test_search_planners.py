@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from brute_force import BruteForce, One, invented_trace, random_request
+from brute_force import BruteForce, One, random_request
 from clusters import cluster_of, tiny_model
+from invented import invented_traces_alone
 
 from ditorch.chips import load_chip
 from heteropp.cost.planned import check_memory
-from heteropp.cost.tracing import traces
 from heteropp.description.plan import validate
 from heteropp.search import exact, heteroauto, nearest, space, uniform
 from heteropp.search.planner import Request, SearchError
 
 
 @pytest.fixture(autouse=True)
-def invented_traces(monkeypatch) -> None:
-    monkeypatch.setattr(traces, "trace_stage", invented_trace)
+def invented_traces() -> Iterator[None]:
+    with invented_traces_alone():
+        yield
 
 
 def cost_s(planner, request: Request) -> float | None:

@@ -1,0 +1,84 @@
+"""Traces of stages of no particular sense, in place of real ones: planners must be right anyway."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from heteropp.cost import planned, stage_time
+from heteropp.cost.tracing import traces
+from heteropp.cost.tracing.kind import StageKind
+from heteropp.models.llama.model import LlamaModel
+from heteropp.search import costs
+
+
+@contextmanager
+def invented_traces_alone() -> Iterator[None]:
+    """Every stage has an invented trace, and none is known from before or remembered after."""
+    with pytest.MonkeyPatch.context() as patch:
+        _forget()
+        patch.setattr(traces, "trace_stage", invented_trace)
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    for module in (traces, stage_time, planned, costs):
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+
+def invented_trace(model: LlamaModel, layers: int, kind: StageKind) -> traces.StageTrace:
+    """What heteropp.cost.tracing.traces.trace_stage would give for a model of no particular sense.
+
+    Tracing thousands of shapes for real takes a minute; planners must be right whatever it says.
+    """
+    first, last, tp, sequences = kind.first, kind.last, kind.tp, kind.sequences
+    generator = random.Random(f"{model.name} {tp} {first} {last}")
+
+    def size(fixed: float, per_layer: float, grows: bool = True) -> int:
+        """Drawn around those for one rank without tensor parallelism."""
+        fixed, per_layer = (x * generator.uniform(0.5, 1.5) for x in (fixed, per_layer))
+        share = 0.2 + 0.8 / tp
+        return int(
+            (fixed * (first + last) + per_layer * layers) * share * (sequences if grows else 1)
+        )
+
+    def piece(weight: float, grows: bool = True) -> traces.TracedPiece:
+        product = (layers, True, size(0, weight * 2e6 / layers, grows), 1000)
+        other = (3 * layers, False, 100, size(0, weight * 5e4 / layers, grows))
+        ends = (first + last, True, size(weight * 2e6, 0, grows), 1000)
+        reduces = ((layers, 2000 * sequences),) if tp > 1 and grows else ()
+        return traces.TracedPiece((product, other, ends), (), reduces, ())
+
+    # beyond where collectives change their algorithm: their time is then a line over the layers
+    held = 70_000 + size(4000, 10_000, grows=False)
+    peak = size(8000, 9_000)
+    return traces.StageTrace(
+        forward=piece(1.0),
+        backward_input=piece(1.0),
+        backward_weight=piece(1.0),
+        norm=piece(0.1, grows=False),
+        update=piece(0.3, grows=False),
+        orthogonal=piece(0.0, grows=False),
+        orthogonal_peak_bytes=0,
+        matrix_bytes=0,
+        matrices=0,
+        flat_bytes=held,
+        training_bytes=held,
+        gradient_bytes=held,
+        constant_bytes=512,
+        input_bytes=0 if first else 1024 * sequences,
+        output_bytes=4 if last else 1024 * sequences,
+        kept_bytes=size(2000, 8_000),
+        forward_peak_bytes=peak,
+        backward_input_peak_bytes=peak + 1000,
+        backward_weight_peak_bytes=peak,
+        update_peak_bytes=size(8000, 20_000, grows=False),
+        put_off_bytes=size(1000, 6_000),
+        parts_bytes=0,
+    )
