@@ -7,7 +7,6 @@ from collections.abc import Generator
 import pytest
 from installed import account
 
-
 LONGEST = ("test_docs.py", "test_wheel.py")  # minutes each: no worker is left alone with one
 
 
