@@ -152,7 +152,7 @@ std::optional<Selection> selection(const ditorch_context& context, const at::Ten
     const auto index = optional_tensor(one);
     if (index.defined()) {
       const auto counts = index.scalar_type();
-      if (found || dim >= self.dim() || index.numel() == 0 ||
+      if (found || dim >= self.dim() || index.numel() == 0 || index.device() != self.device() ||
           (counts != c10::kLong && counts != c10::kInt)) {
         return std::nullopt;
       }

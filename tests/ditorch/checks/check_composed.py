@@ -183,6 +183,11 @@ def test_what_a_tensor_of_places_selects(dtype: torch.dtype) -> None:
     check(lambda t, i: t[0, 0][i], table, places[0])
 
 
+def test_places_on_the_host_select_on_the_chip() -> None:
+    table, places = drawn(5, 3), torch.tensor([4, -5, 0])
+    assert torch.equal(table.to("device")[places].cpu(), table[places])
+
+
 @pytest.mark.parametrize("dtype", FLOATING + INTEGERS)
 def test_what_a_tensor_of_places_is_given(dtype: torch.dtype) -> None:
     def put(table: Tensor, index: Tensor, values: Tensor) -> Tensor:
