@@ -229,7 +229,7 @@ def test_one_sequence_goes_no_faster_through_more_chips() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 40))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 40))]
 )
 def test_the_bound_holds_where_nics_are_slow(seed: int) -> None:
     request = distant_request(seed)

@@ -60,6 +60,22 @@ def test_a_signal_is_taken_by_the_watch_that_follows_or_ends_the_process(tmp_pat
     assert process.exitcode == -signal.SIGTERM
 
 
+def finish(logs: Path) -> None:
+    """An interpreter that ended while the watch's thread calls the store would abort."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    watch = told(logs, 0, store, lambda: None)
+    assert "watch" in {thread.name for thread in threading.enumerate()}
+    watch.finish()
+    os._exit("watch" in {thread.name for thread in threading.enumerate()})
+
+
+def test_a_watch_that_has_finished_calls_the_store_no_more(tmp_path: Path) -> None:
+    process = forkserver.context().Process(target=finish, args=(tmp_path,))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+
+
 class Rank:
     """A process with a watch, on a machine of its own as far as it can tell."""
 

@@ -97,7 +97,8 @@ class Watch:
                 self._watch_process(process.number, rank)
         launcher = multiprocessing.parent_process()
         self._watch_process((launcher and launcher.pid) or os.getppid(), LAUNCHER)
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        self.thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self.thread.start()
 
     def finish(self) -> None:
         """Ends the watch once this rank has done its part: no rank's end is then a failure here."""
@@ -105,8 +106,14 @@ class Watch:
         if Watch.newest is self:
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
-            signal.set_wakeup_fd(-1)  # before the thread closes it
+            signal.set_wakeup_fd(-1)  # before it is closed
         self.finished.set()
+        os.eventfd_write(self.failed, 1)  # wakes the thread
+        # An interpreter that ends while a thread calls the store aborts the process.
+        self.thread.join(self.deadline_s)
+        if not self.thread.is_alive():
+            for descriptor in (*self.peers, self.wakeup, self.wakeup_write, self.failed):
+                os.close(descriptor)
 
     def fail(
         self, what: str, is_own: bool = False, tell: Callable[[], None] = lambda: None
@@ -134,6 +141,8 @@ class Watch:
             poll.register(descriptor, select.POLLIN)
         while not self.finished.is_set():
             ready = {descriptor for descriptor, _ in poll.poll(POLL_S * 1000)}
+            if self.finished.is_set():
+                break
             asked_s = time.monotonic()
             if self.failed in ready:
                 poll.unregister(self.failed)
@@ -151,8 +160,6 @@ class Watch:
                 self._lose_store(time.monotonic() - asked_s > self.deadline_s / 2)
         with contextlib.suppress(RuntimeError):  # the launcher may have ended
             self._take_signals()  # that came before another watch had them
-        for descriptor in (*self.peers, self.wakeup, self.wakeup_write, self.failed):
-            os.close(descriptor)
 
     def _lose_store(self, is_silent: bool) -> None:
         is_torchruns = multiprocessing.parent_process() is None
