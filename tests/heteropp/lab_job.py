@@ -82,7 +82,9 @@ class Job:
         self, machine: Machine, command: Sequence[str], own: Mapping[str, str], output: IO[str]
     ) -> None:
         caches = {"XDG_CACHE_HOME": str(self.folder / "cache"), "OMP_NUM_THREADS": "1"}
-        self.processes.append(machine.start(command, {**os.environ, **caches, **own}, output))
+        # without the secret that a command may have drawn in this very process
+        inherited = {name: value for name, value in os.environ.items() if name != "DICOMM_SECRET"}
+        self.processes.append(machine.start(command, {**inherited, **caches, **own}, output))
 
     @property
     def metrics(self) -> list[dict]:
