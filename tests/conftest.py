@@ -1,4 +1,4 @@
-"""Which tests begin first, and at the end which were skipped for want of a package."""
+"""Says at the end which tests were skipped for want of a package."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ from collections.abc import Generator
 
 import pytest
 from installed import account
-
-LONGEST = ("test_docs.py", "test_wheel.py")  # minutes each: no worker is left alone with one
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # below pytest's own summary
