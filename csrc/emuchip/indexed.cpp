@@ -170,26 +170,30 @@ void add_rows(const ditorch_indexed& call, const Dimensions& row, std::vector<St
   }
 }
 
-}  // namespace
-
-ditorch_status gather(const ditorch_context*, const ditorch_indexed* call) {
-  if (!is_taken(*call)) return DITORCH_NOT_IMPLEMENTED;
-  const Indexed indexed(*call);
+// Calls move with a null pointer to the storage type, the row and where every row begins.
+template <class Move>
+ditorch_status move_rows(const ditorch_indexed& call, Move move) {
+  if (!is_taken(call)) return DITORCH_NOT_IMPLEMENTED;
+  const Indexed indexed(call);
   const auto starts = indexed.starts();
   if (!starts) return DITORCH_NOT_IMPLEMENTED;
-  visit_any_storage(call->dense.dtype,
-                    [&]<class S>(S*) { gather_rows<S>(*call, indexed.row(), *starts); });
+  visit_any_storage(call.dense.dtype,
+                    [&]<class S>(S* storage) { move(storage, indexed.row(), *starts); });
   return DITORCH_OK;
 }
 
+}  // namespace
+
+ditorch_status gather(const ditorch_context*, const ditorch_indexed* call) {
+  return move_rows(*call, [call]<class S>(S*, const auto& row, const auto& starts) {
+    gather_rows<S>(*call, row, starts);
+  });
+}
+
 ditorch_status scatter(const ditorch_context*, const ditorch_indexed* call) {
-  if (!is_taken(*call)) return DITORCH_NOT_IMPLEMENTED;
-  const Indexed indexed(*call);
-  const auto starts = indexed.starts();
-  if (!starts) return DITORCH_NOT_IMPLEMENTED;
-  visit_any_storage(call->dense.dtype,
-                    [&]<class S>(S*) { scatter_rows<S>(*call, indexed.row(), *starts); });
-  return DITORCH_OK;
+  return move_rows(*call, [call]<class S>(S*, const auto& row, const auto& starts) {
+    scatter_rows<S>(*call, row, starts);
+  });
 }
 
 ditorch_status scatter_add(const ditorch_context*, const ditorch_indexed* call) {

@@ -1,4 +1,5 @@
 // Running sums along one dimension.
+#include <algorithm>
 #include <type_traits>
 #include <vector>
 

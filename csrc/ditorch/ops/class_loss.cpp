@@ -9,6 +9,7 @@
 #include "ops/optional_tensor.h"
 #include "ops/pointwise.h"
 #include "ops/reductions.h"
+#include "ops/status.h"
 #include "ops/tensors.h"
 
 namespace ditorch::class_loss {
@@ -18,20 +19,6 @@ using Arguments = c10::ArrayRef<c10::IValue>;
 using Results = std::vector<c10::IValue>;
 
 const Step a = argument(0), b = argument(1);
-
-// The last computation's status, once one of them has failed that of the first that did.
-class Status {
- public:
-  template <class Compute>
-  Status& then(Compute compute) {
-    if (status_ == DITORCH_OK) status_ = compute();
-    return *this;
-  }
-  ditorch_status get() const { return status_; }
-
- private:
-  ditorch_status status_ = DITORCH_OK;
-};
 
 // Chances as [rows, classes], one row or many, and a class for each row; classes of equal weight,
 // and a loss that is one number.

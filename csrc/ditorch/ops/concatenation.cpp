@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "ops/map.h"
+#include "ops/tensors.h"
 
 namespace ditorch::concatenation {
 namespace {
@@ -12,8 +13,7 @@ ditorch_status cat_out(const ditorch_context& context, c10::ArrayRef<c10::IValue
                        std::vector<c10::IValue>& results) {
   const auto tensors = arguments[0].toTensorVector();
   const auto& out = arguments[2].toTensor();
-  const auto given = arguments[1].toInt();
-  const auto dim = given < 0 ? given + out.dim() : given;
+  const auto dim = from_front(arguments[1].toInt(), out);
   results = {out};
   int64_t first = 0;
   for (const auto& tensor : tensors) {

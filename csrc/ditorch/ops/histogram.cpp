@@ -6,6 +6,7 @@
 #include "ops/formula.h"
 #include "ops/indexed.h"
 #include "ops/pointwise.h"
+#include "ops/status.h"
 
 namespace ditorch::histogram {
 namespace {
@@ -47,15 +48,17 @@ ditorch_status histc(const ditorch_context& context, Arguments arguments, Result
   const auto one = at::empty({1}, self.options().dtype(c10::kFloat));
   const auto counts = at::empty({bins}, one.options());
   const auto out = at::empty({bins}, self.options());
-  auto status = pointwise::compute(context, bin_of, {flat}, bins_of);
-  if (status == DITORCH_OK) status = pointwise::compute(context, {1.0}, {}, one);
-  if (status == DITORCH_OK) status = pointwise::compute(context, {0.0}, {}, counts);
-  if (status == DITORCH_OK) {
-    status = indexed::scatter_add(context, one.expand(flat.sizes()), bins_of, counts, 0, kNowhere);
-  }
-  if (status == DITORCH_OK) status = pointwise::compute(context, {a}, {counts}, out);
   results = {out};
-  return status;
+  return Status()
+      .then([&] { return pointwise::compute(context, bin_of, {flat}, bins_of); })
+      .then([&] { return pointwise::compute(context, {1.0}, {}, one); })
+      .then([&] { return pointwise::compute(context, {0.0}, {}, counts); })
+      .then([&] {
+        const auto ones = one.expand(flat.sizes());
+        return indexed::scatter_add(context, ones, bins_of, counts, 0, kNowhere);
+      })
+      .then([&] { return pointwise::compute(context, {a}, {counts}, out); })
+      .get();
 }
 
 }  // namespace

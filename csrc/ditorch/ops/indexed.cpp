@@ -11,6 +11,7 @@
 #include "ops/map.h"
 #include "ops/optional_tensor.h"
 #include "ops/pointwise.h"
+#include "ops/tensors.h"
 
 namespace ditorch::indexed {
 namespace {
@@ -18,12 +19,6 @@ namespace {
 using Arguments = c10::ArrayRef<c10::IValue>;
 using Results = std::vector<c10::IValue>;
 using Entry = ditorch_status (*)(const ditorch_context*, const ditorch_indexed*);
-
-bool is_plain(const at::Tensor& tensor, const at::Tensor& other) {
-  return tensor.device().type() == kChip && tensor.device() == other.device() &&
-         tensor.layout() == c10::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
-         abi_dtype(tensor.scalar_type()) <= DITORCH_BOOL;
-}
 
 ditorch_operand operand(const at::Tensor& tensor, const std::vector<int64_t>& strides) {
   return {const_cast<void*>(tensor.const_data_ptr()), abi_dtype(tensor.scalar_type()),
@@ -34,7 +29,7 @@ ditorch_status call(Entry entry, const ditorch_context& context, const at::Tenso
                     const at::Tensor& index, const at::Tensor& table, int64_t dim, int64_t skipped,
                     const at::Tensor& written) {
   const auto counts = index.scalar_type();
-  if (!is_plain(dense, table) || !is_plain(index, table) || dense.numel() == 0 ||
+  if (!is_describable(dense, table) || !is_describable(index, table) || dense.numel() == 0 ||
       table.numel() == 0 || table.dim() != dense.dim() || dim < 0 || dim >= table.dim() ||
       (counts != c10::kLong && counts != c10::kInt) || dense.sizes() != index.sizes() ||
       dense.scalar_type() != table.scalar_type() || dense.is_alias_of(table) ||
@@ -59,10 +54,6 @@ ditorch_status call(Entry entry, const ditorch_context& context, const at::Tenso
   return entry(&context, &described);
 }
 
-int64_t positive(int64_t dim, const at::Tensor& tensor) {
-  return dim < 0 ? dim + tensor.dim() : dim;
-}
-
 // A vector of indices along dimension `dim`, the same for all of the others.
 at::Tensor along(const at::Tensor& index, const at::Tensor& dense, int64_t dim) {
   std::vector<int64_t> shape(static_cast<size_t>(dense.dim()), 1);
@@ -73,7 +64,7 @@ at::Tensor along(const at::Tensor& index, const at::Tensor& dense, int64_t dim) 
 // index_select(self, dim, index)
 ditorch_status index_select(const ditorch_context& context, Arguments arguments, Results& results) {
   const auto& self = arguments[0].toTensor();
-  const auto dim = positive(arguments[1].toInt(), self);
+  const auto dim = from_front(arguments[1].toInt(), self);
   const auto& index = arguments[2].toTensor();
   if (dim < 0 || dim >= self.dim() || index.dim() > 1) return DITORCH_NOT_IMPLEMENTED;
   auto sizes = self.sizes().vec();
@@ -88,20 +79,20 @@ ditorch_status gather_out(const ditorch_context& context, Arguments arguments, R
   const auto& self = arguments[0].toTensor();
   const auto& out = arguments[4].toTensor();
   results = {out};
-  return gather(context, out, arguments[2].toTensor(), self, positive(arguments[1].toInt(), self));
+  return gather(context, out, arguments[2].toTensor(), self,
+                from_front(arguments[1].toInt(), self));
 }
 
 using Write = ditorch_status (*)(const ditorch_context&, const at::Tensor&, const at::Tensor&,
                                  const at::Tensor&, int64_t, int64_t);
 
-// scatter_add.out(self, dim, index, src, out), scatter.src_out alike
-template <Write write>
-ditorch_status scatter_out(const ditorch_context& context, Arguments arguments, Results& results) {
+// out = self, into which the source is written where the index names it.
+ditorch_status write_into(const ditorch_context& context, Write write, Arguments arguments,
+                          at::Tensor source, Results& results) {
   const auto& self = arguments[0].toTensor();
   const auto& index = arguments[2].toTensor();
-  auto source = arguments[3].toTensor();
   const auto& out = arguments[4].toTensor();
-  if (source.dim() != index.dim() || !is_plain(source, out) || self.sizes() != out.sizes()) {
+  if (source.dim() != index.dim() || !is_describable(source, out) || self.sizes() != out.sizes()) {
     return DITORCH_NOT_IMPLEMENTED;
   }
   for (int64_t dim = 0; dim < index.dim(); ++dim) {  // the index may be the shorter one
@@ -113,20 +104,23 @@ ditorch_status scatter_out(const ditorch_context& context, Arguments arguments, 
     const auto status = map_copy(context, out, self);
     if (status != DITORCH_OK) return status;
   }
-  return write(context, source, index, out, positive(arguments[1].toInt(), self), kNothing);
+  return write(context, source, index, out, from_front(arguments[1].toInt(), self), kNothing);
+}
+
+// scatter_add.out(self, dim, index, src, out), scatter.src_out alike
+template <Write write>
+ditorch_status scatter_out(const ditorch_context& context, Arguments arguments, Results& results) {
+  return write_into(context, write, arguments, arguments[3].toTensor(), results);
 }
 
 // scatter.value_out(self, dim, index, value, out)
 ditorch_status scatter_value_out(const ditorch_context& context, Arguments arguments,
                                  Results& results) {
-  const auto& self = arguments[0].toTensor();
-  const auto& index = arguments[2].toTensor();
-  const auto value = at::empty({}, self.options());
+  const auto value = at::empty({}, arguments[0].toTensor().options());
   const auto status = pointwise::compute(context, {option(0)}, {arguments[3]}, value);
   if (status != DITORCH_OK) return status;
-  const std::vector<c10::IValue> of_tensors = {self, arguments[1], index,
-                                               value.expand(index.sizes()), arguments[4]};
-  return scatter_out<scatter>(context, of_tensors, results);
+  const auto& index = arguments[2].toTensor();
+  return write_into(context, scatter, arguments, value.expand(index.sizes()), results);
 }
 
 // One vector of places along one dimension, as x[:, index] says it.
@@ -179,7 +173,7 @@ std::optional<Selection> selection(const ditorch_context& context, const at::Ten
 ditorch_status index_out(const ditorch_context& context, Arguments arguments, Results& results) {
   const auto& self = arguments[0].toTensor();
   const auto& out = arguments[2].toTensor();
-  if (!is_plain(self, out) || self.numel() == 0) return DITORCH_NOT_IMPLEMENTED;
+  if (!is_describable(self, out) || self.numel() == 0) return DITORCH_NOT_IMPLEMENTED;
   const auto selected = selection(context, self, arguments[1]);
   if (!selected || out.sizes() != selected->sizes) return DITORCH_NOT_IMPLEMENTED;
   // torch gives it the strides of self, between which the index's dimensions may not be one.
@@ -196,7 +190,8 @@ ditorch_status index_out(const ditorch_context& context, Arguments arguments, Re
 ditorch_status index_put(const ditorch_context& context, Arguments arguments, Results& results) {
   const auto& self = arguments[0].toTensor();
   const auto& values = arguments[2].toTensor();
-  if (!is_plain(values, self) || self.numel() == 0 || values.scalar_type() != self.scalar_type()) {
+  if (!is_describable(values, self) || self.numel() == 0 ||
+      values.scalar_type() != self.scalar_type()) {
     return DITORCH_NOT_IMPLEMENTED;
   }
   const auto selected = selection(context, self, arguments[1]);

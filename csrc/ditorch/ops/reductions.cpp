@@ -24,7 +24,7 @@ struct Reduction {
 std::optional<Reduction> adjacent(const at::Tensor& input, const c10::IValue& dims) {
   std::vector<bool> is_reduced(input.dim(), false);
   if (dims.isIntList() && !dims.toIntVector().empty()) {
-    for (auto dim : dims.toIntVector()) is_reduced.at(dim < 0 ? dim + input.dim() : dim) = true;
+    for (auto dim : dims.toIntVector()) is_reduced.at(from_front(dim, input)) = true;
   } else {
     is_reduced.assign(input.dim(), true);
   }

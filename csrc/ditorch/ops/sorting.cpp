@@ -1,10 +1,10 @@
 #include "ops/sorting.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include "ops/charge.h"
 #include "ops/map.h"
+#include "ops/tensors.h"
 
 namespace ditorch::sorting {
 namespace {
@@ -12,21 +12,15 @@ namespace {
 using Arguments = c10::ArrayRef<c10::IValue>;
 using Results = std::vector<c10::IValue>;
 
-bool is_sortable(const at::Tensor& tensor) {
-  return tensor.device().type() == kChip && tensor.layout() == c10::kStrided && tensor.dim() > 0 &&
-         tensor.numel() > 0 && !tensor.is_neg() && abi_dtype(tensor.scalar_type()) <= DITORCH_BOOL;
-}
-
-bool is_last(const at::Tensor& tensor, int64_t dim) { return dim == -1 || dim == tensor.dim() - 1; }
-
 // The first of each row in order, and the places they come from.
 ditorch_status sort(const ditorch_context& context, const at::Tensor& self, int64_t dim,
                     bool descending, const at::Tensor& values, const at::Tensor& places,
                     Results& results) {
-  if (!is_sortable(self) || !is_last(self, dim) || values.dim() != self.dim() ||
-      values.numel() == 0 || places.sizes() != values.sizes() || !values.is_contiguous() ||
-      !places.is_contiguous() || values.scalar_type() != self.scalar_type() ||
-      places.scalar_type() != c10::kLong || values.is_alias_of(self) || places.is_alias_of(self)) {
+  if (!is_describable(self, values) || !is_last(self, dim) || values.dim() != self.dim() ||
+      self.numel() == 0 || values.numel() == 0 || places.sizes() != values.sizes() ||
+      !values.is_contiguous() || !places.is_contiguous() ||
+      values.scalar_type() != self.scalar_type() || places.scalar_type() != c10::kLong ||
+      values.is_alias_of(self) || places.is_alias_of(self)) {
     return DITORCH_NOT_IMPLEMENTED;
   }
   const auto input = self.contiguous();
@@ -60,10 +54,10 @@ ditorch_status topk_out(const ditorch_context& context, Arguments arguments, Res
 ditorch_status cumsum_out(const ditorch_context& context, Arguments arguments, Results& results) {
   const auto& self = arguments[0].toTensor();
   const auto& out = arguments[3].toTensor();
-  const auto given = arguments[1].toInt();
-  const auto dim = given < 0 ? given + self.dim() : given;
-  if (!is_sortable(self) || dim < 0 || dim >= self.dim() || out.sizes() != self.sizes() ||
-      !out.is_contiguous() || abi_dtype(out.scalar_type()) >= DITORCH_BOOL) {
+  const auto dim = from_front(arguments[1].toInt(), self);
+  if (!is_describable(self, out) || self.numel() == 0 || dim < 0 || dim >= self.dim() ||
+      out.sizes() != self.sizes() || !out.is_contiguous() ||
+      abi_dtype(out.scalar_type()) >= DITORCH_BOOL) {
     return DITORCH_NOT_IMPLEMENTED;
   }
   if (!out.is_same(self)) {  // it is summed in place, in the dtype of the result

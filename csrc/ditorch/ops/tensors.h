@@ -7,6 +7,7 @@
 #include <functional>
 #include <initializer_list>
 
+#include "ops/charge.h"
 #include "runtime/vendor.h"
 
 namespace ditorch {
@@ -15,6 +16,23 @@ namespace ditorch {
 inline ditorch_tensor* handle(const at::Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
   return reinterpret_cast<ditorch_tensor*>(const_cast<at::Tensor*>(&tensor));
+}
+
+// A dimension counted from the front, which may be none of the tensor's.
+inline int64_t from_front(int64_t dim, const at::Tensor& tensor) {
+  return dim < 0 ? dim + tensor.dim() : dim;
+}
+
+inline bool is_last(const at::Tensor& tensor, int64_t dim) {
+  return tensor.dim() > 0 && from_front(dim, tensor) == tensor.dim() - 1;
+}
+
+// Whether a descriptor can have the tensor: strided memory of the other's chip, of any real dtype,
+// and nothing lazy.
+inline bool is_describable(const at::Tensor& tensor, const at::Tensor& other) {
+  return tensor.device().type() == kChip && tensor.device() == other.device() &&
+         tensor.layout() == c10::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
+         abi_dtype(tensor.scalar_type()) <= DITORCH_BOOL;
 }
 
 // Dense tensors of one chip with elements in them, of a floating dtype, and nothing lazy.

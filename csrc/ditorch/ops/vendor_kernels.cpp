@@ -84,10 +84,6 @@ ditorch_status matmul_add_out(const ditorch_context& context, Arguments argument
 
 // --- softmax --------------------------------------------------------------------------------
 
-bool is_last(const at::Tensor& tensor, int64_t dim) {
-  return tensor.dim() > 0 && (dim == -1 || dim == tensor.dim() - 1);
-}
-
 using Forward = ditorch_status (*)(const ditorch_context*, ditorch_tensor*, const ditorch_tensor*);
 using Backward = ditorch_status (*)(const ditorch_context*, ditorch_tensor*, const ditorch_tensor*,
                                     const ditorch_tensor*);

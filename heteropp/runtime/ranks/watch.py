@@ -139,7 +139,7 @@ class Watch:
         poll = select.poll()
         for descriptor in (*self.peers, self.wakeup, self.failed):
             poll.register(descriptor, select.POLLIN)
-        while not self.finished.is_set():
+        while True:
             ready = {descriptor for descriptor, _ in poll.poll(POLL_S * 1000)}
             if self.finished.is_set():
                 break
