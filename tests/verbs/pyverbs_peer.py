@@ -48,6 +48,7 @@ DEADLINE_S = 60.0
 FOR_EVER = 7  # of rnr_retry
 REFUSALS = Path(f"/sys/class/infiniband/{DEVICE}/ports/{PORT}/hw_counters/rcvd_rnr_err")
 
+HANDSHAKE_VERSION = 3
 HELLO = struct.Struct("<8sIiiiii32s32s64s64s")
 RAIL = struct.Struct("<16sIIHBBBBBBH16s14x")
 CARD = struct.Struct("<IIII512s")
@@ -139,10 +140,11 @@ class Peer:
         self._socket = socket.create_connection((words[4], int(words[5])), timeout=DEADLINE_S)
         name = hashlib.sha256(b"default").digest()
         nonce, label, host = os.urandom(32), b"rank 0 (pyverbs)", b"elsewhere"
-        hello = HELLO.pack(b"dicommhs", 2, 0, 1, 2, os.getpid(), 0, name, nonce, label, host)
+        version, pid = HANDSHAKE_VERSION, os.getpid()
+        hello = HELLO.pack(b"dicommhs", version, 0, 1, 2, pid, 0, name, nonce, label, host)
         self._socket.sendall(hello)
         theirs = self._receive(HELLO.size)
-        expect(theirs[:8] == b"dicommhs" and HELLO.unpack(theirs)[1:4] == (2, 1, 0), theirs)
+        expect(theirs[:8] == b"dicommhs" and HELLO.unpack(theirs)[1:4] == (version, 1, 0), theirs)
         self._pid = HELLO.unpack(theirs)[5]
         card = self._card()
         sign = hmac.new(secret, b"dialler" + hello + theirs + card, hashlib.sha256)
