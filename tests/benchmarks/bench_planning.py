@@ -8,7 +8,7 @@ import pytest
 
 from heteropp.api.given import the_cluster, the_model
 from heteropp.description.plan import Schedule
-from heteropp.schedule.orders import order
+from heteropp.schedule.orders import ORDERS
 from heteropp.search.planner import Request, planner
 from heteropp.simulator.simulate import simulate
 
@@ -46,6 +46,6 @@ def test_orders(schedule: Schedule, benchmark: Any) -> None:
 
     def orders() -> None:
         for stage in range(STAGES):
-            order(schedule, STAGES, stage, MICRO_BATCHES, ministages)
+            list(ORDERS[schedule](STAGES, stage, MICRO_BATCHES, ministages))
 
     benchmark(orders)
