@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 Location = tuple[int | str, ...]
 OUR_WORDS = {
+    "Value error, ": "",
     "Input should be": "expected",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",

@@ -91,6 +91,14 @@ def test_what_is_no_number_is_refused_by_every_option() -> None:
     assert tried > 100
 
 
+def test_a_word_that_is_none_of_the_choices_is_told_with_them(tmp_path: Path) -> None:
+    app = dict(apps())["heteropp-export-plan"]
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    said = refused(app, ("heteropp-export-plan",), plan, "--to", "nemo")
+    assert said.startswith("Invalid value for '--to': 'nemo' is not one of 'megatron', ")
+
+
 def test_no_command_waits_for_longer_than_clocks_count() -> None:
     tried = 0
     for app, words, option in options({float}):
