@@ -203,6 +203,34 @@ def collectives(
 
 
 @app.command(
+    epilog="Examples:  dicomm-bench security   |   dicomm-bench security --sizes 1M,64M --json"
+)
+@speaks_plainly
+def security(
+    sizes: Sizes = "8,64K,1M,16M,64M",
+    repeats: Repeats = 5,
+    round_s: RoundS = 0.06,
+    as_json: AsJson = False,
+) -> None:
+    """What integrity and encryption (DICOMM_SECURITY) cost over TCP, half a round trip."""
+    from dicomm.bench import security as prices
+    from dicomm.bench.evidence import evidence
+    from dicomm.bench.rounds import compete
+
+    lengths = parse_sizes(sizes)
+    check_range("--repeats", repeats, 1, 1000)
+    check_range("--round-s", round_s, 0.001, 60)
+    with tempfile.TemporaryDirectory(prefix="dicomm-bench-") as folder:
+        cases = [("latency", length) for length in lengths]
+        results = compete(prices.entries(folder), cases, repeats, round_s)
+    found = prices.rows(results, lengths)
+    result = evidence("security", found, results.quiet, results.missing)
+    _tell(result, as_json, partial(prices.show, results, lengths))
+    if results.missing:
+        raise Failed("; ".join(f"{name}: {why}" for name, why in results.missing.items()))
+
+
+@app.command(
     epilog="Examples:  dicomm-bench device   |   dicomm-bench device --chips a,c --plot fig7.png   "
     "|   dicomm-bench device --sizes 4K,1M --slow-motion 20 --json"
 )

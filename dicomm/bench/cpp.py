@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 from dicomm.bench.lines import LineProgram
@@ -24,10 +26,18 @@ class CppApi(OneShot):
     MODES: ClassVar = {"latency": "latency", "uni": "bandwidth", "bi": "bidirectional"}
 
     def __init__(
-        self, name: str, transport: str, folder: str, secret: str, nics: tuple[str, ...]
+        self,
+        name: str,
+        transport: str,
+        folder: str,
+        secret: str,
+        nics: tuple[str, ...],
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """environment: of both ranks, besides the secret and the NICs."""
         super().__init__(name)
-        self._transport, self._secret, self._nics = transport, secret, nics
+        self._transport, self._nics = transport, nics
+        self._environment = {"DICOMM_SECRET": secret, **environment}
         self._folders = (Path(folder) / f"cpp-{transport}-{i}" for i in itertools.count())
 
     def measure(self, order: Order) -> Timing:
@@ -43,7 +53,7 @@ class CppApi(OneShot):
         ]
         words += ["--sizes", str(order.bytes), "--iterations", str(order.count)]
         words += ["--window", str(order.window), "--listen", "127.0.0.1", "--rank"]
-        environments = [{"DICOMM_SECRET": self._secret} for _ in range(2)]
+        environments = [dict(self._environment) for _ in range(2)]
         if self._nics:
             for rank, environment in enumerate(environments):
                 environment["DICOMM_NICS"] = self._nics[rank]

@@ -18,11 +18,16 @@ import pytest
 
 import dicomm
 
-MAGIC, VERSION = b"dicommhs", 3
-CARD = bytes(528)  # of a transport that has nothing to tell
+MAGIC, VERSION = b"dicommhs", 4
+CARD = struct.pack("<II", 0, 1).ljust(528, b"\0")  # of TCP, with DICOMM_SECURITY=none
 WELCOME = (1).to_bytes(4, "little")
 EAGER, OFFER = 1, 2
 F_ADD_SEALS, SHRINK, GROW, SEAL = 1033, 2, 4, 1
+
+
+@pytest.fixture(autouse=True)
+def plain_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DICOMM_SECURITY", "none")
 
 
 def hello(rank: int, to_rank: int) -> bytes:

@@ -154,7 +154,7 @@ void ConnectionManager::validate(PendingConnection& pending) {
   }
   try {
     auto acceptor =
-        verdict == Verdict::welcome ? transport_of(pending).accept(pending.card()) : nullptr;
+        verdict == Verdict::welcome ? transport_of(pending).accept(pending.caller()) : nullptr;
     const Fd none;
     if (!pending.answer(me_, verdict, acceptor ? acceptor->descriptor() : none,
                         acceptor ? acceptor->card() : TransportCard{}))

@@ -15,7 +15,7 @@ namespace dicomm {
 namespace {
 
 constexpr char kMagic[8] = {'d', 'i', 'c', 'o', 'm', 'm', 'h', 's'};
-constexpr std::uint32_t kVersion = 3;
+constexpr std::uint32_t kVersion = 4;
 
 template <class T>
 std::string_view bytes_of(const T& value) {
@@ -50,6 +50,11 @@ Digest proof(const Identity& me, std::string_view role, const Hello& dialler, co
   std::string message(role);
   message.append(bytes_of(dialler)).append(bytes_of(acceptor)).append(extra);
   return hmac_sha256(me.secret, message);
+}
+
+// Nobody sees it on the way, and both nonces make it another one for every connection.
+Digest session(const Identity& me, const Hello& dialler, const Hello& acceptor) {
+  return proof(me, "session", dialler, acceptor);
 }
 
 std::string verdict_words(const VerdictMessage& message) {
@@ -170,7 +175,8 @@ Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const 
   if (message.verdict != Verdict::welcome && message.verdict != Verdict::crossed)
     throw Error(meaning(message.verdict));
   if (theirs.rank != to_rank) throw Error(meaning(Verdict::wrong_rank));
-  return {message.verdict, identity(theirs), message.card, std::move(descriptor)};
+  return {message.verdict, identity(theirs), message.card, session(me, mine, theirs),
+          std::move(descriptor)};
 }
 
 PendingConnection::PendingConnection(Fd socket, std::size_t door)
@@ -213,6 +219,7 @@ PendingConnection::State PendingConnection::advance(const Identity& me) {
   }
   if (!equal(proof_.proof, proof(me, "dialler", theirs_, mine_, bytes_of(proof_.card))))
     return refuse_unproven();
+  session_ = session(me, theirs_, mine_);
   peer_ = identity(theirs_);
   if (theirs_.name != mine_.name || theirs_.world_size != me.world_size)
     verdict_ = Verdict::wrong_world;

@@ -88,11 +88,18 @@ struct Dialled {
   Verdict verdict;  // welcome or crossed
   PeerIdentity peer;
   TransportCard card;
-  Fd descriptor;  // where one came along
+  Digest session;  // a secret of this connection, known to both ends alone
+  Fd descriptor;   // where one came along
 };
 // Throws Error saying what went wrong, TurnedAway where calling again may help.
 Dialled dial_handshake(const Fd& socket, const Identity& me, int to_rank, const Deadline& deadline,
                        const TransportCard& card = {});
+
+// Whom a transport accepts.
+struct Caller {
+  TransportCard card;
+  Digest session;  // as in Dialled
+};
 
 // The acceptor's side, which never blocks.
 class PendingConnection {
@@ -116,6 +123,7 @@ class PendingConnection {
   std::chrono::steady_clock::time_point since() const { return since_; }
   const PeerIdentity& peer() const { return peer_; }
   const TransportCard& card() const { return proof_.card; }
+  Caller caller() const { return {proof_.card, session_}; }
   // What to answer, as far as the caller's own words tell.
   Verdict verdict() const { return verdict_; }
   const std::string& refusal() const { return refusal_; }
@@ -132,6 +140,7 @@ class PendingConnection {
   std::size_t got_ = 0;
   Hello theirs_{}, mine_{};
   ProofMessage proof_{};
+  Digest session_{};
   bool greeted_ = false;
   PeerIdentity peer_;
   Verdict verdict_ = Verdict::welcome;

@@ -63,7 +63,7 @@ class Transport {
 
   // Whether a caller who came to another transport's listener means this one.
   virtual bool wants(const TransportCard& /*card*/) const { return false; }
-  virtual std::unique_ptr<Acceptor> accept(const TransportCard& card) = 0;  // throws Error
+  virtual std::unique_ptr<Acceptor> accept(const Caller& caller) = 0;  // throws Error
 
   // See Communicator. Called under the communicator's mutex, but for reaches_declared_memory().
   virtual void declare_memory(const MemoryRegion& /*region*/) {}

@@ -12,6 +12,7 @@
 #include "core/handshake.h"
 #include "support.h"
 #include "transport/registry.h"
+#include "transport/tcp/security.h"
 #include "transport/tcp/tcp.h"
 
 using namespace dicomm;
@@ -79,7 +80,7 @@ Fd hand_made_rank_1(MemoryStore& store) {
   const auto space = address.find(' ');
   Fd socket = tcp_connect(address.substr(0, space), std::stoi(address.substr(space + 1)), deadline);
   const Identity me{1, 2, "default", "by hand", "here", "of the tests"};
-  dial_handshake(socket, me, 0, deadline);
+  dial_handshake(socket, me, 0, deadline, SecurityCard::of(Security::by_place).write());
   return socket;
 }
 

@@ -43,7 +43,7 @@ class ShmTransport final : public Transport {
   std::unique_ptr<Dialler> dial(const std::string&) override {
     return std::make_unique<ShmDialler>();
   }
-  std::unique_ptr<Acceptor> accept(const TransportCard&) override {
+  std::unique_ptr<Acceptor> accept(const Caller&) override {
     return std::make_unique<ShmAcceptor>();
   }
 

@@ -3,22 +3,48 @@
 #include <charconv>
 
 #include "core/text.h"
+#include "transport/tcp/sealed_stream.h"
+#include "transport/tcp/security.h"
 #include "transport/tcp/tcp.h"
 
 namespace dicomm {
 
 namespace {
 
+std::unique_ptr<Stream> stream_over(Fd socket, Security security, const Digest& session,
+                                    bool dialled) {
+  auto plain = tcp_stream(std::move(socket));
+  if (security == Security::none) return plain;
+  return sealed_stream(std::move(plain), {session, dialled, security == Security::encryption});
+}
+
 class TcpDialler final : public Dialler {
  public:
-  std::unique_ptr<Stream> connect(Fd socket, Dialled, const Deadline&) override {
-    return tcp_stream(std::move(socket));
+  explicit TcpDialler(const SecurityCard& own) : own_(own) {}
+
+  TransportCard card() const override { return own_.write(); }
+  std::unique_ptr<Stream> connect(Fd socket, Dialled dialled, const Deadline&) override {
+    const Security agreed = agreed_security(own_, SecurityCard::read(dialled.card));
+    return stream_over(std::move(socket), agreed, dialled.session, true);
   }
+
+ private:
+  const SecurityCard own_;
 };
 
 class TcpAcceptor final : public Acceptor {
  public:
-  std::unique_ptr<Stream> stream(Fd socket) override { return tcp_stream(std::move(socket)); }
+  TcpAcceptor(const SecurityCard& own, const Caller& caller) : own_(own), caller_(caller) {}
+
+  TransportCard card() const override { return own_.write(); }
+  std::unique_ptr<Stream> stream(Fd socket) override {
+    const Security agreed = agreed_security(own_, SecurityCard::read(caller_.card));
+    return stream_over(std::move(socket), agreed, caller_.session, false);
+  }
+
+ private:
+  const SecurityCard own_;
+  const Caller caller_;
 };
 
 // "10.0.0.3 4242"
@@ -51,14 +77,15 @@ class TcpTransport final : public Transport {
     return tcp_connect(address.host, address.port, deadline);
   }
   std::unique_ptr<Dialler> dial(const std::string&) override {
-    return std::make_unique<TcpDialler>();
+    return std::make_unique<TcpDialler>(own_);
   }
-  std::unique_ptr<Acceptor> accept(const TransportCard&) override {
-    return std::make_unique<TcpAcceptor>();
+  std::unique_ptr<Acceptor> accept(const Caller& caller) override {
+    return std::make_unique<TcpAcceptor>(own_, caller);
   }
 
  private:
   const std::string wanted_;  // to listen at
+  const SecurityCard own_ = SecurityCard::of(wanted_security());
   std::string words_;
 };
 

@@ -73,9 +73,9 @@ class VerbsTransport final : public Transport {
     return std::make_unique<VerbsDialler>(rails_, decode_rails(words));
   }
   bool wants(const TransportCard& card) const override { return from_card(card).version != 0; }
-  std::unique_ptr<Acceptor> accept(const TransportCard& card) override {
+  std::unique_ptr<Acceptor> accept(const Caller& caller) override {
     if (!rails_) throw Error("a caller asked for verbs, which this rank has not");
-    return std::make_unique<VerbsAcceptor>(rails_, from_card(card));
+    return std::make_unique<VerbsAcceptor>(rails_, from_card(caller.card));
   }
   void declare_memory(const MemoryRegion& region) override {
     if (rails_) rails_->memory->declare(region);

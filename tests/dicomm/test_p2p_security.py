@@ -1,0 +1,122 @@
+"""What somebody on the way between two ranks can read and change, by what DICOMM_SECURITY says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jobs
+import pytest
+
+import dicomm
+
+PAID, CHANGED = b"pay 1.00 to Ann", b"pay 9.99 to Bob"
+
+
+class Relay:
+    """Stands in a rank's place in the store, and passes on what it gets; all of that it keeps."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        store = dicomm.FileStore(folder)
+        words = store.get(f"dicomm/default/{rank}", 10).decode().split()
+        self._rank_at = words[4], int(words[5])
+        self._door = socket.create_server(("127.0.0.1", 0))
+        words[4:6] = map(str, self._door.getsockname())
+        store.set(f"dicomm/default/{rank}", " ".join(words).encode())
+        self.seen = bytearray()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            caller, _ = self._door.accept()
+            callee = socket.create_connection(self._rank_at)
+            for pair in ((caller, callee), (callee, caller)):
+                threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while words := source.recv(1 << 20):
+                self.seen += words
+                sink.sendall(words.replace(PAID, CHANGED))
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # a rank hung up
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[list[dicomm.Communicator], list[Relay]]]:
+    ranks = [jobs.connect(tmp_path, rank, 2, transport="tcp") for rank in range(2)]
+    yield ranks, [Relay(tmp_path, rank) for rank in range(2)]
+    for rank in ranks:
+        rank.abort("the test is over")
+
+
+def sent(ranks: list[dicomm.Communicator], message: bytes, sender: int = 0) -> bytes:
+    """What the other rank receives of it."""
+    request = ranks[1 - sender].irecv(buffer := bytearray(len(message)), sender)
+    ranks[sender].send(message, 1 - sender)
+    request.wait()
+    return bytes(buffer)
+
+
+@pytest.fixture(params=["none", "integrity", "encryption"])
+def security(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("DICOMM_SECURITY", request.param)
+    return request.param
+
+
+def test_a_change_on_the_way_ends_the_connection_unless_nothing_was_asked_for(security, pair):
+    ranks, relays = pair
+    if security == "none":
+        assert sent(ranks, PAID) == CHANGED
+        return
+    if security == "encryption":  # what cannot be read cannot be found, either
+        assert sent(ranks, PAID) == PAID
+        assert not any(PAID in relay.seen for relay in relays)
+        return
+    with pytest.raises(dicomm.PeerError, match="somebody on the way changed it"):
+        sent(ranks, PAID)
+    assert any(PAID in relay.seen for relay in relays)
+
+
+@pytest.mark.parametrize("length", [1, 65_535, 65_537, 1 << 20, 5_000_001])
+def test_messages_of_every_length_arrive(security, pair, length):
+    ranks, _ = pair
+    message = os.urandom(length)
+    with ThreadPoolExecutor(1) as other:
+        back = other.submit(sent, ranks, message, sender=1)
+        assert sent(ranks, message) == message
+        assert back.result() == message
+
+
+def connected(folder: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The errors of two ranks, each with a setting of its own, that send to each other."""
+    ranks = []
+    for rank, setting in enumerate(settings):
+        monkeypatch.setenv("DICOMM_SECURITY", setting)
+        ranks.append(jobs.connect(folder, rank, 2, transport="tcp", timeout_s=20))
+    said = []
+    for number, rank in enumerate(ranks):
+        with pytest.raises(dicomm.Error) as failed:
+            rank.send(bytes(8), 1 - number)
+            rank.recv(bytearray(8), 1 - number)
+        said.append(str(failed.value))
+    return said
+
+
+@pytest.mark.parametrize("settings", [["none", "integrity"], ["encryption", "integrity"]])
+def test_unlike_settings_are_told_with_both_values(tmp_path, settings, monkeypatch):
+    first, _ = connected(tmp_path, settings, monkeypatch)
+    mine, theirs = settings
+    assert f"DICOMM_SECURITY asks for {theirs} there and for {mine} here" in first
+    assert "expected the same on every rank" in first
+
+
+def test_another_word_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("DICOMM_SECURITY", "tls")
+    with pytest.raises(dicomm.Error, match="'tls', expected none, integrity or encryption"):
+        jobs.connect(tmp_path, 0, 2, transport="tcp")
