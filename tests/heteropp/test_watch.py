@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks import processes
+from heteropp.runtime.ranks.heartbeats import POLL_S
 from heteropp.runtime.ranks.watch import Watch
 
 
@@ -119,8 +121,8 @@ class Job:
         self.pipe, theirs = forkserver.context().Pipe()
         self.store = forkserver.context().Process(target=keep_store, args=(theirs,))
         self.store.start()
-        port = self.pipe.recv()
-        self.ranks = [Rank(logs, rank, world_size, port) for rank in range(world_size)]
+        self.port = self.pipe.recv()
+        self.ranks = [Rank(logs, rank, world_size, self.port) for rank in range(world_size)]
         for rank in self.ranks:
             assert rank.pipe.poll(60)
             assert rank.pipe.recv() == "watched"
@@ -165,6 +167,25 @@ def test_an_error_of_a_rank_is_told_before_its_launcher_ends(job: Job) -> None:
 
 
 def test_an_error_that_nobody_died_of_is_the_rank_s_own(job: Job) -> None:
+    job.ranks[1].pipe.send(("failed: ValueError",))
+    for rank in job.ranks:
+        assert rank.cause() == f"rank 1 on {socket.gethostname()} failed: ValueError"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        '{"rank": 0, "what": "was told to go home"}',
+        '["{\\"rank\\": 0, \\"what\\": \\"was told to go home\\"}", "00"]',
+        "no JSON",
+        "[1, 2]",
+    ],
+)
+def test_a_stranger_ends_nothing_and_hides_nothing(job: Job, words: str) -> None:
+    stranger = dist.TCPStore("127.0.0.1", job.port, is_master=False)
+    dist.PrefixStore("watch", stranger).set("cause", words)
+    time.sleep(3 * POLL_S)
+    assert all(rank.process.is_alive() for rank in job.ranks)
     job.ranks[1].pipe.send(("failed: ValueError",))
     for rank in job.ranks:
         assert rank.cause() == f"rank 1 on {socket.gethostname()} failed: ValueError"

@@ -34,6 +34,7 @@ import torch.distributed as dist
 
 from heteropp.description.files import FileError, write_text
 from heteropp.process_groups.control import Control
+from heteropp.runtime.ranks.first_cause import Cause, FirstCause
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer, RollCall
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
 from heteropp.runtime.ranks.processes import Process, names, store_name
@@ -70,6 +71,7 @@ class Watch:
         self.store = dist.PrefixStore("watch", store.clone())  # type: ignore[attr-defined]
         self.store.set_timeout(timedelta(seconds=10))
         limit_answers(self.store, deadline_s)
+        self.first_cause = FirstCause(self.store)
         self.notice = notice or (lambda: self.store.set("stop", ""))
         self.error: str | None = None  # here
         self.roll_call: RollCall | None = None  # after an error that may be another's death
@@ -182,8 +184,8 @@ class Watch:
         return False
 
     def _read_store(self) -> None:
-        if self.store.check(["cause"]):
-            self._end(json.loads(self.store.get("cause")))
+        if cause := self.first_cause.heard():
+            self._end(cause)
         self.told_to_stop = self.told_to_stop or self.store.check(["stop"])
         self.store.add(f"beat/{self.rank}", 1)
         rank = self.before
@@ -194,7 +196,7 @@ class Watch:
         if self.neighbour.silent_s > self.deadline_s:
             what = f"has not answered for {self.deadline_s:g} s"
             cause = {"rank": rank, "what": what, "silent": True}
-            self.store.compare_set("cause", "", json.dumps(cause))  # before it dies of the below
+            self.first_cause.tell(cause)  # before it dies of the below
             for descriptor, peer in self.peers.items():
                 if peer == rank:  # a paused process would not hear the launcher either
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -214,13 +216,13 @@ class Watch:
             self.tell_error()
         self._end({"rank": self.rank, "what": error})
 
-    def _end(self, cause: dict) -> None:
+    def _end(self, cause: Cause) -> None:
         """Names the job's first cause, which may be this one, and ends the process."""
         if self.finished.is_set():
             return
         told = False
-        with contextlib.suppress(RuntimeError, ValueError):  # there may be no store any more
-            cause = json.loads(self.store.compare_set("cause", "", json.dumps(cause)))
+        with contextlib.suppress(RuntimeError):  # there may be no store any more
+            cause = self.first_cause.tell(cause)
             self.store.set(f"told/{self.rank}", "")
             told = True
         rank = cause["rank"]
@@ -271,8 +273,5 @@ def silent_rank(store: dist.Store) -> int | None:
 
     store: the one that the job's Watch was given.
     """
-    store = dist.PrefixStore("watch", store)
-    if not store.check(["cause"]):
-        return None
-    cause = json.loads(store.get("cause"))
-    return cause["rank"] if cause.get("silent") else None
+    cause = FirstCause(dist.PrefixStore("watch", store)).heard()
+    return cause["rank"] if cause and cause.get("silent") else None
