@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ DISTRIBUTION = "hyperhetero"
 PYTHONS = ((3, 11), (3, 12))
 LOADING = "import ditorch, dicomm.distributed, heteropp._planner"
 LOADING_S = 120  # for Python to import torch on a busy machine
+LIBCRYPTO = ("libcrypto.so.3", "libcrypto.so.1.1")  # as csrc/dicomm/transport/tcp/aead.cpp
 DEVELOPERS = {"conform", "dev", "docs"}  # extras that no user needs
 
 
@@ -86,6 +88,24 @@ def libraries() -> Finding:
         problem or "all that are built from C++ load",
         "no chip and no transport: install the wheel for this torch, or build again",
     )
+
+
+def libcrypto() -> Finding:
+    found = [name for name in LIBCRYPTO if _loads(name)]
+    return optional(
+        "OpenSSL",
+        bool(found),
+        f"{found[0]} protects messages between hosts" if found else f"no {LIBCRYPTO[0]}",
+        "messages between hosts need RDMA, or DICOMM_SECURITY=none on every rank",
+    )
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _requirements() -> dict[str, list[Requirement]]:

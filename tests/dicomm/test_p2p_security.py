@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+from installed import own_mounts
 
 import dicomm
 
@@ -120,3 +124,30 @@ def test_another_word_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("DICOMM_SECURITY", "tls")
     with pytest.raises(dicomm.Error, match="'tls', expected none, integrity or encryption"):
         jobs.connect(tmp_path, 0, 2, transport="tcp")
+
+
+MEET = """
+import sys
+import dicomm
+store = dicomm.FileStore(sys.argv[1])
+ranks = [dicomm.Communicator(r, 2, store, secret="s", transport="tcp") for r in range(2)]
+try:
+    ranks[0].send(bytes(8), 1)
+except dicomm.Error as error:
+    print(error)
+"""
+
+
+def test_without_libcrypto_nothing_goes_out_unprotected(tmp_path):
+    ctypes.CDLL("libcrypto.so.3")
+    maps = Path("/proc/self/maps").read_text()
+    library = next(line.split()[-1] for line in maps.splitlines() if "libcrypto.so.3" in line)
+    hidden = f'mount --bind /dev/null {library}; exec "$@"'
+    done = subprocess.run(
+        [*own_mounts(), "sh", "-c", hidden, "sh", sys.executable, "-c", MEET, tmp_path],
+        env=os.environ | {"DICOMM_SECURITY": "encryption"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "OpenSSL's libcrypto.so.3 is not here; install it, or set DICOMM_SECURITY" in done.stdout
