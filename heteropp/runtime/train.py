@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,10 +21,10 @@ from heteropp.runtime.measuring.events import keep_event
 from heteropp.runtime.measuring.gauges import Expect
 from heteropp.runtime.measuring.report import Reporter
 from heteropp.runtime.measuring.trackers.tracking import TrackingError
+from heteropp.runtime.ranks.agreement import check_agreement
 from heteropp.runtime.ranks.attempt import attempt, launcher_store
 from heteropp.runtime.ranks.device import open_device
 from heteropp.runtime.ranks.heartbeats import POLL_S
-from heteropp.runtime.ranks.secret import fingerprint, unlike_secrets
 from heteropp.runtime.ranks.store import StoreSilentError, limit_answers, naming_silent_store
 from heteropp.runtime.ranks.transport import connect
 from heteropp.runtime.ranks.watch import CAUSE_FILE, Watch, name_process
@@ -87,7 +86,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         run.allow_code()
         chip = run.chips[rank]
         device = open_device(run.device, chip.file, chip.chip_type)
-        check_secrets(control, labels)
+        check_agreement(run, control, watch.names)
         connect(store, rank, world_size, device.backend, wait_s, run.p2p)
         trainer = Trainer(run, device, control, expect)
         if checkpoint := starting_point(run, control, attempt(run.deadline_s) > 0):
@@ -136,15 +135,6 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         keep_traceback(run.logs / f"rank-{rank}.traceback")
         watch.fail(f"failed: {type(error).__name__}: {one_line(error)}")
     raise AssertionError("watch.fail ends the process")
-
-
-def check_secrets(control: Control, labels: Sequence[str]) -> None:
-    """Raises FileError where ranks that several launchers started have unlike secrets."""
-    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        return
-    control.publish("secret", fingerprint())
-    if unlike := unlike_secrets(labels, control.collect("secret")):
-        raise FileError(unlike)
 
 
 def starting_point(run: TrainingRun, control: Control, restarted: bool) -> Checkpoint | None:

@@ -73,7 +73,7 @@ def test_machines_with_unlike_secrets_end_and_say_so(tmp_path: Path, elastic: bo
         third, first = (
             (f"{NODE}-2", f"{NODE}-0")
             if elastic
-            else ("rank 2 (chip NEUTRAL)", "rank 0 (chip NEUTRAL)")
+            else ("rank 2 (chip NEUTRAL) on machine-2", "rank 0 (chip NEUTRAL) on machine-0")
         )
         sentence = "has another secret than"
         for number in range(MACHINES):

@@ -34,6 +34,7 @@ from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.pulse import Heart, Pulse
 from heteropp.elastic.member.member import run_member
 from heteropp.elastic.messages import JobOutcome
+from heteropp.runtime.ranks.agreement import unlike_terms, warn_of_unlike_torch
 from heteropp.runtime.ranks.attempt import COME_S, launcher_store
 from heteropp.runtime.ranks.launch import set_environment
 from heteropp.runtime.ranks.loopback import loopback_store
@@ -327,8 +328,12 @@ def _under_torchrun(
         raise InputError(
             f"the agents' --node-name are {', '.join(nodes)}; expected each of them once"
         )
-    if unlike := unlike_secrets(nodes, [agent.secret for agent in gathered.agents]):
+    unlike = unlike_terms(nodes, [agent.version for agent in gathered.agents])
+    unlike = unlike or unlike_secrets(nodes, [agent.secret for agent in gathered.agents])
+    if unlike:
         raise InputError(unlike)
+    if rank == 0:
+        warn_of_unlike_torch(nodes, [agent.torch for agent in gathered.agents])
     meeting = replace(meeting, prefix=f"start {gathered.id}")
     store = meeting.connect(run.deadline_s)
     board = Board(store)

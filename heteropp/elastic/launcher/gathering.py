@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from heteropp.elastic.job import Board
+from heteropp.runtime.ranks.agreement import Terms, own_torch, own_version
 from heteropp.runtime.ranks.secret import fingerprint
 
 POLL_S = 0.1
@@ -24,6 +25,8 @@ class Present:
 
     id: str
     node: str
+    version: Terms
+    torch: Terms
     secret: str  # its fingerprint, which tells whether the agents have the same one
 
 
@@ -42,7 +45,7 @@ def gather(store: dist.Store, rank: int, world_size: int, node: str, timeout_s: 
     earlier start left is overwritten, and never answered. Raises GatheringError.
     """
     board = Board(store)
-    own = Present(uuid.uuid4().hex, node, fingerprint())
+    own = Present(uuid.uuid4().hex, node, own_version(), own_torch(), fingerprint())
     board.say(own, "agent", rank)
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
