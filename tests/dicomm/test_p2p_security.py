@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -95,6 +96,20 @@ def test_messages_of_every_length_arrive(security, pair, length):
         back = other.submit(sent, ranks, message, sender=1)
         assert sent(ranks, message) == message
         assert back.result() == message
+
+
+def test_messages_that_are_given_up_on_their_way_disturb_no_other(security, pair):
+    ranks, _ = pair
+    message = os.urandom(100_000)
+    for turn in range(30):
+        given_up = [ranks[1].irecv(bytearray(5_000_000), 0, tag=1)]
+        given_up.append(ranks[0].isend(bytes(5_000_000), 1, tag=1))
+        time.sleep(turn * 2e-4)
+        if turn % 2:
+            given_up.reverse()
+        del given_up[0]
+        assert sent(ranks, message) == message
+        del given_up[0]
 
 
 def connected(folder: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
