@@ -117,7 +117,7 @@ def connected(folder: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
     ranks = []
     for rank, setting in enumerate(settings):
         monkeypatch.setenv("DICOMM_SECURITY", setting)
-        ranks.append(jobs.connect(folder, rank, 2, transport="tcp", timeout_s=20))
+        ranks.append(jobs.connect(folder, rank, 2, transport="tcp", timeout_s=3.0))
     said = []
     for number, rank in enumerate(ranks):
         with pytest.raises(dicomm.Error) as failed:
@@ -129,10 +129,11 @@ def connected(folder: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("settings", [["none", "integrity"], ["encryption", "integrity"]])
 def test_unlike_settings_are_told_with_both_values(tmp_path, settings, monkeypatch):
-    first, _ = connected(tmp_path, settings, monkeypatch)
-    mine, theirs = settings
-    assert f"DICOMM_SECURITY asks for {theirs} there and for {mine} here" in first
-    assert "expected the same on every rank" in first
+    for mine, theirs, said in zip(
+        settings, settings[::-1], connected(tmp_path, settings, monkeypatch), strict=True
+    ):
+        assert f"DICOMM_SECURITY asks for {theirs} there and for {mine} here" in said
+        assert "expected the same on every rank" in said
 
 
 def test_another_word_is_refused(tmp_path, monkeypatch):
