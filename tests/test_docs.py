@@ -23,6 +23,7 @@ READ_AND_RUN = [
     *sorted((DOCS / "tutorials").glob("*.md")),
     *sorted((DOCS / "guides").glob("*.md")),
 ]
+SLOW_GUIDES = [DOCS / "guides" / f"{n}.md" for n in ("data", "models", "fault-tolerance")]
 PROGRAM = re.compile(r"\b((?:dicomm|ditorch|heteropp)-[a-z]+|tools/[a-z0-9-]+)(?![\w/.-])")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 FOREIGN = {  # options of other programs that the pages name beside ours
@@ -35,9 +36,15 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("page", READ_AND_RUN, ids=name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(p, marks=pytest.mark.exhaustive if p in SLOW_GUIDES else pytest.mark.long)
+        for p in READ_AND_RUN
+    ],
+    ids=name,
+)
 def test_every_block_of_the_page_does_what_the_page_says(page: Path, tmp_path: Path) -> None:
     for folder in LINKED:
         (tmp_path / folder).symlink_to(ROOT / folder)

@@ -157,7 +157,7 @@ def check_pairs(ranks: Ranks, seeds: range) -> Counter[str]:
     return seen
 
 
-@pytest.mark.parametrize("pairs", [PAIRS // 10, pytest.param(PAIRS, marks=pytest.mark.long)])
+@pytest.mark.parametrize("pairs", [PAIRS // 10, pytest.param(PAIRS, marks=pytest.mark.exhaustive)])
 def test_thousands_of_random_pairs_on_real_ranks(ranks: Ranks, pairs: int) -> None:
     seen = check_pairs(ranks, range(pairs))
     assert seen["pairs"] >= 5000 * pairs // PAIRS

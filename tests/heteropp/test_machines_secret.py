@@ -18,11 +18,17 @@ GUIDE = ROOT / "docs" / "guides" / "elastic.md"
 # What a stranger on a machine reads in the stores of the first one; {port}: the rendezvous'.
 STRANGER = """
 import json, sys
+from contextlib import suppress
+from datetime import timedelta
 import torch.distributed as dist
 found = {}
 for port in map(int, sys.argv[1:]):
     store = dist.TCPStore("machine-0", port, is_master=False)
-    found[port] = {key: store.get(key).decode(errors="replace") for key in store.list_keys()}
+    store.set_timeout(timedelta(seconds=2))
+    found[port] = {}
+    for key in store.list_keys():
+        with suppress(dist.DistStoreError):  # somebody has removed it meanwhile
+            found[port][key] = store.get(key).decode(errors="replace")
 print(json.dumps(found))
 """
 

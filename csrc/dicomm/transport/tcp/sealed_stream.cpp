@@ -20,6 +20,9 @@ constexpr std::size_t kBodyBytes = 256 << 10;
 // A body is sealed and sent in pieces: they stay in a core's cache, and the peer opens one while
 // the next is sealed.
 constexpr std::size_t kPieceBytes = 64 << 10;
+// A header has a record of its own before a payload as long as this: the peer then knows where the
+// payload goes, and need not copy it once more.
+constexpr std::size_t kLongBytes = 16 << 10;
 
 Digest key_of(const SealedOptions& options, bool dialler_writes) {
   const std::string_view session(reinterpret_cast<const char*>(options.session.data()),
@@ -56,7 +59,8 @@ class SealedStream final : public Stream {
       std::size_t bytes = 0;
       for (int i = 0; i < count; ++i) bytes += parts[i].iov_len;
       if (bytes == 0) return 0;
-      begin_record(std::min(bytes, kBodyBytes));
+      const bool is_long = bytes > kLongBytes && parts[0].iov_len > 0;
+      begin_record(std::min(is_long ? parts[0].iov_len : bytes, kBodyBytes));
     }
     while (out_sent_ < sizeof out_length_ + out_length_ + sizeof out_tag_) {
       const bool all_sent = out_sealed_ == 0 || out_sent_ == sizeof out_length_ + out_sealed_;
