@@ -226,8 +226,7 @@ def security(
     found = prices.rows(results, lengths)
     result = evidence("security", found, results.quiet, results.missing)
     _tell(result, as_json, partial(prices.show, results, lengths))
-    if results.missing:
-        raise Failed("; ".join(f"{name}: {why}" for name, why in results.missing.items()))
+    _fail_with_dicomm(results.missing)
 
 
 @app.command(

@@ -27,17 +27,22 @@ def entries(folder: str) -> list[Entry]:
     def entry(setting: str) -> Entry:
         environment = {"DICOMM_SECURITY": setting}
         place = f"{folder}/{setting}"
-        return setting, partial(cpp.CppApi, setting, "tcp", place, secret, (), environment)
+        name = ours(setting)
+        return name, partial(cpp.CppApi, name, "tcp", place, secret, (), environment)
 
     return [entry(setting) for setting in (PLAIN, *BARS)]
+
+
+def ours(setting: str) -> str:
+    return f"dicomm {setting}"
 
 
 def rows(found: Results, sizes: Sequence[int]) -> list[Row]:
     listed = []
     for size in sizes:
-        plain_us = found.p50_us(PLAIN, ("latency", size))
+        plain_us = found.p50_us(ours(PLAIN), ("latency", size))
         for setting, bar in BARS.items():
-            ours_us = found.p50_us(setting, ("latency", size))
+            ours_us = found.p50_us(ours(setting), ("latency", size))
             name = f"tcp C++ {size_name(size)}, {setting}"
             listed.append(row(name, "us", ours_us, peer=plain_us, peer_name="unprotected"))
             if size >= BAR_LEAST_BYTES and ours_us and plain_us:
@@ -52,7 +57,7 @@ def show(found: Results, sizes: Sequence[int], result: dict[str, Any]) -> None:
     for heading in ("message", PLAIN, *BARS):
         table.add_column(heading, justify="right", no_wrap=True)
     for size in sizes:
-        timings = (found.timings.get((name, ("latency", size))) for name in (PLAIN, *BARS))
+        timings = (found.timings.get((ours(each), ("latency", size))) for each in (PLAIN, *BARS))
         table.add_row(size_name(size), *map(cell, timings))
     console.print(table)
     show_bars(console, result)

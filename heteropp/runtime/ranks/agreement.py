@@ -16,7 +16,7 @@ from importlib.metadata import version
 
 from pydantic import TypeAdapter
 
-from heteropp.description.files import FileError
+from heteropp.description.files import FileError, read_bytes
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
 from heteropp.process_groups.control import Control
@@ -50,16 +50,8 @@ def own_terms(run: TrainingRun) -> Terms:
         **hyperparameters,
     }
     settings = {name.replace("_", " "): json.dumps(value) for name, value in values.items()}
-    return {**own_version(), "plan": _hash(plans), "cluster": _cluster(run), **settings}
-
-
-def _cluster(run: TrainingRun) -> str:
-    if run.cluster is None:
-        return "none"
-    try:
-        return _hash(run.cluster.read_bytes())
-    except OSError as error:
-        raise FileError(f"cluster {run.cluster} cannot be read: {error.strerror}") from None
+    cluster = _hash(read_bytes(run.cluster)) if run.cluster else "none"
+    return {**own_version(), "plan": _hash(plans), "cluster": cluster, **settings}
 
 
 def _hash(content: bytes) -> str:
@@ -85,8 +77,9 @@ def unlike_clocks(names: Sequence[str], times_s: Sequence[float]) -> str | None:
     worst = max(range(len(off_s)), key=lambda each: abs(off_s[each]))
     if abs(off_s[worst]) < CLOCKS_S:
         return None
-    clocks = (time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(times_s[i])) for i in (worst, 0))
-    theirs, first = clocks
+    theirs, first = (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(times_s[each])) for each in (worst, 0)
+    )
     return (
         f"the clock of {names[worst]} says {theirs} UTC, and that of {names[0]} {first} UTC; "
         f"expected less than {CLOCKS_S:g} s between any two"
