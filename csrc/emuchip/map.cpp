@@ -41,8 +41,8 @@ void run_over(const ditorch_map& call, const Program<T>& program) {
     const ditorch_operand& operand = call.operands[i];
     runs[i] = {static_cast<char*>(operand.data), operand.dtype, operand.strides[outer]};
   }
-  while (true) {
-    program(runs.data(), call.sizes[outer]);
+  for (int64_t number = 0;; number += call.sizes[outer]) {
+    program(runs.data(), call.sizes[outer], number);
     int32_t dimension = outer - 1;
     for (; dimension >= 0; --dimension) {
       const bool wraps = ++index[dimension] == call.sizes[dimension];
@@ -93,7 +93,7 @@ ditorch_status map_list(const ditorch_context*, const ditorch_map_list* call) {
         runs[operand] = {static_cast<char*>(data[operand]), call->dtypes[operand],
                          call->strides[operand]};
       }
-      program(runs.data(), call->elements[i]);
+      program(runs.data(), call->elements[i], /*number=*/0);
     }
   });
   return DITORCH_OK;

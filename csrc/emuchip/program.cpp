@@ -6,6 +6,7 @@
 
 #include "elements.h"
 #include "isa.h"
+#include "philox.h"
 #include "special.h"
 
 namespace emuchip {
@@ -100,6 +101,26 @@ INLINE int64_t floor_divided(int64_t a, int64_t b) {
   return quotient - (a % b != 0 && (a < 0) != (b < 0));
 }
 
+INLINE void integer_loop(int32_t opcode, int64_t* out, const int64_t* x, const int64_t* y,
+                         int64_t count) {
+  switch (opcode) {
+    case DITORCH_FLOOR_DIVIDE:
+      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return floor_divided(a, b); });
+    case DITORCH_BIT_AND:
+      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return a & b; });
+    case DITORCH_BIT_OR:
+      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return a | b; });
+    case DITORCH_BIT_XOR:
+      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return a ^ b; });
+    case DITORCH_SHIFT_LEFT:
+      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return a << b; });
+    case DITORCH_SHIFT_RIGHT:
+      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return a >> b; });
+    default:
+      return;
+  }
+}
+
 template <class T>
 INLINE void binary_loop(int32_t opcode, T* out, const T* x, const T* y, int64_t count) {
   switch (opcode) {
@@ -129,8 +150,8 @@ INLINE void binary_loop(int32_t opcode, T* out, const T* x, const T* y, int64_t 
   if constexpr (std::is_floating_point_v<T>) {
     if (opcode == DITORCH_DIVIDE) pairs(out, x, y, count, [](T a, T b) { return a / b; });
     if (opcode == DITORCH_POWER) pairs(out, x, y, count, [](T a, T b) { return std::pow(a, b); });
-  } else if (opcode == DITORCH_FLOOR_DIVIDE) {
-    pairs(out, x, y, count, [](T a, T b) { return floor_divided(a, b); });
+  } else {
+    integer_loop(opcode, out, x, y, count);
   }
 }
 
@@ -191,11 +212,12 @@ EMUCHIP_CLONES void to_halves(Half* out, const float* values, int64_t count) {
 // Values an opcode takes off the stack; it puts one back, but for STORE.
 int32_t values_taken(int32_t opcode, bool in_integers) {
   if (opcode == DITORCH_LOAD || opcode == DITORCH_CONSTANT || opcode == DITORCH_PLACE) return 0;
+  if (opcode == DITORCH_RANDOM) return in_integers ? -1 : 0;
   if (opcode == DITORCH_STORE) return 1;
   const bool floating_only = (opcode >= DITORCH_SQRT && opcode <= DITORCH_TRUNCATE) ||
                              opcode == DITORCH_DIVIDE || opcode == DITORCH_POWER;
   if (floating_only && in_integers) return -1;
-  if (opcode == DITORCH_FLOOR_DIVIDE) return in_integers ? 2 : -1;
+  if (opcode >= DITORCH_FLOOR_DIVIDE && opcode <= DITORCH_SHIFT_RIGHT) return in_integers ? 2 : -1;
   if (opcode >= DITORCH_NEGATE && opcode <= DITORCH_NOT) return 1;
   if (opcode >= DITORCH_ADD && opcode <= DITORCH_OR) return 2;
   return opcode == DITORCH_SELECT ? 3 : -1;
@@ -279,7 +301,7 @@ void Program<T>::store(const Run& to, int64_t first, int64_t count, const T* val
 }
 
 template <class T>
-void Program<T>::block(const Run* operands, int64_t first, int64_t count) const {
+void Program<T>::block(const Run* operands, int64_t first, int64_t count, int64_t number) const {
   thread_local T buffers[DITORCH_MAP_STACK][kBlock];
   const T* stack[DITORCH_MAP_STACK];  // each in its buffer, or in an operand's memory
   int32_t depth = 0;
@@ -315,6 +337,14 @@ void Program<T>::block(const Run* operands, int64_t first, int64_t count) const 
       ++depth;
       continue;
     }
+    if (opcode == DITORCH_RANDOM) {
+      if constexpr (std::is_floating_point_v<T>) {
+        random_numbers(static_cast<uint64_t>(integer), number, buffers[depth], count);
+      }
+      stack[depth] = buffers[depth];
+      ++depth;
+      continue;
+    }
     depth -= values_taken(opcode, std::is_integral_v<T>) - 1;
     const T** top = stack + depth - 1;
     // The last step writes straight to where the result is kept.
@@ -333,9 +363,9 @@ void Program<T>::block(const Run* operands, int64_t first, int64_t count) const 
 }
 
 template <class T>
-void Program<T>::operator()(const Run* operands, int64_t elements) const {
+void Program<T>::operator()(const Run* operands, int64_t elements, int64_t number) const {
   for (int64_t first = 0; first < elements; first += kBlock) {
-    block(operands, first, std::min(kBlock, elements - first));
+    block(operands, first, std::min(kBlock, elements - first), number + first);
   }
 }
 

@@ -20,11 +20,12 @@ class Program {
   Program(const ditorch_instruction* instructions, int32_t count, const Numerics& numerics)
       : instructions_(instructions), count_(count), numerics_(numerics) {}
 
-  // Runs the program over `elements` elements of each operand.
-  void operator()(const Run* operands, int64_t elements) const;
+  // Runs the program over `elements` elements of each operand. `number` is that of the first of
+  // them in the whole walk.
+  void operator()(const Run* operands, int64_t elements, int64_t number) const;
 
  private:
-  void block(const Run* operands, int64_t first, int64_t count) const;
+  void block(const Run* operands, int64_t first, int64_t count, int64_t number) const;
   void load(const Run& from, int64_t first, int64_t count, T* values) const;
   void store(const Run& to, int64_t first, int64_t count, const T* values) const;
   T* in_place(const Run& run, int64_t first) const;

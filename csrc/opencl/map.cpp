@@ -21,9 +21,11 @@ struct Walk {
   cl_long strides[DITORCH_MAP_OPERANDS][kMostDimensions];
 };
 
+// `struct constants` of a kernel's text.
 template <class T>
 struct Constants {
   T values[kMostConstants];
+  cl_ulong key;  // of random numbers
 };
 
 template <class T>
@@ -32,6 +34,8 @@ Constants<T> constants_of(const MapShape& shape) {
   int32_t count = 0;
   for (int32_t i = 0; i < shape.count; ++i) {
     const ditorch_instruction& instruction = shape.instructions[i];
+    if (instruction.opcode == DITORCH_RANDOM)
+      found.key = static_cast<cl_ulong>(instruction.integer);
     if (instruction.opcode != DITORCH_CONSTANT) continue;
     found.values[count++] = std::is_integral_v<T> ? static_cast<T>(instruction.integer)
                                                   : static_cast<T>(instruction.value);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "sources.h"
 #include "tensor.h"
 
 namespace opencl {
@@ -52,43 +53,26 @@ struct Step {
   const char* text;
 };
 
-std::optional<Step> step_of(int32_t opcode, bool in_integers) {
+std::optional<Step> step_of_integers(int32_t opcode) {
   switch (opcode) {
-    case DITORCH_NEGATE:
-      return Step{1, "-$0"};
-    case DITORCH_ABS:
-      return Step{1, in_integers ? "($0 < 0 ? -$0 : $0)" : "fabs($0)"};
-    case DITORCH_NOT:
-      return Step{1, "$0 == 0"};
-    case DITORCH_ADD:
-      return Step{2, "$0 + $1"};
-    case DITORCH_SUBTRACT:
-      return Step{2, "$0 - $1"};
-    case DITORCH_MULTIPLY:
-      return Step{2, "$0 * $1"};
-    case DITORCH_MINIMUM:  // NaN if either is
-      return Step{2, "($0 != $0 || $0 < $1) ? $0 : $1"};
-    case DITORCH_MAXIMUM:
-      return Step{2, "($0 != $0 || $0 > $1) ? $0 : $1"};
-    case DITORCH_LESS:
-      return Step{2, "$0 < $1"};
-    case DITORCH_LESS_EQUAL:
-      return Step{2, "$0 <= $1"};
-    case DITORCH_EQUAL:
-      return Step{2, "$0 == $1"};
-    case DITORCH_AND:
-      return Step{2, "$0 != 0 && $1 != 0"};
-    case DITORCH_OR:
-      return Step{2, "$0 != 0 || $1 != 0"};
-    case DITORCH_SELECT:
-      return Step{3, "$0 != 0 ? $1 : $2"};
     case DITORCH_FLOOR_DIVIDE:  // the lowest integer divided by -1 would trap
-      if (!in_integers) return std::nullopt;
       return Step{2, "$1 == -1 ? -$0 : $0 / $1 - ($0 % $1 != 0 && ($0 < 0) != ($1 < 0))"};
+    case DITORCH_BIT_AND:
+      return Step{2, "$0 & $1"};
+    case DITORCH_BIT_OR:
+      return Step{2, "$0 | $1"};
+    case DITORCH_BIT_XOR:
+      return Step{2, "$0 ^ $1"};
+    case DITORCH_SHIFT_LEFT:
+      return Step{2, "$0 << $1"};
+    case DITORCH_SHIFT_RIGHT:
+      return Step{2, "$0 >> $1"};
     default:
-      break;
+      return std::nullopt;
   }
-  if (in_integers) return std::nullopt;
+}
+
+std::optional<Step> step_of_floats(int32_t opcode) {
   switch (opcode) {
     case DITORCH_SQRT:
       return Step{1, "sqrt($0)"};
@@ -120,6 +104,41 @@ std::optional<Step> step_of(int32_t opcode, bool in_integers) {
       return Step{2, "pow($0, $1)"};
     default:
       return std::nullopt;
+  }
+}
+
+std::optional<Step> step_of(int32_t opcode, bool in_integers) {
+  switch (opcode) {
+    case DITORCH_NEGATE:
+      return Step{1, "-$0"};
+    case DITORCH_ABS:
+      return Step{1, in_integers ? "($0 < 0 ? -$0 : $0)" : "fabs($0)"};
+    case DITORCH_NOT:
+      return Step{1, "$0 == 0"};
+    case DITORCH_ADD:
+      return Step{2, "$0 + $1"};
+    case DITORCH_SUBTRACT:
+      return Step{2, "$0 - $1"};
+    case DITORCH_MULTIPLY:
+      return Step{2, "$0 * $1"};
+    case DITORCH_MINIMUM:  // NaN if either is
+      return Step{2, "($0 != $0 || $0 < $1) ? $0 : $1"};
+    case DITORCH_MAXIMUM:
+      return Step{2, "($0 != $0 || $0 > $1) ? $0 : $1"};
+    case DITORCH_LESS:
+      return Step{2, "$0 < $1"};
+    case DITORCH_LESS_EQUAL:
+      return Step{2, "$0 <= $1"};
+    case DITORCH_EQUAL:
+      return Step{2, "$0 == $1"};
+    case DITORCH_AND:
+      return Step{2, "$0 != 0 && $1 != 0"};
+    case DITORCH_OR:
+      return Step{2, "$0 != 0 || $1 != 0"};
+    case DITORCH_SELECT:
+      return Step{3, "$0 != 0 ? $1 : $2"};
+    default:
+      return in_integers ? step_of_integers(opcode) : step_of_floats(opcode);
   }
 }
 
@@ -160,7 +179,9 @@ bool has_every_step(const MapShape& shape) {
   for (int32_t i = 0; i < shape.count; ++i) {
     const int32_t opcode = shape.instructions[i].opcode;
     constants += opcode == DITORCH_CONSTANT;
-    if (opcode == DITORCH_LOAD || opcode == DITORCH_CONSTANT || opcode == DITORCH_PLACE) {
+    if (opcode == DITORCH_RANDOM && in_integers) return false;
+    if (opcode == DITORCH_LOAD || opcode == DITORCH_CONSTANT || opcode == DITORCH_PLACE ||
+        opcode == DITORCH_RANDOM) {
       ++depth;
     } else if (opcode == DITORCH_STORE) {
       --depth;
@@ -198,6 +219,10 @@ std::string statements(const Device& device, const MapShape& shape) {
         break;
       case DITORCH_PLACE:
         value = "i";
+        break;
+      case DITORCH_RANDOM:
+        value = "random_number(constants.key, row * walk.sizes[" +
+                std::to_string(shape.dimensions - 1) + "] + i)";
         break;
       default:
         const auto step = step_of(instruction.opcode, in_integers);
@@ -242,10 +267,14 @@ std::string map_key(const MapShape& shape) {
 
 std::string map_text(const Device& device, const MapShape& shape, int64_t run) {
   const std::string dimensions = std::to_string(kMostDimensions);
-  std::string text = "struct walk { long sizes[" + dimensions + "]; long strides[" +
-                     std::to_string(DITORCH_MAP_OPERANDS) + "][" + dimensions + "]; };\n";
+  const bool has_random =
+      std::any_of(shape.instructions, shape.instructions + shape.count,
+                  [](const ditorch_instruction& step) { return step.opcode == DITORCH_RANDOM; });
+  std::string text = has_random ? source_of("philox") : "";
+  text += "struct walk { long sizes[" + dimensions + "]; long strides[" +
+          std::to_string(DITORCH_MAP_OPERANDS) + "][" + dimensions + "]; };\n";
   text += "struct constants { " + stack_type(shape.compute) + " values[" +
-          std::to_string(kMostConstants) + "]; };\nkernel void map(";
+          std::to_string(kMostConstants) + "]; ulong key; };\nkernel void map(";
   for (size_t operand = 0; operand < shape.dtypes.size(); ++operand) {
     text +=
         "global " + storage_of(device, shape.dtypes[operand]) + "* " + operand_name(operand) + ", ";
@@ -255,7 +284,7 @@ std::string map_text(const Device& device, const MapShape& shape, int64_t run) {
   text += "  const long first = get_global_id(0) * (long)" + std::to_string(run) + ";\n";
   text +=
       "  const long end = min(first + " + std::to_string(run) + ", walk.sizes[" + last + "]);\n";
-  text += "  long place = get_global_id(1);\n";
+  text += "  const long row = get_global_id(1);\n  long place = row;\n";
   for (size_t operand = 0; operand < shape.dtypes.size(); ++operand) {
     text += "  long begin" + std::to_string(operand) + " = 0;\n";
   }

@@ -61,6 +61,7 @@ typedef enum ditorch_opcode {
   DITORCH_STORE = 1,    /* take the top off and write it to operand `operand` */
   DITORCH_CONSTANT = 2, /* push `value`, or `integer` where the program computes in integers */
   DITORCH_PLACE = 3,    /* push the element's place along the last dimension, from 0 on */
+  DITORCH_RANDOM = 4,   /* push a random number from 0 to below 1; not in integers */
   /* unary */
   DITORCH_NEGATE = 16,
   DITORCH_ABS = 17,
@@ -88,9 +89,15 @@ typedef enum ditorch_opcode {
   DITORCH_LESS = 55,
   DITORCH_LESS_EQUAL = 56,
   DITORCH_EQUAL = 57,
-  DITORCH_AND = 58,          /* 1 if neither is 0 */
-  DITORCH_OR = 59,           /* 1 if one is not 0 */
-  DITORCH_FLOOR_DIVIDE = 60, /* a / b rounded down; only in integers, and b is not 0 */
+  DITORCH_AND = 58, /* 1 if neither is 0 */
+  DITORCH_OR = 59,  /* 1 if one is not 0 */
+  /* binary, only in integers */
+  DITORCH_FLOOR_DIVIDE = 60, /* a / b rounded down; b is not 0 */
+  DITORCH_BIT_AND = 61,
+  DITORCH_BIT_OR = 62,
+  DITORCH_BIT_XOR = 63,
+  DITORCH_SHIFT_LEFT = 64,  /* by b, which is from 0 to 63 */
+  DITORCH_SHIFT_RIGHT = 65, /* the sign fills what becomes free */
   /* ternary: a condition, a value and the top */
   DITORCH_SELECT = 80 /* the value if the condition is not 0, else the top */
 } ditorch_opcode;
@@ -99,7 +106,7 @@ typedef struct ditorch_instruction {
   int32_t opcode;  /* a ditorch_opcode */
   int32_t operand; /* LOAD and STORE */
   double value;    /* CONSTANT */
-  int64_t integer; /* CONSTANT */
+  int64_t integer; /* CONSTANT; the key of RANDOM, which a program has once at most */
 } ditorch_instruction;
 
 /* A strided tensor of a descriptor. */
@@ -119,7 +126,12 @@ typedef struct ditorch_operand {
  *
  * Values on the stack have the dtype `compute`: FLOAT32, FLOAT64, or INT64 where no operand is
  * floating. LOAD converts to it; STORE converts from it: rounded to nearest for floating dtypes,
- * toward zero and modulo the width for integers, 0 or 1 for BOOL. */
+ * toward zero and modulo the width for integers, 0 or 1 for BOOL.
+ *
+ * RANDOM is the same on every chip: element n, counted row by row over `sizes`, has word n % 4 of
+ * Philox4x32-10 (Salmon et al., SC 2011) at counter n / 4, whose low half is the counter's first
+ * word, under the 64-bit key `integer`, whose low half is the key's first word. Its upper 24 bits
+ * count in steps of 2^-24. In a list, every call counts from 0. */
 typedef struct ditorch_map {
   size_t struct_size;
   ditorch_dtype compute;

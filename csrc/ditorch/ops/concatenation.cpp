@@ -1,6 +1,7 @@
 #include "ops/concatenation.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include "ops/map.h"
 #include "ops/tensors.h"
@@ -28,12 +29,43 @@ ditorch_status cat_out(const ditorch_context& context, c10::ArrayRef<c10::IValue
     if (status != DITORCH_OK) return status;
     first += tensor.size(dim);
   }
-  const bool is_full = out.numel() > 0 && first == out.size(dim);
-  return is_full ? DITORCH_OK : DITORCH_NOT_IMPLEMENTED;
+  return first == out.size(dim) ? DITORCH_OK : DITORCH_NOT_IMPLEMENTED;
+}
+
+// out = self, whose first `count` places along a dimension come last.
+ditorch_status turn(const ditorch_context& context, const at::Tensor& self, int64_t dim,
+                    int64_t count, const at::Tensor& out) {
+  const auto rest = self.size(dim) - count;
+  const auto status = map_copy(context, out.narrow(dim, 0, rest), self.narrow(dim, count, rest));
+  if (status != DITORCH_OK || count == 0) return status;
+  return map_copy(context, out.narrow(dim, rest, count), self.narrow(dim, 0, count));
+}
+
+// roll(self, shifts, dims)
+ditorch_status roll(const ditorch_context& context, c10::ArrayRef<c10::IValue> arguments,
+                    std::vector<c10::IValue>& results) {
+  const auto& self = arguments[0].toTensor();
+  const auto shifts = arguments[1].toIntVector(), dims = arguments[2].toIntVector();
+  if (!is_describable(self, self) || self.numel() == 0 || shifts.size() != 1 || dims.size() != 1) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  const auto dim = from_front(dims[0], self);
+  if (dim < 0 || dim >= self.dim()) return DITORCH_NOT_IMPLEMENTED;
+  const auto length = self.size(dim);
+  const auto out = at::empty(self.sizes(), self.options());
+  results = {out};
+  // A shift to the back by s brings the last s places to the front.
+  const auto back = (shifts[0] % length + length) % length;
+  return turn(context, self, dim, back == 0 ? 0 : length - back, out);
 }
 
 }  // namespace
 
-VendorKernels all_kernels() { return {{"aten::cat.out", cat_out}}; }
+VendorKernels all_kernels() {
+  return {
+      {"aten::cat.out", cat_out},
+      {"aten::roll", roll},
+  };
+}
 
 }  // namespace ditorch::concatenation

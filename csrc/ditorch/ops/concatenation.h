@@ -1,4 +1,4 @@
-// Tensors side by side in one: strided copies into its parts.
+// Strided copies into the parts of a tensor: cat, roll.
 #pragma once
 
 #include "ops/vendor_kernels.h"

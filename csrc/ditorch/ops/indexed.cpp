@@ -173,6 +173,8 @@ std::optional<Selection> selection(const ditorch_context& context, const at::Ten
 ditorch_status index_out(const ditorch_context& context, Arguments arguments, Results& results) {
   const auto& self = arguments[0].toTensor();
   const auto& out = arguments[2].toTensor();
+  results = {out};
+  if (out.numel() == 0) return DITORCH_OK;
   if (!is_describable(self, out) || self.numel() == 0) return DITORCH_NOT_IMPLEMENTED;
   const auto selected = selection(context, self, arguments[1]);
   if (!selected || out.sizes() != selected->sizes) return DITORCH_NOT_IMPLEMENTED;
@@ -181,7 +183,6 @@ ditorch_status index_out(const ditorch_context& context, Arguments arguments, Re
   const auto rows = selected->rows(found);
   const auto index = along(selected->index.reshape({-1}), rows, selected->dim);
   const auto status = gather(context, rows, index, self, selected->dim);
-  results = {out};
   if (status != DITORCH_OK || found.is_same(out)) return status;
   return map_copy(context, out, found);
 }
@@ -203,6 +204,27 @@ ditorch_status index_put(const ditorch_context& context, Arguments arguments, Re
   results = {self};
   const auto write = arguments[3].toBool() ? scatter_add : scatter;
   return write(context, rows, index, self, selected->dim, kNothing);
+}
+
+// index_add.out(self, dim, index, source, alpha, out)
+ditorch_status index_add_out(const ditorch_context& context, Arguments arguments,
+                             Results& results) {
+  const auto& self = arguments[0].toTensor();
+  const auto& index = arguments[2].toTensor();
+  const auto& source = arguments[3].toTensor();
+  const auto& out = arguments[5].toTensor();
+  const auto dim = from_front(arguments[1].toInt(), self);
+  if (!arguments[4].toScalar().equal(1) || dim < 0 || dim >= source.dim() || index.dim() > 1 ||
+      index.numel() != source.size(dim) || self.sizes() != out.sizes()) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  results = {out};
+  if (!out.is_same(self)) {
+    const auto status = map_copy(context, out, self);
+    if (status != DITORCH_OK) return status;
+  }
+  if (source.numel() == 0) return DITORCH_OK;
+  return scatter_add(context, source, along(index, source, dim), out, dim, kNothing);
 }
 
 // embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)
@@ -251,6 +273,7 @@ VendorKernels all_kernels() {
       {"aten::gather.out", gather_out},
       {"aten::index.Tensor_out", index_out},
       {"aten::scatter_add.out", scatter_out<scatter_add>},
+      {"aten::index_add.out", index_add_out},
       {"aten::embedding_dense_backward", embedding_backward},
   };
 }

@@ -132,6 +132,17 @@ bool run_on_chip(const Operator& op, c10::DeviceIndex device, size_t arguments,
   return true;
 }
 
+// Whether an operator reads a tensor without elements. All there is to do is then to give the
+// result its shape, or zeros: an expert without tokens is no work that the chip lacks a kernel for.
+bool computes_nothing(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (op.writes[i] || !arguments[i].isTensor()) continue;
+    const auto& tensor = arguments[i].toTensor();
+    if (tensor.defined() && tensor.numel() == 0) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 void launch(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -147,9 +158,11 @@ void launch(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::
   charge.count_product(op, Values(*stack).slice(first));
   const bool on_host = !run_on_chip(op, device, count, stack);
   if (on_host) {
-    refuse_host(handle, Values(*stack).slice(first));
-    op.host_runs += 1;
-    host_runs_here += 1;
+    if (!computes_nothing(op, Values(*stack).slice(first))) {
+      refuse_host(handle, Values(*stack).slice(first));
+      op.host_runs += 1;
+      host_runs_here += 1;
+    }
     run_on_host(handle, op, device, stack);
   } else {
     op.chip_runs += 1;

@@ -310,17 +310,28 @@ ditorch_status triangle_out(const ditorch_context& context, Arguments arguments,
                  {self, rows.unsqueeze(1), columns}, out);
 }
 
-// Truth values only: bits of integers are the host's.
-VendorKernel truth_kernel(Formula formula) {
-  return [compute = kernel(std::move(formula), Into::last_argument)](
+// Of truth values, or of the bits of integers.
+VendorKernel bitwise_kernel(Formula truth, Formula bits) {
+  return [of_truth = kernel(std::move(truth), Into::last_argument),
+          of_bits = kernel(std::move(bits), Into::last_argument)](
              const ditorch_context& context, Arguments arguments, Results& results) {
-    for (const auto& value : arguments) {
-      if (value.isTensor() && value.toTensor().scalar_type() != c10::kBool) {
-        return DITORCH_NOT_IMPLEMENTED;
-      }
-    }
-    return compute(context, arguments, results);
+    const auto type = arguments.back().toTensor().scalar_type();
+    return (type == c10::kBool ? of_truth : of_bits)(context, arguments, results);
   };
+}
+
+// __rshift__.Scalar(self, places), __lshift__.Scalar, and bitwise_right_shift.Tensor_out(self,
+// places, out) and its like: by a number of places that the dtype has.
+template <ditorch_opcode opcode, Into into>
+ditorch_status shift(const ditorch_context& context, Arguments arguments, Results& results) {
+  const auto& self = arguments[0].toTensor();
+  const auto places = number(arguments[1]);
+  if (!at::isIntegralType(self.scalar_type(), /*includeBool=*/false) || !places ||
+      !places->isIntegral(/*includeBool=*/false) || places->toLong() < 0 ||
+      places->toLong() >= static_cast<int64_t>(8 * self.element_size())) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  return kernel({a, option(1), opcode}, into)(context, arguments, results);
 }
 
 void add_out(VendorKernels& kernels, const char* name, Formula formula) {
@@ -376,9 +387,6 @@ void add_comparisons(VendorKernels& kernels) {
   }
   add_out(kernels, "aten::isposinf.out", {a, kInfinity, DITORCH_EQUAL});
   add_out(kernels, "aten::isneginf.out", {a, -kInfinity, DITORCH_EQUAL});
-  kernels.emplace("aten::bitwise_and.Tensor_out", truth_kernel({a, b, DITORCH_AND}));
-  kernels.emplace("aten::bitwise_or.Tensor_out", truth_kernel({a, b, DITORCH_OR}));
-  kernels.emplace("aten::bitwise_not.out", truth_kernel({a, DITORCH_NOT}));
   kernels.emplace("aten::where.self", kernel({condition(0), b, c, DITORCH_SELECT}, Into::fresh));
   add_out(kernels, "aten::where.self_out", {condition(0), b, c, DITORCH_SELECT});
   const Formula filled = {condition(1), option(2), a, DITORCH_SELECT};
@@ -390,6 +398,25 @@ void add_comparisons(VendorKernels& kernels) {
   kernels.emplace("aten::arange.start_out", arange_out);
   kernels.emplace("aten::tril.out", triangle_out<true>);
   kernels.emplace("aten::triu.out", triangle_out<false>);
+}
+
+void add_bits(VendorKernels& kernels) {
+  kernels.emplace("aten::bitwise_and.Tensor_out",
+                  bitwise_kernel({a, b, DITORCH_AND}, {a, b, DITORCH_BIT_AND}));
+  kernels.emplace("aten::bitwise_or.Tensor_out",
+                  bitwise_kernel({a, b, DITORCH_OR}, {a, b, DITORCH_BIT_OR}));
+  kernels.emplace("aten::bitwise_xor.Tensor_out",
+                  bitwise_kernel({a, b, DITORCH_EQUAL, DITORCH_NOT}, {a, b, DITORCH_BIT_XOR}));
+  kernels.emplace("aten::bitwise_not.out",
+                  bitwise_kernel({a, DITORCH_NOT}, {-1.0, a, DITORCH_SUBTRACT}));
+  kernels.emplace("aten::__lshift__.Scalar", shift<DITORCH_SHIFT_LEFT, Into::fresh>);
+  kernels.emplace("aten::__rshift__.Scalar", shift<DITORCH_SHIFT_RIGHT, Into::fresh>);
+  kernels.emplace("aten::__ilshift__.Scalar", shift<DITORCH_SHIFT_LEFT, Into::first_argument>);
+  kernels.emplace("aten::__irshift__.Scalar", shift<DITORCH_SHIFT_RIGHT, Into::first_argument>);
+  kernels.emplace("aten::bitwise_left_shift.Tensor_out",
+                  shift<DITORCH_SHIFT_LEFT, Into::last_argument>);
+  kernels.emplace("aten::bitwise_right_shift.Tensor_out",
+                  shift<DITORCH_SHIFT_RIGHT, Into::last_argument>);
 }
 
 void add_activations(VendorKernels& kernels) {
@@ -443,6 +470,7 @@ VendorKernels all_kernels() {
   add_arithmetic(kernels);
   add_functions(kernels);
   add_comparisons(kernels);
+  add_bits(kernels);
   add_activations(kernels);
   return kernels;
 }

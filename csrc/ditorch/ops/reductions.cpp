@@ -83,32 +83,15 @@ ditorch_status euclidean_norm(const ditorch_context& context, const at::Tensor& 
   return pointwise::compute(context, {x, DITORCH_SQRT}, {sums}, out);
 }
 
-constexpr int64_t kFewestSquares = 4096;
-constexpr int64_t kMostParts = 64;
-
-// The norm of a whole tensor, in parts: its squares take little memory, however large it is.
+// The norm of a whole tensor.
 ditorch_status whole_norm(const ditorch_context& context, const at::Tensor& input,
                           const at::Tensor& out) {
   if (!are_plain({input, out}) || !input.is_contiguous()) {
     return euclidean_norm(context, input, c10::IValue(), out);
   }
-  const auto flat = input.view({-1});
-  const auto elements = flat.numel();
-  const auto of_part = std::max(kFewestSquares, (elements + kMostParts - 1) / kMostParts);
-  const auto parts = (elements + of_part - 1) / of_part;
-  const auto options = input.options().dtype(wide_dtype(input));
-  const auto squares = at::empty({std::min(of_part, elements)}, options);
-  const auto sums = at::empty({parts}, options), total = at::empty({}, options);
+  const auto total = at::empty({}, input.options().dtype(wide_dtype(input)));
   const Step x = argument(0);
-  for (int64_t part = 0; part < parts; ++part) {
-    const auto first = part * of_part, count = std::min(of_part, elements - first);
-    const auto here = squares.narrow(0, 0, count);
-    auto status =
-        pointwise::compute(context, {x, x, DITORCH_MULTIPLY}, {flat.narrow(0, first, count)}, here);
-    if (status == DITORCH_OK) status = sum_all(context, here, sums.narrow(0, part, 1));
-    if (status != DITORCH_OK) return status;
-  }
-  const auto status = sum_all(context, sums, total);
+  const auto status = sum_of(context, {x, x, DITORCH_MULTIPLY}, input, total);
   if (status != DITORCH_OK) return status;
   return pointwise::compute(context, {x, DITORCH_SQRT}, {total}, out);
 }
@@ -192,6 +175,25 @@ ditorch_status sum_all(const ditorch_context& context, const at::Tensor& input,
                        const at::Tensor& out) {
   if (!vendor().operators->sum) return DITORCH_NOT_IMPLEMENTED;
   return vendor().operators->sum(&context, handle(out), handle(input), 1, input.numel(), 1);
+}
+
+ditorch_status sum_of(const ditorch_context& context, const Formula& formula,
+                      const at::Tensor& input, const at::Tensor& out) {
+  constexpr int64_t kFewestElements = 4096, kMostParts = 64;
+  const auto flat = input.view({-1});
+  const auto elements = flat.numel();
+  const auto of_part = std::max(kFewestElements, (elements + kMostParts - 1) / kMostParts);
+  const auto parts = (elements + of_part - 1) / of_part;
+  const auto values = at::empty({std::min(of_part, elements)}, out.options());
+  const auto sums = at::empty({parts}, out.options());
+  for (int64_t part = 0; part < parts; ++part) {
+    const auto first = part * of_part, count = std::min(of_part, elements - first);
+    const auto here = values.narrow(0, 0, count);
+    auto status = pointwise::compute(context, formula, {flat.narrow(0, first, count)}, here);
+    if (status == DITORCH_OK) status = sum_all(context, here, sums.narrow(0, part, 1));
+    if (status != DITORCH_OK) return status;
+  }
+  return sum_all(context, sums, out);
 }
 
 VendorKernels all_kernels() {

@@ -12,10 +12,12 @@
 #include "ops/charge.h"
 #include "ops/class_loss.h"
 #include "ops/concatenation.h"
+#include "ops/dropout.h"
 #include "ops/foreach.h"
 #include "ops/histogram.h"
 #include "ops/host_arguments.h"
 #include "ops/indexed.h"
+#include "ops/loss_scale.h"
 #include "ops/map.h"
 #include "ops/optional_tensor.h"
 #include "ops/pointwise.h"
@@ -287,6 +289,7 @@ const VendorKernels& vendor_kernels() {
       found.merge(foreach::all_kernels());
       found.merge(reductions::composed_kernels());
       found.merge(concatenation::all_kernels());
+      found.merge(loss_scale::all_kernels());
     }
     if (vendor_has_map() && indexed::vendor_has()) {
       found.merge(indexed::all_kernels());
@@ -295,6 +298,7 @@ const VendorKernels& vendor_kernels() {
       found.merge(histogram::all_kernels());
     }
     if (vendor_has_map()) found.merge(sorting::all_kernels());
+    if (dropout::vendor_has()) found.merge(dropout::all_kernels());
     return found;
   }();
   return all;

@@ -94,6 +94,16 @@ def test_many_small_numbers_are_summed_wider_than_they_are_stored() -> None:
     assert table.scatter_add(0, index, ones).tolist() == [[1000.0] * 3]  # by bfloat16 alone: 256
 
 
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_rows_are_added_where_an_index_says(dtype: torch.dtype) -> None:
+    table, index = drawn(5, 6, dtype=dtype), indices(7, below=5)
+    rows = drawn(7, 6, dtype=dtype, seed=3).double().mul(8).round().div(8).to(dtype)
+    check(lambda t, i, r: (t * 0).index_add_(0, i, r), table, index, rows)
+    check(lambda t, i, r: (t * 0).t().index_add(1, i.int(), r.t()), table, index, rows)
+    out = table * 0
+    check(lambda t, i, r, o: torch.index_add(t, 0, i, r, out=o), table, index[:0], rows[:0], out)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_losses_of_classes(dtype: torch.dtype, reduction: str) -> None:
@@ -130,6 +140,14 @@ def test_tensors_are_joined(dtype: torch.dtype) -> None:
     check(lambda x, y: torch.cat((x.transpose(0, 2), y.transpose(0, 2)), -2), x, y)
     check(lambda x, y: torch.cat((x, x.new_empty(0), y.float()), 1), x, y)
     check(lambda x: torch.stack((x[..., ::2], x[..., 1::2]), -1), x)
+
+
+@pytest.mark.parametrize("dtype", FLOATING + INTEGERS)
+@pytest.mark.parametrize("shift", [0, 1, -2, 9])
+def test_places_are_turned(dtype: torch.dtype, shift: int) -> None:
+    x = drawn(3, 4, dtype=dtype)
+    check(lambda x: x.roll(shift, 1), x)
+    check(lambda x: x.t().roll(shift, -2), x)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATING, *INTEGERS[:-1]])
@@ -237,6 +255,19 @@ def test_order(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATING + INTEGERS)
+def test_the_largest(dtype: torch.dtype) -> None:
+    x = with_ties(3, 4, 5, dtype=dtype)
+    check(lambda x: x.amax(-1), x)
+    check(lambda x: x.amax((0, 2), keepdim=True), x)
+    check(lambda x: x.max(), x)
+    check(lambda x: tuple(x.transpose(0, 1).max(1)), x)
+    check(lambda x: tuple(x.max(0, keepdim=True)), x)
+    if dtype != torch.bool:
+        check(lambda x: x.argmax(), x)
+        check(lambda x: x.argmax(1), x)
+
+
+@pytest.mark.parametrize("dtype", FLOATING + INTEGERS)
 def test_running_sums(dtype: torch.dtype) -> None:
     x = (drawn(4, 5, 6, dtype=dtype).double() * 4).round().to(dtype)
     for dim in (0, 1, -1):
@@ -291,3 +322,41 @@ def test_what_is_empty_is_filled_by_nobody() -> None:
     ditorch.reset_fallback_counts()
     assert torch.zeros(0, 3, device="device").shape == (0, 3)
     assert ditorch.fallback_counts() == {}
+
+
+def test_what_has_no_elements_needs_no_kernel() -> None:
+    """An expert without tokens is one."""
+    none, weight = torch.empty(0, 4), drawn(4, 6)
+    check(lambda x, w: x @ w, none, weight)
+    check(lambda x, g: x.t() @ g, none, torch.empty(0, 6))
+    check(lambda x: F.silu(x).sum(0), none)
+    check(lambda x: F.rms_norm(x, (4,)), none)
+    check(lambda x: torch.cat((x, x)), none)
+    check(lambda w, i: w[i], weight, indices(0, below=4))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("worst", [1.0, float("inf"), float("nan")])
+def test_gradients_are_unscaled_and_looked_through(dtype: torch.dtype, worst: float) -> None:
+    def unscaled(x: Tensor, y: Tensor, found: Tensor, inverse: Tensor) -> tuple[Tensor, ...]:
+        gradients, found = [x.clone(), y.clone()], found.clone()
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
+        return (*gradients, found)
+
+    x, y = drawn(3, 4, dtype=dtype), drawn(9, dtype=dtype, seed=2)
+    y[7] = worst
+    check(unscaled, x, y, torch.tensor(0.0), torch.tensor(0.125))
+    check(unscaled, x, x, torch.tensor(1.0), torch.tensor(0.125))
+
+
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**127])
+@pytest.mark.parametrize("found", [0.0, 1.0])
+@pytest.mark.parametrize("steps", [2, 3])
+def test_the_scale_shrinks_and_grows(scale: float, found: float, steps: int) -> None:
+    def update(scale: Tensor, steps: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+        scale, steps = scale.clone(), steps.clone()
+        torch._amp_update_scale_(scale, steps, found, 2.0, 0.5, 4)
+        return scale, steps
+
+    tensors = torch.tensor(scale), torch.tensor(steps, dtype=torch.int32), torch.tensor(found)
+    check(update, *tensors)

@@ -113,6 +113,34 @@ def test_casts_and_strided_copies(dtype: torch.dtype, to: torch.dtype) -> None:
     assert torch.equal(found.cpu(), x.transpose(0, 2)[1:].to(to))
 
 
+BITS: dict[str, Operator] = {
+    "and": lambda x, y: x & y,
+    "or": lambda x, y: x | y,
+    "xor": lambda x, y: x ^ y,
+    "not": lambda x, y: ~x,
+    "numbers": lambda x, y: (x & 5) ^ 3 | 64,
+    "shifts": lambda x, y: (x >> 3) + (y << 5) + torch.bitwise_right_shift(x, 1),
+    "in place": lambda x, y: x.clone().__irshift__(2).__ilshift__(1).bitwise_xor_(y),
+}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("name", BITS)
+def test_bits(name: str, dtype: torch.dtype) -> None:
+    limits, generator = torch.iinfo(dtype), torch.Generator().manual_seed(1)
+    x, y = (
+        torch.randint(limits.min, limits.max, (5, 7), generator=generator, dtype=dtype)
+        for _ in range(2)
+    )
+    check(BITS[name], x, y, dtype)
+
+
+@pytest.mark.parametrize("name", ["and", "or", "xor", "not"])
+def test_truth_values(name: str) -> None:
+    x, y = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
+    check(BITS[name], x, y, torch.bool)
+
+
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_whole_parts(dtype: torch.dtype) -> None:
     x = torch.arange(-9 if dtype.is_signed else 0, 100).to(dtype)

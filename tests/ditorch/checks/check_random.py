@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+import ditorch
+
 
 def test_one_seed_gives_the_cpus_numbers() -> None:
     torch.manual_seed(11)
@@ -35,6 +37,35 @@ def test_dropout_follows_the_seed() -> None:
     assert torch.equal(layer(x), first)
     first.sum().backward()
     assert torch.equal(x.grad, first.detach())
+
+
+def philox(key: int, counter: int) -> list[int]:
+    """Four words of Philox4x32-10 (Salmon et al., SC 2011)."""
+    low = 0xFFFFFFFF
+    words, keys = [counter & low, counter >> 32, 0, 0], [key & low, key >> 32]
+    for _ in range(10):
+        first, second = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
+        words = [
+            second >> 32 ^ words[1] ^ keys[0], second & low,
+            first >> 32 ^ words[3] ^ keys[1], first & low,
+        ]  # fmt: skip
+        keys = [keys[0] + 0x9E3779B9 & low, keys[1] + 0xBB67AE85 & low]
+    return words
+
+
+def test_the_chips_own_dropout_is_philox() -> None:
+    assert philox(0, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]  # the authors' own
+    ditorch.reset_fallback_counts()
+    torch.manual_seed(3)
+    x = torch.ones(301, 7, device="device").t()  # its places in memory are no elements' numbers
+    kept = nn.functional.dropout(x, 0.3).cpu() != 0
+    if ditorch.fallback_counts():
+        pytest.skip("this chip leaves dropout to the host")
+    numbers = torch.Generator().manual_seed(3)
+    key = torch.empty(1, dtype=torch.int64).random_(-(2**63), None, generator=numbers).item()
+    words = [philox(key % 2**64, n // 4)[n % 4] for n in range(x.numel())]
+    expected = torch.tensor([(word >> 8) / 2**24 for word in words]) < torch.tensor(1 - 0.3)
+    assert torch.equal(kept, expected.view(7, 301))
 
 
 def test_states_can_be_kept() -> None:
