@@ -117,9 +117,9 @@ typedef struct ditorch_operand {
  * written; one that is written overlaps no other but itself (the same tensor twice, as of an
  * operator in place). Dimensions of size 1 and those that could be one are merged already.
  *
- * Values on the stack have the dtype `compute`: FLOAT32, FLOAT64, or INT64 where no operand is
- * floating. LOAD converts to it; STORE converts from it: rounded to nearest for floating dtypes,
- * toward zero and modulo the width for integers, 0 or 1 for BOOL. */
+ * Values on the stack have the dtype `compute`: FLOAT32, FLOAT64, or INT64 where no operand that is
+ * loaded is floating. LOAD converts to it; STORE converts from it: rounded to nearest for floating
+ * dtypes, toward zero and modulo the width for integers, 0 or 1 for BOOL. */
 typedef struct ditorch_map {
   size_t struct_size;
   ditorch_dtype compute;
