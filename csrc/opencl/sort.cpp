@@ -8,7 +8,9 @@
 namespace opencl {
 namespace {
 
-constexpr int64_t kRun = 32;  // elements that one item works on
+constexpr int64_t kRun = 64;  // places that one item holds
+constexpr int64_t kLongRun =
+    1024;  // elements that it looks at where it has room for all that are kept
 
 std::string options_of(const Device& device, ditorch_dtype dtype) {
   return compute_options(device, dtype) + " -DDATA=" + element_of(device, dtype) +
@@ -28,10 +30,11 @@ const cl_uint* order_of(Submission& submission, const Rows& rows, void* memory) 
   const cl_int descending = rows.descending;
   auto* order = static_cast<cl_uint*>(memory);
   auto* other = order + count * length;
+  cl_long width = kept > kRun ? kRun : kLongRun;
   submission.launch_items(programs.kernel("sort", options, "order_runs"),
-                          {static_cast<size_t>(count) * count_of(length, kRun), 1, 1}, rows.data,
-                          order, count, length, descending);
-  for (cl_long width = kRun; width < length; width *= 2) {
+                          {static_cast<size_t>(count) * count_of(length, width), 1, 1}, rows.data,
+                          order, count, length, kept, width, descending);
+  for (; width < length; width *= 2) {
     const size_t pairs = count_of(length, 2 * width);
     const size_t of_pair = count_of(std::min(2 * width, kept), kRun);
     submission.launch_items(programs.kernel("sort", options, "merge_runs"),

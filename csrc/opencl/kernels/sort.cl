@@ -1,6 +1,6 @@
-// Places of rows put in order, NaN last and equal elements as they come: runs of RUN places by
-// insertion, then neighbouring runs merged until there is one. Only the first `kept` places of a
-// run are looked at, so that a few out of many cost little more than one look at each.
+// Places of rows put in order, NaN last and equal elements as they come: runs by insertion, then
+// neighbouring runs merged until there is one. Only the first `kept` places of a run are written, so
+// that a few out of many cost little more than one look at each.
 //
 // Options: -DDATA=<dtype>, -DVALUE=<long or scalar>, -DRUN=<n>.
 typedef JOIN(storage_, DATA) storage;
@@ -12,19 +12,23 @@ static inline int comes_first(VALUE a, VALUE b, int descending) {
   return descending ? is_less(b, a) : is_less(a, b);
 }
 
-// One item for each run of each row.
+// One item for each run of `width` elements of each row. It holds RUN places at most: the run is as
+// long, or longer where fewer are kept.
 kernel void order_runs(global const storage* input, global uint* order, long rows, long length,
-                       int descending) {
-  const long runs = (length + RUN - 1) / RUN, item = get_global_id(0);
+                       long kept, long width, int descending) {
+  const long runs = (length + width - 1) / width, item = get_global_id(0);
   if (item >= rows * runs) return;
-  const long row = item / runs, first = item % runs * RUN;
-  const int count = (int)min((long)RUN, length - first);
+  const long row = item / runs, first = item % runs * width;
+  const long count = min(width, length - first);
+  const int room = (int)min((long)RUN, kept);
   input += row * length + first, order += row * length + first;
   VALUE values[RUN];
   uint places[RUN];
-  for (int i = 0; i < count; ++i) {
+  int held = 0;
+  for (long i = 0; i < count; ++i) {
     const VALUE value = GET(input, i);
-    int at = i;
+    if (held == room && !comes_first(value, values[room - 1], descending)) continue;
+    int at = held < room ? held++ : room - 1;
     for (; at > 0 && comes_first(value, values[at - 1], descending); --at) {
       values[at] = values[at - 1];
       places[at] = places[at - 1];
@@ -32,7 +36,7 @@ kernel void order_runs(global const storage* input, global uint* order, long row
     values[at] = value;
     places[at] = (uint)(first + i);
   }
-  for (int i = 0; i < count; ++i) order[i] = places[i];
+  for (int i = 0; i < held; ++i) order[i] = places[i];
 }
 
 // Runs of `width` to runs of twice that. One item writes RUN places, and finds where they begin in
