@@ -22,7 +22,7 @@ struct Start {
 
 constexpr int64_t kSkipped = -1;
 
-// The dimensions along which the index changes, or those along which it does not.
+// The dimensions along which places name other elements or the same ones, or those of a row.
 struct Dimensions {
   std::vector<int64_t> sizes, dense, table, index;
 
@@ -66,7 +66,8 @@ class Indexed {
  public:
   explicit Indexed(const ditorch_indexed& call) : call_(call) {
     for (int32_t dimension = 0; dimension < call.dimensions; ++dimension) {
-      (call.index.strides[dimension] ? outer_ : row_).add(call, dimension);
+      const bool is_row = call.index.strides[dimension] == 0 && call.table.strides[dimension] != 0;
+      (is_row ? row_ : outer_).add(call, dimension);
     }
   }
 

@@ -49,4 +49,15 @@ ditorch_status mean(const ditorch_context* context, ditorch_tensor* out,
 ditorch_status map(const ditorch_context* context, const ditorch_map* call);
 ditorch_status map_list(const ditorch_context* context, const ditorch_map_list* call);
 
+// indexed.cpp
+ditorch_status gather(const ditorch_context* context, const ditorch_indexed* call);
+ditorch_status scatter_add(const ditorch_context* context, const ditorch_indexed* call);
+ditorch_status scatter(const ditorch_context* context, const ditorch_indexed* call);
+
+// sort.cpp
+ditorch_status sort(const ditorch_context* context, const ditorch_sort* call);
+
+// scan.cpp
+ditorch_status scan(const ditorch_context* context, const ditorch_scan* call);
+
 }  // namespace opencl

@@ -6,14 +6,10 @@
 
 #include "kernels.h"
 #include "map_text.h"
-#include "program.h"
-#include "stream.h"
-#include "tensor.h"
+#include "rows.h"
 
 namespace opencl {
 namespace {
-
-constexpr int64_t kRunOfProcessor = 1024;  // elements of one item; a GPU's have one each
 
 // How a kernel walks over its operands: `struct walk` of its text.
 struct Walk {
@@ -47,8 +43,7 @@ Constants<T> constants_of(const MapShape& shape) {
 class Map {
  public:
   // Holds nothing where the device has no kernel for it.
-  Map(Device& device, const MapShape& shape)
-      : shape_(shape), run_(device.is_cpu ? kRunOfProcessor : 1) {
+  Map(Device& device, const MapShape& shape) : shape_(shape), run_(run_of_item(device)) {
     if (!has_map(device, shape)) return;
     const ditorch_dtype floats = shape.compute == DITORCH_INT64 ? DITORCH_FLOAT32 : shape.compute;
     kernel_ = device.programs->kernel_of_text(

@@ -9,31 +9,6 @@
 namespace opencl {
 namespace {
 
-bool is_floating(ditorch_dtype dtype) {
-  return dtype == DITORCH_FLOAT32 || dtype == DITORCH_FLOAT64 || dtype == DITORCH_FLOAT16 ||
-         dtype == DITORCH_BFLOAT16;
-}
-
-// The type of an element in memory; empty if the device has none.
-std::string storage_of(const Device& device, ditorch_dtype dtype) {
-  switch (dtype) {
-    case DITORCH_INT8:
-      return "char";
-    case DITORCH_INT16:
-      return "short";
-    case DITORCH_INT32:
-      return "int";
-    case DITORCH_INT64:
-      return "long";
-    case DITORCH_UINT8:
-    case DITORCH_BOOL:
-      return "uchar";
-    default:
-      const std::string name = name_of(device, dtype);
-      return name.empty() ? name : "storage_" + name;
-  }
-}
-
 std::string stack_type(ditorch_dtype compute) {
   return compute == DITORCH_FLOAT64 ? "double" : compute == DITORCH_INT64 ? "long" : "float";
 }
@@ -154,22 +129,15 @@ std::string place_of(const MapShape& shape, size_t operand) {
 }
 
 std::string loaded(const Device& device, const MapShape& shape, size_t operand) {
-  const std::string name = operand_name(operand), place = place_of(shape, operand);
-  const ditorch_dtype dtype = shape.dtypes[operand];
-  if (is_floating(dtype)) return "get_" + name_of(device, dtype) + "(" + name + ", " + place + ")";
-  const std::string element = name + "[" + place + "]";
-  return dtype == DITORCH_BOOL ? element + " != 0" : element;
+  return "get_" + element_of(device, shape.dtypes[operand]) + "(" + operand_name(operand) + ", " +
+         place_of(shape, operand) + ")";
 }
 
 std::string stored(const Device& device, const MapShape& shape, size_t operand,
                    const std::string& value) {
-  const std::string name = operand_name(operand), place = place_of(shape, operand);
   const ditorch_dtype dtype = shape.dtypes[operand];
-  if (is_floating(dtype))
-    return "put_" + name_of(device, dtype) + "(" + name + ", " + place + ", " + value + ");";
-  const std::string element = name + "[" + place + "] = ";
-  if (dtype == DITORCH_BOOL) return element + value + " != 0;";
-  return element + "(" + storage_of(device, dtype) + ")(long)" + value + ";";
+  return "put_" + element_of(device, dtype) + "(" + operand_name(operand) + ", " +
+         place_of(shape, operand) + ", " + value + (dtype == DITORCH_BOOL ? " != 0" : "") + ");";
 }
 
 // Whether the device has a form of every step, and room for every constant.
@@ -243,7 +211,7 @@ bool has_map(const Device& device, const MapShape& shape) {
   const bool has_stack = device.has_double || shape.compute != DITORCH_FLOAT64;
   return has_stack && shape.dimensions <= kMostDimensions && has_every_step(shape) &&
          std::none_of(shape.dtypes.begin(), shape.dtypes.end(),
-                      [&](ditorch_dtype dtype) { return storage_of(device, dtype).empty(); });
+                      [&](ditorch_dtype dtype) { return element_of(device, dtype).empty(); });
 }
 
 std::string map_key(const MapShape& shape) {
@@ -276,8 +244,8 @@ std::string map_text(const Device& device, const MapShape& shape, int64_t run) {
   text += "struct constants { " + stack_type(shape.compute) + " values[" +
           std::to_string(kMostConstants) + "]; ulong key; };\nkernel void map(";
   for (size_t operand = 0; operand < shape.dtypes.size(); ++operand) {
-    text +=
-        "global " + storage_of(device, shape.dtypes[operand]) + "* " + operand_name(operand) + ", ";
+    text += "global storage_" + element_of(device, shape.dtypes[operand]) + "* " +
+            operand_name(operand) + ", ";
   }
   text += "const struct walk walk, const struct constants constants) {\n";
   const std::string last = std::to_string(shape.dimensions - 1);

@@ -36,6 +36,11 @@ ditorch_operators operator_table() {
   operators.mean = mean;
   operators.map = map;
   operators.map_list = map_list;
+  operators.gather = gather;
+  operators.scatter_add = scatter_add;
+  operators.scatter = scatter;
+  operators.sort = sort;
+  operators.scan = scan;
   return operators;
 }
 

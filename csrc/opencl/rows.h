@@ -1,4 +1,4 @@
-// What the kernels that work on rows share on the host's side.
+// What the kernels share on the host's side.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,9 @@ namespace opencl {
 inline size_t items_of_row(const Device& device) {
   return device.is_cpu ? 1 : std::min<size_t>(128, device.largest_group_items);
 }
+
+// Elements that an item walks over where they are independent of each other.
+inline int64_t run_of_item(const Device& device) { return device.is_cpu ? 1024 : 1; }
 
 inline std::string row_options(const Device& device, ditorch_dtype data) {
   return compute_options(device, data) + " -DDATA=" + name_of(device, data) +

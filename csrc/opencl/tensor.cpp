@@ -33,6 +33,11 @@ Tensor read_tensor(const ditorch_tensor* handle) {
           .strides = accessors.strides(handle)};
 }
 
+bool is_floating(ditorch_dtype dtype) {
+  return dtype == DITORCH_FLOAT32 || dtype == DITORCH_FLOAT64 || dtype == DITORCH_FLOAT16 ||
+         dtype == DITORCH_BFLOAT16;
+}
+
 std::string name_of(const Device& device, ditorch_dtype dtype) {
   switch (dtype) {
     case DITORCH_FLOAT32:
@@ -48,8 +53,40 @@ std::string name_of(const Device& device, ditorch_dtype dtype) {
   }
 }
 
+std::string element_of(const Device& device, ditorch_dtype dtype) {
+  switch (dtype) {
+    case DITORCH_INT8:
+      return "i8";
+    case DITORCH_INT16:
+      return "i16";
+    case DITORCH_INT32:
+      return "i32";
+    case DITORCH_INT64:
+      return "i64";
+    case DITORCH_UINT8:
+      return "u8";
+    case DITORCH_BOOL:
+      return "bool";
+    default:
+      return name_of(device, dtype);
+  }
+}
+
 size_t bytes_of(ditorch_dtype dtype) {
-  return dtype == DITORCH_FLOAT64 ? 8 : dtype == DITORCH_FLOAT32 ? 4 : 2;
+  switch (dtype) {
+    case DITORCH_FLOAT64:
+    case DITORCH_INT64:
+      return 8;
+    case DITORCH_FLOAT32:
+    case DITORCH_INT32:
+      return 4;
+    case DITORCH_FLOAT16:
+    case DITORCH_BFLOAT16:
+    case DITORCH_INT16:
+      return 2;
+    default:
+      return 1;
+  }
 }
 
 // A processor's widest registers; a GPU's items work side by side and want little each.

@@ -26,8 +26,12 @@ void set_tensor_accessors(const ditorch_tensor_accessors& accessors);
 // NULL gives an absent tensor.
 Tensor read_tensor(const ditorch_tensor* handle);
 
+bool is_floating(ditorch_dtype dtype);
+
 // What the kernels call a dtype: f32, f64, f16 or bf16; empty if the device has no kernel for it.
 std::string name_of(const Device& device, ditorch_dtype dtype);
+// The same of any dtype: i8, i16, i32, i64, u8 and bool as well.
+std::string element_of(const Device& device, ditorch_dtype dtype);
 size_t bytes_of(ditorch_dtype dtype);
 
 // The options of a program that computes in `computed`: -DCOMPUTE, -DWIDTH and -DHAS_DOUBLE.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import forks
 import pytest
 from installed import need
 from on_chip import ROOT, run_checks, run_python
+from training_step import losses
 
 NEW_VENDOR = ROOT / "tools" / "new-vendor"
 PROGRAM = ROOT / "tools" / "new_vendor" / "__main__.py"
@@ -76,12 +78,12 @@ def test_an_unedited_skeleton_is_a_device(acme: Path) -> None:
         "if not (child := os.fork()):\n"  # a driver would not work there
         "    os._exit(0 if torch.acme._is_in_bad_fork() else 1)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
-        "y.cumsum(0)\n"
-        "print(ditorch.fallback_counts()['cumsum'], ditorch.peer_handle(y))\n"
+        "y.cumprod(0)\n"
+        "print(ditorch.fallback_counts(), ditorch.peer_handle(y))\n"
     )
     done = run_python(code, None, DITORCH_VENDOR_LIBRARY=str(acme))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["acme:0", "acme", "acme", "1", "1", "None"]
+    assert done.stdout.split() == ["acme:0", "acme", "acme", "1", "{'cumprod':", "1}", "None"]
 
 
 RUN_CONFORMANCE = """
@@ -136,11 +138,25 @@ def test_kernels_and_fallbacks_share_memory_the_host_cannot_reach(
         "assert x.data_ptr() >> 52 == 1, hex(x.data_ptr())\n"
         "expected = 2 * (x.cpu() @ x.cpu().mT) + 3\n"
         "bias = torch.ones(4, device='device')\n"
-        "y = torch.addmm(bias, x, x.mT, beta=3, alpha=2)\n"  # the chip's product, the host's sum
-        "assert torch.allclose(y.cpu(), expected, atol=1e-5)\n"
+        "y = torch.addmm(bias, x, x.mT, beta=3, alpha=2)\n"
+        "y = y.cumprod(0)\n"  # the host's own
+        "assert torch.allclose(y.cpu(), expected.cumprod(0), rtol=1e-4)\n"
     )
     done = run_python(code, None, DITORCH_VENDOR_LIBRARY=str(make_hidden(True)))
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_host_computes_nothing_of_a_training_step(make_hidden: Callable[[bool], Path]) -> None:
+    library = str(make_hidden(True))
+    strict = partial(run_python, chip=None, DITORCH_VENDOR_LIBRARY=library, DITORCH_STRICT="1")
+    expected = losses(partial(run_python, chip=None), "Mixtral", "eager")
+    assert losses(strict, "Mixtral", "eager") == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.long
+def test_the_skeletons_kernels_agree_with_the_cpu(make_hidden: Callable[[bool], Path]) -> None:
+    files = ["check_elementwise.py", "check_composed.py", "check_indexed.py"]
+    run_checks(None, *files, DITORCH_VENDOR_LIBRARY=str(make_hidden(True)))
 
 
 @pytest.mark.long

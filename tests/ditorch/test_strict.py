@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from on_chip import run_python
+from training_step import losses
 
 MODEL = """
 import torch, ditorch
@@ -48,37 +51,6 @@ def test_another_value_is_refused() -> None:
     assert "DITORCH_STRICT is 'yes', expected 0 or 1" in done.stderr
 
 
-STEP = """
-import sys, torch, ditorch
-import transformers
-
-sizes = dict(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, vocab_size=256, max_position_embeddings=64, head_dim=16,
-)
-experts = dict(num_experts_per_tok=2, num_experts=4, num_local_experts=4, moe_intermediate_size=32)
-family, attention = sys.argv[1:]
-if family in ("Mixtral", "Qwen3Moe"):
-    sizes |= experts
-torch.manual_seed(0)
-config = getattr(transformers, f"{family}Config")(**sizes, attn_implementation=attention)
-model = getattr(transformers, f"{family}ForCausalLM")(config).to("device").train()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, foreach=True)
-tokens = torch.randint(0, 256, (2, 32)).to("device")
-targets = tokens.clone()
-targets[0, :9] = -100
-losses = []
-for _ in range(3):
-    loss = model(input_ids=tokens, labels=targets).loss
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-    optimizer.step()
-    optimizer.zero_grad()
-    losses.append(loss.item())
-print(losses, ditorch.fallback_counts())
-"""
-
-
 @pytest.mark.parametrize(
     ("family", "attention"),
     [
@@ -89,14 +61,8 @@ print(losses, ditorch.fallback_counts())
     ],
 )
 def test_the_host_computes_nothing_of_a_training_step(family: str, attention: str) -> None:
-    def losses(chip: str | None, **extra: str) -> list[float]:
-        code = f"import sys; sys.argv[1:] = {[family, attention]}\n{STEP}"
-        done = run_python(code, chip, **extra)
-        assert done.returncode == 0, done.stderr
-        found, _, counts = done.stdout.strip().rpartition(" {")
-        assert counts == "}"
-        return [float(each) for each in found.strip("[]").split(",")]
-
-    found, expected = losses("b-mini", DITORCH_STRICT="1"), losses(None)
-    assert found == pytest.approx(expected, rel=1e-4)
+    found = losses(partial(run_python, chip="b-mini", DITORCH_STRICT="1"), family, attention)
+    assert found == pytest.approx(
+        losses(partial(run_python, chip=None), family, attention), rel=1e-4
+    )
     assert found[2] < found[0]

@@ -51,7 +51,7 @@ def test_a_chip_with_its_own_kernels_agrees_with_the_cpu() -> None:
 
 
 def test_elementwise_operators_are_the_chips_own() -> None:
-    run_checks("b", "check_elementwise.py", "check_composed.py")
+    run_checks("b", "check_elementwise.py", "check_composed.py", "check_indexed.py")
 
 
 def test_every_launched_operator_is_charged_once(make_chip: Callable[..., Path]) -> None:

@@ -124,9 +124,9 @@ typedef struct ditorch_operand {
  * written; one that is written overlaps no other but itself (the same tensor twice, as of an
  * operator in place). Dimensions of size 1 and those that could be one are merged already.
  *
- * Values on the stack have the dtype `compute`: FLOAT32, FLOAT64, or INT64 where no operand is
- * floating. LOAD converts to it; STORE converts from it: rounded to nearest for floating dtypes,
- * toward zero and modulo the width for integers, 0 or 1 for BOOL.
+ * Values on the stack have the dtype `compute`: FLOAT32, FLOAT64, or INT64 where no operand that is
+ * loaded is floating. LOAD converts to it; STORE converts from it: rounded to nearest for floating
+ * dtypes, toward zero and modulo the width for integers, 0 or 1 for BOOL.
  *
  * RANDOM is the same on every chip: element n, counted row by row over `sizes`, has word n % 4 of
  * Philox4x32-10 (Salmon et al., SC 2011) at counter n / 4, whose low half is the counter's first

@@ -1,4 +1,5 @@
-// What every kernel file begins with: elements of any floating dtype, read and written as COMPUTE.
+// What every kernel file begins with: elements of any dtype, of which the floating ones are read and
+// written as COMPUTE.
 //
 // Options: -DCOMPUTE=float or double, -DWIDTH=<elements of a vector>, -DHAS_DOUBLE where the device
 // has doubles. bf16 and f16 are 16 bits in memory.
@@ -37,6 +38,22 @@ typedef double storage_f64;
 static inline double get_f64(global const double* from, long i) { return from[i]; }
 static inline void put_f64(global double* to, long i, double value) { to[i] = value; }
 #endif
+
+// Integers are written modulo their width.
+#define INTEGER(name, type)                                                          \
+  typedef type storage_##name;                                                       \
+  static inline type get_##name(global const type* from, long i) { return from[i]; } \
+  static inline void put_##name(global type* to, long i, long value) { to[i] = (type)value; }
+
+INTEGER(i8, char)
+INTEGER(i16, short)
+INTEGER(i32, int)
+INTEGER(i64, long)
+INTEGER(u8, uchar)
+
+typedef uchar storage_bool;
+static inline uchar get_bool(global const uchar* from, long i) { return from[i] != 0; }
+static inline void put_bool(global uchar* to, long i, long value) { to[i] = value != 0; }
 
 // load_x(from, i, left, fill) is a vector of the elements from `i` on, of which `left` are there;
 // the rest is `fill`. store_x(to, i, left, value) writes those that are there.
