@@ -14,7 +14,7 @@ constexpr int64_t kLongRun =
 
 std::string options_of(const Device& device, ditorch_dtype dtype) {
   return compute_options(device, dtype) + " -DDATA=" + element_of(device, dtype) +
-         " -DVALUE=" + (is_floating(dtype) ? "scalar" : "long") + " -DRUN=" + std::to_string(kRun);
+         (is_floating(dtype) ? " -DIS_FLOATING" : "") + " -DRUN=" + std::to_string(kRun);
 }
 
 }  // namespace

@@ -2,13 +2,21 @@
 // neighbouring runs merged until there is one. Only the first `kept` places of a run are written, so
 // that a few out of many cost little more than one look at each.
 //
-// Options: -DDATA=<dtype>, -DVALUE=<long or scalar>, -DRUN=<n>.
+// Options: -DDATA=<dtype>, -DIS_FLOATING where that is so, -DRUN=<n>.
 typedef JOIN(storage_, DATA) storage;
 #define GET JOIN(get_, DATA)
 
-static inline int is_less(VALUE a, VALUE b) { return a < b || (b != b && a == a); }
+#ifdef IS_FLOATING
+typedef scalar compared;
+static inline int is_nan(compared a) { return isnan(a); }
+#else
+typedef long compared;
+static inline int is_nan(compared a) { return 0; }
+#endif
 
-static inline int comes_first(VALUE a, VALUE b, int descending) {
+static inline int is_less(compared a, compared b) { return a < b || (is_nan(b) && !is_nan(a)); }
+
+static inline int comes_first(compared a, compared b, int descending) {
   return descending ? is_less(b, a) : is_less(a, b);
 }
 
@@ -22,11 +30,11 @@ kernel void order_runs(global const storage* input, global uint* order, long row
   const long count = min(width, length - first);
   const int room = (int)min((long)RUN, kept);
   input += row * length + first, order += row * length + first;
-  VALUE values[RUN];
+  compared values[RUN];
   uint places[RUN];
   int held = 0;
   for (long i = 0; i < count; ++i) {
-    const VALUE value = GET(input, i);
+    const compared value = GET(input, i);
     if (held == room && !comes_first(value, values[room - 1], descending)) continue;
     int at = held < room ? held++ : room - 1;
     for (; at > 0 && comes_first(value, values[at - 1], descending); --at) {
@@ -59,8 +67,8 @@ kernel void merge_runs(global const storage* input, global const uint* from, glo
   long low = max(0l, first - rights), high = min(first, lefts);
   while (low < high) {
     const long middle = (low + high) / 2;
-    const VALUE of_left = GET(input, left[middle]);
-    const VALUE of_right = GET(input, right[first - 1 - middle]);
+    const compared of_left = GET(input, left[middle]);
+    const compared of_right = GET(input, right[first - 1 - middle]);
     if (comes_first(of_right, of_left, descending)) {
       high = middle;
     } else {
