@@ -67,13 +67,12 @@ ditorch_status update_scale(const ditorch_context& context, Arguments arguments,
   const Formula grows = is_due + is_finite + Formula{DITORCH_AND};
   const Formula next = Formula{is_found, now, arguments[4].toDouble(), DITORCH_MULTIPLY} + grows +
                        grown + Formula{now, DITORCH_SELECT, DITORCH_SELECT};
-  const Formula starts_anew = Formula{is_found} + is_due + Formula{DITORCH_OR};
+  const Formula starts_anew = Formula{argument(2)} + is_due + Formula{DITORCH_OR};
   const Formula counted = starts_anew + Formula{0.0, steps, 1.0, DITORCH_ADD, DITORCH_SELECT};
   auto status = pointwise::compute(context, next, {scale, tracker, found}, scale);
   if (status != DITORCH_OK) return status;
   results = {scale};
-  // The scale takes no part here; the count is small enough for float32.
-  return pointwise::compute(context, counted, {found, tracker, found}, tracker);
+  return pointwise::compute(context, counted, {scale, tracker, found}, tracker);
 }
 
 }  // namespace
