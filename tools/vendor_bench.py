@@ -27,7 +27,7 @@ import typer
 from dispatch_bench import timeless_chip
 from evidence import TIMED, Row, show
 from rich.console import Console
-from vendors.chip import Chip
+from vendors.chip import LAYERS, Chip
 from vendors.clblast import CANDIDATES, Clblast
 from vendors.contestants import Contestant, Failed
 
@@ -41,11 +41,18 @@ LIBRARIES = ROOT / "ditorch" / "lib"
 WRAPPED = ROOT / "tests" / "ditorch" / "vendors_in_c" / "wrapped.c"
 SIDES = [256, 512, 1024]
 LENGTH = 128  # tokens of a sequence
+LAUNCHES = 64  # the width of a model whose step is launches for the most part
+OPENCL = {
+    "DITORCH_VENDOR": "opencl",
+    "DITORCH_VENDOR_LIBRARY": "",
+    "KINETO_LOG_LEVEL": "99",  # the profiler's library is silent
+}
 LEAST_SHARE = 80.0  # per cent of a step
 FLOPS_OF_SAMPLE = 2**30  # a product of few is repeated
 CLBLAST, TUNED = "CLBlast untuned", "CLBlast tuned"
 
 app = CommandLine()
+Times = dict[str, float]  # seconds by operator
 Found = dict[str, list[Any]]  # what each measurement gave, by round
 
 
@@ -127,16 +134,17 @@ def step(opencl: Contestant, dim: int, rounds: int) -> tuple[list[Row], Quiet]:
     }
     found, quiet = in_turns("training steps", calls, rounds)
     shares = [100 * kernels_s / step_s for step_s, kernels_s in found["profiled"]]
+    model = f"{LAYERS} layers of width {dim}"
     return [
         row_over_rounds(
-            "OpenCL: share of a profiled step in which a kernel ran",
+            f"OpenCL: share of a profiled step in which a kernel ran, {model}",
             "%",
             shares,
             bar=LEAST_SHARE,
             better="higher",
         ),
         row_over_rounds(
-            "OpenCL: training step",
+            f"OpenCL: training step, {model}",
             "ms",
             [1e3 * seconds for seconds in found["plain"]],
             peer=1e3 * statistics.median(step_s for step_s, _ in found["profiled"]),
@@ -163,54 +171,62 @@ def cut_library(folder: Path, version: int) -> dict[str, str]:
         raise Failed(f"the library of ABI {version} is not compiled: {error}") from None
     chip = timeless_chip(folder)
     return {
+        "DITORCH_VENDOR": "",
         "DITORCH_VENDOR_LIBRARY": str(library),
         "EMUCHIP_CHIP": str(chip),
         "OMP_NUM_THREADS": "1",
     }
 
 
-def operators(
-    opencl: Contestant | None, dim: int, rounds: int
-) -> tuple[list[Row], Quiet]:
+def operators(opencl: Contestant | None, rounds: int) -> tuple[list[Row], Quiet]:
     """Rows of the host's time for each operator, and of emuchip's second ABI beside its first."""
     with TemporaryDirectory() as folder, ExitStack() as open_ones:
         chips = {
-            f"ABI {version}": open_ones.enter_context(
+            version: open_ones.enter_context(
                 Contestant(f"ABI {version}", Chip, cut_library(Path(folder), version))
             )
             for version in (1, 2)
         }
-        calls = {}
-        for name, chip in chips.items():
-            calls[f"small {name}"] = partial(chip.ask, "operators_s")
-            calls[f"large {name}"] = partial(chip.ask, "large_operators_s")
-            calls[f"step {name}"] = partial(chip.ask, "step_s", dim, LENGTH)
+        calls = {f"ABI {v}": partial(chip.ask, "operators_s") for v, chip in chips.items()}
+        for version, chip in chips.items():
+            calls[f"whole, ABI {version}"] = partial(chip.ask, "whole_s", LAUNCHES, LENGTH)
         if opencl:
-            calls["small OpenCL"] = partial(opencl.ask, "operators_s")
+            calls["OpenCL"] = partial(opencl.ask, "operators_s")
         found, quiet = in_turns("operators", calls, rounds)
-    rows = []
+    rows = [
+        *_rows_of("host time of an operator", "emuchip", found["ABI 2"], found["ABI 1"]),
+        *_rows_of("time until done", "emuchip", found["whole, ABI 2"], found["whole, ABI 1"]),
+    ]
     if opencl:
-        rows += list(_rows_of("OpenCL: host time of", found["small OpenCL"], None))
-    for size in ("small", "large"):
-        rows += list(_rows_of("emuchip: time of", found[f"{size} ABI 2"], found[f"{size} ABI 1"]))
-    steps = [[{"training step": seconds} for seconds in found[f"step ABI {v}"]] for v in (2, 1)]
-    return rows + list(_rows_of("emuchip:", *steps)), quiet
+        rows = [*_rows_of("host time of an operator", "OpenCL", found["OpenCL"]), *rows]
+    return [*rows, _together(found)], quiet
 
 
 def _rows_of(
-    what: str, ours: list[dict[str, float]], peers: list[dict[str, float]] | None
+    what: str, vendor: str, ours: list[Times], peers: list[Times] | None = None
 ) -> Iterator[Row]:
-    """A row for each operator; peers: the same by ABI 1, than which ours may not be slower."""
     for name in ours[0]:
-        peer = peers and 1e6 * statistics.median(each[name] for each in peers)
         yield row_over_rounds(
-            f"{what} {name}",
+            f"{vendor}: {what}: {name}",
             "us",
             [1e6 * each[name] for each in ours],
-            peer=peer,
-            peer_name="ABI 1: without map" if peers else None,
-            bar=peer,
+            peer=peers and 1e6 * statistics.median(each[name] for each in peers),
+            peer_name="ABI 1, without map" if peers else None,
         )
+
+
+def _together(found: Found) -> Row:
+    """All of emuchip's rows in one: in each round, the geometric mean of the ABIs' ratios."""
+    ratios = [
+        statistics.geometric_mean(
+            second[name] / first[name]
+            for kind in ("", "whole, ")
+            for first, second in [(found[f"{kind}ABI 1"][turn], found[f"{kind}ABI 2"][turn])]
+            for name in first
+        )
+        for turn in range(len(found["ABI 1"]))
+    ]
+    return row_over_rounds("emuchip: ABI 2 over ABI 1, all of these together", "x", ratios, bar=1.0)
 
 
 @app.command(epilog="Examples:  tools/vendor-bench  |  tools/vendor-bench --side 512 --json")
@@ -222,7 +238,7 @@ def main(
     candidates: Annotated[
         int, typer.Option(min=1, max=len(CANDIDATES), help="Sets that CLBlast is tuned by.")
     ] = len(CANDIDATES),
-    dim: Annotated[int, typer.Option(min=16, help="Width of the model that is trained.")] = 256,
+    dim: Annotated[int, typer.Option(min=16, help="Width of the model that OpenCL trains.")] = 512,
     as_json: Annotated[bool, typer.Option("--json", help="Print evidence for machines.")] = False,
 ) -> None:
     """What OpenCL's products, steps and operators take, and what emuchip's second ABI does."""
@@ -233,16 +249,14 @@ def main(
         with ExitStack() as open_ones:
             opencl = None
             if (LIBRARIES / "libditorch_opencl.so").exists():
-                opencl = open_ones.enter_context(
-                    Contestant("OpenCL", Chip, {"DITORCH_VENDOR": "opencl"})
-                )
+                opencl = open_ones.enter_context(Contestant("OpenCL", Chip, OPENCL))
                 found, quiet, about = products(opencl, side or SIDES, candidates, rounds)
                 rows, quiets, notes = found, [quiet], [*notes, *about, chosen_ways()]
                 found, quiet = step(opencl, dim, rounds)
                 rows, quiets = rows + found, [*quiets, quiet]
             else:
                 notes.append("OpenCL is left out: it was not there when ditorch was built")
-            found, quiet = operators(opencl, dim, rounds)
+            found, quiet = operators(opencl, rounds)
             rows, quiets = rows + found, [*quiets, quiet]
     except Failed as failure:
         print(f"vendor-bench: {failure}", file=sys.stderr)

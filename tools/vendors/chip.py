@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-CALLS = 50  # of a small operator, in one measurement
+CALLS, LARGE_CALLS = 50, 10  # of an operator, in one measurement
 LAYERS = 4  # of the model
 ELEMENTS = 256 * 256  # of the larger tensors
 
@@ -45,20 +45,22 @@ class Chip:
             torch.accelerator.synchronize()
         return found
 
-    def large_operators_s(self) -> dict[str, float]:
-        """The time of elementwise operators until the chip has done them."""
+    def whole_s(self, dim: int, length: int) -> dict[str, float]:
+        """The time of larger elementwise operators and of a training step, until they are done."""
         import torch
 
         x = torch.linspace(-2, 2, ELEMENTS, device=self._device)
         y = torch.ones_like(x)
         calls: dict[str, Callable[[], Any]] = {
-            "add of 65536": lambda: x + y,
-            "exp of 65536": lambda: x.exp(),
-            "gelu of 65536": lambda: torch.nn.functional.gelu(x),
+            "add": lambda: x + y,
+            "exp": lambda: x.exp(),
+            "gelu": lambda: torch.nn.functional.gelu(x),
         }
-        for call in calls.values():
-            call()
-        return {name: self._seconds(call, 10, waits=True) for name, call in calls.items()}
+        found = {
+            f"{name} of {ELEMENTS}": self._seconds(call, LARGE_CALLS, waits=True)
+            for name, call in calls.items()
+        }
+        return found | {f"training step, width {dim}": self.step_s(dim, length)}
 
     def step_s(self, dim: int, length: int) -> float:
         """The time of a training step."""

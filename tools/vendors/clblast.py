@@ -17,8 +17,10 @@ TOLERANCE = 1e-3  # absolute: elements are about the root of the side
 TRIES = 3  # of parameters, whose best counts
 
 # The parameters of CLBlast's two kernels, in the order in which its tuners print them.
-DIRECT = "WGD MDIMCD NDIMCD MDIMAD NDIMBD KWID VWMD VWND PADA PADB".split()
-INDIRECT = "GEMMK MWG NWG KWG MDIMC NDIMC MDIMA NDIMB KWI VWM VWN STRM STRN SA SB KREG".split()
+NAMES = {
+    "XgemmDirect": "WGD MDIMCD NDIMCD MDIMAD NDIMBD KWID VWMD VWND PADA PADB",
+    "Xgemm": "GEMMK MWG NWG KWG MDIMC NDIMC MDIMA NDIMB KWI VWM VWN STRM STRN SA SB KREG",
+}
 
 
 class NotThere(Exception):
@@ -34,17 +36,16 @@ class Parameters:
 
     @property
     def by_name(self) -> dict[str, int]:
-        names = DIRECT if self.kernel == "XgemmDirect" else INDIRECT
-        return dict(zip(names, self.values, strict=True))
+        return dict(zip(NAMES[self.kernel].split(), self.values, strict=True))
 
 
-# What CLBlast may be tuned to on processors: the best that its tuners found on PoCL (they try
-# hundreds of sets, for half an hour), then its kernel without barriers, which suits them better.
+# What CLBlast is tuned by on processors, the likeliest best first: its kernel without barriers,
+# then the best that its tuners found of the others on PoCL. They try hundreds, for half an hour.
 CANDIDATES = (
-    Parameters("Xgemm", (0, 32, 64, 32, 8, 16, 8, 16, 2, 4, 1, 0, 0, 0, 0, 1)),
-    Parameters("Xgemm", (1, 32, 32, 1, 4, 8, 4, 8, 1, 8, 2, 0, 0, 0, 0, 2)),
-    Parameters("Xgemm", (1, 32, 32, 1, 4, 8, 4, 8, 1, 8, 4, 0, 0, 0, 0, 4)),
+    Parameters("Xgemm", (1, 32, 32, 1, 4, 4, 4, 4, 1, 8, 4, 0, 0, 0, 0, 4)),
+    Parameters("Xgemm", (1, 64, 64, 1, 4, 4, 4, 4, 1, 8, 4, 0, 0, 0, 0, 4)),
     Parameters("Xgemm", (1, 64, 64, 1, 8, 8, 8, 8, 1, 8, 4, 0, 0, 0, 0, 4)),
+    Parameters("Xgemm", (0, 32, 64, 32, 8, 16, 8, 16, 2, 4, 1, 0, 0, 0, 0, 1)),
     Parameters("XgemmDirect", (32, 32, 8, 8, 16, 16, 1, 2, 0, 1)),
 )
 
@@ -57,9 +58,7 @@ class Clblast:
         self._side = side
         self._device = self._first_device()
         context = self._make("clCreateContext", None, c_uint(1), byref(self._device), None, None)
-        self._queue = self._make(
-            "clCreateCommandQueueWithProperties", context, self._device, None
-        )
+        self._queue = self._make("clCreateCommandQueueWithProperties", context, self._device, None)
         numbers = np.random.default_rng(0)
         self._a, self._b = (
             numbers.standard_normal((side, side), dtype=np.float32) for _ in range(2)
