@@ -9,7 +9,7 @@ from pathlib import Path
 import on_opencl
 import pytest
 
-SHAPES = "f32 rrr 1 1 1"  # what the cache calls products of 64 x 64
+SHAPES = "f32 rrr 64 64 64"  # what the cache calls products of 64 x 64
 
 
 def digest(text: bytes) -> bytes:
@@ -43,7 +43,7 @@ def test_evidence_shows_the_way_that_was_chosen(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     evidence = json.loads(done.stdout)
     assert evidence["tool"] == "vendor-bench"
-    assert any(f"1 1 1: {planted}" in note for note in evidence["notes"])
+    assert any(f"64 64 64: {planted}" in note for note in evidence["notes"])
     rows = {row["name"]: row for row in evidence["rows"]}
     for peer in ("untuned", "tuned"):
         product = rows[f"OpenCL: product of 64 x 64 beside CLBlast {peer}"]
