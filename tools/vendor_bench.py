@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 import typer
 from dispatch_bench import timeless_chip
-from evidence import TIMED, Row, show
+from evidence import TIMED, Row, row, show
 from rich.console import Console
 from vendors.chip import LAYERS, Chip
 from vendors.clblast import CANDIDATES, Clblast
@@ -49,6 +49,7 @@ OPENCL = {
 }
 LEAST_SHARE = 80.0  # per cent of a step
 FLOPS_OF_SAMPLE = 2**30  # a product of few is repeated
+FIRST_ABI = "ABI 1, without map"
 CLBLAST, TUNED = "CLBlast untuned", "CLBlast tuned"
 
 app = CommandLine()
@@ -169,7 +170,7 @@ def cut_library(folder: Path, version: int) -> dict[str, str]:
         subprocess.run(command, check=True, capture_output=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
         raise Failed(f"the library of ABI {version} is not compiled: {error}") from None
-    chip = timeless_chip(folder)
+    chip = timeless_chip(folder, neutral=False)
     return {
         "DITORCH_VENDOR": "",
         "DITORCH_VENDOR_LIBRARY": str(library),
@@ -193,7 +194,15 @@ def operators(opencl: Contestant | None, rounds: int) -> tuple[list[Row], Quiet]
         if opencl:
             calls["OpenCL"] = partial(opencl.ask, "operators_s")
         found, quiet = in_turns("operators", calls, rounds)
+        on_host = {v: chip.ask("calls_on_host", LAUNCHES, LENGTH) for v, chip in chips.items()}
     rows = [
+        row(
+            "emuchip: operators of a training step that the host computes",
+            "calls",
+            on_host[2],
+            peer=on_host[1],
+            peer_name=FIRST_ABI,
+        ),
         *_rows_of("host time of an operator", "emuchip", found["ABI 2"], found["ABI 1"]),
         *_rows_of("time until done", "emuchip", found["whole, ABI 2"], found["whole, ABI 1"]),
     ]
@@ -211,7 +220,7 @@ def _rows_of(
             "us",
             [1e6 * each[name] for each in ours],
             peer=peers and 1e6 * statistics.median(each[name] for each in peers),
-            peer_name="ABI 1, without map" if peers else None,
+            peer_name=FIRST_ABI if peers else None,
         )
 
 

@@ -54,4 +54,6 @@ def test_evidence_shows_the_way_that_was_chosen(tmp_path: Path) -> None:
     for vendor in ("OpenCL", "emuchip"):
         assert rows[f"{vendor}: host time of an operator: add"]["ours"] > 0
     assert rows["emuchip: time until done: gelu of 65536"]["peer"] > 0
+    on_host = rows["emuchip: operators of a training step that the host computes"]
+    assert on_host["ours"] < on_host["peer"]
     assert rows["emuchip: ABI 2 over ABI 1, all of these together"]["bar"] == 1

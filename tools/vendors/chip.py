@@ -66,6 +66,14 @@ class Chip:
         """The time of a training step."""
         return self._seconds(self._training_step(dim, length), 1, waits=True)
 
+    def calls_on_host(self, dim: int, length: int) -> int:
+        """How many operators of a training step the chip leaves to the host."""
+        import ditorch
+
+        before = sum(ditorch.fallback_counts().values())
+        self.step_s(dim, length)
+        return sum(ditorch.fallback_counts().values()) - before
+
     def step_shares(self, dim: int, length: int) -> tuple[float, float]:
         """Runs a step under torch's profiler: its seconds, and those in which a kernel ran."""
         import torch
