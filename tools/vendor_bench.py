@@ -78,7 +78,9 @@ def in_turns(what: str, calls: dict[str, Any], rounds: int) -> tuple[Found, Quie
 # --- OpenCL -----------------------------------------------------------------------------------
 
 
-def products(opencl: Contestant, sides: list[int], candidates: int, rounds: int) -> Any:
+def products(
+    opencl: Contestant, sides: list[int], candidates: int, rounds: int
+) -> tuple[list[Row], Quiet, list[str]]:
     """Rows of products beside CLBlast's, how quiet it was, and notes."""
     notes, rows, calls = [], [], {}
     with ExitStack() as open_ones:
@@ -134,6 +136,7 @@ def step(opencl: Contestant, dim: int, rounds: int) -> tuple[list[Row], Quiet]:
         "profiled": partial(opencl.ask, "step_shares", dim, LENGTH),
     }
     found, quiet = in_turns("training steps", calls, rounds)
+    # the profiler waits for every kernel, so that this share is the least that a step has
     shares = [100 * kernels_s / step_s for step_s, kernels_s in found["profiled"]]
     model = f"{LAYERS} layers of width {dim}"
     return [

@@ -12,7 +12,7 @@ ELEMENTS = 256 * 256  # of the larger tensors
 
 
 class Chip:
-    """The chip that the process's environment chooses; it computes on as many threads as it has."""
+    """The chip that the process's environment chooses; the host's own kernels have one thread."""
 
     def __init__(self) -> None:
         import torch

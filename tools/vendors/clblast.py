@@ -97,14 +97,21 @@ class Clblast:
         return (time.perf_counter() - start) / calls
 
     def is_right(self) -> bool:
-        """Multiplies once, and compares with NumPy."""
+        """Multiplies once, into zeros, and compares with NumPy."""
+        self._out[:] = 0
+        self._copy("clEnqueueWriteBuffer")
         if self._multiply() != 0:
             return False
-        self._opencl.clEnqueueReadBuffer(
+        self._copy("clEnqueueReadBuffer")
+        return bool(np.abs(self._out - self._a @ self._b).max() < TOLERANCE)
+
+    def _copy(self, function: str) -> None:
+        """Between the result of the device and that of the host."""
+        status = getattr(self._opencl, function)(
             self._queue, self._buffers[2], c_uint(1), c_size_t(0), c_size_t(self._out.nbytes),
             c_void_p(self._out.ctypes.data), c_uint(0), None, None,
         )  # fmt: skip
-        return bool(np.abs(self._out - self._a @ self._b).max() < TOLERANCE)
+        self._check(function, status)
 
     def _multiply(self) -> int:
         a, b, out = self._buffers
