@@ -93,7 +93,8 @@ def measure(rounds: int) -> dict[str, Any]:
     return {"samples": samples, "quiet": asdict(watch.result())}
 
 
-def timeless_chip(folder: Path) -> Path:
+def timeless_chip(folder: Path, neutral: bool = True) -> Path:
+    """Writes the file of a chip; one that is not neutral has kernels of its own, not the host's."""
     path = folder / "timeless.toml"
     path.write_text(
         CHIP.format(
@@ -108,7 +109,7 @@ def timeless_chip(folder: Path) -> Path:
             nic_bytes_per_s=1e18,
             host_bytes_per_s=1e18,
             nic_latency_s=1e-12,
-            neutral="true",
+            neutral=str(neutral).lower(),
         )
     )
     return path

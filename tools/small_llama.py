@@ -1,4 +1,4 @@
-"""A Llama so small that launches are most of a training step, for benchmarks of what they cost."""
+"""A small Llama in training, for benchmarks: at the smallest, launches are most of its step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def training_step(device: torch.device, *, dim: int, length: int) -> Callable[[], None]:
+def training_step(
+    device: torch.device, *, dim: int, length: int, layers: int = 2
+) -> Callable[[], None]:
     """A whole step on 4 sequences of `length` tokens, which ends when the chip has done it."""
     import torch
     import torch.nn.functional as F
@@ -17,7 +19,7 @@ def training_step(device: torch.device, *, dim: int, length: int) -> Callable[[]
     from ditorch.align.example import Llama, make_tokens
 
     torch.manual_seed(0)
-    model = Llama(layers=2, dim=dim, heads=4, length=length).to(device)
+    model = Llama(layers=layers, dim=dim, heads=4, length=length).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = make_tokens(1, 4, length)[0].to(device)
 

@@ -12,15 +12,17 @@
 namespace opencl {
 namespace {
 
-constexpr int kRuns = 3;
+constexpr int kFewestTurns = 3, kMostTurns = 30;
+constexpr double kSecondsOfTurns = 0.05;  // in which short products have many
 constexpr double kNever = 1e30;
-constexpr double kHopeless = 4;  // times the best so far: one run has shown enough
+constexpr double kHopeless = 4;  // times the best: a few runs have shown enough
+constexpr int64_t kLongest = 4096;
 
-// 1 up to 16, 2 up to 64, 3 up to 256, ...: within a class the same way stays the fastest.
-int magnitude(int64_t length) {
-  int found = 0;
-  for (int64_t most = 16; length > most && found < 5; most *= 4) ++found;
-  return found;
+// The longest of a class: 16, 32, 64, ... Within a class the same way stays the fastest.
+int64_t longest_like(int64_t length) {
+  int64_t most = 16;
+  while (length > most && most < kLongest) most *= 2;
+  return most;
 }
 
 char order(const Matrices& matrices) {
@@ -30,8 +32,9 @@ char order(const Matrices& matrices) {
 std::string class_of(const Device& device, const Product& product) {
   std::ostringstream name;
   name << name_of(device, product.dtype) << ' ' << order(product.a) << order(product.b)
-       << order(product.out) << ' ' << magnitude(product.rows) << ' ' << magnitude(product.columns)
-       << ' ' << magnitude(product.depth) << (product.batches > 1 ? " batched" : "");
+       << order(product.out) << ' ' << longest_like(product.rows) << ' '
+       << longest_like(product.columns) << ' ' << longest_like(product.depth)
+       << (product.batches > 1 ? " batched" : "");
   return name.str();
 }
 
@@ -90,7 +93,8 @@ double measure(Submission& submission, const Product& product, Way way) {
   return seconds() - begin;
 }
 
-// The least time of each way; kNever for one that the device cannot go.
+// The least time of each way; kNever for one that the device cannot go. The ways take turns, since
+// other work on the machine may slow any of them down, and the choice is kept.
 std::map<Way, double> measure_all(Submission& submission, const Product& product,
                                   const std::vector<Way>& ways) {
   std::map<Way, double> times;
@@ -102,15 +106,21 @@ std::map<Way, double> measure_all(Submission& submission, const Product& product
     try {
       measure(submission, product, way);  // builds the programs
       own = measure(submission, product, way);
-      for (int run = 1; run < kRuns && own < kHopeless * least; ++run) {
-        own = std::min(own, measure(submission, product, way));
-      }
     } catch (const Failure& failure) {
       refused = failure;
     }
     least = std::min(least, own);
   }
   if (least == kNever) throw refused;
+  const double begin = seconds();
+  for (int turn = 1; turn < kMostTurns; ++turn) {
+    if (turn >= kFewestTurns && seconds() - begin > kSecondsOfTurns) break;
+    for (auto& [way, own] : times) {
+      if (turn >= kFewestTurns && own > kHopeless * least) continue;
+      own = std::min(own, measure(submission, product, way));
+      least = std::min(least, own);
+    }
+  }
   return times;
 }
 

@@ -61,13 +61,11 @@ void compute_packed(Submission& submission, const Product& product) {
   char* a = static_cast<char*>(submission.scratch(a_bytes + b_bytes));
   char* b = a + a_bytes;
 
-  submission.launch_items(kernel_of(device, product, "pack_a"), {depths, of_a, batches},
-                          product.a.data, product.a.at, cl_long{product.rows},
-                          cl_long{product.depth}, a);
   const Strides transposed = {product.b.at.batch, product.b.at.column, product.b.at.row};
-  submission.launch_items(kernel_of(device, product, "pack_b"), {depths, of_b, batches},
-                          product.b.data, transposed, cl_long{product.columns},
-                          cl_long{product.depth}, b);
+  submission.launch_items(kernel_of(device, product, "pack_both"), {depths, of_a + of_b, batches},
+                          product.a.data, product.a.at, cl_long{product.rows}, a, product.b.data,
+                          transposed, cl_long{product.columns}, b, cl_long{product.depth},
+                          static_cast<cl_long>(of_a));
   const size_t panel_bytes = static_cast<size_t>(tile.rows) * depth * element_bytes;
   const size_t together = std::clamp(kCachedBytes / panel_bytes, size_t{1}, of_a);
   submission.launch(kernel_of(device, product, "multiply"),

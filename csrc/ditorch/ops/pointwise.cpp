@@ -137,6 +137,7 @@ ditorch_status pow_out(const ditorch_context& context, Arguments arguments, Resu
   if (scalar.isComplex()) return DITORCH_NOT_IMPLEMENTED;
   const double exponent = scalar.toDouble();
   Formula formula = {a, b, DITORCH_POWER};
+  if (exponent == 1) formula = {a};  // in the gradient of a square
   if (exponent == 2) formula = {a, a, DITORCH_MULTIPLY};
   if (exponent == 3) formula = {a, a, DITORCH_MULTIPLY, a, DITORCH_MULTIPLY};
   if (exponent == 0.5) formula = {a, DITORCH_SQRT};

@@ -16,15 +16,15 @@ typedef struct {
   long batch, row, column;
 } strides;
 
-// panels[n][p][k][i] = element (p * size + i, k) of matrix n; zero beyond the last row.
+// panels[n][panel][k][i] = element (panel * size + i, k) of matrix n; zero beyond the last row.
 static inline void pack(global const storage* from, strides at, long rows, long depth, int size,
-                 global scalar* panels) {
-  const long panel = get_global_id(1), n = get_global_id(2);
+                        global scalar* panels, long panel, long count_of_panels) {
+  const long n = get_global_id(2);
   const long first = panel * size, begin = (long)get_global_id(0) * DEPTH_OF_ITEM;
   const long end = min(begin + DEPTH_OF_ITEM, depth);
   const int count = (int)min((long)size, rows - first);
   from += n * at.batch + first * at.row;
-  panels += ((n * get_global_size(1) + panel) * depth) * size;
+  panels += ((n * count_of_panels + panel) * depth) * size;
   if (at.row == 1) {
     for (long k = begin; k < end; ++k) {
       for (int i = 0; i < count; ++i) panels[k * size + i] = GET(from, k * at.column + i);
@@ -41,14 +41,16 @@ static inline void pack(global const storage* from, strides at, long rows, long 
   }
 }
 
-kernel void pack_a(global const storage* from, strides at, long rows, long depth,
-                   global scalar* panels) {
-  pack(from, at, rows, depth, ROWS, panels);
-}
-
-kernel void pack_b(global const storage* from, strides at, long columns, long depth,
-                   global scalar* panels) {
-  pack(from, at, columns, depth, COLUMNS, panels);
+// Both matrices in one launch, which costs as much as packing a small one: a's panels, then b's.
+kernel void pack_both(global const storage* a, strides at_a, long rows, global scalar* to_a,
+                      global const storage* b, strides at_b, long columns, global scalar* to_b,
+                      long depth, long panels_of_a) {
+  const long panel = get_global_id(1), panels_of_b = get_global_size(1) - panels_of_a;
+  if (panel < panels_of_a) {
+    pack(a, at_a, rows, depth, ROWS, to_a, panel, panels_of_a);
+  } else {
+    pack(b, at_b, columns, depth, COLUMNS, to_b, panel - panels_of_a, panels_of_b);
+  }
 }
 
 // Groups run in an order in which few panels of a meet all panels of b before the next ones do: the

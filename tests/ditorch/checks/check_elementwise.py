@@ -43,7 +43,7 @@ FUNCTIONS: dict[str, Operator] = {
     "tanh": lambda x, y: x.tanh(),
     "erf": lambda x, y: x.erf(),
     "sigmoid": lambda x, y: x.sigmoid(),
-    "pow": lambda x, y: x**2 + x**3 + x.abs() ** 0.5 + x.abs() ** 1.7,
+    "pow": lambda x, y: x**1 + x**2 + x**3 + x.abs() ** 0.5 + x.abs() ** 1.7,
     "powers": lambda x, y: x.abs() ** y,
     "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.5),
     "addcdiv": lambda x, y: torch.addcdiv(x, x, y, value=0.5),

@@ -1,0 +1,1 @@
+"""Who takes part in vendor-bench: chips by ditorch, and CLBlast by itself."""
