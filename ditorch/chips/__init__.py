@@ -149,6 +149,8 @@ class ChipSpec:
     numerics: Numerics | None = None  # how it rounds and adds; an emulated chip needs it
     kernels: Kernels | None = None  # measured: how far its kernels stay below the peaks
     collectives: Collectives | None = None  # measured: latency and bandwidth inside a node
+    # of a real chip: the vendor that drives it, by DITORCH_VENDOR's names; absent: it is emulated
+    driver: Name | None = None
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
     def with_efficiency(self, efficiency: float) -> ChipSpec:
