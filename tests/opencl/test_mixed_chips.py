@@ -1,4 +1,4 @@
-"""One pipeline over real chips and emulated ones: measured, planned and trained as examples/ has it."""
+"""One pipeline over real chips and emulated ones, from the measurement to the losses."""
 
 from __future__ import annotations
 
