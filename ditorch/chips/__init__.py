@@ -149,8 +149,7 @@ class ChipSpec:
     numerics: Numerics | None = None  # how it rounds and adds; an emulated chip needs it
     kernels: Kernels | None = None  # measured: how far its kernels stay below the peaks
     collectives: Collectives | None = None  # measured: latency and bandwidth inside a node
-    # of a real chip: the vendor that drives it, by DITORCH_VENDOR's names; absent: it is emulated
-    driver: Name | None = None
+    driver: Name | None = None  # vendor of ditorch that drives the real chip; absent: emulated
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
     def with_efficiency(self, efficiency: float) -> ChipSpec:

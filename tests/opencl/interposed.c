@@ -36,8 +36,7 @@ cl_program clCreateProgramWithSource(cl_context context, cl_uint count, const ch
 }
 
 cl_int clBuildProgram(cl_program program, cl_uint count, const cl_device_id* devices,
-                      const char* options, void(CL_CALLBACK* done)(cl_program, void*),
-                      void* data) {
+                      const char* options, void(CL_CALLBACK* done)(cl_program, void*), void* data) {
   cl_int (*build)(cl_program, cl_uint, const cl_device_id*, const char*,
                   void(CL_CALLBACK*)(cl_program, void*), void*) = real("clBuildProgram");
   if (!fails("no_build")) return build(program, count, devices, options, done, data);
