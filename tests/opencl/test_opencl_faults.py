@@ -95,7 +95,7 @@ def test_memory_that_makes_no_sense_is_refused(given: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_a_fault_in_one_kernel_is_named(interposed: Path, tmp_path: Path) -> None:
-    """By the comparison of two captures, and from the losses alone."""
+    """A comparison of two captures names it, and so do the losses alone."""
     wrong = environment(FAULT="softmax", LD_PRELOAD=str(interposed), XDG_CACHE_HOME=str(tmp_path))
 
     def align(*arguments: str | Path) -> dict[str, Any]:
