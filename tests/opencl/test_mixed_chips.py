@@ -46,8 +46,8 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def vendors_by_rank(process: subprocess.Popen[str]) -> dict[int, str]:
-    """The vendor whose library each rank has loaded, watched for while the run trains."""
-    found: dict[int, str] = {}
+    """The vendors whose libraries each rank loads, watched for while the run trains."""
+    found: dict[int, set[str]] = {}
     while process.poll() is None:
         for number, name in session(process.pid).items():
             if rank := re.fullmatch(r"heteropp-(\d+)", name):
@@ -55,10 +55,10 @@ def vendors_by_rank(process: subprocess.Popen[str]) -> dict[int, str]:
                     mapped = Path(f"/proc/{number}/maps").read_text()
                 except OSError:
                     continue  # it has just ended
-                loaded = [v for library, v in LIBRARIES.items() if library in mapped]
-                found[int(rank[1])] = loaded[0] if loaded else "cpu"
+                loaded = {v for library, v in LIBRARIES.items() if library in mapped}
+                found.setdefault(int(rank[1]), set()).update(loaded)
         time.sleep(0.2)
-    return found
+    return {rank: "+".join(sorted(loaded)) or "cpu" for rank, loaded in found.items()}
 
 
 def planned(plan: Plan) -> dict[int, str]:
@@ -75,8 +75,8 @@ def planned(plan: Plan) -> dict[int, str]:
 def test_three_vendors_train_as_one_device_does(tmp_path: Path) -> None:
     write_text(tmp_path / "text", 40_000)
     on = "--cluster", CLUSTER, "--model", "quickstart"
-    measuring = "--sequences", 2, "--most-layers", 2, "--no-links", "--output", "profile.json"
-    finish(start(tmp_path, "profile", *on, *measuring))
+    measured = "--tp", 1, "--sequences", 2, "--most-layers", 2, "--no-links"
+    finish(start(tmp_path, "profile", *on, *measured, "--output", "profile.json"))
     batch = "--global-batch", 8, "--micro-batch-per-replica", 2, "--profile", "profile.json"
     finish(start(tmp_path, "search", *on, *batch, "--output", "plan.json"))
     plan = read_plan(tmp_path / "plan.json")
