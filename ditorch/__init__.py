@@ -213,8 +213,11 @@ def _thread_name(thread: Path) -> str:
         return ""
 
 
-def _make_device(library: str) -> str:
-    """Gives torch the device of a vendor's library; returns its honest type."""
+def _make_device(library: str, advice: str) -> str:
+    """Gives torch the device of a vendor's library; returns its honest type.
+
+    advice: half a sentence for whoever has no chip that the library can drive, or "".
+    """
     if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
         raise ImportError(
             f"the device {taken!r} already has torch's place for a vendor's device, so ditorch "
@@ -224,7 +227,7 @@ def _make_device(library: str) -> str:
     try:
         _ditorch.load(library)
     except RuntimeError as error:
-        raise ImportError(str(error).splitlines()[0]) from None
+        raise ImportError("; ".join(filter(None, (str(error).splitlines()[0], advice)))) from None
     device_type: str = _ditorch.properties(0)["library"]
     from ditorch import device_module
 
@@ -253,7 +256,7 @@ def start() -> None:
     _choice = choose_vendor()
     look = _choice.look
     if look.library is not None:
-        device = torch.device(_make_device(str(look.library)), 0)
+        device = torch.device(_make_device(str(look.library), _choice.vendor.advice), 0)
     elif look.device_type == "cpu":
         device = torch.device("cpu")
     else:

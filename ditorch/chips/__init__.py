@@ -149,6 +149,7 @@ class ChipSpec:
     numerics: Numerics | None = None  # how it rounds and adds; an emulated chip needs it
     kernels: Kernels | None = None  # measured: how far its kernels stay below the peaks
     collectives: Collectives | None = None  # measured: latency and bandwidth inside a node
+    driver: Name | None = None  # vendor of ditorch that drives the real chip; absent: emulated
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
     def with_efficiency(self, efficiency: float) -> ChipSpec:

@@ -8,7 +8,6 @@ adopts it.
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from dataclasses import dataclass
 
@@ -27,6 +26,7 @@ from ditorch.vendors import (
     xpu,
 )
 from ditorch.vendors.vendor import Look, Quirks, Vendor
+from ditorch.vendors.wanted import Wanted, wanted
 
 __all__ = ["VENDORS", "Choice", "Look", "Quirks", "Vendor", "choose_vendor", "look_at"]
 
@@ -60,15 +60,16 @@ def look_at(vendor: Vendor) -> Look:
 
 
 def choose_vendor() -> Choice:
-    """The vendor DITORCH_VENDOR names, else the first in the order of VENDORS that is found.
+    """The vendor that DITORCH_VENDOR or DITORCH_CHIP's file names, else the first in the order of
+    VENDORS that is found.
 
     A plugin that is installed but broken is warned about and passed over, unless it was named.
 
     Raises:
         ImportError: what was asked for is not there; one sentence with the reason.
     """
-    if wanted := os.environ.get("DITORCH_VENDOR"):
-        return _named(wanted)
+    if named := wanted():
+        return _named(named)
     for vendor in VENDORS:
         look = look_at(vendor)
         if look.state == "found":
@@ -85,18 +86,18 @@ def choose_vendor() -> Choice:
     raise AssertionError("the host is always found")
 
 
-def _named(wanted: str) -> Choice:
-    vendor = next((vendor for vendor in VENDORS if vendor.name == wanted), None)
+def _named(named: Wanted) -> Choice:
+    vendor = next((vendor for vendor in VENDORS if vendor.name == named.vendor), None)
     if vendor is None:
         names = ", ".join(vendor.name for vendor in VENDORS)
         raise ImportError(
-            f"DITORCH_VENDOR is {wanted!r}, expected one of {names}; a vendor that ditorch does "
+            f"{named.because}, expected one of {names}; a vendor that ditorch does "
             "not know is given by DITORCH_VENDOR_LIBRARY=<its library>"
         )
     look = look_at(vendor)
     if look.state != "found":
-        raise ImportError(f"DITORCH_VENDOR is {wanted!r} but {look.why}")
-    return Choice(vendor, look, f"DITORCH_VENDOR is {wanted!r}")
+        raise ImportError(f"{named.because} but {look.why}")
+    return Choice(vendor, look, named.because)
 
 
 def _reason(look: Look) -> str:

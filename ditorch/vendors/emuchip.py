@@ -22,10 +22,12 @@ def look() -> Look:
         from ditorch.chips import load_chip
 
         try:
-            path = Path(load_chip(chip).path).resolve()
+            spec = load_chip(chip)
         except (ValueError, OSError) as error:
             return Look("broken", f"DITORCH_CHIP is {chip!r}: {error}", asked=True)
-        os.environ["EMUCHIP_CHIP"] = str(path)
+        if spec.driver:
+            return not_found(f"DITORCH_CHIP is {chip!r}, a real chip that {spec.driver} drives")
+        os.environ["EMUCHIP_CHIP"] = str(spec.path.resolve())
     if not _LIBRARY.is_file():
         why = f"{_LIBRARY} is not built; install ditorch with its C++ parts"
         return Look("broken", why, asked=True)

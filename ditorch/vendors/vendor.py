@@ -57,6 +57,7 @@ class Vendor:
     look: Callable[[], Look]
     quirks: Quirks = field(default_factory=Quirks)
     has_quirks: Callable[[], bool] = lambda: True  # where only some of its chips have them
+    advice: str = ""  # half a sentence, for whoever has its library and no chip that it can drive
 
 
 def not_found(why: str) -> Look:

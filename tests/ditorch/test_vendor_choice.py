@@ -57,6 +57,28 @@ def test_the_vendor_is_found() -> None:
         assert done.stdout.startswith(who), environment
 
 
+def real_chip(folder: Path, driver: str) -> Path:
+    """The file of a chip that `driver` drives."""
+    file = folder / f"{driver}.toml"
+    file.write_text(f'driver = "{driver}"\n{B_MINI.read_text()}')
+    return file
+
+
+def test_a_chips_driver_chooses_the_vendor(tmp_path: Path) -> None:
+    cpu = str(real_chip(tmp_path, "cpu"))
+    ours, named = run_each(
+        WHO, [{"DITORCH_CHIP": cpu}, {"DITORCH_CHIP": cpu, "DITORCH_VENDOR": "npu9000"}]
+    )
+    assert ours.stdout.startswith("cpu cpu "), ours.stderr
+    assert "DITORCH_VENDOR is 'npu9000', expected one of" in named.stderr
+    unknown, emulated = failures(
+        {"DITORCH_CHIP": str(real_chip(tmp_path, "npu9000"))},
+        {"DITORCH_CHIP": cpu, "DITORCH_VENDOR": "emuchip"},
+    )
+    assert "npu9000.toml' is 'npu9000', expected one of library, emuchip, npu" in unknown
+    assert "cpu.toml', a real chip that cpu drives" in emulated
+
+
 def test_what_is_not_there_is_refused_with_the_reason(
     tmp_path: Path, make_chip: Callable[..., Path]
 ) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from on_opencl import KEPT, ROOT, environment, lines, run
+from on_opencl import DEADLINE_S, KEPT, ROOT, environment, lines, run
+
+EXAMPLE = ROOT / "ditorch" / "align" / "example.py"
+SMALL = ["--", "--dim", "32", "--heads", "2", "--batch", "2", "--length", "16", "--gain", "5",
+         "--dtype", "float32", "--learning-rate", "3e-2", "--steps", "8"]  # fmt: skip
 
 SOFTMAX = """
 import torch, ditorch
@@ -84,3 +90,29 @@ def test_memory_that_makes_no_sense_is_refused(given: str) -> None:
     assert done.returncode == 1
     said = done.stderr.strip().splitlines()[-1]
     assert f"DITORCH_OPENCL_MEMORY_BYTES is '{given}', expected bytes, at most the " in said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3 * DEADLINE_S)
+def test_a_fault_in_one_kernel_is_named(interposed: Path, tmp_path: Path) -> None:
+    """A comparison of two captures names it, and so do the losses alone."""
+    wrong = environment(FAULT="softmax", LD_PRELOAD=str(interposed), XDG_CACHE_HOME=str(tmp_path))
+
+    def align(*arguments: str | Path) -> dict[str, Any]:
+        command = [sys.executable, "-m", "ditorch_align", *map(str, arguments)]
+        done = subprocess.run(
+            command, env=wrong, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
+        )
+        assert done.returncode == 1, done.stderr  # it failed, and not for bad input
+        return json.loads(done.stdout)
+
+    run, isolate = tmp_path / "run", tmp_path / "isolate"
+    looking = "--steps", "2", "--tool-steps", "1", "--tools", "capture"
+    align("run", EXAMPLE, "--chips", "opencl", *looking, "--json", "-o", run, *SMALL)
+    captures = [run / name / "tools" / "capture" for name in ("reference", "opencl")]
+    for found in (
+        align("compare", *captures, "--json"),
+        align("isolate", EXAMPLE, "--chip", "opencl", "--json", "-o", isolate, *SMALL),
+    ):
+        assert found["first_bad"]["operator"] == "aten._softmax.default"
+        assert found["first_bad"]["module"] == "layers.0.attention"

@@ -46,3 +46,4 @@ def test_a_machine_without_a_driver_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     said = done.stderr.strip().splitlines()[-1]
     assert "finds no chip on this machine" in said and "libditorch_opencl.so" in said
+    assert "pocl-opencl-icd" in said

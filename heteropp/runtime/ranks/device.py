@@ -66,7 +66,8 @@ class Chip(Device):
 def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Device:
     """Opens this process's device; the first import of ditorch must be here.
 
-    chip: a chip file's name or path, emulated unless DITORCH_VENDOR names real chips.
+    chip: a chip file's name or path. It is real where DITORCH_VENDOR is set or its file has a
+    driver, and else emulated.
     """
     if kind == "cpu":
         keep_freed_memory()
