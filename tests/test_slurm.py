@@ -39,9 +39,9 @@ def test_a_job_over_unlike_partitions_is_requeued_without_a_drained_node(
     slurm: Slurm, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    nvidia = ("--partition=nvidia", "--nodes=1-2", "--ntasks-per-node=1")
-    ascend = ("--partition=ascend", "--nodes=1", "--ntasks-per-node=2")
-    asked = {"MODEL": "model.toml", "RUN": "run", "STEPS": "100000"}
+    nvidia = ("--partition=nvidia", "--nodes=1-2")
+    ascend = ("--partition=ascend", "--nodes=1")
+    asked = {"MODEL": "model.toml", "RUN": "run", "BUDGET": "2s", "STEPS": "100000"}
     job = slurm.submit(*nvidia, ":", *ascend, EXAMPLE, **asked)
     slurm.wait_for(lambda: len(metrics_of(run)) >= 3)
     assert nodes_of(run) == {"machine-0": "h20", "machine-1": "a100", "machine-2": "ascend-910b"}
@@ -62,14 +62,14 @@ def test_a_job_is_saved_before_its_time_is_over_and_goes_on_when_it_is_submitted
     slurm: Slurm, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    nodes = ("--nodes=2", "--ntasks-per-node=1")
-    asked = {"MODEL": "model.toml", "RUN": "run"}
-    job = slurm.submit(*nodes, EXAMPLE, STEPS="100000", **asked)
+    nodes = "--nodes=1-2"
+    asked = {"MODEL": "model.toml", "RUN": "run", "BUDGET": "2s"}
+    job = slurm.submit(nodes, EXAMPLE, STEPS="100000", **asked)
     slurm.wait_for(lambda: len(metrics_of(run)) >= 3)
     slurm.say("scontrol", "update", f"jobid={job}", "timelimit=6")  # minutes
     slurm.wait_for(lambda: "JobState=COMPLETED" in slurm.state(job))
     (saved,) = map(int, re.findall(r"told to stop: step (\d+) is saved", slurm.output(job)))
-    again = slurm.submit(*nodes, EXAMPLE, STEPS=str(saved + 4), **asked)
+    again = slurm.submit(nodes, EXAMPLE, STEPS=str(saved + 4), **asked)
     slurm.wait_for(lambda: "JobState=COMPLETED" in slurm.state(again))
     assert [m["step"] for m in metrics_of(run)] == [*range(1, saved + 5)]
     assert losses_of(run)[-1] < losses_of(run)[0]

@@ -15,7 +15,7 @@ from lab import lab
 from machines import Machine
 
 ROOT = Path(__file__).parents[2]
-CHIPS = ("gpu:h20:1", "gpu:a100:1", "npu:910b:2")  # of each machine, as Slurm's Gres has them
+CHIPS = ("gpu:h20:2", "gpu:a100:2", "npu:910b:1")  # of each machine, as Slurm's Gres has them
 COMES_S = 120
 # no munge: all messages are between machines of this one
 CONFIGURATION = """\
@@ -57,8 +57,9 @@ class Slurm:
         configuration = CONFIGURATION.format(folder=folder)
         for machine, chips in zip(there, CHIPS, strict=True):
             kind, product, count = chips.split(":")
-            device = " File=/dev/null" if kind == "gpu" else f" Count={count}"  # it wants a device
-            gres += f"NodeName={machine.name} Name={kind} Type={product}{device}\n"
+            # a GPU is a device for Slurm, any will do
+            there_is = "File=/dev/null,/dev/zero" if kind == "gpu" else f"Count={count}"
+            gres += f"NodeName={machine.name} Name={kind} Type={product} {there_is}\n"
             configuration += f"NodeName={machine.name} CPUs=4 Gres={chips}\n"
         (folder / "state").mkdir(parents=True)
         (folder / "gres.conf").write_text(gres)
