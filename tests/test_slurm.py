@@ -46,9 +46,7 @@ def test_a_job_over_unlike_partitions_is_requeued_without_a_drained_node(
     slurm.wait_for(lambda: len(metrics_of(run)) >= 3)
     assert nodes_of(run) == {"machine-0": "h20", "machine-1": "a100", "machine-2": "ascend-910b"}
     slurm.say("scontrol", "update", "nodename=machine-1", "state=drain", "reason=test")
-    slurm.say("scontrol", "requeue", job)
-    slurm.wait_for(lambda: "Restarts=1" in slurm.state(job))
-    slurm.wait_for(lambda: "is saved" in slurm.output(job))
+    slurm.requeue(job)
     saved = int(re.findall(r"step (\d+) is saved", slurm.output(job))[0])
     slurm.wait_for(lambda: len(metrics_of(run)) >= saved + 3)
     assert nodes_of(run) == {"machine-0": "h20", "machine-2": "ascend-910b"}

@@ -38,7 +38,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=1,bf_resolution=1
+SchedulerParameters=bf_interval=1,bf_resolution=1,sched_min_interval=0,batch_sched_delay=0
 SlurmdParameters=config_overrides
 MailProg=/bin/true
 GresTypes=gpu,npu
@@ -103,6 +103,18 @@ class Slurm:
         """What scontrol says of a job, parts of a heterogeneous one included."""
         return self.say("scontrol", "show", "job", job)
 
+    def requeue(self, job: str) -> None:
+        """Returns when the job runs again."""
+        self.say("scontrol", "requeue", job)
+        self.wait_for(lambda: "Restarts=1" in self.state(job))
+
+        def runs() -> bool:
+            # where nothing changes, Slurm does not look at a heterogeneous job again
+            self.say("scontrol", "update", "partitionname=ascend", "state=up")
+            return "JobState=RUNNING" in self.state(job)
+
+        self.wait_for(runs)
+
     def output(self, job: str) -> str:
         path = self.folder.parent / f"slurm-{job}.out"
         return path.read_text() if path.exists() else ""
@@ -116,7 +128,8 @@ class Slurm:
     def said(self) -> str:
         """All that jobs and daemons said, for the message of a failed test."""
         files = [*self.folder.parent.glob("slurm-*.out"), *self.folder.glob("*.log")]
-        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in files)
+        parts = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in files]
+        return "\n".join([*parts, self.say("scontrol", "show", "job")])
 
 
 @contextmanager
