@@ -81,7 +81,9 @@ class Slurm:
     def say(self, *command: str, **environment: str) -> str:
         """Runs a command of Slurm's on machine-0, and returns what it says."""
         done = subprocess.run(
-            self.machines[0].namespaces.inside("sh", "-c", 'cd "$0"; exec "$@"', self.jobs, *command),
+            self.machines[0].namespaces.inside(
+                "sh", "-c", 'cd "$0"; exec "$@"', self.jobs, *command
+            ),
             env=self.environment | environment,
             capture_output=True,
             text=True,

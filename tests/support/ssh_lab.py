@@ -52,5 +52,7 @@ def ssh_lab(count: int, folder: Path) -> Iterator[tuple[list[Machine], dict[str,
     with lab(count, folder) as there, (own / "daemons.txt").open("w") as output:
         for machine in there:
             machine.do("mkdir -p /run/sshd")
-            machine.start(["/usr/sbin/sshd", "-D", "-e", "-f", str(own / "daemon")], environment, output)
+            machine.start(
+                ["/usr/sbin/sshd", "-D", "-e", "-f", str(own / "daemon")], environment, output
+            )
         yield there, environment
