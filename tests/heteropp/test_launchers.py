@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -94,6 +95,17 @@ def test_what_is_unlike_or_incomplete_is_one_sentence(
     ended = train(tmp_path, names, **launcher)
     assert ended.returncode == 2, ended.stderr
     assert len(ended.stderr.splitlines()) == 1 and ended.stderr.startswith(said)
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = train(tmp_path, ",", MASTER_PORT=port, **(SLURM | {"SLURM_PROCID": "0"}))
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr == (
+        f"port {port} cannot be the job's store's: Address already in use; "
+        "MASTER_PORT may name another\n"
+    )
 
 
 def test_an_elastic_job_needs_torchrun(tmp_path: Path) -> None:

@@ -69,19 +69,37 @@ def be_rank(task: Task, rank: int, world_size: int, first: str | None) -> None:
     host = os.environ.get("MASTER_ADDR") or first
     if host is None:
         raise LauncherError(
-            "MASTER_ADDR is missing: mpirun does not say which node has the first process; expected "
-            "its address (mpirun -x MASTER_ADDR=...), or a cluster file that names its nodes"
+            "MASTER_ADDR is missing: mpirun does not say which node has the first process; "
+            "expected its address (mpirun -x MASTER_ADDR=...), or a cluster file with its nodes' "
+            "names"
         )
     port = PORTS[zlib.crc32(task.job.encode()) % len(PORTS)]
+    if "MASTER_PORT" in os.environ:
+        port = _number("MASTER_PORT")
+    if rank == 0:
+        _check_free(port)
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(world_size),
         LOCAL_RANK=str(task.local),
         GROUP_WORLD_SIZE="2" if task.several_nodes else "1",  # or more: nobody asks how many
         MASTER_ADDR=host,
-        MASTER_PORT=os.environ.get("MASTER_PORT") or str(port),
+        MASTER_PORT=str(port),
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+
+
+def _check_free(port: int) -> None:
+    """Raises LauncherError where the job's store cannot listen on a port of this machine."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+    except (OSError, OverflowError) as error:
+        why = os.strerror(error.errno or 0) if isinstance(error, OSError) else "there is none"
+        raise LauncherError(
+            f"port {port} cannot be the job's store's: {why}; MASTER_PORT may name another"
+        ) from None
 
 
 def _task_of_slurm() -> Task:
@@ -124,7 +142,7 @@ def first_of(nodes: str) -> str:
 def _number(variable: str) -> int:
     text = _text(variable)
     if not (text.isascii() and text.isdigit()):
-        raise LauncherError(f"{variable} is {text!r}; expected a whole number from the launcher")
+        raise LauncherError(f"{variable} is {text!r}; expected a whole number")
     return int(text)
 
 
