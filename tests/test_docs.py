@@ -29,6 +29,13 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 FOREIGN = {  # options of other programs that the pages name beside ours
     *("--nnodes", "--nproc-per-node", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint"),
     *("--rdzv-id", "--multi_gpu", "--cuda-compat", "--module"),
+    *(
+        "--node-rank",
+        "--master-addr",
+        "--hostfile",
+        "--map-by",
+    ),  # torchrun's, mpirun's, and Slurm's
+    *("--partition", "--nodes", "--exclusive", "--signal", "--ntasks-per-node"),
 }
 
 

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from docs_pages.commands import options
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = sorted(EXAMPLES.glob("*.py"))
+JOBS = {"slurm.sbatch": "test_slurm.py", "trainjob.yaml": "test_examples.py"}
 MOST_LINES = 60
 ALSO_LONGER = {"own_model.py"}  # a whole model; tests/heteropp/test_own_model.py trains it
 
@@ -83,6 +86,18 @@ def test_an_operator_is_judged(tmp_path: Path) -> None:
     assert "mm with a wrong element (emuchip:0): FAILED" in said and "at [3, 5]" in said
 
 
+def test_the_job_for_kubernetes_is_one_by_kubeflow_s_schema() -> None:
+    from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
+
+    written = yaml.safe_load((EXAMPLES / "trainjob.yaml").read_text())
+    # what the schema does not have is left out
+    assert TrainerV1alpha1TrainJob.from_dict(written).to_dict() == written
+    shell = written["spec"]["trainer"]["command"][-1]
+    subprocess.run(["bash", "-nc", shell], check=True)
+    ours = shell.split("heteropp.cli.train")[1]
+    assert set(re.findall(r"--[a-z-]+", ours)) <= options("heteropp-train")
+
+
 def test_every_example_is_short_listed_and_run_by_a_test() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     this = Path(__file__).read_text()
@@ -91,3 +106,8 @@ def test_every_example_is_short_listed_and_run_by_a_test() -> None:
         assert program.name in this
         lines = len(program.read_text().splitlines())
         assert lines <= MOST_LINES or program.name in ALSO_LONGER
+    others = {path.name for path in EXAMPLES.iterdir() if path.is_file()} - {"README.md"}
+    assert others == {program.name for program in PROGRAMS} | JOBS.keys()
+    for job, test in JOBS.items():
+        assert f"[{job}]({job})" in listed
+        assert job in (Path(__file__).parent / test).read_text()

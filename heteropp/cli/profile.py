@@ -13,7 +13,6 @@ part, and written into a chip file, by which heteropp-search plans any model.
 from __future__ import annotations
 
 import json as json_
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,6 +88,7 @@ def profile(
 ) -> None:
     console = Console(highlight=False)
     with one_sentence():
+        from heteropp.api.training.place import launched, take_place
         from heteropp.cli import profile_blocks, profile_links
         from heteropp.description.cluster import read_cluster
         from heteropp.description.files import check_file
@@ -106,7 +106,8 @@ def profile(
                 measure_kernels(machines, shape, chips, kernels, json)
             return
         wanted = profile_blocks.wanted(machines, shape, chips, tp, sequences or [1], most_layers)
-        if "RANK" in os.environ:  # torchrun's: every rank of the cluster takes part
+        if launched():  # every rank of the cluster takes part
+            take_place(cluster)
             profile_links.measure_here(machines, shape, cluster, output)
             return
         if links:

@@ -54,16 +54,16 @@ def measure(cluster: Cluster, path: Path, output: Path) -> None:
 
 
 def measure_here(cluster: Cluster, model: ModelSpec, path: Path, output: Path) -> None:
-    """Measures the links, where this process is one of the ranks that torchrun started.
+    """Measures the links, where this process is one of the ranks that a launcher started.
 
-    Raises InputError unless torchrun started as many ranks as the cluster has.
+    Raises InputError unless as many were started as the cluster has.
     """
     from heteropp.profiling.links import measure_links
 
     world_size = int(os.environ["WORLD_SIZE"])
     if world_size != cluster.world_size:
         raise InputError(
-            f"cluster {cluster.name} has {cluster.world_size} ranks; torchrun started {world_size}"
+            f"cluster {cluster.name} has {cluster.world_size} ranks; {world_size} were started"
         )
     if os.environ["RANK"] == "0":
         write_profile(open_profile(output, cluster, model), output)

@@ -11,7 +11,7 @@ from heteropp.inventory.product_names import chip_of
 RECORD = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 GRES = re.compile(r"^ *Gres=(\S+)", re.MULTILINE)
 # "gpu:a100:8(S:0-1)", "npu:8"; of a resource that is shared, such as "shard:8", no chip
-RESOURCE = re.compile(r"(gpu|npu|mlu|hpu|xpu)(?::([^:,()]+))??:(\d+)(?:\([^)]*\))?")
+RESOURCE = re.compile(r"(gpu|npu|mlu|hpu|xpu)(?::([^:,()]+))??:(\d+)(?:\([^)]*\))?(?![^,])")
 
 
 def machines_of(text: str, chip: str | None = None) -> list[Machine]:

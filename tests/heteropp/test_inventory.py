@@ -159,6 +159,10 @@ def test_machines_of_slurm(tmp_path: Path) -> None:
     done = run("init", "--slurm", "-", "--chip", "l40s", "--force", folder=tmp_path, text=untyped)
     assert done.returncode == 0, done.stderr
     assert ("gpu1", "l40s", 8) in machines_of(tmp_path / "cluster.toml")
+    digits = SLURM.replace("gpu:a100:8(S:0-1)", "npu:910b:8")  # a type that begins as a number does
+    done = run("init", "--slurm", "-", "--force", folder=tmp_path, text=digits)
+    assert done.returncode == 0, done.stderr
+    assert ("gpu1", "ascend-910b", 8) in machines_of(tmp_path / "cluster.toml")
 
 
 def test_what_cannot_be_described_is_one_sentence(ssh: Path) -> None:

@@ -49,12 +49,12 @@ def plan_files(plan: Path | None, buckets: list[Path] | None, documents: int | N
 
 
 def check_runs(plan: Plan, path: Path, launched: bool = True) -> None:
-    """Raises InputError for a plan that this release cannot run, or torchrun's ranks cannot."""
+    """Raises InputError for a plan that this release cannot run, or not on the ranks that are."""
     if problem := plan.model.training_problem():
         raise InputError(f"{path}: {problem}")
     world_size = os.environ.get("WORLD_SIZE") if launched else None
     if world_size is not None and int(world_size) != plan.world_size:
-        raise InputError(f"{path} needs {plan.world_size} ranks; torchrun started {world_size}")
+        raise InputError(f"{path} needs {plan.world_size} ranks; {world_size} were started")
 
 
 def check_families(plans: Sequence[Plan], elastic: bool) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from heteropp.api.errors import InputError
+from heteropp.api.training.place import launched
 from heteropp.api.training.starts import newest_options
 from heteropp.description.files import FileError
 from heteropp.state.checkpoint.manifest import (
@@ -67,6 +67,6 @@ def run_to_resume(said: Mapping[str, Any], default: Path) -> dict[str, Any]:
         of_plan, of_buckets = ("plan", "attention_within"), ("bucket", "documents")
         for name in ("plan", *of_buckets) if said.get("plan") else of_plan:
             options.pop(name, None)
-    if "RANK" in os.environ:  # torchrun has its own
+    if launched():  # torchrun has its own, and others have none
         options.pop("restarts", None)
     return {**options, "output": str(run)}

@@ -28,10 +28,12 @@ from heteropp.api.training.checks import (
     plan_files,
 )
 from heteropp.api.training.options import TrainingOptions
+from heteropp.api.training.place import launched, take_place
 from heteropp.api.training.starts import keep_start
 from heteropp.api.training.tools import leave_tools_to_ranks
 from heteropp.api.training.validation_sets import validation_sets
 from heteropp.description.plan import Plan, read_plan, validate
+from heteropp.runtime.ranks.launchers import is_torchruns
 
 if TYPE_CHECKING:
     from heteropp.api.training.elastic import Earlier
@@ -64,16 +66,24 @@ class _Start:
 
     def __init__(self, options: TrainingOptions, given: Mapping[str, Any], held: ExitStack) -> None:
         self.options, self.given, self.held = options, given, held
-        self.launched = "RANK" in os.environ  # by torchrun, which started every rank itself
-        # the process that has the run's folder
-        self.keeps = int(os.environ.get("RANK", "0")) == 0
+        self.launched = launched()  # by torchrun or another, which started every rank itself
+        self.keeps = False  # whether this is the process that has the run's folder
         self.by_length: tuple[Plan, ...] = ()
         self.earlier: Earlier | None = None
         self.saved: Checkpoint | None = None
 
     def train(self) -> int:
         options = self.options
-        run = self._checked()
+        files = self._read_plans()
+        if self.launched and options.elastic and not is_torchruns():
+            raise InputError(
+                "--elastic needs torchrun, which starts processes again; srun or mpirun may start "
+                "one torchrun on each node"
+            )
+        if self.launched and not take_place(options.cluster, self.plan):
+            return 0
+        self.keeps = int(os.environ.get("RANK", "0")) == 0
+        run = self._checked(files)
         if self.launched:
             return self._train_launched(run)
         if options.elastic:
@@ -91,7 +101,7 @@ class _Start:
         return code
 
     def _train_launched(self, run: TrainingRun) -> int:
-        """Trains as a process of torchrun's: an agent, or a rank. Raises FileError."""
+        """Trains as a process of a launcher's: a rank, or an agent. Raises FileError."""
         from heteropp.runtime.ranks.secret import forget_secret, share_secret
 
         share_secret(run.output)
@@ -107,10 +117,12 @@ class _Start:
             forget_secret(run.output)
         return code
 
-    def _checked(self) -> TrainingRun:
-        """Checks all that was asked for, takes the run's folder, and keeps how it began there."""
+    def _checked(self, files: list[Any]) -> TrainingRun:
+        """Checks all that was asked for, takes the run's folder, and keeps how it began there.
+
+        files: of the plans.
+        """
         options = self.options
-        files = self._read_plans()
         begun = self._begun()
         there = options.output.exists()
         if self.keeps and there:  # who has it is said before what is in it
