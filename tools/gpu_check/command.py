@@ -44,7 +44,7 @@ def main(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Steps to take, repeatable: {', '.join(step.module for step in STEPS)}; "
+            help=f"Steps to take, repeatable: {', '.join(step.name for step in STEPS)}; "
             "then nothing is written."
         ),
     ] = None,
@@ -75,11 +75,11 @@ def main(
 
 def _chosen(only: list[str] | None) -> list[Step]:
     """Raises ValueError."""
-    known = [step.module for step in STEPS]
+    known = [step.name for step in STEPS]
     for name in only or ():
         if name not in known:
             raise ValueError(f"--only is {name}; expected one of {', '.join(known)}")
-    return [step for step in STEPS if not only or step.module in only]
+    return [step for step in STEPS if not only or step.name in only]
 
 
 def _gpu(chip: Path | None) -> str:

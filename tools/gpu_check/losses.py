@@ -18,4 +18,8 @@ def found(part: Part, folder: Path) -> Found:
         environment={},
         may_end_with=(0, 1),
     )  # fmt: skip
-    return Found(json.loads(said)["rows"], [])
+    (of_chip,) = json.loads(said)["rows"]
+    return Found(
+        [{**of_chip, "name": "losses: mean relative error against the CPU's", "peer_name": None}],
+        [],
+    )

@@ -30,7 +30,7 @@ def run(
     with TemporaryFile("w+") as said, TemporaryFile("w+") as warned:
         code = _start(module, arguments, environment, said, warned).wait()
         if code not in may_end_with:
-            raise StepError(f"{_command(module)} ended with exit code {code}: {_last(warned)}")
+            raise StepError(f"{_command(module)} ended with exit code {code}: {last_line(warned)}")
         said.seek(0)
         return said.read()
 
@@ -54,7 +54,7 @@ def run_together(
                 if process.poll() is not None:
                     del running[process]
                     if process.returncode and first is None:
-                        first = f"exit code {process.returncode}: {_last(file)}"
+                        first = f"exit code {process.returncode}: {last_line(file)}"
             time.sleep(POLL_S)
     if first is not None:
         raise StepError(f"one process of {_command(module)} ended with {first}")
@@ -77,17 +77,13 @@ def _start(
     )
 
 
-def _last(file: IO[str]) -> str:
-    file.seek(0)
-    return cause(file.read())
-
-
 def _command(module: str) -> str:
     """heteropp.cli.train is heteropp-train."""
     return module.replace(".cli.", "-").replace("_", "-")
 
 
-def cause(text: str) -> str:
-    """The last line of what a command printed, which for a traceback is the exception."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+def last_line(file: IO[str]) -> str:
+    """The last line of what was printed to a file, which for a traceback is the exception."""
+    file.seek(0)
+    lines = [line.strip() for line in file if line.strip()]
     return lines[-1] if lines else "it said nothing"

@@ -13,66 +13,64 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpu_check.part import Found, Part
-from gpu_check.processes import StepError, cause
+from gpu_check.processes import StepError, last_line
 
 UNHURRIED = 4  # times longer than a GPU's machine a rehearsal's may take
 
 
 @dataclass(frozen=True)
 class Step:
-    """module: of this package; its function `found` is the step."""
+    """name: of a module of this package, whose function `found` is the step."""
 
     name: str
-    module: str
     limit_s: float
 
 
 STEPS = (  # eight minutes together
-    Step("builds", "builds", 40),
-    Step("conform", "conform", 120),
-    Step("losses", "losses", 60),
-    Step("messages", "messages", 50),
-    Step("training together", "training", 120),
-    Step("the GPU alone", "prediction", 90),
+    Step("builds", 40),
+    Step("conform", 110),
+    Step("losses", 50),
+    Step("messages", 50),
+    Step("training", 120),
+    Step("prediction", 110),
 )
 
 
 def perform(step: Step, part: Part, folder: Path) -> Found:
     """Runs a step in a process of its own. Raises StepError."""
     limit_s = step.limit_s * (UNHURRIED if part.is_rehearsed else 1)
-    place, result = folder / step.module, folder / f"{step.module}.json"
+    place, result = folder / step.name, folder / f"{step.name}.json"
     place.mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "gpu_check.step", step.module, json.dumps(asdict(part)),
-         str(place), str(result)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        stderr = process.communicate(timeout=limit_s)[1]
-    except subprocess.TimeoutExpired:
-        raise StepError(f"it did not end within {limit_s:g} s") from None
-    finally:
-        _kill_all(process)
-    if process.returncode:
-        raise StepError(cause(stderr))
+    command = [sys.executable, "-P", "-m", "gpu_check.step", step.name]
+    with (folder / f"{step.name}.txt").open("w+") as errors:
+        process = subprocess.Popen(
+            [*command, json.dumps(asdict(part)), str(place), str(result)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise StepError(f"it did not end within {limit_s:g} s") from None
+        finally:
+            _kill_all(process)
+        if process.returncode:
+            raise StepError(last_line(errors))
     return Found(**json.loads(result.read_text()))
 
 
-def _kill_all(process: subprocess.Popen[str]) -> None:
+def _kill_all(process: subprocess.Popen[bytes]) -> None:
     """Kills what is left of a step: its session has its process's number."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def main(module: str, part: str, folder: str, result: str) -> int:
+def main(name: str, part: str, folder: str, result: str) -> int:
     """The step's process: the last line of its standard error is why it failed."""
-    step = importlib.import_module(f"gpu_check.{module}")
+    step = importlib.import_module(f"gpu_check.{name}")
     try:
         found = step.found(Part(**json.loads(part)), Path(folder))
     except StepError as error:

@@ -73,7 +73,7 @@ def found(part: Part, folder: Path) -> Found:
             peer_name="one process of the CPU"),
         *step_rows("training together", steps),
     ]  # fmt: skip
-    return Found(rows, [f"training together: {_who(plan)}"])
+    return Found(rows, [f"training together: {_who(plan, part)}"])
 
 
 def write_cluster(folder: Path, name: str, *chips: str) -> Path:
@@ -156,9 +156,9 @@ def _alone(plan: Path, folder: Path) -> list[dict]:
     return metrics(output)
 
 
-def _who(plan: Path) -> str:
+def _who(plan: Path, part: Part) -> str:
     """Returns the plan in a line."""
     from heteropp.description.outline import outline
     from heteropp.description.plan import read_plan
 
-    return outline(read_plan(plan))
+    return outline(read_plan(plan)).replace(part.chip, Path(part.chip).stem)
