@@ -28,7 +28,7 @@ PROGRAM = re.compile(r"\b((?:dicomm|ditorch|heteropp)-[a-z]+|tools/[a-z0-9-]+)(?
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 FOREIGN = {  # options of other programs that the pages name beside ours
     *("--nnodes", "--nproc-per-node", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint"),
-    *("--rdzv-id", "--multi_gpu", "--cuda-compat", "--module"),
+    *("--rdzv-id", "--multi_gpu", "--cuda-compat", "--module", "--inplace"),
 }
 
 

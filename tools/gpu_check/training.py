@@ -88,7 +88,7 @@ def measure(cluster: Path, chip: str, profile: Path, environment: Mapping[str, s
     """Adds a chip's times to a profile. Raises StepError."""
     run(
         "heteropp.cli.profile", "--cluster", cluster, "--model", MODEL, "--chip", chip,
-        "--no-links", "-o", profile,
+        "--tp", 1, "--no-links", "-o", profile,
         environment=environment,
     )  # fmt: skip
 
