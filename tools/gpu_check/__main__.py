@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
 def lacking() -> list[str]:

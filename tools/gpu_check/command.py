@@ -22,7 +22,7 @@ from gpu_check.step import STEPS, Step, perform
 from hyperhetero.cli import BAD_INPUT, CommandLine
 from hyperhetero.progress import Status
 
-EVIDENCE = Path(__file__).parents[2] / "docs" / "gpu.json"
+EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "gpu.json"
 
 app = CommandLine()
 
