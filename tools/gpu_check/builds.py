@@ -13,7 +13,7 @@ from gpu_check.part import Found, Part
 from gpu_check.processes import StepError
 
 PARTS = ("ditorch._ditorch", "dicomm._dicomm", "dicomm._c10d", "heteropp._planner")
-REMEDY = "python setup.py build_ext --inplace builds them with this Python's torch"
+REMEDY = "where it was not built for this torch, python setup.py build_ext --inplace does it"
 
 
 def found(part: Part, folder: Path) -> Found:
@@ -24,7 +24,7 @@ def found(part: Part, folder: Path) -> Found:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise StepError(f"{name} does not load ({error}); {REMEDY}") from None
+            raise StepError(f"{name} does not load: {error}; {REMEDY}") from None
     import ditorch
 
     ones = torch.ones(64, 64, device="device")

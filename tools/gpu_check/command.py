@@ -63,14 +63,21 @@ def main(
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         part = rehearsing_part(Path(folder)) if rehearse else Part(gpu)
         rows, notes, failed = _take(steps, part, Path(folder))
-    if not rehearse and not only:
-        from heteropp.description.files import write_text
-
-        text = json_.dumps(result("gpu-check", rows, notes), indent=2)
-        write_text(EVIDENCE, text + "\n")
     show("gpu-check", rows, notes, json)
+    if not rehearse and not only:
+        _write(rows, notes)
     if failed or any(each["bar"] is not None and not is_met(each) for each in rows):
         raise typer.Exit(1)
+
+
+def _write(rows: list[Row], notes: list[str]) -> None:
+    from heteropp.description.files import FileError, write_text
+
+    try:
+        write_text(EVIDENCE, json_.dumps(result("gpu-check", rows, notes), indent=2) + "\n")
+    except FileError as error:
+        print(f"gpu-check: {error}", file=sys.stderr)
+        raise typer.Exit(BAD_INPUT) from None
 
 
 def _chosen(only: list[str] | None) -> list[Step]:

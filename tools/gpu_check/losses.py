@@ -8,7 +8,7 @@ from pathlib import Path
 from gpu_check.part import Found, Part
 from gpu_check.processes import run
 
-STEPS = 100
+STEPS = 60
 
 
 def found(part: Part, folder: Path) -> Found:

@@ -27,9 +27,9 @@ class Step:
 
 
 STEPS = (  # eight minutes together
-    Step("builds", 40),
+    Step("builds", 30),
     Step("conform", 110),
-    Step("losses", 50),
+    Step("losses", 60),
     Step("messages", 50),
     Step("training", 120),
     Step("prediction", 110),
