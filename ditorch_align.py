@@ -7,6 +7,7 @@ does not need, and which `run` and `isolate` leave to processes of their own, on
 from __future__ import annotations
 
 import json as json_
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -327,6 +328,7 @@ def report(
         "DITORCH_CHIP=b ditorch-align conform",
         "ditorch-align conform --operators 'linalg.*' --dtypes float32,bfloat16",
         "ditorch-align conform --only runtime --output out/runtime.json",
+        "ditorch-align conform --samples 1 --within 60",
     )
 )
 def conform(
@@ -343,6 +345,14 @@ def conform(
     deadline: Annotated[
         float, typer.Option(min=1, max=LONGEST_WAIT_S, help="Seconds for one operator.")
     ] = 60.0,
+    within: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            max=LONGEST_WAIT_S,
+            help="Begin no operator after so many seconds; which are left out is by --seed.",
+        ),
+    ] = None,
     preload: Annotated[
         str, typer.Option("--import", help="Modules to import first, such as kernels in Python.")
     ] = "",
@@ -375,6 +385,7 @@ def conform(
                 seed=seed,
                 workers=workers,
                 deadline_s=deadline,
+                within_s=within or math.inf,
                 preload=_split(preload),
                 resume=resume,
                 progress=lambda done, total, name: bar.update(

@@ -1,6 +1,7 @@
 """The ``torch.distributed`` backend "dicomm": one process group over chips of many vendors.
 
-Importing this module registers the backend, for host tensors and for the PrivateUse1 device::
+Importing this module registers the backend, for tensors of the host, of the chips that torch knows
+by itself (cuda, xpu), and of the PrivateUse1 device::
 
     import dicomm.distributed
     torch.distributed.init_process_group("dicomm")
@@ -34,6 +35,8 @@ import torch.distributed as dist
 from dicomm import _c10d, mixed
 from dicomm.secret import given_secret
 
+# whether they are here or not: asking would start their drivers, and a fork could not use them
+BUILT_IN = ("cpu", "cuda", "xpu")
 STRATEGIES = ("device-direct", "cpu-mediated")
 TRANSPORTS = tuple(_c10d.transport_names())
 # the libraries' own names: a rank listens on the interface that the first of them chooses
@@ -83,11 +86,12 @@ class Options:
 
 
 def register_backend() -> None:
-    """Registers "dicomm" with torch.distributed for "cpu" and the PrivateUse1 device.
+    """Registers "dicomm" with torch.distributed for BUILT_IN devices and the PrivateUse1 device.
 
     Call it again after PrivateUse1 was renamed, so that the new name's default backend is dicomm.
+    Devices that have a default backend, as cuda has NCCL, keep it.
     """
-    devices = ["cpu", torch._C._get_privateuse1_backend_name()]
+    devices = [*BUILT_IN, torch._C._get_privateuse1_backend_name()]
     dist.Backend.register_backend("dicomm", create, extended_api=True, devices=devices)
 
 

@@ -28,14 +28,9 @@ PROGRAM = re.compile(r"\b((?:dicomm|ditorch|heteropp)-[a-z]+|tools/[a-z0-9-]+)(?
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 FOREIGN = {  # options of other programs that the pages name beside ours
     *("--nnodes", "--nproc-per-node", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint"),
-    *("--rdzv-id", "--multi_gpu", "--cuda-compat", "--module"),
-    *(
-        "--node-rank",
-        "--master-addr",
-        "--hostfile",
-        "--map-by",
-    ),  # torchrun's, mpirun's, and Slurm's
-    *("--partition", "--nodes", "--exclusive", "--signal", "--ntasks-per-node"),
+    *("--rdzv-id", "--multi_gpu", "--cuda-compat", "--module", "--inplace"),
+    *("--node-rank", "--master-addr", "--hostfile", "--map-by"),  # torchrun's and mpirun's
+    *("--partition", "--nodes", "--exclusive", "--signal", "--ntasks-per-node"),  # Slurm's
 }
 
 

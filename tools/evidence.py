@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Set
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +15,7 @@ from dicomm.bench.evidence import Row, is_met, row
 from dicomm.bench.judging import is_judged
 from dicomm.bench.quiet import Quiet
 
-__all__ = ["Row", "row", "show"]
+__all__ = ["Row", "is_met", "result", "row", "show"]
 
 # the units of times, and of ratios and shares of them, which a busy machine changes
 TIMED = frozenset({"ns", "us", "ms", "s", "s/step", "x", "%", "points", "tokens/s"})
@@ -37,11 +38,9 @@ def show(
     if quiet:
         notes = [*notes, quiet.sentence]
         rows = [_judged(each, quiet, timed) for each in rows]
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    found = result(tool, rows, notes)
     if as_json:
-        print(
-            json.dumps({"tool": tool, "machine": machine, "rows": rows, "notes": notes}, indent=2)
-        )
+        print(json.dumps(found, indent=2))
         return
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -67,7 +66,13 @@ def show(
             notes = [*notes, f"not judged: {each['name']}: {each['not_judged']}"]
     for note in notes:
         console.print(f"- {note}", soft_wrap=True, markup=False)
-    console.print(f"machine: {machine}")
+    console.print(f"machine: {found['machine']}")
+
+
+def result(tool: str, rows: list[Row], notes: list[str]) -> dict[str, Any]:
+    """The evidence in the one shape."""
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return {"tool": tool, "machine": machine, "rows": rows, "notes": notes}
 
 
 def _judged(each: Row, quiet: Quiet, timed: Set[str]) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import queue
 import signal
@@ -40,7 +41,7 @@ class _Worker:
 
     def run(self, job: Job, hear: Callable[[ProcessReport], None]) -> None:
         """Returns after a report of kind "end" or "lost"."""
-        pipe = self._pipe or self._start()
+        pipe = self._pipe or self.start()
         end_s = time.monotonic() + self._job_s
         try:
             pipe.send(job)
@@ -66,7 +67,7 @@ class _Worker:
         self._process.join()
         self._process = self._pipe = None
 
-    def _start(self) -> Connection:
+    def start(self) -> Connection:
         """Raises ImportError if what the process imports cannot be imported."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -103,8 +104,11 @@ def run_jobs(
     preload: list[str],
     log: Path,
     job_s: float,
+    within_s: float = math.inf,
 ) -> None:
     """Runs each job in one of `workers` processes; `hear` is called by one thread at a time.
+
+    within_s: a process that has begun begins no job after so many seconds.
 
     A job's last report is "end", or "lost" if its process died or passed `job_s` seconds; the
     others go on. An exception in `hear` ends the run and is raised here.
@@ -118,7 +122,10 @@ def run_jobs(
     def serve() -> None:
         worker = _Worker(settings, preload, log, job_s)
         try:
-            while not errors:
+            if math.isfinite(within_s):
+                worker.start()
+            last_s = time.monotonic() + within_s
+            while not errors and time.monotonic() < last_s:
                 try:
                     job = waiting.get_nowait()
                 except queue.Empty:

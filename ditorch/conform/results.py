@@ -107,6 +107,7 @@ class Conformance:
     command: str
     settings: Settings
     elapsed_s: float = 0.0
+    left_out: int = 0  # operators and checks that had no time
     checks: list[CheckResult] = field(default_factory=list)
     operators: list[OperatorResult] = field(default_factory=list)
 

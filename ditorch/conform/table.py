@@ -113,6 +113,8 @@ def _summary(conformance: Conformance) -> list[str]:
             "unsupported."
         )
         lines.append(f"Samples by who computed them: {computed}.")
+    if conformance.left_out:
+        lines.append(f"There was no time for {conformance.left_out} more operators and checks.")
     return lines
 
 

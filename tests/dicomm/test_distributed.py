@@ -28,6 +28,20 @@ def loss_of(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
+def serves_chips_that_torch_knows(rank: int) -> None:
+    from dicomm._c10d import Backend
+
+    group = dist.group.WORLD
+    assert group is not None
+    for device in ("cpu", "cuda", "xpu"):
+        assert isinstance(group._get_backend(torch.device(device)), Backend)
+    assert dist.Backend.default_device_backend_map["cuda"] == "nccl"
+
+
+def test_a_group_serves_chips_that_torch_has_built_in() -> None:
+    run_processes(1, serves_chips_that_torch_knows)
+
+
 # ---------------------------------------------------------------- against Gloo
 
 

@@ -201,11 +201,16 @@ def test_clocks_travel_over_links_that_are_not_paced() -> None:
     assert received_at >= computed_at
 
 
-def large_messages(rank: int) -> None:
-    """Chip memory that goes through the host in chunks, whichever side needs that."""
+def large_messages(rank: int, on_host: int | None) -> None:
+    """Chip memory that goes through the host in chunks, whichever side needs that.
+
+    on_host: the rank whose tensors are the host's, if any.
+    """
     import dicomm.distributed
 
     device, peer = start_chip(rank)[0], 1 - rank
+    if rank == on_host:
+        device = "cpu"
     first, second = ((torch.arange(5 * 2**20 + 3) * 7 + step).to(torch.uint8) for step in (0, 1))
     for strategies in itertools.product(STRATEGIES, repeat=2):
         options = dicomm.distributed.Options(strategy=strategies[rank])
@@ -231,5 +236,6 @@ def large_messages(rank: int) -> None:
         dist.destroy_process_group(group)
 
 
-def test_large_chip_tensors_between_both_strategies() -> None:
-    run_processes(2, large_messages)
+@pytest.mark.parametrize("on_host", [None, 0, 1])
+def test_large_chip_tensors_between_both_strategies(on_host: int | None) -> None:
+    run_processes(2, large_messages, on_host)

@@ -72,6 +72,26 @@ def test_an_emulated_chip_conforms(subset: tuple[Conformance, list[str]]) -> Non
     assert variants == {"function", "method", "in-place", "out=", "out= resized", "gradient"}
 
 
+LIMITED = """
+import sys
+from pathlib import Path
+from ditorch.conform.operators import operator_names
+from ditorch.conform.suite import run_conformance
+
+found = run_conformance(output=Path(sys.argv[1]), only={"operators"}, within_s=1.0, workers=1)
+names = [operator.name for operator in found.operators]
+assert names and found.left_out == len(operator_names()) - len(names)
+assert names == sorted(names) != operator_names()[: len(names)]
+"""
+
+
+@pytest.mark.long
+def test_a_limited_time_is_for_any_operators(tmp_path: Path) -> None:
+    command = ["-c", LIMITED, str(tmp_path / "result.json")]
+    done = forks.run(command, environment("b"), timeout_s=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.long
 def test_chip_kernels_and_fallbacks_are_counted_apart(
     subset: tuple[Conformance, list[str]],

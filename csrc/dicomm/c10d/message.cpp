@@ -16,7 +16,7 @@ std::optional<std::vector<at::Tensor>> shown_in_profiles(const Staged& buffer) {
 }  // namespace
 
 bool MessageWork::in_chunks(const at::Tensor& tensor, Strategy mine, Strategy peers) {
-  return !tensor.is_cpu() && tensor.nbytes() > 2 * kChunkBytes &&
+  return tensor.nbytes() > 2 * kChunkBytes &&
          (mine == Strategy::cpu_mediated || peers == Strategy::cpu_mediated);
 }
 
@@ -131,8 +131,7 @@ void MessageWork::arrived(std::size_t chunk) {
 // Whether a sender nobody named cuts its message is known once the first chunk is here.
 void MessageWork::post_rest_from_any_source(std::size_t received) {
   const bool chunk_of_more = peer_ == Communicator::any_source && chunks_ == 1 &&
-                             received == kChunkBytes && !buffer_.tensor().device().is_cpu() &&
-                             buffer_.bytes() > 2 * kChunkBytes;
+                             received == kChunkBytes && buffer_.bytes() > 2 * kChunkBytes;
   if (!chunk_of_more)
     throw Error("received " + std::to_string(received) + " bytes into a tensor of " +
                 std::to_string(length(arrived_)) + " bytes");

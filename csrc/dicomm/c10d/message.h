@@ -15,9 +15,10 @@ namespace dicomm {
 
 // One send or receive. The transport runs by itself; waiting happens on the caller's thread.
 //
-// A large chip tensor goes in chunks where a side is CPU-mediated: while one is on the wire, the
-// next is copied from the chip and the one before to the chip. Each chunk is a message of the same
-// tag; both sides cut alike (see in_chunks).
+// A large tensor goes in chunks where a side is CPU-mediated: while one is on the wire, the next is
+// copied from the chip and the one before to the chip. Each chunk is a message of the same tag;
+// both sides cut alike (see in_chunks), a tensor of the host too, as the other side's may be a
+// chip's.
 class MessageWork : public c10d::Work {
  public:
   static constexpr std::size_t kChunkBytes = 1 << 20;

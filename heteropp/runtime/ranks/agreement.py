@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from pydantic import TypeAdapter
 
@@ -29,7 +29,10 @@ Terms = dict[str, str]  # what has to be alike, and what a node has of it
 
 
 def own_version() -> Terms:
-    return {"hyperhetero": version("hyperhetero")}
+    try:
+        return {"hyperhetero": version("hyperhetero")}
+    except PackageNotFoundError:  # it is on PYTHONPATH
+        return {"hyperhetero": "not installed"}
 
 
 def own_torch() -> Terms:

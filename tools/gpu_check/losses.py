@@ -1,0 +1,25 @@
+"""Step 3: a small Llama's losses on the GPU, against the CPU's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gpu_check.part import Found, Part
+from gpu_check.processes import run
+
+STEPS = 60
+
+
+def found(part: Part, folder: Path) -> Found:
+    said = run(
+        "ditorch_align", "run", "--chips", part.align_name, "--reference", "cpu", "--steps", STEPS,
+        "--tools", "", "--output", folder / "align", "--json",
+        environment={},
+        may_end_with=(0, 1),
+    )  # fmt: skip
+    (of_chip,) = json.loads(said)["rows"]
+    return Found(
+        [{**of_chip, "name": "losses: mean relative error against the CPU's", "peer_name": None}],
+        [],
+    )

@@ -1,0 +1,196 @@
+"""One of two processes that send each other tensors of one GPU, or copy them there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from dicomm.bench.ranks import Step, perform
+from dicomm.bench.timing import DEADLINE_S, Order, Timing
+
+DICOMM, GLOO, COPY = "dicomm", "Gloo and copies to the host", "a copy on the device"
+GROUPS = (DICOMM, GLOO, COPY)
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """name: of GROUPS. folder: where a group meets. environment: what chooses the chip."""
+
+    name: str
+    folder: str
+    environment: dict[str, str]
+
+    @property
+    def world_size(self) -> int:
+        return 1 if self.name == COPY else 2
+
+    def join(self, rank: int) -> Rank:
+        os.environ.update(self.environment)
+        import torch
+
+        import ditorch
+
+        torch.set_num_threads(1)
+        if self.name == COPY:
+            return Copying()
+        kind = Direct if self.name == DICOMM else ThroughHost
+        return kind(rank, _joined(self, rank, ditorch.device_clock()))
+
+
+def _joined(setup: RankSetup, rank: int, clock: tuple[str, int, int] | None) -> int:
+    """Joins the group; returns the peer."""
+    import torch.distributed as dist
+
+    backend = "gloo"
+    if setup.name == DICOMM:
+        import dicomm.distributed
+
+        backend = "dicomm"
+        if clock:  # of an emulated chip
+            dicomm.distributed.set_device_clock(*clock)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        backend,
+        rank=rank,
+        world_size=2,
+        init_method=f"file://{setup.folder}/{backend}",
+        timeout=timedelta(seconds=DEADLINE_S),
+    )
+    return 1 - rank
+
+
+class Rank:
+    """What all of them share: tensors on the GPU, and steps that end when it has them."""
+
+    parts: Mapping[str, int] = {"latency": 2, "uni": 1}  # by which a step's time is divided
+
+    def prepare(self, order: Order) -> Callable[[Order], Timing]:
+        step = self.step(order)
+
+        def whole() -> None:
+            import torch
+
+            step()
+            torch.accelerator.synchronize()
+
+        whole()  # connects, and touches the memory
+        return partial(perform, whole, self.parts[order.kind])
+
+    def step(self, order: Order) -> Step:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Leaves the group, if there is one."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @staticmethod
+    def tensor(size_bytes: int) -> Any:
+        import torch
+
+        return torch.ones(size_bytes, dtype=torch.uint8, device="device")
+
+
+class Copying(Rank):
+    """What no message can be faster than."""
+
+    parts: Mapping[str, int] = {"latency": 1, "uni": 1}
+
+    def step(self, order: Order) -> Step:
+        source, target = self.tensor(order.bytes), self.tensor(order.bytes)
+
+        def copies() -> None:
+            for _ in range(order.window):
+                target.copy_(source)
+
+        return copies
+
+
+class Sending(Rank):
+    """A message each way, or a window of messages to rank 1 and a byte back."""
+
+    def __init__(self, rank: int, peer: int) -> None:
+        self.rank, self.peer = rank, peer
+
+    def step(self, order: Order) -> Step:
+        if order.kind == "latency":
+            out, into = self.tensor(order.bytes), self.tensor(order.bytes)
+            send, receive = self.sends(out, 1), self.receives(into, 1)
+            first, second = (send, receive) if self.rank == 0 else (receive, send)
+        else:
+            data, answer = self.tensor(order.bytes), self.tensor(1)
+            if self.rank == 0:
+                first, second = self.sends(data, order.window), self.receives(answer, 1)
+            else:
+                first, second = self.receives(data, order.window), self.sends(answer, 1)
+
+        def step() -> None:
+            first()
+            second()
+
+        return step
+
+    def sends(self, tensor: Any, window: int) -> Step:
+        raise NotImplementedError
+
+    def receives(self, tensor: Any, window: int) -> Step:
+        raise NotImplementedError
+
+
+class Direct(Sending):
+    """dicomm takes the GPU's tensors as they are."""
+
+    def sends(self, tensor: Any, window: int) -> Step:
+        import torch.distributed as dist
+
+        return partial(_all, partial(dist.isend, tensor, self.peer), window)
+
+    def receives(self, tensor: Any, window: int) -> Step:
+        import torch.distributed as dist
+
+        return partial(_all, partial(dist.irecv, tensor, self.peer), window)
+
+
+class ThroughHost(Sending):
+    """Gloo sends pinned memory of the host, to and from which the GPU's tensors are copied."""
+
+    def sends(self, tensor: Any, window: int) -> Step:
+        import torch.distributed as dist
+
+        host = self._pinned(tensor)
+
+        def start() -> Any:
+            host.copy_(tensor)
+            return dist.isend(host, self.peer)
+
+        return partial(_all, start, window)
+
+    def receives(self, tensor: Any, window: int) -> Step:
+        import torch.distributed as dist
+
+        host = self._pinned(tensor)
+
+        def step() -> None:
+            for work in [dist.irecv(host, self.peer) for _ in range(window)]:
+                assert work is not None
+                work.wait()
+                tensor.copy_(host)
+
+        return step
+
+    @staticmethod
+    def _pinned(tensor: Any) -> Any:
+        import torch
+
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+
+def _all(start: Callable[[], Any], window: int) -> None:
+    for work in [start() for _ in range(window)]:
+        work.wait()

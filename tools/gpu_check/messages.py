@@ -1,0 +1,57 @@
+"""Step 4: messages between two processes on one GPU."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from evidence import Row, row
+
+from dicomm.bench.rounds import Results, compete
+from dicomm.bench.team import Team
+from dicomm.bench.timing import window_of
+from gpu_check.message_ranks import GROUPS, RankSetup
+from gpu_check.part import Found, Part
+from gpu_check.processes import StepError
+
+SIZES = {"8 B": 8, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
+REPEATS, ROUND_S = 5, 0.05
+DICOMM, GLOO, COPY = GROUPS
+
+
+def found(part: Part, folder: Path) -> Found:
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as place:
+        entries = [
+            (name, partial(Team, name, RankSetup(name, place, dict(part.environment))))
+            for name in GROUPS
+        ]
+        cases = [(kind, size) for size in SIZES.values() for kind in ("latency", "uni")]
+        results = compete(entries, cases, REPEATS, ROUND_S)
+    for name, why in results.missing.items():
+        raise StepError(f"{name}: {why}")
+    notes = [f"messages: {results.quiet.sentence}"] if results.quiet else []
+    return Found(
+        [each for name, size in SIZES.items() for each in _rows(results, name, size)], notes
+    )
+
+
+def _rows(results: Results, name: str, size: int) -> list[Row]:
+    def us(contestant: str, kind: str) -> float:
+        return results.timings[contestant, (kind, size)].p50_us
+
+    def gb_s(contestant: str) -> float:
+        return window_of(size) * size / us(contestant, "uni") / 1e3
+
+    latency = f"dicomm, {name}: latency"
+    bandwidth = f"dicomm, {name}: bandwidth"
+    rows = []
+    for peer in (GLOO, COPY):
+        rows.append(
+            row(latency, "us", us(DICOMM, "latency"), peer=us(peer, "latency"), peer_name=peer)
+        )
+    for peer in (GLOO, COPY):
+        rows.append(
+            row(bandwidth, "GB/s", gb_s(DICOMM), peer=gb_s(peer), peer_name=peer, better="higher")
+        )
+    return rows
