@@ -71,14 +71,23 @@ struct IndexedWalks {
   IndexedWalk all;     // every dimension
   IndexedWalk places;  // those along which the index changes, or the table stands still
   IndexedWalk row;     // the others: what lies behind one place, all of it apart in the table
+  // Places that may name one element lie in one group of so many: the dimensions along which the
+  // table stands still come last.
+  int64_t group = 1;
 };
 
 std::optional<IndexedWalks> walks_of(const ditorch_indexed& call) {
   IndexedWalks walks;
   bool fits = true;
   for (int32_t d = 0; d < call.dimensions; ++d) {
-    const bool is_row = call.index.strides[d] == 0 && call.table.strides[d] != 0;
-    fits &= walks.all.add(call, d) && (is_row ? walks.row : walks.places).add(call, d);
+    fits &= walks.all.add(call, d);
+    if (call.table.strides[d] == 0) continue;
+    fits &= (call.index.strides[d] == 0 ? walks.row : walks.places).add(call, d);
+  }
+  for (int32_t d = 0; d < call.dimensions; ++d) {
+    if (call.table.strides[d] != 0) continue;
+    fits &= walks.places.add(call, d);
+    walks.group *= call.sizes[d];
   }
   if (!fits) return std::nullopt;
   for (IndexedWalk* walk : {&walks.all, &walks.places, &walks.row}) walk->finish();
@@ -156,7 +165,7 @@ ditorch_status scatter_add(const ditorch_context* context, const ditorch_indexed
     const auto walks = walks_of(*call);
     const std::string data = name_of(device, call->dense.dtype);
     if (!is_known(*call) || data.empty() || !walks ||
-        walks->places.places() > std::numeric_limits<cl_uint>::max()) {
+        walks->group > std::numeric_limits<cl_uint>::max()) {
       return DITORCH_NOT_IMPLEMENTED;
     }
     const IndexedWalk& row = walks->row;
@@ -167,7 +176,8 @@ ditorch_status scatter_add(const ditorch_context* context, const ditorch_indexed
     Submission submission(device.streams->of(context->stream));
     if (has_faults(submission, *call, walks->places, options)) return DITORCH_NOT_IMPLEMENTED;
 
-    Rows rows{nullptr, DITORCH_INT64, 1, places, places, false};
+    const cl_long group = walks->group;
+    Rows rows{nullptr, DITORCH_INT64, places / group, group, group, false};
     auto* targets = static_cast<cl_long*>(submission.scratch(
         static_cast<size_t>(places) * 2 * sizeof(cl_long) + bytes_of_order(rows)));
     auto* sources = targets + places;
@@ -180,7 +190,7 @@ ditorch_status scatter_add(const ditorch_context* context, const ditorch_indexed
         device.programs->kernel("indexed", options, "add_rows"),
         {count_of(row.last_size(), vector_width(device, call->dense.dtype)),
          static_cast<size_t>(row.places(row.dimensions - 1)), count_of(places, positions)},
-        call->dense.data, call->table.data, targets, sources, order, places, row);
+        call->dense.data, call->table.data, targets, sources, order, places, group, row);
     return DITORCH_OK;
   });
 }

@@ -125,12 +125,16 @@ static inline void store_row(global storage* to, long step, long left, vector va
   }
 }
 
-// `order` are the places by target, so that the rows of one target are neighbours, in the order in
-// which they come. One item adds up a vector of every target that begins among its positions: each
-// element is written once, by one item, and the sum is the same in every run, as it would not be of
-// atomic additions.
+// Places come in groups of `length`, in each of which `order` has them by target.
+static inline long place_at(global const uint* order, long position, long length) {
+  return position - position % length + order[position];
+}
+
+// Rows of one target are neighbours, in the order in which they come. One item adds up a vector of
+// every target that begins among its positions: each element is written once, by one item, and the
+// sum is the same in every run, as it would not be of atomic additions.
 kernel void add_rows(global const storage* dense, global storage* table, global const long* targets,
-                     global const long* sources, global const uint* order, long places,
+                     global const long* sources, global const uint* order, long places, long length,
                      const walk row) {
   const long last = row.dimensions - 1, i = get_global_id(0) * (long)WIDTH;
   const long left = row.sizes[last] - i;
@@ -139,14 +143,16 @@ kernel void add_rows(global const storage* dense, global storage* table, global 
   dense += at.dense + i * row.dense[last], table += at.table + i * row.table[last];
   const long first = get_global_id(2) * (long)POSITIONS, end = min(first + POSITIONS, places);
   for (long position = first; position < end; ++position) {
-    const long target = targets[order[position]];
-    if (target < 0 || (position > 0 && targets[order[position - 1]] == target)) continue;
+    const long target = targets[place_at(order, position, length)];
+    if (target < 0) continue;
+    if (position > 0 && targets[place_at(order, position - 1, length)] == target) continue;
     vector sum = (vector)0;
-    for (long next = position; next < places && targets[order[next]] == target;) {
+    for (long next = position, more = 1; more;) {
       vector of_run = (vector)0;
-      const long end_of_run = min(next + RUN_OF_SUM, places);
-      for (; next < end_of_run && targets[order[next]] == target; ++next) {
-        of_run += load_row(dense + sources[order[next]], row.dense[last], left);
+      for (long of_this = 0; more && of_this < RUN_OF_SUM; ++of_this) {
+        const long place = place_at(order, next++, length);
+        of_run += load_row(dense + sources[place], row.dense[last], left);
+        more = next < places && targets[place_at(order, next, length)] == target;
       }
       sum += of_run;
     }
