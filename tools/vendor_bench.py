@@ -217,13 +217,16 @@ def operators(opencl: Contestant | None, rounds: int) -> tuple[list[Row], Quiet]
 def _rows_of(
     what: str, vendor: str, ours: list[Times], peers: list[Times] | None = None
 ) -> Iterator[Row]:
+    """A row for each operator; peers: the same by the first ABI, than which none may be slower."""
     for name in ours[0]:
+        peer = peers and 1e6 * statistics.median(each[name] for each in peers)
         yield row_over_rounds(
             f"{vendor}: {what}: {name}",
             "us",
             [1e6 * each[name] for each in ours],
-            peer=peers and 1e6 * statistics.median(each[name] for each in peers),
+            peer=peer,
             peer_name=FIRST_ABI if peers else None,
+            bar=peer,
         )
 
 
