@@ -72,7 +72,7 @@ INLINE void floating_unary(int32_t opcode, T* out, const T* x, int64_t count) {
     case DITORCH_RECIPROCAL:
       return each(out, x, count, [](T v) { return T(1) / v; });
     case DITORCH_EXP:
-      return each(out, x, count, [](T v) { return std::exp(v); });
+      return exp(out, x, count);
     case DITORCH_LOG:
       return each(out, x, count, [](T v) { return std::log(v); });
     case DITORCH_SIN:
@@ -82,7 +82,7 @@ INLINE void floating_unary(int32_t opcode, T* out, const T* x, int64_t count) {
     case DITORCH_TANH:
       return each(out, x, count, [](T v) { return std::tanh(v); });
     case DITORCH_ERF:
-      return each(out, x, count, [](T v) { return std::erf(v); });
+      return erf(out, x, count);
     case DITORCH_SIGMOID:
       return sigmoid(out, x, count);
     case DITORCH_FLOOR:

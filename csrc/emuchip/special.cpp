@@ -26,17 +26,18 @@ inline float exp_reduced(float x, Polynomial exp_of_rest) {
   return x < kSmallest ? 0.0f : result;
 }
 
-inline float exp_exact(float x) {
-  return exp_reduced(x, [](float r) {
-    const float tail = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r +
-                         4.1665795894e-2f) *
-                            r +
-                        1.6666665459e-1f) *
-                           r +
-                       5.0000001201e-1f;
-    return tail * (r * r) + r + 1.0f;
-  });
+// exp(r) for |r| <= ln(2)/2.
+inline float exp_of_rest(float r) {
+  const float tail =
+      ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) *
+           r +
+       1.6666665459e-1f) *
+          r +
+      5.0000001201e-1f;
+  return tail * (r * r) + r + 1.0f;
 }
+
+inline float exp_exact(float x) { return exp_reduced(x, exp_of_rest); }
 
 // Least maximum of the relative error, 2.6e-6, for degree 4.
 inline float exp_fast(float x) {
@@ -44,6 +45,58 @@ inline float exp_fast(float x) {
     return (((0.0414586089f * r + 0.167909081f) * r + 0.500043587f) * r + 0.999963404f) * r +
            0.999999261f;
   });
+}
+
+// Of any argument: the power of two in two factors, of which each has room, however large or small
+// the result is.
+inline float exp_anywhere(float x) {
+  constexpr float kSmallest = -104.0f, kLargest = 89.0f;  // beyond, it is 0 and infinity
+  constexpr float kLog2E = 1.44269504f;
+  constexpr float kLn2High = 0.693359375f;
+  constexpr float kLn2Low = -2.12194440e-4f;
+  constexpr float kRound = 12582912.0f;
+  const float above = x < kSmallest ? kSmallest : x;
+  const float clamped = above > kLargest ? kLargest : above;
+  const float shifted = clamped * kLog2E + kRound;
+  const float n = shifted - kRound;
+  const float rest = (clamped - n * kLn2High) - n * kLn2Low;
+  const int32_t exponent = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound);
+  const int32_t half = exponent >> 1;
+  const float first = std::bit_cast<float>((half + 127) << 23);
+  const float second = std::bit_cast<float>((exponent - half + 127) << 23);
+  return exp_of_rest(rest) * first * second;
+}
+
+template <size_t count>
+inline float polynomial(const float (&coefficients)[count], float x) {
+  float sum = coefficients[count - 1];
+  for (size_t i = count - 1; i-- > 0;) sum = sum * x + coefficients[i];
+  return sum;
+}
+
+// Both polynomials have the least maximum of the relative error: of erf(x) / x - 1 in x^2 up to 1,
+// and of -log(1 - erf(x)) in x from 1 to 4, beyond which erf(x) is 1 in float32.
+inline float erf_anywhere(float x) {
+  constexpr float kNear[] = {0.12837916612625122f,   -0.3761262595653534f,  0.11283600330352783f,
+                             -0.026854444295167923f, 0.005189535208046436f, -0.0008020841050893068f,
+                             7.889119297033176e-05f};
+  constexpr float kFar[] = {
+      -0.000204327967367135f,  1.129660964012146f,      0.6330399513244629f,
+      0.10863853991031647f,    -0.02537320740520954f,   0.0042822156101465225f,
+      -0.0004637385718524456f, 2.5306580937467515e-05f, -2.5073623532989586e-07f};
+  const float size = std::fabs(x);
+  const float near = x + x * polynomial(kNear, x * x);
+  const float clamped = size > 4.0f ? 4.0f : size;
+  const float far = std::copysign(1.0f - exp_anywhere(-polynomial(kFar, clamped)), x);
+  return size < 1.0f ? near : x != x ? x : far;
+}
+
+EMUCHIP_CLONES void exp_anywhere_all(float* out, const float* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = exp_anywhere(values[i]);
+}
+
+EMUCHIP_CLONES void erf_anywhere_all(float* out, const float* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = erf_anywhere(values[i]);
 }
 
 EMUCHIP_CLONES void exp_exact_all(float* values, int64_t count) {
@@ -76,6 +129,18 @@ void exp_nonpositive(double* values, int64_t count, bool fast) {
   for (int64_t i = 0; i < count; ++i) {
     values[i] = fast ? exp_fast(static_cast<float>(values[i])) : std::exp(values[i]);
   }
+}
+
+void exp(float* out, const float* values, int64_t count) { exp_anywhere_all(out, values, count); }
+
+void exp(double* out, const double* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = std::exp(values[i]);
+}
+
+void erf(float* out, const float* values, int64_t count) { erf_anywhere_all(out, values, count); }
+
+void erf(double* out, const double* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = std::erf(values[i]);
 }
 
 float rsqrt(float value, bool fast) { return fast ? rsqrt_fast(value) : 1.0f / std::sqrt(value); }

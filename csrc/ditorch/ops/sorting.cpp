@@ -60,6 +60,7 @@ ditorch_status topk_out(const ditorch_context& context, Arguments arguments, Res
 // The dimensions of `dims`, all where there are none, as one that is the last; the others before it
 // are one, too.
 at::Tensor as_rows(const at::Tensor& self, const std::vector<int64_t>& dims) {
+  if (self.dim() == 0) return self.reshape({1, 1});
   std::vector<bool> is_reduced(self.dim(), dims.empty());
   for (const auto dim : dims) is_reduced.at(from_front(dim, self)) = true;
   std::vector<int64_t> order;

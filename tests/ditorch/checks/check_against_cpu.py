@@ -43,6 +43,9 @@ NOT_COMPARABLE = {
 }
 OWN_KERNELS = ("mm", "mul", "dot", "linear", "softmax", "norm", "sum", "mean", "attention", "loss",
                "einsum", "entropy", "inner", "mv")  # fmt: skip
+# With dropout inside: a chip's own kernel drops other elements than the CPU does.
+DROPPING = {"nn.functional.multi_head_attention_forward",
+            "nn.functional.scaled_dot_product_attention"}  # fmt: skip
 UNINITIALIZED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty",
                  "new_empty_strided"}  # fmt: skip
 
@@ -72,17 +75,19 @@ def gradients(results: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[t
 def compare(op: Any, sample: Any) -> bool:
     """False if the CPU refuses the sample; asserts that the device agrees otherwise."""
     torch.manual_seed(7)
+    before = torch.get_rng_state()
     try:
         expected = tensors(op(sample.input, *sample.args, **sample.kwargs))
     except Exception:
         return False
+    drops = op.name in DROPPING and not torch.equal(before, torch.get_rng_state())
     value, args, kwargs = to_device((sample.input, sample.args, sample.kwargs))
     if "device" in kwargs:
         kwargs["device"] = "device"
     torch.manual_seed(7)
     results = tensors(op(value, *args, **kwargs))
     assert all(r.device == ditorch.device for r in results)
-    if op.name in UNINITIALIZED:
+    if op.name in UNINITIALIZED or (drops and not NEUTRAL):
         return True
     for ours, theirs in zip(results, expected, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, equal_nan=True, **TOLERANCE)

@@ -260,6 +260,7 @@ def test_the_largest(dtype: torch.dtype) -> None:
     check(lambda x: x.amax(-1), x)
     check(lambda x: x.amax((0, 2), keepdim=True), x)
     check(lambda x: x.max(), x)
+    check(lambda x: x[0, 0, 0].amax(-1), x)
     check(lambda x: tuple(x.transpose(0, 1).max(1)), x)
     check(lambda x: tuple(x.max(0, keepdim=True)), x)
     if dtype != torch.bool:
