@@ -17,7 +17,8 @@ from machines import Machine
 ROOT = Path(__file__).parents[2]
 CHIPS = ("gpu:h20:2", "gpu:a100:2", "npu:910b:1")  # of each machine, as Slurm's Gres has them
 COMES_S = 120
-# no munge: all messages are between machines of this one
+# No munge: all messages are between machines of this one. The daemons' sockets are in each machine's
+# own /tmp: their paths have 108 characters at most.
 CONFIGURATION = """\
 ClusterName=lab
 SlurmctldHost=machine-0
@@ -26,7 +27,7 @@ CredType=cred/none
 AuthInfo=cred_expire=5
 SlurmUser=root
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/%n
+SlurmdSpoolDir=/tmp/slurmd
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -74,7 +75,6 @@ class Slurm:
         with (folder / "daemons.txt").open("w") as output:
             there[0].start(["slurmctld", "-D"], self.environment, output)
             for machine in there:
-                (folder / machine.name).mkdir()
                 machine.start(["slurmd", "-D", "-N", machine.name], self.environment, output)
         self.wait_for(lambda: self.say("sinfo", "-h", "-o", "%D %t", "-N").count("idle") == 3)
 
