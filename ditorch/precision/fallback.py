@@ -25,6 +25,8 @@ from ditorch.precision.tensors import (
 )
 from ditorch.precision.tool import Proceed, Tool, new_findings
 
+DROPOUT = "aten.native_dropout.default"
+
 
 class Fallback(Tool):
     """Runs the selected operators on the host, from copies of their inputs.
@@ -34,7 +36,7 @@ class Fallback(Tool):
 
     Random operators draw the chip's own numbers where its generator has the host's form (an
     emulated chip's has), else from a seed drawn on the chip: they follow `torch.manual_seed`, and
-    leave the host's generator as it was.
+    leave the host's generator as it was. Dropout drops the elements that the chip drops.
 
     Args:
         operators: Names, or shell patterns of them, which are required; "*" is every operator but
@@ -79,6 +81,8 @@ class Fallback(Tool):
 
 def run_on_host(call: Call, proceed: Proceed, chip: torch.device) -> Any:
     """The call's result on the chip, computed by the host's kernels."""
+    if call.operator == DROPOUT:
+        return _dropout(call, proceed)
     with _numbers_of(call, chip) as generator:
 
         def for_host(name: str, value: Any) -> Any:
@@ -90,6 +94,14 @@ def run_on_host(call: Call, proceed: Proceed, chip: torch.device) -> Any:
         return run_elsewhere(
             with_arguments(call, for_host), proceed, to_host, lambda result: result.to(chip)
         )
+
+
+def _dropout(call: Call, proceed: Proceed) -> tuple[torch.Tensor, torch.Tensor]:
+    """The host's product with the mask that the chip draws, by numbers that only it has."""
+    found, mask = proceed(call)
+    values, share, trains = call.args
+    factor = 1.0 if trains is False else 0.0 if share == 1 else 1 / (1 - share)
+    return to_host(values).mul(to_host(mask)).mul_(factor).to(found.device), mask
 
 
 def _moves(call: Call, chip: torch.device) -> bool:
