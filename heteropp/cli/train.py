@@ -1,4 +1,4 @@
-"""heteropp-train: trains a model as a plan says, on this machine's chips or under torchrun."""
+"""heteropp-train: trains a model as a plan says, on this machine's chips or by a launcher."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from machines import Machine
 ROOT = Path(__file__).parents[2]
 CHIPS = ("gpu:h20:2", "gpu:a100:2", "npu:910b:1")  # of each machine, as Slurm's Gres has them
 COMES_S = 120
-# No munge: all messages are between machines of this one. The daemons' sockets are in each machine's
-# own /tmp: their paths have 108 characters at most.
+# No munge: all messages are between machines of this one. The daemons' sockets are in a
+# machine's own /tmp, as their paths have to be short.
 CONFIGURATION = """\
 ClusterName=lab
 SlurmctldHost=machine-0
