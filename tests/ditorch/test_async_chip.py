@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+from functools import partial
+from pathlib import Path
 
 import async_chip
 import pytest
-from on_chip import run_checks, run_python
+from on_chip import ROOT, run_checks, run_python
 from test_new_vendor import conformance
+from training_step import STEPS, losses
 
 LONG = pytest.mark.long
 
@@ -61,3 +66,37 @@ def test_checks_on_a_late_chip(seed: int) -> None:
 def test_operators_on_a_late_chip(seed: int) -> None:
     chip = async_chip.environment(seed, kernels=False)
     run_checks(None, "check_against_cpu.py", ONE_OPERATOR_IN="3", **chip)
+
+
+READS = """
+import async_chip
+print(*async_chip.copies_to_host())
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "reads_of_step", "most_bytes"),
+    [
+        ("Llama", 2, 4),  # the loss, and whether the scaled gradients are finite
+        # and which of four experts have tokens, which the model's own loop asks
+        pytest.param("Qwen3Moe", 14, 16, marks=LONG),
+    ],
+)
+def test_the_host_computes_nothing_of_a_training_step_and_reads_little(
+    family: str, reads_of_step: int, most_bytes: int
+) -> None:
+    said: list[str] = []
+
+    def run(code: str) -> subprocess.CompletedProcess[str]:
+        chip = async_chip.environment(delay_us=20)
+        support = str(Path(async_chip.__file__).parent)
+        paths = os.pathsep.join([str(ROOT), support])
+        done = run_python(code + READS, None, **chip, DITORCH_STRICT="1", PYTHONPATH=paths)
+        done.stdout, _, counts = done.stdout.strip().rpartition("\n")
+        said.append(counts)
+        return done
+
+    expected = losses(partial(run_python, chip=None), family, "eager")
+    assert losses(run, family, "eager") == pytest.approx(expected, rel=1e-4)
+    reads, largest = map(int, said[0].split())
+    assert reads == reads_of_step * STEPS and largest <= most_bytes

@@ -16,12 +16,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).parent / "async_chip"
 ABI = ROOT / "csrc" / "ditorch" / "abi"
+SKELETON = ROOT / "tools" / "new_vendor" / "files" / "src"
+KERNELS = [
+    SKELETON / f"{name}.c"
+    for name in (
+        *("elements", "indexed", "map", "matmul", "philox"),
+        *("reduce", "scan", "softmax", "sort", "tensors"),
+    )
+]
 KEPT = ROOT / "build" / "async_chip"
 
 
 @cache
 def library() -> Path:
-    files = sorted([*SOURCE.iterdir(), *ABI.glob("*.h")])
+    files = sorted([*SOURCE.iterdir(), *ABI.glob("*.h"), *SKELETON.glob("*.h"), *KERNELS])
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     made = KEPT / digest / "libasyncchip.so"
     if made.exists():
@@ -29,13 +37,18 @@ def library() -> Path:
     made.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
         fresh = Path(scratch) / made.name
-        subprocess.run(
-            ["g++", "-std=c++20", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-             "-pthread", f"-I{ABI}", *map(str, SOURCE.glob("*.cpp")), "-o", str(fresh)],
-            check=True, timeout=120,
+        common = ["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread", f"-I{ABI}"]
+        _compile("gcc", "-std=c11", *common, "-fvisibility=hidden", "-c", *KERNELS, folder=scratch)
+        _compile(
+            *("g++", "-std=c++20", "-shared", *common, f"-I{SKELETON}", *SOURCE.glob("*.cpp")),
+            *Path(scratch).glob("*.o"), "-o", fresh, folder=scratch,
         )  # fmt: skip
         os.replace(fresh, made)
     return made
+
+
+def _compile(*command: str | Path, folder: str) -> None:
+    subprocess.run(command, cwd=folder, check=True, timeout=120)
 
 
 def environment(seed: int = 1, delay_us: int = 300, kernels: bool = True) -> dict[str, str]:
@@ -53,6 +66,14 @@ def hold(milliseconds: int) -> None:
     It waits until release(), or for so many milliseconds.
     """
     ctypes.CDLL(os.environ["DITORCH_VENDOR_LIBRARY"]).async_chip_hold(milliseconds)
+
+
+def copies_to_host() -> tuple[int, int]:
+    """How many copies this process's chip has made to the host, and the bytes of the largest."""
+    library = ctypes.CDLL(os.environ["DITORCH_VENDOR_LIBRARY"])
+    library.async_chip_copies_to_host.restype = ctypes.c_size_t
+    most_bytes = ctypes.c_size_t()
+    return library.async_chip_copies_to_host(ctypes.byref(most_bytes)), most_bytes.value
 
 
 def release() -> None:

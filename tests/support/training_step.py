@@ -8,6 +8,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
+STEPS = 4  # the last one with dropout
+
 STEP = """
 import sys, torch, ditorch
 import transformers

@@ -2,6 +2,7 @@
 // range, which only the work of streams knows.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -19,6 +20,7 @@ struct Memory {
   std::mutex mutex;
   std::map<std::size_t, std::size_t> held;  // offset -> bytes
   std::size_t used_bytes = 0;
+  std::size_t copies_to_host = 0, most_bytes_to_host = 0;  // of them all, and of the largest
   char* addresses = map(PROT_NONE);
   char* bytes = map(PROT_READ | PROT_WRITE);
 
@@ -37,6 +39,12 @@ struct Memory {
       begin = offset + length;
     }
     return begin;
+  }
+
+  void count_to_host(std::size_t bytes) {
+    std::lock_guard lock(mutex);
+    ++copies_to_host;
+    most_bytes_to_host = std::max(most_bytes_to_host, bytes);
   }
 
   bool holds(const void* pointer) const {
@@ -104,6 +112,7 @@ ditorch_status memory_copy(std::int32_t, ditorch_stream* stream, void* destinati
   void* to = to_chip ? bytes_behind(destination) : destination;
   if (from_chip) {
     const void* from = bytes_behind(source);
+    if (!to_chip) memory().count_to_host(bytes);
     queue_of(stream).submit([=] { std::memcpy(to, from, bytes); });
   } else {  // the host may change the source at once
     const auto* begin = static_cast<const char*>(source);
@@ -114,3 +123,10 @@ ditorch_status memory_copy(std::int32_t, ditorch_stream* stream, void* destinati
 }
 
 }  // namespace async_chip
+
+extern "C" std::size_t async_chip_copies_to_host(std::size_t* most_bytes) {
+  auto& memory = async_chip::memory();
+  std::lock_guard lock(memory.mutex);
+  *most_bytes = memory.most_bytes_to_host;
+  return memory.copies_to_host;
+}

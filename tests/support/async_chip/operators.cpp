@@ -1,102 +1,194 @@
-// A few kernels, so that training has some that run late; the host computes the rest.
-#include <algorithm>
-#include <cmath>
+// The kernels of the skeleton for new vendors (tools/new_vendor), run late: a queue calls them on
+// copies of what they were called with, as that is good during the call alone.
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "chip.h"
+
+extern "C" {
+#include "elements.h"
+#include "kernels.h"
+
+// What the skeleton's kernels ask of their chip.
+void* chip_bytes(const void* device_pointer) { return async_chip::bytes_behind(device_pointer); }
+
+ditorch_status fail(ditorch_status status, const char* format, ...) {
+  char sentence[256];
+  std::va_list values;
+  va_start(values, format);
+  std::vsnprintf(sentence, sizeof sentence, format, values);
+  va_end(values);
+  return async_chip::fail(status, sentence);
+}
+}
 
 namespace async_chip {
 
 namespace {
 
-const ditorch_tensor_accessors* tensors;
-
-ditorch_status set_accessors(const ditorch_tensor_accessors* accessors) {
-  tensors = accessors;
-  return DITORCH_OK;
+template <class T>
+std::vector<T> copied(const T* from, std::int64_t count) {
+  return {from, from + count};
 }
 
-float* elements(const ditorch_tensor* tensor) {
-  return static_cast<float*>(bytes_behind(tensors->data(tensor)));
-}
+const ditorch_tensor_accessors* given;  // of ditorch's own tensors
 
-bool is_float32(std::initializer_list<const ditorch_tensor*> all) {
-  return std::all_of(all.begin(), all.end(), [](const ditorch_tensor* tensor) {
-    return tensors->dtype(tensor) == DITORCH_FLOAT32;
-  });
-}
+struct Tensor {
+  explicit Tensor(const ditorch_tensor* tensor)
+      : data(given->data(tensor)),
+        dtype(given->dtype(tensor)),
+        sizes(copied(given->sizes(tensor), given->dimensions(tensor))),
+        strides(copied(given->strides(tensor), given->dimensions(tensor))) {}
 
-// A float32 tensor of two or three dimensions as a batch of matrices; strides in elements. Read at
-// the call, as the tensor is gone when the work runs.
-struct Matrices {
-  explicit Matrices(const ditorch_tensor* tensor) : data(elements(tensor)) {
-    const int dimensions = tensors->dimensions(tensor);
-    const auto* sizes = tensors->sizes(tensor) + dimensions - 2;
-    const auto* strides = tensors->strides(tensor) + dimensions - 2;
-    if (dimensions == 3) count = sizes[-1], stride = strides[-1];
-    rows = sizes[0], columns = sizes[1];
-    row_stride = strides[0], column_stride = strides[1];
-  }
-  float& at(std::int64_t i, std::int64_t row, std::int64_t column) const {
-    return data[i * stride + row * row_stride + column * column_stride];
+  static const Tensor& of(const ditorch_tensor* handle) {
+    return *reinterpret_cast<const Tensor*>(handle);
   }
 
-  float* data;
-  std::int64_t count = 1, rows, columns, stride = 0, row_stride, column_stride;
+  void* data;
+  ditorch_dtype dtype;
+  std::vector<std::int64_t> sizes, strides;
 };
 
-ditorch_status matmul(const ditorch_context* context, ditorch_tensor* out, const ditorch_tensor* a,
-                      const ditorch_tensor* b) {
-  if (!is_float32({out, a, b})) return DITORCH_NOT_IMPLEMENTED;
-  const Matrices z(out), x(a), y(b);
-  queue_of(context->stream).submit([=] {
-    std::vector<double> sums(static_cast<std::size_t>(z.columns));
-    for (std::int64_t i = 0; i < z.count; ++i)
-      for (std::int64_t row = 0; row < z.rows; ++row) {
-        std::fill(sums.begin(), sums.end(), 0.0);
-        for (std::int64_t k = 0; k < x.columns; ++k)
-          for (std::int64_t column = 0; column < z.columns; ++column)
-            sums[static_cast<std::size_t>(column)] +=
-                static_cast<double>(x.at(i, row, k)) * y.at(i, k, column);
-        for (std::int64_t column = 0; column < z.columns; ++column)
-          z.at(i, row, column) = static_cast<float>(sums[static_cast<std::size_t>(column)]);
-      }
-  });
-  return DITORCH_OK;
+const ditorch_tensor_accessors kOfCopies = {
+    sizeof(ditorch_tensor_accessors),
+    [](const ditorch_tensor* tensor) { return Tensor::of(tensor).data; },
+    [](const ditorch_tensor* tensor) { return Tensor::of(tensor).dtype; },
+    [](const ditorch_tensor* tensor) {
+      return static_cast<std::int32_t>(Tensor::of(tensor).sizes.size());
+    },
+    [](const ditorch_tensor* tensor) { return Tensor::of(tensor).sizes.data(); },
+    [](const ditorch_tensor* tensor) { return Tensor::of(tensor).strides.data(); },
+};
+
+ditorch_status keep_accessors(const ditorch_tensor_accessors* accessors) {
+  given = accessors;
+  return set_accessors(&kOfCopies);
 }
 
-ditorch_status softmax(const ditorch_context* context, ditorch_tensor* out,
-                       const ditorch_tensor* input) {
-  if (!is_float32({out, input})) return DITORCH_NOT_IMPLEMENTED;
-  const int dimensions = tensors->dimensions(input);
-  std::int64_t rows = 1;
-  for (int i = 0; i + 1 < dimensions; ++i) rows *= tensors->sizes(input)[i];
-  const std::int64_t length = tensors->sizes(input)[dimensions - 1];
-  queue_of(context->stream).submit([=, to = elements(out), from = elements(input)] {
-    for (std::int64_t row = 0; row < rows; ++row) {
-      const float* x = from + row * length;
-      float* y = to + row * length;
-      const float largest = *std::max_element(x, x + length);
-      double sum = 0;
-      for (std::int64_t i = 0; i < length; ++i) sum += y[i] = std::exp(x[i] - largest);
-      for (std::int64_t i = 0; i < length; ++i) y[i] = static_cast<float>(y[i] / sum);
+// An argument of a kernel, kept until it runs. What all kernels take is `is_taken`.
+template <class T>
+struct Kept {  // numbers, and descriptors that point to memory of the chip alone
+  using Value = std::remove_const_t<std::remove_pointer_t<T>>;
+
+  explicit Kept(T argument) {
+    if constexpr (std::is_pointer_v<T>) {
+      value = *argument;
+    } else {
+      value = argument;
     }
-  });
-  return DITORCH_OK;
-}
+  }
+  T argument() const {
+    if constexpr (std::is_pointer_v<T>) {
+      return &value;
+    } else {
+      return value;
+    }
+  }
+  bool is_taken() const {
+    if constexpr (std::is_pointer_v<T>) return is_known(value.dtype);
+    return true;
+  }
 
-ditorch_status sum(const ditorch_context* context, ditorch_tensor* out, const ditorch_tensor* input,
-                   std::int64_t outer, std::int64_t reduced, std::int64_t inner) {
-  if (!is_float32({out, input})) return DITORCH_NOT_IMPLEMENTED;
-  queue_of(context->stream).submit([=, to = elements(out), from = elements(input)] {
-    for (std::int64_t i = 0; i < outer; ++i)
-      for (std::int64_t j = 0; j < inner; ++j) {
-        double total = 0;
-        for (std::int64_t k = 0; k < reduced; ++k) total += from[(i * reduced + k) * inner + j];
-        to[i * inner + j] = static_cast<float>(total);
-      }
-  });
-  return DITORCH_OK;
+  Value value;
+};
+
+template <>
+struct Kept<const ditorch_tensor*> {
+  explicit Kept(const ditorch_tensor* argument) : tensor(argument) {}
+  const ditorch_tensor* argument() const {
+    return reinterpret_cast<const ditorch_tensor*>(&tensor);
+  }
+  bool is_taken() const { return tensor.dtype == DITORCH_FLOAT32; }
+
+  Tensor tensor;
+};
+
+template <>
+struct Kept<ditorch_tensor*> : Kept<const ditorch_tensor*> {
+  using Kept<const ditorch_tensor*>::Kept;
+  ditorch_tensor* argument() const {
+    return const_cast<ditorch_tensor*>(Kept<const ditorch_tensor*>::argument());
+  }
+};
+
+template <>
+struct Kept<const ditorch_map*> {
+  explicit Kept(const ditorch_map* call)
+      : map(*call),
+        sizes(copied(call->sizes, call->dimensions)),
+        operands(copied(call->operands, call->operand_count)),
+        instructions(copied(call->instructions, call->instruction_count)) {
+    for (auto& operand : operands) {
+      strides.push_back(copied(operand.strides, call->dimensions));
+      operand.strides = strides.back().data();
+    }
+    map.sizes = sizes.data();
+    map.operands = operands.data();
+    map.instructions = instructions.data();
+  }
+  const ditorch_map* argument() const { return &map; }
+  bool is_taken() const { return true; }
+
+  ditorch_map map;
+  std::vector<std::int64_t> sizes;
+  std::vector<ditorch_operand> operands;
+  std::vector<std::vector<std::int64_t>> strides;
+  std::vector<ditorch_instruction> instructions;
+};
+
+template <>
+struct Kept<const ditorch_map_list*> {
+  explicit Kept(const ditorch_map_list* call)
+      : list(*call),
+        dtypes(copied(call->dtypes, call->operand_count)),
+        strides(copied(call->strides, call->operand_count)),
+        elements(copied(call->elements, call->call_count)),
+        data(copied(call->data, std::int64_t{call->call_count} * call->operand_count)),
+        instructions(copied(call->instructions, call->instruction_count)) {
+    list.dtypes = dtypes.data();
+    list.strides = strides.data();
+    list.elements = elements.data();
+    list.data = data.data();
+    list.instructions = instructions.data();
+  }
+  const ditorch_map_list* argument() const { return &list; }
+  bool is_taken() const { return true; }
+
+  ditorch_map_list list;
+  std::vector<ditorch_dtype> dtypes;
+  std::vector<std::int64_t> strides, elements;
+  std::vector<void*> data;
+  std::vector<ditorch_instruction> instructions;
+};
+
+template <auto kernel>
+struct Late;
+
+template <class... Arguments, ditorch_status (*kernel)(const ditorch_context*, Arguments...)>
+struct Late<kernel> {
+  static ditorch_status entry(const ditorch_context* context, Arguments... arguments) {
+    const auto kept = std::make_shared<const std::tuple<Kept<Arguments>...>>(arguments...);
+    if (!std::apply([](const auto&... one) { return (one.is_taken() && ...); }, *kept)) {
+      return DITORCH_NOT_IMPLEMENTED;
+    }
+    queue_of(context->stream).submit([kept] {
+      const auto run = [](const auto&... one) { return kernel(nullptr, one.argument()...); };
+      if (std::apply(run, *kept) != DITORCH_OK) std::abort();  // it was promised
+    });
+    return DITORCH_OK;
+  }
+};
+
+// Whether an index is good has to be known before anything is written, so the host waits for it.
+template <auto kernel>
+ditorch_status after_a_wait(const ditorch_context* context, const ditorch_indexed* call) {
+  queue_of(context->stream).synchronize();
+  return kernel(context, call);
 }
 
 ditorch_operators table() {
@@ -104,10 +196,21 @@ ditorch_operators table() {
   operators.abi_version = DITORCH_OPERATORS_ABI_VERSION;
   operators.struct_size = sizeof operators;
   if (setting("ASYNC_CHIP_KERNELS", 1) == 0) return operators;
-  operators.set_accessors = set_accessors;
-  operators.matmul = matmul;
-  operators.softmax = softmax;
-  operators.sum = sum;
+  operators.set_accessors = keep_accessors;
+  operators.matmul = Late<matmul>::entry;
+  operators.softmax = Late<softmax>::entry;
+  operators.softmax_backward = Late<softmax_backward>::entry;
+  operators.log_softmax = Late<log_softmax>::entry;
+  operators.log_softmax_backward = Late<log_softmax_backward>::entry;
+  operators.sum = Late<sum>::entry;
+  operators.mean = Late<mean>::entry;
+  operators.map = Late<::map>::entry;
+  operators.map_list = Late<map_list>::entry;
+  operators.gather = after_a_wait<gather>;
+  operators.scatter_add = after_a_wait<scatter_add>;
+  operators.scatter = after_a_wait<scatter>;
+  operators.sort = Late<::sort>::entry;
+  operators.scan = Late<scan>::entry;
   return operators;
 }
 
