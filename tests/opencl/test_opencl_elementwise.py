@@ -6,10 +6,17 @@ import pytest
 from on_opencl import run_checks
 
 SOME = "nan or optimizer or (powers and float32)"
+MORE = "float32 or bits or truth or casts"
 
 
 @pytest.mark.parametrize(
-    "chosen", [SOME, pytest.param("", marks=pytest.mark.long)], ids=["some", "all"]
+    "chosen",
+    [
+        SOME,
+        pytest.param(MORE, marks=pytest.mark.long),
+        pytest.param("", marks=pytest.mark.exhaustive),
+    ],
+    ids=["some", "more", "all"],
 )
 @pytest.mark.timeout(900)
 def test_elementwise_operators_are_the_devices_own(chosen: str) -> None:
