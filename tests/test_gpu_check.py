@@ -67,7 +67,7 @@ def test_a_step_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         perform(Step("builds", 60), part, tmp_path)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_rehearsal_takes_every_step_and_writes_nothing() -> None:
     before = EVIDENCE.read_bytes() if EVIDENCE.exists() else None
