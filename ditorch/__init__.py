@@ -78,7 +78,7 @@ class Chip:
 
     vendor: str
     chip_type: str
-    memory_bytes: int
+    memory_bytes: int | None  # None: the plugin of an adopted device does not say
 
 
 @dataclass(frozen=True)

@@ -171,10 +171,12 @@ def _print(report: dict[str, Any]) -> None:
         return
     chosen = report["chosen"]
     emulated = ", emulated" if chosen["emulated"] else ""
+    total_bytes = chosen["memory_bytes"]
+    memory = f"{total_bytes / 2**30:.1f} GiB" if total_bytes else "memory unknown"
     console.print(f"chosen: {chosen['vendor']}, because {chosen['because']}", markup=False)
     console.print(
         f'"device" is {chosen["device"]}: chip {chosen["chip_type"]} of {chosen["chip_vendor"]}, '
-        f"{chosen['memory_bytes'] / 2**30:.1f} GiB{emulated}; torch {report['torch']}",
+        f"{memory}{emulated}; torch {report['torch']}",
         markup=False,
     )
 

@@ -188,7 +188,9 @@ def _get_device_properties(device: Any = None) -> Any:
 def _total_bytes() -> int:
     if _module is host_module:
         return host_module.mem_get_info()[1]
-    return adopted.memory_bytes(_device)
+    if (total := adopted.memory_bytes(_device)) is None:
+        raise RuntimeError(f"torch.{_device.type} does not say how much memory its chip has")
+    return total
 
 
 def _get_device_capability(device: Any = None) -> tuple[int, int]:

@@ -66,6 +66,21 @@ def test_a_plugin_ditorch_does_not_know_is_adopted_once_imported() -> None:
     assert done.stdout.strip() == "other other:0 other"
 
 
+def test_a_plugin_that_does_not_say_its_memory_is_adopted_all_the_same() -> None:
+    code = (
+        "import runpy, sys, torch, torch_other\n"
+        "del torch.other.get_device_properties\n"
+        "import ditorch\n"
+        "print(ditorch.chip().memory_bytes)\n"
+        "sys.argv = ['ditorch']\n"
+        "runpy.run_module('ditorch', run_name='__main__')\n"
+    )
+    done = run_with_plugins(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("None\n")
+    assert "other:0: chip OTHER (fake) of other, memory unknown; torch" in done.stdout
+
+
 def test_a_broken_plugin_is_warned_about_and_an_error_once_asked_for() -> None:
     without = {"FAKE_PLUGIN_BROKEN": "npu", "FAKE_PLUGIN_WITHOUT_CHIP": "mlu"}
     why = "torch_npu is installed but does not import (ImportError: libchip.so: cannot open"

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from on_opencl import ROOT, environment
+from on_opencl import ROOT, environment, lines
 from plain_llama import train_plainly
 from training_run import session, wait, write_text
 
@@ -109,3 +109,17 @@ def test_a_machine_without_a_driver_is_told_what_to_install(tmp_path: Path) -> N
     assert done.returncode == 1 and "Traceback" not in done.stderr
     said = done.stderr.strip().splitlines()[-1]
     assert "chip OPENCL failed" in said and "pocl-opencl-icd" in said
+
+
+OPENED = """
+import torch
+from heteropp.runtime.ranks.device import open_device
+device = open_device("chip", "unused", "OPENCL").device
+print(device, torch.ones(2, device="device").device)
+"""
+
+
+def test_ranks_of_a_node_have_chips_of_their_own() -> None:
+    two = {"POCL_DEVICES": "basic basic"}
+    found = [lines(OPENED, LOCAL_RANK=rank, **two) for rank in ("0", "1", "2")]
+    assert found == [["ocl:0 ocl:0"], ["ocl:1 ocl:1"], ["ocl:0 ocl:0"]]

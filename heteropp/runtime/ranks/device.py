@@ -84,10 +84,18 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
     ditorch.watch_memory(*dicomm.distributed.device_memory_functions())
     clock = ditorch.device_clock()
     if clock is None:
-        return Chip(ditorch.device, "dicomm", EventClock(ditorch.device))
+        device = _real_chip(ditorch.device.type)
+        return Chip(device, "dicomm", EventClock(device))
     dicomm.distributed.set_device_clock(*clock)
     _, ready_at_ns, _ = clock
     return Chip(ditorch.device, "dicomm", EmulatedClock(ready_at_ns, ditorch.device.index))
+
+
+def _real_chip(device_type: str) -> torch.device:
+    """Makes the chip of this process's LOCAL_RANK its own, where it sees several."""
+    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
+    torch.accelerator.set_device_index(index)
+    return torch.device(device_type, index)
 
 
 def set_links(plan: Plan, cluster: Path, groups: Groups) -> None:
