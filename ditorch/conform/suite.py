@@ -173,7 +173,7 @@ def _jobs(parts: set[str], settings: Settings) -> list[Job]:
 
 
 def _in_turn(jobs: list[Job], within_s: float, seed: int) -> list[Job]:
-    """Of a limited time, the operators that have it are any, not the first in the alphabet."""
+    """Shuffles the operators where time is limited: not the alphabet chooses which have it."""
     if math.isinf(within_s):
         return jobs
     shuffled = random.Random(seed).sample(jobs, len(jobs))

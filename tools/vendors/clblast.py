@@ -29,7 +29,7 @@ class NotThere(Exception):
 
 @dataclass(frozen=True)
 class Parameters:
-    """Of one of CLBlast's kernels, which is the one that multiplies then."""
+    """What one of CLBlast's kernels is compiled with; it is the one that multiplies then."""
 
     kernel: str
     values: tuple[int, ...]
@@ -106,7 +106,7 @@ class Clblast:
         return bool(np.abs(self._out - self._a @ self._b).max() < TOLERANCE)
 
     def _copy(self, function: str) -> None:
-        """Between the result of the device and that of the host."""
+        """Copies between the result of the device and that of the host."""
         status = getattr(self._opencl, function)(
             self._queue, self._buffers[2], c_uint(1), c_size_t(0), c_size_t(self._out.nbytes),
             c_void_p(self._out.ctypes.data), c_uint(0), None, None,

@@ -32,16 +32,8 @@ ditorch_status cat_out(const ditorch_context& context, c10::ArrayRef<c10::IValue
   return first == out.size(dim) ? DITORCH_OK : DITORCH_NOT_IMPLEMENTED;
 }
 
-// out = self, whose first `count` places along a dimension come last.
-ditorch_status turn(const ditorch_context& context, const at::Tensor& self, int64_t dim,
-                    int64_t count, const at::Tensor& out) {
-  const auto rest = self.size(dim) - count;
-  const auto status = map_copy(context, out.narrow(dim, 0, rest), self.narrow(dim, count, rest));
-  if (status != DITORCH_OK || count == 0) return status;
-  return map_copy(context, out.narrow(dim, rest, count), self.narrow(dim, 0, count));
-}
-
-// roll(self, shifts, dims)
+// roll(self, shifts, dims), of one dimension: its last places come before the first ones. The
+// result lies in memory as torch's does, which joins the two parts.
 ditorch_status roll(const ditorch_context& context, c10::ArrayRef<c10::IValue> arguments,
                     std::vector<c10::IValue>& results) {
   const auto& self = arguments[0].toTensor();
@@ -52,11 +44,17 @@ ditorch_status roll(const ditorch_context& context, c10::ArrayRef<c10::IValue> a
   const auto dim = from_front(dims[0], self);
   if (dim < 0 || dim >= self.dim()) return DITORCH_NOT_IMPLEMENTED;
   const auto length = self.size(dim);
-  const auto out = at::empty(self.sizes(), self.options());
+  const auto count = (shifts[0] % length + length) % length;  // that come before the others
+  const auto before = self.narrow(dim, length - count, count);
+  const auto after = self.narrow(dim, 0, length - count);
+  const auto format = after.suggest_memory_format();
+  const bool alike = before.suggest_memory_format() == format;
+  const auto out =
+      at::empty(self.sizes(), self.options(), alike ? format : at::MemoryFormat::Contiguous);
   results = {out};
-  // A shift to the back by s brings the last s places to the front.
-  const auto back = (shifts[0] % length + length) % length;
-  return turn(context, self, dim, back == 0 ? 0 : length - back, out);
+  const auto status = map_copy(context, out.narrow(dim, count, length - count), after);
+  if (status != DITORCH_OK || count == 0) return status;
+  return map_copy(context, out.narrow(dim, 0, count), before);
 }
 
 }  // namespace

@@ -410,8 +410,8 @@ void add_bits(VendorKernels& kernels) {
                   bitwise_kernel({a, b, DITORCH_EQUAL, DITORCH_NOT}, {a, b, DITORCH_BIT_XOR}));
   kernels.emplace("aten::bitwise_not.out",
                   bitwise_kernel({a, DITORCH_NOT}, {-1.0, a, DITORCH_SUBTRACT}));
-  kernels.emplace("aten::__lshift__.Scalar", shift<DITORCH_SHIFT_LEFT, Into::fresh>);
-  kernels.emplace("aten::__rshift__.Scalar", shift<DITORCH_SHIFT_RIGHT, Into::fresh>);
+  kernels.emplace("aten::__lshift__.Scalar", shift<DITORCH_SHIFT_LEFT, Into::like_first>);
+  kernels.emplace("aten::__rshift__.Scalar", shift<DITORCH_SHIFT_RIGHT, Into::like_first>);
   kernels.emplace("aten::__ilshift__.Scalar", shift<DITORCH_SHIFT_LEFT, Into::first_argument>);
   kernels.emplace("aten::__irshift__.Scalar", shift<DITORCH_SHIFT_RIGHT, Into::first_argument>);
   kernels.emplace("aten::bitwise_left_shift.Tensor_out",

@@ -51,6 +51,7 @@ def check(operator: Callable[..., Any], *arguments: Any) -> None:
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert found.stride() == expected.stride()
     if expected.dtype.is_floating_point:
         slack = 8 * torch.finfo(expected.dtype).eps
         torch.testing.assert_close(found.cpu(), expected, rtol=slack, atol=slack, equal_nan=True)
@@ -148,6 +149,7 @@ def test_places_are_turned(dtype: torch.dtype, shift: int) -> None:
     x = drawn(3, 4, dtype=dtype)
     check(lambda x: x.roll(shift, 1), x)
     check(lambda x: x.t().roll(shift, -2), x)
+    check(lambda x: x.expand(2, 5, 3, 4).transpose(1, 2).roll(shift, -1), x)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATING, *INTEGERS[:-1]])

@@ -133,6 +133,10 @@ def test_bits(name: str, dtype: torch.dtype) -> None:
         for _ in range(2)
     )
     check(BITS[name], x, y, dtype)
+    found, expected = (
+        BITS[name](a.t(), b.t()) for a, b in ((x.to("device"), y.to("device")), (x, y))
+    )
+    assert found.stride() == expected.stride()
 
 
 @pytest.mark.parametrize("name", ["and", "or", "xor", "not"])
