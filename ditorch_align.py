@@ -350,7 +350,7 @@ def conform(
         typer.Option(
             min=1,
             max=LONGEST_WAIT_S,
-            help="Begin no operator after so many seconds; which are left out is by --seed.",
+            help="Begin no operator after so many seconds; --seed decides which are left out.",
         ),
     ] = None,
     preload: Annotated[

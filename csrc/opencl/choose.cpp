@@ -112,6 +112,7 @@ std::map<Way, double> measure_all(Submission& submission, const Product& product
     least = std::min(least, own);
   }
   if (least == kNever) throw refused;
+  std::erase_if(times, [](const auto& each) { return each.second == kNever; });
   const double begin = seconds();
   for (int turn = 1; turn < kMostTurns; ++turn) {
     if (turn >= kFewestTurns && seconds() - begin > kSecondsOfTurns) break;

@@ -201,13 +201,17 @@ def _most(device: Device) -> int:
 def _settle(device: Device, held_bytes: int) -> None:
     """Waits for autograd's own thread to let go of what it worked on, so that no more is held.
 
-    What stays held, without a change for a while, is a library's own, such as cuBLAS's workspace.
+    What stays held on a real chip, without a change for a while, is a library's own, such as
+    cuBLAS's workspace.
     """
+    import ditorch
+
     if device.device.type == "cpu":
         return
+    patience_s = SETTLING_S if ditorch.is_emulated() else QUIET_S
     deadline_s = quiet_s = time.monotonic() + SETTLING_S
     before = None
     while (held := _allocated(device)) > held_bytes and time.monotonic() < min(deadline_s, quiet_s):
         if held != before:
-            before, quiet_s = held, time.monotonic() + QUIET_S
+            before, quiet_s = held, time.monotonic() + patience_s
         time.sleep(0.001)

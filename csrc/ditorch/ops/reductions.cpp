@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "ops/formula.h"
+#include "ops/map.h"
 #include "ops/pointwise.h"
 #include "ops/tensors.h"
 
@@ -51,6 +52,10 @@ ditorch_status reduce_out(const ditorch_context& context, Arguments arguments, R
   auto kernel = vendor().operators->*entry;
   const auto& self = arguments[0].toTensor();
   const auto& out = arguments[4].toTensor();
+  if (entry == &ditorch_operators::sum && self.numel() == 0 && vendor_has_map()) {
+    results = {out};
+    return pointwise::compute(context, {0.0}, {}, out);
+  }
   if (!kernel || !are_plain({self, out}) || self.dim() == 0 ||
       self.scalar_type() != out.scalar_type() || !are_contiguous({out}) || out.is_alias_of(self)) {
     return DITORCH_NOT_IMPLEMENTED;

@@ -40,19 +40,22 @@ const at::Tensor& of_handle(const ditorch_tensor* tensor) {
 // out = a @ b for matrices or batches of them.
 ditorch_status product(const ditorch_context& context, const at::Tensor& a, const at::Tensor& b,
                        const at::Tensor& out) {
-  if (out.device().type() == kChip && out.numel() == 0) return DITORCH_OK;
+  auto kernel = vendor().operators->matmul;
+  const auto dims = a.dim();
+  if (dims < 2 || dims > 3 || b.dim() != dims || out.dim() != dims ||
+      a.scalar_type() != b.scalar_type() || a.scalar_type() != out.scalar_type() ||
+      a.size(-1) != b.size(-2) || out.size(-2) != a.size(-2) || out.size(-1) != b.size(-1) ||
+      (dims == 3 && (a.size(0) != b.size(0) || out.size(0) != a.size(0))) ||
+      !is_describable(a, out) || !is_describable(b, out)) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  if (out.numel() == 0) return DITORCH_OK;
   if (a.numel() == 0 && vendor_has_map()) {  // sums of nothing
     return pointwise::compute(context, {0.0}, {}, out);
   }
-  auto kernel = vendor().operators->matmul;
-  const auto dims = a.dim();
-  if (!kernel || !are_plain({a, b, out}) || dims < 2 || b.dim() != dims || out.dim() != dims)
+  if (!kernel || !are_plain({a, b, out}) || out.is_alias_of(a) || out.is_alias_of(b)) {
     return DITORCH_NOT_IMPLEMENTED;
-  if (a.scalar_type() != b.scalar_type() || a.scalar_type() != out.scalar_type() ||
-      a.size(-1) != b.size(-2) || out.size(-2) != a.size(-2) || out.size(-1) != b.size(-1) ||
-      (dims == 3 && (a.size(0) != b.size(0) || out.size(0) != a.size(0))) || dims > 3)
-    return DITORCH_NOT_IMPLEMENTED;
-  if (out.is_alias_of(a) || out.is_alias_of(b)) return DITORCH_NOT_IMPLEMENTED;
+  }
   return kernel(&context, handle(out), handle(a), handle(b));
 }
 

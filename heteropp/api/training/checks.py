@@ -49,7 +49,7 @@ def plan_files(plan: Path | None, buckets: list[Path] | None, documents: int | N
 
 
 def check_runs(plan: Plan, path: Path, launched: bool = True) -> None:
-    """Raises InputError for a plan that this release cannot run, or not on the ranks that are."""
+    """Raises InputError for a plan that this release cannot run, or on another number of ranks."""
     if problem := plan.model.training_problem():
         raise InputError(f"{path}: {problem}")
     world_size = os.environ.get("WORLD_SIZE") if launched else None

@@ -43,15 +43,22 @@ def _take_place(task: Task, path: Path | None, plan: Plan | None) -> bool:
     from heteropp.description.used_chips import used_cluster
 
     cluster = read_cluster(path) if path else None
-    if cluster is None or not all(node.name for node in cluster.nodes):
-        be_rank(task, task.number, task.count, task.first_node)
+    if cluster is None or not any(node.name for node in cluster.nodes):
+        be_rank(task, task.number, task.count, task.local, task.first_node)
         return True
+    if unnamed := [node.chip_name for node in cluster.nodes if not node.name]:
+        raise InputError(
+            f"{path}: nodes of {', '.join(unnamed)} have no name; expected one for each node, as "
+            "others have one, or none at all"
+        )
     member = _member(task, cluster)
     used = used_cluster(plan, cluster) if plan else cluster
     if member not in used.members:
         print(f"chip {member} is idle under this plan", file=sys.stderr)
         return False
-    be_rank(task, used.rank(member), used.world_size, used.node_names[0])
+    node = member.rpartition("/")[0]
+    local = [own for own in used.members if own.rpartition("/")[0] == node].index(member)
+    be_rank(task, used.rank(member), used.world_size, local, used.node_names[0])
     return True
 
 
@@ -68,11 +75,10 @@ def _member(task: Task, cluster: Cluster) -> str:
         raise InputError(
             f"node {task.node} is not in cluster {cluster.name}; expected one of {names}"
         )
-    member = f"{node}/{task.local}"
-    if member not in cluster.members:
-        chips = sum(own.startswith(f"{node}/") for own in cluster.members)
+    slots = cluster.nodes[cluster.node_names.index(node)].slots
+    if task.local >= len(slots):
         raise InputError(
-            f"{task.local + 1} or more processes were started on node {node}, which has {chips} "
-            f"in cluster {cluster.name}; expected one for each chip"
+            f"{task.local + 1} or more processes were started on node {node}, which has "
+            f"{len(slots)} chips in cluster {cluster.name}; expected one for each chip"
         )
-    return member
+    return f"{node}/{slots[task.local]}"

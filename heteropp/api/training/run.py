@@ -199,7 +199,9 @@ class _Start:
         """Opens this rank's chip, if this is a rank; returns the cluster that the plan is for."""
         options = self.options
         if self.launched and options.restarts:
-            raise InputError("--restarts is not for torchrun's ranks; give it --max-restarts")
+            raise InputError(
+                "--restarts is for ranks that heteropp-train starts; torchrun has --max-restarts"
+            )
         check_p2p(options.p2p, options.device)
         check_tracking(options.tracking(), here=not self.launched)
         if options.elastic:  # this process has no chip

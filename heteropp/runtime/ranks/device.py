@@ -92,8 +92,17 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
 
 
 def _real_chip(device_type: str) -> torch.device:
-    """Makes the chip of this process's LOCAL_RANK its own, where it sees several."""
-    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
+    """Makes the chip of this process's LOCAL_RANK its own, where it sees several.
+
+    Raises ValueError where there are not so many.
+    """
+    chips, local_rank = torch.accelerator.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
+    index = local_rank if chips > 1 else 0
+    if index >= chips:
+        raise ValueError(
+            f"LOCAL_RANK is {local_rank} and this process sees {chips} chips; expected one for "
+            "each process of the node, or a process that sees its own alone"
+        )
     torch.accelerator.set_device_index(index)
     return torch.device(device_type, index)
 

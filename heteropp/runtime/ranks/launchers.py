@@ -13,6 +13,7 @@ import zlib
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
+LAST_PORT = 65535
 PORTS = range(20000, 30000)  # below those that operating systems give to whoever asks for any
 
 
@@ -58,11 +59,12 @@ def own_task() -> Task | None:
     return task if task.count > 1 else None
 
 
-def be_rank(task: Task, rank: int, world_size: int, first: str | None) -> None:
+def be_rank(task: Task, rank: int, world_size: int, local_rank: int, first: str | None) -> None:
     """Makes this process a rank as torchrun would.
 
-    first: the node of rank 0, where the job's store will be; MASTER_ADDR and MASTER_PORT, if they
-    are set, are taken instead. Raises LauncherError.
+    local_rank: its number among the ranks of its node. first: the node of rank 0, where the job's
+    store will be; MASTER_ADDR and MASTER_PORT, if they are set, are taken instead. Raises
+    LauncherError.
     """
     if not task.several_nodes:
         first = LOOPBACK
@@ -74,14 +76,16 @@ def be_rank(task: Task, rank: int, world_size: int, first: str | None) -> None:
             "names"
         )
     port = PORTS[zlib.crc32(task.job.encode()) % len(PORTS)]
-    if "MASTER_PORT" in os.environ:
+    if given := os.environ.get("MASTER_PORT"):
         port = _number("MASTER_PORT")
+        if not 1 <= port <= LAST_PORT:
+            raise LauncherError(f"MASTER_PORT is {given!r}; expected from 1 to {LAST_PORT}")
     if rank == 0:
         _check_free(port)
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(world_size),
-        LOCAL_RANK=str(task.local),
+        LOCAL_RANK=str(local_rank),
         GROUP_WORLD_SIZE="2" if task.several_nodes else "1",  # or more: nobody asks how many
         MASTER_ADDR=host,
         MASTER_PORT=str(port),
@@ -95,10 +99,10 @@ def _check_free(port: int) -> None:
     family = socket.AF_INET6 if both else socket.AF_INET
     try:
         socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
-    except (OSError, OverflowError) as error:
-        why = os.strerror(error.errno or 0) if isinstance(error, OSError) else "there is none"
+    except OSError as error:
         raise LauncherError(
-            f"port {port} cannot be the job's store's: {why}; MASTER_PORT may name another"
+            f"port {port} cannot be the job's store's: {os.strerror(error.errno or 0)}; "
+            "MASTER_PORT may name another"
         ) from None
 
 

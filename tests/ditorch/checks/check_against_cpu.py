@@ -94,6 +94,7 @@ def compare(op: Any, sample: Any) -> bool:
     with Dropouts() as dropouts:
         results = tensors(op(value, *args, **kwargs))
     assert all(r.device == ditorch.device for r in results)
+    assert [(r.shape, r.dtype) for r in results] == [(e.shape, e.dtype) for e in expected]
     if op.name in UNINITIALIZED or (dropouts.seen and not NEUTRAL):
         return True
     for ours, theirs in zip(results, expected, strict=True):

@@ -336,6 +336,18 @@ def test_what_has_no_elements_needs_no_kernel() -> None:
     check(lambda x: F.rms_norm(x, (4,)), none)
     check(lambda x: torch.cat((x, x)), none)
     check(lambda w, i: w[i], weight, indices(0, below=4))
+    ditorch.reset_fallback_counts()
+    assert torch.ones(3, 0, device="device").shape == (3, 0)
+    assert ditorch.fallback_counts() == {}
+
+
+def test_what_is_copied_beside_nothing_is_counted() -> None:
+    x, none = drawn(4, 6).to("device"), torch.empty(0, 6, device="device")
+    ditorch.reset_fallback_counts()
+    torch.index_copy(x, 0, indices(0, below=4).to("device"), none)
+    assert ditorch.fallback_counts()
+    with pytest.raises(RuntimeError, match="same dtype"):
+        torch.mm(torch.empty(3, 0, device="device"), torch.empty(0, 2, device="device").double())
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
