@@ -84,10 +84,15 @@ def test_a_chip_that_the_plan_leaves_idle_ends_at_once(tmp_path: Path) -> None:
             SLURM | {"SLURM_LOCALID": "1"},
             "2 or more processes were started on node gpu2, which has 1 in cluster test",
         ),
+        ("gpu1,,gpu3", SLURM, "cluster.toml: nodes of "),
+        (",", SLURM | {"MASTER_PORT": "99999"}, "MASTER_PORT is '99999'; expected from 1 to 65535"),
         (",", OPEN_MPI, "MASTER_ADDR is missing: mpirun does not say which node has the first"),
         (",", SLURM | {"SLURM_STEP_NODELIST": "["}, "the list of nodes is '['; expected names"),
     ],
-    ids=["missing", "no-number", "node", "too-many", "two-on-one", "first", "list"],
+    ids=[
+        *("missing", "no-number", "node", "too-many", "two-on-one"),
+        *("unnamed", "port", "first", "list"),
+    ],
 )
 def test_what_is_unlike_or_incomplete_is_one_sentence(
     tmp_path: Path, names: str, launcher: dict[str, str], said: str

@@ -174,7 +174,6 @@ ditorch_status index_out(const ditorch_context& context, Arguments arguments, Re
   const auto& self = arguments[0].toTensor();
   const auto& out = arguments[2].toTensor();
   results = {out};
-  if (out.numel() == 0) return DITORCH_OK;
   if (!is_describable(self, out) || self.numel() == 0) return DITORCH_NOT_IMPLEMENTED;
   const auto selected = selection(context, self, arguments[1]);
   if (!selected || out.sizes() != selected->sizes) return DITORCH_NOT_IMPLEMENTED;

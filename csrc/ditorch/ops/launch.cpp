@@ -132,18 +132,21 @@ bool run_on_chip(const Operator& op, c10::DeviceIndex device, size_t arguments,
   return true;
 }
 
-// Whether all that an operator writes has no elements or, of one that makes its result itself, the
-// tensor that it is made from: an expert without tokens is no work that the chip lacks a kernel
-// for.
+// Whether all that an operator writes has no elements, and neither has the first tensor that it
+// reads: an expert without tokens is no work that the chip lacks a kernel for.
 bool computes_nothing(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
   std::optional<bool> first_is_empty, nothing_is_written;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!arguments[i].isTensor() || !arguments[i].toTensor().defined()) continue;
     const bool is_empty = arguments[i].toTensor().numel() == 0;
-    if (op.writes[i]) nothing_is_written = nothing_is_written.value_or(true) && is_empty;
-    if (!first_is_empty) first_is_empty = is_empty;
+    if (op.writes[i]) {
+      nothing_is_written = nothing_is_written.value_or(true) && is_empty;
+    } else if (!first_is_empty) {
+      first_is_empty = is_empty;
+    }
   }
-  return nothing_is_written.value_or(first_is_empty.value_or(false));
+  return nothing_is_written.value_or(true) &&
+         first_is_empty.value_or(nothing_is_written.has_value());
 }
 
 }  // namespace

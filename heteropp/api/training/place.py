@@ -79,6 +79,6 @@ def _member(task: Task, cluster: Cluster) -> str:
     if task.local >= len(slots):
         raise InputError(
             f"{task.local + 1} or more processes were started on node {node}, which has "
-            f"{len(slots)} chips in cluster {cluster.name}; expected one for each chip"
+            f"{len(slots)} in cluster {cluster.name}; expected one for each chip"
         )
     return f"{node}/{slots[task.local]}"
