@@ -8,21 +8,31 @@
 namespace emuchip {
 namespace {
 
-// exp(x) = 2^n * exp(r) with |r| <= ln(2)/2; exp(r) by a polynomial.
-template <class Polynomial>
-inline float exp_reduced(float x, Polynomial exp_of_rest) {
+// x = exponent * ln(2) + rest with |rest| <= ln(2)/2, so that exp(x) = 2^exponent * exp(rest).
+struct Reduced {
+  int32_t exponent;
+  float rest;
+};
+
+inline Reduced reduced(float x) {
   constexpr float kLog2E = 1.44269504f;
   constexpr float kLn2High = 0.693359375f;  // few bits, so that n * kLn2High is exact
   constexpr float kLn2Low = -2.12194440e-4f;
-  constexpr float kRound = 12582912.0f;    // 1.5 * 2^23: adding it rounds to an integer
-  constexpr float kSmallest = -87.33654f;  // below, the result would be subnormal
-  const float clamped = x < kSmallest ? kSmallest : x;
-  const float shifted = clamped * kLog2E + kRound;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const float shifted = x * kLog2E + kRound;
   const float n = shifted - kRound;
-  const float rest = (clamped - n * kLn2High) - n * kLn2Low;
-  const int32_t exponent = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound);
-  const float power = std::bit_cast<float>((exponent + 127) << 23);
-  const float result = exp_of_rest(rest) * power;
+  const float rest = (x - n * kLn2High) - n * kLn2Low;
+  return {std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound), rest};
+}
+
+inline float power_of_two(int32_t exponent) { return std::bit_cast<float>((exponent + 127) << 23); }
+
+// exp(x) of at most 0, where exp(rest) is a polynomial.
+template <class Polynomial>
+inline float exp_reduced(float x, Polynomial exp_of_rest) {
+  constexpr float kSmallest = -87.33654f;  // below, the result would be subnormal
+  const Reduced parts = reduced(x < kSmallest ? kSmallest : x);
+  const float result = exp_of_rest(parts.rest) * power_of_two(parts.exponent);
   return x < kSmallest ? 0.0f : result;
 }
 
@@ -51,20 +61,10 @@ inline float exp_fast(float x) {
 // the result is.
 inline float exp_anywhere(float x) {
   constexpr float kSmallest = -104.0f, kLargest = 89.0f;  // beyond, it is 0 and infinity
-  constexpr float kLog2E = 1.44269504f;
-  constexpr float kLn2High = 0.693359375f;
-  constexpr float kLn2Low = -2.12194440e-4f;
-  constexpr float kRound = 12582912.0f;
   const float above = x < kSmallest ? kSmallest : x;
-  const float clamped = above > kLargest ? kLargest : above;
-  const float shifted = clamped * kLog2E + kRound;
-  const float n = shifted - kRound;
-  const float rest = (clamped - n * kLn2High) - n * kLn2Low;
-  const int32_t exponent = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound);
-  const int32_t half = exponent >> 1;
-  const float first = std::bit_cast<float>((half + 127) << 23);
-  const float second = std::bit_cast<float>((exponent - half + 127) << 23);
-  return exp_of_rest(rest) * first * second;
+  const Reduced parts = reduced(above > kLargest ? kLargest : above);
+  const int32_t half = parts.exponent >> 1;
+  return exp_of_rest(parts.rest) * power_of_two(half) * power_of_two(parts.exponent - half);
 }
 
 template <size_t count>

@@ -11,13 +11,12 @@ from evidence import Row, row
 from dicomm.bench.rounds import Results, compete
 from dicomm.bench.team import Team
 from dicomm.bench.timing import window_of
-from gpu_check.message_ranks import GROUPS, RankSetup
+from gpu_check.message_ranks import COPY, DICOMM, GLOO, GROUPS, RankSetup
 from gpu_check.part import Found, Part
 from gpu_check.processes import StepError
 
 SIZES = {"8 B": 8, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
 REPEATS, ROUND_S = 5, 0.05
-DICOMM, GLOO, COPY = GROUPS
 
 
 def found(part: Part, folder: Path) -> Found:

@@ -59,13 +59,9 @@ ditorch_status native_dropout(const ditorch_context& context, c10::ArrayRef<c10:
 }  // namespace
 
 bool vendor_has() {
-  static const bool has = [] {
-    if (!vendor_has_map()) return false;
-    const auto mask = at::empty({1}, at::TensorOptions(chip_device(0)).dtype(c10::kBool));
-    const ditorch_context context{sizeof(context), 0, nullptr};
-    return draw_mask(context, /*key=*/0, /*kept_share=*/1, mask) == DITORCH_OK;
-  }();
-  return has;
+  Program program;
+  program.random(/*key=*/0);
+  return vendor_runs(std::move(program));
 }
 
 VendorKernels all_kernels() { return {{"aten::native_dropout", native_dropout}}; }

@@ -173,7 +173,6 @@ std::optional<Selection> selection(const ditorch_context& context, const at::Ten
 ditorch_status index_out(const ditorch_context& context, Arguments arguments, Results& results) {
   const auto& self = arguments[0].toTensor();
   const auto& out = arguments[2].toTensor();
-  results = {out};
   if (!is_describable(self, out) || self.numel() == 0) return DITORCH_NOT_IMPLEMENTED;
   const auto selected = selection(context, self, arguments[1]);
   if (!selected || out.sizes() != selected->sizes) return DITORCH_NOT_IMPLEMENTED;
@@ -182,6 +181,7 @@ ditorch_status index_out(const ditorch_context& context, Arguments arguments, Re
   const auto rows = selected->rows(found);
   const auto index = along(selected->index.reshape({-1}), rows, selected->dim);
   const auto status = gather(context, rows, index, self, selected->dim);
+  results = {out};
   if (status != DITORCH_OK || found.is_same(out)) return status;
   return map_copy(context, out, found);
 }

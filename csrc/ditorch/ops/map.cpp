@@ -41,16 +41,20 @@ std::optional<ditorch_dtype> compute_dtype_of(c10::ScalarType common) {
   return std::nullopt;
 }
 
+bool vendor_runs(Program program) {
+  if (!vendor().operators || !vendor().operators->map) return false;
+  const auto tensor = at::empty({1}, at::TensorOptions(chip_device(0)).dtype(c10::kFloat));
+  const ditorch_context context{sizeof(context), 0, nullptr};
+  Operands operands(tensor);
+  program.store(operands.add_written());
+  return operands.run(context, DITORCH_FLOAT32, program) == DITORCH_OK;
+}
+
 bool vendor_has_map() {
   static const bool has = [] {
-    if (!vendor().operators || !vendor().operators->map) return false;
-    const auto tensor = at::empty({1}, at::TensorOptions(chip_device(0)).dtype(c10::kFloat));
-    const ditorch_context context{sizeof(context), 0, nullptr};
     Program program;
     program.constant(0, 0);
-    Operands operands(tensor);
-    program.store(operands.add_written());
-    return operands.run(context, DITORCH_FLOAT32, program) == DITORCH_OK;
+    return vendor_runs(std::move(program));
   }();
   return has;
 }

@@ -15,10 +15,6 @@ std::optional<ditorch_dtype> compute_dtype_of(c10::ScalarType common);
 // Whether no two elements share memory, as far as strides tell at once; gaps do no harm.
 bool has_elements_apart(const at::Tensor& tensor);
 
-// Whether the chip at hand computes elementwise programs: asked with one element, as only the call
-// can tell. Where it does not, structured operators go to the host in one piece.
-bool vendor_has_map();
-
 // The instructions of a program.
 class Program {
  public:
@@ -36,6 +32,14 @@ class Program {
  private:
   c10::SmallVector<ditorch_instruction, 16> steps_;
 };
+
+// Whether the chip at hand runs a program that leaves one float32 on the stack: asked with one
+// element, as only the call can tell.
+bool vendor_runs(Program program);
+
+// Whether it computes elementwise programs at all. Where it does not, structured operators go to
+// the host in one piece.
+bool vendor_has_map();
 
 // The operands of a program over tensors that broadcast to the shape of what is written.
 class Operands {
