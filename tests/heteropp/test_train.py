@@ -270,7 +270,7 @@ def test_too_little_shared_memory_is_said_before_anything_starts(tmp_path: Path)
 def test_torchrun_alone_counts_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("DITORCH_CHIP", "")  # which a rank sets, and monkeypatch puts back
-    assert "give it --max-restarts" in refusal(tmp_path, PLAN, "--restarts", "1")
+    assert "torchrun has --max-restarts" in refusal(tmp_path, PLAN, "--restarts", "1")
 
 
 def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
