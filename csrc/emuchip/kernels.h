@@ -61,4 +61,9 @@ ditorch_status sort(const ditorch_context* context, const ditorch_sort* call);
 // scan.cpp
 ditorch_status scan(const ditorch_context* context, const ditorch_scan* call);
 
+// attention.cpp
+ditorch_status attention(const ditorch_context* context, const ditorch_attention* call);
+ditorch_status attention_backward(const ditorch_context* context,
+                                  const ditorch_attention_backward* call);
+
 }  // namespace emuchip

@@ -39,6 +39,8 @@ constexpr ditorch_operators kOperators = {
     .scatter = scatter,
     .sort = sort,
     .scan = scan,
+    .attention = attention,
+    .attention_backward = attention_backward,
 };
 
 }  // namespace

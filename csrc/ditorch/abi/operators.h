@@ -217,6 +217,43 @@ typedef struct ditorch_scan {
   void* out;
 } ditorch_scan;
 
+/* --- attention ---------------------------------------------------------------------------------
+ */
+
+/* Scaled dot-product attention that keeps no scores (FlashAttention, Dao et al. 2022): memory grows
+ * with the length of a sequence, not with its square. Of one head, where query q sees keys 0 to q
+ * if `causal` and all keys otherwise:
+ *
+ *   scores[q, k] = scale * query[q] . key[k] + bias[q, k]
+ *   out[q] = sum over k of exp(scores[q, k] - log_sum_exp[q]) * value[k]
+ *   log_sum_exp[q] = log(sum over k of exp(scores[q, k]))
+ *
+ * A query that sees no key has the output 0. query and out are [batch, heads, queries, ..], key and
+ * value [batch, kv_heads, keys, ..]; kv_heads divides heads, and heads next to each other share a
+ * kv head. Rows of query and key have `size` elements, those of value and out `value_size`. `bias`
+ * is [batch, heads, queries, keys]; its data is NULL where there is none. All are of the floating
+ * dtype `dtype`, with four strides each; log_sum_exp is contiguous, [batch, heads, queries], and
+ * FLOAT32, or FLOAT64 where `dtype` is. No size is zero, and outputs overlap nothing. */
+typedef struct ditorch_attention {
+  size_t struct_size;
+  ditorch_dtype dtype;
+  int32_t causal;
+  double scale;
+  int64_t batch, heads, kv_heads, queries, keys, size, value_size;
+  ditorch_operand query, key, value, bias;
+  ditorch_operand out;
+  void* log_sum_exp;
+} ditorch_attention;
+
+/* Its gradients, which are of `dtype` and have four strides each. `forward` is the call whose out
+ * and log_sum_exp are now given. */
+typedef struct ditorch_attention_backward {
+  size_t struct_size;
+  const ditorch_attention* forward;
+  ditorch_operand grad_out;
+  ditorch_operand grad_query, grad_key, grad_value;
+} ditorch_attention_backward;
+
 typedef struct ditorch_operators {
   uint32_t abi_version; /* DITORCH_OPERATORS_ABI_VERSION */
   size_t struct_size;   /* sizeof(ditorch_operators) as the vendor compiled it */
@@ -295,6 +332,11 @@ typedef struct ditorch_operators {
   ditorch_status (*sort)(const ditorch_context* context, const ditorch_sort* call);
   /* cumsum. Any dtype but BOOL. */
   ditorch_status (*scan)(const ditorch_context* context, const ditorch_scan* call);
+
+  /* scaled_dot_product_attention and its gradients: both, or none. */
+  ditorch_status (*attention)(const ditorch_context* context, const ditorch_attention* call);
+  ditorch_status (*attention_backward)(const ditorch_context* context,
+                                       const ditorch_attention_backward* call);
 } ditorch_operators;
 
 /* The library's table, which lives as long as the process, or NULL if it does not speak

@@ -34,6 +34,9 @@ bool is_whole(const c10::OperatorHandle& op) {
   const auto& [name, overload] = op.operator_name();
   if (name.rfind("aten::_foreach_", 0) == 0) return true;
   if (name == "aten::_fused_rms_norm") return vendor_has_rms_norm();
+  if (name.rfind("aten::_scaled_dot_product_fused_attention_overrideable", 0) == 0) {
+    return overload.empty();
+  }
   if (name == "aten::convolution_overrideable") return overload.empty();
   if (name == "aten::convolution_backward_overrideable") return overload.empty();
   if (name == "aten::mode" || name == "aten::conj_physical_") return true;  // CPU's, but composite

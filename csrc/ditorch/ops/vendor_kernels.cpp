@@ -9,6 +9,7 @@
 #include <optional>
 #include <string_view>
 
+#include "ops/attention.h"
 #include "ops/charge.h"
 #include "ops/class_loss.h"
 #include "ops/concatenation.h"
@@ -305,6 +306,7 @@ const VendorKernels& vendor_kernels() {
       found.merge(histogram::all_kernels());
     }
     if (vendor_has_map()) found.merge(sorting::all_kernels());
+    if (attention::vendor_has()) found.merge(attention::all_kernels());
     if (dropout::vendor_has()) found.merge(dropout::all_kernels());
     return found;
   }();
