@@ -145,6 +145,14 @@ def kernel_counts() -> dict[str, int]:
     return _ditorch.kernel_counts()
 
 
+def has_fused_attention() -> bool:
+    """Whether scaled_dot_product_attention keeps no scores on this device.
+
+    Where the chip's vendor has no kernel for it, it is composed of products and a softmax.
+    """
+    return _ditorch.has_attention() if _is_made_here() else True
+
+
 def pacing() -> Pacing | None:
     """The account of emulated time, or None on real hardware."""
     if not _is_made_here():

@@ -20,7 +20,7 @@ from heteropp.runtime.measuring.sent import SentBytes
 from heteropp.runtime.mixed_lengths.batches import MixedBatches
 from heteropp.runtime.mixed_lengths.plans import what_is_learnt
 from heteropp.runtime.mixed_lengths.step import MixedLengths
-from heteropp.runtime.ranks.device import Device, set_links
+from heteropp.runtime.ranks.device import Device, check_attention, set_links
 from heteropp.runtime.ranks.transport import Coordinates, Groups
 from heteropp.runtime.stage_modules import stage_modules
 from heteropp.runtime.step.batches import Batches, check_same_data
@@ -48,9 +48,13 @@ class Trainer:
     def __init__(
         self, run: TrainingRun, device: Device, control: Control, expect: Expect | None = None
     ) -> None:
-        """expect: gives what a step is held against; None: nothing is."""
+        """Raises ModelError for a model that the device does not train.
+
+        expect: gives what a step is held against; None: nothing is.
+        """
         self.run, self.device, self.control = run, device, control
         plan = run.plan
+        check_attention(plan.model, device)
         self.place = Coordinates.of(plan, control.rank)
         self.groups = Groups(self.place)
         if run.cluster is not None:

@@ -154,7 +154,8 @@ class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, traces: list[Trace]) -> Tensor:
         out = torch.empty_like(query)
-        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        sums = query.new_empty(query.shape[:-1], dtype=wide)
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.traces = traces
         name, tensors = "_scaled_dot_product_attention", (query, key, value)

@@ -31,7 +31,7 @@ class HuggingFaceModel(PartedModel):
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     family: Literal["hugging_face"] = "hugging_face"
     config: Config  # the model's config.json
-    attention: Attention = "explicit"  # fused keeps no scores; it is planned, but not trained
+    attention: Attention = "explicit"  # explicit keeps scores in memory; a fused kernel keeps none
     experts: int = 0  # number of experts in a layer that has some; 0: none has
     experts_of_token: int = 0  # number of experts that a token goes to
     mixes_documents: str = ""  # kind of a layer that mixes a sequence's documents; "": none
@@ -69,11 +69,6 @@ class HuggingFaceModel(PartedModel):
 
     def mixed_lengths_problem(self) -> str | None:
         return "the masks of transformers' modules are for sequences of one length"
-
-    def training_problem(self) -> str | None:
-        if self.attention != "explicit":
-            return f"the model's attention is {self.attention}; this release trains explicit"
-        return None
 
     def active_elements(self) -> int:
         experts = sum(

@@ -122,11 +122,6 @@ class LlamaModel(ModelSpec):
             )
         return self.documents_problem()
 
-    def training_problem(self) -> str | None:
-        if self.attention != "explicit":
-            return f"the model's attention is {self.attention}; this release trains explicit"
-        return None
-
     def describe(self) -> str:
         return f"{self.attention} attention, {self.dtype}"
 

@@ -56,7 +56,7 @@ class Attention(nn.Module):
         self.value = ColumnParallelLinear(model.hidden, kv, group, **kind)
         self.output = RowParallelLinear(model.hidden, model.hidden, group, **kind)
 
-    def forward(self, x: Tensor, tables: SharedConstants, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, tables: SharedConstants, mask: Tensor | None) -> Tensor:
         query = tables.rotate(self.query(x).view(-1, self.length, self.heads, self.head_size))
         key = tables.rotate(self.key(x).view(-1, self.length, self.kv_heads, self.head_size))
         value = self.value(x).view(-1, self.length, self.kv_heads, self.head_size)
@@ -66,6 +66,7 @@ class Attention(nn.Module):
                 query, key, value, is_causal=True, enable_gqa=True
             )
             return self.output(mixed.transpose(1, 2).reshape(x.shape[0], -1))
+        assert mask is not None
         pairs = query.shape[0] * self.kv_heads  # (sequence, kv head) pairs
         # the query heads that share a kv head stand below each other in one matrix
         query = query.transpose(1, 2).reshape(pairs, -1, self.head_size)
@@ -105,7 +106,11 @@ class Layer(nn.Module):
         self.attention_dropout, self.mlp_dropout = dropouts
 
     def forward(
-        self, x: Tensor, tables: SharedConstants, mask: Tensor, hashes: tuple[Tensor, Tensor] | None
+        self,
+        x: Tensor,
+        tables: SharedConstants,
+        mask: Tensor | None,
+        hashes: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         mixed = self.attention(copy_to_group(self.attention_norm(x), self.group), tables, mask)
         x = x + self.attention_dropout(mixed, hashes)
@@ -115,7 +120,7 @@ class Layer(nn.Module):
 class SharedConstants(nn.Module):
     """Constants that all layers share: the causal mask and the angles of rotary embedding."""
 
-    mask: Tensor  # [1, 1, length, length]
+    mask: Tensor | None  # [1, 1, length, length]; a fused kernel needs none
     cosine: Tensor  # [length, 1, head size]
     sine: Tensor  # the same, its first half negated
 
@@ -123,12 +128,15 @@ class SharedConstants(nn.Module):
         super().__init__()
         positions = torch.arange(model.sequence_length).double()
         angle = torch.outer(positions, rotary_frequencies(model)).unsqueeze(1)
-        mask = torch.full((model.sequence_length, model.sequence_length), -math.inf).triu(1)
-        for name, table in (
-            ("mask", mask.view(1, 1, *mask.shape)),
-            ("cosine", torch.cat((angle.cos(), angle.cos()), -1)),
-            ("sine", torch.cat((-angle.sin(), angle.sin()), -1)),
-        ):
+        tables = {
+            "cosine": torch.cat((angle.cos(), angle.cos()), -1),
+            "sine": torch.cat((-angle.sin(), angle.sin()), -1),
+        }
+        self.register_buffer("mask", None, persistent=False)
+        if model.attention == "explicit":
+            size = 1, 1, model.sequence_length, model.sequence_length
+            tables["mask"] = torch.full(size, -math.inf).triu(1)
+        for name, table in tables.items():
             self.register_buffer(name, table.to(dtype).to(device), persistent=False)
 
     def mask_between(self, documents: Tensor) -> Tensor:
@@ -137,6 +145,7 @@ class SharedConstants(nn.Module):
         documents: each row's document, [rows]. Positions need no change between documents, as only
         the distance of two tokens counts.
         """
+        assert self.mask is not None, "documents and fused attention are refused before"
         documents = documents.view(-1, 1, self.mask.shape[-1])
         apart = documents.unsqueeze(-1) != documents.unsqueeze(-2)
         return self.mask.masked_fill(apart, -math.inf)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from heteropp.description.plan import Plan
+from heteropp.models.spec import ModelError, ModelSpec
 from heteropp.runtime.measuring.metrics import Clock, EmulatedClock, EventClock, HostClock
 from heteropp.runtime.ranks.host_memory import keep_freed_memory
 from heteropp.runtime.ranks.transport import Groups
@@ -89,6 +90,19 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
     dicomm.distributed.set_device_clock(*clock)
     _, ready_at_ns, _ = clock
     return Chip(ditorch.device, "dicomm", EmulatedClock(ready_at_ns, ditorch.device.index))
+
+
+def check_attention(model: ModelSpec, device: Device) -> None:
+    """Raises ModelError where a model's attention is fused and the chip would keep its scores."""
+    if getattr(model, "attention", "explicit") == "explicit" or device.device.type == "cpu":
+        return
+    import ditorch
+
+    if not ditorch.has_fused_attention():
+        raise ModelError(
+            f"the model's attention is fused, for which chip {ditorch.chip().chip_type} has no kernel; expected "
+            "explicit, or chips that have one"
+        )
 
 
 def _real_chip(device_type: str) -> torch.device:
