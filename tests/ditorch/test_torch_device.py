@@ -54,6 +54,10 @@ def test_elementwise_operators_are_the_chips_own() -> None:
     run_checks("b", "check_elementwise.py", "check_composed.py", "check_indexed.py")
 
 
+def test_attention_is_one_kernel_of_the_chip() -> None:
+    run_checks("c-mini", "check_attention.py")
+
+
 def test_every_launched_operator_is_charged_once(make_chip: Callable[..., Path]) -> None:
     run_checks(make_chip("a", launch_s="1.0", bandwidth_bytes_per_s="1e30"), "check_launches.py")
     run_checks(make_chip("a", launch_s="0.0", bandwidth_bytes_per_s="1e6"), "check_bytes.py")

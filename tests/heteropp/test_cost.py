@@ -422,7 +422,8 @@ def report(model, layers, tp, **options):
     _, update_s = account(update)
     working = max(working, torch.accelerator.max_memory_allocated() - before)
     shape = dict(layers=layers[1] - layers[0], first=first, last=last, tp=tp, **options)
-    changes = dict(dtype=model.dtype, dropout=getattr(model, "dropout", 0))
+    changes = dict(dtype=model.dtype)
+    changes |= {key: getattr(model, key) for key in ("dropout", "attention") if hasattr(model, key)}
     print(json.dumps([changes, shape, forward_s, input_s, weight_s, norm_s, update_s, working]))
 
 """
@@ -437,6 +438,7 @@ for layers in ((0, 1), (1, 2), (1, 3)):
     report(dropping, layers, 2, sequence_parallel=True)
     for tp in (1, 2):
         report(LlamaModel(name="x", **SHAPE), layers, tp, optimizer="muon")
+        report(LlamaModel(name="x", attention="fused", **SHAPE), layers, tp)
 """
 
 
@@ -470,7 +472,7 @@ def test_a_stage_costs_what_the_emulated_chip_charges(dtypes: tuple[str, ...]) -
     """The chip's own account of time and memory, against the trace on meta tensors."""
     shape_ = dict(hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64)
     lines = charged(OF_LLAMAS, *dtypes)
-    assert len(lines) == len(dtypes) * 6 + 12
+    assert len(lines) == len(dtypes) * 6 + 18
     compare(lines, lambda changes: tiny_model(3, **shape_, **changes))
 
 

@@ -115,6 +115,14 @@ def test_rows_that_are_cut_over_ranks(ranks: Ranks, decoders: Decoders, family: 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])  # whose values are narrower than keys
+def test_attention_in_one_kernel(ranks: Ranks, decoders: Decoders, family: str) -> None:
+    found = decoders(family)
+    fused = replace(found.model, attention="fused")
+    compare(ranks, plan_of(fused, (1, 2, 1), (1, 2, 1), (2, 1, 2)), replace(found, model=fused))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
 def test_documents_are_kept_apart_where_rows_are_cut(
     ranks: Ranks, decoders: Decoders, family: str
