@@ -99,8 +99,9 @@ def check_attention(model: ModelSpec, device: Device) -> None:
     import ditorch
 
     if not ditorch.has_fused_attention():
+        chip_type = ditorch.chip().chip_type
         raise ModelError(
-            f"the model's attention is fused, for which chip {ditorch.chip().chip_type} has no kernel; expected "
+            f"the model's attention is fused, for which chip {chip_type} has no kernel; expected "
             "explicit, or chips that have one"
         )
 

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention is one kernel of the chip, and what its definition in float64 says."""
+"""Attention is one kernel of the chip, and gives what its definition in float64 gives."""
 
 from __future__ import annotations
 
