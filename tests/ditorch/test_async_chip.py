@@ -61,6 +61,10 @@ def test_checks_on_a_late_chip(seed: int) -> None:
     run_checks(None, *files, **async_chip.environment(seed, kernels=False))
 
 
+def test_attention_on_a_late_chip() -> None:
+    run_checks(None, "check_attention.py", **async_chip.environment())
+
+
 @LONG
 @pytest.mark.parametrize("seed", [1, 2])
 def test_operators_on_a_late_chip(seed: int) -> None:

@@ -155,7 +155,7 @@ def test_the_host_computes_nothing_of_a_training_step(make_hidden: Callable[[boo
 
 @pytest.mark.long
 def test_the_skeletons_kernels_agree_with_the_cpu(make_hidden: Callable[[bool], Path]) -> None:
-    files = ["check_elementwise.py", "check_composed.py", "check_indexed.py"]
+    files = ["check_elementwise.py", "check_composed.py", "check_indexed.py", "check_attention.py"]
     run_checks(None, *files, DITORCH_VENDOR_LIBRARY=str(make_hidden(True)))
 
 

@@ -1,8 +1,11 @@
 // The kernels of the skeleton for new vendors (tools/new_vendor), run late: a queue calls them on
 // copies of what they were called with, as that is good during the call alone.
+#include <algorithm>
+#include <array>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <memory>
 #include <tuple>
 #include <type_traits>
@@ -166,6 +169,48 @@ struct Kept<const ditorch_map_list*> {
   std::vector<ditorch_instruction> instructions;
 };
 
+// Operands of four dimensions, whose strides are kept beside.
+struct KeptOperands {
+  explicit KeptOperands(std::initializer_list<ditorch_operand*> operands) {
+    for (auto* operand : operands) {
+      if (!operand->data) continue;
+      strides.push_back(std::make_unique<std::array<std::int64_t, 4>>());
+      std::copy_n(operand->strides, 4, strides.back()->data());
+      operand->strides = strides.back()->data();
+    }
+  }
+
+  std::vector<std::unique_ptr<std::array<std::int64_t, 4>>> strides;
+};
+
+template <>
+struct Kept<const ditorch_attention*> {
+  explicit Kept(const ditorch_attention* given_call)
+      : call(*given_call), operands{&call.query, &call.key, &call.value, &call.bias, &call.out} {}
+  const ditorch_attention* argument() const { return &call; }
+  bool is_taken() const { return is_floating(call.dtype); }
+
+  ditorch_attention call;
+  KeptOperands operands;
+};
+
+template <>
+struct Kept<const ditorch_attention_backward*> {
+  explicit Kept(const ditorch_attention_backward* given_call)
+      : forward(given_call->forward),
+        call(*given_call),
+        operands{&call.grad_out, &call.grad_query, &call.grad_key, &call.grad_value} {}
+  const ditorch_attention_backward* argument() const {
+    call.forward = forward.argument();
+    return &call;
+  }
+  bool is_taken() const { return forward.is_taken(); }
+
+  Kept<const ditorch_attention*> forward;
+  mutable ditorch_attention_backward call;
+  KeptOperands operands;
+};
+
 template <auto kernel>
 struct Late;
 
@@ -211,6 +256,8 @@ ditorch_operators table() {
   operators.scatter = after_a_wait<scatter>;
   operators.sort = Late<::sort>::entry;
   operators.scan = Late<scan>::entry;
+  operators.attention = Late<attention>::entry;
+  operators.attention_backward = Late<attention_backward>::entry;
   return operators;
 }
 

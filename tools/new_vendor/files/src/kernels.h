@@ -45,6 +45,11 @@ ditorch_status sort(const ditorch_context* context, const ditorch_sort* call);
 /* scan.c */
 ditorch_status scan(const ditorch_context* context, const ditorch_scan* call);
 
+/* attention.c */
+ditorch_status attention(const ditorch_context* context, const ditorch_attention* call);
+ditorch_status attention_backward(const ditorch_context* context,
+                                  const ditorch_attention_backward* gradients);
+
 /* tensors.c: how tensors are read that are handed over as handles. */
 extern const ditorch_tensor_accessors* tensors;
 ditorch_status set_accessors(const ditorch_tensor_accessors* accessors);

@@ -24,6 +24,8 @@ static const ditorch_operators operators = {
     .scatter = scatter,
     .sort = sort,
     .scan = scan,
+    .attention = attention,
+    .attention_backward = attention_backward,
 };
 
 __attribute__((visibility("default"))) const ditorch_operators* ditorch_vendor_operators(
