@@ -23,7 +23,11 @@ READ_AND_RUN = [
     *sorted((DOCS / "tutorials").glob("*.md")),
     *sorted((DOCS / "guides").glob("*.md")),
 ]
-SLOW_GUIDES = [DOCS / "guides" / f"{n}.md" for n in ("data", "models", "fault-tolerance")]
+# whose commands other long tests run, too
+SLOW_PAGES = [
+    *(DOCS / "guides" / f"{n}.md" for n in ("data", "models", "fault-tolerance")),
+    *(DOCS / "tutorials" / f"{n}.md" for n in ("failing-nodes", "fine-tune", "real-chips")),
+]
 PROGRAM = re.compile(r"\b((?:dicomm|ditorch|heteropp)-[a-z]+|tools/[a-z0-9-]+)(?![\w/.-])")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 FOREIGN = {  # options of other programs that the pages name beside ours
@@ -42,7 +46,7 @@ def name(page: Path) -> str:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(p, marks=pytest.mark.exhaustive if p in SLOW_GUIDES else pytest.mark.long)
+        pytest.param(p, marks=pytest.mark.exhaustive if p in SLOW_PAGES else pytest.mark.long)
         for p in READ_AND_RUN
     ],
     ids=name,

@@ -20,7 +20,7 @@ def test_what_the_tool_does_not_know_is_one_sentence() -> None:
     assert done.stderr == "wheel: --nothing: expected --output FOLDER or --torch VERSION\n"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # compiles everything once more
 @pytest.mark.timeout(1800)
 def test_the_wheel_plans_and_trains_in_an_empty_environment(tmp_path: Path) -> None:
     done = subprocess.run(

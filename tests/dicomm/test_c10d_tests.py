@@ -28,8 +28,10 @@ def run_tool(
     )  # fmt: skip
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("tests", [TESTS, MORE])
+@pytest.mark.parametrize(
+    "tests",
+    [pytest.param(TESTS, marks=pytest.mark.long), pytest.param(MORE, marks=pytest.mark.exhaustive)],
+)
 def test_a_slice_of_pytorchs_own_tests(tmp_path: Path, tests: tuple[str, ...]) -> None:
     done = run_tool(tmp_path, *tests, "--json")
     outcomes = {test["name"]: test["outcome"] for test in json.loads(done.stdout)["tests"]}

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_processes
+from sampled import sampled
 from torch import Tensor
 
 SIZE = 2
@@ -245,7 +246,7 @@ def every_operation(rank: int, seeds: list[int]) -> list[str]:
 LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("seeds", [[1], pytest.param([2, 3, 4, 5, 6], marks=LONG)])
+@pytest.mark.parametrize("seeds", sampled([[1], [2, 3, 4, 5, 6]], 2))
 def test_received_data_waits_for_older_kernels(seeds: list[int]) -> None:
     environment = async_chip.environment(seeds[0], delay_us=2000)
     environment["DICOMM_STRATEGY"] = "cpu-mediated"
@@ -265,8 +266,7 @@ def mixed_vendors(rank: int) -> None:
         dist.destroy_process_group(group)
 
 
-@LONG
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", sampled([1, 2], 2))
 def test_groups_of_several_vendors(seed: int) -> None:
     environment = async_chip.environment(seed) | {"DICOMM_STRATEGY": "cpu-mediated"}
     run_processes(3, mixed_vendors, environment=environment)
@@ -281,8 +281,7 @@ def frameworks(rank: int) -> None:
     check_sharded(ditorch.device.type)
 
 
-@LONG
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", sampled([1, 2, 3], 3))
 def test_ddp_fsdp2_and_tensor_parallelism(seed: int) -> None:
     environment = async_chip.environment(seed) | {"DICOMM_STRATEGY": "cpu-mediated"}
     run_processes(SIZE, frameworks, environment=environment)

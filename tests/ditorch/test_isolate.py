@@ -61,7 +61,7 @@ def test_losses_that_agree_leave_nothing_to_isolate(tmp_path: Path) -> None:
     assert read_findings(tmp_path / "isolate-rank0.json") == findings
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_second_fault_that_acts_later_is_found_as_well(tmp_path: Path) -> None:
     args = ["in-place+backward", str(EXAMPLE), *SMALL, "--steps", "4"]
     findings = isolate(PLANTED, args, chip="b", output=tmp_path, bar=1e-4)

@@ -129,7 +129,7 @@ def _is_running(pid: int) -> bool:
     return state != "Z"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_table_1_every_emulated_chip_is_aligned_and_none_is_like_another(tmp_path: Path) -> None:
     """The paper's table 1, on a model small enough for a test; the example's own is larger."""
     small = ["--dim", "32", "--heads", "2", "--batch", "4", "--length", "16", "--steps", "300"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import forks
 import pytest
 from on_chip import ROOT, environment
+from sampled import sampled
 
 from ditorch.precision.captures.depart import depart
 from ditorch.precision.isolation.isolate import isolate
@@ -79,11 +80,6 @@ FAULTS = {
 }
 
 
-CASES = [
-    pytest.param(name, marks=() if name == "in-place" else pytest.mark.long) for name in FAULTS
-]
-
-
 def is_at(where: Where | None, file: Path, text: str) -> bool:
     lines = [n for n, line in enumerate(file.read_text().splitlines(), 1) if text in line]
     assert len(lines) == 1, f"{file} has {text!r} in lines {lines}"
@@ -95,7 +91,9 @@ def arguments(name: str) -> list[str]:
     return [name, str(EXAMPLE), *SMALL, *FAULTS[name].options]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["in-place", *sampled((name for name in FAULTS if name != "in-place"), 3)]
+)
 def test_looking_at_operators_names_operator_layer_and_line(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
 
@@ -130,8 +128,7 @@ def test_looking_at_operators_names_operator_layer_and_line(name: str, tmp_path:
     assert is_guilty(departed.first_bad), departed.summary
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(FAULTS, 3))
 def test_isolate_names_operator_and_layer_from_losses_alone(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
     findings = isolate(PLANTED, arguments(name), chip=CHIP, output=tmp_path, bar=BAR)

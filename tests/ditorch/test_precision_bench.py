@@ -8,7 +8,7 @@ import pytest
 from on_chip import run_tool
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_evidence() -> None:
     done = run_tool(
         "precision-bench", "--json", "--rounds", "1", "--operator-rounds", "0", "--chip", "b"

@@ -81,7 +81,7 @@ def test_speedup_ratios_are_of_one_round() -> None:
     assert not found["HeteroSpeedupRatio, twin of Exp-A-2"]["not_judged"]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_round_of_table_9() -> None:
     """It says what it could use, however busy the machine is."""
     done = subprocess.run(

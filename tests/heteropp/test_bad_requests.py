@@ -14,7 +14,7 @@ import ditorch.chips
 from heteropp.cli import search as search_command
 
 MALFORMED = 100
-IMPOSSIBLE = [(5, 2), pytest.param(80, 4, marks=pytest.mark.exhaustive)]  # and kinds of remedies
+IMPOSSIBLE = [(3, 1), pytest.param(80, 4, marks=pytest.mark.exhaustive)]  # and kinds of remedies
 PROGRESS = (
     "searching: ",
     "looking for the nearest request",

@@ -164,10 +164,14 @@ def chain_links(dtype: str) -> Iterator[tuple[Plan, Plan]]:
     yield tuple(tied)  # type: ignore[misc]
 
 
+def marks(dtype: str, link: int) -> tuple[pytest.MarkDecorator, ...]:
+    if dtype == "float64" and link % 8 == 1:
+        return ()
+    return (pytest.mark.long if link % 3 == 0 else pytest.mark.exhaustive,)
+
+
 LINKS = [
-    pytest.param(
-        dtype, link, marks=() if dtype == "float64" and link % 8 == 1 else pytest.mark.long
-    )
+    pytest.param(dtype, link, marks=marks(dtype, link))
     for dtype in TOLERANCE
     for link in range(len(list(chain_links(dtype))))
 ]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -432,6 +433,8 @@ for dtype in sys.argv[1:]:
     for layers in ((0, 1), (1, 2), (1, 3)):
         for tp in (1, 2):
             report(LlamaModel(name="x", dtype=dtype, **SHAPE), layers, tp)
+"""
+OF_VARIANTS = """
 for layers in ((0, 1), (1, 2), (1, 3)):
     dropping = LlamaModel(name="x", dropout=0.1, **SHAPE)
     report(dropping, layers, 1, selective_recompute=True)
@@ -444,6 +447,7 @@ for layers in ((0, 1), (1, 2), (1, 3)):
 
 OF_LORA = """
 from pathlib import Path
+from typing import Any
 from pydantic import TypeAdapter
 from heteropp.models.spec import ModelSpec
 for text in sys.argv[1:]:
@@ -451,6 +455,11 @@ for text in sys.argv[1:]:
         for tp in (1, 2):
             report(TypeAdapter(ModelSpec).validate_json(text), layers, tp)
 """
+
+
+CHARGED: dict[str, Any] = dict(
+    hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64
+)
 
 
 def charged(script: str, *arguments: str) -> list[str]:
@@ -470,10 +479,17 @@ def charged(script: str, *arguments: str) -> list[str]:
 )
 def test_a_stage_costs_what_the_emulated_chip_charges(dtypes: tuple[str, ...]) -> None:
     """The chip's own account of time and memory, against the trace on meta tensors."""
-    shape_ = dict(hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64)
     lines = charged(OF_LLAMAS, *dtypes)
-    assert len(lines) == len(dtypes) * 6 + 18
-    compare(lines, lambda changes: tiny_model(3, **shape_, **changes))
+    assert len(lines) == len(dtypes) * 6
+    compare(lines, lambda changes: tiny_model(3, **CHARGED, **changes))
+
+
+@pytest.mark.long
+def test_so_do_its_variants() -> None:
+    """Dropout with selective recompute and sequence parallelism, Muon, fused attention."""
+    lines = charged(OF_VARIANTS)
+    assert len(lines) == 18
+    compare(lines, lambda changes: tiny_model(3, **CHARGED, **changes))
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from earlier_runs import EARLIER, ELASTIC, PLANS, SETTINGS, STEPS
 from elastic_run import changes_of, whole_lines
+from sampled import sampled
 from training_run import start, wait, write_text
 
 TOLERANCE = 1e-12  # float64; the machine that made them may have summed in another order
@@ -30,7 +31,7 @@ def goes_on(name: str, folder: Path, steps: int, *arguments: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in EVERY_DAY else pytest.mark.long) for name in PLANS],
+    [*EVERY_DAY, *sampled((name for name in PLANS if name not in EVERY_DAY), 3)],
 )
 def test_a_checkpoint_trains_on(name: str, tmp_path: Path) -> None:
     goes_on(name, tmp_path, STEPS)

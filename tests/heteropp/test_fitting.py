@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from clusters import tiny_model
+from sampled import sampled
 
 from heteropp.cli import calibrate as command
 from heteropp.cost.kernels import host_s, kernels_s
@@ -165,8 +166,7 @@ def test_peak_memory_of_public_runs() -> None:
             assert most_bytes(file, run, chips) == pytest.approx(run.memory_bytes, rel=0.06)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["b200", "mixed"])
+@pytest.mark.parametrize("name", sampled(["b200", "mixed"], 2))
 def test_public_runs_that_were_not_fitted_are_predicted(name: str) -> None:
     from accuracy_real import real
 

@@ -15,6 +15,7 @@ from elastic_run import NODE, Elastic, Undisturbed, assert_as_undisturbed
 from layouts import plan_of, scheduled
 from parity import Ranks, Trained
 from remote_family import write_scaled
+from sampled import sampled
 from tiny_decoders import write_folder
 from training_run import NEUTRAL_CHIP
 
@@ -88,7 +89,7 @@ def check(got: Trained, plain: Trained) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(f, marks=() if f in EVERYDAY else pytest.mark.long) for f in FAMILIES],
+    [*EVERYDAY, *sampled((f for f in FAMILIES if f not in EVERYDAY), 3)],
 )
 def test_three_unlike_stages_of_three_vendors(
     ranks: Ranks, decoders: Decoders, family: str
@@ -107,7 +108,7 @@ def rows_cut(model: HuggingFaceModel, **stage: Any) -> Plan:
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(f, marks=() if f in ROWS_EVERYDAY else pytest.mark.long) for f in FAMILIES],
+    [*ROWS_EVERYDAY, *sampled((f for f in FAMILIES if f not in ROWS_EVERYDAY), 3)],
 )
 def test_rows_that_are_cut_over_ranks(ranks: Ranks, decoders: Decoders, family: str) -> None:
     found = decoders(family)
@@ -209,8 +210,8 @@ def test_it_resumes_under_another_plan(
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param("qwen3", marks=pytest.mark.long),
-        pytest.param("qwen3_moe", marks=pytest.mark.exhaustive),
+        pytest.param("qwen3", marks=pytest.mark.exhaustive),
+        pytest.param("qwen3_moe", marks=pytest.mark.long),
     ],
 )
 def test_a_chip_leaves_and_another_is_lost(decoders: Decoders, tmp_path: Path, family: str) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from layouts import plan_of, scheduled
 from parity import Ranks, Trained
 from plain_llama import TransformersDecoder
 from safetensors import safe_open
+from sampled import sampled
 from tiny_decoders import tiny_config, write_folder
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -173,9 +175,9 @@ def test_embeddings_that_are_tied_and_frozen(
     assert parameters.keys() == {parameter.name for parameter in plan.model.parameters()}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("zero_stage", [0, 1, 2])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("family", "zero_stage"), sampled(product(["qwen2", "qwen3", "deepseek_v3"], [0, 1, 2]), 4)
+)
 def test_so_do_other_families(ranks: Ranks, folders: Folders, family: str, zero_stage: int) -> None:
     folder = folders(family)
     plan = unlike_stages(model_of(folder), zero_stage)

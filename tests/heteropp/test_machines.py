@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 from lab_job import DEADLINE_S, FOREVER, MACHINES, NODE, SETTINGS, STEPS, Job, lab_job, losses_of
 from machines import Machine
+from sampled import sampled
 from training_run import start, wait
 
 
@@ -17,8 +19,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         yield started
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("elastic", [False, True], ids=["plain", "elastic"])
+@pytest.mark.parametrize("elastic", sampled([True, False], 2), ids=["elastic", "plain"])
 def test_a_job_over_machines_computes_what_it_does_on_one(job: Job, elastic: bool) -> None:
     steps = ("--steps", "8")
     job.start(*steps, elastic=elastic)
@@ -59,9 +60,10 @@ def test_ranks_end_when_a_machine_vanishes(job: Job, lost: int) -> None:
         job.wait_for(lambda number=number: job.ended(number), 60)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("elastic", [False, True], ids=["plain", "elastic"])
-@pytest.mark.parametrize("when", ["before-they-call-it", "when-they-have-met"])
+@pytest.mark.parametrize(
+    ("when", "elastic"),
+    sampled(product(["before-they-call-it", "when-they-have-met"], [False, True]), 3),
+)
 def test_processes_end_when_the_machine_of_the_store_vanishes_while_they_start(
     job: Job, when: str, elastic: bool
 ) -> None:
@@ -81,8 +83,7 @@ def test_processes_end_when_the_machine_of_the_store_vanishes_while_they_start(
     assert not job.metrics
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("lost", sampled([0, 1, 2], 3))
 def test_a_killed_machine_is_named_and_not_who_noticed(job: Job, lost: int) -> None:
     job.start("--steps", FOREVER)
     job.until_step(3)
@@ -111,7 +112,7 @@ def test_a_machine_whose_disk_is_full_is_the_cause_that_all_name(job: Job) -> No
 @pytest.mark.parametrize(
     ("lost", "how"),
     [
-        pytest.param(1, Machine.cut_off, marks=pytest.mark.long),
+        pytest.param(1, Machine.cut_off, marks=pytest.mark.exhaustive),
         pytest.param(2, Machine.kill, marks=pytest.mark.exhaustive),
     ],
 )

@@ -59,7 +59,7 @@ PLANS: dict[str, Callable[[Any], Plan]] = {
 
 
 EVERYDAY = ("two pipelines",)
-ON_CI = ("1f1b", "zb-h1", "zb-v", "offload", "mixed chips")  # besides
+ON_CI = ("zb-h1", "mixed chips")  # besides
 
 
 def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:

@@ -38,7 +38,7 @@ def rows_of(name: str, *arguments: str) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in evidence["rows"]}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_against_torch(tmp_path: Path) -> None:
     """The tool itself fails where the contestants' losses part."""
     (tmp_path / "model.toml").write_text(MODEL)

@@ -246,7 +246,7 @@ def test_from_folder_to_folder(tmp_path: Path) -> None:
         assert torch.equal(loaded(input_ids=tokens).logits, trained)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_chip_leaves_and_another_is_lost(tmp_path: Path) -> None:
     folder = write_scaled(tmp_path / "scaled", weights=False)
     model: Any = read_model(folder, 32, trust_remote_code=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from clusters import cluster_of, random_chip, tiny_model, write_cluster
+from sampled import sampled
 from training_run import Training
 
 from ditorch.chips import load_chip
@@ -203,8 +204,7 @@ def test_room_is_left_for_attention_within_documents() -> None:
     assert most_lacking(apart.plan, left, documents_apart=True)[0] <= 0
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("lost", [(0,), (2, 3), (1, 4)])
+@pytest.mark.parametrize("lost", sampled([[1, 4], [0], [2, 3]], 3))
 def test_what_is_found_trains(tmp_path: Path, lost: tuple[int, ...]) -> None:
     """The plan that is found trains with the losses of the plan before."""
     full = read_cluster(write_cluster(tmp_path / "c.toml", ("a-mini", 4), ("b-mini", 2)))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from layouts import plan_of, scheduled, turned
 from members import Members, whole
+from sampled import sampled
 from tiny_decoders import tiny_config
 from training_run import CHIP, several_pipelines, tiny_model, write_cluster
 
@@ -76,8 +77,9 @@ def test_the_plans_train_on_the_same_batches() -> None:
 # ---------------------------------------------------------------- tables
 
 
+MARKS = [(), pytest.mark.long, *[pytest.mark.exhaustive] * 4]
 PAIRS = [
-    pytest.param(pair, id=" -> ".join(pair), marks=() if i % 6 == 0 else pytest.mark.long)
+    pytest.param(pair, id=" -> ".join(pair), marks=MARKS[i % 6])
     for i, pair in enumerate(permutations(PLANS, 2))
 ]
 
@@ -234,8 +236,7 @@ def test_training_goes_on_from_any_plan_to_any_other(start: Callable[..., Member
     assert losses == pytest.approx(members.plainly(16), rel=2e-6)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dtype", sampled(["bfloat16", "float16"], 2))
 def test_a_model_of_16_bits_takes_its_wide_values_along(
     start: Callable[..., Members], dtype: str
 ) -> None:

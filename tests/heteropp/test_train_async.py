@@ -6,6 +6,7 @@ from pathlib import Path
 
 import async_chip
 import pytest
+from sampled import sampled
 from training_run import Training, make_plan, several_pipelines, tiny_model
 
 from heteropp.description.plan import Plan
@@ -25,8 +26,7 @@ def losses(folder: Path, plan: Plan, *arguments: str) -> list[float]:
     return Training(folder, plan, *steps, *arguments).finish().losses
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", sampled(PLANS, 3))
 def test_losses_on_late_chips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     expected = losses(tmp_path / "emulated", PLANS[name])
     monkeypatch.setenv("DITORCH_VENDOR", "library")

@@ -39,19 +39,15 @@ for faulty in (-1, 4, 2**40):
 """
 
 
+@pytest.mark.long
 def test_a_faulty_index_is_named_before_anything_is_written() -> None:
     assert lines(FAULTY_INDEX) == ["True True"] * 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "attention"),
-    [
-        ("Llama", "eager"),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in [("Mixtral", "sdpa"), ("Qwen3", "sdpa"), ("Qwen3Moe", "eager")]
-        ),
-    ],
+    [("Llama", "eager"), ("Mixtral", "sdpa"), ("Qwen3", "sdpa"), ("Qwen3Moe", "eager")],
 )
 def test_the_host_computes_nothing_of_a_training_step(family: str, attention: str) -> None:
     found = losses(partial(run, DITORCH_STRICT="1"), family, attention)

@@ -20,7 +20,7 @@ def digest(text: bytes) -> bytes:
     return b"%016x" % found
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_evidence_shows_the_way_that_was_chosen(tmp_path: Path) -> None:
     cache = str(tmp_path)
     on_opencl.lines(
