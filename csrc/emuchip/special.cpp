@@ -91,12 +91,43 @@ inline float erf_anywhere(float x) {
   return size < 1.0f ? near : x != x ? x : far;
 }
 
+// Near 0 Cephes' polynomial (tanhf), in x^2.
+inline float tanh_anywhere(float x) {
+  constexpr float kNear[] = {-3.33332819422e-1f, 1.33314422036e-1f, -5.37397155531e-2f,
+                             2.06390887954e-2f, -5.70498872745e-3f};
+  const float size = std::fabs(x), square = x * x;
+  const float near = x + x * (square * polynomial(kNear, square));
+  const float far = std::copysign(1.0f - 2.0f / (exp_anywhere(2.0f * size) + 1.0f), x);
+  return size < 0.625f ? near : x != x ? x : far;
+}
+
+// By the exp of a negative number, which never runs over.
+template <class T>
+inline T sigmoid_of(T x, T power) {
+  const T above = x != x ? x : T(1);
+  return (x < 0 ? power : above) / (T(1) + power);
+}
+
 EMUCHIP_CLONES void exp_anywhere_all(float* out, const float* values, int64_t count) {
+  EMUCHIP_IN_PLACE
   for (int64_t i = 0; i < count; ++i) out[i] = exp_anywhere(values[i]);
 }
 
 EMUCHIP_CLONES void erf_anywhere_all(float* out, const float* values, int64_t count) {
+  EMUCHIP_IN_PLACE
   for (int64_t i = 0; i < count; ++i) out[i] = erf_anywhere(values[i]);
+}
+
+EMUCHIP_CLONES void tanh_anywhere_all(float* out, const float* values, int64_t count) {
+  EMUCHIP_IN_PLACE
+  for (int64_t i = 0; i < count; ++i) out[i] = tanh_anywhere(values[i]);
+}
+
+EMUCHIP_CLONES void sigmoid_all(float* out, const float* values, int64_t count) {
+  EMUCHIP_IN_PLACE
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = sigmoid_of(values[i], exp_exact(-std::fabs(values[i])));
+  }
 }
 
 EMUCHIP_CLONES void exp_exact_all(float* values, int64_t count) {
@@ -141,6 +172,20 @@ void erf(float* out, const float* values, int64_t count) { erf_anywhere_all(out,
 
 void erf(double* out, const double* values, int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = std::erf(values[i]);
+}
+
+void tanh(float* out, const float* values, int64_t count) { tanh_anywhere_all(out, values, count); }
+
+void tanh(double* out, const double* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = std::tanh(values[i]);
+}
+
+void sigmoid(float* out, const float* values, int64_t count) { sigmoid_all(out, values, count); }
+
+void sigmoid(double* out, const double* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = sigmoid_of(values[i], std::exp(-std::fabs(values[i])));
+  }
 }
 
 float rsqrt(float value, bool fast) { return fast ? rsqrt_fast(value) : 1.0f / std::sqrt(value); }
