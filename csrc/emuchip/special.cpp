@@ -57,6 +57,12 @@ inline float exp_fast(float x) {
   });
 }
 
+// Where neither the result nor any power of two near it runs over or becomes subnormal.
+inline float exp_within(float x) {
+  const Reduced parts = reduced(x);
+  return exp_of_rest(parts.rest) * power_of_two(parts.exponent);
+}
+
 // Of any argument: the power of two in two factors, of which each has room, however large or small
 // the result is.
 inline float exp_anywhere(float x) {
@@ -87,8 +93,8 @@ inline float erf_anywhere(float x) {
   const float size = std::fabs(x);
   const float near = x + x * polynomial(kNear, x * x);
   const float clamped = size > 4.0f ? 4.0f : size;
-  const float far = std::copysign(1.0f - exp_anywhere(-polynomial(kFar, clamped)), x);
-  return size < 1.0f ? near : x != x ? x : far;
+  const float far = std::copysign(1.0f - exp_within(-polynomial(kFar, clamped)), x);
+  return size >= 1.0f ? far : near;
 }
 
 // Near 0 Cephes' polynomial (tanhf), in x^2.
@@ -97,8 +103,9 @@ inline float tanh_anywhere(float x) {
                              2.06390887954e-2f, -5.70498872745e-3f};
   const float size = std::fabs(x), square = x * x;
   const float near = x + x * (square * polynomial(kNear, square));
-  const float far = std::copysign(1.0f - 2.0f / (exp_anywhere(2.0f * size) + 1.0f), x);
-  return size < 0.625f ? near : x != x ? x : far;
+  const float clamped = size > 9.1f ? 9.1f : size;  // beyond, it is 1 in float32
+  const float far = std::copysign(1.0f - 2.0f / (exp_within(2.0f * clamped) + 1.0f), x);
+  return size >= 0.625f ? far : near;
 }
 
 // By the exp of a negative number, which never runs over.
