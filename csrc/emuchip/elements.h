@@ -126,6 +126,24 @@ inline int64_t element_bytes(ditorch_dtype dtype) {
   return dtype == DITORCH_FLOAT64 ? 8 : dtype == DITORCH_FLOAT32 ? 4 : 2;
 }
 
+// Of any dtype that programs store.
+inline int64_t bytes_of(ditorch_dtype dtype) {
+  switch (dtype) {
+    case DITORCH_INT8:
+    case DITORCH_UINT8:
+    case DITORCH_BOOL:
+      return 1;
+    case DITORCH_INT16:
+      return 2;
+    case DITORCH_INT32:
+      return 4;
+    case DITORCH_INT64:
+      return 8;
+    default:
+      return element_bytes(dtype);
+  }
+}
+
 // Makes subnormal numbers of the dtype zero. float16 keeps them: its range is too small to lose.
 template <class T>
 void flush_subnormals(T* values, int64_t count, ditorch_dtype dtype) {

@@ -6,3 +6,11 @@
 #else
 #define EMUCHIP_CLONES
 #endif
+
+// Before a loop whose result may lie where an argument lies, element by element: no other memory is
+// shared, so that vectors are safe without looking.
+#if defined(__GNUC__) && !defined(__clang__)
+#define EMUCHIP_IN_PLACE _Pragma("GCC ivdep")
+#else
+#define EMUCHIP_IN_PLACE
+#endif

@@ -12,44 +12,29 @@ namespace {
 
 constexpr int32_t kMostDimensions = 64;
 
-int64_t bytes_of(ditorch_dtype dtype) {
-  switch (dtype) {
-    case DITORCH_INT8:
-    case DITORCH_UINT8:
-    case DITORCH_BOOL:
-      return 1;
-    case DITORCH_INT16:
-      return 2;
-    case DITORCH_INT32:
-      return 4;
-    case DITORCH_INT64:
-      return 8;
-    default:
-      return element_bytes(dtype);
-  }
-}
+using Rectangles = std::array<Rectangle, DITORCH_MAP_OPERANDS>;
 
-using Runs = std::array<Run, DITORCH_MAP_OPERANDS>;
-
-// Runs along the last dimension, which the others repeat.
+// Over the last two dimensions at once, which the others repeat.
 template <class T>
 void run_over(const ditorch_map& call, const Program<T>& program) {
-  const int32_t outer = call.dimensions - 1;
+  const int32_t last = call.dimensions - 1;
+  const int64_t rows = last > 0 ? call.sizes[last - 1] : 1, columns = call.sizes[last];
   std::array<int64_t, kMostDimensions> index{};
-  Runs runs{};
+  Rectangles operands{};
   for (int32_t i = 0; i < call.operand_count; ++i) {
-    const ditorch_operand& operand = call.operands[i];
-    runs[i] = {static_cast<char*>(operand.data), operand.dtype, operand.strides[outer]};
+    const auto& [data, dtype, strides] = call.operands[i];
+    operands[i] = {static_cast<char*>(data), dtype, last > 0 ? strides[last - 1] : 0,
+                   strides[last]};
   }
-  for (int64_t number = 0;; number += call.sizes[outer]) {
-    program(runs.data(), call.sizes[outer], number);
-    int32_t dimension = outer - 1;
+  for (int64_t number = 0;; number += rows * columns) {
+    program(operands.data(), rows, columns, number);
+    int32_t dimension = last - 2;
     for (; dimension >= 0; --dimension) {
       const bool wraps = ++index[dimension] == call.sizes[dimension];
       const int64_t steps = wraps ? 1 - call.sizes[dimension] : 1;
       for (int32_t i = 0; i < call.operand_count; ++i) {
         const ditorch_operand& operand = call.operands[i];
-        runs[i].data += steps * operand.strides[dimension] * bytes_of(operand.dtype);
+        operands[i].data += steps * operand.strides[dimension] * bytes_of(operand.dtype);
       }
       if (!wraps) break;
       index[dimension] = 0;
@@ -86,14 +71,14 @@ ditorch_status map_list(const ditorch_context*, const ditorch_map_list* call) {
   }
   with_stack_type(call->compute, [&]<class T>(T) {
     const Program<T> program(call->instructions, call->instruction_count, *numerics);
-    Runs runs{};
+    Rectangles operands{};
     for (int32_t i = 0; i < call->call_count; ++i) {
       void* const* data = call->data + static_cast<int64_t>(i) * call->operand_count;
       for (int32_t operand = 0; operand < call->operand_count; ++operand) {
-        runs[operand] = {static_cast<char*>(data[operand]), call->dtypes[operand],
-                         call->strides[operand]};
+        operands[operand] = {static_cast<char*>(data[operand]), call->dtypes[operand],
+                             /*row_stride=*/0, call->strides[operand]};
       }
-      program(runs.data(), call->elements[i], /*number=*/0);
+      program(operands.data(), /*rows=*/1, call->elements[i], /*number=*/0);
     }
   });
   return DITORCH_OK;

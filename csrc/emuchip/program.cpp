@@ -1,18 +1,23 @@
 #include "program.h"
 
 #include <algorithm>
-#include <cmath>
+#include <array>
+#include <bit>
+#include <cstring>
 #include <type_traits>
 
 #include "elements.h"
 #include "isa.h"
 #include "philox.h"
 #include "special.h"
+#include "steps.h"
 
 namespace emuchip {
 namespace {
 
-constexpr int64_t kBlock = 512;  // elements of one loop: the whole stack stays in the first cache
+constexpr int64_t kBufferBytes = 24 * 1024;  // of all values: they stay in the first cache
+constexpr int64_t kMostElements = 1024;      // of a block
+constexpr int64_t kVectorElements = 16;
 
 template <class T, class S>
 T loaded(S element) {
@@ -38,169 +43,6 @@ S stored(T value) {
   }
 }
 
-#define INLINE [[gnu::always_inline]] inline
-
-template <class T, class Function>
-INLINE void each(T* out, const T* x, int64_t count, Function function) {
-  for (int64_t i = 0; i < count; ++i) out[i] = function(x[i]);
-}
-
-template <class T, class Function>
-INLINE void pairs(T* out, const T* x, const T* y, int64_t count, Function function) {
-  for (int64_t i = 0; i < count; ++i) out[i] = function(x[i], y[i]);
-}
-
-// 1 / (1 + exp(-x)) by the exp of a negative number, which never runs over.
-template <class T>
-INLINE void sigmoid(T* out, const T* x, int64_t count) {
-  T powers[kBlock];
-  for (int64_t i = 0; i < count; ++i) powers[i] = -std::fabs(x[i]);
-  exp_nonpositive(powers, count, /*fast=*/false);
-  for (int64_t i = 0; i < count; ++i) {
-    const T above = x[i] != x[i] ? x[i] : T(1);
-    out[i] = (x[i] < 0 ? powers[i] : above) / (T(1) + powers[i]);
-  }
-}
-
-template <class T>
-INLINE void floating_unary(int32_t opcode, T* out, const T* x, int64_t count) {
-  switch (opcode) {
-    case DITORCH_SQRT:
-      return each(out, x, count, [](T v) { return std::sqrt(v); });
-    case DITORCH_RSQRT:
-      return each(out, x, count, [](T v) { return T(1) / std::sqrt(v); });
-    case DITORCH_RECIPROCAL:
-      return each(out, x, count, [](T v) { return T(1) / v; });
-    case DITORCH_EXP:
-      return exp(out, x, count);
-    case DITORCH_LOG:
-      return each(out, x, count, [](T v) { return std::log(v); });
-    case DITORCH_SIN:
-      return each(out, x, count, [](T v) { return std::sin(v); });
-    case DITORCH_COS:
-      return each(out, x, count, [](T v) { return std::cos(v); });
-    case DITORCH_TANH:
-      return each(out, x, count, [](T v) { return std::tanh(v); });
-    case DITORCH_ERF:
-      return erf(out, x, count);
-    case DITORCH_SIGMOID:
-      return sigmoid(out, x, count);
-    case DITORCH_FLOOR:
-      return each(out, x, count, [](T v) { return std::floor(v); });
-    case DITORCH_TRUNCATE:
-      return each(out, x, count, [](T v) { return std::trunc(v); });
-    default:
-      return;
-  }
-}
-
-// The one quotient that has no room, of the lowest integer and -1, is that integer again.
-INLINE int64_t floor_divided(int64_t a, int64_t b) {
-  if (b == -1) return static_cast<int64_t>(0 - static_cast<uint64_t>(a));
-  const int64_t quotient = a / b;
-  return quotient - (a % b != 0 && (a < 0) != (b < 0));
-}
-
-INLINE void integer_loop(int32_t opcode, int64_t* out, const int64_t* x, const int64_t* y,
-                         int64_t count) {
-  switch (opcode) {
-    case DITORCH_FLOOR_DIVIDE:
-      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return floor_divided(a, b); });
-    case DITORCH_BIT_AND:
-      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return a & b; });
-    case DITORCH_BIT_OR:
-      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return a | b; });
-    case DITORCH_BIT_XOR:
-      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return a ^ b; });
-    case DITORCH_SHIFT_LEFT:
-      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return a << b; });
-    case DITORCH_SHIFT_RIGHT:
-      return pairs(out, x, y, count, [](int64_t a, int64_t b) { return a >> b; });
-    default:
-      return;
-  }
-}
-
-template <class T>
-INLINE void binary_loop(int32_t opcode, T* out, const T* x, const T* y, int64_t count) {
-  switch (opcode) {
-    case DITORCH_ADD:
-      return pairs(out, x, y, count, [](T a, T b) { return a + b; });
-    case DITORCH_SUBTRACT:
-      return pairs(out, x, y, count, [](T a, T b) { return a - b; });
-    case DITORCH_MULTIPLY:
-      return pairs(out, x, y, count, [](T a, T b) { return a * b; });
-    case DITORCH_MINIMUM:
-      return pairs(out, x, y, count, [](T a, T b) { return a != a || a < b ? a : b; });
-    case DITORCH_MAXIMUM:
-      return pairs(out, x, y, count, [](T a, T b) { return a != a || a > b ? a : b; });
-    case DITORCH_LESS:
-      return pairs(out, x, y, count, [](T a, T b) { return T(a < b); });
-    case DITORCH_LESS_EQUAL:
-      return pairs(out, x, y, count, [](T a, T b) { return T(a <= b); });
-    case DITORCH_EQUAL:
-      return pairs(out, x, y, count, [](T a, T b) { return T(a == b); });
-    case DITORCH_AND:
-      return pairs(out, x, y, count, [](T a, T b) { return T(a != T(0) && b != T(0)); });
-    case DITORCH_OR:
-      return pairs(out, x, y, count, [](T a, T b) { return T(a != T(0) || b != T(0)); });
-    default:
-      break;
-  }
-  if constexpr (std::is_floating_point_v<T>) {
-    if (opcode == DITORCH_DIVIDE) pairs(out, x, y, count, [](T a, T b) { return a / b; });
-    if (opcode == DITORCH_POWER) pairs(out, x, y, count, [](T a, T b) { return std::pow(a, b); });
-  } else {
-    integer_loop(opcode, out, x, y, count);
-  }
-}
-
-template <class T>
-INLINE void unary_loop(int32_t opcode, T* out, const T* x, int64_t count) {
-  switch (opcode) {
-    case DITORCH_NEGATE:
-      return each(out, x, count, [](T v) { return -v; });
-    case DITORCH_ABS:
-      return each(out, x, count, [](T v) { return std::abs(v); });
-    case DITORCH_NOT:
-      return each(out, x, count, [](T v) { return T(v == T(0)); });
-    default:
-      if constexpr (std::is_floating_point_v<T>) floating_unary(opcode, out, x, count);
-  }
-}
-
-// Not templates, so that each is compiled for every generation of processor.
-EMUCHIP_CLONES void binary(int32_t opcode, float* out, const float* x, const float* y,
-                           int64_t count) {
-  binary_loop(opcode, out, x, y, count);
-}
-
-EMUCHIP_CLONES void binary(int32_t opcode, double* out, const double* x, const double* y,
-                           int64_t count) {
-  binary_loop(opcode, out, x, y, count);
-}
-
-EMUCHIP_CLONES void unary(int32_t opcode, float* out, const float* x, int64_t count) {
-  unary_loop(opcode, out, x, count);
-}
-
-EMUCHIP_CLONES void unary(int32_t opcode, double* out, const double* x, int64_t count) {
-  unary_loop(opcode, out, x, count);
-}
-
-void unary(int32_t opcode, int64_t* out, const int64_t* x, int64_t count) {
-  unary_loop(opcode, out, x, count);
-}
-
-void binary(int32_t opcode, int64_t* out, const int64_t* x, const int64_t* y, int64_t count) {
-  binary_loop(opcode, out, x, y, count);
-}
-
-template <class T>
-void select(T* out, const T* condition, const T* value, const T* otherwise, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) out[i] = condition[i] != T(0) ? value[i] : otherwise[i];
-}
-
 EMUCHIP_CLONES void to_bfloat16s(Bfloat16* out, const float* values, int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = to_bfloat16(values[i]);
 }
@@ -209,18 +51,49 @@ EMUCHIP_CLONES void to_halves(Half* out, const float* values, int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = to_half(values[i]);
 }
 
-// Values an opcode takes off the stack; it puts one back, but for STORE.
-int32_t values_taken(int32_t opcode, bool in_integers) {
-  if (opcode == DITORCH_LOAD || opcode == DITORCH_CONSTANT || opcode == DITORCH_PLACE) return 0;
-  if (opcode == DITORCH_RANDOM) return in_integers ? -1 : 0;
-  if (opcode == DITORCH_STORE) return 1;
-  const bool floating_only = (opcode >= DITORCH_SQRT && opcode <= DITORCH_TRUNCATE) ||
-                             opcode == DITORCH_DIVIDE || opcode == DITORCH_POWER;
-  if (floating_only && in_integers) return -1;
-  if (opcode >= DITORCH_FLOOR_DIVIDE && opcode <= DITORCH_SHIFT_RIGHT) return in_integers ? 2 : -1;
-  if (opcode >= DITORCH_NEGATE && opcode <= DITORCH_NOT) return 1;
-  if (opcode >= DITORCH_ADD && opcode <= DITORCH_OR) return 2;
-  return opcode == DITORCH_SELECT ? 3 : -1;
+EMUCHIP_CLONES void from_bfloat16s(float* values, const Bfloat16* elements, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) values[i] = from_storage<float>(elements[i]);
+}
+
+EMUCHIP_CLONES void from_halves(float* values, const Half* elements, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) values[i] = from_storage<float>(elements[i]);
+}
+
+template <class T, class S>
+void load_row(T* values, const S* elements, int64_t stride, int64_t count) {
+  if (stride == 0) {
+    std::fill_n(values, count, loaded<T>(elements[0]));
+  } else if (stride != 1) {
+    for (int64_t i = 0; i < count; ++i) values[i] = loaded<T>(elements[i * stride]);
+  } else if constexpr (std::is_same_v<T, S>) {
+    std::copy_n(elements, count, values);
+  } else if constexpr (std::is_same_v<T, float> && std::is_same_v<S, Bfloat16>) {
+    from_bfloat16s(values, elements, count);
+  } else if constexpr (std::is_same_v<T, float> && std::is_same_v<S, Half>) {
+    from_halves(values, elements, count);
+  } else {
+    for (int64_t i = 0; i < count; ++i) values[i] = loaded<T>(elements[i]);
+  }
+}
+
+template <class S, class T>
+void store_row(S* elements, int64_t stride, const T* values, int64_t count) {
+  if (stride != 1) {
+    for (int64_t i = 0; i < count; ++i) elements[i * stride] = stored<S>(values[i]);
+  } else if constexpr (std::is_same_v<T, S>) {
+    std::copy_n(values, count, elements);
+  } else if constexpr (std::is_same_v<T, float> && std::is_same_v<S, Bfloat16>) {
+    to_bfloat16s(elements, values, count);
+  } else if constexpr (std::is_same_v<T, float> && std::is_same_v<S, Half>) {
+    to_halves(elements, values, count);
+  } else {
+    for (int64_t i = 0; i < count; ++i) elements[i] = stored<S>(values[i]);
+  }
+}
+
+// What lies where the rows follow each other as the columns do is one row.
+bool is_one_row(const Rectangle& operand, int64_t rows, int64_t columns) {
+  return rows == 1 || operand.row_stride == operand.stride * columns;
 }
 
 }  // namespace
@@ -244,128 +117,215 @@ bool is_runnable(ditorch_dtype compute, const ditorch_instruction* instructions,
   return depth == 0;
 }
 
-// The run's own memory where it already is what the stack holds, else null.
 template <class T>
-T* Program<T>::in_place(const Run& run, int64_t first) const {
-  const bool same = (std::is_same_v<T, float> && run.dtype == DITORCH_FLOAT32) ||
-                    (std::is_same_v<T, double> && run.dtype == DITORCH_FLOAT64) ||
-                    (std::is_same_v<T, int64_t> && run.dtype == DITORCH_INT64);
-  if (!same || run.stride != 1 || numerics_.flush_to_zero) return nullptr;
-  return reinterpret_cast<T*>(run.data) + first;
+bool Program<T>::Step::operator==(const Step& other) const {
+  return opcode == other.opcode && operand == other.operand && key == other.key &&
+         std::equal(taken, taken + 3, other.taken) &&
+         std::memcmp(&constant, &other.constant, sizeof constant) == 0;
+}
+
+// Instructions work on a stack. Each becomes a step that names the values it takes; what an earlier
+// step computes already, such as the sigmoid that SiLU's gradient needs twice, is not computed
+// again.
+template <class T>
+Program<T>::Program(const ditorch_instruction* instructions, int32_t count,
+                    const Numerics& numerics)
+    : numerics_(numerics) {
+  int32_t stack[DITORCH_MAP_STACK], depth = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    const auto& [opcode, operand, value, integer] = instructions[i];
+    Step step{opcode, 0, {-1, -1, -1}, 0, T(0), 0};
+    if (opcode == DITORCH_LOAD || opcode == DITORCH_STORE) step.operand = operand;
+    if (opcode == DITORCH_RANDOM) step.key = static_cast<uint64_t>(integer);
+    if (opcode == DITORCH_CONSTANT) {
+      step.constant = std::is_integral_v<T> ? static_cast<T>(integer) : static_cast<T>(value);
+    }
+    const int32_t taken = values_taken(opcode, std::is_integral_v<T>);
+    depth -= taken;
+    std::copy_n(stack + depth, taken, step.taken);
+    const int32_t found = step_of(step);
+    if (opcode != DITORCH_STORE) stack[depth++] = found;
+  }
+  place_values();
+}
+
+// The place of the step, which is added unless it is there. A STORE may change what LOAD finds.
+template <class T>
+int32_t Program<T>::step_of(const Step& step) {
+  if (step.opcode != DITORCH_STORE) {
+    const int32_t first = step.opcode == DITORCH_LOAD ? after_store_ : 0;
+    const Step* found = std::find(steps_ + first, steps_ + count_, step);
+    if (found != steps_ + count_) return static_cast<int32_t>(found - steps_);
+  }
+  steps_[count_] = step;
+  if (step.opcode == DITORCH_STORE) after_store_ = count_ + 1;
+  return count_++;
+}
+
+// Gives each value a buffer, which is free again after the last step that takes the value.
+// Constants keep theirs, as they are filled in once for all blocks.
+template <class T>
+void Program<T>::place_values() {
+  int32_t last_use[DITORCH_MAP_INSTRUCTIONS] = {};
+  uint64_t is_free = ~uint64_t{0};
+  int32_t buffers = 1;
+  const auto take = [&](Step& step) {
+    step.buffer = std::countr_zero(is_free);
+    is_free &= is_free - 1;
+    buffers = std::max(buffers, step.buffer + 1);
+  };
+  for (int32_t i = 0; i < count_; ++i) {
+    for (int32_t taken : steps_[i].taken) {
+      if (taken >= 0) last_use[taken] = i;
+    }
+    if (steps_[i].opcode == DITORCH_CONSTANT) take(steps_[i]);
+  }
+  for (int32_t i = 0; i < count_; ++i) {
+    for (int32_t taken : steps_[i].taken) {
+      if (taken >= 0 && last_use[taken] == i && steps_[taken].opcode != DITORCH_CONSTANT) {
+        is_free |= uint64_t{1} << steps_[taken].buffer;
+      }
+    }
+    if (steps_[i].opcode != DITORCH_STORE && steps_[i].opcode != DITORCH_CONSTANT) take(steps_[i]);
+  }
+  const int64_t fitting = kBufferBytes / static_cast<int64_t>(sizeof(T)) / buffers;
+  block_elements_ = std::min(kMostElements, fitting / kVectorElements * kVectorElements);
 }
 
 template <class T>
-void Program<T>::load(const Run& from, int64_t first, int64_t count, T* values) const {
+T* Program<T>::buffer(int32_t number) const {
+  alignas(64) thread_local T buffers[kBufferBytes / sizeof(T)];
+  return buffers + number * block_elements_;
+}
+
+template <class T>
+void Program<T>::fill_constants(int64_t count) const {
+  for (const Step* step = steps_; step < steps_ + count_; ++step) {
+    if (step->opcode == DITORCH_CONSTANT) std::fill_n(buffer(step->buffer), count, step->constant);
+  }
+}
+
+// The operand's own memory where it already is what a value has, else null.
+template <class T>
+T* Program<T>::in_place(const Rectangle& operand, const Block& block) const {
+  const bool same = (std::is_same_v<T, float> && operand.dtype == DITORCH_FLOAT32) ||
+                    (std::is_same_v<T, double> && operand.dtype == DITORCH_FLOAT64) ||
+                    (std::is_same_v<T, int64_t> && operand.dtype == DITORCH_INT64);
+  if (!same || operand.stride != 1 || numerics_.flush_to_zero ||
+      !is_one_row(operand, block.rows, block.columns)) {
+    return nullptr;
+  }
+  return reinterpret_cast<T*>(operand.data);
+}
+
+template <class T>
+void Program<T>::load(const Rectangle& from, const Block& block, T* values) const {
+  const bool one = is_one_row(from, block.rows, block.columns);
+  const int64_t rows = one ? 1 : block.rows, columns = one ? block.elements() : block.columns;
   visit_any_storage(from.dtype, [&]<class S>(S*) {
-    const S* elements = reinterpret_cast<const S*>(from.data) + first * from.stride;
-    if (from.stride == 1) {
-      for (int64_t i = 0; i < count; ++i) values[i] = loaded<T>(elements[i]);
-    } else {
-      for (int64_t i = 0; i < count; ++i) values[i] = loaded<T>(elements[i * from.stride]);
+    const S* elements = reinterpret_cast<const S*>(from.data);
+    for (int64_t row = 0; row < rows; ++row) {
+      if (row > 0 && from.row_stride == 0) {
+        std::copy_n(values, columns, values + row * columns);
+      } else {
+        load_row(values + row * columns, elements + row * from.row_stride, from.stride, columns);
+      }
     }
   });
   if constexpr (std::is_floating_point_v<T>) {
     if (numerics_.flush_to_zero && is_floating(from.dtype)) {
-      flush_subnormals(values, count, from.dtype);
+      flush_subnormals(values, block.elements(), from.dtype);
     }
   }
 }
 
 template <class T>
-void Program<T>::store(const Run& to, int64_t first, int64_t count, const T* values) const {
-  T flushed[kBlock];
+void Program<T>::store(const Rectangle& to, const Block& block, const T* values) const {
+  T flushed[kMostElements];
   if constexpr (std::is_floating_point_v<T>) {
     if (numerics_.flush_to_zero && is_floating(to.dtype)) {
-      std::copy_n(values, count, flushed);
-      flush_subnormals(flushed, count, to.dtype);
+      std::copy_n(values, block.elements(), flushed);
+      flush_subnormals(flushed, block.elements(), to.dtype);
       values = flushed;
     }
   }
-  if constexpr (std::is_same_v<T, float>) {
-    const int64_t at = first * to.stride;
-    if (to.stride == 1 && to.dtype == DITORCH_BFLOAT16) {
-      return to_bfloat16s(reinterpret_cast<Bfloat16*>(to.data) + at, values, count);
-    }
-    if (to.stride == 1 && to.dtype == DITORCH_FLOAT16) {
-      return to_halves(reinterpret_cast<Half*>(to.data) + at, values, count);
-    }
-  }
+  const bool one = is_one_row(to, block.rows, block.columns);
+  const int64_t rows = one ? 1 : block.rows, columns = one ? block.elements() : block.columns;
   visit_any_storage(to.dtype, [&]<class S>(S*) {
-    S* elements = reinterpret_cast<S*>(to.data) + first * to.stride;
-    if (to.stride == 1) {
-      for (int64_t i = 0; i < count; ++i) elements[i] = stored<S>(values[i]);
-    } else {
-      for (int64_t i = 0; i < count; ++i) elements[i * to.stride] = stored<S>(values[i]);
+    S* elements = reinterpret_cast<S*>(to.data);
+    for (int64_t row = 0; row < rows; ++row) {
+      store_row(elements + row * to.row_stride, to.stride, values + row * columns, columns);
     }
   });
 }
 
 template <class T>
-void Program<T>::block(const Run* operands, int64_t first, int64_t count, int64_t number) const {
-  thread_local T buffers[DITORCH_MAP_STACK][kBlock];
-  const T* stack[DITORCH_MAP_STACK];  // each in its buffer, or in an operand's memory
-  int32_t depth = 0;
-  for (int32_t step = 0; step < count_; ++step) {
-    const auto& [opcode, operand, value, integer] = instructions_[step];
-    if (opcode == DITORCH_STORE) {
-      --depth;
-      T* memory = in_place(operands[operand], first);
-      if (!memory) {
-        store(operands[operand], first, count, stack[depth]);
-      } else if (memory != stack[depth]) {
-        std::copy_n(stack[depth], count, memory);
-      }
-      continue;
+void Program<T>::compute(const Step& step, const Block& block, const T* const* values,
+                         T* out) const {
+  const auto taken = [&](int32_t i) { return values[step.taken[i]]; };
+  if (step.opcode == DITORCH_PLACE) {
+    for (int64_t i = 0; i < block.elements(); ++i) {
+      out[i] = static_cast<T>(block.place + i % block.columns);
     }
-    if (opcode == DITORCH_LOAD) {
-      const T* memory = in_place(operands[operand], first);
-      if (!memory) load(operands[operand], first, count, buffers[depth]);
-      stack[depth] = memory ? memory : buffers[depth];
-      ++depth;
-      continue;
+  } else if (step.opcode == DITORCH_RANDOM) {
+    if constexpr (std::is_floating_point_v<T>) {
+      random_numbers(step.key, block.number, out, block.elements());
     }
-    if (opcode == DITORCH_CONSTANT) {
-      const T constant = std::is_integral_v<T> ? static_cast<T>(integer) : static_cast<T>(value);
-      std::fill_n(buffers[depth], count, constant);
-      stack[depth] = buffers[depth];
-      ++depth;
-      continue;
-    }
-    if (opcode == DITORCH_PLACE) {
-      for (int64_t i = 0; i < count; ++i) buffers[depth][i] = static_cast<T>(first + i);
-      stack[depth] = buffers[depth];
-      ++depth;
-      continue;
-    }
-    if (opcode == DITORCH_RANDOM) {
-      if constexpr (std::is_floating_point_v<T>) {
-        random_numbers(static_cast<uint64_t>(integer), number, buffers[depth], count);
-      }
-      stack[depth] = buffers[depth];
-      ++depth;
-      continue;
-    }
-    depth -= values_taken(opcode, std::is_integral_v<T>) - 1;
-    const T** top = stack + depth - 1;
-    // The last step writes straight to where the result is kept.
-    const bool last = step + 2 == count_;
-    T* kept = last ? in_place(operands[instructions_[step + 1].operand], first) : nullptr;
-    T* out = kept ? kept : buffers[depth - 1];
-    if (opcode == DITORCH_SELECT) {
-      select(out, top[0], top[1], top[2], count);
-    } else if (opcode >= DITORCH_ADD) {
-      binary(opcode, out, top[0], top[1], count);
-    } else {
-      unary(opcode, out, top[0], count);
-    }
-    top[0] = out;
+  } else if (step.opcode == DITORCH_SELECT) {
+    select(out, taken(0), taken(1), taken(2), block.elements());
+  } else if (step.opcode >= DITORCH_ADD) {
+    binary(step.opcode, out, taken(0), taken(1), block.elements());
+  } else {
+    unary(step.opcode, out, taken(0), block.elements());
   }
 }
 
 template <class T>
-void Program<T>::operator()(const Run* operands, int64_t elements, int64_t number) const {
-  for (int64_t first = 0; first < elements; first += kBlock) {
-    block(operands, first, std::min(kBlock, elements - first), number + first);
+void Program<T>::run(const Rectangle* operands, const Block& block) const {
+  const T* values[DITORCH_MAP_INSTRUCTIONS];  // each in its buffer, or in an operand's memory
+  for (int32_t i = 0; i < count_; ++i) {
+    const Step& step = steps_[i];
+    const Rectangle& operand = operands[step.operand];
+    if (step.opcode == DITORCH_CONSTANT) {
+      values[i] = buffer(step.buffer);
+    } else if (step.opcode == DITORCH_STORE) {
+      const T* value = values[step.taken[0]];
+      T* memory = in_place(operand, block);
+      if (!memory) {
+        store(operand, block, value);
+      } else if (memory != value) {
+        std::copy_n(value, block.elements(), memory);
+      }
+    } else {
+      // The last value goes straight to where it is kept.
+      const bool is_last = i + 2 == count_ && steps_[i + 1].taken[0] == i;
+      T* kept = is_last ? in_place(operands[steps_[i + 1].operand], block) : nullptr;
+      T* out = kept ? kept : buffer(step.buffer);
+      const T* lying = step.opcode == DITORCH_LOAD ? in_place(operand, block) : nullptr;
+      values[i] = lying ? lying : out;
+      if (lying) continue;
+      step.opcode == DITORCH_LOAD ? load(operand, block, out) : compute(step, block, values, out);
+    }
+  }
+}
+
+template <class T>
+void Program<T>::operator()(const Rectangle* operands, int64_t rows, int64_t columns,
+                            int64_t number) const {
+  const int64_t width = std::min(columns, block_elements_);  // of a block
+  const int64_t height = std::min(rows, block_elements_ / width);
+  fill_constants(width * height);
+  std::array<Rectangle, DITORCH_MAP_OPERANDS> corners;
+  std::copy_n(operands, corners.size(), corners.begin());
+  for (int64_t row = 0; row < rows; row += height) {
+    for (int64_t column = 0; column < columns; column += width) {
+      for (size_t i = 0; i < corners.size(); ++i) {
+        const auto& [data, dtype, row_stride, stride] = operands[i];
+        corners[i].data = data + (row * row_stride + column * stride) * bytes_of(dtype);
+      }
+      run(corners.data(), {std::min(height, rows - row), std::min(width, columns - column), column,
+                           number + row * columns + column});
+    }
   }
 }
 

@@ -57,6 +57,12 @@ inline float exp_fast(float x) {
   });
 }
 
+// Where neither the result nor any power of two near it runs over or becomes subnormal.
+inline float exp_within(float x) {
+  const Reduced parts = reduced(x);
+  return exp_of_rest(parts.rest) * power_of_two(parts.exponent);
+}
+
 // Of any argument: the power of two in two factors, of which each has room, however large or small
 // the result is.
 inline float exp_anywhere(float x) {
@@ -87,16 +93,48 @@ inline float erf_anywhere(float x) {
   const float size = std::fabs(x);
   const float near = x + x * polynomial(kNear, x * x);
   const float clamped = size > 4.0f ? 4.0f : size;
-  const float far = std::copysign(1.0f - exp_anywhere(-polynomial(kFar, clamped)), x);
-  return size < 1.0f ? near : x != x ? x : far;
+  const float far = std::copysign(1.0f - exp_within(-polynomial(kFar, clamped)), x);
+  return size >= 1.0f ? far : near;
+}
+
+// Near 0 Cephes' polynomial (tanhf), in x^2.
+inline float tanh_anywhere(float x) {
+  constexpr float kNear[] = {-3.33332819422e-1f, 1.33314422036e-1f, -5.37397155531e-2f,
+                             2.06390887954e-2f, -5.70498872745e-3f};
+  const float size = std::fabs(x), square = x * x;
+  const float near = x + x * (square * polynomial(kNear, square));
+  const float clamped = size > 9.1f ? 9.1f : size;  // beyond, it is 1 in float32
+  const float far = std::copysign(1.0f - 2.0f / (exp_within(2.0f * clamped) + 1.0f), x);
+  return size >= 0.625f ? far : near;
+}
+
+// By the exp of a negative number, which never runs over.
+template <class T>
+inline T sigmoid_of(T x, T power) {
+  const T above = x != x ? x : T(1);
+  return (x < 0 ? power : above) / (T(1) + power);
 }
 
 EMUCHIP_CLONES void exp_anywhere_all(float* out, const float* values, int64_t count) {
+  EMUCHIP_IN_PLACE
   for (int64_t i = 0; i < count; ++i) out[i] = exp_anywhere(values[i]);
 }
 
 EMUCHIP_CLONES void erf_anywhere_all(float* out, const float* values, int64_t count) {
+  EMUCHIP_IN_PLACE
   for (int64_t i = 0; i < count; ++i) out[i] = erf_anywhere(values[i]);
+}
+
+EMUCHIP_CLONES void tanh_anywhere_all(float* out, const float* values, int64_t count) {
+  EMUCHIP_IN_PLACE
+  for (int64_t i = 0; i < count; ++i) out[i] = tanh_anywhere(values[i]);
+}
+
+EMUCHIP_CLONES void sigmoid_all(float* out, const float* values, int64_t count) {
+  EMUCHIP_IN_PLACE
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = sigmoid_of(values[i], exp_exact(-std::fabs(values[i])));
+  }
 }
 
 EMUCHIP_CLONES void exp_exact_all(float* values, int64_t count) {
@@ -141,6 +179,20 @@ void erf(float* out, const float* values, int64_t count) { erf_anywhere_all(out,
 
 void erf(double* out, const double* values, int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = std::erf(values[i]);
+}
+
+void tanh(float* out, const float* values, int64_t count) { tanh_anywhere_all(out, values, count); }
+
+void tanh(double* out, const double* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = std::tanh(values[i]);
+}
+
+void sigmoid(float* out, const float* values, int64_t count) { sigmoid_all(out, values, count); }
+
+void sigmoid(double* out, const double* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = sigmoid_of(values[i], std::exp(-std::fabs(values[i])));
+  }
 }
 
 float rsqrt(float value, bool fast) { return fast ? rsqrt_fast(value) : 1.0f / std::sqrt(value); }

@@ -1,4 +1,5 @@
-// The chip's special-function unit: exp, erf and rsqrt, exact to the last bit or two, or fast.
+// The chip's special-function unit: exp, erf, tanh, sigmoid and rsqrt, exact to the last bit or
+// two, or fast.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,15 @@ bool is_fast(const Numerics& numerics, ditorch_dtype dtype);
 void exp_nonpositive(float* values, int64_t count, bool fast);
 void exp_nonpositive(double* values, int64_t count, bool fast);
 
-// out[i] = exp(values[i]), erf(values[i]) for any values; out may be the values.
+// out[i] = exp(values[i]) and so on for any values; out may be the values.
 void exp(float* out, const float* values, int64_t count);
 void exp(double* out, const double* values, int64_t count);
 void erf(float* out, const float* values, int64_t count);
 void erf(double* out, const double* values, int64_t count);
+void tanh(float* out, const float* values, int64_t count);
+void tanh(double* out, const double* values, int64_t count);
+void sigmoid(float* out, const float* values, int64_t count);
+void sigmoid(double* out, const double* values, int64_t count);
 
 // 1 / sqrt(value) for values above 0. Fast: about 5e-6 off.
 float rsqrt(float value, bool fast);

@@ -23,6 +23,7 @@
 #include "ops/charge.h"
 #include "ops/host_arguments.h"
 #include "ops/map.h"
+#include "ops/strict.h"
 #include "runtime/allocator.h"
 #include "runtime/copy.h"
 #include "runtime/pinned.h"
@@ -141,7 +142,8 @@ at::Tensor empty_on_host(c10::IntArrayRef size, c10::ScalarType dtype) {
 // Within the chip, charged like any operator; bytes alone need no kernel.
 void copy_within_chip(const at::Tensor& destination, const at::Tensor& source) {
   const auto device = destination.device().index();
-  if (!host_reaches(device) && are_alike(destination, source) && !destination.is_alias_of(source)) {
+  const bool is_bytes = are_alike(destination, source) && !destination.is_alias_of(source);
+  if (!host_reaches(device) && is_bytes) {
     return copy_on_chip(device, destination.mutable_data_ptr(), source.const_data_ptr(),
                         source.nbytes());
   }
@@ -154,11 +156,16 @@ void copy_within_chip(const at::Tensor& destination, const at::Tensor& source) {
     check(status, "copy_");
     return charge.pay("copy_", false);
   }
+  const bool on_host = !is_bytes && destination.numel() > 0;
+  if (on_host) {
+    refuse_host(c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""),
+                {destination, source});
+  }
   HostArguments host(device);
   const auto target = host.lend(destination, /*written=*/true);
   target.copy_(host.lend(source, /*written=*/false));
   host.write_back();
-  charge.pay("copy_", false);
+  charge.pay("copy_", on_host);
 }
 
 // The host converts and lays out what it sends; the chip spreads what it receives.

@@ -10,7 +10,7 @@
 namespace ditorch {
 namespace {
 
-std::atomic<bool> is_strict{false};
+std::atomic<bool> strict_mode{false};
 thread_local std::string module_here;
 
 void append_dtype(std::string& text, const at::Tensor& tensor) {
@@ -33,12 +33,14 @@ std::string dtypes_of(c10::ArrayRef<c10::IValue> arguments) {
 
 }  // namespace
 
-void set_strict(bool strict) { is_strict = strict; }
+void set_strict(bool strict) { strict_mode = strict; }
+
+bool is_strict() { return strict_mode.load(std::memory_order_relaxed); }
 
 void set_module(std::string name) { module_here = std::move(name); }
 
 void refuse_host(const c10::OperatorHandle& handle, c10::ArrayRef<c10::IValue> arguments) {
-  if (!is_strict.load(std::memory_order_relaxed)) return;
+  if (!is_strict()) return;
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, "DITORCH_STRICT=1: ", c10::toString(handle.operator_name()), " of (",
       dtypes_of(arguments), ") in ",

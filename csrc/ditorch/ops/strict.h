@@ -9,6 +9,7 @@
 namespace ditorch {
 
 void set_strict(bool strict);
+bool is_strict();
 
 // The module whose forward the calling thread is in, for the error; empty outside of any.
 void set_module(std::string name);

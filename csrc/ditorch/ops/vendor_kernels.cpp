@@ -24,6 +24,7 @@
 #include "ops/pointwise.h"
 #include "ops/reductions.h"
 #include "ops/sorting.h"
+#include "ops/strict.h"
 #include "ops/tensors.h"
 
 namespace ditorch {
@@ -68,13 +69,31 @@ ditorch_status matmul_out(const ditorch_context& context, Arguments arguments, R
   return status;
 }
 
+// out = alpha * out + beta * self, rounded once. A beta of 0 leaves self unread, as torch has it.
+ditorch_status sum_on_chip(const ditorch_context& context, Arguments arguments, bool adds) {
+  if (!vendor_has_map()) return DITORCH_NOT_IMPLEMENTED;
+  Formula sum = {argument(5), option(4), DITORCH_MULTIPLY};
+  if (adds) sum = sum + Formula{argument(0), option(3), DITORCH_MULTIPLY, DITORCH_ADD};
+  return pointwise::compute(context, sum, arguments, arguments[5].toTensor());
+}
+
+void sum_on_host(const ditorch_context& context, Arguments arguments, bool adds) {
+  HostArguments host(context.device);
+  auto sum = host.lend(arguments[5].toTensor(), /*written=*/true);
+  sum.mul_(arguments[4].toScalar());
+  if (adds) {
+    const auto self = host.lend(arguments[0].toTensor(), /*written=*/false);
+    sum.add_(self, arguments[3].toScalar());
+  }
+  host.write_back();
+}
+
 // addmm.out(self, mat1, mat2, beta, alpha, out), baddbmm.out alike: the chip multiplies, and the
-// sum is taken in place over the same memory.
+// sum is taken in place over the same memory. The host takes it for a chip without elementwise
+// programs; strict mode hears of that as of an operator that the chip does not take.
 ditorch_status matmul_add_out(const ditorch_context& context, Arguments arguments,
                               Results& results) {
   const auto& self = arguments[0].toTensor();
-  const auto beta = arguments[3].toScalar();
-  const auto alpha = arguments[4].toScalar();
   const auto& out = arguments[5].toTensor();
   if (!are_plain({self, out}) || self.scalar_type() != out.scalar_type() ||
       self.dim() > out.dim() || out.is_alias_of(self)) {
@@ -83,12 +102,11 @@ ditorch_status matmul_add_out(const ditorch_context& context, Arguments argument
   auto status = product(context, arguments[1].toTensor(), arguments[2].toTensor(), out);
   if (status != DITORCH_OK) return status;
   results = {out};
-  if (alpha.equal(1) && beta.equal(0)) return DITORCH_OK;
-  HostArguments host(context.device);
-  auto sum = host.lend(out, /*written=*/true);
-  if (!alpha.equal(1)) sum.mul_(alpha);
-  if (!beta.equal(0)) sum.add_(host.lend(self, /*written=*/false), beta);
-  host.write_back();
+  const bool adds = !arguments[3].toScalar().equal(0);
+  if (!adds && arguments[4].toScalar().equal(1)) return DITORCH_OK;
+  status = sum_on_chip(context, arguments, adds);
+  if (status != DITORCH_NOT_IMPLEMENTED || is_strict()) return status;
+  sum_on_host(context, arguments, adds);
   return DITORCH_OK;
 }
 
