@@ -75,6 +75,24 @@ def test_the_host_copies_nothing_and_memory_is_imported_once() -> None:
         assert 1 <= imports == live <= 3
 
 
+def ever_new_memory(rank: int) -> tuple[int, int]:
+    device, group = join()
+    for number in range(20):
+        if rank == 0:
+            dist.send(content(number).to(device), 1, group=group)
+            torch.accelerator.empty_cache()
+            continue
+        got = torch.empty(ODD_BYTES, dtype=torch.uint8, device=device)
+        dist.recv(got, 0, group=group)
+        assert torch.equal(got.cpu(), content(number))
+    return async_chip.imports()
+
+
+def test_memory_that_is_used_no_more_is_let_go_of() -> None:
+    _, (imports, live) = run_processes(2, ever_new_memory, environment=environment())
+    assert imports == 20 and live == 16
+
+
 def in_order(rank: int, seed: int) -> list[str]:
     """What went wrong where chips are late: older work writes to the tensors, newer overwrites."""
     device, group = join()

@@ -24,7 +24,7 @@ constexpr int kTurnsBetweenClocks = 32;
 constexpr int kFewTurns = 2;  // where each costs much, or keeps the peer from its core
 constexpr int kLooksBeforeClock = 4;
 constexpr std::chrono::milliseconds kDrainTurn{20};
-constexpr std::chrono::milliseconds kQuickChipCopy{1};  // longer ones are looked at as often
+constexpr std::chrono::milliseconds kQuickChipCopy{1};  // a longer one is looked at once in as long
 constexpr timespec kShortSleep{0, 20'000};
 
 // The scheduler leaves two threads that keep waking each other on one core; it moves this one at

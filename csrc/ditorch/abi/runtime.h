@@ -262,8 +262,7 @@ typedef struct ditorch_runtime {
   ditorch_status (*work_span_ns)(int32_t device, int64_t* begin_ns, int64_t* end_ns);
 
   /* Memory of other processes. Optional: without the three, or where memory_export or memory_import
-   * says DITORCH_NOT_IMPLEMENTED, messages between two processes of a host go through its memory.
-   */
+   * fails, messages between two processes of a host go through the host's memory. */
 
   /* Describes the memory at `pointer`, which may point into the middle of an allocation. */
   ditorch_status (*memory_export)(int32_t device, const void* pointer,
