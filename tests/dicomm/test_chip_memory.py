@@ -188,6 +188,7 @@ def last_message(rank: int) -> None:
         dist.recv(tensor, 0, group=group)
     else:
         dist.send(tensor, 1, group=group)
+        tensor.fill_(0)  # the memory is the sender's again
     dist.destroy_process_group(group)
     if rank == 1:
         assert torch.equal(tensor.cpu(), content(0))

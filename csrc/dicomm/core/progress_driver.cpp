@@ -77,7 +77,7 @@ class ProgressDriver::Leadership {
     driver_.ledger_.awaited_by_leader = nullptr;
     driver_.leading_ = false;
     if (driver_.ledger_.sleepers > 0) driver_.ledger_.changed.notify_all();
-    if (driver_.parked_) driver_.wanted_.notify_all();
+    if (driver_.parked_ || driver_.connections_.chip_copies_since()) driver_.wanted_.notify_all();
   }
 
  private:
@@ -120,8 +120,9 @@ ProgressDriver::Time ProgressDriver::next_look_at_chip() const {
 // A caller that moved bytes while the leader slept may go away with some half done, or read ahead,
 // of which no descriptor tells.
 void ProgressDriver::leave_rest_to_leader() {
-  if (poller_.sleeping() && (!connections_.ready_to_sleep() || connections_.chip_copies_since()))
-    poller_.wake();
+  const bool chip_copies = connections_.chip_copies_since().has_value();
+  if (chip_copies) wanted_.notify_all();
+  if (poller_.sleeping() && (chip_copies || !connections_.ready_to_sleep())) poller_.wake();
 }
 
 void ProgressDriver::run() {
