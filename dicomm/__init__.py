@@ -47,6 +47,7 @@ _NEEDS_TORCH = (
     "register_backend",
     "set_device_clock",
     "set_links",
+    "share_chip_memory",
 )
 
 

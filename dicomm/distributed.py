@@ -119,6 +119,26 @@ def device_memory_functions() -> tuple[int, int]:
     return _c10d.device_memory_functions()
 
 
+def share_chip_memory(device_type: str, library: str) -> bool:
+    """Lets large messages between processes of one host go from chip to chip.
+
+    They do where both call this before they make the process group, for chips of one device type,
+    and are CPU-mediated: the receiver's chip then copies from the sender's memory, and the host
+    copies nothing. Other messages go as without it.
+
+    Args:
+        device_type: as in ``torch.device(device_type)``.
+        library: path of the chip vendor's library, which implements ditorch's runtime ABI.
+
+    Returns:
+        Whether the vendor has that: the ABI's memory_export and memory_import are optional.
+
+    Raises:
+        ValueError: it is no such library.
+    """
+    return _c10d.share_chip_memory(device_type, library)
+
+
 def set_links(group: dist.ProcessGroup | None, links: Mapping[int, tuple[float, float]]) -> None:
     """Paces the links from this rank to its peers in a group, as an emulated NIC would.
 

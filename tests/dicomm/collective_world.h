@@ -45,6 +45,14 @@ class Counting final : public Communicator {
                                  std::uint64_t tag) override {
     return real_->irecv(data, capacity, peer, tag);
   }
+  std::shared_ptr<Request> isend(std::shared_ptr<ChipBuffer> buffer, std::size_t bytes, int peer,
+                                 std::uint64_t tag) override {
+    return real_->isend(std::move(buffer), bytes, peer, tag);
+  }
+  std::shared_ptr<Request> irecv(std::shared_ptr<ChipBuffer> buffer, std::size_t capacity, int peer,
+                                 std::uint64_t tag) override {
+    return real_->irecv(std::move(buffer), capacity, peer, tag);
+  }
   void send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
             Timeout timeout) override {
     isend(data, bytes, peer, tag, 0)->wait(timeout);

@@ -76,5 +76,13 @@ def copies_to_host() -> tuple[int, int]:
     return library.async_chip_copies_to_host(ctypes.byref(most_bytes)), most_bytes.value
 
 
+def imports() -> tuple[int, int]:
+    """How many allocations of other processes this one's chip has imported, and still holds."""
+    library = ctypes.CDLL(os.environ["DITORCH_VENDOR_LIBRARY"])
+    library.async_chip_imports.restype = ctypes.c_size_t
+    live = ctypes.c_size_t()
+    return library.async_chip_imports(ctypes.byref(live)), live.value
+
+
 def release() -> None:
     ctypes.CDLL(os.environ["DITORCH_VENDOR_LIBRARY"]).async_chip_release()

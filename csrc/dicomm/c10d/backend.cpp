@@ -23,14 +23,15 @@ auto guarded(Membership& membership, const char* operation, F&& function) {
   }
 }
 
-std::string strategy_key(const std::string& name, int rank) {
-  return "dicomm/" + name + "/strategy/" + std::to_string(rank);
+std::string peer_key(const std::string& name, int rank) {
+  return "dicomm/" + name + "/peer/" + std::to_string(rank);
 }
 
+// words: what the others must know to send this rank large messages.
 std::shared_ptr<Membership> join(const std::shared_ptr<Store>& store, const Options& options,
-                                 Strategy strategy) {
+                                 const std::string& words) {
   try {
-    store->set(strategy_key(options.name, options.rank), name_of(strategy));
+    store->set(peer_key(options.name, options.rank), words);
     return Membership::create(store, options);
   } catch (const Error& error) {
     C10_THROW_ERROR(DistBackendError,
@@ -44,9 +45,9 @@ Backend::Backend(c10::intrusive_ptr<c10d::Store> store, const dicomm::Options& o
                  Strategy strategy)
     : c10d::Backend(options.rank, options.world_size),
       store_(std::make_shared<TorchStore>(std::move(store))),
-      strategy_(strategy),
-      strategies_(options.world_size) {
-  membership_ = join(store_, options, strategy);
+      me_{strategy, dicomm::chip_memory_domain()},
+      peers_(options.world_size) {
+  membership_ = join(store_, options, name_of(strategy) + (" " + me_.chip_memory_domain));
 }
 
 // The last owner may hold the interpreter's lock, which jobs that drop tensors need.
@@ -82,7 +83,8 @@ std::uint64_t Backend::bytes_sent(int peer) const {
 // Chip memory that the RDMA devices turned out not to reach is copied to the host's first. How long
 // messages are cut stays as the peers were told.
 Strategy Backend::staging() const {
-  return membership_->communicator().reaches_declared_memory() ? strategy_ : Strategy::cpu_mediated;
+  return membership_->communicator().reaches_declared_memory() ? me_.strategy
+                                                               : Strategy::cpu_mediated;
 }
 
 Staged Backend::stage(const at::Tensor& tensor, Access access) const {
@@ -114,26 +116,41 @@ Backend::WorkPtr Backend::track(WorkPtr work) {
 }
 
 // Asked for only where both sides must cut a message alike.
-Strategy Backend::strategy_of(int peer) {
-  if (peer < 0 || peer >= size_ || peer == rank_) return strategy_;  // refused further on
-  auto& known = strategies_.at(peer);
-  if (!known)
-    known = parse_strategy(
-        store_->get(strategy_key(membership_->name(), peer), membership_->timeout()));
+const Backend::Peer& Backend::peer_of(int peer) {
+  if (peer < 0 || peer >= size_ || peer == rank_) return me_;  // refused further on
+  auto& known = peers_.at(peer);
+  if (!known) {
+    const std::string words =
+        store_->get(peer_key(membership_->name(), peer), membership_->timeout());
+    const std::size_t space = words.find(' ');
+    known = {parse_strategy(words.substr(0, space)), words.substr(space + 1)};
+  }
   return *known;
+}
+
+// Whether a large message with the peer goes whole, from chip to chip where both tensors are.
+bool Backend::shares_chip_memory(const Peer& peer) const {
+  return me_.strategy == Strategy::cpu_mediated && peer.strategy == Strategy::cpu_mediated &&
+         !me_.chip_memory_domain.empty() && peer.chip_memory_domain == me_.chip_memory_domain;
 }
 
 Backend::WorkPtr Backend::message(c10d::OpType type, const char* title, const at::Tensor& tensor,
                                   int peer, int tag) {
   const Access access = type == c10d::OpType::SEND ? Access::read : Access::write;
   return guarded(*membership_, title, [&]() -> WorkPtr {
-    const bool large = MessageWork::in_chunks(tensor, Strategy::cpu_mediated, strategy_);
-    const bool chunked = large && peer != Communicator::any_source &&
-                         MessageWork::in_chunks(tensor, strategy_, strategy_of(peer));
-    Staged buffer = chunked ? Staged::in_pieces(tensor, staging(), access) : stage(tensor, access);
-    carry_clocks(buffer.device());
-    auto work = c10::make_intrusive<MessageWork>(membership_, type, title, std::move(buffer), peer,
-                                                 message_tag(tag), chunked);
+    const bool large = MessageWork::in_chunks(tensor, Strategy::cpu_mediated, me_.strategy);
+    const bool by_chips =
+        large && peer != Communicator::any_source && shares_chip_memory(peer_of(peer));
+    const bool chunked = large && !by_chips && peer != Communicator::any_source &&
+                         MessageWork::in_chunks(tensor, me_.strategy, peer_of(peer).strategy);
+    auto chip = by_chips ? ChipTensor::of(tensor, access) : nullptr;
+    const auto buffer =
+        chip ? chip->staged()
+             : std::make_shared<Staged>(chunked ? Staged::in_pieces(tensor, staging(), access)
+                                                : stage(tensor, access));
+    carry_clocks(buffer->device());
+    auto work = c10::make_intrusive<MessageWork>(membership_, type, title, buffer, std::move(chip),
+                                                 peer, message_tag(tag), chunked);
     work->start();
     return track(std::move(work));
   });

@@ -87,7 +87,12 @@ class Backend : public c10d::Backend {
   std::vector<Staged> stage(const Tensors& tensors, Access access) const;
   WorkPtr message(c10d::OpType type, const char* title, const at::Tensor& tensor, int peer,
                   int tag);
-  Strategy strategy_of(int peer);
+  struct Peer {
+    Strategy strategy;
+    std::string chip_memory_domain;
+  };
+  const Peer& peer_of(int peer);
+  bool shares_chip_memory(const Peer& peer) const;
   // inputs: shown in profiles; results: what the work's future holds; outputs: those that may need
   // copying back.
   template <class CallOptions>
@@ -95,8 +100,8 @@ class Backend : public c10d::Backend {
                  Tensors results, std::vector<Staged> outputs, CollectiveWork::Operation operation);
 
   std::shared_ptr<Store> store_;
-  Strategy strategy_;
-  std::vector<std::optional<Strategy>> strategies_;  // the peers', as far as they are known
+  Peer me_;                                 // as the others know this rank
+  std::vector<std::optional<Peer>> peers_;  // as far as they are known
   bool carries_clocks_ = false;
   std::optional<std::vector<WorkPtr>> coalescing_;
 };

@@ -2,6 +2,7 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "chip_memory.h"
 #include "device_memory.h"
 #include "mixed.h"
 
@@ -43,6 +44,10 @@ void set_device_clock(const std::string& device_type, std::uintptr_t ready_at_ns
                             reinterpret_cast<void (*)(std::int32_t, std::int64_t)>(wait_until_ns)});
 }
 
+bool share_chip_memory(const std::string& device_type, const std::string& library) {
+  return dicomm::share_chip_memory(c10::Device(device_type).type(), library);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -69,6 +74,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<dicomm::MixedBackend, dicomm::Backend, c10::intrusive_ptr<dicomm::MixedBackend>>(
       module, "MixedBackend");
   module.def("set_device_clock", &set_device_clock);
+  module.def("share_chip_memory", &share_chip_memory);
   module.def("device_memory_functions", [] {
     return py::make_tuple(reinterpret_cast<std::uintptr_t>(&dicomm_memory_taken),
                           reinterpret_cast<std::uintptr_t>(&dicomm_memory_returned));

@@ -21,32 +21,38 @@ bool MessageWork::in_chunks(const at::Tensor& tensor, Strategy mine, Strategy pe
 }
 
 MessageWork::MessageWork(std::shared_ptr<Membership> membership, c10d::OpType type,
-                         const char* title, Staged buffer, int peer, std::uint64_t tag,
+                         const char* title, std::shared_ptr<Staged> buffer,
+                         std::shared_ptr<ChipTensor> chip, int peer, std::uint64_t tag,
                          bool chunked)
-    : Work(-1, type, at::hasCallbacks() ? title : nullptr, shown_in_profiles(buffer)),
+    : Work(-1, type, at::hasCallbacks() ? title : nullptr, shown_in_profiles(*buffer)),
       membership_(std::move(membership)),
       buffer_(std::move(buffer)),
-      timeline_(buffer_.device()),
+      chip_(std::move(chip)),
+      timeline_(buffer_->device()),
       peer_(peer),
       tag_(tag),
-      chunks_(chunked ? (buffer_.bytes() + kChunkBytes - 1) / kChunkBytes : 1) {}
+      chunks_(chunked ? (buffer_->bytes() + kChunkBytes - 1) / kChunkBytes : 1) {}
 
 // A send is under way whether or not its work is kept; a dropped receive is cancelled.
 MessageWork::~MessageWork() {
   if (!is_send() || completed_) return;
-  const auto memory = std::make_shared<Staged>(std::move(buffer_));
   for (std::size_t chunk = arrived_; chunk < requests_.size(); ++chunk)
-    membership_->keep(std::move(requests_[chunk]), memory);
+    membership_->keep(std::move(requests_[chunk]), buffer_);
 }
 
 std::size_t MessageWork::length(std::size_t chunk) const {
-  if (chunks_ == 1) return buffer_.bytes();
-  return std::min(kChunkBytes, buffer_.bytes() - begin(chunk));
+  if (chunks_ == 1) return buffer_->bytes();
+  return std::min(kChunkBytes, buffer_->bytes() - begin(chunk));
 }
 
 void MessageWork::post(std::size_t chunk, int peer, std::int64_t ready_at_ns) {
-  std::byte* data = static_cast<std::byte*>(buffer_.data()) + begin(chunk);
   Communicator& communicator = membership_->communicator();
+  if (chip_) {
+    requests_.push_back(is_send() ? communicator.isend(chip_, buffer_->bytes(), peer, tag_)
+                                  : communicator.irecv(chip_, buffer_->bytes(), peer, tag_));
+    return;
+  }
+  std::byte* data = static_cast<std::byte*>(buffer_->data()) + begin(chunk);
   requests_.push_back(is_send() ? communicator.isend(data, length(chunk), peer, tag_, ready_at_ns)
                                 : communicator.irecv(data, length(chunk), peer, tag_));
 }
@@ -54,16 +60,16 @@ void MessageWork::post(std::size_t chunk, int peer, std::int64_t ready_at_ns) {
 // Whether stream order, and not the host, says when received bytes are in the tensor. An emulated
 // chip's memory has them at once, and its clock is waited for.
 bool MessageWork::lands_behind_the_host() const {
-  return buffer_.must_copy_back() && !Timeline(buffer_.tensor().device()).is_emulated();
+  return buffer_->must_copy_back() && !Timeline(buffer_->tensor().device()).is_emulated();
 }
 
 void MessageWork::start() {
-  if (lands_behind_the_host()) called_ = StreamMark::here(buffer_.tensor().device());
-  // Earlier work of the device may still use the buffer.
-  const std::int64_t ready_at_ns =
-      is_send() || !timeline_.is_emulated() ? timeline_.ready_at_ns() : 0;
+  if (lands_behind_the_host()) called_ = StreamMark::here(buffer_->tensor().device());
+  // Earlier work of the device may still use the buffer; a chip that copies to it waits by itself.
+  const bool waits = is_send() || (!chip_ && !timeline_.is_emulated());
+  const std::int64_t ready_at_ns = waits ? timeline_.ready_at_ns() : 0;
   for (std::size_t chunk = 0; chunk < chunks_; ++chunk) {
-    if (is_send() && chunks_ > 1) buffer_.copy_in(begin(chunk), length(chunk));
+    if (is_send() && chunks_ > 1) buffer_->copy_in(begin(chunk), length(chunk));
     post(chunk, peer_, ready_at_ns);
   }
 }
@@ -116,26 +122,33 @@ void MessageWork::arrived(std::size_t chunk) {
   if (!is_send() || timeline_.is_emulated()) timeline_.wait_until_ns(request.delivered_at_ns());
   if (!is_send()) {
     // Of bytes staged on the host, the chip's clock learns that its host waited for them.
-    Timeline(buffer_.tensor().device()).wait_until_ns(request.delivered_at_ns());
+    Timeline(buffer_->tensor().device()).wait_until_ns(request.delivered_at_ns());
     const std::size_t received = request.wait();
     if (received != length(chunk)) post_rest_from_any_source(received);
-    called_.hold_current_stream();
-    // Chunks may arrive on different streams, which then follow each other.
-    delivered_.hold_current_stream();
-    buffer_.copy_back(begin(chunk), length(chunk));
-    if (lands_behind_the_host()) delivered_ = StreamMark::here(buffer_.tensor().device());
+    if (chip_ && chip_->copied())
+      delivered_ = *chip_->copied();
+    else
+      copy_back(chunk);
   }
   ++arrived_;
+}
+
+void MessageWork::copy_back(std::size_t chunk) {
+  called_.hold_current_stream();
+  // Chunks may arrive on different streams, which then follow each other.
+  delivered_.hold_current_stream();
+  buffer_->copy_back(begin(chunk), length(chunk));
+  if (lands_behind_the_host()) delivered_ = StreamMark::here(buffer_->tensor().device());
 }
 
 // Whether a sender nobody named cuts its message is known once the first chunk is here.
 void MessageWork::post_rest_from_any_source(std::size_t received) {
   const bool chunk_of_more = peer_ == Communicator::any_source && chunks_ == 1 &&
-                             received == kChunkBytes && buffer_.bytes() > 2 * kChunkBytes;
+                             received == kChunkBytes && buffer_->bytes() > 2 * kChunkBytes;
   if (!chunk_of_more)
     throw Error("received " + std::to_string(received) + " bytes into a tensor of " +
                 std::to_string(length(arrived_)) + " bytes");
-  chunks_ = (buffer_.bytes() + kChunkBytes - 1) / kChunkBytes;
+  chunks_ = (buffer_->bytes() + kChunkBytes - 1) / kChunkBytes;
   for (std::size_t chunk = 1; chunk < chunks_; ++chunk) post(chunk, requests_[0]->peer(), 0);
 }
 

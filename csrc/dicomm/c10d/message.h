@@ -6,6 +6,7 @@
 #include <memory>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "chip_tensor.h"
 #include "membership.h"
 #include "staging.h"
 #include "streams.h"
@@ -18,15 +19,16 @@ namespace dicomm {
 // A large tensor goes in chunks where a side is CPU-mediated: while one is on the wire, the next is
 // copied from the chip and the one before to the chip. Each chunk is a message of the same tag;
 // both sides cut alike (see in_chunks), a tensor of the host too, as the other side's may be a
-// chip's.
+// chip's. It goes whole between chips that share memory: one copies it from the other's.
 class MessageWork : public c10d::Work {
  public:
   static constexpr std::size_t kChunkBytes = 1 << 20;
   static bool in_chunks(const at::Tensor& tensor, Strategy mine, Strategy peers);
 
-  // chunked: the buffer was staged in pieces.
+  // chunked: the buffer was staged in pieces. chip: null, or the buffer, staged on demand.
   MessageWork(std::shared_ptr<Membership> membership, c10d::OpType type, const char* title,
-              Staged buffer, int peer, std::uint64_t tag, bool chunked);
+              std::shared_ptr<Staged> buffer, std::shared_ptr<ChipTensor> chip, int peer,
+              std::uint64_t tag, bool chunked);
   ~MessageWork() override;
   // Hands the message to the transport. Throws dicomm's errors.
   void start();
@@ -48,11 +50,13 @@ class MessageWork : public c10d::Work {
   void post(std::size_t chunk, int peer, std::int64_t ready_at_ns);
   bool lands_behind_the_host() const;
   void arrived(std::size_t chunk);
+  void copy_back(std::size_t chunk);
   void post_rest_from_any_source(std::size_t received);
   void complete(std::exception_ptr failure = nullptr);
 
   std::shared_ptr<Membership> membership_;
-  Staged buffer_;
+  std::shared_ptr<Staged> buffer_;
+  std::shared_ptr<ChipTensor> chip_;
   Timeline timeline_;
   int peer_;
   std::uint64_t tag_;

@@ -58,6 +58,19 @@ Staged Staged::in_pieces(const at::Tensor& tensor, Strategy strategy, Access acc
   return {access == Access::read ? tensor.contiguous() : tensor, strategy, access, Later{}};
 }
 
+Staged Staged::on_demand(const at::Tensor& tensor, Access access) {
+  Staged staged;
+  staged.tensor_ = staged.bytes_ = tensor;
+  staged.must_copy_back_ = access != Access::read;
+  return staged;
+}
+
+void Staged::bring_to_host() {
+  const at::NoGradGuard no_grad;
+  bytes_ = host_tensor_like(tensor_);
+  if (!must_copy_back_) bytes_.copy_(tensor_);
+}
+
 Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later)
     : tensor_(tensor) {
   TORCH_CHECK(tensor.layout() == c10::kStrided, "dicomm: dense tensors expected, got layout ",

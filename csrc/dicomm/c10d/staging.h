@@ -23,10 +23,13 @@ class Staged {
   Staged(const at::Tensor& tensor, Strategy strategy, Access access);
   // The same without the copy: copy_in() brings the bytes over piece by piece.
   static Staged in_pieces(const at::Tensor& tensor, Strategy strategy, Access access);
+  // A contiguous chip tensor that is copied only if someone asks for it.
+  static Staged on_demand(const at::Tensor& tensor, Access access);
+  void bring_to_host();
 
   void* data() const { return bytes_.data_ptr(); }
-  std::size_t bytes() const { return bytes_.nbytes(); }
-  std::size_t count() const { return static_cast<std::size_t>(bytes_.numel()); }
+  std::size_t bytes() const { return tensor_.nbytes(); }
+  std::size_t count() const { return static_cast<std::size_t>(tensor_.numel()); }
   c10::Device device() const { return bytes_.device(); }  // where the transport finds it
   const at::Tensor& tensor() const { return tensor_; }
 
@@ -38,6 +41,7 @@ class Staged {
   void copy_in(std::size_t begin, std::size_t length) const;
 
  private:
+  Staged() = default;
   struct Later {};
   Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later);
   bool is_copy() const { return !bytes_.is_same(tensor_); }

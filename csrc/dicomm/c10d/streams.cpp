@@ -21,11 +21,14 @@ c10::Stream communication_stream(c10::Device device) {
 }
 
 StreamMark StreamMark::here(c10::Device device) {
+  if (device.is_cpu()) return {};
+  return of(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+StreamMark StreamMark::of(c10::Stream stream) {
   StreamMark mark;
-  if (device.is_cpu()) return mark;
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  mark.event_ = std::make_shared<c10::Event>(device.type());
-  mark.event_->record(guard.getStream(device));
+  mark.event_ = std::make_shared<c10::Event>(stream.device_type());
+  mark.event_->record(stream);
   return mark;
 }
 

@@ -18,6 +18,8 @@ class StreamMark {
  public:
   // Behind all that the calling thread's current stream has been given.
   static StreamMark here(c10::Device device);
+  // Behind all that the stream has been given.
+  static StreamMark of(c10::Stream stream);
 
   // The calling thread's current stream goes on once the mark is reached; the host is not held.
   void hold_current_stream() const;

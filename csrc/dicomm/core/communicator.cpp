@@ -25,6 +25,14 @@ class EngineCommunicator final : public Communicator {
                                  std::uint64_t tag) override {
     return requests().irecv(data, capacity, peer, tag);
   }
+  std::shared_ptr<Request> isend(std::shared_ptr<ChipBuffer> buffer, std::size_t bytes, int peer,
+                                 std::uint64_t tag) override {
+    return requests().isend(nullptr, bytes, peer, tag, 0, std::move(buffer));
+  }
+  std::shared_ptr<Request> irecv(std::shared_ptr<ChipBuffer> buffer, std::size_t capacity, int peer,
+                                 std::uint64_t tag) override {
+    return requests().irecv(nullptr, capacity, peer, tag, std::move(buffer));
+  }
   void send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
             Timeout timeout) override {
     requests().send(data, bytes, peer, tag, timeout);

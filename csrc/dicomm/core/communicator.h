@@ -123,6 +123,7 @@ class Request {
   virtual std::int64_t delivered_at_ns() const = 0;
 };
 
+class ChipBuffer;
 class RequestState;
 
 class Communicator {
@@ -143,6 +144,12 @@ class Communicator {
   static constexpr int any_source = -1;
   virtual std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer,
                                          std::uint64_t tag) = 0;
+  // The same of bytes in a chip's memory. A receive may be finished before the chip has copied what
+  // its peer's chip holds: see ChipBuffer::pull().
+  virtual std::shared_ptr<Request> isend(std::shared_ptr<ChipBuffer> buffer, std::size_t bytes,
+                                         int peer, std::uint64_t tag) = 0;
+  virtual std::shared_ptr<Request> irecv(std::shared_ptr<ChipBuffer> buffer, std::size_t capacity,
+                                         int peer, std::uint64_t tag) = 0;
   // isend() or irecv() and wait() in one, which is quicker. recv() returns the message's length.
   using Timeout = std::optional<std::chrono::milliseconds>;
   virtual void send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,

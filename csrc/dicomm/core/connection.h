@@ -1,9 +1,11 @@
 // The protocol with one peer, over its Stream: frames out, frames in. See frame.h.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -39,7 +41,10 @@ class Connection {
   bool has_pulls() const { return pulling() && !stream_->pulls_in_background(); }
   bool pulling() const { return !pulls_.empty(); }
   // Whether copy() may have something to do.
-  bool copying() const { return pulling() || !offers_.empty(); }
+  bool copying() const { return pulling() || !offers_.empty() || !chip_copies_.empty(); }
+  // Since when the chip copies what the peer holds for it; nothing but copy() learns that it is
+  // through.
+  std::optional<std::chrono::steady_clock::time_point> chip_copies_since() const;
 
   // Lets go of a request's buffer. False: it is still being read or written, finish() will tell.
   bool release(RequestState& request);
@@ -76,6 +81,11 @@ class Connection {
     Pull pull;
     Given given = Given::no;
   };
+  struct ChipCopying {  // delivered: its receiver waits as its chip's streams do
+    std::uint64_t id;   // the offer's
+    std::unique_ptr<ChipCopy> copy;
+    std::chrono::steady_clock::time_point begun;
+  };
 
   void queue(FrameHeader header, const std::string& payload = {});
   Outgoing& new_frame();
@@ -94,7 +104,10 @@ class Connection {
   void end_eager();
   void end_offer();
   void receive_offer(RequestState& request, const Arrival& offer);
-  void accept(RequestState& request, const Pull& message);
+  bool pull_by_chip(RequestState& request, const Arrival& offer);
+  bool end_chip_copies();
+  void accept(RequestState& request, std::uint64_t id, std::uint64_t bytes);
+  void stream_accepted(std::uint64_t id);
   bool go_on(Pulling& pulling, bool both_sides, bool& moved);
   RequestState* offer_ended(std::uint64_t id);
   bool ended(Pulling& pulling);
@@ -129,8 +142,10 @@ class Connection {
   std::shared_ptr<Arrival> sink_arrival_;
   std::string sink_text_;
   MemoryKeys sink_keys_{};
+  MemoryHandle sink_handle_;
   std::unordered_map<std::uint64_t, Incoming> accepted_;
   std::list<Pulling> pulls_;
+  std::list<ChipCopying> chip_copies_;
   std::size_t consumed_ = 0;  // eager bytes of which the peer is to be told
   std::size_t held_ = 0;      // eager bytes that nobody has received yet
   std::size_t offered_ = 0;   // offers whose answer has not been written yet

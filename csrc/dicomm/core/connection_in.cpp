@@ -88,6 +88,8 @@ void Connection::begin_frame() {
     sink_request_ = incoming.request;
   } else if (header_.kind == FrameKind::offer) {
     sink_ = reinterpret_cast<std::byte*>(sink_keys_.data());
+  } else if (header_.kind == FrameKind::offer_chip) {
+    sink_ = reinterpret_cast<std::byte*>(&sink_handle_);
   } else if (header_.kind == FrameKind::abort) {
     if (header_.bytes > kMaxReasonBytes) malformed("an endless reason");
     sink_text_.resize(header_.bytes);
@@ -99,7 +101,7 @@ void Connection::begin_eager() {
   sink_request_ = matcher_.match(peer_.rank, header_.tag);
   if (sink_request_) {
     if (fits(*sink_request_, header_.bytes))
-      sink_ = sink_request_->data;
+      sink_ = sink_request_->on_host();
     else
       sink_request_ = nullptr;
     consumed(header_.bytes);
@@ -134,13 +136,10 @@ void Connection::end_frame() {
     case FrameKind::eager:
       return end_eager();
     case FrameKind::offer:
+    case FrameKind::offer_chip:
       return end_offer();
-    case FrameKind::accept: {
-      RequestState* request = offer_ended(header_.id);
-      if (!request) return;
-      if (request->bytes == 0) return ledger_.finish(*request, 0);
-      return streaming_.push_back(request);
-    }
+    case FrameKind::accept:
+      return stream_accepted(header_.id);
     case FrameKind::data: {
       sink_request_ = nullptr;
       const auto found = accepted_.find(header_.id);
@@ -182,9 +181,19 @@ void Connection::end_offer() {
   offer->offered = true;
   offer->address = header_.address;
   offer->keys = sink_keys_;
+  if (header_.kind == FrameKind::offer_chip)
+    offer->chip = std::make_unique<MemoryHandle>(sink_handle_);
   if (RequestState* request = matcher_.match(peer_.rank, header_.tag))
     return receive_offer(*request, *offer);
   matcher_.keep(std::move(offer));
+}
+
+void Connection::stream_accepted(std::uint64_t id) {
+  RequestState* request = offer_ended(id);
+  if (!request) return;
+  if (request->bytes == 0) return ledger_.finish(*request, 0);
+  request->on_host();
+  streaming_.push_back(request);
 }
 
 // The peer is through with an offered buffer. Null: not an offer of ours, or not any more.
@@ -230,27 +239,55 @@ void Connection::receive_arrival(RequestState& request, const std::shared_ptr<Ar
   }
   dropped(arrival->bytes);
   if (!fits(request, arrival->bytes)) return;
-  if (arrival->bytes > 0) std::memcpy(request.data, arrival->payload.get(), arrival->bytes);
+  if (arrival->bytes > 0) std::memcpy(request.on_host(), arrival->payload.get(), arrival->bytes);
   deliver(request, arrival->bytes, arrival->delivered_at_ns);
 }
 
 void Connection::receive_offer(RequestState& request, const Arrival& offer) {
   if (!fits(request, offer.bytes)) return queue({.kind = FrameKind::done, .id = offer.id});
   request.delivered_at = offer.delivered_at_ns;
-  const Pull pull{offer.id, request.data, offer.address, offer.bytes, offer.keys};
-  if (offer.bytes > 0 && stream_->can_pull(pull)) {
-    pulls_.push_back({&request, pull});
-  } else if (offer.bytes == 0) {  // offered only for want of credit
+  if (offer.bytes == 0) {  // offered only for want of credit
     queue({.kind = FrameKind::done, .id = offer.id});
-    deliver(request, 0, offer.delivered_at_ns);
-  } else {
-    accept(request, pull);
+    return deliver(request, 0, offer.delivered_at_ns);
   }
+  if (offer.chip) {
+    if (!pull_by_chip(request, offer)) accept(request, offer.id, offer.bytes);
+    return;
+  }
+  const Pull pull{offer.id, request.on_host(), offer.address, offer.bytes, offer.keys};
+  if (stream_->can_pull(pull))
+    pulls_.push_back({&request, pull});
+  else
+    accept(request, offer.id, offer.bytes);
 }
 
-void Connection::accept(RequestState& request, const Pull& message) {
-  accepted_.emplace(message.id, Incoming{&request, message.bytes});
-  queue({.kind = FrameKind::accept, .id = message.id});
+void Connection::accept(RequestState& request, std::uint64_t id, std::uint64_t bytes) {
+  request.on_host();
+  accepted_.emplace(id, Incoming{&request, bytes});
+  queue({.kind = FrameKind::accept, .id = id});
+}
+
+// The receiver need not wait for its chip; the sender's memory is needed until the chip is through.
+bool Connection::pull_by_chip(RequestState& request, const Arrival& offer) {
+  auto copy = request.chip ? request.chip->pull(*offer.chip, offer.bytes) : nullptr;
+  if (!copy) return false;
+  chip_copies_.push_back({offer.id, std::move(copy), std::chrono::steady_clock::now()});
+  deliver(request, offer.bytes, offer.delivered_at_ns);
+  return true;
+}
+
+bool Connection::end_chip_copies() {
+  const auto ended = std::erase_if(chip_copies_, [this](const ChipCopying& copying) {
+    if (!copying.copy->done()) return false;
+    queue({.kind = FrameKind::done, .id = copying.id});
+    return true;
+  });
+  return ended > 0;
+}
+
+std::optional<std::chrono::steady_clock::time_point> Connection::chip_copies_since() const {
+  if (chip_copies_.empty()) return std::nullopt;
+  return chip_copies_.front().begun;
 }
 
 // A piece of as many messages as the stream moves at once; the others get their turn later. A
@@ -258,7 +295,7 @@ void Connection::accept(RequestState& request, const Pull& message) {
 // cache lines go to and fro between them.
 bool Connection::copy(bool both_sides) {
   both_sides &= offers_.empty();
-  bool moved = false;
+  bool moved = end_chip_copies();
   std::size_t going = 0;
   for (auto at = pulls_.begin(); at != pulls_.end() && going < stream_->concurrent_pulls(); ++going)
     at = go_on(*at, both_sides, moved) ? std::next(at) : pulls_.erase(at);
@@ -271,7 +308,7 @@ bool Connection::go_on(Pulling& pulling, bool both_sides, bool& moved) {
       case Pulled::withdrawn:
         return false;  // the sender aborts: its next frame says so
       case Pulled::refused:
-        accept(*pulling.request, pulling.pull);
+        accept(*pulling.request, pulling.pull.id, pulling.pull.bytes);
         return false;
       case Pulled::moved:
         moved = true;
@@ -307,7 +344,7 @@ void Connection::taken_back(std::uint64_t id) {
     return;
   }
   if (matcher_.remove_offer(peer_.rank, id)) return queue({.kind = FrameKind::done, .id = id});
-  // Every other offer has been answered already.
+  // Every other offer has been answered already, or will be once the chip is through.
   const auto accepted = accepted_.find(id);
   if (accepted == accepted_.end()) return;
   if (RequestState* request = accepted->second.request)

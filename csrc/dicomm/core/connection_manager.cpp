@@ -200,6 +200,14 @@ ConnectionManager::Time ConnectionManager::check_alive() {
   return next_check_;
 }
 
+std::optional<ConnectionManager::Time> ConnectionManager::chip_copies_since() const {
+  std::optional<Time> since;
+  for (const int rank : live_)
+    if (const auto begun = peers_[rank].connection->chip_copies_since())
+      since = std::min(since.value_or(*begun), *begun);
+  return since;
+}
+
 // A caller costs nobody but itself, not even where memory is short.
 void ConnectionManager::serve_lobby() {
   try {

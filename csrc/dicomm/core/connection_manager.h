@@ -80,6 +80,8 @@ class ConnectionManager {
   void handle(const Poller::Event& event);
   // Returns when to come again.
   Time check_alive();
+  // Since when the chip copies messages of peers, who hold their memory until they are told.
+  std::optional<Time> chip_copies_since() const;
 
   void serve_lobby();
   Time lobby_wakes_at() const { return lobby_.wake_at(); }

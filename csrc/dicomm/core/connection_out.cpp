@@ -41,8 +41,8 @@ void Connection::enqueue(Outgoing& frame) {
 
 void Connection::send_message(RequestState& request, bool crowded) {
   const std::size_t cost = request.bytes + kMessageOverheadBytes;
-  const bool eager =
-      request.bytes <= stream_->eager_bytes(crowded) && eager_outstanding_ + cost <= kCreditBytes;
+  const bool eager = !request.chip && request.bytes <= stream_->eager_bytes(crowded) &&
+                     eager_outstanding_ + cost <= kCreditBytes;
   if (!eager && offers_.size() == kMaxOffers)
     return ledger_.fail(request, Outcome::error,
                         text("send to ", peer_.describe(), ", tag ", request.tag, ": ", kMaxOffers,
@@ -60,6 +60,11 @@ void Connection::send_message(RequestState& request, bool crowded) {
     frame.payload = request.data;
     frame.payload_bytes = request.bytes;
     frame.request = &request;
+  } else if (request.chip) {
+    frame.header.kind = FrameKind::offer_chip;
+    frame.header.id = request.id;
+    own_payload(frame, &request.chip->handle(), sizeof(MemoryHandle));
+    offers_.emplace(request.id, &request);
   } else {
     frame.header.kind = FrameKind::offer;
     frame.header.id = request.id;
@@ -166,7 +171,7 @@ bool Connection::release(RequestState& request) {
   const auto never_sent = std::erase_if(frames_, [&](const Outgoing& frame) {
     const bool eager = frame.request == &request;
     if (eager) eager_outstanding_ -= frame.payload_bytes + kMessageOverheadBytes;
-    return eager || (frame.header.kind == FrameKind::offer && frame.header.id == request.id);
+    return eager || (is_offer(frame.header.kind) && frame.header.id == request.id);
   });
   if (std::erase(streaming_, &request) > 0) {
     queue({.kind = FrameKind::cancel, .id = request.id});
@@ -196,9 +201,8 @@ void Connection::release_all() {
     for (const auto& [id, request] : offers_) stream_->conceal(id);
   }
   if (writing_ && current_.request) own_current_payload();
-  std::erase_if(frames_, [](const Outgoing& frame) {
-    return frame.request || frame.header.kind == FrameKind::offer;
-  });
+  std::erase_if(frames_,
+                [](const Outgoing& frame) { return frame.request || is_offer(frame.header.kind); });
   streaming_.clear();
   offers_.clear();
   sink_ = nullptr;
@@ -206,6 +210,7 @@ void Connection::release_all() {
   if (sink_arrival_) sink_arrival_->receiver = nullptr;
   for (auto& [id, incoming] : accepted_) incoming.request = nullptr;
   pulls_.clear();
+  chip_copies_.clear();
 }
 
 }  // namespace dicomm

@@ -54,6 +54,7 @@ void Engine::close() {
     Lock lock(guard_.mutex);
     if (closed_) return;
     closed_ = true;
+    progress_.finish_chip_copies(lock, deadline_after(options_.timeout));
     connections_.leave_all();
     requests_.close();
     progress_.drain(lock, Clock::now() + kLinger);

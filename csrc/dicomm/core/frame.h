@@ -1,28 +1,34 @@
 // What travels on a Stream: a header, then `payload_bytes()` of payload.
 //
-// A short message is one eager frame. A long one is offered; the receiver, once it has a buffer,
-// either pulls it from the sender's memory and says done, or accepts it, and the sender streams
-// it as data frames.
+// A short message is one eager frame. A long one is offered, as is every one in a chip's memory;
+// the receiver, once it has a buffer, either pulls it from the sender's memory and says done, or
+// accepts it, and the sender streams it as data frames.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "core/chip_buffer.h"
 #include "core/stream.h"
 
 namespace dicomm {
 
 enum class FrameKind : std::uint8_t {
-  eager = 1,  // tag, bytes, delivered_at_ns; payload
-  offer,      // tag, bytes (of the message), id, address, delivered_at_ns; payload: MemoryKeys
-  accept,     // id
-  data,       // id, bytes; payload
-  done,       // id: the sender's buffer is free
-  cancel,     // id: the sender takes its offer back; an offer not answered yet is, by done
-  credit,     // only the credit field
-  abort,      // bytes; payload is the reason
-  leave,      // closed in order: nothing follows
+  eager = 1,   // tag, bytes, delivered_at_ns; payload
+  offer,       // tag, bytes (of the message), id, address, delivered_at_ns; payload: MemoryKeys
+  accept,      // id
+  data,        // id, bytes; payload
+  done,        // id: the sender's buffer is free
+  cancel,      // id: the sender takes its offer back; an offer not answered yet is, by done
+  credit,      // only the credit field
+  abort,       // bytes; payload is the reason
+  leave,       // closed in order: nothing follows
+  offer_chip,  // an offer without an address; payload: MemoryHandle
 };
+
+constexpr bool is_offer(FrameKind kind) {
+  return kind == FrameKind::offer || kind == FrameKind::offer_chip;
+}
 
 struct FrameHeader {
   std::uint16_t magic = kMagic;  // a stream out of step is noticed at once
@@ -43,6 +49,7 @@ struct FrameHeader {
 
   std::uint64_t payload_bytes() const {
     if (kind == FrameKind::offer) return sizeof(MemoryKeys);
+    if (kind == FrameKind::offer_chip) return sizeof(MemoryHandle);
     return kind == FrameKind::eager || kind == FrameKind::data || kind == FrameKind::abort ? bytes
                                                                                            : 0;
   }

@@ -20,6 +20,7 @@ struct Arrival {
   bool offered = false;
   std::uint64_t address = 0;             // offered
   MemoryKeys keys{};                     // offered
+  std::unique_ptr<MemoryHandle> chip;    // offered from a chip's memory
   std::unique_ptr<std::byte[]> payload;  // not offered
   bool complete = false;
   RequestState* receiver = nullptr;  // posted while the payload was still coming in

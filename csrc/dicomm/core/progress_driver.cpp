@@ -24,6 +24,7 @@ constexpr int kTurnsBetweenClocks = 32;
 constexpr int kFewTurns = 2;  // where each costs much, or keeps the peer from its core
 constexpr int kLooksBeforeClock = 4;
 constexpr std::chrono::milliseconds kDrainTurn{20};
+constexpr std::chrono::milliseconds kQuickChipCopy{1};  // a longer one is looked at once in as long
 constexpr timespec kShortSleep{0, 20'000};
 
 // The scheduler leaves two threads that keep waking each other on one core; it moves this one at
@@ -76,7 +77,7 @@ class ProgressDriver::Leadership {
     driver_.ledger_.awaited_by_leader = nullptr;
     driver_.leading_ = false;
     if (driver_.ledger_.sleepers > 0) driver_.ledger_.changed.notify_all();
-    if (driver_.parked_) driver_.wanted_.notify_all();
+    if (driver_.parked_ || driver_.connections_.chip_copies_since()) driver_.wanted_.notify_all();
   }
 
  private:
@@ -88,7 +89,7 @@ void ProgressDriver::lead(Lock& lock, Time until, const RequestState* awaited) {
   const Leadership leadership(*this, awaited);
   connections_.turn_all(Communicator::any_source);
   const Time lobby_time = connections_.lobby_wakes_at();
-  until = std::min({until, lobby_time, connections_.check_alive()});
+  until = std::min({until, lobby_time, connections_.check_alive(), next_look_at_chip()});
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
   int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
   if (stop_ || (awaited && (awaited->done || stays_awake())) ||
@@ -108,10 +109,20 @@ bool ProgressDriver::stays_awake() {
   return now < awake_until_;
 }
 
+// No descriptor tells that a chip's copy is through.
+ProgressDriver::Time ProgressDriver::next_look_at_chip() const {
+  const auto since = connections_.chip_copies_since();
+  if (!since) return Time::max();
+  const Time now = Clock::now();
+  return now - *since < kQuickChipCopy ? now : now + kQuickChipCopy;
+}
+
 // A caller that moved bytes while the leader slept may go away with some half done, or read ahead,
 // of which no descriptor tells.
 void ProgressDriver::leave_rest_to_leader() {
-  if (poller_.sleeping() && !connections_.ready_to_sleep()) poller_.wake();
+  const bool chip_copies = connections_.chip_copies_since().has_value();
+  if (chip_copies) wanted_.notify_all();
+  if (poller_.sleeping() && (chip_copies || !connections_.ready_to_sleep())) poller_.wake();
 }
 
 void ProgressDriver::run() {
@@ -244,8 +255,9 @@ void ProgressDriver::block(Lock& lock, RequestState& request, Time deadline) {
   }
 }
 
-void ProgressDriver::drain(Lock& lock, Time deadline) {
-  while (Clock::now() < deadline && !connections_.handed_over()) {
+template <class F>
+void ProgressDriver::lead_until(Lock& lock, Time deadline, F&& reached) {
+  while (Clock::now() < deadline && !reached()) {
     if (leading_) {
       poller_.wake();
       await_change(lock, deadline);
@@ -253,6 +265,14 @@ void ProgressDriver::drain(Lock& lock, Time deadline) {
       lead(lock, std::min(deadline, Clock::now() + kDrainTurn));
     }
   }
+}
+
+void ProgressDriver::finish_chip_copies(Lock& lock, Time deadline) {
+  lead_until(lock, deadline, [this] { return !connections_.chip_copies_since(); });
+}
+
+void ProgressDriver::drain(Lock& lock, Time deadline) {
+  lead_until(lock, deadline, [this] { return connections_.handed_over(); });
 }
 
 void ProgressDriver::stop(Lock& lock) {

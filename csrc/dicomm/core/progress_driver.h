@@ -38,8 +38,11 @@ class ProgressDriver {
   void touch() { touched_ = true; }
   // Looks out for the request's end for less than a microsecond, or until another thread wants in.
   void look_out(RequestState& request);
-  // Lets others in meanwhile, as the next two do: sleeps until the request is done, or `deadline`.
+  // Lets others in meanwhile, as the next three do: sleeps until the request is done, or
+  // `deadline`.
   void block(Lock& lock, RequestState& request, Time deadline);
+  // Until the chip has copied all that peers hold for it, or `deadline`.
+  void finish_chip_copies(Lock& lock, Time deadline);
   // Until everything that connections have to say is handed over, or `deadline`.
   void drain(Lock& lock, Time deadline);
   // Nobody moves bytes afterwards but the driver's thread, which join() waits for.
@@ -52,6 +55,9 @@ class ProgressDriver {
   void run();
   void lead(Lock& lock, Time until, const RequestState* awaited = nullptr);
   bool stays_awake();
+  Time next_look_at_chip() const;
+  template <class F>
+  void lead_until(Lock& lock, Time deadline, F&& reached);
   void await_change(Lock& lock, Time deadline);
   void leave_rest_to_leader();
   bool costly_to_poll(int rank) const;

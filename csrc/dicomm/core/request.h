@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "core/chip_buffer.h"
 #include "core/communicator.h"
 
 namespace dicomm {
@@ -75,8 +76,9 @@ class RequestState final : public Request {
 
   // The rest is the engine's, under its mutex, but for `done`.
   std::shared_ptr<Engine> engine;
+  std::shared_ptr<ChipBuffer> chip;  // where the buffer is in a chip's memory
   const bool is_send;
-  std::byte* const data;
+  std::byte* data;          // null: see chip
   const std::size_t bytes;  // to send, or room to receive
   int peer_number;          // any_source until a message matched
   const std::uint64_t tag;
@@ -88,6 +90,11 @@ class RequestState final : public Request {
   std::string failure;
   std::atomic<bool> done{false};
   std::chrono::nanoseconds age() const;
+  // The buffer, or the host's in its place.
+  std::byte* on_host() {
+    if (!data && chip) data = chip->on_host();
+    return data;
+  }
   RequestLink in_ledger, in_matcher;
 };
 

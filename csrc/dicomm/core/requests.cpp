@@ -61,10 +61,12 @@ std::int64_t Requests::pace(Outgoing& peer, std::size_t bytes, std::int64_t read
 }
 
 std::shared_ptr<Request> Requests::isend(const void* data, std::size_t bytes, int peer,
-                                         std::uint64_t tag, std::int64_t ready_at_ns) {
+                                         std::uint64_t tag, std::int64_t ready_at_ns,
+                                         std::shared_ptr<ChipBuffer> chip) {
   checked_peer(peer, "send");
   auto request = std::make_shared<RequestState>(engine_.shared_from_this(), true,
                                                 const_cast<void*>(data), bytes, peer, tag);
+  request->chip = std::move(chip);
   const Lock held = guard_.lock();
   start_send(*request, ready_at_ns);
   if (!request->done) request->posted_at_ns = rough_now_ns();
@@ -90,10 +92,11 @@ void Requests::send(const void* data, std::size_t bytes, int peer, std::uint64_t
 }
 
 std::shared_ptr<Request> Requests::irecv(void* data, std::size_t capacity, int peer,
-                                         std::uint64_t tag) {
+                                         std::uint64_t tag, std::shared_ptr<ChipBuffer> chip) {
   if (peer != Communicator::any_source) checked_peer(peer, "recv");
   auto request =
       std::make_shared<RequestState>(engine_.shared_from_this(), false, data, capacity, peer, tag);
+  request->chip = std::move(chip);
   const Lock held = guard_.lock();
   start_receive(*request);
   if (!request->done) request->posted_at_ns = rough_now_ns();
@@ -137,7 +140,7 @@ void Requests::start_receive(RequestState& request) {
       connection.receive_arrival(request, arrival);
       if (!connection.ended()) {
         connections_.settle(connection);
-        if (connection.has_pulls()) poller_.wake();
+        if (connection.has_pulls() || connection.chip_copies_since()) poller_.wake();
       }
       return;
     }

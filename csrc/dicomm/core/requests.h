@@ -30,8 +30,10 @@ class Requests final : public ConnectionEvents {
 
   // See Communicator.
   std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
-                                 std::int64_t ready_at_ns);
-  std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer, std::uint64_t tag);
+                                 std::int64_t ready_at_ns,
+                                 std::shared_ptr<ChipBuffer> chip = nullptr);
+  std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
+                                 std::shared_ptr<ChipBuffer> chip = nullptr);
   void start(RequestState& request, std::int64_t ready_at_ns);
   void send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
             Communicator::Timeout timeout);

@@ -112,6 +112,17 @@ typedef struct ditorch_peer_handle {
   uint64_t offset_bytes; /* DMABUF: where the piece begins in the buffer; HOST_POINTER: 0 */
 } ditorch_peer_handle;
 
+/* --- memory of other processes ------------------------------------------------------------- */
+
+/* How another process of the same host, with the same library, reaches a piece of device memory:
+ * plain bytes, good in any message. Whoever makes one zeroes it and sets struct_size. */
+typedef struct ditorch_memory_handle {
+  size_t struct_size;
+  uint8_t allocation[64]; /* the vendor's own words for the allocation that holds the piece; the
+                           * same as long as it lives, and never those of another one */
+  uint64_t offset_bytes;  /* where the piece begins in the allocation */
+} ditorch_memory_handle;
+
 /* --- launches ------------------------------------------------------------------------------- */
 
 /* What a kernel cost, for a chip that is paced by it (an emulated one).
@@ -249,6 +260,24 @@ typedef struct ditorch_runtime {
    * CLOCK_MONOTONIC nanoseconds, for torch's profiler. Optional: the profiler then shows no kernels
    * of this chip, only the host's side. */
   ditorch_status (*work_span_ns)(int32_t device, int64_t* begin_ns, int64_t* end_ns);
+
+  /* Memory of other processes. Optional: without the three, or where memory_export or memory_import
+   * fails, messages between two processes of a host go through the host's memory. */
+
+  /* Describes the memory at `pointer`, which may point into the middle of an allocation. */
+  ditorch_status (*memory_export)(int32_t device, const void* pointer,
+                                  ditorch_memory_handle* handle);
+
+  /* Where this process finds the allocation of another's handle; the offset is not looked at.
+   * memory_copy of DITORCH_COPY_DEVICE_TO_DEVICE takes such pointers as its source. The other
+   * process holds the memory until the copies are done. A handle that leads nowhere, its process
+   * being dead, say, is DITORCH_INVALID. */
+  ditorch_status (*memory_import)(int32_t device, const ditorch_memory_handle* handle,
+                                  void** pointer);
+
+  /* Lets go of what memory_import gave. Work submitted before may still use it, so the vendor waits
+   * for that work if its driver does not. */
+  ditorch_status (*memory_import_release)(int32_t device, void* pointer);
 } ditorch_runtime;
 
 /* The library's table, which lives as long as the process, or NULL if it does not speak

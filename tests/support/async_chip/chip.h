@@ -4,7 +4,8 @@
 //
 // Every stream has a thread that does its work in order, each piece after a random delay.
 // Environment: ASYNC_CHIP_SEED (1); ASYNC_CHIP_DELAY_US (300), the longest of these delays;
-// ASYNC_CHIP_KERNELS (1), 0 to leave every operator to the host, whose bits are the CPU's.
+// ASYNC_CHIP_KERNELS (1), 0 to leave every operator to the host, whose bits are the CPU's;
+// ASYNC_CHIP_IMPORTS (1), 0 to refuse other processes' memory.
 #pragma once
 
 #include <chrono>
@@ -90,5 +91,17 @@ ditorch_status memory_free(std::int32_t device, void* pointer);
 ditorch_status memory_info(std::int32_t device, std::size_t* free_bytes, std::size_t* total_bytes);
 ditorch_status memory_copy(std::int32_t device, ditorch_stream* stream, void* destination,
                            const void* source, std::size_t bytes, ditorch_copy_kind kind);
+
+// Makes a range of addresses of the chip's size, of a file's bytes or, without one, of none.
+char* map_memory(int protection, int file = -1);
+// Memory that is another process's: where the work of streams finds the bytes; null if it is not.
+const void* imported_bytes(const void* device_pointer);
+void describe_memory(ditorch_memory_handle* handle, int file, std::size_t offset,
+                     std::size_t number);
+ditorch_status memory_export(std::int32_t device, const void* pointer,
+                             ditorch_memory_handle* handle);
+ditorch_status memory_import(std::int32_t device, const ditorch_memory_handle* handle,
+                             void** pointer);
+ditorch_status memory_import_release(std::int32_t device, void* pointer);
 
 }  // namespace async_chip

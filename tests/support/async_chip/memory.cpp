@@ -1,6 +1,7 @@
 // Device pointers lie in a range of addresses that nothing may touch; the bytes are in another
 // range, which only the work of streams knows.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -18,25 +19,30 @@ constexpr int kPoison = 0xFF;  // NaN in every floating dtype
 
 struct Memory {
   std::mutex mutex;
-  std::map<std::size_t, std::size_t> held;  // offset -> bytes
+  struct Held {
+    std::size_t bytes, number;
+  };
+  std::map<std::size_t, Held> held;  // by offset
+  std::size_t numbers = 0;           // of allocations, each of which has its own
   std::size_t used_bytes = 0;
   std::size_t copies_to_host = 0, most_bytes_to_host = 0;  // of them all, and of the largest
-  char* addresses = map(PROT_NONE);
-  char* bytes = map(PROT_READ | PROT_WRITE);
+  const int file = nameless_file();
+  char* addresses = map_memory(PROT_NONE);
+  char* bytes = map_memory(PROT_READ | PROT_WRITE, file);
 
-  static char* map(int protection) {
-    void* found =
-        mmap(nullptr, kMemoryBytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (found == MAP_FAILED) std::abort();
-    return static_cast<char*>(found);
+  // It is gone with the last process that maps it, however that ends.
+  static int nameless_file() {
+    const int file = memfd_create("async_chip", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, kMemoryBytes) != 0) std::abort();
+    return file;
   }
 
   // The first gap that is large enough, so that freed memory is used again soon.
   std::size_t find(std::size_t wanted) const {
     std::size_t begin = 0;
-    for (const auto& [offset, length] : held) {
+    for (const auto& [offset, piece] : held) {
       if (offset - begin >= wanted) break;
-      begin = offset + length;
+      begin = offset + piece.bytes;
     }
     return begin;
   }
@@ -74,7 +80,7 @@ ditorch_status memory_allocate(std::int32_t, std::size_t bytes, void** pointer) 
   const std::size_t offset = all.find(padded);
   if (offset + padded > kMemoryBytes)
     return fail(DITORCH_OUT_OF_MEMORY, "no piece of " + std::to_string(bytes) + " bytes is free");
-  all.held[offset] = padded;
+  all.held[offset] = {padded, ++all.numbers};
   all.used_bytes += padded;
   std::memset(all.bytes + offset, kPoison, padded);
   *pointer = all.addresses + offset;
@@ -89,8 +95,8 @@ ditorch_status memory_free(std::int32_t, void* pointer) {
   const auto found = all.holds(pointer) ? all.held.find(static_cast<char*>(pointer) - all.addresses)
                                         : all.held.end();
   if (found == all.held.end()) return fail(DITORCH_INVALID, "a pointer that was not allocated");
-  std::memset(all.bytes + found->first, kPoison, found->second);
-  all.used_bytes -= found->second;
+  std::memset(all.bytes + found->first, kPoison, found->second.bytes);
+  all.used_bytes -= found->second.bytes;
   all.held.erase(found);
   return DITORCH_OK;
 }
@@ -107,11 +113,12 @@ ditorch_status memory_copy(std::int32_t, ditorch_stream* stream, void* destinati
   if (bytes == 0) return DITORCH_OK;
   const bool to_chip = kind != DITORCH_COPY_DEVICE_TO_HOST;
   const bool from_chip = kind != DITORCH_COPY_HOST_TO_DEVICE;
-  if (memory().holds(destination) != to_chip || memory().holds(source) != from_chip)
+  const void* imported = kind == DITORCH_COPY_DEVICE_TO_DEVICE ? imported_bytes(source) : nullptr;
+  if (memory().holds(destination) != to_chip || (imported || memory().holds(source)) != from_chip)
     return fail(DITORCH_INVALID, "a copy whose kind does not fit its pointers");
   void* to = to_chip ? bytes_behind(destination) : destination;
   if (from_chip) {
-    const void* from = bytes_behind(source);
+    const void* from = imported ? imported : bytes_behind(source);
     if (!to_chip) memory().count_to_host(bytes);
     queue_of(stream).submit([=] { std::memcpy(to, from, bytes); });
   } else {  // the host may change the source at once
@@ -119,6 +126,20 @@ ditorch_status memory_copy(std::int32_t, ditorch_stream* stream, void* destinati
     auto sent = std::make_shared<const std::vector<char>>(begin, begin + bytes);
     queue_of(stream).submit([=] { std::memcpy(to, sent->data(), bytes); });
   }
+  return DITORCH_OK;
+}
+
+ditorch_status memory_export(std::int32_t, const void* pointer, ditorch_memory_handle* handle) {
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  if (!all.holds(pointer)) return fail(DITORCH_INVALID, "a pointer that was not allocated");
+  const std::size_t offset = static_cast<const char*>(pointer) - all.addresses;
+  const auto after = all.held.upper_bound(offset);
+  if (after == all.held.begin()) return fail(DITORCH_INVALID, "a pointer to free memory");
+  const auto& [begin, piece] = *std::prev(after);
+  if (offset >= begin + piece.bytes) return fail(DITORCH_INVALID, "a pointer to free memory");
+  describe_memory(handle, all.file, begin, piece.number);
+  handle->offset_bytes = offset - begin;
   return DITORCH_OK;
 }
 

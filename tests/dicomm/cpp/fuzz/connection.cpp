@@ -74,6 +74,35 @@ class FuzzedStream final : public Stream {
   std::vector<std::byte> written_;
 };
 
+// A chip that may not reach the peer's memory, and copies as long as it likes.
+class FuzzedChip final : public ChipBuffer {
+ public:
+  FuzzedChip(FuzzedDataProvider& input, std::byte* host, std::size_t bytes)
+      : input_(input), host_(host), bytes_(bytes) {}
+
+  const MemoryHandle& handle() const override { return handle_; }
+  std::unique_ptr<ChipCopy> pull(const MemoryHandle&, std::size_t bytes) override {
+    expect(bytes <= bytes_);
+    return input_.ConsumeBool() ? std::make_unique<Copy>(input_) : nullptr;
+  }
+  std::byte* on_host() override { return host_; }
+
+ private:
+  class Copy final : public ChipCopy {
+   public:
+    explicit Copy(FuzzedDataProvider& input) : input_(input) {}
+    bool done() override { return input_.ConsumeBool(); }
+
+   private:
+    FuzzedDataProvider& input_;
+  };
+
+  FuzzedDataProvider& input_;
+  std::byte* const host_;
+  const std::size_t bytes_;
+  const MemoryHandle handle_{};
+};
+
 class Session {
  public:
   explicit Session(FuzzedDataProvider& input)
@@ -95,8 +124,12 @@ class Session {
 
  private:
   struct Call {
-    Call(bool is_send, std::size_t bytes, int peer, std::uint64_t tag)
-        : buffer(new std::byte[bytes]), request(nullptr, is_send, buffer.get(), bytes, peer, tag) {}
+    Call(FuzzedDataProvider& input, bool is_send, std::size_t bytes, int peer, std::uint64_t tag,
+         bool in_chip)
+        : buffer(new std::byte[bytes]),
+          request(nullptr, is_send, in_chip ? nullptr : buffer.get(), bytes, peer, tag) {
+      if (in_chip) request.chip = std::make_shared<FuzzedChip>(input, buffer.get(), bytes);
+    }
 
     const std::unique_ptr<std::byte[]> buffer;
     RequestState request;
@@ -164,7 +197,8 @@ class Session {
   RequestState& add(bool is_send, int peer) {
     const std::size_t bytes = length();
     const int tag = input_.ConsumeIntegralInRange<int>(0, 3);
-    calls_.push_back(std::make_unique<Call>(is_send, bytes, peer, tag));
+    calls_.push_back(
+        std::make_unique<Call>(input_, is_send, bytes, peer, tag, input_.ConsumeBool()));
     ledger_.add(calls_.back()->request);
     return calls_.back()->request;
   }
@@ -205,7 +239,7 @@ class Session {
 
   void hear_frame() {
     FrameHeader header;
-    header.kind = static_cast<FrameKind>(input_.ConsumeIntegralInRange<int>(0, 10));
+    header.kind = static_cast<FrameKind>(input_.ConsumeIntegralInRange<int>(0, 11));
     header.tag = input_.ConsumeIntegralInRange<int>(0, 3);
     header.bytes = input_.ConsumeBool() ? length() : input_.ConsumeIntegral<std::uint64_t>();
     header.id = input_.ConsumeIntegralInRange<int>(0, 6);

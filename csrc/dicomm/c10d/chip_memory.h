@@ -1,0 +1,34 @@
+// What a vendor's library does so that two processes of a host copy from chip to chip.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <string>
+
+#include "core/chip_buffer.h"
+
+namespace dicomm {
+
+// From any thread. Throw one sentence.
+class ChipMemory {
+ public:
+  virtual ~ChipMemory() = default;
+  virtual MemoryHandle export_from(c10::DeviceIndex device, const void* address) const = 0;
+  // Where this process finds the handle's allocation, until it is released.
+  virtual void* import(c10::DeviceIndex device, const MemoryHandle& handle) const = 0;
+  virtual void release(c10::DeviceIndex device, void* imported) const = 0;
+  // On the current stream, of which it is in order.
+  virtual void copy(c10::DeviceIndex device, void* to, const void* from,
+                    std::size_t bytes) const = 0;
+};
+
+// Lets the chips of this device type share memory as their vendor's library, which implements
+// ditorch's runtime ABI, knows to: whether it does. Throws where it is no such library.
+bool share_chip_memory(c10::DeviceType type, const std::string& library);
+// Null: the chips of this device type share none.
+const ChipMemory* chip_memory(c10::DeviceType type);
+
+// Equal for two processes that reach each other's chip memory; empty: no other does. A word.
+std::string chip_memory_domain();
+
+}  // namespace dicomm

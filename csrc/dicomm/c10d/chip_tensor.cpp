@@ -1,0 +1,74 @@
+#include "chip_tensor.h"
+
+#include <c10/core/StreamGuard.h>
+
+#include "imported_memory.h"
+
+namespace dicomm {
+
+namespace {
+
+class MarkedCopy final : public ChipCopy {
+ public:
+  explicit MarkedCopy(StreamMark mark) : mark_(std::move(mark)) {}
+  bool done() override { return mark_.is_reached(); }
+
+ private:
+  StreamMark mark_;
+};
+
+// Whoever cannot copy from chip to chip is slower, and not wrong.
+void warn_of_the_longer_way(const c10::Error& error) {
+  TORCH_WARN_ONCE(error.what_without_backtrace(), "; messages go through the host's memory");
+}
+
+}  // namespace
+
+std::shared_ptr<ChipTensor> ChipTensor::of(const at::Tensor& tensor, Access access) {
+  const ChipMemory* memory = chip_memory(tensor.device().type());
+  if (!memory || (access != Access::read && !tensor.is_contiguous())) return nullptr;
+  try {
+    return std::shared_ptr<ChipTensor>(new ChipTensor(tensor, access, *memory));
+  } catch (const c10::Error& error) {
+    warn_of_the_longer_way(error);
+    return nullptr;
+  }
+}
+
+ChipTensor::ChipTensor(const at::Tensor& tensor, Access access, const ChipMemory& memory)
+    : tensor_(std::make_shared<Staged>(
+          Staged::on_demand(access == Access::read ? tensor.contiguous() : tensor, access))),
+      memory_(memory) {
+  const at::Tensor& here = tensor_->tensor();
+  if (access == Access::read) {
+    handle_ = memory.export_from(here.device().index(), here.const_data_ptr());
+    return;
+  }
+  called_ = StreamMark::here(here.device());
+  const c10::StreamGuard guard(communication_stream(here.device()));
+  keep_for_current_stream(here);
+}
+
+std::unique_ptr<ChipCopy> ChipTensor::pull(const MemoryHandle& from, std::size_t bytes) {
+  const at::Tensor& here = tensor_->tensor();
+  const auto device = here.device().index();
+  try {
+    const void* there = imported_memory(memory_, device, from);
+    const c10::StreamGuard guard(communication_stream(here.device()));
+    called_.hold_current_stream();
+    memory_.copy(device, here.mutable_data_ptr(), there, bytes);
+  } catch (const c10::Error& error) {
+    warn_of_the_longer_way(error);
+    return nullptr;
+  }
+  copied_ = StreamMark::of(communication_stream(here.device()));
+  return std::make_unique<MarkedCopy>(*copied_);
+}
+
+std::byte* ChipTensor::on_host() {
+  const c10::StreamGuard guard(communication_stream(tensor_->tensor().device()));
+  tensor_->bring_to_host();
+  return static_cast<std::byte*>(tensor_->data());
+}
+
+}  // namespace dicomm
