@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Sequence
@@ -11,6 +12,10 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from heteropp.description.files import FileError
+from heteropp.process_groups.control import Control
+from heteropp.process_groups.seals import UntrueError
+from heteropp.runtime.ranks.secret import unlike_secrets
 from heteropp.runtime.ranks.store import is_here
 
 
@@ -25,6 +30,20 @@ class Process(NamedTuple):
     @staticmethod
     def own(store: dist.Store) -> Process:
         return Process(_machine(), socket.gethostname(), os.getpid(), is_here(store))
+
+
+def meet(control: Control, own: Process, labels: Sequence[str]) -> list[Process]:
+    """Returns all ranks' processes, by rank. Raises FileError where one has another secret."""
+    control.publish("process", json.dumps(own))
+    try:
+        return [Process(*json.loads(text)) for text in control.collect("process")]
+    except UntrueError as error:
+        called = list(labels)
+        with contextlib.suppress(ValueError, TypeError):  # a stranger wrote what no rank says
+            there = [Process(*json.loads(found.text)) for found in error.found]
+            called = names(labels, there)
+        unlike = unlike_secrets(called, [found.is_true for found in error.found])
+        raise FileError(unlike or str(error)) from None
 
 
 def names(labels: Sequence[str], processes: Sequence[Process]) -> list[str]:
