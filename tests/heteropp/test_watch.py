@@ -20,6 +20,7 @@ import torch.distributed as dist
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks import processes
 from heteropp.runtime.ranks.heartbeats import POLL_S
+from heteropp.runtime.ranks.processes import Presence, Process
 from heteropp.runtime.ranks.watch import Watch
 
 
@@ -77,6 +78,18 @@ def test_a_watch_that_has_finished_calls_the_store_no_more(tmp_path: Path) -> No
     process.start()
     process.join(120)
     assert process.exitcode == 0
+
+
+def test_a_process_of_a_clone_is_not_taken_for_one_of_this_machine() -> None:
+    """The clone of a virtual machine has its name, and process numbers of its own."""
+    presence = Presence(0)
+    own = Process("machine", "host", os.getpid(), False, presence.name)
+    assert own.shares_machine(own)
+    assert not own._replace(machine="another").shares_machine(own)
+    assert not own._replace(number=os.getppid()).shares_machine(own)
+    assert not own._replace(presence=f"{presence.name}0").shares_machine(own)
+    presence.socket.close()
+    assert not own.shares_machine(own)
 
 
 class Rank:

@@ -37,7 +37,7 @@ from heteropp.process_groups.seals import Part, Seals
 from heteropp.runtime.ranks.first_cause import Cause, FirstCause
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer, RollCall
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
-from heteropp.runtime.ranks.processes import Process, meet, names, store_name
+from heteropp.runtime.ranks.processes import Presence, Process, meet, names, store_name
 from heteropp.runtime.ranks.store import limit_answers
 
 TELL_S = 3 * POLL_S  # for the others to hear the cause
@@ -91,13 +91,14 @@ class Watch:
             signal.signal(number, lambda *_: None)  # the thread below reads it from the pipe
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # which a member held back until now
         Watch.newest = self
-        own = Process.own(store)
+        self.presence = Presence(control.rank)
+        own = Process.own(store, self.presence)
         self.processes = meet(control, own, labels)
         self.names = names(labels, self.processes)
         self.store_name = store_name(labels, self.processes, self.rank)
         self.peers: dict[int, int] = {}  # file descriptor of the process: rank
         for rank, process in enumerate(self.processes):
-            if rank != self.rank and process.machine == own.machine:
+            if rank != self.rank and process.shares_machine(own):
                 self._watch_process(process.number, rank)
         launcher = multiprocessing.parent_process()
         self._watch_process((launcher and launcher.pid) or os.getppid(), LAUNCHER)
@@ -118,6 +119,7 @@ class Watch:
         if not self.thread.is_alive():
             for descriptor in (*self.peers, self.wakeup, self.wakeup_write, self.failed):
                 os.close(descriptor)
+            self.presence.socket.close()
 
     def fail(
         self, what: str, is_own: bool = False, tell: Callable[[], None] = lambda: None
