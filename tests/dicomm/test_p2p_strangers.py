@@ -27,7 +27,7 @@ UNPROVEN = (7).to_bytes(4, "little") + CARD + bytes(32)  # a verdict that proves
 
 
 def contact(folder, rank):
-    words = dicomm.FileStore(folder).get(f"dicomm/default/{rank}", 10).decode().split()
+    words = jobs.contact(folder, rank)
     return words[3], (words[4], int(words[5]))  # local name, TCP address
 
 
@@ -423,6 +423,6 @@ def test_a_store_entry_of_another_program_is_named(tmp_path):
     dicomm.FileStore(tmp_path).set("dicomm/default/1", b"\xff nonsense")
     with (
         jobs.connect(tmp_path, 0, 2) as communicator,
-        pytest.raises(dicomm.PeerError, match="the store's entry for rank 1"),
+        pytest.raises(dicomm.PeerError, match="wrote 'dicomm/default/1' to the store"),
     ):
         communicator.send(b"x", 1)
