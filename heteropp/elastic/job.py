@@ -28,16 +28,18 @@ world that N begins with. MEMBER has a slash in it, which no other part of a key
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from heteropp.description.cluster import read_cluster
 from heteropp.description.plan import read_plan
+from heteropp.process_groups.seals import Part, Seals
 from heteropp.runtime.ranks.store import limit_answers
 from heteropp.runtime.training_run import RankChip, TrainingRun
 from heteropp.state.recovery.tiers import Tiers
@@ -60,7 +62,7 @@ class Meeting:
             self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s)
         )
         limit_answers(store, self.answer_s)
-        return dist.PrefixStore(self.prefix, store) if self.prefix else store
+        return Part(self.prefix, store) if self.prefix else store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,21 +132,30 @@ class Board:
     """Reads and writes the job's store: values by the parts of a key."""
 
     def __init__(self, store: dist.Store) -> None:
-        self.store = dist.PrefixStore("elastic", store)
+        self.store = Part("elastic", store)
+        self.seals = Seals(self.store)
 
     def say(self, value: Any, *key: str | int) -> None:
         """`value`: a Generation, one of heteropp.elastic.messages, a text or a number."""
-        self.store.set(_name(key), TypeAdapter(type(value)).dump_json(value).decode())
+        self.seals.set(_name(key), TypeAdapter(type(value)).dump_json(value).decode())
 
     def heard(self, type_: type[T], *key: str | int) -> T | None:
         """What was said by now, if anything was."""
-        return self.hear(type_, *key) if self.store.check([_name(key)]) else None
+        text = self.seals.get(_name(key))
+        return None if text is None else TypeAdapter(type_).validate_json(text)
+
+    def found(self, type_: type[T], *key: str | int) -> tuple[T, bool] | None:
+        """What anybody has said by now, and whether it was a process of this job."""
+        found = self.seals.find(_name(key))
+        with suppress(ValidationError):  # it was not
+            return found and (TypeAdapter(type_).validate_json(found.text), found.is_true)
+        return None
 
     def hear(self, type_: type[T], *key: str | int, timeout_s: float | None = None) -> T:
         """Waits for what is said; DistStoreError when it is not in time (the store's own)."""
         if timeout_s is not None:
             self.store.wait([_name(key)], timedelta(seconds=timeout_s))
-        return TypeAdapter(type_).validate_json(self.store.get(_name(key)))
+        return TypeAdapter(type_).validate_json(self.seals.wait([_name(key)])[0])
 
     def take(self, type_: type[T], *key: str | int) -> T | None:
         """Returns what was said by now, if anything was, and removes it to be said anew."""
@@ -159,9 +170,9 @@ def _name(key: tuple[str | int, ...]) -> str:
 
 def generation_store(store: dist.Store, number: int) -> dist.Store:
     """Returns the part of the store for a generation's process groups, control and watch."""
-    return dist.PrefixStore(f"generation {number}", store)
+    return Part(f"generation {number}", store)
 
 
 def switch_store(store: dist.Store, number: int) -> dist.Store:
     """Returns the part of the store for the world in which the switch to a generation happens."""
-    return dist.PrefixStore(f"switch {number}", store)
+    return Part(f"switch {number}", store)

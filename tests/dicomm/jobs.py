@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import signal
 import time
@@ -22,6 +24,18 @@ SECRET = "a secret of this test"
 def connect(folder: str, rank: int, world_size: int, **options: Any) -> dicomm.Communicator:
     options = {"secret": SECRET, "timeout_s": 20.0} | options
     return dicomm.Communicator(rank, world_size, dicomm.FileStore(folder), **options)
+
+
+def contact(folder: Path, rank: int) -> list[str]:
+    """Returns the words by which a rank says how it is reached, without their seal."""
+    return dicomm.FileStore(folder).get(f"dicomm/default/{rank}", 10).decode().split()[:-1]
+
+
+def publish(folder: Path, rank: int, words: list[str]) -> None:
+    """Writes such words with the seal that shows that their writer knows the secret."""
+    key, value = f"dicomm/default/{rank}", " ".join(words)
+    seal = hmac.new(SECRET.encode(), f"store\n{key}\n{value}".encode(), hashlib.sha256).hexdigest()
+    dicomm.FileStore(folder).set(key, f"{value} {seal}".encode())
 
 
 def _body(function: Callable[..., Any], rank: int, folder: str, pipe: Connection, args: Any):

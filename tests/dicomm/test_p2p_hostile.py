@@ -41,13 +41,9 @@ def proof(role: bytes, *words: bytes) -> bytes:
     return hmac.digest(jobs.SECRET.encode(), role + b"".join(words), "sha256")
 
 
-def contact(folder: Path, rank: int) -> list[str]:
-    return dicomm.FileStore(folder).get(f"dicomm/default/{rank}", 10).decode().split()
-
-
 def dial(folder: Path) -> socket.socket:
     """A proven connection with rank 0, as rank 1, over TCP."""
-    words = contact(folder, 0)
+    words = jobs.contact(folder, 0)
     caller = socket.create_connection((words[4], int(words[5])), timeout=20)
     caller.sendall(mine := hello(1, 0))
     theirs = caller.recv(224, socket.MSG_WAITALL)
@@ -105,9 +101,9 @@ def listener_as_rank_1(folder: Path) -> socket.socket:
     name = f"dicomm-hostile-{os.getpid()}-{os.urandom(4).hex()}"
     listener.bind("\0" + name)
     listener.listen()
-    words = contact(folder, 0)
+    words = jobs.contact(folder, 0)
     words[3] = name
-    dicomm.FileStore(folder).set("dicomm/default/1", " ".join(words).encode())
+    jobs.publish(folder, 1, words)
     return listener
 
 
@@ -129,7 +125,7 @@ def own_segment(folder: Path) -> int:
     """One that rank 0 made for a caller: what a segment has to look like."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(20)
-        caller.connect("\0" + contact(folder, 0)[3])
+        caller.connect("\0" + jobs.contact(folder, 0)[3])
         caller.sendall(mine := hello(1, 0))
         theirs = caller.recv(224, socket.MSG_WAITALL)
         caller.sendall(CARD + proof(b"dialler", mine, theirs, CARD))

@@ -259,3 +259,76 @@ def test_a_stopped_process_with_a_full_window_is_not_taken_for_a_vanished_machin
             there.do(f"kill -CONT {receiver}")
             party.processes[1].send_signal(signal.SIGCONT)  # nsenter had stopped with it
             assert party.all_said() == [text + "done\n" for text in before]
+
+
+# What a process reads of its namespaces is a folder that all machines share: for it they are one
+# host, as clones of a virtual machine are.
+CLONED = """
+import os, subprocess
+subprocess.run(["mount", "--bind", "{folder}", f"/proc/{{os.getpid()}}/ns"], check=True)
+"""
+SENT = """
+request = communicator.isend(b"hello", 1 - {rank})
+communicator.recv(buffer := bytearray(5), 1 - {rank})
+request.wait()
+print(buffer.decode())
+"""
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+def test_clones_of_one_machine_meet_over_tcp(tmp_path, transport):
+    namespaces = tmp_path / "ns"
+    namespaces.mkdir()
+    for name in ("net", "pid", "user"):
+        (namespaces / name).touch()
+    cloned = CLONED.format(folder=namespaces)
+    with lab(2, tmp_path) as both:
+        scripts = []
+        for rank, machine in enumerate(both):
+            text = script(tmp_path, "cloned", rank, SENT, timeout_s=30)
+            scripts.append((machine, cloned + text.replace('"tcp"', f'"{transport}"')))
+        with Party(tmp_path, scripts) as party:
+            for text in party.all_said():
+                if transport == "auto":
+                    assert text == "met\nhello\n"
+                else:  # which is told instead of a hung-up call
+                    assert "transport shm was asked for, but rank " in text, text
+                    assert " is on another host (or in another container)" in text, text
+
+
+AGAIN = """
+message, count = bytearray(1), 0
+while True:
+    if {rank}:
+        communicator.recv(message, 0)
+        communicator.send(message, 0)
+    else:
+        communicator.send(message, 1)
+        communicator.recv(message, 1)
+        if (count := count + 1) % 100 == 0:
+            print(count)
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.long
+def test_an_outage_costs_little_more_than_its_own_length(tmp_path):
+    """By the kernel's own pauses, which double, the first call after 14 s comes after 25 s."""
+    with lab(2, tmp_path) as both:
+        scripts = [(m, script(tmp_path, "away", rank, AGAIN)) for rank, m in enumerate(both)]
+        with Party(tmp_path, scripts) as party:
+            party.wait_until_all_said("met")
+
+            def goes_on(within_s: float) -> bool:
+                before = party.said()[0]
+                deadline_s = time.monotonic() + within_s
+                while (going := party.said()[0] == before) and time.monotonic() < deadline_s:
+                    time.sleep(0.05)
+                return not going
+
+            assert goes_on(30)
+            both[1].cut_off()
+            time.sleep(14)
+            assert not goes_on(0)
+            both[1].come_back()
+            assert goes_on(7)

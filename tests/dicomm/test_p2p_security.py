@@ -23,15 +23,14 @@ PAID, CHANGED = b"pay 1.00 to Ann", b"pay 9.99 to Bob"
 
 
 class Relay:
-    """Stands in a rank's place in the store, and passes on what it gets; all of that it keeps."""
+    """Stands in a rank's place, and passes on what it gets; all of that it keeps."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        store = dicomm.FileStore(folder)
-        words = store.get(f"dicomm/default/{rank}", 10).decode().split()
+        words = jobs.contact(folder, rank)
         self._rank_at = words[4], int(words[5])
         self._door = socket.create_server(("127.0.0.1", 0))
         words[4:6] = map(str, self._door.getsockname())
-        store.set(f"dicomm/default/{rank}", " ".join(words).encode())
+        jobs.publish(folder, rank, words)
         self.seen = bytearray()
         threading.Thread(target=self._serve, daemon=True).start()
 

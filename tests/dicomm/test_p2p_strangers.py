@@ -27,7 +27,7 @@ UNPROVEN = (7).to_bytes(4, "little") + CARD + bytes(32)  # a verdict that proves
 
 
 def contact(folder, rank):
-    words = dicomm.FileStore(folder).get(f"dicomm/default/{rank}", 10).decode().split()
+    words = jobs.contact(folder, rank)
     return words[3], (words[4], int(words[5]))  # local name, TCP address
 
 
@@ -369,21 +369,40 @@ def test_a_dialler_without_descriptors_says_so_and_tries_again(tmp_path, transpo
         assert "rank 0 is not connected yet (it listens at " in words
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_rank_with_another_secret_is_an_error_on_both_sides_and_no_payload_passes(
-    tmp_path, transport
-):
-    right = jobs.connect(tmp_path, 0, 2, transport=transport)
-    wrong = jobs.connect(tmp_path, 1, 2, transport=transport, secret="another")
+def test_a_rank_with_another_secret_is_an_error_on_both_sides_and_no_payload_passes(tmp_path):
+    right = jobs.connect(tmp_path, 0, 2)
+    wrong = jobs.connect(tmp_path, 1, 2, secret="another")
     buffer = bytearray(3)
+    receive = right.irecv(buffer, 1)
     with pytest.raises(dicomm.PeerError, match="secrets differ"):
         wrong.send(b"abc", 0)
-    wrong.close()
-    receive = right.irecv(buffer, dicomm.ANY_SOURCE)
-    with pytest.raises(dicomm.TimeoutError, match="does not know this job's secret"):
-        receive.wait(timeout_s=0.3)
+    with pytest.raises(dicomm.PeerError, match="secrets differ"):
+        receive.wait(timeout_s=30)
     assert buffer == bytes(3)
+    wrong.close()
     right.close()
+
+
+def test_nobody_calls_the_address_that_a_stranger_wrote_to_the_store(tmp_path, capfd):
+    store, own = dicomm.FileStore(tmp_path), tmp_path / "stranger"
+    own.mkdir()
+    first = jobs.connect(tmp_path, 0, 2, transport="tcp")
+    with jobs.connect(own, 1, 2, transport="tcp", secret="another"):  # where the stranger listens
+        forged = dicomm.FileStore(own).get("dicomm/default/1", 10)
+        store.set("dicomm/default/1", forged)
+        sent = first.isend(b"hello", 1)
+        with pytest.raises(dicomm.TimeoutError):
+            sent.wait(timeout_s=1)
+        store.set("dicomm/default/1", store.get("dicomm/default/0", 10))  # a seal of another key
+        with pytest.raises(dicomm.TimeoutError):
+            sent.wait(timeout_s=1)
+        second = jobs.connect(tmp_path, 1, 2, transport="tcp")
+        second.recv(buffer := bytearray(5), 0)
+        assert buffer == b"hello"
+    told = "somebody without the job's secret wrote 'dicomm/default/1' to the store"
+    assert capfd.readouterr().err.count(told) == 1
+    for communicator in (first, second):
+        communicator.close()
 
 
 def test_an_empty_secret_and_impossible_ranks_are_refused(tmp_path):
@@ -404,6 +423,6 @@ def test_a_store_entry_of_another_program_is_named(tmp_path):
     dicomm.FileStore(tmp_path).set("dicomm/default/1", b"\xff nonsense")
     with (
         jobs.connect(tmp_path, 0, 2) as communicator,
-        pytest.raises(dicomm.PeerError, match="the store's entry for rank 1"),
+        pytest.raises(dicomm.PeerError, match="wrote 'dicomm/default/1' to the store"),
     ):
         communicator.send(b"x", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks import processes
 from heteropp.runtime.ranks.heartbeats import POLL_S
+from heteropp.runtime.ranks.processes import Presence, Process
 from heteropp.runtime.ranks.watch import Watch
 
 
@@ -78,6 +80,18 @@ def test_a_watch_that_has_finished_calls_the_store_no_more(tmp_path: Path) -> No
     assert process.exitcode == 0
 
 
+def test_a_process_of_a_clone_is_not_taken_for_one_of_this_machine() -> None:
+    """The clone of a virtual machine has its name, and process numbers of its own."""
+    presence = Presence(0)
+    own = Process("machine", "host", os.getpid(), False, presence.name)
+    assert own.shares_machine(own)
+    assert not own._replace(machine="another").shares_machine(own)
+    assert not own._replace(number=os.getppid()).shares_machine(own)
+    assert not own._replace(presence=f"{presence.name}0").shares_machine(own)
+    presence.socket.close()
+    assert not own.shares_machine(own)
+
+
 class Rank:
     """A process with a watch, on a machine of its own as far as it can tell."""
 
@@ -107,7 +121,10 @@ def watched(logs: Path, rank: int, world_size: int, port: int, pipe: Connection)
     labels = [f"rank {number}" for number in range(world_size)]
     watch = Watch(store, control, labels, logs, DEADLINE_S, lambda: "", lambda: None)
     pipe.send("watched")
-    watch.fail(*pipe.recv())
+    while what := pipe.recv():
+        watch.fail(*what)
+    pipe.send(watch.told_to_stop)
+    pipe.recv()
 
 
 def keep_store(pipe: Connection) -> None:
@@ -183,9 +200,35 @@ def test_an_error_that_nobody_died_of_is_the_rank_s_own(job: Job) -> None:
 )
 def test_a_stranger_ends_nothing_and_hides_nothing(job: Job, words: str) -> None:
     stranger = dist.TCPStore("127.0.0.1", job.port, is_master=False)
-    dist.PrefixStore("watch", stranger).set("cause", words)
+    for key in ("cause", "stop", "finished/0", "finished/1", "finished/2", "told/0"):
+        dist.PrefixStore("watch", stranger).set(key, words)
     time.sleep(3 * POLL_S)
     assert all(rank.process.is_alive() for rank in job.ranks)
+    job.ranks[0].pipe.send(())
+    assert job.ranks[0].pipe.recv() is False  # it was not told to stop
     job.ranks[1].pipe.send(("failed: ValueError",))
     for rank in job.ranks:
         assert rank.cause() == f"rank 1 on {socket.gethostname()} failed: ValueError"
+
+
+def test_a_stranger_keeps_no_silent_rank_alive(job: Job) -> None:
+    stranger = dist.TCPStore("127.0.0.1", job.port, is_master=False)
+    watch = dist.PrefixStore("watch", stranger)
+    time.sleep(2 * POLL_S)
+    heard = watch.get("beat/1")
+    assert job.ranks[1].process.pid
+    os.kill(job.ranks[1].process.pid, signal.SIGSTOP)
+    ended = threading.Event()
+
+    def beat() -> None:
+        """As a counter that grows, as a text of its own, and as what it has heard."""
+        while not ended.wait(POLL_S / 8):
+            with contextlib.suppress(RuntimeError):
+                watch.set("beat/1", "1")
+                watch.add("beat/1", 1)
+                watch.set("beat/1", heard)
+
+    threading.Thread(target=beat, daemon=True).start()
+    for rank in (job.ranks[0], job.ranks[2]):
+        assert rank.cause() == f"rank 1 on {socket.gethostname()} has not answered for 3 s"
+    ended.set()

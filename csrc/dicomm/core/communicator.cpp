@@ -1,6 +1,7 @@
 #include "core/communicator.h"
 
 #include "core/engine.h"
+#include "core/sealed_store.h"
 #include "core/text.h"
 
 namespace dicomm {
@@ -88,7 +89,8 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Store> store,
   if (options.world_size > 1 && options.secret.empty())
     throw Error("the job's secret is empty: every rank needs the same non-empty secret");
   if (options.timeout <= std::chrono::milliseconds(0)) throw Error("timeout must be positive");
-  auto engine = Engine::create(std::move(store), options);
+  auto sealed = std::make_shared<SealedStore>(std::move(store), options.secret);
+  auto engine = Engine::create(std::move(sealed), options);
   engine->start();
   return std::make_shared<EngineCommunicator>(std::move(engine));
 }

@@ -61,22 +61,31 @@ void ConnectionManager::start_dialler(std::function<void()> body) {
 // On a thread of its own, so that one slow peer delays no other.
 void ConnectionManager::dial(int rank) {
   try {
-    const auto contact = find_contact(rank);
+    auto contact = find_contact(rank);
     if (!contact) return;
-    const Deadline deadline{Clock::now() + kDialTimeout, closing_};
-    const std::size_t transport = choose_transport(transports_, contact_.asked, *contact, rank);
-    const auto dialler = transports_[transport]->dial(contact->words[transport]);
-    Fd socket;
-    Dialled dialled = call(*contact, transport, rank, deadline, dialler->card(), socket);
-    if (dialled.verdict == Verdict::crossed) return await_crossed_call(rank, socket);
-    const PeerIdentity peer = dialled.peer;
-    auto stream = dialler->connect(std::move(socket), std::move(dialled), deadline);
-    Lock lock(guard_.mutex);
-    if (closing_ || peers_[rank].connection) return;
-    connected(rank, peer, std::move(stream));
+    try {
+      dial(rank, *contact);
+    } catch (const NotThisHost&) {
+      contact->host_id.clear();  // which it claims only
+      dial(rank, *contact);
+    }
   } catch (const std::exception& error) {
     unreachable(rank, error.what());
   }
+}
+
+void ConnectionManager::dial(int rank, const Contact& contact) {
+  const Deadline deadline{Clock::now() + kDialTimeout, closing_};
+  const std::size_t transport = choose_transport(transports_, contact_.asked, contact, rank);
+  const auto dialler = transports_[transport]->dial(contact.words[transport]);
+  Fd socket;
+  Dialled dialled = call(contact, transport, rank, deadline, dialler->card(), socket);
+  if (dialled.verdict == Verdict::crossed) return await_crossed_call(rank, socket);
+  const PeerIdentity peer = dialled.peer;
+  auto stream = dialler->connect(std::move(socket), std::move(dialled), deadline);
+  Lock lock(guard_.mutex);
+  if (closing_ || peers_[rank].connection) return;
+  connected(rank, peer, std::move(stream));
 }
 
 Dialled ConnectionManager::call(const Contact& contact, std::size_t transport, int rank,

@@ -130,6 +130,7 @@ class ConnectionManager {
   void start_dialler(std::function<void()> body);
   // connecting.cpp; not under the mutex
   void dial(int rank);
+  void dial(int rank, const Contact& contact);
   Dialled call(const Contact& contact, std::size_t transport, int rank, const Deadline& deadline,
                const TransportCard& card, Fd& socket);
   void await_crossed_call(int rank, const Fd& socket);

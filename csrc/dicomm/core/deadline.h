@@ -21,6 +21,13 @@ class TurnedAway : public Error {
   using Error::Error;
 };
 
+// What listens there is not on this host, whatever its host id says: clones of a virtual machine
+// have the same one.
+class NotThisHost : public Error {
+ public:
+  using Error::Error;
+};
+
 constexpr const char* kNoDescriptors = "this rank has no file descriptors left (ulimit -n)";
 
 [[noreturn]] inline void throw_no_socket(int error) {

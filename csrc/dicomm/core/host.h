@@ -5,8 +5,9 @@
 
 namespace dicomm {
 
-// Equal for two processes exactly where shared memory, local sockets and each other's process id
-// work between them: same boot of one kernel, same namespaces, same user.
+// Unlike for two processes where shared memory, local sockets and each other's process id do not
+// work between them: another boot of a kernel, other namespaces, another user. Where it is equal
+// they do, but for clones of a virtual machine: only a local call that is answered proves one host.
 std::string host_id();
 std::string host_name();
 // Those that the ranks of this host may use together.

@@ -57,7 +57,8 @@ class Transport {
   // an error. Empty: it does. Throws Error.
   virtual std::string obstacle(const std::string& host_id, const std::string& words) const = 0;
 
-  // Calls a listener of its own kind. Throws Error; TurnedAway where this rank has no descriptors.
+  // Calls a listener of its own kind. Throws Error; TurnedAway where this rank has no descriptors,
+  // NotThisHost where it would have to be on this host.
   virtual Fd call(const std::string& words, const Deadline& deadline) const;
   virtual std::unique_ptr<Dialler> dial(const std::string& words) = 0;  // throws Error
 

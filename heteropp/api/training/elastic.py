@@ -38,7 +38,7 @@ from heteropp.runtime.ranks.agreement import unlike_terms, warn_of_unlike_torch
 from heteropp.runtime.ranks.attempt import COME_S, launcher_store
 from heteropp.runtime.ranks.launch import set_environment
 from heteropp.runtime.ranks.loopback import loopback_store
-from heteropp.runtime.ranks.secret import draw_secret, unlike_secrets
+from heteropp.runtime.ranks.secret import draw_secret
 from heteropp.runtime.ranks.store import StoreSilentError, naming_silent_store
 from heteropp.runtime.ranks.watch import SIGNALS
 from heteropp.runtime.training_run import TrainingRun
@@ -328,9 +328,7 @@ def _under_torchrun(
         raise InputError(
             f"the agents' --node-name are {', '.join(nodes)}; expected each of them once"
         )
-    unlike = unlike_terms(nodes, [agent.version for agent in gathered.agents])
-    unlike = unlike or unlike_secrets(nodes, [agent.secret for agent in gathered.agents])
-    if unlike:
+    if unlike := unlike_terms(nodes, [agent.version for agent in gathered.agents]):
         raise InputError(unlike)
     if rank == 0:
         warn_of_unlike_torch(nodes, [agent.torch for agent in gathered.agents])

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from heteropp.elastic.job import Board
+from heteropp.process_groups.seals import TRUE_S
 from heteropp.runtime.ranks.agreement import Terms, own_torch, own_version
-from heteropp.runtime.ranks.secret import fingerprint
+from heteropp.runtime.ranks.secret import unlike_secrets
 
 POLL_S = 0.1
 
@@ -27,7 +28,6 @@ class Present:
     node: str
     version: Terms
     torch: Terms
-    secret: str  # its fingerprint, which tells whether the agents have the same one
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,18 @@ def gather(store: dist.Store, rank: int, world_size: int, node: str, timeout_s: 
     earlier start left is overwritten, and never answered. Raises GatheringError.
     """
     board = Board(store)
-    own = Present(uuid.uuid4().hex, node, own_version(), own_torch(), fingerprint())
+    own = Present(uuid.uuid4().hex, node, own_version(), own_torch())
     board.say(own, "agent", rank)
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
+    began_s = time.monotonic()
+    while time.monotonic() < began_s + timeout_s:
+        seen = [board.found(Present, "agent", other) for other in range(world_size)]
+        told = [one for one in seen if one]
+        if len(told) == world_size and time.monotonic() > began_s + TRUE_S:
+            nodes = [agent.node for agent, _ in told]
+            if unlike := unlike_secrets(nodes, [is_own for _, is_own in told]):
+                raise GatheringError(unlike)
         if rank == 0:
-            seen = [board.heard(Present, "agent", other) for other in range(world_size)]
-            there = tuple(agent for agent in seen if agent)
+            there = tuple(agent for agent, is_own in told if is_own)
             if len(there) == world_size:
                 board.say(Gathered(own.id, there), "gathered")
         found = board.heard(Gathered, "gathered")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -30,8 +31,10 @@ class Heart:
 
     def _run(self) -> None:
         try:
-            while not self.stopped.wait(POLL_S):
-                self.board.store.add(_key(self.node), 1)
+            for beat in itertools.count(1):
+                if self.stopped.wait(POLL_S):
+                    break
+                self.board.say(beat, *_key(self.node))
         except dist.DistError:
             pass  # the agent sees it, too
 
@@ -43,7 +46,7 @@ class Pulse:
         self, board: Board, nodes: Collection[str], deadline_s: float, tell: Callable[[str], None]
     ) -> None:
         """`tell` takes sentences for the user."""
-        self.store, self.deadline_s, self.tell = board.store, deadline_s, tell
+        self.board, self.deadline_s, self.tell = board, deadline_s, tell
         self.heard = {node: MonitoredPeer() for node in nodes}
         self.lost: set[str] = set()
         self.next_s = 0.0  # monotonic
@@ -55,7 +58,7 @@ class Pulse:
             return []
         self.next_s = now_s + POLL_S
         for node, neighbour in self.heard.items():
-            if news := neighbour.listen(self.store.add(_key(node), 0), now_s):
+            if news := neighbour.listen(self.board.heard(int, *_key(node)) or 0, now_s):
                 self.tell(f"node {node} {news}")
         return self._lose(self.deadline_s)
 
@@ -79,5 +82,5 @@ class Pulse:
         return news
 
 
-def _key(node: str) -> str:
-    return f"beat/{node}"
+def _key(node: str) -> tuple[str, str]:
+    return "beat", node

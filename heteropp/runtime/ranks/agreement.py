@@ -20,7 +20,6 @@ from heteropp.description.files import FileError, read_bytes
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.plan import Plan
 from heteropp.process_groups.control import Control
-from heteropp.runtime.ranks.secret import fingerprint, unlike_secrets
 from heteropp.runtime.training_run import TrainingRun
 
 CLOCKS_S = 60.0  # by which the clocks of two nodes may differ, the waiting for the store included
@@ -102,9 +101,9 @@ def check_agreement(run: TrainingRun, control: Control, names: Sequence[str]) ->
     """
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         return
-    control.publish("terms", json.dumps([own_terms(run), own_torch(), fingerprint()]))
-    terms, torches, secrets = zip(*map(json.loads, control.collect("terms")), strict=True)
-    if unlike := unlike_terms(names, terms) or unlike_secrets(names, secrets):
+    control.publish("terms", json.dumps([own_terms(run), own_torch()]))
+    terms, torches = zip(*map(json.loads, control.collect("terms")), strict=True)
+    if unlike := unlike_terms(names, terms):
         raise FileError(unlike)
     if control.rank == 0:
         warn_of_unlike_torch(names, torches)

@@ -22,7 +22,7 @@ class MonitoredPeer:
         # while this process was paused itself, nobody was silent
         self.silent_s += min(now_s - self.heard_s, 5 * POLL_S)
         self.heard_s = now_s
-        if beat != self.beat:
+        if beat > self.beat:  # an earlier one that somebody repeats is no sign of life
             news = f"answers again, after {self.silent_s:.0f} s" if self.missed else None
             self.beat, self.silent_s, self.missed = beat, 0.0, False
             return news

@@ -5,7 +5,6 @@ It never passes through the job's store, which whoever reaches its port can read
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import time
@@ -39,18 +38,13 @@ def forget_secret(folder: Path) -> None:
     (folder / FILE).unlink(missing_ok=True)
 
 
-def fingerprint() -> str:
-    """Returns a slow hash of the secret, from which even a short secret cannot be guessed."""
-    secret = os.environ.get(VARIABLE)
-    if not secret:
-        return ""
-    return hashlib.scrypt(secret.encode(), salt=b"heteropp", n=1 << 14, r=8, p=1).hex()
+def unlike_secrets(names: Sequence[str], are_own: Sequence[bool]) -> str | None:
+    """Returns a sentence about the first whose secret is another one; None: all share one.
 
-
-def unlike_secrets(names: Sequence[str], fingerprints: Sequence[str]) -> str | None:
-    """Returns a sentence about the first whose secret is another one; None: all share one."""
-    for name, one in zip(names, fingerprints, strict=True):
-        if one != fingerprints[0]:
+    are_own: whose secret is that of this process.
+    """
+    for name, is_own in zip(names, are_own, strict=True):
+        if is_own != are_own[0]:
             return (
                 f"{name} has another secret than {names[0]}; expected one for all nodes: in "
                 f"{VARIABLE}, in the file that {FILE_VARIABLE} names, or in {FILE} of an --output "

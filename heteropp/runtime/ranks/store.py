@@ -19,6 +19,9 @@ import torch.distributed as dist
 
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
 
+TCP_RTO_MAX_MS = 44  # Linux 6.15; Python has no name for it
+LONGEST_REPEAT_PAUSE_MS = 2000  # until what was lost on the way is sent again
+
 
 class StoreSilentError(RuntimeError):
     """The job's store is lost; the message says on which machine it was, and how it ended."""
@@ -45,12 +48,15 @@ def naming_silent_store(host: str, limit_s: float) -> Iterator[None]:
 def limit_answers(store: dist.Store, limit_s: float) -> None:
     """Calls of all of this process's connections to the store raise DistNetworkError in time.
 
-    The connection cannot be used any more then: the answer may still come.
+    The connection cannot be used any more then: the answer may still come. After an outage of the
+    network that was shorter they go on soon.
     """
     limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
     for connection in _connections(store):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        with suppress(OSError):  # of an older kernel, whose pauses double
+            connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, LONGEST_REPEAT_PAUSE_MS)
 
 
 def is_here(store: dist.Store) -> bool:

@@ -18,7 +18,6 @@ before another one of this process has finished takes its signals over.
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import select
@@ -34,10 +33,11 @@ import torch.distributed as dist
 
 from heteropp.description.files import FileError, write_text
 from heteropp.process_groups.control import Control
+from heteropp.process_groups.seals import Part, Seals
 from heteropp.runtime.ranks.first_cause import Cause, FirstCause
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer, RollCall
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
-from heteropp.runtime.ranks.processes import Process, names, store_name
+from heteropp.runtime.ranks.processes import Presence, Process, meet, names, store_name
 from heteropp.runtime.ranks.store import limit_answers
 
 TELL_S = 3 * POLL_S  # for the others to hear the cause
@@ -63,16 +63,19 @@ class Watch:
         """Starts watching; every rank of the job must.
 
         `labels` by rank, "rank 3 (chip B)"; deadline_s: how long a rank may be silent; notice: what
-        a SIGTERM leads to, in the watch's thread; None: all ranks are told to stop.
+        a SIGTERM leads to, in the watch's thread; None: all ranks are told to stop. Raises
+        FileError where a rank has another secret.
         """
         self.rank, self.labels, self.logs = control.rank, labels, logs
         self.deadline_s, self.doing, self.on_exit = deadline_s, doing, on_exit
         # a connection of its own: the main thread may hold the other in a wait
-        self.store = dist.PrefixStore("watch", store.clone())  # type: ignore[attr-defined]
+        self.store = Part("watch", store.clone())  # type: ignore[attr-defined]
         self.store.set_timeout(timedelta(seconds=10))
         limit_answers(self.store, deadline_s)
-        self.first_cause = FirstCause(self.store)
-        self.notice = notice or (lambda: self.store.set("stop", ""))
+        self.seals = Seals(self.store)
+        self.first_cause = FirstCause(self.seals)
+        self.notice = notice or (lambda: self.seals.set("stop", ""))
+        self.beats = 0  # of this rank
         self.error: str | None = None  # here
         self.roll_call: RollCall | None = None  # after an error that may be another's death
         self.error_is_own = False  # for certain
@@ -88,14 +91,14 @@ class Watch:
             signal.signal(number, lambda *_: None)  # the thread below reads it from the pipe
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # which a member held back until now
         Watch.newest = self
-        own = Process.own(store)
-        control.publish("process", json.dumps(own))
-        self.processes = [Process(*json.loads(text)) for text in control.collect("process")]
+        self.presence = Presence(control.rank)
+        own = Process.own(store, self.presence)
+        self.processes = meet(control, own, labels)
         self.names = names(labels, self.processes)
         self.store_name = store_name(labels, self.processes, self.rank)
         self.peers: dict[int, int] = {}  # file descriptor of the process: rank
         for rank, process in enumerate(self.processes):
-            if rank != self.rank and process.machine == own.machine:
+            if rank != self.rank and process.shares_machine(own):
                 self._watch_process(process.number, rank)
         launcher = multiprocessing.parent_process()
         self._watch_process((launcher and launcher.pid) or os.getppid(), LAUNCHER)
@@ -104,7 +107,7 @@ class Watch:
 
     def finish(self) -> None:
         """Ends the watch once this rank has done its part: no rank's end is then a failure here."""
-        self.store.set(f"finished/{self.rank}", "")
+        self.seals.set(f"finished/{self.rank}", "")
         if Watch.newest is self:
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
@@ -116,6 +119,7 @@ class Watch:
         if not self.thread.is_alive():
             for descriptor in (*self.peers, self.wakeup, self.wakeup_write, self.failed):
                 os.close(descriptor)
+            self.presence.socket.close()
 
     def fail(
         self, what: str, is_own: bool = False, tell: Callable[[], None] = lambda: None
@@ -180,18 +184,19 @@ class Watch:
         if self.finished.is_set():
             return True
         with contextlib.suppress(RuntimeError):  # the store died with the launcher
-            return rank != LAUNCHER and self.store.check([f"finished/{rank}"])
+            return rank != LAUNCHER and self._has_said("finished", rank)
         return False
 
     def _read_store(self) -> None:
         if cause := self.first_cause.heard():
             self._end(cause)
-        self.told_to_stop = self.told_to_stop or self.store.check(["stop"])
-        self.store.add(f"beat/{self.rank}", 1)
+        self.told_to_stop = self.told_to_stop or self.seals.get("stop") is not None
+        self.beats += 1
+        self.seals.set(f"beat/{self.rank}", str(self.beats))
         rank = self.before
         if rank == self.rank or self._has_finished(rank):
             return
-        if news := self.neighbour.listen(self.store.add(f"beat/{rank}", 0), time.monotonic()):
+        if news := self.neighbour.listen(self._beat(rank), time.monotonic()):
             print(f"{self.names[rank]} {news}", file=sys.stderr, flush=True)
         if self.neighbour.silent_s > self.deadline_s:
             what = f"has not answered for {self.deadline_s:g} s"
@@ -205,7 +210,7 @@ class Watch:
     def _take_error(self, error: str) -> None:
         """Ends the process with an error here, or with the death of a rank that it shows."""
         if not self.error_is_own:
-            beats = [self.store.add(f"beat/{rank}", 0) for rank in range(len(self.labels))]
+            beats = [self._beat(rank) for rank in range(len(self.labels))]
             self.roll_call = self.roll_call or RollCall(beats, self.deadline_s)
             missing = [r for r in self.roll_call.missing(beats) if not self._has_finished(r)]
             if missing and not self.roll_call.is_over():
@@ -223,7 +228,7 @@ class Watch:
         told = False
         with contextlib.suppress(RuntimeError):  # there may be no store any more
             cause = self.first_cause.tell(cause)
-            self.store.set(f"told/{self.rank}", "")
+            self.seals.set(f"told/{self.rank}", "")
             told = True
         rank = cause["rank"]
         who = self._launcher_name(cause["seen_by"]) if rank == LAUNCHER else self.names[rank]
@@ -260,7 +265,13 @@ class Watch:
         os._exit(1)
 
     def _knows(self, rank: int) -> bool:
-        return self.store.check([f"told/{rank}"]) or self.store.check([f"finished/{rank}"])
+        return self._has_said("told", rank) or self._has_said("finished", rank)
+
+    def _has_said(self, word: str, rank: int) -> bool:
+        return self.seals.get(f"{word}/{rank}") is not None
+
+    def _beat(self, rank: int) -> int:
+        return int(self.seals.get(f"beat/{rank}") or 0)
 
 
 def name_process(name: str) -> None:
@@ -273,5 +284,5 @@ def silent_rank(store: dist.Store) -> int | None:
 
     store: the one that the job's Watch was given.
     """
-    cause = FirstCause(dist.PrefixStore("watch", store)).heard()
+    cause = FirstCause(Seals(Part("watch", store))).heard()
     return cause["rank"] if cause and cause.get("silent") else None

@@ -28,12 +28,12 @@ socklen_t abstract_address(const std::string& name, sockaddr_un& address) {
 
 }  // namespace
 
-LocalListener local_listen() {
+LocalListener local_listen(int rank) {
   std::uint64_t random = 0;
   if (::getrandom(&random, sizeof random, 0) != sizeof random)
     throw Error(text("no random numbers: ", system_error(errno)));
   LocalListener listener{Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)),
-                         text("dicomm-", ::getpid(), "-", std::hex, random)};
+                         text("dicomm-", rank, "-", ::getpid(), "-", std::hex, random)};
   sockaddr_un address;
   const socklen_t length = abstract_address(listener.name, address);
   if (!listener.fd ||
@@ -51,6 +51,7 @@ Fd local_connect(const std::string& name, const Deadline& deadline) {
   sockaddr_un address;
   const socklen_t length = abstract_address(name, address);
   while (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
+    if (errno == ECONNREFUSED) throw NotThisHost(system_error(errno));
     if (errno != EAGAIN && errno != EINTR) throw Error(system_error(errno));
     if (!deadline.rest({})) throw Error("no answer to the connection request");
   }

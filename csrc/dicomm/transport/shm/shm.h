@@ -18,8 +18,9 @@ struct LocalListener {
   std::string name;
 };
 
-LocalListener local_listen();  // throws Error
-// Throws Error; TurnedAway where this rank has no descriptors.
+// Its name has the rank in it: clones of a machine may draw the same random number. Throws Error.
+LocalListener local_listen(int rank);
+// Throws Error; TurnedAway where this rank has no descriptors, NotThisHost where nobody listens.
 Fd local_connect(const std::string& name, const Deadline& deadline);
 Fd make_segment();  // throws Error
 // The side that made the segment is its owner; the two sides must differ. Throws Error.

@@ -28,8 +28,10 @@ class ShmAcceptor final : public Acceptor {
 
 class ShmTransport final : public Transport {
  public:
+  explicit ShmTransport(int rank) : rank_(rank) {}
+
   Fd listen() override {
-    LocalListener listener = local_listen();
+    LocalListener listener = local_listen(rank_);
     name_ = std::move(listener.name);
     return std::move(listener.fd);
   }
@@ -48,6 +50,7 @@ class ShmTransport final : public Transport {
   }
 
  private:
+  const int rank_;
   const std::string host_ = host_id();
   std::string name_;  // of the listening socket
 };
@@ -57,8 +60,8 @@ class ShmFactory final : public TransportFactory {
   const char* name() const override { return "shm"; }
   int preference() const override { return 0; }
   bool understands(const std::string&) const override { return true; }
-  std::unique_ptr<Transport> open(const Options&) const override {
-    return std::make_unique<ShmTransport>();
+  std::unique_ptr<Transport> open(const Options& options) const override {
+    return std::make_unique<ShmTransport>(options.rank);
   }
 };
 

@@ -28,21 +28,6 @@ constexpr std::chrono::microseconds kFlowPause{50};
 
 constexpr int kUnanswered = 3;  // repeated segments or probes; one may only just have been sent
 
-bool leads_to_this_host(int socket) {
-  sockaddr_storage own{}, peers{};
-  socklen_t own_length = sizeof own, peers_length = sizeof peers;
-  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_length) != 0 ||
-      ::getpeername(socket, reinterpret_cast<sockaddr*>(&peers), &peers_length) != 0)
-    return false;
-  if (own.ss_family != peers.ss_family) return false;
-  if (own.ss_family == AF_INET)
-    return reinterpret_cast<sockaddr_in&>(own).sin_addr.s_addr ==
-           reinterpret_cast<sockaddr_in&>(peers).sin_addr.s_addr;
-  return own.ss_family == AF_INET6 &&
-         std::memcmp(&reinterpret_cast<sockaddr_in6&>(own).sin6_addr,
-                     &reinterpret_cast<sockaddr_in6&>(peers).sin6_addr, sizeof(in6_addr)) == 0;
-}
-
 // Of the socket's own end, or the peer's.
 template <class GetName>
 std::string end_of(int socket, GetName get_name) {
@@ -158,6 +143,21 @@ class TcpStream final : public Stream {
 };
 
 }  // namespace
+
+bool leads_to_this_host(int socket) {
+  sockaddr_storage own{}, peers{};
+  socklen_t own_length = sizeof own, peers_length = sizeof peers;
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_length) != 0 ||
+      ::getpeername(socket, reinterpret_cast<sockaddr*>(&peers), &peers_length) != 0)
+    return false;
+  if (own.ss_family != peers.ss_family) return false;
+  if (own.ss_family == AF_INET)
+    return reinterpret_cast<sockaddr_in&>(own).sin_addr.s_addr ==
+           reinterpret_cast<sockaddr_in&>(peers).sin_addr.s_addr;
+  return own.ss_family == AF_INET6 &&
+         std::memcmp(&reinterpret_cast<sockaddr_in6&>(own).sin6_addr,
+                     &reinterpret_cast<sockaddr_in6&>(peers).sin6_addr, sizeof(in6_addr)) == 0;
+}
 
 std::unique_ptr<Stream> tcp_stream(Fd socket) {
   return std::make_unique<TcpStream>(std::move(socket));

@@ -16,6 +16,10 @@ namespace dicomm {
 // or the network to it. A process that is stopped is not silent, its kernel answers.
 constexpr std::chrono::seconds kSilence{30};
 
+// After an outage what was lost is sent again within this time. The kernel's own pauses double, so
+// that an outage would cost up to twice its length.
+constexpr std::chrono::milliseconds kLongestRepeatPause{2000};
+
 // A stream reads ahead this much, so that a header and a short payload, of 16 KiB, cost one system
 // call. Of a longer payload so much is copied twice.
 constexpr std::size_t kReadAheadBytes = 20 << 10;
@@ -33,6 +37,8 @@ struct TcpListener {
 TcpListener tcp_listen(const std::string& host);
 // Throws Error; TurnedAway where this rank has no descriptors.
 Fd tcp_connect(const std::string& address, int port, const Deadline& deadline);
+// Whether what is sent never leaves this host: both ends have one address.
+bool leads_to_this_host(int socket);
 std::unique_ptr<Stream> tcp_stream(Fd socket);
 
 class TransportFactory;

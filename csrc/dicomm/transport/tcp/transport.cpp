@@ -18,13 +18,20 @@ std::unique_ptr<Stream> stream_over(Fd socket, Security security, const Digest& 
   return sealed_stream(std::move(plain), {session, dialled, security == Security::encryption});
 }
 
+// Clones of a virtual machine have one id: that the way does not leave the host must show as well.
+SecurityCard peers_card(const TransportCard& card, const Fd& socket) {
+  SecurityCard theirs = SecurityCard::read(card);
+  if (!leads_to_this_host(socket.get())) theirs.host = {};
+  return theirs;
+}
+
 class TcpDialler final : public Dialler {
  public:
   explicit TcpDialler(const SecurityCard& own) : own_(own) {}
 
   TransportCard card() const override { return own_.write(); }
   std::unique_ptr<Stream> connect(Fd socket, Dialled dialled, const Deadline&) override {
-    const Security agreed = agreed_security(own_, SecurityCard::read(dialled.card));
+    const Security agreed = agreed_security(own_, peers_card(dialled.card, socket));
     return stream_over(std::move(socket), agreed, dialled.session, true);
   }
 
@@ -38,7 +45,7 @@ class TcpAcceptor final : public Acceptor {
 
   TransportCard card() const override { return own_.write(); }
   std::unique_ptr<Stream> stream(Fd socket) override {
-    const Security agreed = agreed_security(own_, SecurityCard::read(caller_.card));
+    const Security agreed = agreed_security(own_, peers_card(caller_.card, socket));
     return stream_over(std::move(socket), agreed, caller_.session, false);
   }
 
