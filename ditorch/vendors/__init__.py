@@ -17,6 +17,7 @@ from ditorch.vendors import (
     emuchip,
     library,
     mlu,
+    mojo,
     mps,
     musa,
     npu,
@@ -34,7 +35,9 @@ __all__ = ["VENDORS", "Choice", "Look", "Quirks", "Vendor", "choose_vendor", "lo
 # it, a plugin's device goes before those that torch has built in.
 VENDORS: tuple[Vendor, ...] = tuple(
     file.VENDOR
-    for file in (library, emuchip, npu, mlu, musa, privateuse1, cuda, rocm, xpu, mps, opencl, cpu)
+    for file in (
+        library, emuchip, npu, mlu, musa, mojo, privateuse1, cuda, rocm, xpu, mps, opencl, cpu,
+    )
 )
 
 

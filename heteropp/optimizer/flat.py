@@ -55,7 +55,7 @@ class FlatBuffers:
             assert parameter.requires_grad == entry.parameter.trains, entry.name
             view = self.values[entry.first : entry.last].view(parameter.shape)
             view.copy_(parameter.data)
-            parameter.data = view
+            place(parameter, view)
             if self.mixed and entry.parameter.trains:
                 parameter.register_post_accumulate_grad_hook(self._adder(entry))
 
@@ -88,3 +88,16 @@ class FlatBuffers:
         self.gradients = None
         for parameter in self.parameters.values():
             parameter.grad = None
+
+
+def place(parameter: Tensor, view: Tensor) -> None:
+    """Makes a parameter, which stays the same object, a view of the flat buffer.
+
+    Devices whose tensors are Python's own ignore an assignment to `data`, and their plugins say so
+    to torch, which then swaps parameters as modules move.
+    """
+    if torch.__future__.get_swap_module_params_on_conversion():
+        moved = torch.nn.Parameter(view, requires_grad=parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, moved)
+    else:
+        parameter.data = view

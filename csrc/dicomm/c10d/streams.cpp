@@ -9,14 +9,27 @@
 
 namespace dicomm {
 
+namespace {
+
+// A stream that nobody else uses; the current one of a device whose plugin makes no streams, and
+// which therefore does everything in one order.
+c10::Stream new_stream(c10::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  try {
+    return guard.getStreamFromGlobalPool(device);
+  } catch (const c10::Error&) {  // there is no way to ask
+    return guard.getStream(device);
+  }
+}
+
+}  // namespace
+
 c10::Stream communication_stream(c10::Device device) {
   static std::mutex mutex;
   static std::unordered_map<c10::Device, c10::Stream> streams;
   std::lock_guard lock(mutex);
-  const c10::impl::VirtualGuardImpl guard(device.type());
   auto found = streams.find(device);
-  if (found == streams.end())
-    found = streams.emplace(device, guard.getStreamFromGlobalPool(device)).first;
+  if (found == streams.end()) found = streams.emplace(device, new_stream(device)).first;
   return found->second;
 }
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from heteropp.description.plan import Plan
 from heteropp.models.spec import ModelError, ModelSpec
-from heteropp.runtime.measuring.metrics import Clock, EmulatedClock, EventClock, HostClock
+from heteropp.runtime.measuring.metrics import Clock, EmulatedClock, HostClock, clock_of
 from heteropp.runtime.ranks.host_memory import keep_freed_memory
 from heteropp.runtime.ranks.transport import Groups
 
@@ -36,17 +36,24 @@ class Device:
         return None
 
     def peak_memory_bytes(self) -> int:
-        """Returns this rank's peak of allocated memory since begin_step; 0 on the bare host."""
+        """Returns this rank's peak of allocated memory since begin_step.
+
+        0 on the bare host, and on a chip whose plugin does not account for it.
+        """
         return 0
 
 
+@dataclass(frozen=True)
 class Chip(Device):
     """A chip that ditorch drives."""
+
+    accounts_memory: bool = True  # some plugins do not
 
     def begin_step(self) -> None:
         import ditorch
 
-        torch.accelerator.reset_peak_memory_stats()
+        if self.accounts_memory:
+            torch.accelerator.reset_peak_memory_stats()
         ditorch.pacing_reset()
 
     def end_step(self) -> None:
@@ -61,7 +68,7 @@ class Chip(Device):
         return None if account is None else account.fidelity
 
     def peak_memory_bytes(self) -> int:
-        return torch.accelerator.max_memory_allocated()
+        return torch.accelerator.max_memory_allocated() if self.accounts_memory else 0
 
 
 def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Device:
@@ -86,7 +93,7 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
     clock = ditorch.device_clock()
     if clock is None:
         device = _real_chip(ditorch.device.type)
-        return Chip(device, "dicomm", EventClock(device))
+        return Chip(device, "dicomm", clock_of(device), _accounts_memory())
     dicomm.distributed.set_device_clock(*clock)
     _, ready_at_ns, _ = clock
     return Chip(ditorch.device, "dicomm", EmulatedClock(ready_at_ns, ditorch.device.index))
@@ -120,6 +127,15 @@ def _real_chip(device_type: str) -> torch.device:
         )
     torch.accelerator.set_device_index(index)
     return torch.device(device_type, index)
+
+
+def _accounts_memory() -> bool:
+    try:
+        torch.accelerator.reset_peak_memory_stats()
+        torch.accelerator.max_memory_allocated()
+    except RuntimeError:  # torch has no other answer where a plugin lacks them
+        return False
+    return True
 
 
 def set_links(plan: Plan, cluster: Path, groups: Groups) -> None:
