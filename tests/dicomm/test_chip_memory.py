@@ -114,7 +114,7 @@ def on_another_stream(bench: Bench) -> list[Tensor]:
         dist.send(bench.given(count)[0], 1, group=bench.group)
         return []
     (target,) = bench.empty(count, until_read=True)
-    work = dist.irecv(target, 0, group=bench.group)
+    work: Any = dist.irecv(target, 0, group=bench.group)
     if bench.device == "cpu":
         work.wait()
         return [target, target]
