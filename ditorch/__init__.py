@@ -194,6 +194,12 @@ def watch_memory(taken: int, returned: int) -> None:
         _ditorch.watch_memory(taken, returned)
 
 
+def vendor_library() -> str | None:
+    """Path of the vendor's library that ditorch made this device from; None for a plugin's."""
+    library = _choice.look.library
+    return None if library is None else str(library)
+
+
 def end_step() -> None:
     """Tells the precision tools, if any are open, that a training step is over.
 

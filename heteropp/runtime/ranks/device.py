@@ -90,6 +90,8 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
         keep_freed_memory()
         return Device(ditorch.device, "dicomm", HostClock())
     ditorch.watch_memory(*dicomm.distributed.device_memory_functions())
+    if library := ditorch.vendor_library():
+        dicomm.distributed.share_chip_memory(ditorch.device.type, library)
     clock = ditorch.device_clock()
     if clock is None:
         device = _real_chip(ditorch.device.type)
