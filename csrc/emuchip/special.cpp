@@ -57,12 +57,6 @@ inline float exp_fast(float x) {
   });
 }
 
-// Where neither the result nor any power of two near it runs over or becomes subnormal.
-inline float exp_within(float x) {
-  const Reduced parts = reduced(x);
-  return exp_of_rest(parts.rest) * power_of_two(parts.exponent);
-}
-
 // Of any argument: the power of two in two factors, of which each has room, however large or small
 // the result is.
 inline float exp_anywhere(float x) {
@@ -80,20 +74,35 @@ inline float polynomial(const float (&coefficients)[count], float x) {
   return sum;
 }
 
+// 2^x for x from -120 to 120, 2e-7 off: what it is taken from is larger.
+inline float exp2_within(float x) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  constexpr float kRest[] = {1.0f,
+                             0.6931471824645996f,
+                             0.2402234971523285f,
+                             0.055503811687231064f,
+                             0.00966636836528778f,
+                             0.0013381302123889327f};
+  const float shifted = x + kRound;
+  const float power = polynomial(kRest, x - (shifted - kRound));
+  return std::bit_cast<float>(std::bit_cast<int32_t>(power) +
+                              (std::bit_cast<int32_t>(shifted) << 23));
+}
+
 // Both polynomials have the least maximum of the relative error: of erf(x) / x - 1 in x^2 up to 1,
-// and of -log(1 - erf(x)) in x from 1 to 4, beyond which erf(x) is 1 in float32.
+// and of log2(1 - erf(x)) in x from 1 to 4, beyond which erf(x) is 1 in float32.
 inline float erf_anywhere(float x) {
   constexpr float kNear[] = {0.12837916612625122f,   -0.3761262595653534f,  0.11283600330352783f,
                              -0.026854444295167923f, 0.005189535208046436f, -0.0008020841050893068f,
                              7.889119297033176e-05f};
   constexpr float kFar[] = {
-      -0.000204327967367135f,  1.129660964012146f,      0.6330399513244629f,
-      0.10863853991031647f,    -0.02537320740520954f,   0.0042822156101465225f,
-      -0.0004637385718524456f, 2.5306580937467515e-05f, -2.5073623532989586e-07f};
+      0.0002947829489130527f, -1.629756212234497f,     -0.9132835865020752f,
+      -0.15673227608203888f,  0.036605801433324814f,   -0.006177931092679501f,
+      0.0006690333248116076f, -3.650967846624553e-05f, 3.617359141117049e-07f};
   const float size = std::fabs(x);
   const float near = x + x * polynomial(kNear, x * x);
   const float clamped = size > 4.0f ? 4.0f : size;
-  const float far = std::copysign(1.0f - exp_within(-polynomial(kFar, clamped)), x);
+  const float far = std::copysign(1.0f - exp2_within(polynomial(kFar, clamped)), x);
   return size >= 1.0f ? far : near;
 }
 
@@ -103,8 +112,7 @@ inline float tanh_anywhere(float x) {
                              2.06390887954e-2f, -5.70498872745e-3f};
   const float size = std::fabs(x), square = x * x;
   const float near = x + x * (square * polynomial(kNear, square));
-  const float clamped = size > 9.1f ? 9.1f : size;  // beyond, it is 1 in float32
-  const float far = std::copysign(1.0f - 2.0f / (exp_within(2.0f * clamped) + 1.0f), x);
+  const float far = std::copysign(1.0f - 2.0f / (exp_anywhere(2.0f * size) + 1.0f), x);
   return size >= 0.625f ? far : near;
 }
 

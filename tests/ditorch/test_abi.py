@@ -66,6 +66,25 @@ def test_an_older_library_lacks_only_what_came_later(wrap: Wrap) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_library_without_elementwise_programs_has_the_host_add_a_bias(wrap: Wrap) -> None:
+    code = (
+        "import torch, ditorch\n"
+        "layer, x = torch.nn.Linear(4, 4), torch.randn(3, 4)\n"
+        "expected, layer = layer(x), layer.to('device')\n"
+        "try:\n"
+        "    assert torch.allclose(layer(x.to('device')).cpu(), expected, atol=1e-6)\n"
+        "    assert ditorch.kernel_counts() == {'addmm': 1}, ditorch.kernel_counts()\n"
+        "except NotImplementedError as error:\n"
+        "    print(error)\n"
+    )
+    older = wrap(operators="offsetof(ditorch_operators,map)")
+    done = run_python(code, None, **older)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    done = run_python(code, None, DITORCH_STRICT="1", **older)
+    assert done.returncode == 0, done.stderr
+    assert "aten::addmm.out of (Float, Float, Float, Float) in module Linear" in done.stdout
+
+
 def test_a_later_library_may_know_more(wrap: Wrap) -> None:
     code = (
         "import torch, ditorch\n"

@@ -153,6 +153,12 @@ def test_the_host_computes_nothing_of_a_training_step(make_hidden: Callable[[boo
     assert losses(strict, "Mixtral", "eager") == pytest.approx(expected, rel=1e-4)
 
 
+def test_the_skeletons_sums_with_products_are_its_own(make_hidden: Callable[[bool], Path]) -> None:
+    library = str(make_hidden(True))
+    strict = {"DITORCH_VENDOR_LIBRARY": library, "DITORCH_STRICT": "1"}
+    run_checks(None, "check_products.py", DTYPES="float32", **strict)
+
+
 @pytest.mark.long
 def test_the_skeletons_kernels_agree_with_the_cpu(make_hidden: Callable[[bool], Path]) -> None:
     files = ["check_elementwise.py", "check_composed.py", "check_indexed.py", "check_attention.py"]

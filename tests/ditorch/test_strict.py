@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from on_chip import run_python
+from on_chip import run_checks, run_python
 from training_step import losses
 
 MODEL = """
@@ -49,6 +49,23 @@ def test_another_value_is_refused() -> None:
     done = run_python("import ditorch", "b-mini", DITORCH_STRICT="yes")
     assert done.returncode != 0
     assert "DITORCH_STRICT is 'yes', expected 0 or 1" in done.stderr
+
+
+@pytest.mark.parametrize("chip", ["b-mini", "d"])
+def test_sums_with_products_are_the_chips_own(chip: str) -> None:
+    run_checks(chip, "check_products.py", DITORCH_STRICT="1")
+
+
+def test_a_copy_that_the_host_makes_is_named() -> None:
+    code = (
+        "import torch, ditorch\n"
+        "x = torch.ones(3, 2, dtype=torch.complex64).to('device')\n"
+        "assert x.clone().real.sum().item() == 6\n"  # bytes need no kernel
+        "try:\n    x.t().contiguous()\nexcept NotImplementedError as error:\n    print(error)\n"
+    )
+    done = run_python(code, "b-mini", DITORCH_STRICT="1")
+    assert done.returncode == 0, done.stderr
+    assert "aten::copy_ of (ComplexFloat, ComplexFloat) in no module's" in done.stdout
 
 
 @pytest.mark.parametrize(

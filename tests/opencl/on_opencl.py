@@ -32,10 +32,10 @@ def lines(code: str, **extra: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def run_checks(*files: str, chosen: str = "") -> None:
+def run_checks(*files: str, chosen: str = "", **extra: str) -> None:
     """Checks that emulated chips pass, too: some of tests/ditorch/checks."""
     options = ["-q", "-p", "no:cacheprovider", "-o", "python_files=check_*.py", "-k", chosen]
     paths = [f"tests/ditorch/checks/{file}" for file in files]
-    done = forks.run(["-m", "pytest", *options, *paths], environment(), ROOT, timeout_s=850)
+    done = forks.run(["-m", "pytest", *options, *paths], environment(**extra), ROOT, timeout_s=850)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

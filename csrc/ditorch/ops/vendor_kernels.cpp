@@ -95,13 +95,16 @@ ditorch_status matmul_add_out(const ditorch_context& context, Arguments argument
                               Results& results) {
   const auto& self = arguments[0].toTensor();
   const auto& out = arguments[5].toTensor();
+  results = {out};
+  if (out.numel() == 0) {  // no sums: product sees whether that is the result's shape
+    return product(context, arguments[1].toTensor(), arguments[2].toTensor(), out);
+  }
   if (!are_plain({self, out}) || self.scalar_type() != out.scalar_type() ||
       self.dim() > out.dim() || out.is_alias_of(self)) {
     return DITORCH_NOT_IMPLEMENTED;
   }
   auto status = product(context, arguments[1].toTensor(), arguments[2].toTensor(), out);
   if (status != DITORCH_OK) return status;
-  results = {out};
   const bool adds = !arguments[3].toScalar().equal(0);
   if (!adds && arguments[4].toScalar().equal(1)) return DITORCH_OK;
   status = sum_on_chip(context, arguments, adds);
