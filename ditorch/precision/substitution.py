@@ -97,7 +97,14 @@ def _shared_and_written(call: Call) -> set[tuple[int, torch.dtype]]:
 
 
 def _memory(tensor: Tensor) -> tuple[int, torch.dtype]:
-    return tensor.untyped_storage().data_ptr(), tensor.dtype
+    """Tells tensors apart by the memory that they show.
+
+    Those of a plugin that tells no address, not even to torch, count as memory of their own each.
+    """
+    try:
+        return tensor.untyped_storage().data_ptr(), tensor.dtype
+    except RuntimeError:
+        return -id(tensor), tensor.dtype
 
 
 def _whole(tensor: Tensor) -> Tensor:

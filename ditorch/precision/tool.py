@@ -122,7 +122,7 @@ class _Dispatch(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace in _NAMESPACES_SKIPPED or FakeTensor in types:  # which compute nothing
             return func(*args, **kwargs)
-        if any(type.__torch_dispatch__ is not _NO_DISPATCH for type in types):
+        if not all(map(_is_plain, types)):
             return NotImplemented  # a DTensor, say: what it does with plain tensors comes here
         if torch.is_inference_mode_enabled() and _is_composite(func):
             with self:
@@ -130,6 +130,14 @@ class _Dispatch(TorchDispatchMode):
         call = Call(func, args, kwargs, place.place_of(str(func)))
         tools = [tool for tool in _line.tools if tool.select.matches(call.place)]
         return _pass(tools, 0, call)
+
+
+@cache
+def _is_plain(tensor_type: type) -> bool:
+    """Whether tensors of the type are only memory: some plugins write those of theirs in Python."""
+    if tensor_type.__torch_dispatch__ is _NO_DISPATCH:  # type: ignore[attr-defined]
+        return True
+    return tensor_type is type(torch.empty(0, device=ditorch.device))
 
 
 @cache

@@ -36,7 +36,19 @@ __all__ = ["VENDORS", "Choice", "Look", "Quirks", "Vendor", "choose_vendor", "lo
 VENDORS: tuple[Vendor, ...] = tuple(
     file.VENDOR
     for file in (
-        library, emuchip, npu, mlu, musa, mojo, privateuse1, cuda, rocm, xpu, mps, opencl, cpu,
+        library,
+        emuchip,
+        npu,
+        mlu,
+        musa,
+        mojo,
+        privateuse1,
+        cuda,
+        rocm,
+        xpu,
+        mps,
+        opencl,
+        cpu,
     )
 )
 

@@ -19,7 +19,7 @@ FAKES = Path(__file__).parent / "fake_plugins"
 FAKE_PATH = f"{ROOT}:{FAKES}"
 B_MINI = str(ROOT / "ditorch" / "chips" / "b-mini.toml")
 PLUGINS = {"FAKE_PLUGIN_CHIP_FILE": B_MINI}
-_OF_PLUGINS = ["npu", "mlu", "musa", "privateuse1"]
+_OF_PLUGINS = ["npu", "mlu", "musa", "mojo", "privateuse1"]
 ORDER = ["library", "emuchip", *_OF_PLUGINS, "cuda", "rocm", "xpu", "mps", "opencl", "cpu"]
 
 
