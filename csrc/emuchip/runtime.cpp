@@ -65,6 +65,9 @@ constexpr ditorch_runtime kRuntime = {
     .pacing_reset = pacing_reset,
     .memory_peer_handle = memory_peer_handle,
     .work_span_ns = work_span_ns,
+    .memory_export = nullptr,  // links are paced by what passes through dicomm
+    .memory_import = nullptr,
+    .memory_import_release = nullptr,
 };
 
 }  // namespace
