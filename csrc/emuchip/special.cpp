@@ -112,8 +112,8 @@ inline float tanh_anywhere(float x) {
                              2.06390887954e-2f, -5.70498872745e-3f};
   const float size = std::fabs(x), square = x * x;
   const float near = x + x * (square * polynomial(kNear, square));
-  const float far = std::copysign(1.0f - 2.0f / (exp_anywhere(2.0f * size) + 1.0f), x);
-  return size >= 0.625f ? far : near;
+  const float far = 1.0f - 2.0f / (exp_anywhere(2.0f * size) + 1.0f);
+  return std::copysign(size >= 0.625f ? far : near, x);  // of -0, too
 }
 
 // By the exp of a negative number, which never runs over.

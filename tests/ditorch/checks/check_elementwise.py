@@ -198,3 +198,9 @@ def test_an_optimizer_steps_on_the_chip(optimizer: type, foreach: bool) -> None:
     assert ditorch.fallback_counts() == {}
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_sign_of_zero_is_kept() -> None:
+    zero = torch.full((33,), -0.0, device="device")
+    for function in (torch.tanh, torch.erf, F.gelu, F.silu):
+        assert function(zero).cpu().signbit().all()
