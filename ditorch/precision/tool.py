@@ -133,9 +133,9 @@ class _Dispatch(TorchDispatchMode):
 
 
 @cache
-def _is_plain(tensor_type: type) -> bool:
+def _is_plain(tensor_type: Any) -> bool:
     """Whether tensors of the type are only memory: some plugins write those of theirs in Python."""
-    if tensor_type.__torch_dispatch__ is _NO_DISPATCH:  # type: ignore[attr-defined]
+    if tensor_type.__torch_dispatch__ is _NO_DISPATCH:
         return True
     return tensor_type is type(torch.empty(0, device=ditorch.device))
 
