@@ -39,7 +39,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from heteropp.description.cluster import read_cluster
 from heteropp.description.plan import read_plan
-from heteropp.process_groups.seals import Part, Seals
+from heteropp.process_groups.seals import Seals, StorePart
 from heteropp.runtime.ranks.store import limit_answers
 from heteropp.runtime.training_run import RankChip, TrainingRun
 from heteropp.state.recovery.tiers import Tiers
@@ -62,7 +62,7 @@ class Meeting:
             self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s)
         )
         limit_answers(store, self.answer_s)
-        return Part(self.prefix, store) if self.prefix else store
+        return StorePart(self.prefix, store) if self.prefix else store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class Board:
     """Reads and writes the job's store: values by the parts of a key."""
 
     def __init__(self, store: dist.Store) -> None:
-        self.store = Part("elastic", store)
+        self.store = StorePart("elastic", store)
         self.seals = Seals(self.store)
 
     def say(self, value: Any, *key: str | int) -> None:
@@ -170,9 +170,9 @@ def _name(key: tuple[str | int, ...]) -> str:
 
 def generation_store(store: dist.Store, number: int) -> dist.Store:
     """Returns the part of the store for a generation's process groups, control and watch."""
-    return Part(f"generation {number}", store)
+    return StorePart(f"generation {number}", store)
 
 
 def switch_store(store: dist.Store, number: int) -> dist.Store:
     """Returns the part of the store for the world in which the switch to a generation happens."""
-    return Part(f"switch {number}", store)
+    return StorePart(f"switch {number}", store)

@@ -6,14 +6,14 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from heteropp.process_groups.seals import Part, Seals
+from heteropp.process_groups.seals import Seals, StorePart
 
 
 class Control:
     def __init__(
         self, store: dist.Store, rank: int, world_size: int, timeout_s: float = 300
     ) -> None:
-        self.store = Part("control", store)
+        self.store = StorePart("control", store)
         self.store.set_timeout(timedelta(seconds=timeout_s))
         self.seals = Seals(self.store)
         self.rank, self.world_size = rank, world_size

@@ -25,16 +25,16 @@ TRUE_S = 10.0  # for a process of the job to overwrite what somebody else wrote
 POLL_S = 0.02
 
 
-class Part(dist.PrefixStore):
+class StorePart(dist.PrefixStore):
     """A part of a store that knows its own name, to which the seals of its values are bound."""
 
     def __init__(self, name: str, whole: dist.Store) -> None:
         super().__init__(name, whole)
         self.name, self.whole = name, whole
 
-    def clone(self) -> Part:
+    def clone(self) -> StorePart:
         """Returns the same part over a connection of its own."""
-        return Part(self.name, self.whole.clone())  # type: ignore[attr-defined]
+        return StorePart(self.name, self.whole.clone())  # type: ignore[attr-defined]
 
 
 class Found(NamedTuple):
@@ -130,6 +130,6 @@ class Seals:
 
 def _path(store: dist.Store) -> str:
     """Returns the names of the parts that a store is a part of, from the whole on."""
-    if isinstance(store, Part):
+    if isinstance(store, StorePart):
         return f"{_path(store.whole)}{store.name}/"
     return ""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from heteropp.description.files import FileError, write_text
 from heteropp.models.spec import ModelError
 from heteropp.process_groups.control import Control
-from heteropp.process_groups.seals import Part
+from heteropp.process_groups.seals import StorePart
 from heteropp.runtime import loop
 from heteropp.runtime.measuring.events import keep_event
 from heteropp.runtime.measuring.gauges import Expect
@@ -58,7 +58,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name_process(f"heteropp-{rank}")
-    store = Part(f"attempt {attempt(run.deadline_s)}", launcher_store(run.deadline_s))
+    store = StorePart(f"attempt {attempt(run.deadline_s)}", launcher_store(run.deadline_s))
     # the watch comes first: it knows which rank is silent
     wait_s = run.deadline_s + 5 * POLL_S
     control = Control(store, rank, world_size, wait_s)

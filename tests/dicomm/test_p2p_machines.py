@@ -313,7 +313,7 @@ while True:
 
 @pytest.mark.long
 def test_an_outage_costs_little_more_than_its_own_length(tmp_path):
-    """By the kernel's own pauses, which double, the first call after 14 s comes after 25 s."""
+    """The kernel's own pauses double: after 14 s the first call would come after 25 s."""
     with lab(2, tmp_path) as both:
         scripts = [(m, script(tmp_path, "away", rank, AGAIN)) for rank, m in enumerate(both)]
         with Party(tmp_path, scripts) as party:

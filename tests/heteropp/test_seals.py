@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from heteropp.process_groups import seals
 from heteropp.process_groups.control import Control
-from heteropp.process_groups.seals import Part, Seals, UntrueError
+from heteropp.process_groups.seals import Seals, StorePart, UntrueError
 
 
 @pytest.fixture
@@ -63,10 +63,10 @@ def test_a_seal_is_that_of_one_key_one_start_and_one_secret(
     store: Any, monkeypatch: pytest.MonkeyPatch, of: str, key: str, secret: str
 ) -> None:
     monkeypatch.setenv("DICOMM_SECRET", secret)
-    Seals(Part("watch", Part(of, connected(store)))).set(key, "")
+    Seals(StorePart("watch", StorePart(of, connected(store)))).set(key, "")
     value = store.get(f"{of}/watch/{key}")
     monkeypatch.setenv("DICOMM_SECRET", "the job's")
-    found = Seals(Part("watch", Part("attempt 1", connected(store))))
+    found = Seals(StorePart("watch", StorePart("attempt 1", connected(store))))
     store.set("attempt 1/watch/stop", value)
     assert found.get("stop") is None
     found.set("stop", "")
@@ -74,6 +74,6 @@ def test_a_seal_is_that_of_one_key_one_start_and_one_secret(
 
 
 def test_a_clone_has_the_same_name(store: Any) -> None:
-    part = Part("control", Part("attempt 0", connected(store)))
+    part = StorePart("control", StorePart("attempt 0", connected(store)))
     Seals(part).set("word", "said")
     assert Seals(part.clone()).get("word") == "said"

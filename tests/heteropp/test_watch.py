@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -221,12 +221,12 @@ def test_a_stranger_keeps_no_silent_rank_alive(job: Job) -> None:
     ended = threading.Event()
 
     def beat() -> None:
-        """As a counter that grows, as a text of its own, and as what it has heard."""
-        while not ended.wait(POLL_S / 8):
-            with contextlib.suppress(RuntimeError):
-                watch.set("beat/1", "1")
-                watch.add("beat/1", 1)
-                watch.set("beat/1", heard)
+        """Writes a counter that grows, and what a rank of the job has written."""
+        for number in itertools.count(100):
+            for text in (str(number), heard):
+                watch.set("beat/1", text)
+                if ended.wait(POLL_S / 3):
+                    return
 
     threading.Thread(target=beat, daemon=True).start()
     for rank in (job.ranks[0], job.ranks[2]):

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
 
 TCP_RTO_MAX_MS = 44  # Linux 6.15; Python has no name for it
-LONGEST_REPEAT_PAUSE_MS = 2000  # until what was lost on the way is sent again
 
 
 class StoreSilentError(RuntimeError):
@@ -51,12 +50,14 @@ def limit_answers(store: dist.Store, limit_s: float) -> None:
     The connection cannot be used any more then: the answer may still come. After an outage of the
     network that was shorter they go on soon.
     """
+    # what is lost on the way is sent again so soon; the kernel gives up after 15 repeats
+    pause_ms = min(max(int(1000 * limit_s / 6), 1000), 120_000)
     limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
     for connection in _connections(store):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         with suppress(OSError):  # of an older kernel, whose pauses double
-            connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, LONGEST_REPEAT_PAUSE_MS)
+            connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, pause_ms)
 
 
 def is_here(store: dist.Store) -> bool:

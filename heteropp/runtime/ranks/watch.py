@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from heteropp.description.files import FileError, write_text
 from heteropp.process_groups.control import Control
-from heteropp.process_groups.seals import Part, Seals
+from heteropp.process_groups.seals import Seals, StorePart
 from heteropp.runtime.ranks.first_cause import Cause, FirstCause
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer, RollCall
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
@@ -69,7 +69,7 @@ class Watch:
         self.rank, self.labels, self.logs = control.rank, labels, logs
         self.deadline_s, self.doing, self.on_exit = deadline_s, doing, on_exit
         # a connection of its own: the main thread may hold the other in a wait
-        self.store = Part("watch", store.clone())  # type: ignore[attr-defined]
+        self.store = StorePart("watch", store.clone())  # type: ignore[attr-defined]
         self.store.set_timeout(timedelta(seconds=10))
         limit_answers(self.store, deadline_s)
         self.seals = Seals(self.store)
@@ -284,5 +284,5 @@ def silent_rank(store: dist.Store) -> int | None:
 
     store: the one that the job's Watch was given.
     """
-    cause = FirstCause(Seals(Part("watch", store))).heard()
+    cause = FirstCause(Seals(StorePart("watch", store))).heard()
     return cause["rank"] if cause and cause.get("silent") else None

@@ -54,23 +54,12 @@ void ask_for_life(const Fd& socket) {
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &unanswered, sizeof unanswered);
 }
 
-#ifndef TCP_RTO_MAX_MS
-#define TCP_RTO_MAX_MS 44  // Linux 6.15; older ones refuse it, and their pauses grow
-#endif
-
-// Accepted sockets inherit it, too.
-void repeat_soon(const Fd& socket) {
-  const int longest_ms = static_cast<int>(kLongestRepeatPause.count());
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_RTO_MAX_MS, &longest_ms, sizeof longest_ms);
-}
-
 // -1 with errno where the address is not this host's.
 int listen_on(const addrinfo& address) {
   Fd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return -1;
   if (::bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0) return -1;
   ask_for_life(fd);
-  repeat_soon(fd);
   if (::listen(fd.get(), SOMAXCONN) != 0) return -1;
   return ::dup(fd.get());
 }
@@ -261,7 +250,6 @@ Fd tcp_connect(const std::string& host, int port, const Deadline& deadline) {
   Fd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) throw_no_socket(errno);
   ask_for_life(fd);
-  repeat_soon(fd);
   int error = 0;
   if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) throw Error(system_error(errno));

@@ -14,6 +14,10 @@
 #include "core/text.h"
 #include "transport/tcp/tcp.h"
 
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44  // Linux 6.15; older ones refuse it, and their pauses grow
+#endif
+
 namespace dicomm {
 
 namespace {
@@ -51,6 +55,9 @@ class TcpStream final : public Stream {
         ahead_(kReadAheadBytes) {
     const int on = 1;
     ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    // Not before it is connected: the kernel would give up a call sooner, too.
+    const int longest_ms = static_cast<int>(kLongestRepeatPause.count());
+    ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_RTO_MAX_MS, &longest_ms, sizeof longest_ms);
     if (leads_to_this_host(socket_.get()))
       ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &kLocalSendBytes, sizeof kLocalSendBytes);
   }

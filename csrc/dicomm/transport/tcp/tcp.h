@@ -17,8 +17,9 @@ namespace dicomm {
 constexpr std::chrono::seconds kSilence{30};
 
 // After an outage what was lost is sent again within this time. The kernel's own pauses double, so
-// that an outage would cost up to twice its length.
-constexpr std::chrono::milliseconds kLongestRepeatPause{2000};
+// that an outage would cost up to twice its length. After 15 repeats, at 39 s, the kernel gives up:
+// it must not do so before kSilence.
+constexpr std::chrono::milliseconds kLongestRepeatPause{3000};
 
 // A stream reads ahead this much, so that a header and a short payload, of 16 KiB, cost one system
 // call. Of a longer payload so much is copied twice.
