@@ -150,7 +150,14 @@ def has_fused_attention() -> bool:
 
     Where the chip's vendor has no kernel for it, it is composed of products and a softmax.
     """
-    return _ditorch.has_attention() if _is_made_here() else True
+    if _is_made_here():
+        return _ditorch.has_attention()
+    query = torch.zeros(1, 1, 16, 16, device=device)
+    try:
+        chosen = torch._fused_sdp_choice(query, query, query, is_causal=True)
+    except RuntimeError:  # a plugin that knows of no choice
+        return False
+    return chosen != torch.nn.attention.SDPBackend.MATH.value
 
 
 def pacing() -> Pacing | None:

@@ -104,7 +104,8 @@ class Seals:
     def open(self, key: str, value: bytes) -> Found:
         """Takes a value as the store has it, and tells of an untrue one."""
         text = ""
-        with contextlib.suppress(ValueError, TypeError):  # of what no process can have written
+        # of what no process can have written
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
             match json.loads(value):
                 case [str(text), str(seal)] if hmac.compare_digest(self._seal(key, text), seal):
                     return Found(text, True)

@@ -54,8 +54,29 @@ def test_elementwise_operators_are_the_chips_own() -> None:
     run_checks("b", "check_elementwise.py", "check_composed.py", "check_indexed.py")
 
 
+FIRST_IN_A_GRAPH = """
+import torch, ditorch
+from torch.nn.functional import scaled_dot_product_attention as attend
+from torch._subclasses import FakeTensorMode
+with FakeTensorMode():
+    fake = torch.empty(1, 2, 8, 4, device="device")
+    assert attend(fake, fake, fake).shape == (1, 2, 8, 4)
+step = torch.compile(lambda x: attend(x, x, x, is_causal=True), backend="aot_eager")
+values = torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(0))
+ours, theirs = values.to("device").requires_grad_(), values.requires_grad_()
+step(ours).square().sum().backward()
+attend(theirs, theirs, theirs, is_causal=True).square().sum().backward()
+torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=1e-4, atol=1e-4)
+"""
+
+
 def test_attention_is_one_kernel_of_the_chip() -> None:
     run_checks("c-mini", "check_attention.py")
+
+
+def test_the_first_attention_may_be_a_compilers() -> None:
+    done = run_python(FIRST_IN_A_GRAPH, "c-mini")
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_every_launched_operator_is_charged_once(make_chip: Callable[..., Path]) -> None:

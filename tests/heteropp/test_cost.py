@@ -447,7 +447,6 @@ for layers in ((0, 1), (1, 2), (1, 3)):
 
 OF_LORA = """
 from pathlib import Path
-from typing import Any
 from pydantic import TypeAdapter
 from heteropp.models.spec import ModelSpec
 for text in sys.argv[1:]:

@@ -51,6 +51,15 @@ def test_what_no_rank_overwrites_ends_the_wait(
 
 
 @pytest.mark.parametrize(
+    "forged", ["7", "[" * 200_000, '["7", 7]', b"\xff\xfe"], ids=["text", "deep", "number", "bytes"]
+)
+def test_whatever_a_stranger_writes_is_not_believed(store: Any, forged: str | bytes) -> None:
+    store.set("watch/stop", forged)
+    found = Seals(StorePart("watch", connected(store))).find("stop")
+    assert found is not None and not found.is_true
+
+
+@pytest.mark.parametrize(
     ("of", "key", "secret"),
     [
         ("attempt 0", "stop", "the job's"),

@@ -3,6 +3,7 @@
 #include <pybind11/gil.h>
 #include <pybind11/pybind11.h>
 
+#include "core/sealed_store.h"
 #include "errors.h"
 #include "store.h"
 
@@ -27,12 +28,12 @@ std::string peer_key(const std::string& name, int rank) {
   return "dicomm/" + name + "/peer/" + std::to_string(rank);
 }
 
-// words: what the others must know to send this rank large messages.
-std::shared_ptr<Membership> join(const std::shared_ptr<Store>& store, const Options& options,
-                                 const std::string& words) {
+// words: what the others must know to send this rank large messages; `sealed` is the same store.
+std::shared_ptr<Membership> join(std::shared_ptr<Store> store, Store& sealed,
+                                 const Options& options, const std::string& words) {
   try {
-    store->set(peer_key(options.name, options.rank), words);
-    return Membership::create(store, options);
+    sealed.set(peer_key(options.name, options.rank), words);
+    return Membership::create(std::move(store), options);
   } catch (const Error& error) {
     C10_THROW_ERROR(DistBackendError,
                     "dicomm process group '" + options.name + "': " + error.what());
@@ -44,10 +45,12 @@ std::shared_ptr<Membership> join(const std::shared_ptr<Store>& store, const Opti
 Backend::Backend(c10::intrusive_ptr<c10d::Store> store, const dicomm::Options& options,
                  Strategy strategy)
     : c10d::Backend(options.rank, options.world_size),
-      store_(std::make_shared<TorchStore>(std::move(store))),
       me_{strategy, dicomm::chip_memory_domain()},
       peers_(options.world_size) {
-  membership_ = join(store_, options, name_of(strategy) + (" " + me_.chip_memory_domain));
+  auto whole = std::make_shared<TorchStore>(std::move(store));
+  store_ = std::make_shared<SealedStore>(whole, options.secret);
+  membership_ =
+      join(std::move(whole), *store_, options, name_of(strategy) + (" " + me_.chip_memory_domain));
 }
 
 // The last owner may hold the interpreter's lock, which jobs that drop tensors need.

@@ -268,8 +268,10 @@ void Connection::accept(RequestState& request, std::uint64_t id, std::uint64_t b
 }
 
 // The receiver need not wait for its chip; the sender's memory is needed until the chip is through.
+// What a handle says is of one host, and clones of a virtual machine may seem to be that.
 bool Connection::pull_by_chip(RequestState& request, const Arrival& offer) {
-  auto copy = request.chip ? request.chip->pull(*offer.chip, offer.bytes) : nullptr;
+  const bool is_here = request.chip && stream_->is_within_host();
+  auto copy = is_here ? request.chip->pull(*offer.chip, offer.bytes) : nullptr;
   if (!copy) return false;
   chip_copies_.push_back({offer.id, std::move(copy), std::chrono::steady_clock::now()});
   deliver(request, offer.bytes, offer.delivered_at_ns);

@@ -89,6 +89,8 @@ class Stream {
 
   // Whether what was written reaches the peer even if this process ends at once.
   virtual bool outlives_writer() const { return false; }
+  // Whether both ends have been shown to be processes of one host.
+  virtual bool is_within_host() const { return false; }
   virtual LinkDescription describe() const = 0;
   // A thread of this side spins on that core, and tells the peer. Whether the peer's own was there
   // last: then spinning only keeps it from answering.

@@ -2,12 +2,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/transformers/attention.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/where.h>
 #include <torch/library.h>
 
 #include <array>
@@ -22,9 +23,15 @@ namespace {
 using Arguments = c10::ArrayRef<c10::IValue>;
 using Results = std::vector<c10::IValue>;
 
+constexpr const char* kForward = "aten::_scaled_dot_product_fused_attention_overrideable";
+constexpr const char* kBackward = "aten::_scaled_dot_product_fused_attention_overrideable_backward";
+
 double scale_of(const c10::IValue& scale, const at::Tensor& query) {
   return scale.isNone() ? 1 / std::sqrt(static_cast<double>(query.size(-1))) : scale.toDouble();
 }
+
+// A result that only other devices have. torch.compile saves it, and takes no undefined tensor.
+at::Tensor nothing(const at::Tensor& query) { return at::empty({0}, query.options()); }
 
 at::Tensor empty_sums(const at::Tensor& query) {
   return at::empty(query.sizes().slice(0, 3), query.options().dtype(wide_dtype(query)));
@@ -103,7 +110,7 @@ ditorch_status forward(const ditorch_context& context, Arguments arguments, Resu
   const auto out = empty_out(query, value), sums = empty_sums(query);
   const Call call(query, key, value, bias, arguments[5].toBool(), scale_of(arguments[7], query),
                   out, sums);
-  const at::Tensor none;
+  const auto none = nothing(query);
   results = {out, sums, none, none, query.size(2), key.size(2), none, none, none};
   return vendor().operators->attention(&context, &call.described);
 }
@@ -146,27 +153,74 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
       (mask && mask->requires_grad())) {
     return apart;
   }
+  // torch.vmap knows the parts alone, and sizes that are symbols say nothing yet.
+  const auto* impl = query.unsafeGetTensorImpl();
+  if (!is_one_kernel() || impl->has_symbolic_sizes_strides() ||
+      impl->key_set().has(c10::DispatchKey::FuncTorchBatched)) {
+    return apart;
+  }
   const auto bias = mask && mask->scalar_type() != at::kBool ? *mask : at::Tensor();
   const bool fits =
       are_describable(query, key, value, bias) && (shares_kv_heads || query.size(1) == key.size(1));
-  static const bool has = vendor_has();
-  return has && fits ? whole : apart;
+  return fits ? whole : apart;
 }
 
 // The keys or values of every query head.
 at::Tensor for_each_head(const at::Tensor& shared, const at::Tensor& query) {
-  return shared.repeat_interleave(query.size(1) / shared.size(1), 1);
+  return shared.to(wide_dtype(query)).repeat_interleave(query.size(1) / shared.size(1), 1);
 }
 
 at::Tensor sum_of_heads(const at::Tensor& gradient, const at::Tensor& shared) {
-  return gradient.unflatten(1, {shared.size(1), -1}).sum(2);
+  return gradient.unflatten(1, {shared.size(1), -1}).sum(2).to(shared.scalar_type());
 }
 
-std::optional<double> given_scale(const c10::IValue& scale) { return scale.toOptional<double>(); }
+// [batch, heads, queries, keys], in float32 or wider.
+at::Tensor scores_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& bias,
+                     bool causal, double scale) {
+  auto scores = query.to(wide_dtype(query)).matmul(for_each_head(key, query).mT()) * scale;
+  if (bias.defined()) scores = scores + bias;
+  if (!causal) return scores;
+  const auto later = at::ones_like(scores, scores.options().dtype(at::kBool)).triu(1);
+  return scores.masked_fill(later, -INFINITY);
+}
 
-std::optional<at::Tensor> given_bias(const c10::IValue& bias) {
-  const auto tensor = optional_tensor(bias);
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+// What a score's share of its row is; none where a query sees no key.
+at::Tensor powers_of(const at::Tensor& scores, const at::Tensor& sums) {
+  const auto total = sums.unsqueeze(-1);
+  return (scores - total).exp().masked_fill(total == -INFINITY, 0);
+}
+
+void host_forward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  const auto arguments = torch::jit::pop(*stack, 8);
+  const auto& query = arguments[0].toTensor();
+  const auto& key = arguments[1].toTensor();
+  const auto scores = scores_of(query, key, optional_tensor(arguments[3]), arguments[5].toBool(),
+                                scale_of(arguments[7], query));
+  const auto sums = scores.logsumexp(-1);
+  const auto out = powers_of(scores, sums).matmul(for_each_head(arguments[2].toTensor(), query));
+  const auto none = nothing(query);
+  torch::jit::push(*stack, out.to(query.scalar_type()), sums, none, none, query.size(2),
+                   key.size(2), none, none, none);
+}
+
+void host_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  const auto arguments = torch::jit::pop(*stack, 17);
+  const auto& query = arguments[1].toTensor();
+  const auto& key = arguments[2].toTensor();
+  const auto& value = arguments[3].toTensor();
+  const auto wide = wide_dtype(query);
+  const auto grad_out = arguments[0].toTensor().to(wide);
+  const auto out = arguments[6].toTensor().to(wide);
+  const double scale = scale_of(arguments[16], query);
+  const auto scores =
+      scores_of(query, key, optional_tensor(arguments[4]), arguments[13].toBool(), scale);
+  const auto powers = powers_of(scores, arguments[7].toTensor());
+  const auto grad_powers = grad_out.matmul(for_each_head(value, query).mT());
+  const auto grad_scores = powers * (grad_powers - (grad_out * out).sum(-1, /*keepdim=*/true));
+  const auto grad_query = grad_scores.matmul(for_each_head(key, query)) * scale;
+  const auto grad_key = grad_scores.mT().matmul(query.to(wide)) * scale;
+  torch::jit::push(*stack, grad_query.to(query.scalar_type()), sum_of_heads(grad_key, key),
+                   sum_of_heads(powers.mT().matmul(grad_out), value), at::Tensor());
 }
 
 }  // namespace
@@ -181,35 +235,16 @@ bool vendor_has() {
   return operators->attention(&context, &call.described) == DITORCH_OK;
 }
 
-VendorKernels all_kernels() {
-  return {{"aten::_scaled_dot_product_fused_attention_overrideable", forward},
-          {"aten::_scaled_dot_product_fused_attention_overrideable_backward", backward}};
+bool is_one_kernel() {
+  static const bool is = find_vendor_kernel(kForward, "") != nullptr;
+  return is;
 }
 
-void host_forward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  const auto arguments = torch::jit::pop(*stack, 8);
-  const auto& query = arguments[0].toTensor();
-  const auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
-      query, for_each_head(arguments[1].toTensor(), query),
-      for_each_head(arguments[2].toTensor(), query), arguments[4].toDouble(), arguments[5].toBool(),
-      given_bias(arguments[3]), given_scale(arguments[7]));
-  const at::Tensor none;
-  torch::jit::push(*stack, out, sums, none, none, query.size(2), arguments[1].toTensor().size(2),
-                   none, none, none);
-}
+VendorKernels all_kernels() { return {{kForward, forward}, {kBackward, backward}}; }
 
-void host_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  const auto arguments = torch::jit::pop(*stack, 17);
-  const auto& query = arguments[1].toTensor();
-  const auto& key = arguments[2].toTensor();
-  const auto& value = arguments[3].toTensor();
-  const auto [of_query, of_key, of_value] =
-      at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          arguments[0].toTensor(), query, for_each_head(key, query), for_each_head(value, query),
-          arguments[6].toTensor(), arguments[7].toTensor(), arguments[12].toDouble(),
-          arguments[13].toBool(), given_bias(arguments[4]), given_scale(arguments[16]));
-  torch::jit::push(*stack, of_query, sum_of_heads(of_key, key), sum_of_heads(of_value, value),
-                   at::Tensor());
+void register_on_host(torch::Library& library) {
+  library.impl(kForward, torch::CppFunction::makeFromBoxedFunction<&host_forward>());
+  library.impl(kBackward, torch::CppFunction::makeFromBoxedFunction<&host_backward>());
 }
 
 }  // namespace ditorch::attention

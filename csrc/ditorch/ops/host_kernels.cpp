@@ -8,7 +8,6 @@
 #include <map>
 #include <vector>
 
-#include "ops/attention.h"
 #include "ops/batch_norm.h"
 #include "ops/recurrent.h"
 #include "runtime/vendor.h"
@@ -134,8 +133,6 @@ HostKernel find_host_kernel(const std::string& qualified_name) {
       {"aten::convolution_overrideable", convolution},
       {"aten::convolution_backward_overrideable", convolution_backward},
       {"aten::_fused_rms_norm_backward", compose_rms_norm_backward},
-      {"aten::_scaled_dot_product_fused_attention_overrideable", attention::host_forward},
-      {"aten::_scaled_dot_product_fused_attention_overrideable_backward", attention::host_backward},
       {"aten::abs", abs},
       {"aten::histc", histc},
       {"aten::nansum", nansum},

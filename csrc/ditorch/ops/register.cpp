@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "ops/attention.h"
 #include "ops/launch.h"
 #include "ops/memory.h"
 #include "ops/vendor_kernels.h"
@@ -65,6 +66,7 @@ void register_operators() {
   auto& library = new_library("aten", kKey);
   register_memory_operators(library);
   register_whole_operators(library);
+  attention::register_on_host(new_library("aten", c10::DispatchKey::CPU));
   for (auto key :
        {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::QuantizedPrivateUse1,
         c10::DispatchKey::SparseCsrPrivateUse1, c10::DispatchKey::NestedTensorPrivateUse1}) {

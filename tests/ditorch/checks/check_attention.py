@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import ditorch
+from ditorch.precision import Fallback
 
 FORWARD = "_scaled_dot_product_fused_attention_overrideable"
 
@@ -121,3 +122,43 @@ def test_what_the_kernel_has_not_is_composed() -> None:
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         F.scaled_dot_product_attention(query, query, query)
     assert ditorch.kernel_counts().get(FORWARD, 0) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_host_computes_the_same_in_its_stead(case: tuple[Any, ...], dtype: torch.dtype) -> None:
+    """As precision tools let it; every shape that the kernel takes."""
+    heads, kv_heads, queries, keys, size, value_size, causal, kind, scale = case
+    given = [
+        drawn(2, heads, queries, size, dtype=dtype, seed=1).to("device"),
+        drawn(2, kv_heads, keys, size, dtype=dtype, seed=2).to("device"),
+        drawn(2, kv_heads, keys, value_size, dtype=dtype, seed=3).to("device"),
+    ]
+    bias = bias_of(kind, heads, queries, keys, dtype)
+    mask = None if bias is None else bias.to("device")
+
+    def results() -> list[Tensor]:
+        leaves = [each.clone().requires_grad_() for each in given]
+        found = F.scaled_dot_product_attention(
+            *leaves, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=heads != kv_heads
+        )
+        found.sum().backward()
+        return [found, *(each.grad for each in leaves)]  # type: ignore[misc]
+
+    ours = results()
+    with Fallback(operators="*"):
+        theirs = results()
+    slack = 2 * torch.finfo(dtype).eps if dtype.itemsize == 2 else 60 * torch.finfo(dtype).eps
+    for one, other in zip(ours, theirs, strict=True):
+        largest = max(1.0, other.abs().max().item())
+        torch.testing.assert_close(one.cpu(), other.cpu(), rtol=0, atol=slack * largest)
+
+
+def test_vmap_takes_it_apart() -> None:
+    values = drawn(3, 1, 2, 8, 4, dtype=torch.float32, seed=1)
+    ours = torch.vmap(lambda each: F.scaled_dot_product_attention(each, each, each))(
+        values.to("device")
+    )
+    torch.testing.assert_close(
+        ours.cpu(), F.scaled_dot_product_attention(values, values, values), rtol=1e-5, atol=1e-5
+    )

@@ -41,6 +41,7 @@ class ShmStream final : public Stream {
   int fd() const override { return socket_.get(); }
   bool cheap_to_poll() const override { return true; }
   bool outlives_writer() const override { return true; }
+  bool is_within_host() const override { return true; }
   LinkDescription describe() const override;
 
   void on_event() override;
