@@ -99,7 +99,7 @@ LONG = pytest.mark.long
 def test_it_trains_what_explicit_attention_does(
     chips: Ranks, schedule: str, layout: str, dtype: str
 ) -> None:
-    """On chips whose kernel computes it; the plain loop keeps scores, on the host."""
+    """The plain loop keeps scores, on the host; the chips' kernel keeps none."""
     plan = lay_out(layout, schedule, dtype)
     assert plan is not None
     plan = replace(plan, model=replace(plan.model, attention="fused"))
