@@ -127,7 +127,7 @@ def test_what_the_kernel_has_not_is_composed() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_host_computes_the_same_in_its_stead(case: tuple[Any, ...], dtype: torch.dtype) -> None:
-    """As precision tools let it; every shape that the kernel takes."""
+    """Precision tools let it, for every shape that the kernel takes."""
     heads, kv_heads, queries, keys, size, value_size, causal, kind, scale = case
     given = [
         drawn(2, heads, queries, size, dtype=dtype, seed=1).to("device"),
