@@ -66,4 +66,7 @@ ditorch_status attention(const ditorch_context* context, const ditorch_attention
 ditorch_status attention_backward(const ditorch_context* context,
                                   const ditorch_attention_backward* call);
 
+// grouped_matmul.cpp
+ditorch_status grouped_matmul(const ditorch_context* context, const ditorch_grouped_matmul* call);
+
 }  // namespace emuchip

@@ -41,6 +41,7 @@ constexpr ditorch_operators kOperators = {
     .scan = scan,
     .attention = attention,
     .attention_backward = attention_backward,
+    .grouped_matmul = grouped_matmul,
 };
 
 }  // namespace

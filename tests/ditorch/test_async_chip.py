@@ -77,17 +77,9 @@ print(*async_chip.copies_to_host())
 """
 
 
-@pytest.mark.parametrize(
-    ("family", "reads_of_step", "most_bytes"),
-    [
-        ("Llama", 2, 4),  # the loss, and whether the scaled gradients are finite
-        # and which of four experts have tokens, which the model's own loop asks
-        pytest.param("Qwen3Moe", 14, 16, marks=LONG),
-    ],
-)
-def test_the_host_computes_nothing_of_a_training_step_and_reads_little(
-    family: str, reads_of_step: int, most_bytes: int
-) -> None:
+@pytest.mark.parametrize("family", ["Llama", pytest.param("Qwen3Moe", marks=LONG)])
+def test_the_host_computes_nothing_of_a_training_step_and_reads_two_numbers(family: str) -> None:
+    """The host reads the loss, and whether the scaled gradients are finite."""
     said: list[str] = []
 
     def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -102,4 +94,4 @@ def test_the_host_computes_nothing_of_a_training_step_and_reads_little(
     expected = losses(partial(run_python, chip=None), family, "eager")
     assert losses(run, family, "eager") == pytest.approx(expected, rel=1e-4)
     reads, largest = map(int, said[0].split())
-    assert reads == reads_of_step * STEPS and largest <= most_bytes
+    assert reads == 2 * STEPS and largest <= 4

@@ -20,7 +20,7 @@ SKELETON = ROOT / "tools" / "new_vendor" / "files" / "src"
 KERNELS = [
     SKELETON / f"{name}.c"
     for name in (
-        *("attention", "elements", "indexed", "map", "matmul", "philox"),
+        *("attention", "elements", "grouped_matmul", "indexed", "map", "matmul", "philox"),
         *("reduce", "scan", "softmax", "sort", "tensors"),
     )
 ]

@@ -217,6 +217,31 @@ typedef struct ditorch_scan {
   void* out;
 } ditorch_scan;
 
+/* --- products of groups ------------------------------------------------------------------------
+ */
+
+/* Products of matrices that lie one after the other, as those of experts do. Group g has what
+ * stands from ends[g - 1], or from 0 for the first, to ends[g] - 1: rows of a and out,
+ *
+ *   out[row] = a[row] @ b[g]                         a [rows, depth], b [groups, depth, columns]
+ *
+ * or, `along_depth`, columns of a and rows of b, where a group of nothing gives zeros:
+ *
+ *   out[g] = a[:, of g] @ b[of g]                    a [rows, depth], b [depth, columns]
+ *
+ * out is [rows, columns], or [groups, rows, columns]. Rows that are of no group are not written.
+ * All three are of the floating dtype `dtype`, with a stride for each of their dimensions. `ends`
+ * lies on the device, so that the host need not know it: `groups` INT32 side by side, which ascend
+ * to at most rows, or depth. No size is zero, and out overlaps neither. */
+typedef struct ditorch_grouped_matmul {
+  size_t struct_size;
+  ditorch_dtype dtype;
+  int32_t along_depth;
+  int64_t groups, rows, depth, columns;
+  ditorch_operand a, b, out;
+  const int32_t* ends;
+} ditorch_grouped_matmul;
+
 /* --- attention ---------------------------------------------------------------------------------
  */
 
@@ -337,6 +362,10 @@ typedef struct ditorch_operators {
   ditorch_status (*attention)(const ditorch_context* context, const ditorch_attention* call);
   ditorch_status (*attention_backward)(const ditorch_context* context,
                                        const ditorch_attention_backward* call);
+
+  /* _grouped_mm and its gradients. */
+  ditorch_status (*grouped_matmul)(const ditorch_context* context,
+                                   const ditorch_grouped_matmul* call);
 } ditorch_operators;
 
 /* The library's table, which lives as long as the process, or NULL if it does not speak

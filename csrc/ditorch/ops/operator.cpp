@@ -25,8 +25,8 @@ Registry& registry() {
 // Products of matrices, and the position of their left operand; the right one follows it.
 void find_product(Operator& op) {
   static const std::map<std::string_view, size_t> left_operands = {
-      {"mm", 0},     {"bmm", 0},   {"mv", 0},    {"dot", 0},     {"vdot", 0},
-      {"linear", 0}, {"addmm", 1}, {"addmv", 1}, {"baddbmm", 1}, {"addbmm", 1}};
+      {"mm", 0},    {"bmm", 0},   {"mv", 0},      {"dot", 0},    {"vdot", 0},       {"linear", 0},
+      {"addmm", 1}, {"addmv", 1}, {"baddbmm", 1}, {"addbmm", 1}, {"_grouped_mm", 0}};
   std::string_view name = op.name;
   if (name.ends_with('_')) name.remove_suffix(1);
   if (auto found = left_operands.find(name); found != left_operands.end()) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ops/attention.h"
+#include "ops/grouped.h"
 #include "ops/launch.h"
 #include "ops/memory.h"
 #include "ops/vendor_kernels.h"
@@ -38,6 +39,7 @@ bool is_whole(const c10::OperatorHandle& op) {
   if (name.rfind("aten::_scaled_dot_product_fused_attention_overrideable", 0) == 0) {
     return overload.empty();
   }
+  if (name == "aten::_grouped_mm") return overload.empty() && grouped::vendor_has();
   if (name == "aten::convolution_overrideable") return overload.empty();
   if (name == "aten::convolution_backward_overrideable") return overload.empty();
   if (name == "aten::mode" || name == "aten::conj_physical_") return true;  // CPU's, but composite

@@ -15,6 +15,7 @@
 #include "ops/concatenation.h"
 #include "ops/dropout.h"
 #include "ops/foreach.h"
+#include "ops/grouped.h"
 #include "ops/histogram.h"
 #include "ops/host_arguments.h"
 #include "ops/indexed.h"
@@ -327,6 +328,7 @@ const VendorKernels& vendor_kernels() {
       found.merge(histogram::all_kernels());
     }
     if (vendor_has_map()) found.merge(sorting::all_kernels());
+    if (grouped::vendor_has()) found.merge(grouped::all_kernels());
     if (attention::vendor_has()) found.merge(attention::all_kernels());
     if (dropout::vendor_has()) found.merge(dropout::all_kernels());
     return found;

@@ -1,7 +1,6 @@
 // The kernels of the skeleton for new vendors (tools/new_vendor), run late: a queue calls them on
 // copies of what they were called with, as that is good during the call alone.
 #include <algorithm>
-#include <array>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -169,24 +168,37 @@ struct Kept<const ditorch_map_list*> {
   std::vector<ditorch_instruction> instructions;
 };
 
-// Operands of four dimensions, whose strides are kept beside.
+// Operands of a descriptor, whose strides are kept beside.
 struct KeptOperands {
-  explicit KeptOperands(std::initializer_list<ditorch_operand*> operands) {
+  KeptOperands(std::initializer_list<ditorch_operand*> operands, std::int64_t dimensions = 4) {
     for (auto* operand : operands) {
       if (!operand->data) continue;
-      strides.push_back(std::make_unique<std::array<std::int64_t, 4>>());
-      std::copy_n(operand->strides, 4, strides.back()->data());
+      strides.push_back(
+          std::make_unique<std::vector<std::int64_t>>(copied(operand->strides, dimensions)));
       operand->strides = strides.back()->data();
     }
   }
 
-  std::vector<std::unique_ptr<std::array<std::int64_t, 4>>> strides;
+  std::vector<std::unique_ptr<std::vector<std::int64_t>>> strides;
+};
+
+template <>
+struct Kept<const ditorch_grouped_matmul*> {
+  explicit Kept(const ditorch_grouped_matmul* given_call)
+      : call(*given_call),
+        flat({&call.a, call.along_depth ? &call.b : &call.out}, 2),
+        of_groups({call.along_depth ? &call.out : &call.b}, 3) {}
+  const ditorch_grouped_matmul* argument() const { return &call; }
+  bool is_taken() const { return is_floating(call.dtype); }
+
+  ditorch_grouped_matmul call;
+  KeptOperands flat, of_groups;
 };
 
 template <>
 struct Kept<const ditorch_attention*> {
   explicit Kept(const ditorch_attention* given_call)
-      : call(*given_call), operands{&call.query, &call.key, &call.value, &call.bias, &call.out} {}
+      : call(*given_call), operands({&call.query, &call.key, &call.value, &call.bias, &call.out}) {}
   const ditorch_attention* argument() const { return &call; }
   bool is_taken() const { return is_floating(call.dtype); }
 
@@ -199,7 +211,7 @@ struct Kept<const ditorch_attention_backward*> {
   explicit Kept(const ditorch_attention_backward* given_call)
       : forward(given_call->forward),
         call(*given_call),
-        operands{&call.grad_out, &call.grad_query, &call.grad_key, &call.grad_value} {}
+        operands({&call.grad_out, &call.grad_query, &call.grad_key, &call.grad_value}) {}
   const ditorch_attention_backward* argument() const {
     call.forward = forward.argument();
     return &call;
@@ -258,6 +270,7 @@ ditorch_operators table() {
   operators.scan = Late<scan>::entry;
   operators.attention = Late<attention>::entry;
   operators.attention_backward = Late<attention_backward>::entry;
+  operators.grouped_matmul = Late<grouped_matmul>::entry;
   return operators;
 }
 

@@ -50,6 +50,9 @@ ditorch_status attention(const ditorch_context* context, const ditorch_attention
 ditorch_status attention_backward(const ditorch_context* context,
                                   const ditorch_attention_backward* gradients);
 
+/* grouped_matmul.c */
+ditorch_status grouped_matmul(const ditorch_context* context, const ditorch_grouped_matmul* call);
+
 /* tensors.c: how tensors are read that are handed over as handles. */
 extern const ditorch_tensor_accessors* tensors;
 ditorch_status set_accessors(const ditorch_tensor_accessors* accessors);

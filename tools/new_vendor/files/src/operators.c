@@ -26,6 +26,7 @@ static const ditorch_operators operators = {
     .scan = scan,
     .attention = attention,
     .attention_backward = attention_backward,
+    .grouped_matmul = grouped_matmul,
 };
 
 __attribute__((visibility("default"))) const ditorch_operators* ditorch_vendor_operators(
