@@ -20,6 +20,8 @@ def definition_of(call: Call) -> Run | None:
     name = call.operator.split(".")[1]
     if name.startswith("_scaled_dot_product_") and not argument(call, "dropout_p"):
         return _attention_backward if name.endswith("_backward") else _attention
+    if name == "_grouped_mm" and argument(call, "offs") is not None:
+        return _grouped_mm
     return _rms_norm_backward if name == "_fused_rms_norm_backward" else None
 
 
@@ -102,6 +104,19 @@ def _for_each_head(shared: Tensor, query: Tensor) -> Tensor:
 def _sum_of_groups(gradient: Tensor, shared: Tensor) -> Tensor:
     groups = gradient.shape[-3] // shared.shape[-3]
     return gradient.unflatten(-3, (shared.shape[-3], groups)).sum(-3)
+
+
+def _grouped_mm(call: Call) -> Results:
+    """Groups of rows, each with its own matrix; or columns of groups with the rows of these."""
+    left, right = argument(call, "self"), argument(call, "mat2")
+    ends = argument(call, "offs").tolist()
+    spans = list(zip([0, *ends[:-1]], ends, strict=True))
+    if right.dim() == 2:
+        return {"out": torch.stack([left[:, i:j] @ right[i:j] for i, j in spans])}
+    out = left.new_zeros(len(left), right.shape[-1])
+    for (i, j), matrix in zip(spans, right, strict=True):
+        out[i:j] = left[i:j] @ matrix
+    return {"out": out}
 
 
 def _rms_norm_backward(call: Call) -> Results:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import ditorch
+from ditorch.precision import Compare
 
 OPERATOR = "_grouped_mm"
 
@@ -62,3 +63,14 @@ def test_ends_that_do_not_fit_are_left_to_the_host() -> None:
     found = torch._grouped_mm(rows.to("device"), weights.to("device"), offs=ends.to("device"))
     assert ditorch.fallback_counts() == {OPERATOR: 1}
     torch.testing.assert_close(found.cpu(), torch._grouped_mm(rows, weights, offs=ends))
+
+
+def test_precision_tools_know_what_it_is() -> None:
+    """The CPU has no such product of float64."""
+    rows = drawn(24, 16, dtype=torch.float32, seed=1).to("device").requires_grad_()
+    weights = drawn(3, 16, 32, dtype=torch.float32, seed=2).to("device").requires_grad_()
+    ends = torch.tensor([3, 3, 24], dtype=torch.int32, device="device")
+    with Compare(operators="aten._grouped_mm") as tool:
+        torch._grouped_mm(rows, weights, offs=ends).square().sum().backward()
+    (found,) = tool.findings().operators
+    assert (found.calls, found.passed, tool.findings().notes) == (3, True, [])
