@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import ditorch
-from ditorch.precision import Fallback
+from ditorch.precision import Compare, Fallback
 
 FORWARD = "_scaled_dot_product_fused_attention_overrideable"
 
@@ -162,3 +162,15 @@ def test_vmap_takes_it_apart() -> None:
     torch.testing.assert_close(
         ours.cpu(), F.scaled_dot_product_attention(values, values, values), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_precision_tools_find_it_within_the_standards(dtype: torch.dtype) -> None:
+    leaves = [
+        drawn(2, heads, 200, 16, dtype=dtype, seed=heads).to("device").requires_grad_()
+        for heads in (4, 2, 2)
+    ]
+    with Compare(operators="*scaled_dot_product*") as tool:
+        F.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True).sum().backward()
+    found = tool.findings().operators
+    assert len(found) == 4 and all(each.passed for each in found), found
