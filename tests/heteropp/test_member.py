@@ -95,7 +95,9 @@ class Leader:
         for member in members:
             if member not in self.processes:
                 process = forkserver.context().Process(
-                    target=_member, args=(self.job, member, self.number, self.folder), daemon=True
+                    target=_member,
+                    args=(self.job, member, self.number, self.folder, os.environ[SECRET]),
+                    daemon=True,
                 )
                 process.start()
                 self.processes[member] = process
@@ -130,10 +132,12 @@ class Leader:
             process.join()
 
 
+SECRET = "DICOMM_SECRET"
 _NONE = Progress(step=-1, loss=None, tokens_per_s=0, step_s=0)
 
 
-def _member(job: Job, name: str, number: int, folder: Path) -> None:
+def _member(job: Job, name: str, number: int, folder: Path, secret: str) -> None:
+    os.environ[SECRET] = secret  # that of who forks may be of an earlier job
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     from heteropp.elastic.member.member import run_member
 
@@ -141,7 +145,10 @@ def _member(job: Job, name: str, number: int, folder: Path) -> None:
 
 
 @pytest.fixture(params=["cpu", pytest.param("chip", marks=pytest.mark.long)])
-def leader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Leader]:
+def leader(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Leader]:
+    monkeypatch.setenv(SECRET, "of this job")
     leader = Leader(tmp_path, request.param)
     yield leader
     leader.close()
