@@ -54,11 +54,6 @@ bool are_describable(const at::Tensor& query, const at::Tensor& key, const at::T
   return !bias.defined() || (bias.scalar_type() == query.scalar_type() && bias.dim() <= 4);
 }
 
-ditorch_operand operand_of(const at::Tensor& tensor) {
-  if (!tensor.defined()) return {nullptr, DITORCH_OTHER, nullptr};
-  return {tensor.mutable_data_ptr(), abi_dtype(tensor.scalar_type()), tensor.strides().data()};
-}
-
 // A call as the ABI describes it. The tensors live as long as it is used.
 struct Call {
   at::Tensor bias;  // spread over batch and heads

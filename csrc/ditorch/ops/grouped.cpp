@@ -9,10 +9,6 @@
 namespace ditorch::grouped {
 namespace {
 
-ditorch_operand operand_of(const at::Tensor& tensor) {
-  return {tensor.mutable_data_ptr(), abi_dtype(tensor.scalar_type()), tensor.strides().data()};
-}
-
 // _grouped_mm(self, mat2, offs, bias, out_dtype)
 ditorch_status grouped_mm(const ditorch_context& context, c10::ArrayRef<c10::IValue> arguments,
                           std::vector<c10::IValue>& results) {

@@ -18,6 +18,12 @@ inline ditorch_tensor* handle(const at::Tensor& tensor) {
   return reinterpret_cast<ditorch_tensor*>(const_cast<at::Tensor*>(&tensor));
 }
 
+// A tensor as a descriptor has it, while the tensor lives; an undefined one has no data.
+inline ditorch_operand operand_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {nullptr, DITORCH_OTHER, nullptr};
+  return {tensor.mutable_data_ptr(), abi_dtype(tensor.scalar_type()), tensor.strides().data()};
+}
+
 // A dimension counted from the front, which may be none of the tensor's.
 inline int64_t from_front(int64_t dim, const at::Tensor& tensor) {
   return dim < 0 ? dim + tensor.dim() : dim;
