@@ -119,7 +119,7 @@ def device_memory_functions() -> tuple[int, int]:
     return _c10d.device_memory_functions()
 
 
-def share_chip_memory(device_type: str, library: str) -> bool:
+def share_chip_memory(device_type: str, library: str | None = None) -> bool:
     """Lets large messages between processes of one host go from chip to chip.
 
     They do where both call this before they make the process group, for chips of one device type,
@@ -128,7 +128,8 @@ def share_chip_memory(device_type: str, library: str) -> bool:
 
     Args:
         device_type: as in ``torch.device(device_type)``.
-        library: path of the chip vendor's library, which implements ditorch's runtime ABI.
+        library: path of the chip vendor's library, which implements ditorch's runtime ABI. None:
+            the chip's driver has a way of its own, which is known for NVIDIA's GPUs.
 
     Returns:
         Whether the vendor has that: the ABI's memory_export and memory_import are optional.
@@ -136,7 +137,7 @@ def share_chip_memory(device_type: str, library: str) -> bool:
     Raises:
         ValueError: it is no such library.
     """
-    return _c10d.share_chip_memory(device_type, library)
+    return _c10d.share_chip_memory(device_type, library or "")
 
 
 def set_links(group: dist.ProcessGroup | None, links: Mapping[int, tuple[float, float]]) -> None:

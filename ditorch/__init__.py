@@ -201,6 +201,16 @@ def watch_memory(taken: int, returned: int) -> None:
         _ditorch.watch_memory(taken, returned)
 
 
+def host_reaches_memory() -> bool:
+    """Whether the host may read and write the chip's memory through the chip's own pointers.
+
+    Where it may not, transports copy through host memory, or their network card reads the chip's.
+    """
+    if _is_made_here():
+        return bool(_ditorch.properties(device.index)["host_accessible"])
+    return device.type == "cpu"
+
+
 def vendor_library() -> str | None:
     """Path of the vendor's library that ditorch made this device from; None for a plugin's."""
     library = _choice.look.library

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import queue
 import signal
 import threading
@@ -33,8 +34,10 @@ class ProcessReport:
 class _Worker:
     """One process at a time; a new one is started after the last has died."""
 
-    def __init__(self, settings: Settings, preload: list[str], log: Path, job_s: float) -> None:
-        self._arguments = (settings, preload, str(log), job_s)
+    def __init__(
+        self, settings: Settings, preload: list[str], log: Path, job_s: float, threads: int
+    ) -> None:
+        self._arguments = (settings, preload, str(log), job_s, threads)
         self._job_s = job_s
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
@@ -116,11 +119,12 @@ def run_jobs(
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)
+    threads_each = max(1, (os.cpu_count() or 1) // workers)
     lock = threading.Lock()
     errors: list[BaseException] = []
 
     def serve() -> None:
-        worker = _Worker(settings, preload, log, job_s)
+        worker = _Worker(settings, preload, log, job_s, threads_each)
         try:
             if math.isfinite(within_s):
                 worker.start()

@@ -15,8 +15,8 @@ _SPARSE = "sparse, quantized and nested tensors: the device holds dense ones onl
 
 _REFUSALS = (
     (r"holds dense tensors only|Sparse\w*PrivateUse1|Quantized\w*|Nested\w*", _SPARSE),
-    (r"not implemented for|NotImplementedError|could not run .* with arguments from",
-     "the vendor has no kernel for it"),
+    (r"not implemented for|NotImplementedError|could not run .* with arguments from"
+     r"|not supported for|Tensor is not supported", "the vendor has no kernel for it"),
 )  # fmt: skip
 
 

@@ -28,12 +28,18 @@ class Job:
     name: str
 
 
-def work(pipe: Connection, settings: Settings, preload: list[str], log: str, job_s: float) -> None:
-    """Runs jobs from the pipe until it is closed; the entry of a spawned process."""
+def work(
+    pipe: Connection, settings: Settings, preload: list[str], log: str, job_s: float, threads: int
+) -> None:
+    """Runs jobs from the pipe until it is closed; the entry of a spawned process.
+
+    threads: that the CPU's part may take.
+    """
     _write_to(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     warnings.simplefilter("ignore")
     try:
+        _set_up_torch(threads)
         for module in ("ditorch", *preload):
             importlib.import_module(module)
     except Exception as error:
@@ -48,6 +54,14 @@ def work(pipe: Connection, settings: Settings, preload: list[str], log: str, job
         signal.alarm(int(job_s + _GRACE_S))
         _run(job, settings, pipe)
         signal.alarm(0)
+
+
+def _set_up_torch(threads: int) -> None:
+    """Before the database is imported, which lets nobody change such settings any more."""
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.allow_tf32 = False  # torch lets convolutions drop bits of float32
 
 
 def _write_to(log: str) -> None:

@@ -363,21 +363,23 @@ def train(
     metrics_host: Annotated[str, typer.Option(help="The address of --metrics-port.")] = "127.0.0.1",
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    chosen = {name: context.params[name] for name in OPTIONS}
+    values = {name: value for name, value in locals().items() if name in context.params}
     with one_sentence():
         from heteropp.api.training.run import run_training
 
-        raise typer.Exit(run_training(TrainingOptions(**chosen), given(context)))
+        options = TrainingOptions(**{name: values[name] for name in OPTIONS})
+        raise typer.Exit(run_training(options, given(context, values)))
 
 
-def given(context: typer.Context) -> dict[str, Any]:
-    """The parameters that the command line names, or the run that it goes on with."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
+def given(context: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that the command line names, or the run that it goes on with.
+
+    values: of all, as the command has them: not every typer converts the context's own.
+    """
+    sources = {name: context.get_parameter_source(name) for name in values}
     names = ("COMMANDLINE", "DEFAULT_MAP")
     return {
-        name: context.params[name]
-        for name, source in sources.items()
-        if source and source.name in names
+        name: values[name] for name, source in sources.items() if source and source.name in names
     }
 
 

@@ -221,6 +221,7 @@ def test_a_library_without_shared_memory_is_told_from_none_at_all(tmp_path: Path
 
     emulated = Path(ditorch.__file__).parent / "lib" / "libemuchip.so"
     assert not dicomm.distributed.share_chip_memory("privateuseone", str(emulated))
+    assert not dicomm.distributed.share_chip_memory("privateuseone")  # its driver is not known
     with pytest.raises(ValueError, match="does not load"):
         dicomm.distributed.share_chip_memory("privateuseone", str(tmp_path / "libnone.so"))
     with pytest.raises(ValueError, match="does not speak ditorch's runtime ABI"):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
 from ditorch.conform.agree import disagreement, is_identical, same_specials
+from ditorch.conform.ambiguous import is_as_right
 from ditorch.conform.arguments import copy_to, shared_memory
+from ditorch.conform.operators import _calls, _database
+from ditorch.conform.randomness import draws
 from ditorch.conform.results import (
     CheckResult,
     Conformance,
@@ -20,6 +25,7 @@ from ditorch.conform.results import (
     write_conformance,
 )
 from ditorch.conform.table import print_table, write_markdown
+from ditorch.conform.variants import VARIANTS, SampleCall
 
 CPU = torch.device("cpu")
 NAN, INF = float("nan"), float("inf")
@@ -66,6 +72,47 @@ def test_what_is_wrong_with_small_values_is_seen() -> None:
     expected = torch.full((8,), 2e-6)
     assert disagreement(expected * 1.01, expected, torch.float32)
     assert disagreement(expected * (1 + 1e-6), expected, torch.float32) is None
+
+
+def sample_of(name: str, dtype: str, **changes: Any) -> SampleCall:
+    settings = Settings(operators=[], dtypes=[dtype], samples_per_dtype=1, seed=0)
+    call = next(_calls(_database()[name], getattr(torch, dtype), VARIANTS[0], settings))
+    return replace(call, **changes)
+
+
+@pytest.mark.parametrize(
+    ("indices", "kwargs", "right"),
+    [
+        ([2, 3, 1, 0], {}, True),
+        ([2, 3, 1, 0], {"stable": True}, False),
+        ([2, 3, 1, 1], {}, False),  # one is named twice
+        ([3, 2, 1, 0], {}, False),  # another value
+    ],
+)
+def test_any_of_equal_values_may_be_chosen(
+    indices: list[int], kwargs: dict[str, bool], right: bool
+) -> None:
+    given = torch.tensor([1, 1, 0, 1], dtype=torch.int16)
+    call = sample_of("sort", "int16", input=given, args=(), kwargs=kwargs)
+    expected = torch.sort(given)
+    found = (expected.values, torch.tensor(indices))
+    assert is_as_right(found, tuple(expected), torch.int16, call) == right
+
+
+@pytest.mark.parametrize("name", ["linalg.eig", "linalg.eigh"])
+def test_vectors_may_have_another_sign(name: str) -> None:
+    call = sample_of(name, "float64")
+    values, vectors = call.operator.op(call.input, *call.args, **call.kwargs)
+    expected = values, vectors
+    assert is_as_right((values, -vectors), expected, torch.float64, call)
+    assert not is_as_right((values, 0.1 - vectors), expected, torch.float64, call)
+
+
+@pytest.mark.parametrize(
+    ("name", "drew"), [("randn", True), ("multinomial", True), ("add", False), ("sort", False)]
+)
+def test_operators_that_draw_are_told_from_others(name: str, drew: bool) -> None:
+    assert draws(VARIANTS[0], sample_of(name, "float32")) == drew
 
 
 def test_arguments_are_copied_as_they_are() -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json as json_
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -52,6 +54,12 @@ def main(
         Path | None,
         typer.Option(help="The GPU's chip file, where none is shipped for its product."),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Keep here what the steps write: plans, profiles, what they say."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
     try:
@@ -60,14 +68,33 @@ def main(
     except (NoGpu, ValueError) as error:
         print(f"gpu-check: {error}", file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from None
-    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        part = rehearsing_part(Path(folder)) if rehearse else Part(gpu)
-        rows, notes, failed = _take(steps, part, Path(folder))
+    with _folder(output) as folder:
+        part = rehearsing_part(folder) if rehearse else Part(gpu)
+        rows, notes, failed = _take(steps, part, folder)
     show("gpu-check", rows, notes, json)
     if not rehearse and not only:
         _write(rows, notes)
     if failed or any(each["bar"] is not None and not is_met(each) for each in rows):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _folder(output: Path | None) -> Iterator[Path]:
+    """The folder that the steps write to; it is removed where none was named."""
+    if output is not None:
+        try:
+            output.mkdir(parents=True)
+        except OSError as error:
+            print(
+                f"gpu-check: --output is {output}, which cannot be made ({error.strerror}); "
+                "expected a new folder",
+                file=sys.stderr,
+            )
+            raise typer.Exit(BAD_INPUT) from None
+        yield output.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        yield Path(folder)
 
 
 def _write(rows: list[Row], notes: list[str]) -> None:

@@ -10,7 +10,7 @@ from evidence import row
 from gpu_check.part import Found, Part
 from gpu_check.processes import run
 
-WITHIN_S, REHEARSED_S = 75, 10
+WITHIN_S, REHEARSED_S = 65, 10
 MOST_WORKERS = 8  # each has a context on the GPU
 BAR = 99.0  # percent of supported samples, as ditorch-align conform asks for
 
@@ -22,7 +22,7 @@ def found(part: Part, folder: Path) -> Found:
     within_s = REHEARSED_S if part.is_rehearsed else WITHIN_S
     run(
         "ditorch_align", "conform", "--output", output, "--samples", 1, "--within", within_s,
-        "--deadline", 20, "--workers", max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // 2)),
+        "--deadline", 30, "--workers", max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // 2)),
         environment=part.environment,
         may_end_with=(0, 1),
     )  # fmt: skip

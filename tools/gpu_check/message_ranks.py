@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +14,7 @@ from dicomm.bench.ranks import Step, perform
 from dicomm.bench.timing import DEADLINE_S, Order, Timing
 
 DICOMM, GLOO, COPY = "dicomm", "Gloo and copies to the host", "a copy on the device"
+WAKING_S = 0.5
 GROUPS = (DICOMM, GLOO, COPY)
 
 
@@ -29,16 +31,29 @@ class RankSetup:
         return 1 if self.name == COPY else 2
 
     def join(self, rank: int) -> Rank:
-        os.environ.update(self.environment)
+        os.environ.update({"DICOMM_STRATEGY": "cpu-mediated", **self.environment})
         import torch
 
         import ditorch
 
         torch.set_num_threads(1)
+        _wake()
         if self.name == COPY:
             return Copying()
         kind = Direct if self.name == DICOMM else ThroughHost
         return kind(rank, _joined(self, rank, ditorch.device_clock()))
+
+
+def _wake() -> None:
+    """Keeps the GPU at work until its clock is as high as it goes."""
+    import torch
+
+    side = 512
+    product = torch.full((side, side), 1 / side, device="device")
+    until_s = time.monotonic() + WAKING_S
+    while time.monotonic() < until_s:
+        product = product @ product
+        torch.accelerator.synchronize()
 
 
 def _joined(setup: RankSetup, rank: int, clock: tuple[str, int, int] | None) -> int:
@@ -48,8 +63,10 @@ def _joined(setup: RankSetup, rank: int, clock: tuple[str, int, int] | None) -> 
     backend = "gloo"
     if setup.name == DICOMM:
         import dicomm.distributed
+        import ditorch
 
         backend = "dicomm"
+        dicomm.distributed.share_chip_memory(ditorch.device.type, ditorch.vendor_library())
         if clock:  # of an emulated chip
             dicomm.distributed.set_device_clock(*clock)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -21,11 +21,11 @@ class Part:
     @property
     def environment(self) -> Mapping[str, str]:
         """What a process on it is started with."""
-        chip = {"DITORCH_VENDOR": "cuda"}
-        if self.is_rehearsed:
-            chip = {"DITORCH_VENDOR": "emuchip", "DITORCH_CHIP": self.chip}
-        # the host cannot touch a GPU's memory, so that dicomm copies it through the host's
-        return {**chip, "DICOMM_STRATEGY": "cpu-mediated"}
+        if not self.is_rehearsed:
+            return {"DITORCH_VENDOR": "cuda"}
+        # as of a GPU, whose memory the host cannot touch
+        mediated = {"DICOMM_STRATEGY": "cpu-mediated"}
+        return {"DITORCH_VENDOR": "emuchip", "DITORCH_CHIP": self.chip, **mediated}
 
     @property
     def align_name(self) -> str:

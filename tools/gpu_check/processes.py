@@ -30,6 +30,7 @@ def run(
     with TemporaryFile("w+") as said, TemporaryFile("w+") as warned:
         code = _start(module, arguments, environment, said, warned).wait()
         if code not in may_end_with:
+            _pass_on(warned)
             raise StepError(f"{_command(module)} ended with exit code {code}: {last_line(warned)}")
         said.seek(0)
         return said.read()
@@ -53,8 +54,9 @@ def run_together(
             for process, file in list(running.items()):
                 if process.poll() is not None:
                     del running[process]
-                    if process.returncode and first is None:
-                        first = f"exit code {process.returncode}: {last_line(file)}"
+                    if process.returncode:
+                        _pass_on(file)
+                        first = first or f"exit code {process.returncode}: {last_line(file)}"
             time.sleep(POLL_S)
     if first is not None:
         raise StepError(f"one process of {_command(module)} ended with {first}")
@@ -75,6 +77,12 @@ def _start(
         stderr=errors,
         env={**inherited, **environment},
     )
+
+
+def _pass_on(file: IO[str]) -> None:
+    """What a command that failed said belongs to what its step says."""
+    file.seek(0)
+    sys.stderr.write(file.read())
 
 
 def _command(module: str) -> str:

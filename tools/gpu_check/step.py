@@ -28,11 +28,11 @@ class Step:
 
 STEPS = (  # eight minutes together
     Step("builds", 30),
-    Step("conform", 110),
-    Step("losses", 60),
-    Step("messages", 50),
-    Step("training", 120),
-    Step("prediction", 110),
+    Step("conform", 105),
+    Step("losses", 50),
+    Step("messages", 45),
+    Step("training", 100),
+    Step("prediction", 150),
 )
 
 

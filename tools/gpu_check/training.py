@@ -55,11 +55,11 @@ def found(part: Part, folder: Path) -> Found:
     cluster = write_cluster(folder, "gpu-check", *environments)
     profile, plan, output = (folder / name for name in ("profile.json", "plan.json", "run"))
     for chip, environment in environments.items():
-        measure(cluster, chip, profile, environment)
+        measure(cluster, MODEL, chip, profile, environment)
     ranks = _ranks(cluster, environments)
     model = "--cluster", cluster, "--model", MODEL
     run_together("heteropp.cli.profile", *model, "-o", profile, environments=ranks)
-    search(cluster, profile, plan)
+    search(cluster, MODEL, profile, plan)
     training = "--cluster", cluster, "--plan", plan, "--steps", STEPS, "--output", output
     run_together("heteropp.cli.train", *training, environments=ranks)
     steps = metrics(output)
@@ -84,19 +84,21 @@ def write_cluster(folder: Path, name: str, *chips: str) -> Path:
     return path
 
 
-def measure(cluster: Path, chip: str, profile: Path, environment: Mapping[str, str]) -> None:
+def measure(
+    cluster: Path, model: Path | str, chip: str, profile: Path, environment: Mapping[str, str]
+) -> None:
     """Adds a chip's times to a profile. Raises StepError."""
     run(
-        "heteropp.cli.profile", "--cluster", cluster, "--model", MODEL, "--chip", chip,
+        "heteropp.cli.profile", "--cluster", cluster, "--model", model, "--chip", chip,
         "--tp", 1, "--no-links", "-o", profile,
         environment=environment,
     )  # fmt: skip
 
 
-def search(cluster: Path, profile: Path, plan: Path) -> None:
+def search(cluster: Path, model: Path | str, profile: Path, plan: Path) -> None:
     """Plans with the H2 paper's planner, which leaves out no chip. Raises StepError."""
     run(
-        "heteropp.cli.search", "--cluster", cluster, "--model", MODEL, "--planner", "heteroauto",
+        "heteropp.cli.search", "--cluster", cluster, "--model", model, "--planner", "heteroauto",
         "--global-batch", GLOBAL_BATCH, "--profile", profile, "-o", plan,
         environment={},
     )  # fmt: skip

@@ -89,9 +89,10 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
     if ditorch.device.type == "cpu":
         keep_freed_memory()
         return Device(ditorch.device, "dicomm", HostClock())
+    if not ditorch.host_reaches_memory():
+        os.environ.setdefault("DICOMM_STRATEGY", "cpu-mediated")
     ditorch.watch_memory(*dicomm.distributed.device_memory_functions())
-    if library := ditorch.vendor_library():
-        dicomm.distributed.share_chip_memory(ditorch.device.type, library)
+    dicomm.distributed.share_chip_memory(ditorch.device.type, ditorch.vendor_library())
     clock = ditorch.device_clock()
     if clock is None:
         device = _real_chip(ditorch.device.type)
