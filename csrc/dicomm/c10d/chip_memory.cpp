@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "core/host.h"
+#include "cuda_memory.h"
 #include "ditorch/abi/runtime.h"
 
 namespace dicomm {
@@ -85,17 +86,24 @@ ditorch_runtime table_of(const std::string& library) {
   return table;
 }
 
+// Null: the library does not implement these optional entries.
+std::unique_ptr<ChipMemory> memory_of_library(c10::DeviceType type, const std::string& library) {
+  const ditorch_runtime table = table_of(library);
+  if (!table.memory_export || !table.memory_import || !table.memory_import_release) return nullptr;
+  return std::make_unique<VendorMemory>(type, table);
+}
+
 }  // namespace
 
 bool share_chip_memory(c10::DeviceType type, const std::string& library) {
-  const ditorch_runtime table = table_of(library);
-  if (!table.memory_export || !table.memory_import || !table.memory_import_release) return false;
+  std::unique_ptr<ChipMemory> memory =
+      library.empty() ? cuda_memory(type) : memory_of_library(type, library);
+  if (!memory) return false;
   std::lock_guard lock(shared_memory_mutex);
   TORCH_CHECK_VALUE(!shared_memory || shared_memory->type == type, "dicomm: ",
                     c10::DeviceTypeName(shared_memory ? shared_memory->type : type, true),
                     " shares its memory already; one process is one chip of one vendor");
-  if (!shared_memory)
-    shared_memory = new SharedMemory{type, std::make_unique<VendorMemory>(type, table)};
+  if (!shared_memory) shared_memory = new SharedMemory{type, std::move(memory)};
   return true;
 }
 

@@ -1,4 +1,4 @@
-// What a vendor's library does so that two processes of a host copy from chip to chip.
+// What a vendor's library or driver does so that two processes of a host copy from chip to chip.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -22,8 +22,9 @@ class ChipMemory {
                     std::size_t bytes) const = 0;
 };
 
-// Lets the chips of this device type share memory as their vendor's library, which implements
-// ditorch's runtime ABI, knows to: whether it does. Throws where it is no such library.
+// Lets the chips of this device type share memory, and returns whether they can: as their vendor's
+// library knows to, which implements ditorch's runtime ABI, or, where none is named, as their
+// driver does, which is known for NVIDIA's GPUs. Throws where it is no such library.
 bool share_chip_memory(c10::DeviceType type, const std::string& library);
 // Null: the chips of this device type share none.
 const ChipMemory* chip_memory(c10::DeviceType type);
