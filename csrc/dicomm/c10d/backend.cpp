@@ -149,8 +149,7 @@ Backend::WorkPtr Backend::message(c10d::OpType type, const char* title, const at
     auto chip = by_chips ? ChipTensor::of(tensor, access) : nullptr;
     const auto buffer =
         chip ? chip->staged()
-             : std::make_shared<Staged>(chunked ? Staged::in_pieces(tensor, staging(), access)
-                                                : stage(tensor, access));
+             : std::make_shared<Staged>(Staged::in_pieces(tensor, staging(), access));
     carry_clocks(buffer->device());
     auto work = c10::make_intrusive<MessageWork>(membership_, type, title, buffer, std::move(chip),
                                                  peer, message_tag(tag), chunked);

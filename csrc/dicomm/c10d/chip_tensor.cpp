@@ -8,15 +8,6 @@ namespace dicomm {
 
 namespace {
 
-class MarkedCopy final : public ChipCopy {
- public:
-  explicit MarkedCopy(StreamMark mark) : mark_(std::move(mark)) {}
-  bool done() override { return mark_.is_reached(); }
-
- private:
-  StreamMark mark_;
-};
-
 // Whoever cannot copy from chip to chip is slower, and not wrong.
 void warn_of_the_longer_way(const c10::Error& error) {
   TORCH_WARN_ONCE(error.what_without_backtrace(), "; messages go through the host's memory");
@@ -49,7 +40,7 @@ ChipTensor::ChipTensor(const at::Tensor& tensor, Access access, const ChipMemory
   keep_for_current_stream(here);
 }
 
-std::unique_ptr<ChipCopy> ChipTensor::pull(const MemoryHandle& from, std::size_t bytes) {
+std::shared_ptr<ChipWork> ChipTensor::pull(const MemoryHandle& from, std::size_t bytes) {
   const at::Tensor& here = tensor_->tensor();
   const auto device = here.device().index();
   try {
@@ -62,7 +53,7 @@ std::unique_ptr<ChipCopy> ChipTensor::pull(const MemoryHandle& from, std::size_t
     return nullptr;
   }
   copied_ = StreamMark::of(communication_stream(here.device()));
-  return std::make_unique<MarkedCopy>(*copied_);
+  return copied_->work();
 }
 
 std::byte* ChipTensor::on_host() {

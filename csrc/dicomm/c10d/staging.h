@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "streams.h"
+
 namespace dicomm {
 
 // The paper's two ways for data to leave a chip: device-direct, the transport reads and writes
@@ -19,9 +21,9 @@ enum class Access { read, write, read_write };
 // A tensor in place, or a contiguous copy of it, in host memory where CPU-mediated.
 class Staged {
  public:
-  // Copies what the access reads.
+  // Copies what the access reads, and waits for it.
   Staged(const at::Tensor& tensor, Strategy strategy, Access access);
-  // The same without the copy: copy_in() brings the bytes over piece by piece.
+  // The same without the copy: copy_in() brings the bytes over, maybe piece by piece.
   static Staged in_pieces(const at::Tensor& tensor, Strategy strategy, Access access);
   // A contiguous chip tensor that is copied only if someone asks for it.
   static Staged on_demand(const at::Tensor& tensor, Access access);
@@ -38,13 +40,17 @@ class Staged {
   // waits for the last.
   void copy_back() const;
   void copy_back(std::size_t begin, std::size_t length) const;
-  void copy_in(std::size_t begin, std::size_t length) const;
+  // Has one piece where the transport finds it once the result is reached: it is copied behind
+  // `given`, what the caller's stream was given, and not waited for. An emulated chip's is there at
+  // once.
+  StreamMark copy_in(std::size_t begin, std::size_t length, const StreamMark& given) const;
 
  private:
   Staged() = default;
   struct Later {};
   Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later);
   bool is_copy() const { return !bytes_.is_same(tensor_); }
+  void fill(std::size_t begin, std::size_t length, bool non_blocking) const;
 
   at::Tensor tensor_;
   at::Tensor bytes_;

@@ -83,7 +83,7 @@ class Connection {
   };
   struct ChipCopying {  // delivered: its receiver waits as its chip's streams do
     std::uint64_t id;   // the offer's
-    std::unique_ptr<ChipCopy> copy;
+    std::shared_ptr<ChipWork> copy;
     std::chrono::steady_clock::time_point begun;
   };
 

@@ -77,6 +77,7 @@ class RequestState final : public Request {
   // The rest is the engine's, under its mutex, but for `done`.
   std::shared_ptr<Engine> engine;
   std::shared_ptr<ChipBuffer> chip;  // where the buffer is in a chip's memory
+  std::shared_ptr<ChipWork> after;   // what its chip must have done before it begins
   const bool is_send;
   std::byte* data;          // null: see chip
   const std::size_t bytes;  // to send, or room to receive
