@@ -18,6 +18,15 @@ struct HostBlock {
   StreamMark used_until;
 };
 
+// Whether no chip uses it any more. Of one that fails nobody knows.
+bool is_idle(const HostBlock& block) {
+  try {
+    return block.used_until.is_reached();
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 // Memory that no tensor uses now, the oldest first.
 class IdleBlocks {
  public:
@@ -25,7 +34,7 @@ class IdleBlocks {
     std::lock_guard lock(mutex_);
     for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) {
       if (block->device != device || block->bytes < bytes || block->bytes / 2 > bytes) continue;
-      if (!block->used_until.is_reached()) continue;
+      if (!is_idle(*block)) continue;
       HostBlock taken = std::move(*block);
       blocks_.erase(std::next(block).base());
       bytes_ -= taken.bytes;
@@ -38,7 +47,7 @@ class IdleBlocks {
     std::lock_guard lock(mutex_);
     bytes_ += block.bytes;
     blocks_.push_back(std::move(block));
-    while (bytes_ > kMostBytes) {
+    while (bytes_ > kMostBytes && is_idle(blocks_.front())) {
       bytes_ -= blocks_.front().bytes;
       blocks_.pop_front();
     }

@@ -112,6 +112,7 @@ void Membership::shutdown() {
 
 // Closing first makes collectives that are still waiting fail at once.
 void Membership::leave() {
+  leaving_ = true;
   communicator_->close();
   collectives_.stop();
 }

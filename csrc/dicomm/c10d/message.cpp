@@ -65,9 +65,9 @@ void MessageWork::start_send() {
   }
   const std::int64_t ready_at_ns = timeline_.is_emulated() ? timeline_.ready_at_ns() : 0;
   for (std::size_t chunk = 0; chunk < chunks_; ++chunk) {
-    const StreamMark there = buffer_->copy_in(begin(chunk), length(chunk), called_);
-    requests_.push_back(
-        communicator.isend(data(chunk), length(chunk), peer_, tag_, ready_at_ns, there.work()));
+    buffer_->copy_in(begin(chunk), length(chunk), called_);
+    requests_.push_back(communicator.isend(data(chunk), length(chunk), peer_, tag_, ready_at_ns,
+                                           buffer_->there().work()));
   }
 }
 

@@ -26,7 +26,7 @@ class MessageWork : public c10d::Work {
   static constexpr std::size_t kChunkBytes = 1 << 20;
   static bool in_chunks(const at::Tensor& tensor, Strategy mine, Strategy peers);
 
-  // chunked: the buffer was staged in pieces. chip: null, or the buffer, staged on demand.
+  // chip: null, or the buffer, staged on demand.
   MessageWork(std::shared_ptr<Membership> membership, c10d::OpType type, const char* title,
               std::shared_ptr<Staged> buffer, std::shared_ptr<ChipTensor> chip, int peer,
               std::uint64_t tag, bool chunked);

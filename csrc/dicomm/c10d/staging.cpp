@@ -52,7 +52,7 @@ Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access)
   if (is_copy() && access != Access::write) fill(0, bytes(), /*non_blocking=*/false);
 }
 
-Staged Staged::in_pieces(const at::Tensor& tensor, Strategy strategy, Access access) {
+Staged Staged::uncopied(const at::Tensor& tensor, Strategy strategy, Access access) {
   const at::NoGradGuard no_grad;
   return {access == Access::read ? tensor.contiguous() : tensor, strategy, access, Later{}};
 }
@@ -101,20 +101,19 @@ void Staged::copy_back(std::size_t begin, std::size_t length) const {
   keep_host_memory_until(bytes_, StreamMark::here(tensor_.device()));
 }
 
-StreamMark Staged::copy_in(std::size_t begin, std::size_t length, const StreamMark& given) const {
-  if (!is_copy()) return given;
+void Staged::copy_in(std::size_t begin, std::size_t length, const StreamMark& given) {
   const c10::Device chip = tensor_.device();
-  if (!works_behind_the_host(chip)) {
-    fill(begin, length, /*non_blocking=*/false);
-    return {};
-  }
+  const bool is_behind = works_behind_the_host(chip);
+  if (is_behind) there_ = given;
+  if (!is_copy()) return;
+  if (!is_behind) return fill(begin, length, /*non_blocking=*/false);
   const c10::StreamGuard guard(sending_stream(chip));
   given.hold_current_stream();
   fill(begin, length, /*non_blocking=*/true);
   keep_for_current_stream(tensor_);
-  StreamMark there = StreamMark::here(chip);
-  keep_host_memory_until(bytes_, there);
-  return there;
+  keep_for_current_stream(bytes_);
+  there_ = StreamMark::here(chip);
+  keep_host_memory_until(bytes_, there_);
 }
 
 void Staged::fill(std::size_t begin, std::size_t length, bool non_blocking) const {

@@ -23,8 +23,8 @@ class Staged {
  public:
   // Copies what the access reads, and waits for it.
   Staged(const at::Tensor& tensor, Strategy strategy, Access access);
-  // The same without the copy: copy_in() brings the bytes over, maybe piece by piece.
-  static Staged in_pieces(const at::Tensor& tensor, Strategy strategy, Access access);
+  // The same without the copy, which copy_in() makes.
+  static Staged uncopied(const at::Tensor& tensor, Strategy strategy, Access access);
   // A contiguous chip tensor that is copied only if someone asks for it.
   static Staged on_demand(const at::Tensor& tensor, Access access);
   void bring_to_host();
@@ -40,10 +40,12 @@ class Staged {
   // waits for the last.
   void copy_back() const;
   void copy_back(std::size_t begin, std::size_t length) const;
-  // Has one piece where the transport finds it once the result is reached: it is copied behind
-  // `given`, what the caller's stream was given, and not waited for. An emulated chip's is there at
-  // once.
-  StreamMark copy_in(std::size_t begin, std::size_t length, const StreamMark& given) const;
+  // Brings over everything, or one piece, behind `given`, which is what the caller's stream was
+  // given. The host does not wait: the transport finds it there once there() is reached. An
+  // emulated chip's is there at once.
+  void copy_in(const StreamMark& given) { copy_in(0, bytes(), given); }
+  void copy_in(std::size_t begin, std::size_t length, const StreamMark& given);
+  const StreamMark& there() const { return there_; }
 
  private:
   Staged() = default;
@@ -55,6 +57,7 @@ class Staged {
   at::Tensor tensor_;
   at::Tensor bytes_;
   bool must_copy_back_ = false;
+  StreamMark there_;
 };
 
 }  // namespace dicomm

@@ -1,5 +1,6 @@
 #include "streams.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <mutex>
@@ -68,6 +69,13 @@ StreamMark StreamMark::of(c10::Stream stream) {
   mark.event_ = std::make_shared<c10::Event>(stream.device_type());
   mark.event_->record(stream);
   return mark;
+}
+
+// Any thread may ask, one that never used the device too.
+bool StreamMark::is_reached() const {
+  if (!event_) return true;
+  const c10::DeviceGuard guard(event_->device());
+  return event_->query();
 }
 
 void StreamMark::hold_current_stream() const {

@@ -28,7 +28,7 @@ class StreamMark {
 
   // The calling thread's current stream goes on once the mark is reached; the host is not held.
   void hold_current_stream() const;
-  bool is_reached() const { return !event_ || event_->query(); }
+  bool is_reached() const;
   // What the chip does until then, for the transport. Null: the point counts as reached.
   std::shared_ptr<ChipWork> work() const;
 

@@ -1,0 +1,156 @@
+"""Sends from a chip that has yet to compute their bytes: the host is not held, the message is.
+
+The chip is the asynchronous one; its default stream is held before a tensor gets its contents.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import async_chip
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_processes
+from torch import Tensor
+
+import dicomm.distributed
+
+HELD_MS = 20_000  # longer than any test waits for what must not wait for it
+SMALL = 12
+CHUNKED = 3 * 2**20 + 5  # bytes of a message that goes in chunks, or from chip to chip
+
+
+def environment(seed: int = 1) -> dict[str, str]:
+    return async_chip.environment(seed) | {"DICOMM_STRATEGY": "cpu-mediated"}
+
+
+def join(shares: bool = False, timeout_s: float = 60) -> tuple[str, Any]:
+    import ditorch
+
+    if shares:
+        library = ditorch.vendor_library()
+        assert library and dicomm.distributed.share_chip_memory(ditorch.device.type, library)
+    group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    dist.barrier(group)
+    return ditorch.device.type, group
+
+
+def content(number: int, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(0, 256, (count,), generator=generator, dtype=torch.uint8)
+
+
+def held(device: str, *made: Tensor) -> list[Tensor]:
+    """Tensors that get what is given once the chip is released."""
+    there = [values.to(device) for values in made]
+    late = [torch.zeros_like(values) for values in there]
+    torch.accelerator.synchronize()
+    async_chip.hold(HELD_MS)
+    for target, values in zip(late, there, strict=True):
+        target.copy_(values)
+    return late
+
+
+def messages_pass(rank: int, shares: bool) -> None:
+    """Of each tag in order: a held one, one from the host, one whose tensor nobody keeps."""
+    device, group = join(shares)
+    counts = [SMALL, CHUNKED, SMALL]
+    if rank == 1:
+        dist.barrier(group)  # passes although the chip of the other rank is held
+        other = torch.zeros(SMALL, dtype=torch.uint8)
+        dist.recv(other, 0, group=group, tag=9)  # as does a message of another tag
+        assert torch.equal(other, content(9, SMALL))
+        dist.send(other, 0, group=group, tag=9)
+        for number, count in enumerate(counts):
+            for place in (device, "cpu", device):
+                got = torch.zeros(count, dtype=torch.uint8, device=place)
+                dist.recv(got, 0, group=group)
+                assert torch.equal(got.cpu(), content(number, count)), (number, place)
+        return
+    tensors = held(device, *(content(number, count) for number, count in enumerate(counts)))
+    works: list[Any] = []
+    for number, tensor in enumerate(tensors):
+        works.append(dist.isend(tensor, 1, group=group))
+        works.append(dist.isend(content(number, counts[number]), 1, group=group))
+        works.append(dist.isend(tensor.clone(), 1, group=group))
+    dist.barrier(group)
+    dist.send(content(9, SMALL), 1, group=group, tag=9)
+    dist.recv(torch.zeros(SMALL, dtype=torch.uint8), 1, group=group, tag=9)
+    assert not any(work.is_completed() for work in works)  # the chip is held as yet
+    async_chip.release()
+    for work in works:
+        work.wait()
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_held_message_holds_nobody_and_keeps_its_place(shares: bool) -> None:
+    run_processes(2, messages_pass, shares, environment=environment())
+
+
+def waited_for(work: Any) -> str:
+    with pytest.raises(RuntimeError) as failure:
+        work.wait()
+    return str(failure.value)
+
+
+def times_out(rank: int) -> str:
+    device, group = join(timeout_s=1)
+    if rank == 1:
+        dist.barrier(dist.group.WORLD)
+        got = torch.zeros(SMALL, dtype=torch.uint8)
+        dist.recv(got, 0, group=dist.group.WORLD)
+        return ""
+    (tensor,) = held(device, content(1, SMALL))
+    work: Any = dist.isend(tensor, 1, group=group)
+    said = waited_for(work)
+    dist.barrier(dist.group.WORLD)
+    async_chip.release()
+    dist.send(tensor, 1, group=dist.group.WORLD)
+    return said
+
+
+def test_a_chip_that_does_not_come_to_it_is_named() -> None:
+    said, _ = run_processes(2, times_out, environment=environment())
+    assert f"send of {SMALL} bytes to rank 1" in said and "tag 0" in said
+    assert "this rank's chip has yet to get there" in said
+
+
+def is_aborted(rank: int, end: Callable[[Any], None]) -> str:
+    device, group = join()
+    other = dist.new_group()
+    dist.barrier(other)
+    if rank == 1:
+        dist.barrier(other)
+        dist.recv(torch.zeros(CHUNKED, dtype=torch.uint8), 0, group=other)
+        return ""
+    (tensor,) = held(device, content(1, CHUNKED))
+    work: Any = dist.isend(tensor, 1, group=group)
+    begun = time.monotonic()
+    end(group)
+    said = waited_for(work)
+    assert time.monotonic() - begun < HELD_MS / 2000
+    del work
+    # Memory that the chip still copies to serves nobody else.
+    works: list[Any] = [dist.isend(tensor, 1, group=other)]
+    dist.barrier(other)
+    async_chip.release()
+    works[0].wait()
+    return said
+
+
+def leave(group: Any) -> None:
+    group._get_backend(torch.device("cpu")).shutdown()
+
+
+def abort(group: Any) -> None:
+    group._get_backend(torch.device("cpu")).abort()
+
+
+@pytest.mark.parametrize("end", [abort])
+def test_a_group_that_ends_takes_its_held_messages_along(end: Callable[[Any], None]) -> None:
+    said, _ = run_processes(2, is_aborted, end, environment=environment())
+    assert f"to rank 1" in said and "aborted" in said
