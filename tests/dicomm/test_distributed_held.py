@@ -6,7 +6,6 @@ The chip is the asynchronous one; its default stream is held before a tensor get
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -119,38 +118,67 @@ def test_a_chip_that_does_not_come_to_it_is_named() -> None:
     assert "this rank's chip has yet to get there" in said
 
 
-def is_aborted(rank: int, end: Callable[[Any], None]) -> str:
+def is_aborted(rank: int) -> list[str]:
+    """What its works say once the group was aborted under them, with the chip held as yet."""
     device, group = join()
-    other = dist.new_group()
-    dist.barrier(other)
     if rank == 1:
-        dist.barrier(other)
-        dist.recv(torch.zeros(CHUNKED, dtype=torch.uint8), 0, group=other)
-        return ""
+        other = dist.new_group()
+        got = torch.zeros(CHUNKED, dtype=torch.uint8, device=device)
+        dist.recv(got, 0, group=other)
+        assert torch.equal(got.cpu(), content(1, CHUNKED))
+        return []
     (tensor,) = held(device, content(1, CHUNKED))
-    work: Any = dist.isend(tensor, 1, group=group)
+    works: list[Any] = [
+        dist.isend(tensor, 1, group=group),
+        dist.broadcast(tensor, 0, group=group, async_op=True),
+    ]
     begun = time.monotonic()
-    end(group)
-    said = waited_for(work)
+    group._get_backend(torch.device("cpu")).abort()
+    said = [waited_for(work) for work in works]
     assert time.monotonic() - begun < HELD_MS / 2000
-    del work
-    # Memory that the chip still copies to serves nobody else.
-    works: list[Any] = [dist.isend(tensor, 1, group=other)]
-    dist.barrier(other)
+    works.clear()
+    # The chip has yet to copy to their memory, which serves no other message before.
+    work: Any = dist.isend(tensor, 1, group=dist.new_group())
     async_chip.release()
-    works[0].wait()
+    work.wait()
     return said
 
 
-def leave(group: Any) -> None:
-    group._get_backend(torch.device("cpu")).shutdown()
+def test_a_group_that_is_aborted_takes_what_is_held_along() -> None:
+    said, _ = run_processes(2, is_aborted, environment=environment())
+    assert len(said) == 2 and all("aborted" in sentence for sentence in said)
+    assert "to rank 1" in said[0]
 
 
-def abort(group: Any) -> None:
-    group._get_backend(torch.device("cpu")).abort()
+def collectives_pass(rank: int) -> list[str]:
+    """Whose results differ from those of the host's tensors."""
+    device, group = join()
+    host, other = dist.new_group(backend="gloo"), dist.new_group()
+    made = [content(3 * rank + i, 2 * SMALL).to(torch.int32) for i in range(3)]
+    summed, gathered, scattered = held(device, *made)
+    results = [made[0], torch.zeros(2, 2 * SMALL, dtype=torch.int32), torch.zeros_like(made[2])]
+    ours = [summed, torch.zeros_like(results[1], device=device), scattered.clone()]
+
+    def start(group: Any, inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
+        return [
+            dist.all_reduce(outputs[0], group=group, async_op=True),
+            dist.all_gather_into_tensor(outputs[1].view(-1), inputs[1], group=group, async_op=True),
+            dist.all_to_all_single(outputs[2], inputs[2], group=group, async_op=True),
+        ]
+
+    works = start(group, [summed, gathered, scattered], ours)
+    dist.barrier(other)
+    assert not any(work.is_completed() for work in works)
+    async_chip.release()
+    for work in [*works, *start(host, made, results)]:
+        work.wait()
+    names = ["all_reduce", "all_gather", "all_to_all"]
+    return [
+        name
+        for name, found, expected in zip(names, ours, results, strict=True)
+        if not torch.equal(found.cpu(), expected)
+    ]
 
 
-@pytest.mark.parametrize("end", [abort])
-def test_a_group_that_ends_takes_its_held_messages_along(end: Callable[[Any], None]) -> None:
-    said, _ = run_processes(2, is_aborted, end, environment=environment())
-    assert f"to rank 1" in said and "aborted" in said
+def test_a_collective_in_the_background_holds_nobody() -> None:
+    assert run_processes(2, collectives_pass, environment=environment()) == [[], []]
