@@ -90,6 +90,37 @@ def test_a_held_message_holds_nobody_and_keeps_its_place(shares: bool) -> None:
     run_processes(2, messages_pass, shares, environment=environment())
 
 
+def goes_through_the_host(rank: int) -> None:
+    """A message offered from chip to chip that the peer cannot pull, and whose copy is late."""
+    device, group = join(shares=True)
+    if rank == 1:
+        dist.send(content(2, SMALL), 0, group=group, tag=2)
+        got: Any = torch.zeros(CHUNKED, dtype=torch.uint8, device=device)
+        work = dist.irecv(got, 0, group=group, tag=1)
+        dist.barrier(group)  # passes meanwhile
+        dist.barrier(group)
+        work.wait()
+        assert torch.equal(got.cpu(), content(1, CHUNKED))
+        return
+    sent = content(1, CHUNKED).to(device)
+    torch.accelerator.synchronize()
+    received, *_ = held(device, torch.zeros(SMALL, dtype=torch.uint8))
+    arrival: Any = dist.irecv(received, 1, group=group, tag=2)
+    arrival.wait()  # what the chip copies from here on is behind the held stream
+    with torch.Stream(device=device):
+        departure: Any = dist.isend(sent, 1, group=group, tag=1)
+    dist.barrier(group)
+    dist.barrier(group)
+    assert not departure.is_completed()
+    async_chip.release()
+    departure.wait()
+    assert torch.equal(received.cpu(), content(2, SMALL))
+
+
+def test_a_copy_for_a_peer_that_cannot_pull_holds_nobody() -> None:
+    run_processes(2, goes_through_the_host, environment=environment() | {"ASYNC_CHIP_IMPORTS": "0"})
+
+
 def waited_for(work: Any) -> str:
     with pytest.raises(RuntimeError) as failure:
         work.wait()

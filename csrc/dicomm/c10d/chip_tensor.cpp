@@ -44,22 +44,23 @@ std::shared_ptr<ChipWork> ChipTensor::pull(const MemoryHandle& from, std::size_t
   const at::Tensor& here = tensor_->tensor();
   const auto device = here.device().index();
   try {
-    const void* there = imported_memory(memory_, device, from);
     const c10::StreamGuard guard(communication_stream(here.device()));
-    called_.hold_current_stream();
-    memory_.copy(device, here.mutable_data_ptr(), there, bytes);
+    copied_ = use_imported_memory(memory_, device, from, [&](const void* there) {
+      called_.hold_current_stream();
+      memory_.copy(device, here.mutable_data_ptr(), there, bytes);
+      return StreamMark::here(here.device());
+    });
   } catch (const c10::Error& error) {
     warn_of_the_longer_way(error);
     return nullptr;
   }
-  copied_ = StreamMark::of(communication_stream(here.device()));
   return copied_->work();
 }
 
-std::byte* ChipTensor::on_host() {
+ChipBuffer::OnHost ChipTensor::on_host() {
   const c10::StreamGuard guard(communication_stream(tensor_->tensor().device()));
   tensor_->bring_to_host();
-  return static_cast<std::byte*>(tensor_->data());
+  return {static_cast<std::byte*>(tensor_->data()), tensor_->there().work()};
 }
 
 }  // namespace dicomm

@@ -18,15 +18,6 @@ struct HostBlock {
   StreamMark used_until;
 };
 
-// Whether no chip uses it any more. Of one that fails nobody knows.
-bool is_idle(const HostBlock& block) {
-  try {
-    return block.used_until.is_reached();
-  } catch (const c10::Error&) {
-    return false;
-  }
-}
-
 // Memory that no tensor uses now, the oldest first.
 class IdleBlocks {
  public:
@@ -34,7 +25,7 @@ class IdleBlocks {
     std::lock_guard lock(mutex_);
     for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) {
       if (block->device != device || block->bytes < bytes || block->bytes / 2 > bytes) continue;
-      if (!is_idle(*block)) continue;
+      if (!block->used_until.is_surely_reached()) continue;
       HostBlock taken = std::move(*block);
       blocks_.erase(std::next(block).base());
       bytes_ -= taken.bytes;
@@ -47,7 +38,7 @@ class IdleBlocks {
     std::lock_guard lock(mutex_);
     bytes_ += block.bytes;
     blocks_.push_back(std::move(block));
-    while (bytes_ > kMostBytes && is_idle(blocks_.front())) {
+    while (bytes_ > kMostBytes && blocks_.front().used_until.is_surely_reached()) {
       bytes_ -= blocks_.front().bytes;
       blocks_.pop_front();
     }

@@ -58,6 +58,7 @@ class Membership {
 
   Membership(std::shared_ptr<Communicator> communicator, const Options& options);
   std::vector<Kept> take_kept();
+  void close();
   void leave();
 
   const Origin origin_;

@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include "errors.h"
+#include "imported_memory.h"
 
 namespace dicomm {
 
@@ -168,6 +169,7 @@ void MessageWork::post_rest_from_any_source(std::size_t received) {
 void MessageWork::complete(std::exception_ptr failure) {
   exception_ = std::move(failure);
   completed_ = true;
+  if (chip_ && !is_send()) release_unused_imports();
   if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
 }
 

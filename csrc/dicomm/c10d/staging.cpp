@@ -65,9 +65,8 @@ Staged Staged::on_demand(const at::Tensor& tensor, Access access) {
 }
 
 void Staged::bring_to_host() {
-  const at::NoGradGuard no_grad;
   bytes_ = host_tensor_like(tensor_);
-  if (!must_copy_back_) bytes_.copy_(tensor_);
+  if (!must_copy_back_) copy_behind_the_host(0, bytes());
 }
 
 Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later)
@@ -109,10 +108,14 @@ void Staged::copy_in(std::size_t begin, std::size_t length, const StreamMark& gi
   if (!is_behind) return fill(begin, length, /*non_blocking=*/false);
   const c10::StreamGuard guard(sending_stream(chip));
   given.hold_current_stream();
+  copy_behind_the_host(begin, length);
+}
+
+void Staged::copy_behind_the_host(std::size_t begin, std::size_t length) {
   fill(begin, length, /*non_blocking=*/true);
   keep_for_current_stream(tensor_);
   keep_for_current_stream(bytes_);
-  there_ = StreamMark::here(chip);
+  there_ = StreamMark::here(tensor_.device());
   keep_host_memory_until(bytes_, there_);
 }
 

@@ -25,7 +25,8 @@ class Staged {
   Staged(const at::Tensor& tensor, Strategy strategy, Access access);
   // The same without the copy, which copy_in() makes.
   static Staged uncopied(const at::Tensor& tensor, Strategy strategy, Access access);
-  // A contiguous chip tensor that is copied only if someone asks for it.
+  // A contiguous chip tensor that goes through host memory only if someone asks for it, on the
+  // current stream; what is read must be there by then. See there().
   static Staged on_demand(const at::Tensor& tensor, Access access);
   void bring_to_host();
 
@@ -52,6 +53,7 @@ class Staged {
   struct Later {};
   Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later);
   bool is_copy() const { return !bytes_.is_same(tensor_); }
+  void copy_behind_the_host(std::size_t begin, std::size_t length);
   void fill(std::size_t begin, std::size_t length, bool non_blocking) const;
 
   at::Tensor tensor_;

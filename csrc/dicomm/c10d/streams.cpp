@@ -78,6 +78,14 @@ bool StreamMark::is_reached() const {
   return event_->query();
 }
 
+bool StreamMark::is_surely_reached() const noexcept {
+  try {
+    return is_reached();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 void StreamMark::hold_current_stream() const {
   if (!event_) return;
   const c10::impl::VirtualGuardImpl guard(event_->device_type());

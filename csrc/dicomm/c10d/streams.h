@@ -29,6 +29,8 @@ class StreamMark {
   // The calling thread's current stream goes on once the mark is reached; the host is not held.
   void hold_current_stream() const;
   bool is_reached() const;
+  // False where the chip fails, too, of which nobody knows what it still does.
+  bool is_surely_reached() const noexcept;
   // What the chip does until then, for the transport. Null: the point counts as reached.
   std::shared_ptr<ChipWork> work() const;
 

@@ -32,9 +32,13 @@ class ChipBuffer {
   // A receiver's: has the chip copy the peer's bytes to here, in the order of its streams. Null:
   // it does not reach them.
   virtual std::shared_ptr<ChipWork> pull(const MemoryHandle& from, std::size_t bytes) = 0;
-  // Host memory in place of the buffer, for a peer that cannot pull: a sender's has the bytes, a
-  // receiver's has room for them.
-  virtual std::byte* on_host() = 0;
+  // Host memory in place of the buffer, for a peer that cannot pull: a sender's has the bytes once
+  // the copy is done, a receiver's has room for them.
+  struct OnHost {
+    std::byte* data;
+    std::shared_ptr<ChipWork> copy;  // null: there is nothing to wait for
+  };
+  virtual OnHost on_host() = 0;
 };
 
 }  // namespace dicomm

@@ -86,7 +86,9 @@ class FuzzedChip final : public ChipBuffer {
     expect(bytes <= bytes_);
     return input_.ConsumeBool() ? std::make_shared<Copy>(input_) : nullptr;
   }
-  std::byte* on_host() override { return host_; }
+  OnHost on_host() override {
+    return {host_, input_.ConsumeBool() ? std::make_shared<Copy>(input_) : nullptr};
+  }
 
  private:
   class Copy final : public ChipWork {
