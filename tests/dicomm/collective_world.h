@@ -36,18 +36,19 @@ class Counting final : public Communicator {
   int world_size() const override { return real_->world_size(); }
   std::chrono::milliseconds timeout() const override { return real_->timeout(); }
   std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
-                                 std::int64_t ready_at_ns) override {
+                                 std::int64_t ready_at_ns,
+                                 std::shared_ptr<ChipWork> after) override {
     ++messages[peer];
     sent[peer] += bytes;
-    return real_->isend(data, bytes, peer, tag, ready_at_ns);
+    return real_->isend(data, bytes, peer, tag, ready_at_ns, std::move(after));
   }
   std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer,
                                  std::uint64_t tag) override {
     return real_->irecv(data, capacity, peer, tag);
   }
   std::shared_ptr<Request> isend(std::shared_ptr<ChipBuffer> buffer, std::size_t bytes, int peer,
-                                 std::uint64_t tag) override {
-    return real_->isend(std::move(buffer), bytes, peer, tag);
+                                 std::uint64_t tag, std::shared_ptr<ChipWork> after) override {
+    return real_->isend(std::move(buffer), bytes, peer, tag, std::move(after));
   }
   std::shared_ptr<Request> irecv(std::shared_ptr<ChipBuffer> buffer, std::size_t capacity, int peer,
                                  std::uint64_t tag) override {
@@ -55,7 +56,7 @@ class Counting final : public Communicator {
   }
   void send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
             Timeout timeout) override {
-    isend(data, bytes, peer, tag, 0)->wait(timeout);
+    isend(data, bytes, peer, tag, 0, nullptr)->wait(timeout);
   }
   std::size_t recv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
                    Timeout timeout) override {

@@ -192,6 +192,8 @@ def last_message(rank: int) -> None:
     dist.destroy_process_group(group)
     if rank == 1:
         assert torch.equal(tensor.cpu(), content(0))
+        imports, live = async_chip.imports()
+        assert imports == 1 and live == 0  # nor does it keep the sender's memory
 
 
 def test_a_receiver_that_leaves_finishes_its_copies() -> None:

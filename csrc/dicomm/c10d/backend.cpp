@@ -91,7 +91,9 @@ Strategy Backend::staging() const {
 }
 
 Staged Backend::stage(const at::Tensor& tensor, Access access) const {
-  return Staged(tensor, staging(), access);
+  Staged staged = Staged::uncopied(tensor, staging(), access);
+  if (access != Access::write) staged.copy_in(StreamMark::here(tensor.device()));
+  return staged;
 }
 
 std::vector<Staged> Backend::stage(const Tensors& tensors, Access access) const {
@@ -147,10 +149,9 @@ Backend::WorkPtr Backend::message(c10d::OpType type, const char* title, const at
     const bool chunked = large && !by_chips && peer != Communicator::any_source &&
                          MessageWork::in_chunks(tensor, me_.strategy, peer_of(peer).strategy);
     auto chip = by_chips ? ChipTensor::of(tensor, access) : nullptr;
-    const auto buffer =
-        chip ? chip->staged()
-             : std::make_shared<Staged>(chunked ? Staged::in_pieces(tensor, staging(), access)
-                                                : stage(tensor, access));
+    const auto buffer = chip
+                            ? chip->staged()
+                            : std::make_shared<Staged>(Staged::uncopied(tensor, staging(), access));
     carry_clocks(buffer->device());
     auto work = c10::make_intrusive<MessageWork>(membership_, type, title, buffer, std::move(chip),
                                                  peer, message_tag(tag), chunked);

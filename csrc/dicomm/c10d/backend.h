@@ -93,11 +93,11 @@ class Backend : public c10d::Backend {
   };
   const Peer& peer_of(int peer);
   bool shares_chip_memory(const Peer& peer) const;
-  // inputs: shown in profiles; results: what the work's future holds; outputs: those that may need
-  // copying back.
+  // inputs: shown in profiles; results: what the work's future holds; staged: what the operation
+  // reads and writes.
   template <class CallOptions>
   WorkPtr launch(c10d::OpType type, const char* title, const CallOptions& options, Tensors inputs,
-                 Tensors results, std::vector<Staged> outputs, CollectiveWork::Operation operation);
+                 Tensors results, std::vector<Staged> staged, CollectiveWork::Operation operation);
 
   std::shared_ptr<Store> store_;
   Peer me_;                                 // as the others know this rank

@@ -8,15 +8,6 @@ namespace dicomm {
 
 namespace {
 
-class MarkedCopy final : public ChipCopy {
- public:
-  explicit MarkedCopy(StreamMark mark) : mark_(std::move(mark)) {}
-  bool done() override { return mark_.is_reached(); }
-
- private:
-  StreamMark mark_;
-};
-
 // Whoever cannot copy from chip to chip is slower, and not wrong.
 void warn_of_the_longer_way(const c10::Error& error) {
   TORCH_WARN_ONCE(error.what_without_backtrace(), "; messages go through the host's memory");
@@ -49,26 +40,27 @@ ChipTensor::ChipTensor(const at::Tensor& tensor, Access access, const ChipMemory
   keep_for_current_stream(here);
 }
 
-std::unique_ptr<ChipCopy> ChipTensor::pull(const MemoryHandle& from, std::size_t bytes) {
+std::shared_ptr<ChipWork> ChipTensor::pull(const MemoryHandle& from, std::size_t bytes) {
   const at::Tensor& here = tensor_->tensor();
   const auto device = here.device().index();
   try {
-    const void* there = imported_memory(memory_, device, from);
     const c10::StreamGuard guard(communication_stream(here.device()));
-    called_.hold_current_stream();
-    memory_.copy(device, here.mutable_data_ptr(), there, bytes);
+    copied_ = use_imported_memory(memory_, device, from, [&](const void* there) {
+      called_.hold_current_stream();
+      memory_.copy(device, here.mutable_data_ptr(), there, bytes);
+      return StreamMark::here(here.device());
+    });
   } catch (const c10::Error& error) {
     warn_of_the_longer_way(error);
     return nullptr;
   }
-  copied_ = StreamMark::of(communication_stream(here.device()));
-  return std::make_unique<MarkedCopy>(*copied_);
+  return copied_->work();
 }
 
-std::byte* ChipTensor::on_host() {
+ChipBuffer::OnHost ChipTensor::on_host() {
   const c10::StreamGuard guard(communication_stream(tensor_->tensor().device()));
   tensor_->bring_to_host();
-  return static_cast<std::byte*>(tensor_->data());
+  return {static_cast<std::byte*>(tensor_->data()), tensor_->there().work()};
 }
 
 }  // namespace dicomm

@@ -17,8 +17,8 @@ class ChipTensor final : public ChipBuffer {
 
   const std::shared_ptr<Staged>& staged() const { return tensor_; }
   const MemoryHandle& handle() const override { return handle_; }
-  std::unique_ptr<ChipCopy> pull(const MemoryHandle& from, std::size_t bytes) override;
-  std::byte* on_host() override;
+  std::shared_ptr<ChipWork> pull(const MemoryHandle& from, std::size_t bytes) override;
+  OnHost on_host() override;
 
   // Of a receive that is finished: behind the chip's copy, if it made one.
   const std::optional<StreamMark>& copied() const { return copied_; }

@@ -80,6 +80,11 @@ std::vector<ConstBlock> const_blocks(const std::vector<Staged>& tensors) {
   return result;
 }
 
+std::vector<Staged> together(std::vector<Staged> first, const std::vector<Staged>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
 // A tensor's rows dealt out to the ranks: `splits` rows each, or evenly.
 std::vector<Block> rows(const Staged& tensor, std::int64_t length, int size,
                         const std::vector<std::int64_t>& splits, const char* operation) {
@@ -114,20 +119,22 @@ std::int64_t rows_of(const at::Tensor& tensor) { return tensor.dim() == 0 ? 1 : 
 
 template <class CallOptions>
 Backend::WorkPtr Backend::launch(OpType type, const char* title, const CallOptions& options,
-                                 Tensors inputs, Tensors results, std::vector<Staged> outputs,
+                                 Tensors inputs, Tensors results, std::vector<Staged> staged,
                                  CollectiveWork::Operation operation) {
   const c10::Device device = results.empty() ? c10::Device(c10::kCPU) : results.front().device();
   const bool staged_on_host = staging() == Strategy::cpu_mediated && !device.is_cpu();
   if (!staged_on_host) carry_clocks(device);
   ++collectives_called_;
-  std::erase_if(outputs, [](const Staged& output) { return !output.must_copy_back(); });
-  StreamMark called = outputs.empty() ? StreamMark() : StreamMark::here(device);
+  std::vector<StreamMark> there;
+  for (const Staged& tensor : staged) there.push_back(tensor.there());
+  std::erase_if(staged, [](const Staged& tensor) { return !tensor.must_copy_back(); });
+  StreamMark called = staged.empty() ? StreamMark() : StreamMark::here(device);
   const auto timeout =
       options.timeout == c10d::kUnsetTimeout ? membership_->timeout() : options.timeout;
   return track(CollectiveWork::enqueue(
       membership_,
-      {type, title, device, staged_on_host, std::move(inputs), std::move(results),
-       std::move(outputs), std::move(called), std::move(operation), timeout},
+      {type, title, device, staged_on_host, std::move(inputs), std::move(results), std::move(there),
+       std::move(staged), std::move(called), std::move(operation), timeout},
       options.asyncOp));
 }
 
@@ -202,18 +209,18 @@ Backend::WorkPtr Backend::allgather_coalesced(std::vector<Tensors>& output_lists
   const auto sources = stage(inputs, Access::read);
   std::vector<std::vector<Staged>> targets(inputs.size());
   Tensors results;
-  std::vector<Staged> outputs;
+  std::vector<Staged> staged = sources;
   for (const Tensors& list : output_lists) {
     TORCH_CHECK_VALUE(list.size() == inputs.size(), "dicomm all_gather: ", list.size(),
                       " outputs of a rank for ", inputs.size(), " inputs");
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       check_same_type({list[i]}, inputs[i], "all_gather");
       targets[i].push_back(stage(list[i], Access::write));
-      outputs.push_back(targets[i].back());
+      staged.push_back(targets[i].back());
       results.push_back(list[i]);
     }
   }
-  return launch(OpType::ALLGATHER, "dicomm:all_gather", options, inputs, results, outputs,
+  return launch(OpType::ALLGATHER, "dicomm:all_gather", options, inputs, results, staged,
                 [=](Group& group, const Call& call) {
                   std::vector<std::vector<Block>> parts;
                   for (const auto& target : targets) parts.push_back(blocks(target));
@@ -236,7 +243,7 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
   const auto sources = stage(inputs, Access::read);
   const auto targets = stage(outputs, Access::write);
   return launch(OpType::_ALLGATHER_BASE, "dicomm:all_gather_into_tensor", options, inputs, outputs,
-                targets, [=](Group& group, const Call& call) {
+                together(sources, targets), [=](Group& group, const Call& call) {
                   std::vector<std::vector<Block>> parts;
                   for (const Staged& target : targets)
                     parts.push_back(equal_parts(target, group.size()));
@@ -253,8 +260,8 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   const auto sources = stage(inputs, Access::read);
   const Staged target = stage(output, Access::write);
   const Reduction how = reduction_of(output, options.reduceOp);
-  return launch(OpType::REDUCE_SCATTER, "dicomm:reduce_scatter", options, inputs, outputs, {target},
-                [=](Group& group, const Call& call) {
+  return launch(OpType::REDUCE_SCATTER, "dicomm:reduce_scatter", options, inputs, outputs,
+                together(sources, {target}), [=](Group& group, const Call& call) {
                   return dicomm::reduce_scatter(group, const_blocks(sources),
                                                 {target.data(), target.bytes()}, how.type, how.op,
                                                 call);
@@ -278,7 +285,7 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
   const auto targets = stage(outputs, Access::write);
   const auto reductions = reductions_of(outputs, options.reduceOp);
   return launch(OpType::_REDUCE_SCATTER_BASE, "dicomm:reduce_scatter_tensor", options, inputs,
-                outputs, targets, [=](Group& group, const Call& call) {
+                outputs, together(sources, targets), [=](Group& group, const Call& call) {
                   std::int64_t done_at_ns = 0;
                   for (const auto& together : alike(reductions)) {
                     const auto& [type, op, numbers] = reductions[together.front()];
@@ -305,8 +312,8 @@ Backend::WorkPtr Backend::gather(std::vector<Tensors>& output_lists, Tensors& in
   const Staged source = stage(input, Access::read);
   std::vector<Staged> targets;
   if (rank_ == root) targets = stage(results, Access::write);
-  return launch(OpType::GATHER, "dicomm:gather", options, inputs, results, targets,
-                [=](Group& group, const Call& call) {
+  return launch(OpType::GATHER, "dicomm:gather", options, inputs, results,
+                together({source}, targets), [=](Group& group, const Call& call) {
                   return dicomm::gather(group, {source.data(), source.bytes()}, blocks(targets),
                                         root, call);
                 });
@@ -324,8 +331,8 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& input_
     sources = stage(inputs, Access::read);
   }
   const Staged target = stage(output, Access::write);
-  return launch(OpType::SCATTER, "dicomm:scatter", options, outputs, outputs, {target},
-                [=](Group& group, const Call& call) {
+  return launch(OpType::SCATTER, "dicomm:scatter", options, outputs, outputs,
+                together(sources, {target}), [=](Group& group, const Call& call) {
                   return dicomm::scatter(group, const_blocks(sources),
                                          {target.data(), target.bytes()}, root, call);
                 });
@@ -339,8 +346,8 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
   check_same_type(outputs, outputs.front(), "all_to_all");
   const auto sources = stage(inputs, Access::read);
   const auto targets = stage(outputs, Access::write);
-  return launch(OpType::ALLTOALL, "dicomm:all_to_all", options, inputs, outputs, targets,
-                [=](Group& group, const Call& call) {
+  return launch(OpType::ALLTOALL, "dicomm:all_to_all", options, inputs, outputs,
+                together(sources, targets), [=](Group& group, const Call& call) {
                   return dicomm::alltoall(group, const_blocks(sources), blocks(targets), call);
                 });
 }
@@ -359,7 +366,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
   TORCH_CHECK_VALUE(!even || input.numel() == output.numel(), "dicomm ", name, ": ", input.numel(),
                     " elements to send and ", output.numel(), " to receive, without split sizes");
   return launch(OpType::ALLTOALL_BASE, "dicomm:all_to_all_single", options, {input}, {output},
-                {target}, [=](Group& group, const Call& call) {
+                {source, target}, [=](Group& group, const Call& call) {
                   if (even)
                     return dicomm::alltoall_even(group, source.data(), target.data(),
                                                  from.front().bytes, call);

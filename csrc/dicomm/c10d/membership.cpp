@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device_memory.h"
+#include "imported_memory.h"
 
 namespace dicomm {
 
@@ -107,12 +108,19 @@ void Membership::shutdown() {
       } catch (const Error&) {  // nobody asked for its outcome
       }
     }
+  close();
+}
+
+// The peers' memory is theirs again.
+void Membership::close() {
   communicator_->close();
+  release_unused_imports(std::chrono::seconds(0));
 }
 
 // Closing first makes collectives that are still waiting fail at once.
 void Membership::leave() {
-  communicator_->close();
+  leaving_ = true;
+  close();
   collectives_.stop();
 }
 

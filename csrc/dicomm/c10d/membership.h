@@ -37,6 +37,8 @@ class Membership {
     error_.compare_exchange_strong(none, error);
   }
 
+  // Whether it failed, or is being left: nothing more can be done.
+  bool has_ended() const { return leaving_ || !communicator_->failure().empty(); }
   void abort(const std::string& reason) { communicator_->abort(reason); }
   // A job whose ranks disagree is over: aborts every group of this process for the same reason,
   // so that ranks that share no group with the cause can name it too.
@@ -56,6 +58,7 @@ class Membership {
 
   Membership(std::shared_ptr<Communicator> communicator, const Options& options);
   std::vector<Kept> take_kept();
+  void close();
   void leave();
 
   const Origin origin_;
@@ -64,6 +67,7 @@ class Membership {
   std::string name_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<c10d::ErrorType> error_ = c10d::ErrorType::SUCCESS;
+  std::atomic<bool> leaving_ = false;
   OrderedQueue collectives_;
   std::mutex kept_mutex_;
   std::vector<Kept> kept_;

@@ -1,8 +1,10 @@
 #include "message.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/StreamGuard.h>
 
 #include "errors.h"
+#include "imported_memory.h"
 
 namespace dicomm {
 
@@ -45,33 +47,43 @@ std::size_t MessageWork::length(std::size_t chunk) const {
   return std::min(kChunkBytes, buffer_->bytes() - begin(chunk));
 }
 
-void MessageWork::post(std::size_t chunk, int peer, std::int64_t ready_at_ns) {
-  Communicator& communicator = membership_->communicator();
-  if (chip_) {
-    requests_.push_back(is_send() ? communicator.isend(chip_, buffer_->bytes(), peer, tag_)
-                                  : communicator.irecv(chip_, buffer_->bytes(), peer, tag_));
-    return;
-  }
-  std::byte* data = static_cast<std::byte*>(buffer_->data()) + begin(chunk);
-  requests_.push_back(is_send() ? communicator.isend(data, length(chunk), peer, tag_, ready_at_ns)
-                                : communicator.irecv(data, length(chunk), peer, tag_));
-}
-
-// Whether stream order, and not the host, says when received bytes are in the tensor. An emulated
-// chip's memory has them at once, and its clock is waited for.
-bool MessageWork::lands_behind_the_host() const {
-  return buffer_->must_copy_back() && !Timeline(buffer_->tensor().device()).is_emulated();
+std::byte* MessageWork::data(std::size_t chunk) const {
+  return static_cast<std::byte*>(buffer_->data()) + begin(chunk);
 }
 
 void MessageWork::start() {
-  if (lands_behind_the_host()) called_ = StreamMark::here(buffer_->tensor().device());
-  // Earlier work of the device may still use the buffer; a chip that copies to it waits by itself.
-  const bool waits = is_send() || (!chip_ && !timeline_.is_emulated());
-  const std::int64_t ready_at_ns = waits ? timeline_.ready_at_ns() : 0;
-  for (std::size_t chunk = 0; chunk < chunks_; ++chunk) {
-    if (is_send() && chunks_ > 1) buffer_->copy_in(begin(chunk), length(chunk));
-    post(chunk, peer_, ready_at_ns);
+  if (works_behind_the_host(buffer_->tensor().device()))
+    called_ = StreamMark::here(buffer_->tensor().device());
+  is_send() ? start_send() : start_receive();
+}
+
+// A chip that has yet to compute the bytes, or to copy them, holds up the message and not the host.
+void MessageWork::start_send() {
+  Communicator& communicator = membership_->communicator();
+  if (chip_) {
+    requests_.push_back(communicator.isend(chip_, buffer_->bytes(), peer_, tag_, called_.work()));
+    return;
   }
+  const std::int64_t ready_at_ns = timeline_.is_emulated() ? timeline_.ready_at_ns() : 0;
+  for (std::size_t chunk = 0; chunk < chunks_; ++chunk) {
+    buffer_->copy_in(begin(chunk), length(chunk), called_);
+    requests_.push_back(communicator.isend(data(chunk), length(chunk), peer_, tag_, ready_at_ns,
+                                           buffer_->there().work()));
+  }
+}
+
+void MessageWork::start_receive() {
+  if (chip_) {
+    requests_.push_back(membership_->communicator().irecv(chip_, buffer_->bytes(), peer_, tag_));
+    return;
+  }
+  // Earlier work of the device may still use the memory that the transport writes to.
+  if (!timeline_.is_emulated()) timeline_.ready_at_ns();
+  for (std::size_t chunk = 0; chunk < chunks_; ++chunk) receive(chunk, peer_);
+}
+
+void MessageWork::receive(std::size_t chunk, int peer) {
+  requests_.push_back(membership_->communicator().irecv(data(chunk), length(chunk), peer, tag_));
 }
 
 bool MessageWork::isCompleted() {
@@ -134,11 +146,13 @@ void MessageWork::arrived(std::size_t chunk) {
 }
 
 void MessageWork::copy_back(std::size_t chunk) {
+  if (!buffer_->must_copy_back()) return;
+  const c10::Device chip = buffer_->tensor().device();
+  std::optional<c10::StreamGuard> guard;
+  if (works_behind_the_host(chip)) guard.emplace(communication_stream(chip));
   called_.hold_current_stream();
-  // Chunks may arrive on different streams, which then follow each other.
-  delivered_.hold_current_stream();
   buffer_->copy_back(begin(chunk), length(chunk));
-  if (lands_behind_the_host()) delivered_ = StreamMark::here(buffer_->tensor().device());
+  if (guard) delivered_ = StreamMark::here(chip);
 }
 
 // Whether a sender nobody named cuts its message is known once the first chunk is here.
@@ -149,12 +163,13 @@ void MessageWork::post_rest_from_any_source(std::size_t received) {
     throw Error("received " + std::to_string(received) + " bytes into a tensor of " +
                 std::to_string(length(arrived_)) + " bytes");
   chunks_ = (buffer_->bytes() + kChunkBytes - 1) / kChunkBytes;
-  for (std::size_t chunk = 1; chunk < chunks_; ++chunk) post(chunk, requests_[0]->peer(), 0);
+  for (std::size_t chunk = 1; chunk < chunks_; ++chunk) receive(chunk, requests_[0]->peer());
 }
 
 void MessageWork::complete(std::exception_ptr failure) {
   exception_ = std::move(failure);
   completed_ = true;
+  if (chip_ && !is_send()) release_unused_imports();
   if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
 }
 

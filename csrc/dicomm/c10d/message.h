@@ -14,7 +14,8 @@
 
 namespace dicomm {
 
-// One send or receive. The transport runs by itself; waiting happens on the caller's thread.
+// One send or receive. The transport runs by itself; waiting happens on the caller's thread. Nobody
+// waits for a chip that has yet to compute what is sent: its streams say when the message can go.
 //
 // A large tensor goes in chunks where a side is CPU-mediated: while one is on the wire, the next is
 // copied from the chip and the one before to the chip. Each chunk is a message of the same tag;
@@ -25,7 +26,7 @@ class MessageWork : public c10d::Work {
   static constexpr std::size_t kChunkBytes = 1 << 20;
   static bool in_chunks(const at::Tensor& tensor, Strategy mine, Strategy peers);
 
-  // chunked: the buffer was staged in pieces. chip: null, or the buffer, staged on demand.
+  // chip: null, or the buffer, staged on demand.
   MessageWork(std::shared_ptr<Membership> membership, c10d::OpType type, const char* title,
               std::shared_ptr<Staged> buffer, std::shared_ptr<ChipTensor> chip, int peer,
               std::uint64_t tag, bool chunked);
@@ -47,8 +48,10 @@ class MessageWork : public c10d::Work {
   const char* operation() const { return is_send() ? "send" : "recv"; }
   std::size_t begin(std::size_t chunk) const { return chunk * kChunkBytes; }
   std::size_t length(std::size_t chunk) const;
-  void post(std::size_t chunk, int peer, std::int64_t ready_at_ns);
-  bool lands_behind_the_host() const;
+  std::byte* data(std::size_t chunk) const;
+  void start_send();
+  void start_receive();
+  void receive(std::size_t chunk, int peer);
   void arrived(std::size_t chunk);
   void copy_back(std::size_t chunk);
   void post_rest_from_any_source(std::size_t received);
@@ -63,8 +66,8 @@ class MessageWork : public c10d::Work {
   std::size_t chunks_;
   std::size_t arrived_ = 0;  // chunks that are done
   c10::SmallVector<std::shared_ptr<Request>, 1> requests_;
-  // Of a receive that is copied to a chip: what the caller's stream was given before the call may
-  // still use the tensor, and who waits may wait on another stream than the one that copies.
+  // What the caller's stream was given before the call computes what is sent, and may still use
+  // the tensor that is received. Of a receive that is copied to a chip: when it is.
   StreamMark called_;
   StreamMark delivered_;
 };

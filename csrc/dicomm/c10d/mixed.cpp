@@ -118,6 +118,7 @@ Backend::WorkPtr MixedBackend::compose(OpType type, const char* title, const Cal
                               .staged_on_host = no_clock,
                               .inputs = inputs,
                               .results = results,
+                              .there = {},
                               .outputs = {},
                               .called = {},
                               .operation = std::move(operation),

@@ -2,11 +2,12 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "host_memory.h"
-#include "streams.h"
+#include "timeline.h"
 
 namespace dicomm {
 
@@ -48,12 +49,10 @@ const char* name_of(Strategy strategy) {
 
 Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access)
     : Staged(tensor, strategy, access, Later{}) {
-  if (!is_copy() || access == Access::write) return;
-  const at::NoGradGuard no_grad;
-  bytes_.copy_(tensor_);
+  if (is_copy() && access != Access::write) fill(0, bytes(), /*non_blocking=*/false);
 }
 
-Staged Staged::in_pieces(const at::Tensor& tensor, Strategy strategy, Access access) {
+Staged Staged::uncopied(const at::Tensor& tensor, Strategy strategy, Access access) {
   const at::NoGradGuard no_grad;
   return {access == Access::read ? tensor.contiguous() : tensor, strategy, access, Later{}};
 }
@@ -66,9 +65,8 @@ Staged Staged::on_demand(const at::Tensor& tensor, Access access) {
 }
 
 void Staged::bring_to_host() {
-  const at::NoGradGuard no_grad;
   bytes_ = host_tensor_like(tensor_);
-  if (!must_copy_back_) bytes_.copy_(tensor_);
+  if (!must_copy_back_) copy_behind_the_host(0, bytes());
 }
 
 Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later)
@@ -92,18 +90,41 @@ void Staged::copy_back() const { copy_back(0, bytes()); }
 void Staged::copy_back(std::size_t begin, std::size_t length) const {
   if (!must_copy_back_) return;
   const at::NoGradGuard no_grad;
+  const bool non_blocking = works_behind_the_host(tensor_.device());
   if (tensor_.is_contiguous() && length != bytes())
-    piece(tensor_, begin, length).copy_(piece(bytes_, begin, length));
+    piece(tensor_, begin, length).copy_(piece(bytes_, begin, length), non_blocking);
   else if (begin + length == bytes())
-    tensor_.copy_(bytes_);
+    tensor_.copy_(bytes_, non_blocking);
   keep_for_current_stream(tensor_);
   keep_for_current_stream(bytes_);
+  keep_host_memory_until(bytes_, StreamMark::here(tensor_.device()));
 }
 
-void Staged::copy_in(std::size_t begin, std::size_t length) const {
+void Staged::copy_in(std::size_t begin, std::size_t length, const StreamMark& given) {
+  const c10::Device chip = tensor_.device();
+  const bool is_behind = works_behind_the_host(chip);
+  if (is_behind) there_ = given;
   if (!is_copy()) return;
+  if (!is_behind) return fill(begin, length, /*non_blocking=*/false);
+  const c10::StreamGuard guard(sending_stream(chip));
+  given.hold_current_stream();
+  copy_behind_the_host(begin, length);
+}
+
+void Staged::copy_behind_the_host(std::size_t begin, std::size_t length) {
+  fill(begin, length, /*non_blocking=*/true);
+  keep_for_current_stream(tensor_);
+  keep_for_current_stream(bytes_);
+  there_ = StreamMark::here(tensor_.device());
+  keep_host_memory_until(bytes_, there_);
+}
+
+void Staged::fill(std::size_t begin, std::size_t length, bool non_blocking) const {
   const at::NoGradGuard no_grad;
-  piece(bytes_, begin, length).copy_(piece(tensor_, begin, length));
+  if (length == bytes())
+    bytes_.copy_(tensor_, non_blocking);
+  else
+    piece(bytes_, begin, length).copy_(piece(tensor_, begin, length), non_blocking);
 }
 
 }  // namespace dicomm

@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "streams.h"
+
 namespace dicomm {
 
 // The paper's two ways for data to leave a chip: device-direct, the transport reads and writes
@@ -19,11 +21,12 @@ enum class Access { read, write, read_write };
 // A tensor in place, or a contiguous copy of it, in host memory where CPU-mediated.
 class Staged {
  public:
-  // Copies what the access reads.
+  // Copies what the access reads, and waits for it.
   Staged(const at::Tensor& tensor, Strategy strategy, Access access);
-  // The same without the copy: copy_in() brings the bytes over piece by piece.
-  static Staged in_pieces(const at::Tensor& tensor, Strategy strategy, Access access);
-  // A contiguous chip tensor that is copied only if someone asks for it.
+  // The same without the copy, which copy_in() makes.
+  static Staged uncopied(const at::Tensor& tensor, Strategy strategy, Access access);
+  // A contiguous chip tensor that goes through host memory only if someone asks for it, on the
+  // current stream; what is read must be there by then. See there().
   static Staged on_demand(const at::Tensor& tensor, Access access);
   void bring_to_host();
 
@@ -38,17 +41,25 @@ class Staged {
   // waits for the last.
   void copy_back() const;
   void copy_back(std::size_t begin, std::size_t length) const;
-  void copy_in(std::size_t begin, std::size_t length) const;
+  // Brings over everything, or one piece, behind `given`, which is what the caller's stream was
+  // given. The host does not wait: the transport finds it there once there() is reached. An
+  // emulated chip's is there at once.
+  void copy_in(const StreamMark& given) { copy_in(0, bytes(), given); }
+  void copy_in(std::size_t begin, std::size_t length, const StreamMark& given);
+  const StreamMark& there() const { return there_; }
 
  private:
   Staged() = default;
   struct Later {};
   Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later);
   bool is_copy() const { return !bytes_.is_same(tensor_); }
+  void copy_behind_the_host(std::size_t begin, std::size_t length);
+  void fill(std::size_t begin, std::size_t length, bool non_blocking) const;
 
   at::Tensor tensor_;
   at::Tensor bytes_;
   bool must_copy_back_ = false;
+  StreamMark there_;
 };
 
 }  // namespace dicomm

@@ -1,5 +1,6 @@
 #include "streams.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <mutex>
@@ -22,15 +23,40 @@ c10::Stream new_stream(c10::Device device) {
   }
 }
 
+// Made when it is first asked for.
+class StreamOfDevice {
+ public:
+  c10::Stream of(c10::Device device) {
+    std::lock_guard lock(mutex_);
+    auto found = streams_.find(device);
+    if (found == streams_.end()) found = streams_.emplace(device, new_stream(device)).first;
+    return found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<c10::Device, c10::Stream> streams_;
+};
+
+class WorkUntil final : public ChipWork {
+ public:
+  explicit WorkUntil(StreamMark mark) : mark_(std::move(mark)) {}
+  bool done() override { return mark_.is_reached(); }
+
+ private:
+  StreamMark mark_;
+};
+
 }  // namespace
 
 c10::Stream communication_stream(c10::Device device) {
-  static std::mutex mutex;
-  static std::unordered_map<c10::Device, c10::Stream> streams;
-  std::lock_guard lock(mutex);
-  auto found = streams.find(device);
-  if (found == streams.end()) found = streams.emplace(device, new_stream(device)).first;
-  return found->second;
+  static StreamOfDevice streams;
+  return streams.of(device);
+}
+
+c10::Stream sending_stream(c10::Device device) {
+  static StreamOfDevice streams;
+  return streams.of(device);
 }
 
 StreamMark StreamMark::here(c10::Device device) {
@@ -45,16 +71,34 @@ StreamMark StreamMark::of(c10::Stream stream) {
   return mark;
 }
 
+// Any thread may ask, one that never used the device too.
+bool StreamMark::is_reached() const {
+  if (!event_) return true;
+  const c10::DeviceGuard guard(event_->device());
+  return event_->query();
+}
+
+bool StreamMark::is_surely_reached() const noexcept {
+  try {
+    return is_reached();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 void StreamMark::hold_current_stream() const {
   if (!event_) return;
   const c10::impl::VirtualGuardImpl guard(event_->device_type());
   event_->block(guard.getStream(event_->device()));
 }
 
-// An emulated chip's work is done when it is submitted; only its clock is late.
+std::shared_ptr<ChipWork> StreamMark::work() const {
+  return event_ ? std::make_shared<WorkUntil>(*this) : nullptr;
+}
+
 void keep_for_current_stream(const at::Tensor& tensor) {
   const c10::Device device = tensor.device();
-  if (device.is_cpu() || Timeline(device).is_emulated()) return;
+  if (!works_behind_the_host(device)) return;
   const c10::impl::VirtualGuardImpl guard(device.type());
   guard.recordDataPtrOnStream(tensor.storage().data_ptr(), guard.getStream(device));
 }

@@ -7,11 +7,16 @@
 
 #include <memory>
 
+#include "core/chip_buffer.h"
+
 namespace dicomm {
 
 // Where a collective's results become visible: a stream of its own, so that a chip's compute
 // streams wait only when a work is waited for.
 c10::Stream communication_stream(c10::Device device);
+// Where bytes are copied to the host's memory, to be sent; another one, as what is received need
+// not wait for work that comes before what is sent.
+c10::Stream sending_stream(c10::Device device);
 
 // A point in a stream. One that was never set, or is the CPU's, counts as reached.
 class StreamMark {
@@ -23,7 +28,11 @@ class StreamMark {
 
   // The calling thread's current stream goes on once the mark is reached; the host is not held.
   void hold_current_stream() const;
-  bool is_reached() const { return !event_ || event_->query(); }
+  bool is_reached() const;
+  // False where the chip fails, too, of which nobody knows what it still does.
+  bool is_surely_reached() const noexcept;
+  // What the chip does until then, for the transport. Null: the point counts as reached.
+  std::shared_ptr<ChipWork> work() const;
 
  private:
   std::shared_ptr<c10::Event> event_;

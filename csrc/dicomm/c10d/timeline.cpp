@@ -34,6 +34,10 @@ void set_device_clock(c10::DeviceType type, DeviceClock clock) {
   clocks[static_cast<std::size_t>(type)] = clock;
 }
 
+bool works_behind_the_host(c10::Device device) {
+  return !device.is_cpu() && !Timeline(device).is_emulated();
+}
+
 Timeline::Timeline(c10::Device device) : device_(device), clock_(clock_of(device)) {}
 
 std::int64_t Timeline::ready_at_ns() const {

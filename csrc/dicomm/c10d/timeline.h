@@ -15,6 +15,10 @@ struct DeviceClock {
 
 void set_device_clock(c10::DeviceType type, DeviceClock clock);
 
+// Whether a device's streams, and not the host, say what its memory holds: a chip's, unless it is
+// emulated, whose memory has at once what only its clock has later.
+bool works_behind_the_host(c10::Device device);
+
 class Timeline {
  public:
   explicit Timeline(c10::Device device);

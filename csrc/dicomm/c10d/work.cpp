@@ -3,9 +3,19 @@
 #include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 
+#include <algorithm>
+#include <thread>
+
+#include "core/text.h"
 #include "errors.h"
 
 namespace dicomm {
+
+namespace {
+
+constexpr std::chrono::milliseconds kLongestNap{1};  // between two looks at a chip
+
+}  // namespace
 
 CollectiveWork::CollectiveWork(const std::shared_ptr<Membership>& membership, Parts parts)
     : Work(-1, parts.type, at::hasCallbacks() ? parts.title : nullptr, parts.inputs),
@@ -13,7 +23,9 @@ CollectiveWork::CollectiveWork(const std::shared_ptr<Membership>& membership, Pa
       parts_(std::move(parts)),
       device_timeline_(parts_.device),
       transfer_timeline_(parts_.staged_on_host ? c10::Device(c10::kCPU) : parts_.device),
-      call_{membership->group().next_tag(), transfer_timeline_.ready_at_ns(), parts_.timeout},
+      call_{membership->group().next_tag(),
+            transfer_timeline_.is_emulated() ? transfer_timeline_.ready_at_ns() : 0,
+            parts_.timeout},
       future_(c10::make_intrusive<c10::ivalue::Future>(
           c10::ListType::create(c10::TensorType::get()),
           parts_.device.is_cpu() ? std::vector<c10::Device>{}
@@ -30,7 +42,9 @@ c10::intrusive_ptr<CollectiveWork> CollectiveWork::enqueue(
 
 void CollectiveWork::run(Membership& membership) {
   try {
+    const bool there = await_inputs(membership);
     const std::int64_t done_at_ns = parts_.operation(membership.group(), call_);
+    if (!there) throw AbortedError("its group ended before this rank's chip got there");
     parts_.operation = nullptr;  // lets go of the inputs
     deliver(done_at_ns);
   } catch (const std::exception& error) {
@@ -41,6 +55,21 @@ void CollectiveWork::run(Membership& membership) {
     finish(failure);
     future_->setErrorIfNeeded(failure);
   }
+}
+
+// False: its group has ended meanwhile, which the operation will say, as none is left to talk to.
+bool CollectiveWork::await_inputs(Membership& membership) const {
+  const auto begun = std::chrono::steady_clock::now();
+  for (const StreamMark& there : parts_.there)
+    while (!there.is_reached()) {
+      if (membership.has_ended()) return false;
+      const auto waited = std::chrono::steady_clock::now() - begun;
+      if (waited > call_.timeout)
+        throw TimeoutError("not begun after " + seconds(waited) +
+                           "; this rank's chip has yet to get there");
+      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(waited / 8, kLongestNap));
+    }
+  return true;
 }
 
 // The bytes are in place; the results become visible at done_at_ns.

@@ -28,6 +28,7 @@ class CollectiveWork : public c10d::Work {
     bool staged_on_host;
     std::vector<at::Tensor> inputs;  // for profiles
     std::vector<at::Tensor> results;
+    std::vector<StreamMark> there;  // when what the operation reads is where it finds it
     std::vector<Staged> outputs;
     // The caller's stream at the call: what it was given before may still use the outputs.
     StreamMark called;
@@ -53,6 +54,7 @@ class CollectiveWork : public c10d::Work {
 
  private:
   void run(Membership& membership);
+  bool await_inputs(Membership& membership) const;
   void deliver(std::int64_t done_at_ns);
 
   std::weak_ptr<Membership> membership_;  // the queue that holds this work belongs to it

@@ -15,11 +15,11 @@ struct MemoryHandle {
   std::uint64_t offset_bytes = 0;             // where the piece begins in the allocation
 };
 
-// A copy that a chip was told to make.
-class ChipCopy {
+// What a chip was told to do: a copy, say. Called as ChipBuffer is.
+class ChipWork {
  public:
-  virtual ~ChipCopy() = default;
-  virtual bool done() = 0;  // never waits
+  virtual ~ChipWork() = default;
+  virtual bool done() = 0;  // never waits; throws where the chip failed
 };
 
 // Called under the communicator's mutex, by any thread. What is thrown ends the connection.
@@ -31,10 +31,14 @@ class ChipBuffer {
   virtual const MemoryHandle& handle() const = 0;
   // A receiver's: has the chip copy the peer's bytes to here, in the order of its streams. Null:
   // it does not reach them.
-  virtual std::unique_ptr<ChipCopy> pull(const MemoryHandle& from, std::size_t bytes) = 0;
-  // Host memory in place of the buffer, for a peer that cannot pull: a sender's has the bytes, a
-  // receiver's has room for them.
-  virtual std::byte* on_host() = 0;
+  virtual std::shared_ptr<ChipWork> pull(const MemoryHandle& from, std::size_t bytes) = 0;
+  // Host memory in place of the buffer, for a peer that cannot pull: a sender's has the bytes once
+  // the copy is done, a receiver's has room for them.
+  struct OnHost {
+    std::byte* data;
+    std::shared_ptr<ChipWork> copy;  // null: there is nothing to wait for
+  };
+  virtual OnHost on_host() = 0;
 };
 
 }  // namespace dicomm

@@ -19,16 +19,17 @@ class EngineCommunicator final : public Communicator {
   int world_size() const override { return engine_->options().world_size; }
   std::chrono::milliseconds timeout() const override { return engine_->options().timeout; }
   std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
-                                 std::int64_t ready_at_ns) override {
-    return requests().isend(data, bytes, peer, tag, ready_at_ns);
+                                 std::int64_t ready_at_ns,
+                                 std::shared_ptr<ChipWork> after) override {
+    return requests().isend(data, bytes, peer, tag, ready_at_ns, nullptr, std::move(after));
   }
   std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer,
                                  std::uint64_t tag) override {
     return requests().irecv(data, capacity, peer, tag);
   }
   std::shared_ptr<Request> isend(std::shared_ptr<ChipBuffer> buffer, std::size_t bytes, int peer,
-                                 std::uint64_t tag) override {
-    return requests().isend(nullptr, bytes, peer, tag, 0, std::move(buffer));
+                                 std::uint64_t tag, std::shared_ptr<ChipWork> after) override {
+    return requests().isend(nullptr, bytes, peer, tag, 0, std::move(buffer), std::move(after));
   }
   std::shared_ptr<Request> irecv(std::shared_ptr<ChipBuffer> buffer, std::size_t capacity, int peer,
                                  std::uint64_t tag) override {

@@ -124,6 +124,7 @@ class Request {
 };
 
 class ChipBuffer;
+class ChipWork;
 class RequestState;
 
 class Communicator {
@@ -136,9 +137,12 @@ class Communicator {
   virtual std::chrono::milliseconds timeout() const = 0;  // the default deadline of a wait
 
   // The buffer must stay valid until the request finishes. Any length, 0 and over 2 GiB
-  // included. ready_at_ns: when the data is ready on an emulated chip's clock (0: now).
+  // included. ready_at_ns: when the data is ready on an emulated chip's clock (0: now). after: what
+  // a chip has yet to do before the data is there (null: nothing); nobody waits for it but the
+  // message, and those to the same peer with the same tag that follow.
   virtual std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer,
-                                         std::uint64_t tag, std::int64_t ready_at_ns = 0) = 0;
+                                         std::uint64_t tag, std::int64_t ready_at_ns = 0,
+                                         std::shared_ptr<ChipWork> after = nullptr) = 0;
   // capacity may exceed the message; a longer message is an Error naming both lengths, and the
   // stream stays usable. peer = any_source receives from whoever sends first with this tag.
   static constexpr int any_source = -1;
@@ -147,7 +151,8 @@ class Communicator {
   // The same of bytes in a chip's memory. A receive may be finished before the chip has copied what
   // its peer's chip holds: see ChipBuffer::pull().
   virtual std::shared_ptr<Request> isend(std::shared_ptr<ChipBuffer> buffer, std::size_t bytes,
-                                         int peer, std::uint64_t tag) = 0;
+                                         int peer, std::uint64_t tag,
+                                         std::shared_ptr<ChipWork> after = nullptr) = 0;
   virtual std::shared_ptr<Request> irecv(std::shared_ptr<ChipBuffer> buffer, std::size_t capacity,
                                          int peer, std::uint64_t tag) = 0;
   // isend() or irecv() and wait() in one, which is quicker. recv() returns the message's length.

@@ -42,8 +42,7 @@ class Connection {
   bool pulling() const { return !pulls_.empty(); }
   // Whether copy() may have something to do.
   bool copying() const { return pulling() || !offers_.empty() || !chip_copies_.empty(); }
-  // Since when the chip copies what the peer holds for it; nothing but copy() learns that it is
-  // through.
+  // Since when the chip copies something; nothing but copy() learns that it is through.
   std::optional<std::chrono::steady_clock::time_point> chip_copies_since() const;
 
   // Lets go of a request's buffer. False: it is still being read or written, finish() will tell.
@@ -81,9 +80,12 @@ class Connection {
     Pull pull;
     Given given = Given::no;
   };
-  struct ChipCopying {  // delivered: its receiver waits as its chip's streams do
-    std::uint64_t id;   // the offer's
-    std::unique_ptr<ChipCopy> copy;
+  struct ChipCopying {
+    // A sender's, to the host, to be streamed then. Null: a receiver's, of what the peer holds; it
+    // is delivered, as its receiver waits as its chip's streams do.
+    RequestState* to_stream;
+    std::uint64_t id;  // the offer's
+    std::shared_ptr<ChipWork> copy;
     std::chrono::steady_clock::time_point begun;
   };
 

@@ -193,7 +193,11 @@ void Connection::stream_accepted(std::uint64_t id) {
   if (!request) return;
   if (request->bytes == 0) return ledger_.finish(*request, 0);
   request->on_host();
-  streaming_.push_back(request);
+  if (request->after)
+    chip_copies_.push_back(
+        {request, id, std::move(request->after), std::chrono::steady_clock::now()});
+  else
+    streaming_.push_back(request);
 }
 
 // The peer is through with an offered buffer. Null: not an offer of ours, or not any more.
@@ -273,7 +277,7 @@ bool Connection::pull_by_chip(RequestState& request, const Arrival& offer) {
   const bool is_here = request.chip && stream_->is_within_host();
   auto copy = is_here ? request.chip->pull(*offer.chip, offer.bytes) : nullptr;
   if (!copy) return false;
-  chip_copies_.push_back({offer.id, std::move(copy), std::chrono::steady_clock::now()});
+  chip_copies_.push_back({nullptr, offer.id, std::move(copy), std::chrono::steady_clock::now()});
   deliver(request, offer.bytes, offer.delivered_at_ns);
   return true;
 }
@@ -281,7 +285,10 @@ bool Connection::pull_by_chip(RequestState& request, const Arrival& offer) {
 bool Connection::end_chip_copies() {
   const auto ended = std::erase_if(chip_copies_, [this](const ChipCopying& copying) {
     if (!copying.copy->done()) return false;
-    queue({.kind = FrameKind::done, .id = copying.id});
+    if (copying.to_stream)
+      streaming_.push_back(copying.to_stream);
+    else
+      queue({.kind = FrameKind::done, .id = copying.id});
     return true;
   });
   return ended > 0;

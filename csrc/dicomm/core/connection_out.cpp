@@ -173,7 +173,8 @@ bool Connection::release(RequestState& request) {
     if (eager) eager_outstanding_ -= frame.payload_bytes + kMessageOverheadBytes;
     return eager || (is_offer(frame.header.kind) && frame.header.id == request.id);
   });
-  if (std::erase(streaming_, &request) > 0) {
+  const auto is_its = [&](const ChipCopying& copying) { return copying.to_stream == &request; };
+  if (std::erase(streaming_, &request) + std::erase_if(chip_copies_, is_its) > 0) {
     queue({.kind = FrameKind::cancel, .id = request.id});
     return true;
   }

@@ -29,7 +29,8 @@ Engine::Engine(std::shared_ptr<Store> store, const Options& options)
       requests_(*this, options_, me_, guard_, poller_, connections_, progress_),
       connections_(std::move(store), options_, me_, guard_, poller_, requests_.ledger(),
                    requests_.matcher(), requests_),
-      progress_(me_.rank, guard_, poller_, requests_.ledger(), connections_) {}
+      progress_(me_.rank, guard_, poller_, requests_.ledger(), requests_.chip_queue(),
+                connections_) {}
 
 std::shared_ptr<Engine> Engine::create(std::shared_ptr<Store> store, const Options& options) {
   return {new Engine(std::move(store), options), [](Engine* engine) {

@@ -24,7 +24,7 @@ constexpr int kTurnsBetweenClocks = 32;
 constexpr int kFewTurns = 2;  // where each costs much, or keeps the peer from its core
 constexpr int kLooksBeforeClock = 4;
 constexpr std::chrono::milliseconds kDrainTurn{20};
-constexpr std::chrono::milliseconds kQuickChipCopy{1};  // a longer one is looked at once in as long
+constexpr std::chrono::milliseconds kQuickChipWork{1};  // longer work is looked at once in as long
 constexpr timespec kShortSleep{0, 20'000};
 
 // The scheduler leaves two threads that keep waking each other on one core; it moves this one at
@@ -48,12 +48,13 @@ void nap() { ::nanosleep(&kShortSleep, nullptr); }
 }  // namespace
 
 ProgressDriver::ProgressDriver(int rank, Guard& guard, Poller& poller, Ledger& ledger,
-                               ConnectionManager& connections)
+                               ChipQueue& chip_queue, ConnectionManager& connections)
     : rank_(rank),
       cores_(usable_cores()),
       guard_(guard),
       poller_(poller),
       ledger_(ledger),
+      chip_queue_(chip_queue),
       connections_(connections) {
   ledger_.wake_leader = [this] { poller_.wake(); };
 }
@@ -77,17 +78,22 @@ class ProgressDriver::Leadership {
     driver_.ledger_.awaited_by_leader = nullptr;
     driver_.leading_ = false;
     if (driver_.ledger_.sleepers > 0) driver_.ledger_.changed.notify_all();
-    if (driver_.parked_ || driver_.connections_.chip_copies_since()) driver_.wanted_.notify_all();
+    if (driver_.parked_ || driver_.chip_works_since()) driver_.wanted_.notify_all();
   }
 
  private:
   ProgressDriver& driver_;
 };
 
+void ProgressDriver::turn(int awaited_peer) {
+  chip_queue_.look();
+  connections_.turn_all(awaited_peer);
+}
+
 // Moves bytes; sleeps until there is a reason not to, or `until`. Leaves after one round.
 void ProgressDriver::lead(Lock& lock, Time until, const RequestState* awaited) {
   const Leadership leadership(*this, awaited);
-  connections_.turn_all(Communicator::any_source);
+  turn(Communicator::any_source);
   const Time lobby_time = connections_.lobby_wakes_at();
   until = std::min({until, lobby_time, connections_.check_alive(), next_look_at_chip()});
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
@@ -99,7 +105,7 @@ void ProgressDriver::lead(Lock& lock, Time until, const RequestState* awaited) {
   connections_.woke();
   for (int i = 0; i < count; ++i) connections_.handle(poller_.event(i));
   if (lobby_time <= Clock::now()) connections_.serve_lobby();
-  if (count > 0) connections_.turn_all(rank_);
+  if (count > 0) turn(rank_);
 }
 
 // The other end has but one piece left to copy when this one is through.
@@ -109,20 +115,30 @@ bool ProgressDriver::stays_awake() {
   return now < awake_until_;
 }
 
-// No descriptor tells that a chip's copy is through.
+std::optional<ProgressDriver::Time> ProgressDriver::chip_works_since() const {
+  const auto copies = connections_.chip_copies_since(), sends = chip_queue_.waits_since();
+  return copies && sends ? std::max(*copies, *sends) : copies ? copies : sends;
+}
+
+// No descriptor tells that a chip's work is through.
 ProgressDriver::Time ProgressDriver::next_look_at_chip() const {
-  const auto since = connections_.chip_copies_since();
+  const auto since = chip_works_since();
   if (!since) return Time::max();
   const Time now = Clock::now();
-  return now - *since < kQuickChipCopy ? now : now + kQuickChipCopy;
+  return now - *since < kQuickChipWork ? now : now + kQuickChipWork;
+}
+
+void ProgressDriver::look_at_chip() {
+  wanted_.notify_all();
+  poller_.wake();
 }
 
 // A caller that moved bytes while the leader slept may go away with some half done, or read ahead,
 // of which no descriptor tells.
 void ProgressDriver::leave_rest_to_leader() {
-  const bool chip_copies = connections_.chip_copies_since().has_value();
-  if (chip_copies) wanted_.notify_all();
-  if (poller_.sleeping() && (chip_copies || !connections_.ready_to_sleep())) poller_.wake();
+  const bool chip_works = chip_works_since().has_value();
+  if (chip_works) wanted_.notify_all();
+  if (poller_.sleeping() && (chip_works || !connections_.ready_to_sleep())) poller_.wake();
 }
 
 void ProgressDriver::run() {
@@ -146,7 +162,7 @@ void ProgressDriver::poll(const RequestState& request) {
   Lock lock(guard_.mutex, std::try_to_lock);
   if (!lock) return;
   touched_ = true;
-  connections_.turn_all(request.peer_number);
+  turn(request.peer_number);
   leave_rest_to_leader();
 }
 
@@ -159,8 +175,7 @@ bool ProgressDriver::costly_to_poll(int rank) const {
 void ProgressDriver::look_out(RequestState& request) {
   const bool few = connections_.crowded() || costly_to_poll(request.peer_number);
   const int most = few ? kFewTurns : kTurnsBetweenClocks;
-  for (int i = 0; !request.done && guard_.wanting == 0 && i < most; ++i)
-    connections_.turn_all(request.peer_number);
+  for (int i = 0; !request.done && guard_.wanting == 0 && i < most; ++i) turn(request.peer_number);
   touched_ = true;
   if (request.done) leave_rest_to_leader();
 }

@@ -14,6 +14,7 @@
 #include <optional>
 #include <thread>
 
+#include "core/chip_queue.h"
 #include "core/connection_manager.h"
 #include "core/guard.h"
 #include "core/poller.h"
@@ -25,7 +26,7 @@ class ProgressDriver {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  ProgressDriver(int rank, Guard& guard, Poller& poller, Ledger& ledger,
+  ProgressDriver(int rank, Guard& guard, Poller& poller, Ledger& ledger, ChipQueue& chip_queue,
                  ConnectionManager& connections);
   void start();  // throws Error
 
@@ -36,6 +37,8 @@ class ProgressDriver {
 
   // Under the mutex. A request starts: the driver's thread keeps out of the way for a while.
   void touch() { touched_ = true; }
+  // A send waits for the chip, whom somebody has to ask from now on.
+  void look_at_chip();
   // Looks out for the request's end for less than a microsecond, or until another thread wants in.
   void look_out(RequestState& request);
   // Lets others in meanwhile, as the next three do: sleeps until the request is done, or
@@ -55,6 +58,8 @@ class ProgressDriver {
   void run();
   void lead(Lock& lock, Time until, const RequestState* awaited = nullptr);
   bool stays_awake();
+  void turn(int awaited_peer);
+  std::optional<Time> chip_works_since() const;
   Time next_look_at_chip() const;
   template <class F>
   void lead_until(Lock& lock, Time deadline, F&& reached);
@@ -73,6 +78,7 @@ class ProgressDriver {
   Guard& guard_;
   Poller& poller_;
   Ledger& ledger_;
+  ChipQueue& chip_queue_;
   ConnectionManager& connections_;
 
   bool leading_ = false;  // someone moves bytes in lead()

@@ -77,6 +77,7 @@ class RequestState final : public Request {
   // The rest is the engine's, under its mutex, but for `done`.
   std::shared_ptr<Engine> engine;
   std::shared_ptr<ChipBuffer> chip;  // where the buffer is in a chip's memory
+  std::shared_ptr<ChipWork> after;   // what its chip must have done before it goes on
   const bool is_send;
   std::byte* data;          // null: see chip
   const std::size_t bytes;  // to send, or room to receive
@@ -90,9 +91,13 @@ class RequestState final : public Request {
   std::string failure;
   std::atomic<bool> done{false};
   std::chrono::nanoseconds age() const;
-  // The buffer, or the host's in its place.
+  // The buffer, or the host's in its place: see ChipBuffer::on_host().
   std::byte* on_host() {
-    if (!data && chip) data = chip->on_host();
+    if (!data && chip) {
+      auto [host, copy] = chip->on_host();
+      data = host;
+      after = std::move(copy);
+    }
     return data;
   }
   RequestLink in_ledger, in_matcher;

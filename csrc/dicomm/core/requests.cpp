@@ -35,7 +35,11 @@ Requests::Requests(Engine& engine, const Options& options, const Identity& me, G
       poller_(poller),
       connections_(connections),
       progress_(progress),
-      outgoing_(me.world_size) {}
+      outgoing_(me.world_size),
+      chip_queue_([this](RequestState& send) { hand_over(send, 0); },
+                  [this](RequestState& send, const char* what) {
+                    fail(send, Outcome::error, text("this rank's chip failed: ", what));
+                  }) {}
 
 Requests::Outgoing& Requests::checked_peer(int peer, const char* operation) {
   if (peer < 0 || peer >= me_.world_size || peer == me_.rank)
@@ -62,11 +66,13 @@ std::int64_t Requests::pace(Outgoing& peer, std::size_t bytes, std::int64_t read
 
 std::shared_ptr<Request> Requests::isend(const void* data, std::size_t bytes, int peer,
                                          std::uint64_t tag, std::int64_t ready_at_ns,
-                                         std::shared_ptr<ChipBuffer> chip) {
+                                         std::shared_ptr<ChipBuffer> chip,
+                                         std::shared_ptr<ChipWork> after) {
   checked_peer(peer, "send");
   auto request = std::make_shared<RequestState>(engine_.shared_from_this(), true,
                                                 const_cast<void*>(data), bytes, peer, tag);
   request->chip = std::move(chip);
+  request->after = std::move(after);
   const Lock held = guard_.lock();
   start_send(*request, ready_at_ns);
   if (!request->done) request->posted_at_ns = rough_now_ns();
@@ -116,11 +122,19 @@ std::size_t Requests::recv(void* data, std::size_t capacity, int peer, std::uint
 }
 
 void Requests::start_send(RequestState& request, std::int64_t ready_at_ns) {
-  Outgoing& to = outgoing_[request.peer_number];
   progress_.touch();
   ledger_.add(request);
   if (refuse(request)) return;
-  to.bytes_sent += request.bytes;
+  outgoing_[request.peer_number].bytes_sent += request.bytes;
+  if (!chip_queue_.holds_back(request)) return hand_over(request, ready_at_ns);
+  chip_queue_.push(request);
+  progress_.look_at_chip();
+  connections_.need(request.peer_number);  // meanwhile; and so that its death is noticed
+}
+
+// Its bytes are there.
+void Requests::hand_over(RequestState& request, std::int64_t ready_at_ns) {
+  Outgoing& to = outgoing_[request.peer_number];
   request.delivered_at = pace(to, request.bytes, ready_at_ns);
   if (Connection* connection = connections_.live(request.peer_number)) {
     connection->send_message(request, connections_.crowded());
@@ -173,6 +187,7 @@ void Requests::fail(RequestState& request, Outcome outcome, const std::string& r
 // What neither a connection nor a message has taken yet.
 void Requests::forget_queued() {
   matcher_.clear();
+  chip_queue_.clear();
   for (Outgoing& peer : outgoing_) peer.backlog.clear();
 }
 
@@ -200,6 +215,7 @@ void Requests::peer_left(int rank) {
     const bool any = request.peer_number == Communicator::any_source;
     if (request.peer_number != rank && !(any && all_gone)) return;
     matcher_.remove(request);
+    chip_queue_.remove(request);
     fail(request, Outcome::peer_error, any ? "every peer left" : connections_.gone(rank));
   });
 }
@@ -260,7 +276,8 @@ void Requests::wait(RequestState& request, Communicator::Timeout timeout) {
   Lock lock(guard_.mutex);
   if (request.done) return;
   throw TimeoutError(text(describe(request), ": not done after ", seconds(request.age()),
-                          connections_.hint(request.peer_number)));
+                          chip_queue_.contains(request) ? "; this rank's chip has yet to get there"
+                                                        : connections_.hint(request.peer_number)));
 }
 
 void Requests::cancel(RequestState& request) {
@@ -269,7 +286,10 @@ void Requests::cancel(RequestState& request) {
   const int rank = request.peer_number;
   Connection* connection = rank == Communicator::any_source ? nullptr : connections_.live(rank);
   if (!request.is_send) matcher_.remove(request);
-  if (request.is_send) std::erase(outgoing_[rank].backlog, &request);
+  if (request.is_send) {
+    chip_queue_.remove(request);
+    std::erase(outgoing_[rank].backlog, &request);
+  }
   if (connection && !connection->release(request)) {
     connections_.settle(*connection);
     progress_.block(lock, request, Clock::now() + kCancelTimeout);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/chip_queue.h"
 #include "core/communicator.h"
 #include "core/connection_manager.h"
 #include "core/guard.h"
@@ -31,7 +32,8 @@ class Requests final : public ConnectionEvents {
   // See Communicator.
   std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
                                  std::int64_t ready_at_ns,
-                                 std::shared_ptr<ChipBuffer> chip = nullptr);
+                                 std::shared_ptr<ChipBuffer> chip = nullptr,
+                                 std::shared_ptr<ChipWork> after = nullptr);
   std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
                                  std::shared_ptr<ChipBuffer> chip = nullptr);
   void start(RequestState& request, std::int64_t ready_at_ns);
@@ -57,6 +59,7 @@ class Requests final : public ConnectionEvents {
 
   Ledger& ledger() { return ledger_; }
   Matcher& matcher() { return matcher_; }
+  ChipQueue& chip_queue() { return chip_queue_; }
 
  private:
   struct Failure {
@@ -76,6 +79,7 @@ class Requests final : public ConnectionEvents {
   // Under the mutex.
   void start_send(RequestState& request, std::int64_t ready_at_ns);
   void start_receive(RequestState& request);
+  void hand_over(RequestState& request, std::int64_t ready_at_ns);
   static std::int64_t pace(Outgoing& peer, std::size_t bytes, std::int64_t ready_at_ns);
   bool refuse(RequestState& request);
   void fail(RequestState& request, Outcome outcome, const std::string& reason);
@@ -101,6 +105,7 @@ class Requests final : public ConnectionEvents {
   std::atomic<bool> paced_{false};  // whether any link ever was
   Ledger ledger_;
   Matcher matcher_;
+  ChipQueue chip_queue_;
 };
 
 }  // namespace dicomm

@@ -82,14 +82,16 @@ class FuzzedChip final : public ChipBuffer {
       : input_(input), host_(host), bytes_(bytes) {}
 
   const MemoryHandle& handle() const override { return handle_; }
-  std::unique_ptr<ChipCopy> pull(const MemoryHandle&, std::size_t bytes) override {
+  std::shared_ptr<ChipWork> pull(const MemoryHandle&, std::size_t bytes) override {
     expect(bytes <= bytes_);
-    return input_.ConsumeBool() ? std::make_unique<Copy>(input_) : nullptr;
+    return input_.ConsumeBool() ? std::make_shared<Copy>(input_) : nullptr;
   }
-  std::byte* on_host() override { return host_; }
+  OnHost on_host() override {
+    return {host_, input_.ConsumeBool() ? std::make_shared<Copy>(input_) : nullptr};
+  }
 
  private:
-  class Copy final : public ChipCopy {
+  class Copy final : public ChipWork {
    public:
     explicit Copy(FuzzedDataProvider& input) : input_(input) {}
     bool done() override { return input_.ConsumeBool(); }

@@ -1,0 +1,115 @@
+// Sends whose bytes a chip has yet to bring.
+#include <atomic>
+#include <stdexcept>
+
+#include "core/chip_buffer.h"
+#include "transports.h"
+
+using namespace dicomm;
+using namespace dicomm::testing;
+using namespace std::chrono_literals;
+
+namespace {
+
+struct Work final : ChipWork {
+  bool done() override {
+    if (failed) throw std::runtime_error("it overheated");
+    return through;
+  }
+  std::atomic<bool> through{false}, failed{false};
+};
+
+void tell(Communicator& ranks, std::uint64_t tag) {
+  ranks.isend(nullptr, 0, 1 - ranks.rank(), tag)->wait();
+}
+void hear(Communicator& ranks, std::uint64_t tag) {
+  ranks.irecv(nullptr, 0, 1 - ranks.rank(), tag)->wait();
+}
+
+}  // namespace
+
+TRANSPORT_TEST_CASE("a send that waits for its chip keeps its place, and holds up no other tag") {
+  run_ranks(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
+    constexpr std::size_t lengths[] = {4, 3 << 20, 4};
+    if (ranks->rank() == 1) {
+      hear(*ranks, 8);
+      tell(*ranks, 8);
+      for (int i = 0; i < 3; ++i) {
+        Bytes got(lengths[i]);
+        ranks->recv(got.data(), got.size(), 0, 7);
+        CHECK_FALSE(difference(got.data(), got.size(), i));
+      }
+      tell(*ranks, 9);
+      return;
+    }
+    const auto first = std::make_shared<Work>(), last = std::make_shared<Work>();
+    Bytes late(lengths[0]), second = payload(lengths[1], 1), third = payload(lengths[2], 2);
+    const std::shared_ptr<Request> sends[] = {
+        ranks->isend(late.data(), late.size(), 1, 7, 0, first),
+        ranks->isend(second.data(), second.size(), 1, 7),
+        ranks->isend(third.data(), third.size(), 1, 7, 0, last),
+    };
+    last->through = true;
+    tell(*ranks, 8);
+    hear(*ranks, 8);
+    for (const auto& send : sends) CHECK_FALSE(send->test());
+    fill(late.data(), late.size(), 0);
+    first->through = true;
+    hear(*ranks, 9);  // nobody waits for the sends
+    for (const auto& send : sends) send->wait();
+  });
+}
+
+TRANSPORT_TEST_CASE("a send that waits for its chip can be given up") {
+  run_ranks(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
+    if (ranks->rank() == 1) {
+      Bytes got(4);
+      ranks->recv(got.data(), got.size(), 0, 7);
+      CHECK_FALSE(difference(got.data(), got.size(), 2));
+      return;
+    }
+    const auto work = std::make_shared<Work>();
+    auto given_up = std::make_unique<Bytes>(3 << 20);
+    auto request = ranks->isend(given_up->data(), given_up->size(), 1, 7, 0, work);
+    const Bytes next = payload(4, 2);
+    const auto after = ranks->isend(next.data(), next.size(), 1, 7);
+    CHECK_THROWS_WITH_AS(request->wait(20ms), doctest::Contains("chip has yet to get there"),
+                         TimeoutError);
+    request.reset();
+    given_up.reset();
+    after->wait();
+  });
+}
+
+TRANSPORT_TEST_CASE("a chip that fails takes only its own message along") {
+  run_ranks(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
+    if (ranks->rank() == 1) return hear(*ranks, 7);
+    const auto work = std::make_shared<Work>();
+    const auto request = ranks->isend("lost", 4, 1, 7, 0, work);
+    work->failed = true;
+    CHECK_THROWS_WITH_AS(request->wait(), doctest::Contains("it overheated"), Error);
+    tell(*ranks, 7);
+  });
+}
+
+TRANSPORT_TEST_CASE("a peer that leaves, or an abort, ends sends that wait for their chip") {
+  run_ranks(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
+    if (ranks->rank() == 1) return hear(*ranks, 7);
+    const auto work = std::make_shared<Work>();
+    const auto request = ranks->isend("lost", 4, 1, 8, 0, work);
+    tell(*ranks, 7);
+    ranks->abort("the loss is not a number");
+    CHECK_THROWS_WITH_AS(request->wait(), doctest::Contains("not a number"), AbortedError);
+    work->through = true;
+    CHECK_THROWS_AS(ranks->isend("lost", 4, 1, 8, 0, work)->wait(), AbortedError);
+  });
+  run_ranks(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
+    if (ranks->rank() == 1) {
+      hear(*ranks, 7);
+      return ranks->close();
+    }
+    const auto request = ranks->isend("lost", 4, 1, 8, 0, std::make_shared<Work>());
+    tell(*ranks, 7);
+    CHECK_THROWS_WITH_AS(request->wait(), doctest::Contains("rank 1"), PeerError);
+  });
+}
