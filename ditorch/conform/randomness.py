@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ditorch
-from ditorch.conform.variants import SampleCall, Variant
+from ditorch.conform.variants import SampleCall
 
 
 @cache
@@ -23,13 +23,13 @@ def draws_as_the_host() -> bool:
     return torch.equal(*found)
 
 
-def draws(variant: Variant, call: SampleCall) -> bool:
-    """Whether a call on the host draws random numbers.
+def draws(call: SampleCall) -> bool:
+    """Whether an operator draws random numbers on the host.
 
     The state that it leaves does not always tell: some of the database's operators put it back.
     """
     with _Watch() as watch, suppress(Exception):  # whatever it raises here is not judged
-        variant.run(call)
+        call.operator.op(call.input, *call.args, **call.kwargs)
     return watch.drew
 
 

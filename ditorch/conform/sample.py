@@ -47,7 +47,7 @@ def check_sample(variant: Variant, call: SampleCall, dtype: torch.dtype) -> Outc
     except Exception:
         return None
     if not expected.drew and not draws_as_the_host():
-        expected = replace(expected, drew=draws(variant, _call_on(_HOST, call)))
+        expected = replace(expected, drew=draws(_call_on(_HOST, call)))
     if reason := without_device_form((call.arguments, expected.results), dtype):
         return _outcome("unsupported", reason)
     chip_runs, host_runs = _runs()

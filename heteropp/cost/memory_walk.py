@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from heteropp import _planner
 from heteropp.cost.stage_memory import (
-    SCALARS_BYTES,
     Memory,
     StageShape,
+    framework_bytes,
     optimizer_bytes,
     orthogonal_bytes,
     stage_traces,
@@ -166,12 +166,13 @@ class MemoryWalk:
         self._constants = sum(m.constant for m in ministages)
         count = pipeline.micro_batches * pipeline.parts(s)
         self._tokens = tokens_bytes(plan.model, shape, count)
+        self._framework = framework_bytes(profile)
         self._walked = _planner.walk_memory(
             table,
             ministages=[m.figures for m in ministages],
             following=[handed.get(k, -1) for k in range(len(ministages))],
             ahead=[(CODE[kind], k, many) for (t, k, kind), many in ahead if t == s],
-            fixed_bytes=self._optimizer + self._constants + self._tokens + SCALARS_BYTES,
+            fixed_bytes=self._optimizer + self._constants + self._tokens + self._framework,
             gathers=shape.pieces if plan.resharding == "all-gather" else 1,
             dp=shape.dp,
             zero_stage=shape.zero_stage,
@@ -202,5 +203,5 @@ class MemoryWalk:
             working=working,
             recomputed=recomputed,
             boundary=boundary,
-            framework=SCALARS_BYTES,
+            framework=self._framework,
         )

@@ -86,7 +86,7 @@ class Memory:
     working: int  # the most that the micro-batch at work, or the update, holds
     recomputed: int  # part of working: what a forward would have kept
     boundary: int  # pieces received ahead, and tensors under way
-    framework: int  # scalars, and the rounding of allocations
+    framework: int  # scalars, the rounding of allocations, and what libraries keep for good
 
     @property
     def total(self) -> int:
@@ -161,8 +161,12 @@ def stage_memory(
         working=working,
         recomputed=recomputed,
         boundary=boundary,
-        framework=SCALARS_BYTES,
+        framework=framework_bytes(profile),
     )
+
+
+def framework_bytes(profile: ChipProfile | None) -> int:
+    return SCALARS_BYTES + (profile.library_bytes if profile else 0)
 
 
 def optimizer_bytes(

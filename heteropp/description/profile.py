@@ -69,6 +69,7 @@ class Measured:
     kept_recompute_bytes: Bytes | None  # the same, where the stage recomputes
     working_bytes: Bytes | None  # most bytes in use during a forward and its backward
     update_bytes: Bytes | None  # most bytes in use during the update
+    library_bytes: Bytes | None = None  # bytes that the chip's libraries keep for good
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -169,6 +170,12 @@ class ChipProfile:
     def knows(self, tp: int, sequences: int) -> bool:
         """Whether anything was measured with this degree and so many sequences."""
         return (False, False, tp, sequences) in self.found
+
+    @property
+    def library_bytes(self) -> int:
+        """Bytes of a rank that the chip's libraries keep for good, such as cuBLAS's workspace."""
+        measured = (each for sizes in self.found.values() for each in sizes.values())
+        return max((each.library_bytes or 0 for each in measured), default=0)
 
     def knows_memory(self, kind: Kind) -> bool:
         return self._measured(1, (False, False, *kind[2:])).kept_bytes is not None

@@ -71,9 +71,10 @@ class ProfiledBlock:
 
 def measure(model: ModelSpec, block: Block, device: Device) -> Measured:
     _settle(device, 0)
+    before = _allocated(device)
     stage = ProfiledBlock(model, block, device)
     flat = stage.flat
-    memory = _memory(stage)
+    memory = _memory(stage, before)
 
     def forward() -> Callable[[], object]:
         x = stage.input()
@@ -142,12 +143,16 @@ def synchronize(device: Device) -> None:
         torch.accelerator.synchronize()
 
 
-def _memory(stage: ProfiledBlock) -> dict[str, int | None]:
-    """Returns the bytes that a stage needs beyond parameters, gradients, averages and constants."""
+def _memory(stage: ProfiledBlock, before: int) -> dict[str, int | None]:
+    """Returns the bytes that a stage needs beyond parameters, gradients, averages and constants.
+
+    before: the bytes that were allocated when the stage was not there, which are libraries'.
+    """
     if stage.device.device.type == "cpu":
         names = ("kept_bytes", "kept_recompute_bytes", "working_bytes", "update_bytes")
         return dict.fromkeys(names)
 
+    own = _allocated(stage.device) - before
     _run_once(stage)
     held = _allocated(stage.device)
     torch.accelerator.reset_peak_memory_stats()
@@ -172,6 +177,7 @@ def _memory(stage: ProfiledBlock) -> dict[str, int | None]:
         "kept_recompute_bytes": kept_recompute,
         "working_bytes": working,
         "update_bytes": _most(stage.device) - held,
+        "library_bytes": held - own,
     }
 
 
@@ -189,6 +195,8 @@ def _run_once(stage: ProfiledBlock) -> None:
 
 
 def _allocated(device: Device) -> int:
+    if device.device.type == "cpu":
+        return 0
     synchronize(device)
     return torch.accelerator.memory_allocated()
 

@@ -157,6 +157,17 @@ def made_up(forward_s: dict[tuple[int, bool, bool], float]) -> Profile:
     return Profile(name="made up", model=tiny_model(), blocks=blocks, links=())
 
 
+def test_what_libraries_keep_is_part_of_every_ranks_memory() -> None:
+    kinds = [(1, False, False), (2, False, False), (1, True, False), (1, False, True)]
+    profile = made_up({(layers, *ends): 1.0 for layers, *ends in kinds})
+    kept = [replace(block, library_bytes=size) for size, block in enumerate(profile.blocks, 1000)]
+    keeps = replace(profile, blocks=tuple(kept))
+    ours, theirs = (
+        stage_memory(tiny_model(4), shape(2), 1, 1, found.of("x")) for found in (keeps, profile)
+    )
+    assert ours == replace(theirs, framework=theirs.framework + 1003)
+
+
 def test_any_number_of_layers_is_a_sum_of_blocks() -> None:
     """AutoHet, equation 5: 7 = 4 + 2 + 1; beyond the largest block it counts as often as needed."""
     assert decompose(7, [1, 2, 4]) == [4, 2, 1]
