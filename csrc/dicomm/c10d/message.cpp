@@ -52,8 +52,7 @@ std::byte* MessageWork::data(std::size_t chunk) const {
 }
 
 void MessageWork::start() {
-  if (works_behind_the_host(buffer_->tensor().device()))
-    called_ = StreamMark::here(buffer_->tensor().device());
+  called_ = StreamMark::here_behind_the_host(buffer_->tensor().device());
   is_send() ? start_send() : start_receive();
 }
 

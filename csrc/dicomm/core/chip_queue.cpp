@@ -6,7 +6,7 @@
 
 namespace dicomm {
 
-bool ChipQueue::holds_back(RequestState& send) {
+bool ChipQueue::is_held(RequestState& send) {
   if (waiting_.contains(key(send))) return true;
   try {
     return send.after && !send.after->done();
@@ -34,7 +34,7 @@ void ChipQueue::remove(RequestState& send) {
 }
 
 // One at a time: what becomes of one may take out others.
-void ChipQueue::look() {
+void ChipQueue::let_go() {
   std::string failure;
   while (RequestState* send = take(failure)) {
     since_ = Clock::now();  // the next one's work may be a short copy

@@ -26,14 +26,16 @@ class ChipQueue {
       : go_(std::move(go)), fail_(std::move(fail)) {}
 
   // Whether a send that starts has to wait here.
-  bool holds_back(RequestState& send);
+  bool holds_back(RequestState& send) { return (send.after || !waiting_.empty()) && is_held(send); }
   void push(RequestState& send);
   bool contains(const RequestState& send) const;
   void remove(RequestState& send);
   void clear() { waiting_.clear(); }
 
   // Lets those go that can.
-  void look();
+  void look() {
+    if (!waiting_.empty()) let_go();
+  }
   // Since when, as far as is known, the chip is at what the first ones wait for; nothing but look()
   // learns that it is through.
   std::optional<Time> waits_since() const;
@@ -42,6 +44,8 @@ class ChipQueue {
   using Key = std::pair<int, std::uint64_t>;  // peer, tag
 
   static Key key(const RequestState& send) { return {send.peer_number, send.tag}; }
+  bool is_held(RequestState& send);
+  void let_go();
   RequestState* take(std::string& failure);
 
   const std::function<void(RequestState&)> go_;
