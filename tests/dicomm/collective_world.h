@@ -42,9 +42,9 @@ class Counting final : public Communicator {
     sent[peer] += bytes;
     return real_->isend(data, bytes, peer, tag, ready_at_ns, std::move(after));
   }
-  std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer,
-                                 std::uint64_t tag) override {
-    return real_->irecv(data, capacity, peer, tag);
+  std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
+                                 std::shared_ptr<ChipWork> after) override {
+    return real_->irecv(data, capacity, peer, tag, std::move(after));
   }
   std::shared_ptr<Request> isend(std::shared_ptr<ChipBuffer> buffer, std::size_t bytes, int peer,
                                  std::uint64_t tag, std::shared_ptr<ChipWork> after) override {
@@ -60,7 +60,7 @@ class Counting final : public Communicator {
   }
   std::size_t recv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
                    Timeout timeout) override {
-    return irecv(data, capacity, peer, tag)->wait(timeout);
+    return irecv(data, capacity, peer, tag, nullptr)->wait(timeout);
   }
   void start(RequestState& request, std::int64_t ready_at_ns) override {
     if (request.is_send) {

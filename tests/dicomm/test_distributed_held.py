@@ -95,8 +95,8 @@ def goes_through_the_host(rank: int) -> None:
     device, group = join(shares=True)
     if rank == 1:
         dist.send(content(2, SMALL), 0, group=group, tag=2)
-        got: Any = torch.zeros(CHUNKED, dtype=torch.uint8, device=device)
-        work = dist.irecv(got, 0, group=group, tag=1)
+        got = torch.zeros(CHUNKED, dtype=torch.uint8, device=device)
+        work: Any = dist.irecv(got, 0, group=group, tag=1)
         dist.barrier(group)  # passes meanwhile
         dist.barrier(group)
         work.wait()

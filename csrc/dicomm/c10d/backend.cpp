@@ -92,7 +92,7 @@ Strategy Backend::staging() const {
 
 Staged Backend::stage(const at::Tensor& tensor, Access access) const {
   Staged staged = Staged::uncopied(tensor, staging(), access);
-  if (access != Access::write) staged.copy_in(StreamMark::here(tensor.device()));
+  staged.copy_in(StreamMark::here_behind_the_host(tensor.device()));
   return staged;
 }
 

@@ -52,8 +52,7 @@ std::byte* MessageWork::data(std::size_t chunk) const {
 }
 
 void MessageWork::start() {
-  if (works_behind_the_host(buffer_->tensor().device()))
-    called_ = StreamMark::here(buffer_->tensor().device());
+  called_ = StreamMark::here_behind_the_host(buffer_->tensor().device());
   is_send() ? start_send() : start_receive();
 }
 
@@ -77,13 +76,14 @@ void MessageWork::start_receive() {
     requests_.push_back(membership_->communicator().irecv(chip_, buffer_->bytes(), peer_, tag_));
     return;
   }
-  // Earlier work of the device may still use the memory that the transport writes to.
-  if (!timeline_.is_emulated()) timeline_.ready_at_ns();
   for (std::size_t chunk = 0; chunk < chunks_; ++chunk) receive(chunk, peer_);
 }
 
 void MessageWork::receive(std::size_t chunk, int peer) {
-  requests_.push_back(membership_->communicator().irecv(data(chunk), length(chunk), peer, tag_));
+  // The transport writes to host memory, or where the chip's earlier work still may.
+  auto after = buffer_->device().is_cpu() ? nullptr : called_.work();
+  requests_.push_back(
+      membership_->communicator().irecv(data(chunk), length(chunk), peer, tag_, std::move(after)));
 }
 
 bool MessageWork::isCompleted() {

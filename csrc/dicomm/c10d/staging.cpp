@@ -49,7 +49,7 @@ const char* name_of(Strategy strategy) {
 
 Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access)
     : Staged(tensor, strategy, access, Later{}) {
-  if (is_copy() && access != Access::write) fill(0, bytes(), /*non_blocking=*/false);
+  if (must_copy_in_) fill(0, bytes(), /*non_blocking=*/false);
 }
 
 Staged Staged::uncopied(const at::Tensor& tensor, Strategy strategy, Access access) {
@@ -80,6 +80,7 @@ Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later
     const at::NoGradGuard no_grad;
     bytes_ = on_host ? host_tensor_like(tensor)
                      : at::empty(tensor.sizes(), tensor.options().requires_grad(false));
+    must_copy_in_ = access != Access::write;
     must_copy_back_ = access != Access::read;
   }
   check_reachable(bytes_);
@@ -90,22 +91,22 @@ void Staged::copy_back() const { copy_back(0, bytes()); }
 void Staged::copy_back(std::size_t begin, std::size_t length) const {
   if (!must_copy_back_) return;
   const at::NoGradGuard no_grad;
-  const bool non_blocking = works_behind_the_host(tensor_.device());
+  const bool is_behind = works_behind_the_host(tensor_.device());
   if (tensor_.is_contiguous() && length != bytes())
-    piece(tensor_, begin, length).copy_(piece(bytes_, begin, length), non_blocking);
+    piece(tensor_, begin, length).copy_(piece(bytes_, begin, length), is_behind);
   else if (begin + length == bytes())
-    tensor_.copy_(bytes_, non_blocking);
+    tensor_.copy_(bytes_, is_behind);
+  if (!is_behind) return;
   keep_for_current_stream(tensor_);
   keep_for_current_stream(bytes_);
   keep_host_memory_until(bytes_, StreamMark::here(tensor_.device()));
 }
 
 void Staged::copy_in(std::size_t begin, std::size_t length, const StreamMark& given) {
+  if (!bytes_.is_cpu()) there_ = given;
+  if (!must_copy_in_) return;
   const c10::Device chip = tensor_.device();
-  const bool is_behind = works_behind_the_host(chip);
-  if (is_behind) there_ = given;
-  if (!is_copy()) return;
-  if (!is_behind) return fill(begin, length, /*non_blocking=*/false);
+  if (!works_behind_the_host(chip)) return fill(begin, length, /*non_blocking=*/false);
   const c10::StreamGuard guard(sending_stream(chip));
   given.hold_current_stream();
   copy_behind_the_host(begin, length);

@@ -41,9 +41,9 @@ class Staged {
   // waits for the last.
   void copy_back() const;
   void copy_back(std::size_t begin, std::size_t length) const;
-  // Brings over everything, or one piece, behind `given`, which is what the caller's stream was
-  // given. The host does not wait: the transport finds it there once there() is reached. An
-  // emulated chip's is there at once.
+  // Brings over what is read, or one piece, behind `given`, which is what the caller's stream was
+  // given. The host does not wait, but the transport does, until there() is reached: it then finds
+  // what is read, and may write to chip memory. An emulated chip's is there at once.
   void copy_in(const StreamMark& given) { copy_in(0, bytes(), given); }
   void copy_in(std::size_t begin, std::size_t length, const StreamMark& given);
   const StreamMark& there() const { return there_; }
@@ -52,12 +52,12 @@ class Staged {
   Staged() = default;
   struct Later {};
   Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later);
-  bool is_copy() const { return !bytes_.is_same(tensor_); }
   void copy_behind_the_host(std::size_t begin, std::size_t length);
   void fill(std::size_t begin, std::size_t length, bool non_blocking) const;
 
   at::Tensor tensor_;
   at::Tensor bytes_;
+  bool must_copy_in_ = false;
   bool must_copy_back_ = false;
   StreamMark there_;
 };

@@ -64,6 +64,10 @@ StreamMark StreamMark::here(c10::Device device) {
   return of(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
+StreamMark StreamMark::here_behind_the_host(c10::Device device) {
+  return works_behind_the_host(device) ? here(device) : StreamMark();
+}
+
 StreamMark StreamMark::of(c10::Stream stream) {
   StreamMark mark;
   mark.event_ = std::make_shared<c10::Event>(stream.device_type());

@@ -23,6 +23,8 @@ class StreamMark {
  public:
   // Behind all that the calling thread's current stream has been given.
   static StreamMark here(c10::Device device);
+  // The same of a chip that works behind the host's back; else reached.
+  static StreamMark here_behind_the_host(c10::Device device);
   // Behind all that the stream has been given.
   static StreamMark of(c10::Stream stream);
 

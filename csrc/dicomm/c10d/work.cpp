@@ -84,7 +84,7 @@ void CollectiveWork::deliver(std::int64_t done_at_ns) {
     for (const Staged& output : parts_.outputs) output.copy_back();
     if (device_timeline_.is_emulated()) done_at_ns_ = device_timeline_.ready_at_ns();
   }
-  if (!device_timeline_.is_emulated()) delivered_ = StreamMark::here(parts_.device);
+  delivered_ = StreamMark::here_behind_the_host(parts_.device);
   finish();  // before the future: its callbacks may ask the work
   future_->markCompleted(c10::IValue(parts_.results));
 }

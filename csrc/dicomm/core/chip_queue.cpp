@@ -6,47 +6,47 @@
 
 namespace dicomm {
 
-bool ChipQueue::holds_back(RequestState& send) {
-  if (waiting_.contains(key(send))) return true;
+bool ChipQueue::is_held(RequestState& request) {
+  if (waiting_.contains(key(request))) return true;
   try {
-    return send.after && !send.after->done();
+    return request.after && !request.after->done();
   } catch (const std::exception&) {
     return true;  // look() will meet it again, and say so
   }
 }
 
-void ChipQueue::push(RequestState& send) {
+void ChipQueue::push(RequestState& request) {
   if (waiting_.empty()) since_ = Clock::now();
-  waiting_[key(send)].push_back(&send);
+  waiting_[key(request)].push_back(&request);
 }
 
-bool ChipQueue::contains(const RequestState& send) const {
-  const auto found = waiting_.find(key(send));
+bool ChipQueue::contains(const RequestState& request) const {
+  const auto found = waiting_.find(key(request));
   return found != waiting_.end() &&
-         std::find(found->second.begin(), found->second.end(), &send) != found->second.end();
+         std::find(found->second.begin(), found->second.end(), &request) != found->second.end();
 }
 
-void ChipQueue::remove(RequestState& send) {
-  const auto found = waiting_.find(key(send));
+void ChipQueue::remove(RequestState& request) {
+  const auto found = waiting_.find(key(request));
   if (found == waiting_.end()) return;
-  std::erase(found->second, &send);
+  std::erase(found->second, &request);
   if (found->second.empty()) waiting_.erase(found);
 }
 
 // One at a time: what becomes of one may take out others.
-void ChipQueue::look() {
+void ChipQueue::let_go() {
   std::string failure;
-  while (RequestState* send = take(failure)) {
+  while (RequestState* request = take(failure)) {
     since_ = Clock::now();  // the next one's work may be a short copy
-    failure.empty() ? go_(*send) : fail_(*send, failure.c_str());
+    failure.empty() ? go_(*request) : fail_(*request, failure.c_str());
     failure.clear();
   }
 }
 
 // Takes out one whose chip is through, or has failed; null: there is none.
 RequestState* ChipQueue::take(std::string& failure) {
-  for (auto& [key, sends] : waiting_) {
-    RequestState* const first = sends.front();
+  for (auto& [key, requests] : waiting_) {
+    RequestState* const first = requests.front();
     try {
       if (first->after && !first->after->done()) continue;
     } catch (const std::exception& error) {

@@ -1,5 +1,6 @@
-// Sends whose bytes are not there yet, as their chip has work to do before. Those of one peer and
-// tag keep their order: one that could go waits for an earlier one that cannot.
+// Sends whose bytes are not there yet, and receives whose buffer is still used, as their chip has
+// work to do before. Sends of one peer and tag keep their order, and receives of one tag: one that
+// could go waits for an earlier one that cannot.
 #pragma once
 
 #include <chrono>
@@ -9,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "core/request.h"
@@ -25,23 +27,31 @@ class ChipQueue {
             std::function<void(RequestState&, const char*)> fail)
       : go_(std::move(go)), fail_(std::move(fail)) {}
 
-  // Whether a send that starts has to wait here.
-  bool holds_back(RequestState& send);
-  void push(RequestState& send);
-  bool contains(const RequestState& send) const;
-  void remove(RequestState& send);
+  // Whether one that starts has to wait here.
+  bool holds_back(RequestState& request) {
+    return (request.after || !waiting_.empty()) && is_held(request);
+  }
+  void push(RequestState& request);
+  bool contains(const RequestState& request) const;
+  void remove(RequestState& request);
   void clear() { waiting_.clear(); }
 
   // Lets those go that can.
-  void look();
+  void look() {
+    if (!waiting_.empty()) let_go();
+  }
   // Since when, as far as is known, the chip is at what the first ones wait for; nothing but look()
   // learns that it is through.
   std::optional<Time> waits_since() const;
 
  private:
-  using Key = std::pair<int, std::uint64_t>;  // peer, tag
+  using Key = std::tuple<bool, int, std::uint64_t>;  // whether it sends, to which peer, and the tag
 
-  static Key key(const RequestState& send) { return {send.peer_number, send.tag}; }
+  static Key key(const RequestState& request) {
+    return {request.is_send, request.is_send ? request.peer_number : 0, request.tag};
+  }
+  bool is_held(RequestState& request);
+  void let_go();
   RequestState* take(std::string& failure);
 
   const std::function<void(RequestState&)> go_;

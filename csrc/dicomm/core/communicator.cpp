@@ -23,9 +23,9 @@ class EngineCommunicator final : public Communicator {
                                  std::shared_ptr<ChipWork> after) override {
     return requests().isend(data, bytes, peer, tag, ready_at_ns, nullptr, std::move(after));
   }
-  std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer,
-                                 std::uint64_t tag) override {
-    return requests().irecv(data, capacity, peer, tag);
+  std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
+                                 std::shared_ptr<ChipWork> after) override {
+    return requests().irecv(data, capacity, peer, tag, nullptr, std::move(after));
   }
   std::shared_ptr<Request> isend(std::shared_ptr<ChipBuffer> buffer, std::size_t bytes, int peer,
                                  std::uint64_t tag, std::shared_ptr<ChipWork> after) override {

@@ -144,10 +144,12 @@ class Communicator {
                                          std::uint64_t tag, std::int64_t ready_at_ns = 0,
                                          std::shared_ptr<ChipWork> after = nullptr) = 0;
   // capacity may exceed the message; a longer message is an Error naming both lengths, and the
-  // stream stays usable. peer = any_source receives from whoever sends first with this tag.
+  // stream stays usable. peer = any_source receives from whoever sends first with this tag. after:
+  // what a chip has yet to do with the buffer; receives of the same tag that follow wait, too.
   static constexpr int any_source = -1;
   virtual std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer,
-                                         std::uint64_t tag) = 0;
+                                         std::uint64_t tag,
+                                         std::shared_ptr<ChipWork> after = nullptr) = 0;
   // The same of bytes in a chip's memory. A receive may be finished before the chip has copied what
   // its peer's chip holds: see ChipBuffer::pull().
   virtual std::shared_ptr<Request> isend(std::shared_ptr<ChipBuffer> buffer, std::size_t bytes,

@@ -116,8 +116,8 @@ bool ProgressDriver::stays_awake() {
 }
 
 std::optional<ProgressDriver::Time> ProgressDriver::chip_works_since() const {
-  const auto copies = connections_.chip_copies_since(), sends = chip_queue_.waits_since();
-  return copies && sends ? std::max(*copies, *sends) : copies ? copies : sends;
+  const auto copies = connections_.chip_copies_since(), requests = chip_queue_.waits_since();
+  return copies && requests ? std::max(*copies, *requests) : copies ? copies : requests;
 }
 
 // No descriptor tells that a chip's work is through.

@@ -37,7 +37,7 @@ class ProgressDriver {
 
   // Under the mutex. A request starts: the driver's thread keeps out of the way for a while.
   void touch() { touched_ = true; }
-  // A send waits for the chip, whom somebody has to ask from now on.
+  // A request waits for the chip, whom somebody has to ask from now on.
   void look_at_chip();
   // Looks out for the request's end for less than a microsecond, or until another thread wants in.
   void look_out(RequestState& request);

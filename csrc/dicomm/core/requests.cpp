@@ -36,10 +36,13 @@ Requests::Requests(Engine& engine, const Options& options, const Identity& me, G
       connections_(connections),
       progress_(progress),
       outgoing_(me.world_size),
-      chip_queue_([this](RequestState& send) { hand_over(send, 0); },
-                  [this](RequestState& send, const char* what) {
-                    fail(send, Outcome::error, text("this rank's chip failed: ", what));
-                  }) {}
+      chip_queue_(
+          [this](RequestState& request) {
+            request.is_send ? hand_over(request, 0) : post(request);
+          },
+          [this](RequestState& request, const char* what) {
+            fail(request, Outcome::error, text("this rank's chip failed: ", what));
+          }) {}
 
 Requests::Outgoing& Requests::checked_peer(int peer, const char* operation) {
   if (peer < 0 || peer >= me_.world_size || peer == me_.rank)
@@ -98,11 +101,13 @@ void Requests::send(const void* data, std::size_t bytes, int peer, std::uint64_t
 }
 
 std::shared_ptr<Request> Requests::irecv(void* data, std::size_t capacity, int peer,
-                                         std::uint64_t tag, std::shared_ptr<ChipBuffer> chip) {
+                                         std::uint64_t tag, std::shared_ptr<ChipBuffer> chip,
+                                         std::shared_ptr<ChipWork> after) {
   if (peer != Communicator::any_source) checked_peer(peer, "recv");
   auto request =
       std::make_shared<RequestState>(engine_.shared_from_this(), false, data, capacity, peer, tag);
   request->chip = std::move(chip);
+  request->after = std::move(after);
   const Lock held = guard_.lock();
   start_receive(*request);
   if (!request->done) request->posted_at_ns = rough_now_ns();
@@ -126,10 +131,16 @@ void Requests::start_send(RequestState& request, std::int64_t ready_at_ns) {
   ledger_.add(request);
   if (refuse(request)) return;
   outgoing_[request.peer_number].bytes_sent += request.bytes;
-  if (!chip_queue_.holds_back(request)) return hand_over(request, ready_at_ns);
+  if (!waits_for_chip(request)) hand_over(request, ready_at_ns);
+}
+
+bool Requests::waits_for_chip(RequestState& request) {
+  if (!chip_queue_.holds_back(request)) return false;
   chip_queue_.push(request);
   progress_.look_at_chip();
-  connections_.need(request.peer_number);  // meanwhile; and so that its death is noticed
+  if (request.peer_number != Communicator::any_source)
+    connections_.need(request.peer_number);  // meanwhile; and so that its death is noticed
+  return true;
 }
 
 // Its bytes are there.
@@ -148,6 +159,11 @@ void Requests::hand_over(RequestState& request, std::int64_t ready_at_ns) {
 void Requests::start_receive(RequestState& request) {
   progress_.touch();
   ledger_.add(request);
+  if (failure_ || !waits_for_chip(request)) post(request);
+}
+
+// Its buffer may be written to.
+void Requests::post(RequestState& request) {
   if (!failure_)  // what a peer sent before it left still counts
     if (const auto arrival = matcher_.match(request)) {
       Connection& connection = *connections_.connection(arrival->peer);
@@ -214,6 +230,7 @@ void Requests::peer_left(int rank) {
   ledger_.for_each([&](RequestState& request) {
     const bool any = request.peer_number == Communicator::any_source;
     if (request.peer_number != rank && !(any && all_gone)) return;
+    if (!request.is_send && chip_queue_.contains(request)) return;  // the message may be here
     matcher_.remove(request);
     chip_queue_.remove(request);
     fail(request, Outcome::peer_error, any ? "every peer left" : connections_.gone(rank));
@@ -286,10 +303,8 @@ void Requests::cancel(RequestState& request) {
   const int rank = request.peer_number;
   Connection* connection = rank == Communicator::any_source ? nullptr : connections_.live(rank);
   if (!request.is_send) matcher_.remove(request);
-  if (request.is_send) {
-    chip_queue_.remove(request);
-    std::erase(outgoing_[rank].backlog, &request);
-  }
+  if (request.is_send) std::erase(outgoing_[rank].backlog, &request);
+  chip_queue_.remove(request);
   if (connection && !connection->release(request)) {
     connections_.settle(*connection);
     progress_.block(lock, request, Clock::now() + kCancelTimeout);

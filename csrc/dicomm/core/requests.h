@@ -35,7 +35,8 @@ class Requests final : public ConnectionEvents {
                                  std::shared_ptr<ChipBuffer> chip = nullptr,
                                  std::shared_ptr<ChipWork> after = nullptr);
   std::shared_ptr<Request> irecv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
-                                 std::shared_ptr<ChipBuffer> chip = nullptr);
+                                 std::shared_ptr<ChipBuffer> chip = nullptr,
+                                 std::shared_ptr<ChipWork> after = nullptr);
   void start(RequestState& request, std::int64_t ready_at_ns);
   void send(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
             Communicator::Timeout timeout);
@@ -79,7 +80,9 @@ class Requests final : public ConnectionEvents {
   // Under the mutex.
   void start_send(RequestState& request, std::int64_t ready_at_ns);
   void start_receive(RequestState& request);
+  bool waits_for_chip(RequestState& request);
   void hand_over(RequestState& request, std::int64_t ready_at_ns);
+  void post(RequestState& request);
   static std::int64_t pace(Outgoing& peer, std::size_t bytes, std::int64_t ready_at_ns);
   bool refuse(RequestState& request);
   void fail(RequestState& request, Outcome outcome, const std::string& reason);

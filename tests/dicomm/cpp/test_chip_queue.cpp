@@ -1,4 +1,4 @@
-// Sends whose bytes a chip has yet to bring.
+// Messages that wait for a chip: sends for their bytes, receives for their buffer.
 #include <atomic>
 #include <stdexcept>
 
@@ -111,5 +111,52 @@ TRANSPORT_TEST_CASE("a peer that leaves, or an abort, ends sends that wait for t
     const auto request = ranks->isend("lost", 4, 1, 8, 0, std::make_shared<Work>());
     tell(*ranks, 7);
     CHECK_THROWS_WITH_AS(request->wait(), doctest::Contains("rank 1"), PeerError);
+  });
+}
+
+TRANSPORT_TEST_CASE("a receive does not touch its buffer before the chip is through with it") {
+  run_ranks(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
+    if (ranks->rank() == 1) {
+      for (int i = 0; i < 3; ++i) {
+        const Bytes sent = payload(64, i);
+        ranks->isend(sent.data(), 64, 0, 7)->wait();
+      }
+      return tell(*ranks, 8);
+    }
+    const auto work = std::make_shared<Work>();
+    Bytes first(64), second(64), third(64);
+    const std::shared_ptr<Request> receives[] = {
+        ranks->irecv(first.data(), 64, 1, 7, work),
+        ranks->irecv(second.data(), 64, Communicator::any_source, 7),
+    };
+    hear(*ranks, 8);  // what was sent before is here
+    for (const auto& receive : receives) CHECK_FALSE(receive->test());
+    CHECK(first == Bytes(64));
+    work->through = true;
+    ranks->recv(third.data(), 64, 1, 7);
+    for (const auto& receive : receives) CHECK(receive->wait() == 64);
+    CHECK_FALSE(difference(first.data(), 64, 0));
+    CHECK_FALSE(difference(second.data(), 64, 1));
+    CHECK_FALSE(difference(third.data(), 64, 2));
+  });
+}
+
+TRANSPORT_TEST_CASE("a receive that waits for its chip gets what came before its peer left") {
+  run_ranks(2, transport, [](const std::shared_ptr<Communicator>& ranks) {
+    if (ranks->rank() == 1) {
+      const Bytes sent = payload(64, 1);
+      ranks->isend(sent.data(), 64, 0, 7)->wait();
+      return ranks->close();
+    }
+    const auto work = std::make_shared<Work>();
+    Bytes got(64), none(64);
+    const auto receive = ranks->irecv(got.data(), 64, 1, 7, work);
+    const auto in_vain = ranks->irecv(none.data(), 64, 1, 7);
+    CHECK_THROWS_AS(ranks->recv(none.data(), 64, 1, 8), PeerError);
+    CHECK_FALSE(receive->test());
+    work->through = true;
+    CHECK(receive->wait() == 64);
+    CHECK_FALSE(difference(got.data(), 64, 1));
+    CHECK_THROWS_WITH_AS(in_vain->wait(), doctest::Contains("rank 1"), PeerError);
   });
 }
