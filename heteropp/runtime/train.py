@@ -87,7 +87,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         run.allow_code()
         chip = run.chips[rank]
         device = open_device(run.device, chip.file, chip.chip_type)
-        check_agreement(run, control, watch.names)
+        check_agreement(run, control, watch.surroundings.name)
         connect(store, rank, world_size, device.backend, wait_s, run.p2p)
         trainer = Trainer(run, device, control, expect)
         if checkpoint := starting_point(run, control, attempt(run.deadline_s) > 0):
