@@ -48,6 +48,10 @@ class Control:
         for name in self._keys(key):
             self.store.delete_key(name)
 
+    def withdraw(self, key: str) -> None:
+        """Frees what this rank published; all that want it have it."""
+        self.store.delete_key(f"{key}/{self.rank}")
+
     def barrier(self, key: str) -> None:
         """Waits until every rank is here; the key must be new. Raises UntrueError."""
         self.publish(key, "")

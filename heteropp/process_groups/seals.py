@@ -7,7 +7,6 @@ another key or of another start of the job, is told once and never believed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import json
 import os
@@ -135,7 +134,7 @@ class Seals:
     def _seal(self, key: str, text: str) -> str:
         secret = os.environ.get(VARIABLE, "")
         words = json.dumps([self.path + key, text])
-        return hmac.new(secret.encode(), words.encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(secret.encode(), words.encode(), "sha256").hex()
 
 
 def _path(store: dist.Store) -> str:
