@@ -75,15 +75,16 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
             reporter.stop()
 
     labels = list(run.labels)
+    if rank == 0:
+        starting.enter_context(Status(f"starting {world_size} ranks"))
     try:
         with naming_silent_store(os.environ["MASTER_ADDR"], run.deadline_s):
             watch = Watch(store, control, labels, run.logs, run.deadline_s, doing, on_exit)
     except (dist.DistError, StoreSilentError, FileError) as error:
+        starting.close()
         print(f"{labels[rank]} stopped while starting: {one_line(error)}", file=sys.stderr)
         return 1
     try:
-        if rank == 0:
-            starting.enter_context(Status(f"starting {world_size} ranks"))
         run.allow_code()
         chip = run.chips[rank]
         device = open_device(run.device, chip.file, chip.chip_type)

@@ -59,7 +59,10 @@ class Connection {
   bool has_left() const { return has_left_; }
   const std::string& abort_reason() const { return abort_reason_; }
 
-  bool watching_writable = false;  // the connection manager's note
+  // The connection manager's notes.
+  bool watching_writable = false;
+  bool stirred = false;  // something happened to it since this side last slept
+  bool resting = false;
 
  private:
   struct Outgoing {
