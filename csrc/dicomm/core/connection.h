@@ -61,7 +61,7 @@ class Connection {
 
   // The connection manager's notes.
   bool watching_writable = false;
-  bool stirred = false;  // something happened to it since this side last slept
+  int idle_sleeps = 0;  // of this side, since something happened to it
   bool resting = false;
 
  private:

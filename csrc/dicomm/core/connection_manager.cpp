@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::chrono::seconds kCheckEvery{5};  // that peers are alive
 constexpr std::size_t kFew = 8;  // connections: to look at all costs less than to be woken
+constexpr int kIdleSleeps = 64;  // more than lie between two messages of a peer in steady use
 
 // Why the connection is over, if it is, after some of its bytes were moved. Where this side fails,
 // for want of memory, say, bytes are lost: it is over, too.
@@ -85,7 +86,7 @@ std::string ConnectionManager::hint(int rank) const {
 
 // Whatever is done with a connection, or asked of its peer, comes here or through turn().
 void ConnectionManager::rouse(Connection& connection) {
-  connection.stirred = true;
+  connection.idle_sleeps = 0;
   if (std::exchange(connection.resting, false)) awake_.push_back(connection.peer().rank);
 }
 
@@ -181,8 +182,8 @@ void ConnectionManager::woke(bool slept) {
   const bool may_rest = slept && live_.size() > kFew;
   std::erase_if(awake_, [&](int rank) {
     Connection& connection = *peers_[rank].connection;
-    const bool stirred = std::exchange(connection.stirred, false);
-    connection.resting = may_rest && !stirred && !connection.copying() && !connection.has_output();
+    connection.resting = may_rest && connection.idle_sleeps++ >= kIdleSleeps &&
+                         !connection.copying() && !connection.has_output();
     if (!connection.resting) connection.stream().woke();
     return connection.resting;
   });
