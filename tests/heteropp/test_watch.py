@@ -272,7 +272,7 @@ HOST = socket.gethostname()
 
 @pytest.mark.parametrize("silent", [0, 1, 2])
 def test_a_silent_rank_is_named_by_all(tmp_path: Path, silent: int) -> None:
-    """The head of a node with others, one of these, and one alone on its machine."""
+    """The leader of a node with others, one of these, and one alone on its machine."""
     with running(tmp_path, (0, 0, 1)) as job:
         victim = job.ranks.pop(silent)
         assert victim.process.pid
@@ -290,7 +290,7 @@ def test_a_dead_rank_is_named_by_all(tmp_path: Path, dead: int) -> None:
             assert rank.cause() == f"rank {dead} on {HOST} died"
 
 
-def test_a_node_goes_on_when_its_head_has_finished(tmp_path: Path) -> None:
+def test_a_node_goes_on_when_its_leader_has_finished(tmp_path: Path) -> None:
     with running(tmp_path, (0, 0, 0, 1)) as job:
         first, second, third, other = job.ranks
         for rank in (first, second):
@@ -311,7 +311,7 @@ def test_a_node_goes_on_when_its_head_has_finished(tmp_path: Path) -> None:
 def test_what_is_asked_of_the_store_grows_with_the_machines_and_not_the_ranks(
     tmp_path: Path, sizes: Sequence[int]
 ) -> None:
-    """At its start each rank asks for as much in every job; from then on the heads alone ask."""
+    """At its start each rank asks for as much in every job; from then on the leaders alone ask."""
     local = 4
     most, others, keys = {}, {}, {}  # requests of rank 0, and of others; keys of all requests
     for size in sizes:

@@ -1,9 +1,9 @@
-"""The ranks of a machine have one of them, the node's head, speak to the job's store for all.
+"""The ranks of a machine have one of them, the node's leader, speak to the job's store for all.
 
 So what watching asks of the store grows with the machines and not with the ranks. The lowest rank
-whose watch goes on is the head. Once a second it beats for its node and listens to the one before,
-in a ring; and it calls the ranks of its machine, over local sockets, with the news. They answer
-with beats of their own. When the head's watch has finished, the next rank becomes the head.
+whose watch goes on is the leader. Once a second it beats for its node and listens to the node
+before, in a ring; and it calls the ranks of its machine, over local sockets, with the news. They
+answer with beats of their own. When its watch has finished, the next rank becomes the leader.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from heteropp.runtime.ranks.surroundings import Surroundings
 
 TELL_S = 3 * POLL_S  # for the others to hear the cause
 MESSAGE_BYTES = 1 << 20
-# The head of a node that waits for the store is silent for as long as the store may be, and then
+# The leader of a node that waits for the store is silent for as long as the store may be, and then
 # says so: it is to be heard before it is taken for silent itself.
-HEAD_S = 2 * POLL_S
+LEADER_S = 2 * POLL_S
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class News:
 
 
 class NodeBeat(NamedTuple):
-    """What a node's head writes to the store once a second."""
+    """What a node's leader writes to the store once a second."""
 
     beat: int
-    head: int
+    leader: int
     beats: dict[str, int]  # of the node's ranks
 
 
@@ -79,7 +79,7 @@ class Channel:
 
 
 class LocalRank:
-    """A rank of the head's machine that has called it."""
+    """A rank of the leader's machine that has called it."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.peer = channel, MonitoredPeer()
@@ -90,7 +90,7 @@ Listen = Callable[[MonitoredPeer, int, int, float], bool]
 """Takes a rank's beat, and returns whether it is silent for longer than a limit in seconds."""
 
 
-class NodeHead:
+class NodeLeader:
     """The post of the rank that speaks to the store."""
 
     def __init__(
@@ -114,7 +114,7 @@ class NodeHead:
         self.calls: dict[Channel, int] = {}  # that have not said a word yet, as one that only looks
         self.locals: dict[int, LocalRank] = {}  # by rank
         self.neighbour = MonitoredPeer()  # the node before
-        self.neighbours_head: int | None = None
+        self.neighbours_leader: int | None = None
 
     def ask(self) -> None:
         """Makes this rank hear everyone's beats."""
@@ -151,7 +151,7 @@ class NodeHead:
 
     def beat(self) -> None:
         """Shows that this node is alive. Raises RuntimeError."""
-        if self.node_beat is None:  # another head of this node may have beaten before
+        if self.node_beat is None:  # another leader of this node may have beaten before
             self.node_beat = max(_node_beat(self.seals.find(_key(self.node))).beat, 0)
         self.beats += 1
         self.node_beat += 1
@@ -167,7 +167,7 @@ class NodeHead:
             self.seals.set(_told(self.node), "")
 
     def await_others(self, but: int) -> None:
-        """Waits for a moment until all nodes have heard the cause, but that of a dead head."""
+        """Waits for a moment until all nodes have heard the cause, but that of a dead leader."""
         others = [_told(node) for node in self.surroundings.nodes if node not in (self.node, but)]
         if others:
             with suppress(RuntimeError):
@@ -183,7 +183,7 @@ class NodeHead:
             channel.close()
 
     def _take_calls(self) -> None:
-        with suppress(BlockingIOError):
+        with suppress(OSError):  # nobody else calls, or this process has no descriptor left
             while True:
                 connection, _ = self.presence.accept()
                 channel = Channel(connection)
@@ -208,14 +208,14 @@ class NodeHead:
         if before == self.node:
             return None
         found = _node_beat(self.seals.find(_key(before)))
-        if self.neighbours_head is None:
-            self.neighbours_head = before
+        if self.neighbours_leader is None:
+            self.neighbours_leader = before
         if found.beat > self.neighbour.beat:
-            self.neighbours_head = found.head
-        elif self.seals.get(f"finished/{self.neighbours_head}") is not None:
-            return None  # another head may follow
-        is_silent = self.listen(self.neighbour, self.neighbours_head, found.beat, self.deadline_s)
-        return self.neighbours_head if is_silent else None
+            self.neighbours_leader = found.leader
+        elif self.seals.get(f"finished/{self.neighbours_leader}") is not None:
+            return None  # another leader may follow
+        is_silent = self.listen(self.neighbour, self.neighbours_leader, found.beat, self.deadline_s)
+        return self.neighbours_leader if is_silent else None
 
     def _beats_of_all(self) -> list[int]:
         found = map(_node_beat, self.seals.read([_key(node) for node in self.surroundings.nodes]))
@@ -224,18 +224,18 @@ class NodeHead:
 
 
 class NodeRank:
-    """The post of a rank that the head of its node speaks for."""
+    """The post of a rank that the leader of its node speaks for."""
 
     def __init__(
         self,
         connection: socket.socket,
-        head: int,
+        leader: int,
         deadline_s: float,
         listen: Listen,
         beats: int,
     ) -> None:
-        self.channel, self.head, self.beats = Channel(connection), head, beats
-        self.limit_s, self.listen = deadline_s + HEAD_S, listen
+        self.channel, self.leader, self.beats = Channel(connection), leader, beats
+        self.limit_s, self.listen = deadline_s + LEADER_S, listen
         self.peer, self.calls = MonitoredPeer(), 0
         self.asks = False
         self._answer()
@@ -250,7 +250,7 @@ class NodeRank:
         return [self.channel.socket]
 
     def heard(self) -> Iterator[News]:
-        """Takes what the head has said by now, and answers."""
+        """Takes what the leader has said by now, and answers."""
         for words in self.channel.heard():
             self.calls += 1
             self.beats += 1
@@ -258,22 +258,22 @@ class NodeRank:
             yield News(**words)
 
     def turn(self) -> News:
-        is_silent = self.listen(self.peer, self.head, self.calls, self.limit_s)
-        return News(silent=self.head if is_silent else None)
+        is_silent = self.listen(self.peer, self.leader, self.calls, self.limit_s)
+        return News(silent=self.leader if is_silent else None)
 
     def pass_on(self, news: News) -> None:
-        """Tells the head of a cause."""
+        """Tells the leader of a cause."""
         self._answer(news.cause)
 
     def await_others(self, but: int) -> None:
-        """Waits for a moment for the head's end, which waits for that of the others."""
+        """Waits for a moment for the leader's end, which waits for that of the others."""
         until_s = time.monotonic() + TELL_S
         while not self.channel.is_closed and (left_s := until_s - time.monotonic()) > 0:
             select.select([self.channel.socket], [], [], left_s)
             list(self.channel.heard())
 
     def finish(self) -> None:
-        """The head goes on."""
+        """The leader goes on."""
 
     def close(self) -> None:
         self.channel.close()

@@ -6,7 +6,7 @@ The first cause to reach the store is the one that every rank names; none ends b
 have heard it, as the launcher, and with it the store, may end next.
 
 A process that is paused, or a machine that is gone, dies silently: nodes listen to each other's
-heartbeats and to the store's answers, and ranks to their node's head (heteropp.runtime.ranks.
+heartbeats and to the store's answers, and ranks to their node's leader (heteropp.runtime.ranks.
 node_posts), which alone asks the store as long as nothing happens. An error of communication is
 mostly another rank's death: before it counts as an error of this rank, all others have to show by
 heartbeats that they are alive.
@@ -38,7 +38,7 @@ from heteropp.process_groups.seals import Seals, StorePart
 from heteropp.runtime.ranks.first_cause import Cause, FirstCause
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer, RollCall
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
-from heteropp.runtime.ranks.node_posts import News, NodeHead, NodeRank
+from heteropp.runtime.ranks.node_posts import News, NodeLeader, NodeRank
 from heteropp.runtime.ranks.processes import Presence, Process
 from heteropp.runtime.ranks.store import limit_answers
 from heteropp.runtime.ranks.surroundings import meet, meet_nodes
@@ -96,7 +96,7 @@ class Watch:
         entries = Seals(StorePart(control.store.name, connection))
         self.surroundings = meet(control, own, labels, entries)
         self.post = self._post_after(-1)
-        if isinstance(self.post, NodeHead):
+        if isinstance(self.post, NodeLeader):
             self.post.beat()
         meet_nodes(control, self.surroundings)
         self.peers: dict[int, int] = {}  # file descriptor of the process: rank
@@ -147,16 +147,18 @@ class Watch:
         except ProcessLookupError:
             self._end({"rank": rank, "what": "died"})
 
-    def _post_after(self, head: int, beats: int = 0) -> NodeHead | NodeRank:
-        """Returns this rank's post under the next head of its node, which may be itself."""
+    def _post_after(self, leader: int, beats: int = 0) -> NodeLeader | NodeRank:
+        """Returns this rank's post under the next leader of its node, which may be itself."""
         for rank, process in self.surroundings.local.items():
-            if head < rank < self.rank and (connection := process.call()):
+            if leader < rank < self.rank and (connection := process.call()):
                 return NodeRank(connection, rank, self.deadline_s, self._listen, beats)
-        return self._head_post(beats)
+        return self._leader_post(beats)
 
-    def _head_post(self, beats: int) -> NodeHead:
+    def _leader_post(self, beats: int) -> NodeLeader:
         socket = self.presence.socket
-        return NodeHead(self.seals, self.surroundings, socket, self.deadline_s, self._listen, beats)
+        return NodeLeader(
+            self.seals, self.surroundings, socket, self.deadline_s, self._listen, beats
+        )
 
     def _watch(self) -> None:
         turn_s = time.monotonic()
@@ -171,7 +173,7 @@ class Watch:
                 for descriptor in ready & self.peers.keys():
                     self._take_end(descriptor)
                 if isinstance(self.post, NodeRank) and self.post.channel.is_closed:
-                    self._follow_next_head()
+                    self._follow_next_leader()
                 self._take_signals()
                 if self.error is not None and not self.error_is_own:
                     self.post.ask()
@@ -211,11 +213,11 @@ class Watch:
         if news.beats and self.error is not None:
             self._call_roll(self.error, news.beats)
 
-    def _follow_next_head(self) -> None:
+    def _follow_next_leader(self) -> None:
         assert isinstance(self.post, NodeRank)
         before = self.post
         before.close()
-        self.post = self._post_after(before.head, before.beats)
+        self.post = self._post_after(before.leader, before.beats)
 
     def _listen(self, peer: MonitoredPeer, rank: int, beat: int, limit_s: float) -> bool:
         """Takes a rank's beat and says what there is to say; whether it is silent for too long."""
@@ -284,8 +286,8 @@ class Watch:
                 cause = self._whole(cause)
                 cause = self.first_cause.tell(cause)
                 is_told = True
-            if isinstance(self.post, NodeRank) and self.post.head == cause["rank"]:
-                self.post = self._head_post(self.post.beats)
+            if isinstance(self.post, NodeRank) and self.post.leader == cause["rank"]:
+                self.post = self._leader_post(self.post.beats)
             self.post.pass_on(News(cause=cause))
         rank = cause["rank"]
         who = cause.get("who") or self.surroundings.name(rank)
