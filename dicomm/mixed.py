@@ -8,6 +8,7 @@ To try a mixed job on chips of one vendor, give its ranks the names of pretended
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,11 +49,15 @@ def meet(
         torch.distributed.DistStoreError: a rank did not name its vendor in time.
     """
     store.set(f"vendor/{base.group_rank}", vendor)
-    names = [
-        get(f"vendor/{rank}", f"the vendor of its rank {rank} (every rank names one or none does)")
-        for rank in range(base.group_size)
-    ]
-    own = [rank for rank, name in enumerate(names) if name.decode() == vendor]
+    expected = "(every rank names one or none does)"
+    if base.group_rank == 0:  # reads for all, as the store would answer so much else
+        told = [
+            get(f"vendor/{rank}", f"the vendor of its rank {rank} {expected}").decode()
+            for rank in range(base.group_size)
+        ]
+        store.set("vendors", json.dumps(told))
+    names = json.loads(get("vendors", f"the vendors of its ranks {expected}"))
+    own = [rank for rank, name in enumerate(names) if name == vendor]
     group = None
     if len(own) > 1:
         if not native:

@@ -7,13 +7,12 @@ another key or of another start of the job, is told once and never believed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch.distributed as dist
@@ -66,6 +65,11 @@ class Seals:
         """Writes a text. Raises RuntimeError (the store's), as all of these do."""
         self.store.set(key, self._sealed(key, text))
 
+    def set_all(self, texts: Mapping[str, str]) -> None:
+        """Writes a text under each key, in one request."""
+        sealed = [self._sealed(key, text) for key, text in texts.items()]
+        self.store.multi_set(list(texts), sealed)  # type: ignore[attr-defined]
+
     def set_first(self, key: str, text: str) -> str:
         """Writes a text unless one is there; returns the one that is."""
         found = self.open(key, self.store.compare_set(key, "", self._sealed(key, text)))
@@ -86,14 +90,18 @@ class Seals:
         """
         until_s = None
         while True:
-            values = self.store.multi_get(list(keys))
-            found = [self.open(*each) for each in zip(keys, values, strict=True)]
+            found = self.read(keys)
             if all(one.is_true for one in found):
                 return [one.text for one in found]
             until_s = until_s or time.monotonic() + TRUE_S
             if time.monotonic() > until_s:
                 raise UntrueError(keys, found)
             time.sleep(POLL_S)
+
+    def read(self, keys: Sequence[str]) -> list[Found]:
+        """Returns what anybody has written under several keys; waits until all are there."""
+        values = self.store.multi_get(list(keys))
+        return [self.open(*each) for each in zip(keys, values, strict=True)]
 
     def find(self, key: str) -> Found | None:
         """Returns what anybody has written by now, if anything; it does not wait."""
@@ -126,7 +134,7 @@ class Seals:
     def _seal(self, key: str, text: str) -> str:
         secret = os.environ.get(VARIABLE, "")
         words = json.dumps([self.path + key, text])
-        return hmac.new(secret.encode(), words.encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(secret.encode(), words.encode(), "sha256").hex()
 
 
 def _path(store: dist.Store) -> str:

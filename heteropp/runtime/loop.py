@@ -55,14 +55,15 @@ def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:
     """Trains one step; returns its metrics on rank 0, which has a reporter, else None."""
     result, step_s = trainer.step()
     validation = trainer.validate()
-    key = f"metrics/{trainer.completed}"
-    trainer.control.publish(key, trainer.reading.as_json())
+    # rank 0 gives its part of the norm to a step only when it has all of the step before
+    trainer.control.withdraw(_metrics(trainer.completed - 1))
+    trainer.control.publish(_metrics(trainer.completed), trainer.reading.as_json())
     if trainer.steps_here in TRACED_LIVE:
         _trace(trainer, reporter, trainer.completed, f"spans of {trainer.completed}")
     if reporter is None:
         return None
-    readings = [Reading.of_json(text) for text in trainer.control.collect(key)]
-    trainer.control.forget(key)
+    texts = trainer.control.collect(_metrics(trainer.completed))
+    readings = [Reading.of_json(text) for text in texts]
     learning_rate = trainer.run.hyperparameters.learning_rate_at(trainer.completed - 1)
     metrics = trainer.gauges.metrics(
         trainer.completed, result, learning_rate, validation, step_s, readings
@@ -73,6 +74,10 @@ def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:
     if warning := trainer.executor.guard.take_warning():
         reporter.warn(warning)
     return metrics
+
+
+def _metrics(step: int) -> str:
+    return f"metrics/{step}"
 
 
 def finish(

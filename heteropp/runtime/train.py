@@ -75,19 +75,20 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
             reporter.stop()
 
     labels = list(run.labels)
+    if rank == 0:
+        starting.enter_context(Status(f"starting {world_size} ranks"))
     try:
         with naming_silent_store(os.environ["MASTER_ADDR"], run.deadline_s):
             watch = Watch(store, control, labels, run.logs, run.deadline_s, doing, on_exit)
     except (dist.DistError, StoreSilentError, FileError) as error:
+        starting.close()
         print(f"{labels[rank]} stopped while starting: {one_line(error)}", file=sys.stderr)
         return 1
     try:
-        if rank == 0:
-            starting.enter_context(Status(f"starting {world_size} ranks"))
         run.allow_code()
         chip = run.chips[rank]
         device = open_device(run.device, chip.file, chip.chip_type)
-        check_agreement(run, control, watch.names)
+        check_agreement(run, control, watch.surroundings.name)
         connect(store, rank, world_size, device.backend, wait_s, run.p2p)
         trainer = Trainer(run, device, control, expect)
         if checkpoint := starting_point(run, control, attempt(run.deadline_s) > 0):

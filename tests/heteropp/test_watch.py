@@ -8,7 +8,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import forkserver
 import pytest
 import torch.distributed as dist
+from counted_store import Request, keep_counted_store
 
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks import processes
@@ -93,10 +96,10 @@ def test_a_process_of_a_clone_is_not_taken_for_one_of_this_machine() -> None:
 
 
 class Rank:
-    """A process with a watch, on a machine of its own as far as it can tell."""
+    """A process with a watch, on whatever machine it is told to be."""
 
-    def __init__(self, logs: Path, rank: int, world_size: int, port: int) -> None:
-        arguments = (logs / f"machine-{rank}", rank, world_size, port)
+    def __init__(self, logs: Path, rank: int, machines: Sequence[int], port: int) -> None:
+        arguments = (logs / f"rank-{rank}", rank, machines, port)
         self.logs = arguments[0]
         self.pipe, theirs = forkserver.context().Pipe()
         self.process = forkserver.context().Process(target=watched, args=(*arguments, theirs))
@@ -113,16 +116,21 @@ class Rank:
 DEADLINE_S = 3.0
 
 
-def watched(logs: Path, rank: int, world_size: int, port: int, pipe: Connection) -> None:
-    processes._machine = lambda: f"machine-{rank}"
-    logs.mkdir()
+def watched(logs: Path, rank: int, machines: Sequence[int], port: int, pipe: Connection) -> None:
+    processes._machine = lambda: f"machine-{machines[rank]}"
+    world_size = len(machines)
+    logs.mkdir(parents=True)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     control = Control(store, rank, world_size, 60)
     labels = [f"rank {number}" for number in range(world_size)]
     watch = Watch(store, control, labels, logs, DEADLINE_S, lambda: "", lambda: None)
     pipe.send("watched")
     while what := pipe.recv():
-        watch.fail(*what)
+        if what == "finish":
+            watch.finish()
+            pipe.send("finished")
+        else:
+            watch.fail(*what)
     pipe.send(watch.told_to_stop)
     pipe.recv()
 
@@ -134,15 +142,26 @@ def keep_store(pipe: Connection) -> None:
 
 
 class Job:
-    def __init__(self, logs: Path, world_size: int) -> None:
+    def __init__(
+        self,
+        logs: Path,
+        machines: Sequence[int],
+        keep_store: Callable[[Connection], None] = keep_store,
+    ) -> None:
+        """machines: of the ranks."""
         self.pipe, theirs = forkserver.context().Pipe()
         self.store = forkserver.context().Process(target=keep_store, args=(theirs,))
         self.store.start()
         self.port = self.pipe.recv()
-        self.ranks = [Rank(logs, rank, world_size, self.port) for rank in range(world_size)]
+        self.ranks = [Rank(logs, rank, machines, self.port) for rank in range(len(machines))]
         for rank in self.ranks:
             assert rank.pipe.poll(60)
             assert rank.pipe.recv() == "watched"
+
+    def asked(self) -> list[Request]:
+        """Returns what was asked of a counted store since the last time."""
+        self.pipe.send("")
+        return self.pipe.recv()
 
     def end(self) -> None:
         for process in (self.store, *(rank.process for rank in self.ranks)):
@@ -150,11 +169,19 @@ class Job:
             process.join(30)
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path, 3)
-    yield job
-    job.end()
+@contextmanager
+def running(*arguments: Any) -> Iterator[Job]:
+    job = Job(*arguments)
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+@pytest.fixture(params=[(0, 1, 2), (0, 0, 1)], ids=["three machines", "two machines"])
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    with running(tmp_path, request.param) as job:
+        yield job
 
 
 def test_a_silent_store_ends_the_ranks(job: Job) -> None:
@@ -170,7 +197,11 @@ def test_the_rank_that_died_is_named_and_not_the_one_that_noticed(job: Job) -> N
     last.pipe.send(("failed: rank 1 has hung up",))
     for rank in (first, last):
         who = f"rank 1 on {socket.gethostname()}"
-        assert rank.cause() in (f"{who} died or is cut off", f"{who} has not answered for 3 s")
+        assert rank.cause().removeprefix(f"{who} ") in (
+            "died",  # was seen by its own machine
+            "died or is cut off",
+            "has not answered for 3 s",
+        )
 
 
 def test_an_error_of_a_rank_is_told_before_its_launcher_ends(job: Job) -> None:
@@ -189,6 +220,7 @@ def test_an_error_that_nobody_died_of_is_the_rank_s_own(job: Job) -> None:
         assert rank.cause() == f"rank 1 on {socket.gethostname()} failed: ValueError"
 
 
+@pytest.mark.parametrize("job", [(0, 0, 1)], indirect=True, ids=["two machines"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -211,6 +243,7 @@ def test_a_stranger_ends_nothing_and_hides_nothing(job: Job, words: str) -> None
         assert rank.cause() == f"rank 1 on {socket.gethostname()} failed: ValueError"
 
 
+@pytest.mark.parametrize("job", [(0, 1, 2)], indirect=True, ids=["three machines"])
 def test_a_stranger_keeps_no_silent_rank_alive(job: Job) -> None:
     stranger = dist.TCPStore("127.0.0.1", job.port, is_master=False)
     watch = dist.PrefixStore("watch", stranger)
@@ -232,3 +265,73 @@ def test_a_stranger_keeps_no_silent_rank_alive(job: Job) -> None:
     for rank in (job.ranks[0], job.ranks[2]):
         assert rank.cause() == f"rank 1 on {socket.gethostname()} has not answered for 3 s"
     ended.set()
+
+
+HOST = socket.gethostname()
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_a_silent_rank_is_named_by_all(tmp_path: Path, silent: int) -> None:
+    """The leader of a node with others, one of these, and one alone on its machine."""
+    with running(tmp_path, (0, 0, 1)) as job:
+        victim = job.ranks.pop(silent)
+        assert victim.process.pid
+        os.kill(victim.process.pid, signal.SIGSTOP)
+        for rank in job.ranks:
+            assert rank.cause() == f"rank {silent} on {HOST} has not answered for 3 s"
+        victim.process.kill()
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_dead_rank_is_named_by_all(tmp_path: Path, dead: int) -> None:
+    with running(tmp_path, (0, 0, 1)) as job:
+        job.ranks.pop(dead).process.kill()
+        for rank in job.ranks:
+            assert rank.cause() == f"rank {dead} on {HOST} died"
+
+
+def test_a_node_goes_on_when_its_leader_has_finished(tmp_path: Path) -> None:
+    with running(tmp_path, (0, 0, 0, 1)) as job:
+        first, second, third, other = job.ranks
+        for rank in (first, second):
+            rank.pipe.send("finish")
+            assert rank.pipe.recv() == "finished"
+        first.process.kill()
+        time.sleep(DEADLINE_S + 2 * POLL_S)
+        assert third.process.is_alive() and other.process.is_alive()
+        assert third.process.pid
+        os.kill(third.process.pid, signal.SIGSTOP)
+        assert other.cause() == f"rank 2 on {HOST} has not answered for 3 s"
+        third.process.kill()
+
+
+@pytest.mark.parametrize(
+    "sizes", [(4, 16), pytest.param((4, 8, 16, 32), marks=pytest.mark.long)], ids=["16", "32"]
+)
+def test_what_is_asked_of_the_store_grows_with_the_machines_and_not_the_ranks(
+    tmp_path: Path, sizes: Sequence[int]
+) -> None:
+    """At its start each rank asks for as much in every job; from then on the leaders alone ask."""
+    local = 4
+    most, others, keys = {}, {}, {}  # requests of rank 0, and of others; keys of all requests
+    for size in sizes:
+        machines = [rank // local for rank in range(size)]
+        with running(tmp_path / str(size), machines, keep_counted_store) as job:
+            meeting = [asked for asked in job.asked() if asked.is_about("/control/")]
+            of_client = Counter(request.client for request in meeting)
+            *others[size], most[size] = sorted(of_client.values())
+            keys[size] = sum(len(request.keys) for request in meeting)
+            assert len(of_client) == size
+            watching: list[Request] = []
+            while (beats := sum(map(is_beat, watching))) < 4 * size // local:
+                time.sleep(POLL_S / 4)
+                watching += job.asked()
+            assert len({request.client for request in watching}) == size // local
+            assert len(watching) <= 6 * beats
+    assert len(set(most.values())) == 1
+    assert len({requests for found in others.values() for requests in found}) == 1
+    assert all(keys[size] / size <= 1.05 * keys[4] / 4 for size in sizes)
+
+
+def is_beat(request: Request) -> bool:
+    return request.query == "set" and request.is_about("/watch/beat/")

@@ -58,7 +58,10 @@ class Connection {
   bool has_left() const { return has_left_; }
   const std::string& abort_reason() const { return abort_reason_; }
 
-  bool watching_writable = false;  // the connection manager's note
+  // The connection manager's notes.
+  bool watching_writable = false;
+  int idle_sleeps = 0;  // of this side, since something happened to it
+  bool resting = false;
 
  private:
   struct Outgoing {

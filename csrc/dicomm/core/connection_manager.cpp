@@ -11,6 +11,8 @@ namespace dicomm {
 namespace {
 
 constexpr std::chrono::seconds kCheckEvery{5};  // that peers are alive
+constexpr std::size_t kFew = 8;  // connections: to look at all costs less than to be woken
+constexpr int kIdleSleeps = 64;  // more than lie between two messages of a peer in steady use
 
 // Why the connection is over, if it is, after some of its bytes were moved. Where this side fails,
 // for want of memory, say, bytes are lost: it is over, too.
@@ -48,6 +50,7 @@ void ConnectionManager::connected(int rank, const PeerIdentity& peer,
   there.connection = std::make_unique<Connection>(peer, std::move(stream), ledger_, matcher_);
   Connection& connection = *there.connection;
   live_.push_back(rank);
+  awake_.push_back(rank);
   if (peer.host == me_.host) ++same_host_peers_;
   there.crossed = Fd();
   poller_.watch(connection.stream().fd(), Poller::Source::peer, rank);
@@ -81,7 +84,14 @@ std::string ConnectionManager::hint(int rank) const {
   return hint;
 }
 
+// Whatever is done with a connection, or asked of its peer, comes here or through turn().
+void ConnectionManager::rouse(Connection& connection) {
+  connection.idle_sleeps = 0;
+  if (std::exchange(connection.resting, false)) awake_.push_back(connection.peer().rank);
+}
+
 void ConnectionManager::settle(Connection& connection) {
+  rouse(connection);
   const auto end = end_after([&] {
     const bool blocked = !connection.flush();
     Stream& stream = connection.stream();
@@ -119,6 +129,7 @@ void ConnectionManager::conclude(Connection& connection, const StreamEnd* end) {
 void ConnectionManager::end_connection(int rank, std::string why) {
   peers_[rank].connection->end();
   std::erase(live_, rank);
+  std::erase(awake_, rank);
   peers_[rank].gone = std::move(why);
 }
 
@@ -140,23 +151,26 @@ void ConnectionManager::turn(Connection& connection) {
     received = connection.receive();
     if (connection.copying() && connection.copy(!crowded())) copied_ = true;
   });
+  if (received || connection.copying()) rouse(connection);
   if (received || end) conclude(connection, end ? &*end : nullptr);
   if (!connection.ended() && connection.has_output()) settle(connection);
 }
 
 void ConnectionManager::turn_all(int awaited_peer) {
-  for (std::size_t i = 0; i < live_.size(); ++i) {
-    Connection& connection = *peers_[live_[i]].connection;
+  for (std::size_t i = 0; i < awake_.size(); ++i) {
+    Connection& connection = *peers_[awake_[i]].connection;
     if (!connection.stream().cheap_to_poll() && awaited_peer != Communicator::any_source &&
-        awaited_peer != live_[i])
+        awaited_peer != awake_[i])
       continue;
     turn(connection);
   }
+  if (awaited_peer == Communicator::any_source) return;
+  if (Connection* awaited = live(awaited_peer); awaited && awaited->resting) turn(*awaited);
 }
 
 bool ConnectionManager::ready_to_sleep() {
   bool ready = true;
-  for (const int rank : live_) {
+  for (const int rank : awake_) {
     Connection& connection = *peers_[rank].connection;
     ready &= connection.stream().prepare_sleep(connection.has_output());
     ready &= !connection.has_pulls();
@@ -164,8 +178,15 @@ bool ConnectionManager::ready_to_sleep() {
   return ready;
 }
 
-void ConnectionManager::woke() {
-  for (const int rank : live_) peers_[rank].connection->stream().woke();
+void ConnectionManager::woke(bool slept) {
+  const bool may_rest = slept && live_.size() > kFew;
+  std::erase_if(awake_, [&](int rank) {
+    Connection& connection = *peers_[rank].connection;
+    connection.resting = may_rest && connection.idle_sleeps++ >= kIdleSleeps &&
+                         !connection.copying() && !connection.has_output();
+    if (!connection.resting) connection.stream().woke();
+    return connection.resting;
+  });
 }
 
 void ConnectionManager::handle(const Poller::Event& event) {
@@ -177,6 +198,7 @@ void ConnectionManager::handle(const Poller::Event& event) {
     case Poller::Source::peer:
       if (Connection* connection = live(event.which)) {
         connection->stream().on_event();
+        rouse(*connection);  // its peer wakes this side only once
         turn(*connection);
       }
       return;
@@ -202,7 +224,7 @@ ConnectionManager::Time ConnectionManager::check_alive() {
 
 std::optional<ConnectionManager::Time> ConnectionManager::chip_copies_since() const {
   std::optional<Time> since;
-  for (const int rank : live_)
+  for (const int rank : awake_)
     if (const auto begun = peers_[rank].connection->chip_copies_since())
       since = std::min(since.value_or(*begun), *begun);
   return since;
@@ -261,6 +283,7 @@ void ConnectionManager::close() {
     peer.crossed = Fd();
   }
   live_.clear();
+  awake_.clear();
   lobby_.close();
   listeners_.clear();
 }

@@ -70,13 +70,14 @@ class ConnectionManager {
 
   // Writes what fits; if that is not all, sees to it that someone writes the rest.
   void settle(Connection& connection);
-  // Looks at every connection where looking is free, and at the awaited one.
+  // Looks at every connection that does not rest where looking is free, and at the awaited one.
   void turn_all(int awaited_peer);
   // Whether every peer will wake this side, and nothing is left to do.
   bool ready_to_sleep();
   // Whether a piece of a long message was moved since this was asked: more will follow.
   bool copied() { return std::exchange(copied_, false); }
-  void woke();
+  // slept: it was ready to.
+  void woke(bool slept);
   void handle(const Poller::Event& event);
   // Returns when to come again.
   Time check_alive();
@@ -117,6 +118,7 @@ class ConnectionManager {
   // connection_manager.cpp
   void connected(int rank, const PeerIdentity& peer, std::unique_ptr<Stream> stream);
   void turn(Connection& connection);
+  void rouse(Connection& connection);
   void conclude(Connection& connection, const StreamEnd* end);
   void end_connection(int rank, std::string why);
   void stream_ended(int rank, const StreamEnd& end);
@@ -148,6 +150,9 @@ class ConnectionManager {
 
   std::vector<Peer> peers_;
   std::vector<int> live_;  // ranks of peers with a live connection
+  // Those that have to be looked at. The others rest: nothing is left to do, and their peers have
+  // been asked to wake this side, so that a wake-up costs as much as there is to do.
+  std::vector<int> awake_;
 
   Contact contact_;
   std::vector<std::unique_ptr<Transport>> transports_;  // in the registry's order, as the next two

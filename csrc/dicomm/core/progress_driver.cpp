@@ -102,7 +102,7 @@ void ProgressDriver::lead(Lock& lock, Time until, const RequestState* awaited) {
       (timeout_ms > 0 && !connections_.ready_to_sleep()))
     timeout_ms = 0;
   const int count = poller_.sleep(lock, timeout_ms);
-  connections_.woke();
+  connections_.woke(timeout_ms > 0);
   for (int i = 0; i < count; ++i) connections_.handle(poller_.event(i));
   if (lobby_time <= Clock::now()) connections_.serve_lobby();
   if (count > 0) turn(rank_);

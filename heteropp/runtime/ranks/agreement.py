@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from pydantic import TypeAdapter
@@ -94,20 +94,30 @@ def warn_of_unlike_torch(names: Sequence[str], torches: Sequence[Terms]) -> None
         print(f"warning: {unlike} for equal results", file=sys.stderr, flush=True)
 
 
-def check_agreement(run: TrainingRun, control: Control, names: Sequence[str]) -> None:
+def check_agreement(run: TrainingRun, control: Control, name: Callable[[int], str]) -> None:
     """Raises FileError where nodes with launchers of their own have something unlike.
 
-    names: of the ranks, with their machines.
+    name: of a rank, with its machine; rank 0 asks for all, as it is the one that compares.
     """
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         return
-    control.publish("terms", json.dumps([own_terms(run), own_torch()]))
-    terms, torches = zip(*map(json.loads, control.collect("terms")), strict=True)
-    if unlike := unlike_terms(names, terms):
-        raise FileError(unlike)
-    if control.rank == 0:
+
+    def unlike(texts: Sequence[str]) -> str:
+        names = [name(rank) for rank in range(control.world_size)]
+        terms, torches = zip(*map(json.loads, texts), strict=True)
+        if found := unlike_terms(names, terms):
+            return found
         warn_of_unlike_torch(names, torches)
+        return ""
+
+    def off(texts: Sequence[str]) -> str:
+        names = [name(rank) for rank in range(control.world_size)]
+        return unlike_clocks(names, [float(text) for text in texts]) or ""
+
+    control.publish("terms", json.dumps([own_terms(run), own_torch()]))
+    if found := control.answered("terms", unlike):
+        raise FileError(found)
     # All ranks are here now, so that they look at their clocks at once.
     control.publish("clock", repr(time.time()))
-    if unlike := unlike_clocks(names, [float(text) for text in control.collect("clock")]):
-        raise FileError(unlike)
+    if found := control.answered("clock", off):
+        raise FileError(found)

@@ -1,23 +1,17 @@
-"""Where the ranks of a job run, and what they and their machines are called."""
+"""Where the process of a rank runs, and which others run on its machine."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import socket
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch.distributed as dist
 
-from heteropp.description.files import FileError
-from heteropp.process_groups.control import Control
-from heteropp.process_groups.seals import UntrueError
-from heteropp.runtime.ranks.secret import unlike_secrets
 from heteropp.runtime.ranks.store import is_here
 
 CREDENTIALS = struct.Struct("3i")  # process, user and group of who listens
@@ -27,14 +21,16 @@ ANSWER_S = 5.0
 class Presence:
     """A local socket that shows to other processes of this machine that this one is on it.
 
+    They may speak to it there, message by message.
     Clones of a virtual machine have the same names for it, and process numbers of their own.
     """
 
     def __init__(self, rank: int) -> None:
         self.name = f"heteropp-{rank}-{os.getpid()}-{secrets.token_hex(8)}"
-        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.bind(f"\0{self.name}")  # has no file, and ends with the process
         self.socket.listen(socket.SOMAXCONN)
+        self.socket.setblocking(False)
 
 
 class Process(NamedTuple):
@@ -56,44 +52,27 @@ class Process(NamedTuple):
         return self.machine == own.machine and self._is_present()
 
     def _is_present(self) -> bool:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as caller:
+        connection = self.call()
+        if connection is not None:
+            connection.close()
+        return connection is not None
+
+    def call(self) -> socket.socket | None:
+        """Connects to its Presence; None where it has none on this machine."""
+        caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.suppress(OSError):
             caller.settimeout(ANSWER_S)
             caller.connect(f"\0{self.presence}")
-            words = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-            return CREDENTIALS.unpack(words)[0] == self.number
-        return False
+            if process_of(caller) == self.number:
+                return caller
+        caller.close()
+        return None
 
 
-def meet(control: Control, own: Process, labels: Sequence[str]) -> list[Process]:
-    """Returns all ranks' processes, by rank. Raises FileError where one has another secret."""
-    control.publish("process", json.dumps(own))
-    try:
-        return [Process(*json.loads(text)) for text in control.collect("process")]
-    except UntrueError as error:
-        called = list(labels)
-        with contextlib.suppress(ValueError, TypeError):  # a stranger wrote what no rank says
-            there = [Process(*json.loads(found.text)) for found in error.found]
-            called = names(labels, there)
-        unlike = unlike_secrets(called, [found.is_true for found in error.found])
-        raise FileError(unlike or str(error)) from None
-
-
-def names(labels: Sequence[str], processes: Sequence[Process]) -> list[str]:
-    """Returns the ranks' names, in order, with their machines where there are several."""
-    if len({(process.machine, process.host) for process in processes}) == 1:
-        return list(labels)
-    return [f"{label} on {process.host}" for label, process in zip(labels, processes, strict=True)]
-
-
-def store_name(labels: Sequence[str], processes: Sequence[Process], rank: int) -> str:
-    """Returns how a rank names the holder of the job's store: its launcher or another machine."""
-    if processes[rank].has_store:
-        return "the launcher"
-    there = [other for other, process in enumerate(processes) if process.has_store]
-    if not there:
-        return "the machine of the job's store"
-    ranks = ", ".join(labels[other] for other in there)
-    return f"{processes[there[0]].host}, the machine of {ranks} and of the job's store,"
+def process_of(connection: socket.socket) -> int:
+    """Returns the number, on this machine, of the process at the other end of a local socket."""
+    words = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return CREDENTIALS.unpack(words)[0]
 
 
 def _machine() -> str:

@@ -5,8 +5,9 @@ ranks of this machine and of the launcher, and a cause that any rank of the job 
 The first cause to reach the store is the one that every rank names; none ends before the others
 have heard it, as the launcher, and with it the store, may end next.
 
-Each rank also listens for the heartbeat of the one before it, and for the store's answers: a
-process that is paused, or a machine that is gone, dies silently. An error of communication is
+A process that is paused, or a machine that is gone, dies silently: nodes listen to each other's
+heartbeats and to the store's answers, and ranks to their node's leader (heteropp.runtime.ranks.
+node_posts), which alone asks the store as long as nothing happens. An error of communication is
 mostly another rank's death: before it counts as an error of this rank, all others have to show by
 heartbeats that they are alive.
 
@@ -25,7 +26,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,10 +38,11 @@ from heteropp.process_groups.seals import Seals, StorePart
 from heteropp.runtime.ranks.first_cause import Cause, FirstCause
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer, RollCall
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
-from heteropp.runtime.ranks.processes import Presence, Process, meet, names, store_name
+from heteropp.runtime.ranks.node_posts import News, NodeLeader, NodeRank
+from heteropp.runtime.ranks.processes import Presence, Process
 from heteropp.runtime.ranks.store import limit_answers
+from heteropp.runtime.ranks.surroundings import meet, meet_nodes
 
-TELL_S = 3 * POLL_S  # for the others to hear the cause
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LAUNCHER = -1  # stands for it where a rank is expected
 CAUSE_FILE = "cause"  # in the logs, for the launcher
@@ -69,21 +71,19 @@ class Watch:
         self.rank, self.labels, self.logs = control.rank, labels, logs
         self.deadline_s, self.doing, self.on_exit = deadline_s, doing, on_exit
         # a connection of its own: the main thread may hold the other in a wait
-        self.store = StorePart("watch", store.clone())  # type: ignore[attr-defined]
+        connection: dist.Store = store.clone()  # type: ignore[attr-defined]
+        self.store = StorePart("watch", connection)
         self.store.set_timeout(timedelta(seconds=10))
         limit_answers(self.store, deadline_s)
         self.seals = Seals(self.store)
         self.first_cause = FirstCause(self.seals)
         self.notice = notice or (lambda: self.seals.set("stop", ""))
-        self.beats = 0  # of this rank
         self.error: str | None = None  # here
         self.roll_call: RollCall | None = None  # after an error that may be another's death
         self.error_is_own = False  # for certain
         self.tell_error: Callable[[], None] = lambda: None
         self.finished = threading.Event()
         self.told_to_stop = False  # some rank was
-        self.before = (control.rank - 1) % control.world_size  # the rank that this one listens to
-        self.neighbour = MonitoredPeer()
         self.failed = os.eventfd(0)  # readable when there is an error
         self.wakeup, self.wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.wakeup_write, warn_on_full_buffer=False)
@@ -93,12 +93,16 @@ class Watch:
         Watch.newest = self
         self.presence = Presence(control.rank)
         own = Process.own(store, self.presence)
-        self.processes = meet(control, own, labels)
-        self.names = names(labels, self.processes)
-        self.store_name = store_name(labels, self.processes, self.rank)
+        entries = Seals(StorePart(control.store.name, connection))
+        self.surroundings = meet(control, own, labels, entries)
+        self.post = self._post_after(-1)
+        if isinstance(self.post, NodeLeader):
+            self.post.beat()
+        meet_nodes(control, self.surroundings)
         self.peers: dict[int, int] = {}  # file descriptor of the process: rank
-        for rank, process in enumerate(self.processes):
-            if rank != self.rank and process.shares_machine(own):
+        self.ended: set[int] = set()  # those of processes that ended well
+        for rank, process in self.surroundings.local.items():
+            if rank != self.rank:
                 self._watch_process(process.number, rank)
         launcher = multiprocessing.parent_process()
         self._watch_process((launcher and launcher.pid) or os.getppid(), LAUNCHER)
@@ -108,6 +112,7 @@ class Watch:
     def finish(self) -> None:
         """Ends the watch once this rank has done its part: no rank's end is then a failure here."""
         self.seals.set(f"finished/{self.rank}", "")
+        self.post.finish()
         if Watch.newest is self:
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
@@ -119,7 +124,8 @@ class Watch:
         if not self.thread.is_alive():
             for descriptor in (*self.peers, self.wakeup, self.wakeup_write, self.failed):
                 os.close(descriptor)
-            self.presence.socket.close()
+            self.presence.socket.close()  # who calls it now goes on to the next rank
+            self.post.close()
 
     def fail(
         self, what: str, is_own: bool = False, tell: Callable[[], None] = lambda: None
@@ -139,41 +145,104 @@ class Watch:
         try:
             self.peers[os.pidfd_open(process)] = rank
         except ProcessLookupError:
-            self._end({"rank": rank, "what": "died", "seen_by": self.rank})
+            self._end({"rank": rank, "what": "died"})
+
+    def _post_after(self, leader: int, beats: int = 0) -> NodeLeader | NodeRank:
+        """Returns this rank's post under the next leader of its node, which may be itself."""
+        for rank, process in self.surroundings.local.items():
+            if leader < rank < self.rank and (connection := process.call()):
+                return NodeRank(connection, rank, self.deadline_s, self._listen, beats)
+        return self._leader_post(beats)
+
+    def _leader_post(self, beats: int) -> NodeLeader:
+        socket = self.presence.socket
+        return NodeLeader(
+            self.seals, self.surroundings, socket, self.deadline_s, self._listen, beats
+        )
 
     def _watch(self) -> None:
-        poll = select.poll()
-        for descriptor in (*self.peers, self.wakeup, self.failed):
-            poll.register(descriptor, select.POLLIN)
+        turn_s = time.monotonic()
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll(POLL_S * 1000)}
+            ready = self._wait(max(turn_s - time.monotonic(), 0))
             if self.finished.is_set():
                 break
             asked_s = time.monotonic()
-            if self.failed in ready:
-                poll.unregister(self.failed)
-            for descriptor in ready & self.peers.keys():
-                rank = self.peers[descriptor]
-                poll.unregister(descriptor)
-                if not self._has_finished(rank):
-                    self._end({"rank": rank, "what": "died", "seen_by": self.rank})
             try:
+                for news in self.post.heard():  # first: whoever ended may have said why
+                    self._take_news(news)
+                for descriptor in ready & self.peers.keys():
+                    self._take_end(descriptor)
+                if isinstance(self.post, NodeRank) and self.post.channel.is_closed:
+                    self._follow_next_leader()
                 self._take_signals()
-                self._read_store()
-                if self.error is not None:
-                    self._take_error(self.error)
+                if self.error is not None and not self.error_is_own:
+                    self.post.ask()
+                elif self.error is not None:
+                    self._end_by_error(self.error)
+                if asked_s >= turn_s:
+                    turn_s = asked_s + POLL_S
+                    self._take_news(self.post.turn())
             except RuntimeError:  # of the store
                 self._lose_store(time.monotonic() - asked_s > self.deadline_s / 2)
         with contextlib.suppress(RuntimeError):  # the launcher may have ended
             self._take_signals()  # that came before another watch had them
 
+    def _wait(self, limit_s: float) -> set[int]:
+        """Returns the descriptors that something has happened to."""
+        poll = select.poll()
+        sockets = [socket.fileno() for socket in self.post.sockets()]
+        failed = [self.failed] if self.error is None else []
+        for descriptor in (*(self.peers.keys() - self.ended), *sockets, *failed, self.wakeup):
+            poll.register(descriptor, select.POLLIN)
+        return {descriptor for descriptor, _ in poll.poll(limit_s * 1000)}
+
+    def _take_end(self, descriptor: int) -> None:
+        rank = self.peers[descriptor]
+        self.ended.add(descriptor)
+        if not self._has_finished(rank):
+            self._end({"rank": rank, "what": "died"})
+
+    def _take_news(self, news: News) -> None:
+        if news.store_is:
+            self._lose_store(news.store_is == "silent")
+        if news.cause:
+            self._end(news.cause, is_first=True)
+        self.told_to_stop = self.told_to_stop or news.stop
+        if news.silent is not None:
+            self._end_silent(news.silent)
+        if news.beats and self.error is not None:
+            self._call_roll(self.error, news.beats)
+
+    def _follow_next_leader(self) -> None:
+        assert isinstance(self.post, NodeRank)
+        before = self.post
+        before.close()
+        self.post = self._post_after(before.leader, before.beats)
+
+    def _listen(self, peer: MonitoredPeer, rank: int, beat: int, limit_s: float) -> bool:
+        """Takes a rank's beat and says what there is to say; whether it is silent for too long."""
+        if news := peer.listen(beat, time.monotonic()):
+            print(f"{self.surroundings.name(rank)} {news}", file=sys.stderr, flush=True)
+        return peer.silent_s > limit_s
+
+    def _end_silent(self, rank: int) -> None:
+        what = f"has not answered for {self.deadline_s:g} s"
+        cause = self._whole({"rank": rank, "what": what, "silent": True})
+        cause = self.first_cause.tell(cause)  # before it dies of the below
+        for descriptor, peer in self.peers.items():
+            if peer == rank:  # a paused process would not hear the launcher either
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        self._end(cause, is_first=True)
+
     def _lose_store(self, is_silent: bool) -> None:
         is_torchruns = multiprocessing.parent_process() is None
-        is_elsewhere = not self.processes[self.rank].has_store
+        is_elsewhere = not self.surroundings.own.has_store
+        with contextlib.suppress(RuntimeError):
+            self.post.pass_on(News(store_is="silent" if is_silent else "dead"))
         if is_silent and is_torchruns and is_elsewhere and not self.finished.is_set():
             end_if_hung(os.getppid())
         silent = f"has not answered for {self.deadline_s:g} s"
-        self._exit(self.store_name, silent if is_silent else "died")
+        self._exit(self.surroundings.store_name(), silent if is_silent else "died")
 
     def _take_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -184,73 +253,60 @@ class Watch:
         if self.finished.is_set():
             return True
         with contextlib.suppress(RuntimeError):  # the store died with the launcher
-            return rank != LAUNCHER and self._has_said("finished", rank)
+            return rank != LAUNCHER and self.seals.get(f"finished/{rank}") is not None
         return False
 
-    def _read_store(self) -> None:
-        if cause := self.first_cause.heard():
-            self._end(cause)
-        self.told_to_stop = self.told_to_stop or self.seals.get("stop") is not None
-        self.beats += 1
-        self.seals.set(f"beat/{self.rank}", str(self.beats))
-        rank = self.before
-        if rank == self.rank or self._has_finished(rank):
-            return
-        if news := self.neighbour.listen(self._beat(rank), time.monotonic()):
-            print(f"{self.names[rank]} {news}", file=sys.stderr, flush=True)
-        if self.neighbour.silent_s > self.deadline_s:
-            what = f"has not answered for {self.deadline_s:g} s"
-            cause = {"rank": rank, "what": what, "silent": True}
-            self.first_cause.tell(cause)  # before it dies of the below
-            for descriptor, peer in self.peers.items():
-                if peer == rank:  # a paused process would not hear the launcher either
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            self._end(cause)
-
-    def _take_error(self, error: str) -> None:
+    def _call_roll(self, error: str, beats: list[int]) -> None:
         """Ends the process with an error here, or with the death of a rank that it shows."""
-        if not self.error_is_own:
-            beats = [self._beat(rank) for rank in range(len(self.labels))]
-            self.roll_call = self.roll_call or RollCall(beats, self.deadline_s)
-            missing = [r for r in self.roll_call.missing(beats) if not self._has_finished(r)]
-            if missing and not self.roll_call.is_over():
-                return
-            if missing:
-                self._end({"rank": missing[0], "what": "died or is cut off"})
+        self.roll_call = self.roll_call or RollCall(beats, self.deadline_s)
+        missing = [r for r in self.roll_call.missing(beats) if not self._has_finished(r)]
+        if missing and self.roll_call.is_over():
+            self._end({"rank": missing[0], "what": "died or is cut off"})
+        if not missing:
+            self._end_by_error(error)
+
+    def _end_by_error(self, error: str) -> None:
         with contextlib.suppress(Exception):
             self.tell_error()
         self._end({"rank": self.rank, "what": error})
 
-    def _end(self, cause: Cause) -> None:
+    def _whole(self, cause: Cause) -> Cause:
+        """Returns a cause with the names that ranks of other machines do not know."""
+        rank = cause["rank"]
+        who = self.surroundings.name(self.rank if rank == LAUNCHER else rank)
+        return {**cause, "who": who, "seen_by": self.rank}
+
+    def _end(self, cause: Cause, is_first: bool = False) -> None:
         """Names the job's first cause, which may be this one, and ends the process."""
         if self.finished.is_set():
             return
-        told = False
+        is_told = is_first
         with contextlib.suppress(RuntimeError):  # there may be no store any more
-            cause = self.first_cause.tell(cause)
-            self.seals.set(f"told/{self.rank}", "")
-            told = True
+            if not is_first:
+                cause = self._whole(cause)
+                cause = self.first_cause.tell(cause)
+                is_told = True
+            if isinstance(self.post, NodeRank) and self.post.leader == cause["rank"]:
+                self.post = self._leader_post(self.post.beats)
+            self.post.pass_on(News(cause=cause))
         rank = cause["rank"]
-        who = self._launcher_name(cause["seen_by"]) if rank == LAUNCHER else self.names[rank]
-        others = set(range(len(self.labels))) - {rank, self.rank}
-        self._exit(who, cause["what"], rank == self.rank, others if told else set())
-
-    def _launcher_name(self, rank: int) -> str:
-        """Names the launcher that started `rank`, by its machine if that is another one."""
-        here = self.processes[rank].machine == self.processes[self.rank].machine
-        return "the launcher" if here else f"the launcher of {self.names[rank]}"
+        who = cause.get("who") or self.surroundings.name(rank)
+        if rank == LAUNCHER:
+            is_here = cause["seen_by"] in self.surroundings.local
+            who = "the launcher" if is_here else f"the launcher of {who}"
+        self._exit(who, cause["what"], rank, is_told)
 
     def _exit(
-        self, who: str, what: str, is_own: bool = False, others: Collection[int] = ()
+        self, who: str, what: str, cause_rank: int | None = None, is_told: bool = False
     ) -> None:
         """Says why, and ends the process, as the main thread cannot be unwound.
 
-        others: ranks that get a moment to hear the cause, too.
+        is_told: the others get a moment to hear the cause, too.
         """
         if self.finished.is_set():
             return
         line = f"{self.labels[self.rank]} stopped {self.doing()}: {who} {what}"
-        if is_own:
+        if cause_rank == self.rank:
             line = f"{self.labels[self.rank]} {what}, {self.doing()}"
         with contextlib.suppress(Exception):
             self.on_exit()
@@ -258,20 +314,9 @@ class Watch:
             write_text(self.logs / CAUSE_FILE, f"{who} {what}")
         with contextlib.suppress(OSError):
             print(line, file=sys.stderr, flush=True)
-        until_s = time.monotonic() + TELL_S
-        with contextlib.suppress(RuntimeError):
-            while time.monotonic() < until_s and not all(map(self._knows, others)):
-                time.sleep(0.05)
+        if is_told and cause_rank is not None:
+            self.post.await_others(cause_rank)
         os._exit(1)
-
-    def _knows(self, rank: int) -> bool:
-        return self._has_said("told", rank) or self._has_said("finished", rank)
-
-    def _has_said(self, word: str, rank: int) -> bool:
-        return self.seals.get(f"{word}/{rank}") is not None
-
-    def _beat(self, rank: int) -> int:
-        return int(self.seals.get(f"beat/{rank}") or 0)
 
 
 def name_process(name: str) -> None:

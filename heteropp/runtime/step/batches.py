@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -86,8 +87,13 @@ class Batches:
 
 def check_same_data(control: Control, what: str, tokens: TokenFile) -> None:
     """Raises FileError when the ranks, on their machines, read unlike tokens."""
+
+    def first_ranks(texts: Sequence[str]) -> str:
+        """Returns the first rank that reads it, for each that some rank reads."""
+        return json.dumps({sha256: texts.index(sha256) for sha256 in texts})
+
     control.publish(f"{what}/sha256", tokens.sha256)
-    for rank, theirs in enumerate(control.collect(f"{what}/sha256")):
+    for theirs, rank in json.loads(control.answered(f"{what}/sha256", first_ranks)).items():
         if theirs != tokens.sha256:
             raise FileError(
                 f"{tokens.path} is not the --{what} that rank {rank} reads; expected the same on "
