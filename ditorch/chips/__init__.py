@@ -101,7 +101,7 @@ class Kernels:
     """
 
     half_side: Positive  # length of a product's shortest side that halves its efficiency
-    attention_efficiency: Positive  # share of the peak in fused attention, masked FLOPs counted
+    attention_efficiency: Positive  # share of the peak in fused attention, masked FLOPs not counted
     attention_backward_efficiency: Positive  # the same in fused attention's backward
     bandwidth_share: Positive  # share of the memory's bandwidth that other operators reach
     host_s: Seconds  # seconds that the host takes to issue one operator or collective

@@ -61,8 +61,6 @@ class HuggingFaceModel(PartedModel):
         return "transformers' modules do not say what attention's scores are"
 
     def documents_problem(self) -> str | None:
-        if self.attention == "fused":
-            return "fused attention is within whole sequences"
         if self.mixes_documents:
             return f"a layer of kind {self.mixes_documents} goes from one document to the next"
         return None
