@@ -60,6 +60,7 @@ class HuggingFaceStage(StageModule):
                 owner, _, leaf = name.rpartition(".")
                 setattr(self.get_submodule(owner), leaf, self.get_parameter(other))
         windows = {window for layer in self.layers.values() for window in windows_of(layer)}
+        self.has_windows = any(window is not None and window < self.length for window in windows)
         fused = model.attention == "fused"
         self.masks = Masks(windows, self.length, device, dtype, fused=fused)
         positions = torch.arange(self.length, device="cpu").unsqueeze(0)
