@@ -152,6 +152,13 @@ class ChipSpec:
     driver: Name | None = None  # vendor of ditorch that drives the real chip; absent: emulated
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
+    @property
+    def fuses_attention(self) -> bool:
+        """Whether the chip is known to have attention in one kernel: an emulated one, whose kernels
+        are its own. Of a real one only its vendor's library can say.
+        """
+        return self.driver is None and self.numerics is not None and not self.numerics.neutral
+
     def with_efficiency(self, efficiency: float) -> ChipSpec:
         """The chip with another share of its peaks, which products in every dtype then reach."""
         kernels = self.kernels

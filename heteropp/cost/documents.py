@@ -29,7 +29,7 @@ def apart_bytes(plan: Plan, rank: int) -> int:
     p, s, r, _ = plan.place(rank)
     pipeline, stage = plan.pipelines[p], plan.pipelines[p].stages[s]
     rows = stage.replicas[r].batch_share * plan.model.sequence_length
-    if getattr(plan.model, "attention", "explicit") == "fused":
+    if plan.model.keeps_no_scores:
         return round(rows * (4 * in_flight(plan.schedule, pipeline, s) + MAKING_BYTES))
     kept = in_flight(plan.schedule, pipeline, s) if stage.selective_recompute else 1
     pairs = rows * plan.model.sequence_length

@@ -110,6 +110,10 @@ class LlamaModel(ModelSpec):
             return "fused attention keeps no scores to compute again"
         return None
 
+    @property
+    def keeps_no_scores(self) -> bool:
+        return self.attention == "fused"
+
     def mixed_lengths_problem(self) -> str | None:
         if self.dropout:
             return (
