@@ -22,12 +22,7 @@ from heteropp.models.hugging_face.model import HuggingFaceModel
 
 SOURCES = (  # of heteropp, which decide what is found
     *("description/kept", "description/kept_configs", "layout/boxes", "layout/parameter"),
-    *(
-        "models/attention",
-        "models/fused_attention",
-        "models/parallel/tensor_parallel",
-        "models/hugging_face",
-    ),
+    *("models/attention", "models/parallel/tensor_parallel", "models/hugging_face"),
     *("models/parted", "models/spec"),
 )
 KEY = "model"

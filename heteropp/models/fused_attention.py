@@ -16,25 +16,6 @@ from torch.utils.checkpoint import checkpoint
 BLOCK = 1024  # queries that a CPU looks through a window with at a time
 
 
-def ends_of_documents(documents: Tensor, length: int) -> Tensor:
-    """Returns where documents begin and end among all rows, as FlashAttention's cu_seqlens.
-
-    documents: [rows], numbers that are unlike within a sequence of `length` rows. As many documents
-    as there are rows have an end, int32 [rows + 1], so that nobody asks the chip how many they are;
-    those beyond the last one have no rows.
-    """
-    rows = len(documents)
-    begins = torch.ones(rows // length, length, dtype=torch.bool, device=documents.device)
-    numbers = documents.view(-1, length)
-    begins[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
-    own = begins.flatten().cumsum(0)  # from 1 on
-    # a row that begins none says where one beyond all others ends, which nobody is told
-    places = torch.where(begins.flatten(), own - 1, rows + 1)
-    ends = torch.full((rows + 2,), rows, dtype=torch.int32, device=documents.device)
-    row = torch.arange(rows, dtype=torch.int32, device=documents.device)
-    return ends.scatter_(0, places, row)[:-1]
-
-
 def attend(
     query: Tensor,
     key: Tensor,
@@ -48,7 +29,7 @@ def attend(
 
     query: [sequences, length, heads, size]; key and value: the same of as many or fewer heads.
     window: how many tokens one sees at most, itself included; None: all before it. ends: where
-    documents do, as `ends_of_documents` says; None: sequences are whole. scale: of the scores;
+    documents do, as `Documents` has them; None: sequences are whole. scale: of the scores;
     absent, size ** -0.5.
     """
     length = query.shape[1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +14,23 @@ import torch
 from clusters import tiny_model
 from layouts import lay_out
 from parity import TOLERANCE, RankError, Ranks
+from pydantic import TypeAdapter
 from test_attention_within import LAYOUTS, conversations, learnt_by, plainly
 from test_mixed_lengths import check
+from tiny_decoders import tiny_config
 from training_run import NEUTRAL_CHIP
 from training_run import tiny_model as tiny_trained
 
+from heteropp.cost.documents import documents_bytes
 from heteropp.cost.planned import rank_memory
 from heteropp.cost.tracing.kind import StageKind
 from heteropp.cost.tracing.traces import TracedPiece, trace_stage
-from heteropp.models.fused_attention import attend, ends_of_documents
+from heteropp.models.documents import Documents
+from heteropp.models.fused_attention import attend
+from heteropp.models.hugging_face.reading import read
 from heteropp.models.llama.stage import Attention, SharedConstants
 from heteropp.models.parallel.tensor_parallel import SoloGroup
+from heteropp.models.spec import ModelSpec
 
 MODEL = tiny_model(
     4, hidden=256, heads=8, kv_heads=2, intermediate=512, sequence_length=512, dtype="float64"
@@ -60,7 +69,7 @@ def test_it_looks_through_a_window(window: int, documents: bool) -> None:
     *given, gradient = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     number = (torch.arange(length) >= 1200).long() if documents else torch.zeros(length)
     ours, theirs = ([each.clone().requires_grad_() for each in given] for _ in range(2))
-    ends = ends_of_documents(number, length) if documents else None
+    ends = Documents.of(number, length).ends if documents else None
     attend(*ours, window=window, ends=ends, scale=0.7).backward(gradient)
     found = [each.grad for each in ours]
 
@@ -159,6 +168,63 @@ def test_documents_train_what_each_alone_does(
     plan = LAYOUTS[layout](tiny_trained(layers=8, dtype=dtype))
     fused = replace(plan, model=replace(plan.model, attention="fused"))
     check(learnt_by(chips, fused, data), plainly(plan, data), TOLERANCE[dtype])
+
+
+STRICT = """
+import sys, torch, ditorch
+from pydantic import TypeAdapter
+from heteropp.models.parallel.tensor_parallel import SoloGroup
+from heteropp.models.spec import ModelSpec
+from heteropp.models.spec import ModelSpec
+for text in sys.argv[1:]:
+    model = TypeAdapter(ModelSpec).validate_json(text)
+    stage = model.build((0, 2), SoloGroup(), "device", torch.float32)
+    stage.initialise(0)
+    tokens = torch.zeros(64, dtype=torch.int64, device="device")
+    documents = torch.tensor([0] * 10 + [1] * 22 + [0] * 31 + [-1]).to("device")
+    stage(tokens, tokens, 0, documents).backward()
+print(ditorch.kernel_counts()["_flash_attention_backward"], ditorch.fallback_counts())
+"""
+
+
+def test_the_host_computes_nothing_of_it() -> None:
+    """Of 2 layers each, in documents; those of the second look through a window."""
+    sizes = dict(hidden=64, vocab=256, sequence_length=32)
+    models = [
+        replace(tiny_model(2, **sizes), attention="fused"),
+        read(
+            tiny_config("mistral", layers=2).to_dict(), "x", sequence_length=32, attention="fused"
+        ),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", STRICT, *map(TypeAdapter(ModelSpec).dump_json, models)],
+        env={**os.environ, "DITORCH_CHIP": "c-mini", "DITORCH_STRICT": "1"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "4 {}\n", done.stderr[-3000:]
+
+
+def test_flops_are_those_of_pairs_that_are_seen() -> None:
+    values, length = tiny_config("mistral", layers=2).to_dict(), 32
+    model = read(values, "x", sequence_length=length)
+    pairs = sum(min(row + 1, values["sliding_window"]) for row in range(length))
+    products = 3 * 2 * 2 * 2 * values["num_attention_heads"] * values["head_dim"]
+    masked = products * (length**2 - pairs) / length
+    fused = replace(model, attention="fused")
+    assert model.flops_per_token() - fused.flops_per_token() == pytest.approx(masked, rel=1e-12)
+
+
+def test_what_keeps_documents_apart_is_within_the_predicted(chips: Ranks, tmp_path: Path) -> None:
+    data = conversations(tmp_path / "chats.tokens", 400, 60)
+    plan = LAYOUTS["one rank"](tiny_trained(layers=8, dtype="float32", sequence_length=128))
+    needs = {}
+    for attention in ("explicit", "fused"):
+        own = replace(plan, model=replace(plan.model, attention=attention))
+        (memory,) = rank_memory(own)
+        needs[attention] = memory.total + documents_bytes(own, 0)
+        (peak,) = learnt_by(chips, own, data, steps=3).peak_memory_bytes
+        assert 0.9 * needs[attention] <= peak <= needs[attention], attention
+    assert needs["fused"] < needs["explicit"]
 
 
 def test_its_peak_is_within_5_percent_below_the_predicted(chips: Ranks) -> None:

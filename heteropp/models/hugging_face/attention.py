@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from heteropp.models.attention import mix
-from heteropp.models.fused_attention import attend, ends_of_documents
+from heteropp.models.documents import Documents
+from heteropp.models.fused_attention import attend
 
 NAME = "heteropp"
 NEED_MASK = {  # which add to it before they attend, or attend by themselves
@@ -44,8 +45,7 @@ class Masks(nn.Module):
         """
         super().__init__()
         self.length, self.device, self.dtype, self.fused = length, device, dtype, fused
-        self.documents: Tensor | None = None  # a number for each row; None: a sequence is one
-        self.ends: Tensor | None = None  # of these, for a kernel
+        self.documents: Documents | None = None  # that are kept apart; None: a sequence is one
         self.within: dict[str, Tensor] = {}  # tables that keep these apart
         for window in windows:
             if not fused:
@@ -60,7 +60,7 @@ class Masks(nn.Module):
         if self.documents is None:
             return table
         if name not in self.within:
-            documents = self.documents.view(-1, 1, self.length)
+            documents = self.documents.of_rows.view(-1, 1, self.length)
             unlike = documents.unsqueeze(-1) != documents.unsqueeze(-2)
             self.within[name] = table.masked_fill(unlike, -math.inf)
         return self.within[name]
@@ -75,11 +75,9 @@ class Masks(nn.Module):
         table: Tensor = getattr(self, name)
         return table
 
-    def keep_apart(self, documents: Tensor | None) -> None:
-        """Lets rows attend to those of their own document; documents: numbers, [rows]."""
-        self.documents, self.ends, self.within = documents, None, {}
-        if self.fused and documents is not None:
-            self.ends = ends_of_documents(documents, self.length)
+    def keep_apart(self, documents: Documents | None) -> None:
+        """Lets rows attend to those of their own document."""
+        self.documents, self.within = documents, {}
 
     def _name(self, window: int | None) -> str:
         return f"window_{self.length if window is None else min(window, self.length)}"
@@ -162,7 +160,8 @@ def attention(
     is_plain = softcap is None and s_aux is None and position_bias is None and indices is None
     if _running.masks.fused and is_plain and attention_mask is None:
         rows = (each.transpose(1, 2) for each in (query, key, value))
-        ends = _running.masks.ends
+        apart = _running.masks.documents
+        ends = None if apart is None else apart.ends
         mixed = attend(*rows, window=sliding_window, ends=ends, scale=scaling)
         return mixed.contiguous(), None
     mask = _running.masks.of(sliding_window)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heteropp.models.attention import mix, mix_again
-from heteropp.models.fused_attention import attend, ends_of_documents
+from heteropp.models.documents import Documents
+from heteropp.models.fused_attention import attend
 from heteropp.models.llama.dropout import Dropout, row_and_column_hashes
 from heteropp.models.llama.model import LlamaModel
 from heteropp.models.llama.rotary import rotary_frequencies
@@ -148,7 +149,7 @@ class SharedConstants(nn.Module):
         if documents is None:
             return self.mask
         if self.mask is None:
-            return ends_of_documents(documents, len(self.cosine))
+            return Documents.of(documents, len(self.cosine)).ends
         documents = documents.view(-1, 1, self.mask.shape[-1])
         apart = documents.unsqueeze(-1) != documents.unsqueeze(-2)
         return self.mask.masked_fill(apart, -math.inf)
