@@ -145,17 +145,24 @@ def kernel_counts() -> dict[str, int]:
     return _ditorch.kernel_counts()
 
 
-def has_fused_attention() -> bool:
-    """Whether scaled_dot_product_attention keeps no scores on this device.
+def has_fused_attention(apart: bool = False, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether attention is one kernel on this device, which keeps no scores.
 
-    Where the chip's vendor has no kernel for it, it is composed of products and a softmax.
+    apart: as FlashAttention, through windows and in documents that lie one after the other, and
+        not as scaled_dot_product_attention of whole sequences alone. Where the chip's vendor has no
+        kernel for it, the host computes that; the other is composed of products and a softmax.
     """
     if _is_made_here():
-        return _ditorch.has_attention()
-    query = torch.zeros(1, 1, 16, 16, device=device)
+        return _ditorch.keeps_documents_apart() if apart else _ditorch.has_attention()
+    query = torch.zeros(1, 16, 1, 16, device=device, dtype=dtype)
     try:
+        if apart:
+            torch.ops.aten._flash_attention_forward(
+                *(query, query, query, None, None, 16, 16, 0.0, True, False), window_size_left=1
+            )
+            return device.type != "cpu"  # whose kernel is ours, and for precision tools
         chosen = torch._fused_sdp_choice(query, query, query, is_causal=True)
-    except RuntimeError:  # a plugin that knows of no choice
+    except RuntimeError:  # a plugin that has none, or knows of no choice
         return False
     return chosen != torch.nn.attention.SDPBackend.MATH.value
 

@@ -82,6 +82,23 @@ void round_to(ditorch_dtype dtype, T* values, int64_t count) {
   });
 }
 
+// Queries and keys among which all is seen that is: those of a sequence, or of one document.
+struct Rows {
+  int64_t first_query, end_of_queries, first_key, end_of_keys;
+};
+
+std::vector<Rows> sequences_of(const ditorch_attention& call) {
+  if (!call.ends) return {{0, call.queries, 0, call.keys}};
+  std::vector<Rows> found;
+  int64_t first = 0;
+  for (int64_t i = 0; i < call.documents; ++i) {
+    const int64_t end = call.ends[i];
+    if (end > first) found.push_back({first, end, first, end});
+    first = end;
+  }
+  return found;
+}
+
 // What forward and backward share: a call, and the blocks that they walk.
 template <class T>
 class Attention {
@@ -89,6 +106,7 @@ class Attention {
   Attention(const ditorch_attention& call, const Numerics& numerics)
       : call_(call),
         numerics_(numerics),
+        sequences_(sequences_of(call)),
         scores_(kQueries, kKeys),
         mixed_(kQueries, call.value_size),
         part_(kQueries, call.value_size),
@@ -97,7 +115,7 @@ class Attention {
   void forward() {
     for (int64_t batch = 0; batch < call_.batch; ++batch) {
       for (int64_t head = 0; head < call_.heads; ++head) {
-        for (int64_t first = 0; first < call_.queries; first += kQueries) mix(batch, head, first);
+        for_each_block([&](const Queries& block) { mix(batch, head, block); });
       }
     }
   }
@@ -110,9 +128,9 @@ class Attention {
         grad_key.clear();
         grad_value.clear();
         for (int64_t head = kv_head * sharing; head < (kv_head + 1) * sharing; ++head) {
-          for (int64_t first = 0; first < call_.queries; first += kQueries) {
-            differentiate(gradients, batch, head, first, grad_key, grad_value);
-          }
+          for_each_block([&](const Queries& block) {
+            differentiate(gradients, batch, head, block, grad_key, grad_value);
+          });
         }
         store_rows(grad_key, rows_of(gradients.grad_key, call_.dtype, batch, kv_head, 0, call_.keys,
                                      call_.size));
@@ -125,9 +143,21 @@ class Attention {
  private:
   int64_t kv_head_of(int64_t head) const { return head / (call_.heads / call_.kv_heads); }
 
-  // The first key that no query of a block sees.
-  int64_t end_of_keys(int64_t first_query, int64_t rows) const {
-    return call_.causal ? std::min(call_.keys, first_query + rows) : call_.keys;
+  // A block of queries, and the keys that one of them sees at least.
+  struct Queries {
+    int64_t first, rows, first_key, end_of_keys;
+  };
+
+  template <class Use>
+  void for_each_block(Use use) const {
+    for (const Rows& of : sequences_) {
+      for (int64_t first = of.first_query; first < of.end_of_queries; first += kQueries) {
+        const int64_t rows = std::min(kQueries, of.end_of_queries - first);
+        const int64_t oldest = call_.window ? first + 1 - call_.window : of.first_key;
+        const int64_t end = call_.causal ? first + rows : of.end_of_keys;
+        use(Queries{first, rows, std::max(of.first_key, oldest), std::min(of.end_of_keys, end)});
+      }
+    }
   }
 
   Matrix keys(const ditorch_operand& operand, int64_t batch, int64_t head, int64_t first,
@@ -152,19 +182,22 @@ class Attention {
         for (int64_t j = 0; j < columns; ++j) row[j] += biases_[j];
       }
       if (!call_.causal) continue;
-      const int64_t seen = std::clamp<int64_t>(first_query + i + 1 - first_key, 0, columns);
-      std::fill(row + seen, row + columns, -std::numeric_limits<T>::infinity());
+      constexpr T kUnseen = -std::numeric_limits<T>::infinity();
+      const int64_t later = first_query + i + 1 - first_key;  // the first column that is
+      std::fill(row + std::clamp<int64_t>(later, 0, columns), row + columns, kUnseen);
+      if (!call_.window) continue;
+      std::fill(row, row + std::clamp<int64_t>(later - call_.window, 0, columns), kUnseen);
     }
   }
 
   // out and log_sum_exp of a block of queries.
-  void mix(int64_t batch, int64_t head, int64_t first) {
+  void mix(int64_t batch, int64_t head, const Queries& block) {
     constexpr T kNothing = -std::numeric_limits<T>::infinity();
-    const int64_t rows = std::min(kQueries, call_.queries - first), width = call_.value_size;
+    const int64_t first = block.first, rows = block.rows, width = call_.value_size;
     std::vector<T> largest(rows, kNothing), total(rows);
     mixed_.clear();
-    for (int64_t key = 0; key < end_of_keys(first, rows); key += kKeys) {
-      const int64_t columns = std::min(kKeys, call_.keys - key);
+    for (int64_t key = block.first_key; key < block.end_of_keys; key += kKeys) {
+      const int64_t columns = std::min(kKeys, block.end_of_keys - key);
       score(batch, head, first, rows, key, columns);
       RowSum<T> sum(numerics_, columns);
       for (int64_t i = 0; i < rows; ++i) {
@@ -200,8 +233,8 @@ class Attention {
 
   // Adds what a block of queries gives to grad_key and grad_value, and writes its grad_query.
   void differentiate(const ditorch_attention_backward& gradients, int64_t batch, int64_t head,
-                     int64_t first, Block<T>& grad_key, Block<T>& grad_value) {
-    const int64_t rows = std::min(kQueries, call_.queries - first);
+                     const Queries& block, Block<T>& grad_key, Block<T>& grad_value) {
+    const int64_t first = block.first, rows = block.rows;
     const int64_t size = call_.size, width = call_.value_size;
     const auto query = rows_of(call_.query, call_.dtype, batch, head, first, rows, size);
     const auto grad_out = rows_of(gradients.grad_out, call_.dtype, batch, head, first, rows, width);
@@ -209,8 +242,8 @@ class Attention {
     load(saved_sums(batch, head, first, rows), 0, numerics_, sums.data());
     Block<T> grad_query(rows, size), of_queries(rows, size), grad_scores(rows, kKeys);
     Block<T> of_keys(kKeys, size), of_values(kKeys, width);
-    for (int64_t at = 0; at < end_of_keys(first, rows); at += kKeys) {
-      const int64_t columns = std::min(kKeys, call_.keys - at);
+    for (int64_t at = block.first_key; at < block.end_of_keys; at += kKeys) {
+      const int64_t columns = std::min(kKeys, block.end_of_keys - at);
       const auto key = keys(call_.key, batch, head, at, columns, size);
       const auto value = keys(call_.value, batch, head, at, columns, width);
       const auto powers = scores_.matrix(rows, columns);
@@ -286,6 +319,7 @@ class Attention {
 
   const ditorch_attention& call_;
   const Numerics& numerics_;
+  const std::vector<Rows> sequences_;
   Block<T> scores_, mixed_, part_;
   std::vector<T> biases_;
 };

@@ -42,6 +42,7 @@ constexpr ditorch_operators kOperators = {
     .attention = attention,
     .attention_backward = attention_backward,
     .grouped_matmul = grouped_matmul,
+    .attention_struct_size = sizeof(ditorch_attention),
 };
 
 }  // namespace

@@ -101,7 +101,7 @@ class Kernels:
     """
 
     half_side: Positive  # length of a product's shortest side that halves its efficiency
-    attention_efficiency: Positive  # share of the peak in fused attention, masked FLOPs counted
+    attention_efficiency: Positive  # share of the peak in fused attention, masked FLOPs not counted
     attention_backward_efficiency: Positive  # the same in fused attention's backward
     bandwidth_share: Positive  # share of the memory's bandwidth that other operators reach
     host_s: Seconds  # seconds that the host takes to issue one operator or collective
@@ -151,6 +151,13 @@ class ChipSpec:
     collectives: Collectives | None = None  # measured: latency and bandwidth inside a node
     driver: Name | None = None  # vendor of ditorch that drives the real chip; absent: emulated
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+
+    @property
+    def fuses_attention(self) -> bool:
+        """Whether the chip is known to have attention in one kernel: an emulated one, whose kernels
+        are its own. Of a real one only its vendor's library can say.
+        """
+        return self.driver is None and self.numerics is not None and not self.numerics.neutral
 
     def with_efficiency(self, efficiency: float) -> ChipSpec:
         """The chip with another share of its peaks, which products in every dtype then reach."""

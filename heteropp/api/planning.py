@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from heteropp.api.attention import says_attention, with_usual_attention
 from heteropp.api.checking import check_given
 from heteropp.api.errors import InputError
 from heteropp.api.given import AnyCluster, AnyModel, the_cluster, the_model
@@ -141,8 +142,10 @@ def request(
         "zero_stage": zero_stage,
         "schedule": schedule,
     }
-    spec = the_model(model, sequence_length, lora, trust_remote_code)
     machines = the_cluster(cluster)
+    spec = the_model(model, sequence_length, lora, trust_remote_code)
+    if not says_attention(model):
+        spec = with_usual_attention(spec, machines)
     return Request(
         cluster=machines if profile is None else _measured(machines, Path(profile), spec),
         model=spec,

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 FAMILY = "hugging_face"
 SOURCES = (
     *("models/hugging_face", "models/parallel", "models/parted", "models/stage_module"),
-    *("models/attention", "layout/boxes", "layout/parameter", "description/kept"),
+    *("models/attention", "models/documents", "models/fused_attention"),
+    *("layout/boxes", "layout/parameter", "description/kept"),
 )
 LARGEST_GROUP = 8  # ranks, each a thread of the check
 

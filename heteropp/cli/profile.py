@@ -88,6 +88,7 @@ def profile(
 ) -> None:
     console = Console(highlight=False)
     with one_sentence():
+        from heteropp.api.attention import says_attention, with_usual_attention
         from heteropp.api.training.place import launched, take_place
         from heteropp.cli import profile_blocks, profile_links
         from heteropp.description.cluster import read_cluster
@@ -98,6 +99,8 @@ def profile(
         check_file(output)
         machines = read_cluster(cluster)
         shape = read_model(model, sequence_length, trust_remote_code=trust_remote_code)
+        if not says_attention(model):
+            shape = with_usual_attention(shape, machines)
         chips = profile_blocks.check_chips(machines, chip)
         if kernels is not None:
             from heteropp.cli.profile_kernels import measure_kernels

@@ -89,7 +89,8 @@ class PartedModel(ModelSpec):
     def flops_per_token(self) -> float:
         """Returns the FLOPs that a token's forward and backward take, as torch counts a forward's.
 
-        A backward takes twice as many; recompute does not count.
+        A backward takes twice as many; recompute does not count, nor does what a kernel of
+        attention leaves out.
         """
         return self._flops_per_token
 
@@ -98,6 +99,7 @@ class PartedModel(ModelSpec):
         import torch
         from torch.utils.flop_counter import FlopCounterMode
 
+        from heteropp.models.masked_flops import MaskedFlops
         from heteropp.models.parallel.tensor_parallel import SoloGroup
 
         group, length = SoloGroup(), self.sequence_length
@@ -106,12 +108,16 @@ class PartedModel(ModelSpec):
         def flops(*kinds: str) -> float:
             model = replace(self, order=kinds, layers=len(kinds))
             module = model.build((0, len(kinds)), group, "meta", getattr(torch, self.dtype))
-            with FlopCounterMode(display=False) as counter, torch.device("meta"):
+            with (
+                FlopCounterMode(display=False) as counter,
+                torch.device("meta"),
+                MaskedFlops() as masked,
+            ):
                 loss = module(tokens, tokens)
                 if not self.has_frozen_weights:
-                    return 3.0 * counter.get_total_flops()
+                    return 3.0 * (counter.get_total_flops() - masked.total)
                 loss.backward()  # of frozen weights there are no gradients
-            return float(counter.get_total_flops())
+            return float(counter.get_total_flops() - 3 * masked.total)
 
         first = self.order[0]
         ends = 2 * flops(first) - flops(first, first)

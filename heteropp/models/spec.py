@@ -170,6 +170,11 @@ class ModelSpec(ABC):
         """Says in a clause why attention's scores cannot be computed again; None: they can."""
         return None
 
+    @property
+    def keeps_no_scores(self) -> bool:
+        """Whether attention is one kernel of the chip in every block."""
+        return False
+
     def documents_problem(self) -> str | None:
         """Says in a clause why attention cannot stay within a document of several; None: it can."""
         return None

@@ -20,6 +20,8 @@ class StageModule(nn.Module):
     with sequence parallelism. Parameters are uninitialised until `initialise`.
     """
 
+    has_windows = False  # whether some attention sees a part of the tokens before alone
+
     def __init__(
         self, model: ModelSpec, layers: tuple[int, int], group: TensorParallelGroup
     ) -> None:

@@ -15,6 +15,7 @@ import numpy
 from heteropp.cost.kernels import kernels_s
 from heteropp.cost.tracing.traces import TracedPiece, TracedProduct
 from heteropp.description.chips import ChipSpec, Kernels
+from heteropp.models.attention_work import backward_flops, forward_flops, seen_pairs
 from heteropp.profiling.fitting import ERROR, bent, least_squares
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -37,8 +38,13 @@ class Operator:
 
     @property
     def flops(self) -> int:
-        products = {"product": 1, "attention": 2, "attention_backward": 5, "move": 0}[self.kind]
-        return 2 * products * math.prod(self.sides)
+        if self.kind == "move":
+            return 0
+        if self.kind == "product":
+            return 2 * math.prod(self.sides)
+        heads, length, _, size = self.sides
+        flops_of = forward_flops if self.kind == "attention" else backward_flops
+        return flops_of(heads * seen_pairs(length), size, size)
 
     @property
     def bytes(self) -> int:

@@ -54,12 +54,13 @@ class Trainer:
         """
         self.run, self.device, self.control = run, device, control
         plan = run.plan
-        check_attention(plan.model, device)
         self.place = Coordinates.of(plan, control.rank)
         self.groups = Groups(self.place)
         if run.cluster is not None:
             set_links(run.plan, run.cluster, self.groups)
         self.modules = stage_modules(plan, self.place, self.groups, device.device, run.seed)
+        apart = run.within_documents or any(each.has_windows for each in self.modules)
+        check_attention(plan.model, device, apart)
         self.executor = self._executor()
         self.tokens = opened(run.data)
         self.batches = self._batches(self.tokens, "data", run.seed)

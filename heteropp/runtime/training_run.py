@@ -70,6 +70,11 @@ class TrainingRun:
             plan.model.allow_code(self.trust_remote_code)
 
     @property
+    def within_documents(self) -> bool:
+        """Whether attention is within a document of those that a sequence may have."""
+        return bool(self.by_length) or self.attention_within == "document"
+
+    @property
     def checkpoints(self) -> Path:
         return self.output / "checkpoints"
 

@@ -85,6 +85,27 @@ def test_a_library_without_elementwise_programs_has_the_host_add_a_bias(wrap: Wr
     assert "aten::addmm.out of (Float, Float, Float, Float) in module Linear" in done.stdout
 
 
+def test_a_library_of_whole_sequences_is_not_asked_for_windows(wrap: Wrap) -> None:
+    """Its descriptor ends before the window: it would attend to everything, and say nothing."""
+    code = (
+        "import torch, ditorch\n"
+        "from torch.nn.functional import scaled_dot_product_attention as attend\n"
+        "x = torch.randn(1, 6, 1, 4)\n"
+        "flash = torch.ops.aten._flash_attention_forward\n"
+        "def near(x):\n"
+        "    return flash(x, x, x, None, None, 6, 6, 0.0, True, False, window_size_left=1)[0]\n"
+        "found = near(x.to('device')).cpu()\n"
+        "assert torch.allclose(found, near(x), atol=1e-6)\n"
+        "attend(*[x.to('device').transpose(1, 2)] * 3, is_causal=True)\n"
+        "assert list(ditorch.kernel_counts()) == "
+        "['_scaled_dot_product_fused_attention_overrideable'], ditorch.kernel_counts()\n"
+        "assert ditorch.has_fused_attention() and not ditorch.has_fused_attention(apart=True)\n"
+    )
+    older = wrap(operators="offsetof(ditorch_operators,attention_struct_size)")
+    done = run_python(code, None, **older)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_later_library_may_know_more(wrap: Wrap) -> None:
     code = (
         "import torch, ditorch\n"

@@ -62,7 +62,7 @@ def test_checks_on_a_late_chip(seed: int) -> None:
 
 
 def test_attention_on_a_late_chip() -> None:
-    run_checks(None, "check_attention.py", **async_chip.environment())
+    run_checks(None, "check_attention.py", "check_flash_attention.py", **async_chip.environment())
 
 
 @pytest.mark.parametrize("seed", sampled([1, 2], 2))

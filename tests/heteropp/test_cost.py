@@ -445,7 +445,7 @@ for layers in ((0, 1), (1, 2), (1, 3)):
 """
 
 
-OF_LORA = """
+OF_MODELS = """
 from pathlib import Path
 from pydantic import TypeAdapter
 from heteropp.models.spec import ModelSpec
@@ -501,10 +501,20 @@ def test_so_does_one_with_frozen_weights() -> None:
         for dtype in ("float32", "bfloat16")
     }
     adapter = TypeAdapter(ModelSpec)
-    lines = charged(OF_LORA, *(adapter.dump_json(model).decode() for model in models.values()))
+    lines = charged(OF_MODELS, *(adapter.dump_json(model).decode() for model in models.values()))
     assert len(lines) == 2 * 6
     # the first half of a backward through transformers' rotary angles is traced less exactly
     compare(lines, lambda changes: models[changes["dtype"]], of_backward=0.02)
+
+
+@pytest.mark.long
+def test_so_does_attention_through_a_window_in_one_kernel() -> None:
+    values = tiny_config("mistral", layers=3, hidden_size=64, intermediate_size=192).to_dict()
+    assert values["sliding_window"] == 8
+    model = replace(read(values, "x", sequence_length=64), attention="fused")
+    lines = charged(OF_MODELS, TypeAdapter(ModelSpec).dump_json(model).decode())
+    assert len(lines) == 6
+    compare(lines, lambda _: model, of_backward=0.03)  # as above
 
 
 def compare(

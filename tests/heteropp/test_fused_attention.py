@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +14,23 @@ import torch
 from clusters import tiny_model
 from layouts import lay_out
 from parity import TOLERANCE, RankError, Ranks
+from pydantic import TypeAdapter
+from test_attention_within import LAYOUTS, conversations, learnt_by, plainly
+from test_mixed_lengths import check
+from tiny_decoders import tiny_config
 from training_run import NEUTRAL_CHIP
+from training_run import tiny_model as tiny_trained
 
+from heteropp.cost.documents import documents_bytes
 from heteropp.cost.planned import rank_memory
 from heteropp.cost.tracing.kind import StageKind
 from heteropp.cost.tracing.traces import TracedPiece, trace_stage
+from heteropp.models.documents import Documents
+from heteropp.models.fused_attention import attend
+from heteropp.models.hugging_face.reading import read
 from heteropp.models.llama.stage import Attention, SharedConstants
 from heteropp.models.parallel.tensor_parallel import SoloGroup
+from heteropp.models.spec import ModelSpec
 
 MODEL = tiny_model(
     4, hidden=256, heads=8, kv_heads=2, intermediate=512, sequence_length=512, dtype="float64"
@@ -25,18 +38,48 @@ MODEL = tiny_model(
 FUSED = replace(MODEL, attention="fused")
 
 
-def test_it_computes_what_explicit_attention_does() -> None:
+@pytest.mark.parametrize("lengths", [None, (512, 1, 300, 211)], ids=str)
+def test_it_computes_what_explicit_attention_does(lengths: tuple[int, ...] | None) -> None:
+    """Of two sequences, or of the documents in them."""
     torch.manual_seed(0)
+    documents = None
+    if lengths is not None:
+        documents = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     explicit = Attention(MODEL, SoloGroup(), False, device="cpu", dtype=torch.float64)
     fused = Attention(FUSED, SoloGroup(), False, device="cpu", dtype=torch.float64)
     for parameter in explicit.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     fused.load_state_dict(explicit.state_dict())
     tables = SharedConstants(MODEL, torch.device("cpu"), torch.float64)
-    assert SharedConstants(FUSED, torch.device("cpu"), torch.float64).mask is None
+    ends = SharedConstants(FUSED, torch.device("cpu"), torch.float64).seen(documents)
+    assert ends is None if documents is None else len(ends) == len(documents) + 1
     x = torch.randn(2 * MODEL.sequence_length, MODEL.hidden, dtype=torch.float64)
-    ours, theirs = (each(x, tables, tables.mask) for each in (fused, explicit))
+    ours = fused(x, tables, ends)
+    theirs = explicit(x, tables, tables.seen(documents))
     assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [1, 700, 2048, 5000])
+@pytest.mark.parametrize("documents", [False, True])
+def test_it_looks_through_a_window(window: int, documents: bool) -> None:
+    """Values and gradients, against the definition; the host takes 1024 queries at a time."""
+    torch.manual_seed(0)
+    length, heads, kv_heads, size = 2500, 2, 1, 4
+    shapes = [(1, length, count, size) for count in (heads, kv_heads, kv_heads, heads)]
+    *given, gradient = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    number = (torch.arange(length) >= 1200).long() if documents else torch.zeros(length)
+    ours, theirs = ([each.clone().requires_grad_() for each in given] for _ in range(2))
+    ends = Documents.of(number, length).ends if documents else None
+    attend(*ours, window=window, ends=ends, scale=0.7).backward(gradient)
+    found = [each.grad for each in ours]
+
+    apart = torch.arange(length).unsqueeze(1) - torch.arange(length)
+    seen = (apart >= 0) & (apart < window) & (number.unsqueeze(1) == number)
+    query, key, value = (each.transpose(1, 2) for each in theirs)
+    scores = (query @ key.mT * 0.7).masked_fill(~seen, -torch.inf)
+    (torch.softmax(scores, -1) @ value).backward(gradient.transpose(1, 2))
+    for one, other in zip(found, theirs, strict=True):
+        torch.testing.assert_close(one, other.grad, rtol=1e-12, atol=1e-12)
 
 
 def product_flops(piece: TracedPiece) -> int:
@@ -51,21 +94,23 @@ def test_its_cost(tp: int) -> None:
         kind = StageKind("block", False, False, tp, 1)
         return what(trace_stage(model, 2, kind)) - what(trace_stage(model, 1, kind))
 
-    pairs = MODEL.heads // tp * MODEL.sequence_length**2  # of tokens, over the heads
+    heads, length = MODEL.heads // tp, MODEL.sequence_length
+    pairs = heads * length**2  # of tokens, over the heads
+    seen = heads * length * (length + 1) // 2  # of these, which are not masked
     saved = layer(MODEL, lambda t: t.kept_bytes) - layer(FUSED, lambda t: t.kept_bytes)
     sums_bytes = MODEL.heads // tp * MODEL.sequence_length * 4
     out_bytes = MODEL.sequence_length * MODEL.hidden // tp * 8
     assert saved == pytest.approx(pairs * 8 - sums_bytes, abs=2 * out_bytes)
-    product = 2 * pairs * MODEL.head_size
-    assert layer(FUSED, lambda t: product_flops(t.forward)) == layer(
-        MODEL, lambda t: product_flops(t.forward)
-    )
-    for model, products in ((MODEL, 4), (FUSED, 5)):
+    of_weights = set()  # products with them, which are the same
+    for model, products, computed in ((MODEL, 4, pairs), (FUSED, 5, seen)):
+        product = 2 * computed * MODEL.head_size
         plain = layer(model, lambda t: product_flops(t.forward)) - 2 * product
+        of_weights.add(plain)
         whole = layer(
             model, lambda t: product_flops(t.backward_input) + product_flops(t.backward_weight)
         )
         assert whole == 2 * plain + products * product
+    assert len(of_weights) == 1
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +154,77 @@ def test_it_trains_what_explicit_attention_does(
     for name, expected in plain.parameters.items():
         error = (got.parameters[name] - expected).abs().max() / expected.abs().max()
         assert error <= TOLERANCE[dtype], f"{name}: {error:.3g}"
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [("unlike stages", "float64"), pytest.param("two pipelines", "float32", marks=LONG)],
+)
+def test_documents_train_what_each_alone_does(
+    chips: Ranks, tmp_path: Path, layout: str, dtype: str
+) -> None:
+    """The chips' kernel is told where documents end, and no mask is made of them."""
+    data = conversations(tmp_path / "chats.tokens", 160, 21)
+    plan = LAYOUTS[layout](tiny_trained(layers=8, dtype=dtype))
+    fused = replace(plan, model=replace(plan.model, attention="fused"))
+    check(learnt_by(chips, fused, data), plainly(plan, data), TOLERANCE[dtype])
+
+
+STRICT = """
+import sys, torch, ditorch
+from pydantic import TypeAdapter
+from heteropp.models.parallel.tensor_parallel import SoloGroup
+from heteropp.models.spec import ModelSpec
+from heteropp.models.spec import ModelSpec
+for text in sys.argv[1:]:
+    model = TypeAdapter(ModelSpec).validate_json(text)
+    stage = model.build((0, 2), SoloGroup(), "device", torch.float32)
+    stage.initialise(0)
+    tokens = torch.zeros(64, dtype=torch.int64, device="device")
+    documents = torch.tensor([0] * 10 + [1] * 22 + [0] * 31 + [-1]).to("device")
+    stage(tokens, tokens, 0, documents).backward()
+print(ditorch.kernel_counts()["_flash_attention_backward"], ditorch.fallback_counts())
+"""
+
+
+def test_the_host_computes_nothing_of_it() -> None:
+    """Of 2 layers each, in documents; those of the second look through a window."""
+    sizes = dict(hidden=64, vocab=256, sequence_length=32)
+    models = [
+        replace(tiny_model(2, **sizes), attention="fused"),
+        read(
+            tiny_config("mistral", layers=2).to_dict(), "x", sequence_length=32, attention="fused"
+        ),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", STRICT, *map(TypeAdapter(ModelSpec).dump_json, models)],
+        env={**os.environ, "DITORCH_CHIP": "c-mini", "DITORCH_STRICT": "1"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "4 {}\n", done.stderr[-3000:]
+
+
+def test_flops_are_those_of_pairs_that_are_seen() -> None:
+    values, length = tiny_config("mistral", layers=2).to_dict(), 32
+    model = read(values, "x", sequence_length=length)
+    pairs = sum(min(row + 1, values["sliding_window"]) for row in range(length))
+    products = 3 * 2 * 2 * 2 * values["num_attention_heads"] * values["head_dim"]
+    masked = products * (length**2 - pairs) / length
+    fused = replace(model, attention="fused")
+    assert model.flops_per_token() - fused.flops_per_token() == pytest.approx(masked, rel=1e-12)
+
+
+def test_what_keeps_documents_apart_is_within_the_predicted(chips: Ranks, tmp_path: Path) -> None:
+    data = conversations(tmp_path / "chats.tokens", 400, 60)
+    plan = LAYOUTS["one rank"](tiny_trained(layers=8, dtype="float32", sequence_length=128))
+    needs = {}
+    for attention in ("explicit", "fused"):
+        own = replace(plan, model=replace(plan.model, attention=attention))
+        (memory,) = rank_memory(own)
+        needs[attention] = memory.total + documents_bytes(own, 0)
+        (peak,) = learnt_by(chips, own, data, steps=3).peak_memory_bytes
+        assert 0.9 * needs[attention] <= peak <= needs[attention], attention
+    assert needs["fused"] < needs["explicit"]
 
 
 def test_its_peak_is_within_5_percent_below_the_predicted(chips: Ranks) -> None:

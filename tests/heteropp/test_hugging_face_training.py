@@ -116,11 +116,24 @@ def test_rows_that_are_cut_over_ranks(ranks: Ranks, decoders: Decoders, family: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])  # whose values are narrower than keys
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3", "gemma3_text", "deepseek_v3"],  # full, with windows, values narrower than keys
+)
 def test_attention_in_one_kernel(ranks: Ranks, decoders: Decoders, family: str) -> None:
     found = decoders(family)
     fused = replace(found.model, attention="fused")
     compare(ranks, plan_of(fused, (1, 2, 1), (1, 2, 1), (2, 1, 2)), replace(found, model=fused))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text", "gemma2"])  # the last has a soft cap
+def test_one_kernel_keeps_documents_apart(ranks: Ranks, decoders: Decoders, family: str) -> None:
+    found = decoders(family)
+    options: dict[str, Any] = dict(weights=found.folder, within="document")
+    fused = replace(found.model, attention="fused")
+    one_kernel = ranks.train(plan_of(fused, (1, 2, 1), (1, 2, 1), (2, 1, 2)), STEPS, **options)
+    check(one_kernel, ranks.train(plan_of(found.model, (4,), (1,), (1,)), STEPS, **options))
 
 
 @pytest.mark.long

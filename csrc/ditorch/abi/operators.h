@@ -247,7 +247,7 @@ typedef struct ditorch_grouped_matmul {
 
 /* Scaled dot-product attention that keeps no scores (FlashAttention, Dao et al. 2022): memory grows
  * with the length of a sequence, not with its square. Of one head, where query q sees keys 0 to q
- * if `causal` and all keys otherwise:
+ * if `causal`, of these the last `window` alone if that is not 0, and all keys otherwise:
  *
  *   scores[q, k] = scale * query[q] . key[k] + bias[q, k]
  *   out[q] = sum over k of exp(scores[q, k] - log_sum_exp[q]) * value[k]
@@ -258,7 +258,13 @@ typedef struct ditorch_grouped_matmul {
  * kv head. Rows of query and key have `size` elements, those of value and out `value_size`. `bias`
  * is [batch, heads, queries, keys]; its data is NULL where there is none. All are of the floating
  * dtype `dtype`, with four strides each; log_sum_exp is contiguous, [batch, heads, queries], and
- * FLOAT32, or FLOAT64 where `dtype` is. No size is zero, and outputs overlap nothing. */
+ * FLOAT32, or FLOAT64 where `dtype` is. No size is zero, and outputs overlap nothing.
+ *
+ * `ends`, if it is not NULL, keeps documents apart that lie one after the other, as sequences of
+ * their own: document d has the rows from ends[d - 1], or from 0 for the first, to ends[d] - 1, of
+ * queries and of keys alike. It lies on the device: `documents` INT32 side by side, which ascend to
+ * `queries`; some may have no rows. batch is then 1, there are as many keys, and there is no bias.
+ */
 typedef struct ditorch_attention {
   size_t struct_size;
   ditorch_dtype dtype;
@@ -268,6 +274,10 @@ typedef struct ditorch_attention {
   ditorch_operand query, key, value, bias;
   ditorch_operand out;
   void* log_sum_exp;
+  /* since the table has attention_struct_size */
+  int64_t window; /* 0, or at least 1 where causal */
+  int64_t documents;
+  const int32_t* ends;
 } ditorch_attention;
 
 /* Its gradients, which are of `dtype` and have four strides each. `forward` is the call whose out
@@ -358,7 +368,8 @@ typedef struct ditorch_operators {
   /* cumsum. Any dtype but BOOL. */
   ditorch_status (*scan)(const ditorch_context* context, const ditorch_scan* call);
 
-  /* scaled_dot_product_attention and its gradients: both, or none. */
+  /* scaled_dot_product_attention, FlashAttention by its name in ATen, and their gradients: both, or
+   * none. */
   ditorch_status (*attention)(const ditorch_context* context, const ditorch_attention* call);
   ditorch_status (*attention_backward)(const ditorch_context* context,
                                        const ditorch_attention_backward* call);
@@ -366,6 +377,10 @@ typedef struct ditorch_operators {
   /* _grouped_mm and its gradients. */
   ditorch_status (*grouped_matmul)(const ditorch_context* context,
                                    const ditorch_grouped_matmul* call);
+
+  /* sizeof(ditorch_attention) as the vendor compiled it: it is asked for nothing that a field
+   * beyond would say. */
+  size_t attention_struct_size;
 } ditorch_operators;
 
 /* The library's table, which lives as long as the process, or NULL if it does not speak

@@ -129,8 +129,11 @@ typedef struct ditorch_memory_handle {
  *
  * The charging rule, the same here and in heteropp's cost model, for one ATen operator:
  *   bytes = bytes of every distinct tensor argument and result, each counted once;
- *   flops = 2*m*n*k for products of matrices (per batch), else one per element of the largest
- *           tensor among arguments and results; zero for views, which are not launched at all. */
+ *   flops = 2*m*n*k for products of matrices (per batch); for attention in one piece 2 for each
+ *           element of the products of every query with every key that it sees (forward: size +
+ *           value_size of them, backward: 3 size + 2 value_size), documents being taken to be as
+ *           long as the longest; else one per element of the largest tensor among arguments and
+ *           results; zero for views, which are not launched at all. */
 typedef struct ditorch_work {
   size_t struct_size;
   const char* name; /* the operator's name, for traces; lives as long as the process */

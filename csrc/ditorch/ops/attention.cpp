@@ -2,18 +2,15 @@
 
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/where.h>
-#include <torch/library.h>
 
-#include <array>
-#include <cmath>
+#include <cstddef>
+#include <optional>
 
+#include "ops/attention_arguments.h"
 #include "ops/optional_tensor.h"
 #include "ops/tensors.h"
 
@@ -22,13 +19,6 @@ namespace {
 
 using Arguments = c10::ArrayRef<c10::IValue>;
 using Results = std::vector<c10::IValue>;
-
-constexpr const char* kForward = "aten::_scaled_dot_product_fused_attention_overrideable";
-constexpr const char* kBackward = "aten::_scaled_dot_product_fused_attention_overrideable_backward";
-
-double scale_of(const c10::IValue& scale, const at::Tensor& query) {
-  return scale.isNone() ? 1 / std::sqrt(static_cast<double>(query.size(-1))) : scale.toDouble();
-}
 
 // A result that only other devices have. torch.compile saves it, and takes no undefined tensor.
 at::Tensor nothing(const at::Tensor& query) { return at::empty({0}, query.options()); }
@@ -54,20 +44,33 @@ bool are_describable(const at::Tensor& query, const at::Tensor& key, const at::T
   return !bias.defined() || (bias.scalar_type() == query.scalar_type() && bias.dim() <= 4);
 }
 
+// Which keys a query sees.
+struct Seen {
+  bool causal;
+  int64_t window = 0, documents = 0;
+  const int32_t* ends = nullptr;
+
+  // Whether the vendor's descriptor has fields for it.
+  bool is_describable() const {
+    return (!window && !ends) ||
+           vendor().operators->attention_struct_size >= sizeof(ditorch_attention);
+  }
+};
+
 // A call as the ABI describes it. The tensors live as long as it is used.
 struct Call {
   at::Tensor bias;  // spread over batch and heads
   ditorch_attention described;
 
   Call(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-       const at::Tensor& given_bias, bool causal, double scale, const at::Tensor& out,
+       const at::Tensor& given_bias, Seen seen, double scale, const at::Tensor& out,
        const at::Tensor& sums) {
     if (given_bias.defined()) {
       bias = given_bias.expand({query.size(0), query.size(1), query.size(2), key.size(2)});
     }
     described = {sizeof(described),
                  abi_dtype(query.scalar_type()),
-                 causal,
+                 seen.causal,
                  scale,
                  query.size(0),
                  query.size(1),
@@ -81,7 +84,10 @@ struct Call {
                  operand_of(value),
                  operand_of(bias),
                  operand_of(out),
-                 sums.mutable_data_ptr()};
+                 sums.mutable_data_ptr(),
+                 seen.window,
+                 seen.documents,
+                 seen.ends};
   }
 };
 
@@ -103,7 +109,7 @@ ditorch_status forward(const ditorch_context& context, Arguments arguments, Resu
     return DITORCH_NOT_IMPLEMENTED;
   }
   const auto out = empty_out(query, value), sums = empty_sums(query);
-  const Call call(query, key, value, bias, arguments[5].toBool(), scale_of(arguments[7], query),
+  const Call call(query, key, value, bias, {arguments[5].toBool()}, scale_of(arguments[7], query),
                   out, sums);
   const auto none = nothing(query);
   results = {out, sums, none, none, query.size(2), key.size(2), none, none, none};
@@ -128,12 +134,105 @@ ditorch_status backward(const ditorch_context& context, Arguments arguments, Res
   }
   const auto of_query = at::empty_like(query), of_key = at::empty_like(key),
              of_value = at::empty_like(value);
-  const Call call(query, key, value, bias, arguments[13].toBool(), scale_of(arguments[16], query),
+  const Call call(query, key, value, bias, {arguments[13].toBool()}, scale_of(arguments[16], query),
                   out, sums);
   const ditorch_attention_backward described{sizeof(described),    &call.described,
                                              operand_of(grad_out), operand_of(of_query),
                                              operand_of(of_key),   operand_of(of_value)};
   results = {of_query, of_key, of_value, at::Tensor()};
+  return vendor().operators->attention_backward(&context, &described);
+}
+
+// --- FlashAttention, by its names in ATen -----------------------------------------------------
+
+// What a call of it says, in the shapes of a descriptor. Absent where the ABI has no words for it:
+// the host then computes it.
+struct Flash {
+  at::Tensor query, key, value;
+  Seen seen;
+
+  static std::optional<Flash> of(Arguments arguments, const FlashPlaces& at) {
+    const auto ends = optional_tensor(arguments[at.cum_seq_q]);
+    Flash found{as_heads(arguments[at.query].toTensor()),
+                as_heads(arguments[at.query + 1].toTensor()),
+                as_heads(arguments[at.query + 2].toTensor()), Seen{is_causal(arguments, at)}};
+    const int64_t before = window_of(arguments[at.window_left]);
+    const int64_t after = window_of(arguments[at.window_right]);
+    const int64_t keys = found.key.size(2);
+    if (before >= 0 && before + 1 < keys) found.seen.window = before + 1;
+    if (ends.defined()) {
+      // the first is 0
+      found.seen.documents = ends.numel() - 1;
+      found.seen.ends = static_cast<const int32_t*>(ends.const_data_ptr()) + 1;
+    }
+    const bool is_square = found.query.size(2) == keys;
+    const bool sees_later = !found.seen.causal && after >= 0;
+    const bool fits = arguments[at.dropout_p].toDouble() == 0 && !sees_later &&
+                      (is_square || !found.seen.causal) &&
+                      (found.seen.causal || !found.seen.window) && are_ends(arguments, at, ends) &&
+                      found.seen.is_describable() &&
+                      are_describable(found.query, found.key, found.value, at::Tensor());
+    if (!fits) return std::nullopt;
+    return found;
+  }
+
+ private:
+  // Whether documents lie alike in queries and keys, as the one tensor says in both places.
+  static bool are_ends(Arguments arguments, const FlashPlaces& at, const at::Tensor& ends) {
+    const auto of_keys = optional_tensor(arguments[at.cum_seq_q + 1]);
+    if (!ends.defined() || !of_keys.defined()) return !ends.defined() && !of_keys.defined();
+    return ends.const_data_ptr() == of_keys.const_data_ptr() && ends.sizes() == of_keys.sizes() &&
+           ends.scalar_type() == c10::kInt && ends.dim() == 1 && ends.is_contiguous() &&
+           ends.numel() > 1 && ends.device() == arguments[at.query].toTensor().device();
+  }
+};
+
+// _flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
+// is_causal, return_debug_mask, scale, window_size_left, window_size_right, seqused_k,
+// alibi_slopes, ..) -> output, logsumexp, and what other devices keep beside
+ditorch_status flash_forward(const ditorch_context& context, Arguments arguments,
+                             Results& results) {
+  for (size_t i = kFlashForward.window_right + 1; i < arguments.size(); ++i) {
+    if (!arguments[i].isNone()) return DITORCH_NOT_IMPLEMENTED;
+  }
+  const auto& query = arguments[0].toTensor();
+  const auto flash = Flash::of(arguments, kFlashForward);
+  if (!flash) return DITORCH_NOT_IMPLEMENTED;
+  auto shape = query.sizes().vec();
+  shape.back() = flash->value.size(3);
+  const auto out = at::empty(shape, query.options()), sums = empty_sums(flash->query);
+  const auto seen = as_heads(out);
+  const Call call(flash->query, flash->key, flash->value, at::Tensor(), flash->seen,
+                  scale_of(arguments[kFlashForward.scale], query), seen, sums);
+  const auto none = nothing(query);
+  results = {out, query.dim() == 3 ? sums.squeeze(0) : sums, none, none, none};
+  return vendor().operators->attention(&context, &call.described);
+}
+
+// _flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k,
+// max_q, max_k, dropout_p, is_causal, rng_state, unused, scale, window_size_left,
+// window_size_right) -> gradients of query, key and value
+ditorch_status flash_backward(const ditorch_context& context, Arguments arguments,
+                              Results& results) {
+  const auto& grad_out = arguments[0].toTensor();
+  const auto& query = arguments[1].toTensor();
+  const auto& out = arguments[4].toTensor();
+  const auto sums = arguments[5].toTensor().contiguous();
+  const auto flash = Flash::of(arguments, kFlashBackward);
+  if (!flash || grad_out.scalar_type() != query.scalar_type() ||
+      !are_plain({query, grad_out, out})) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
+  results = {at::empty_like(query), at::empty_like(arguments[2].toTensor()),
+             at::empty_like(arguments[3].toTensor())};
+  const auto given = as_heads(grad_out), mixed = as_heads(out);
+  const auto of_query = as_heads(results[0].toTensor()), of_key = as_heads(results[1].toTensor()),
+             of_value = as_heads(results[2].toTensor());
+  const Call call(flash->query, flash->key, flash->value, at::Tensor(), flash->seen,
+                  scale_of(arguments[kFlashBackward.scale], query), mixed, sums);
+  const ditorch_attention_backward described{sizeof(described),  &call.described,
+                                             operand_of(given),  operand_of(of_query),
+                                             operand_of(of_key), operand_of(of_value)};
   return vendor().operators->attention_backward(&context, &described);
 }
 
@@ -160,64 +259,6 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   return fits ? whole : apart;
 }
 
-// The keys or values of every query head.
-at::Tensor for_each_head(const at::Tensor& shared, const at::Tensor& query) {
-  return shared.to(wide_dtype(query)).repeat_interleave(query.size(1) / shared.size(1), 1);
-}
-
-at::Tensor sum_of_heads(const at::Tensor& gradient, const at::Tensor& shared) {
-  return gradient.unflatten(1, {shared.size(1), -1}).sum(2).to(shared.scalar_type());
-}
-
-// [batch, heads, queries, keys], in float32 or wider.
-at::Tensor scores_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& bias,
-                     bool causal, double scale) {
-  auto scores = query.to(wide_dtype(query)).matmul(for_each_head(key, query).mT()) * scale;
-  if (bias.defined()) scores = scores + bias;
-  if (!causal) return scores;
-  const auto later = at::ones_like(scores, scores.options().dtype(at::kBool)).triu(1);
-  return scores.masked_fill(later, -INFINITY);
-}
-
-// What a score's share of its row is; none where a query sees no key.
-at::Tensor powers_of(const at::Tensor& scores, const at::Tensor& sums) {
-  const auto total = sums.unsqueeze(-1);
-  return (scores - total).exp().masked_fill(total == -INFINITY, 0);
-}
-
-void host_forward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  const auto arguments = torch::jit::pop(*stack, 8);
-  const auto& query = arguments[0].toTensor();
-  const auto& key = arguments[1].toTensor();
-  const auto scores = scores_of(query, key, optional_tensor(arguments[3]), arguments[5].toBool(),
-                                scale_of(arguments[7], query));
-  const auto sums = scores.logsumexp(-1);
-  const auto out = powers_of(scores, sums).matmul(for_each_head(arguments[2].toTensor(), query));
-  const auto none = nothing(query);
-  torch::jit::push(*stack, out.to(query.scalar_type()), sums, none, none, query.size(2),
-                   key.size(2), none, none, none);
-}
-
-void host_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  const auto arguments = torch::jit::pop(*stack, 17);
-  const auto& query = arguments[1].toTensor();
-  const auto& key = arguments[2].toTensor();
-  const auto& value = arguments[3].toTensor();
-  const auto wide = wide_dtype(query);
-  const auto grad_out = arguments[0].toTensor().to(wide);
-  const auto out = arguments[6].toTensor().to(wide);
-  const double scale = scale_of(arguments[16], query);
-  const auto scores =
-      scores_of(query, key, optional_tensor(arguments[4]), arguments[13].toBool(), scale);
-  const auto powers = powers_of(scores, arguments[7].toTensor());
-  const auto grad_powers = grad_out.matmul(for_each_head(value, query).mT());
-  const auto grad_scores = powers * (grad_powers - (grad_out * out).sum(-1, /*keepdim=*/true));
-  const auto grad_query = grad_scores.matmul(for_each_head(key, query)) * scale;
-  const auto grad_key = grad_scores.mT().matmul(query.to(wide)) * scale;
-  torch::jit::push(*stack, grad_query.to(query.scalar_type()), sum_of_heads(grad_key, key),
-                   sum_of_heads(powers.mT().matmul(grad_out), value), at::Tensor());
-}
-
 }  // namespace
 
 bool vendor_has() {
@@ -225,7 +266,7 @@ bool vendor_has() {
   if (!operators || !operators->attention || !operators->attention_backward) return false;
   const auto one = at::empty({1, 1, 1, 1}, at::TensorOptions(chip_device(0)).dtype(c10::kFloat));
   const auto out = at::empty_like(one), sums = empty_sums(one);
-  const Call call(one, one, one, at::Tensor(), /*causal=*/true, /*scale=*/1, out, sums);
+  const Call call(one, one, one, at::Tensor(), {/*causal=*/true}, /*scale=*/1, out, sums);
   const ditorch_context context{sizeof(context), 0, nullptr};
   return operators->attention(&context, &call.described) == DITORCH_OK;
 }
@@ -235,11 +276,13 @@ bool is_one_kernel() {
   return is;
 }
 
-VendorKernels all_kernels() { return {{kForward, forward}, {kBackward, backward}}; }
+bool keeps_documents_apart() { return is_one_kernel() && Seen{true, 1}.is_describable(); }
 
-void register_on_host(torch::Library& library) {
-  library.impl(kForward, torch::CppFunction::makeFromBoxedFunction<&host_forward>());
-  library.impl(kBackward, torch::CppFunction::makeFromBoxedFunction<&host_backward>());
+VendorKernels all_kernels() {
+  return {{kForward, forward},
+          {kBackward, backward},
+          {kFlashForwardName, flash_forward},
+          {kFlashBackwardName, flash_backward}};
 }
 
 }  // namespace ditorch::attention

@@ -1,7 +1,9 @@
-// scaled_dot_product_attention in one piece, where the chip has a kernel for it.
+// scaled_dot_product_attention and FlashAttention in one piece, where the chip has a kernel for it.
 #pragma once
 
 #include <torch/library.h>
+
+#include <string_view>
 
 #include "ops/vendor_kernels.h"
 
@@ -13,9 +15,15 @@ bool vendor_has();
 // The same, as it was found then.
 bool is_one_kernel();
 
+// Whether its kernel also takes windows and documents that lie one after the other.
+bool keeps_documents_apart();
+
 VendorKernels all_kernels();
 
-// Gives the CPU kernels of the two operators, which torch has for other devices alone.
+// The floating point operations of a call of one of the operators, by the charging rule.
+double flops(std::string_view name, c10::ArrayRef<c10::IValue> arguments);
+
+// Gives the CPU kernels of the operators, which torch has for other devices alone.
 void register_on_host(torch::Library& library);
 
 }  // namespace ditorch::attention

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/attention.h"
 #include "profiler/kernels.h"
 #include "runtime/stream.h"
 
@@ -24,8 +25,7 @@ double product_flops(const Operator& op, const at::Tensor& left, const at::Tenso
       return 2 * elements * static_cast<double>(right.dim() < 2 ? 1 : right.size(-1));
     case Product::linear:  // [.., k] @ [n, k]^T
       return 2 * elements * static_cast<double>(right.dim() < 2 ? 1 : right.size(0));
-    case Product::attention:  // [.., s, d] with keys [.., t, d]
-      return 2 * op.passes * elements * static_cast<double>(right.dim() < 2 ? 1 : right.size(-2));
+    case Product::attention:
     case Product::none:
       break;
   }
@@ -63,6 +63,10 @@ void Charge::add(c10::ArrayRef<c10::IValue> values) {
 
 void Charge::count_product(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
   if (op.product == Product::none) return;
+  if (op.product == Product::attention) {
+    product_flops_ = attention::flops(op.name, arguments);
+    return;
+  }
   const auto& left = arguments[op.left];
   const auto& right = arguments[op.left + 1];
   if (left.isTensor() && right.isTensor()) {

@@ -32,12 +32,9 @@ void find_product(Operator& op) {
   if (auto found = left_operands.find(name); found != left_operands.end()) {
     op.product = name == "linear" ? Product::linear : Product::matrix;
     op.left = found->second;
-  } else if (name.starts_with("_scaled_dot_product_") &&
-             name.find("attention") != std::string_view::npos) {
-    bool backward = name.ends_with("_backward");
+  } else if (name.starts_with("_scaled_dot_product_fused_attention_overrideable") ||
+             name == "_flash_attention_forward" || name == "_flash_attention_backward") {
     op.product = Product::attention;
-    op.left = backward ? 1 : 0;
-    op.passes = backward ? 5 : 2;
   }
 }
 

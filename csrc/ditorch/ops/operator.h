@@ -15,7 +15,7 @@
 
 namespace ditorch {
 
-// Where a product of matrices keeps its left operand, or an attention its query.
+// How a product of matrices keeps its operands; attention's work is its own (attention_work.cpp).
 enum class Product { none, matrix, linear, attention };
 
 struct Operator {
@@ -26,8 +26,7 @@ struct Operator {
   std::vector<bool> writes;   // which arguments it writes to
   std::optional<size_t> generator;  // position of its Generator? argument
   Product product = Product::none;
-  size_t left = 0;    // position of the product's left operand
-  double passes = 1;  // products of that shape it does (attention: 2 forward, 5 backward)
+  size_t left = 0;                       // position of the product's left operand
   VendorKernel vendor_kernel = nullptr;  // null: the host always computes it
   HostKernel host_kernel = nullptr;
   mutable std::atomic<uint8_t> missing_dtypes{0};  // that the host has no kernel for: see wider.cpp

@@ -2,7 +2,8 @@
 
 The charging rule is that of csrc/ditorch/abi/runtime.h, which paces emulated chips: one launch an
 ATen operator; bytes of every distinct tensor argument and result; 2*m*n*k flops for products of
-matrices, else one an element of the largest tensor; views and allocations are free.
+matrices, and of the pairs that attention in one kernel sees, else one an element of the largest
+tensor; views and allocations are free.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from heteropp.models.attention_work import backward_flops, forward_flops, seen_pairs
+
+ATTENTION = "_scaled_dot_product_attention"
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
 # their tensor argument is a template, which they do not read
@@ -149,40 +153,54 @@ class _FusedNorm(torch.autograd.Function):
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Attention as one kernel: 2 products forward, 5 backward, where its weights come anew."""
+    """Causal attention as one kernel, of [sequences, heads, length, size], through a window."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, traces: list[Trace]) -> Tensor:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        window: int | None,
+        traces: list[Trace],
+    ) -> Tensor:
         out = torch.empty_like(query)
+        if value.shape[-1] != query.shape[-1]:
+            rows = out.transpose(1, 2).shape[:-1]  # heads lie next to each other in a row
+            out = query.new_empty(*rows, value.shape[-1]).transpose(1, 2)
         wide = torch.promote_types(query.dtype, torch.float32)
         sums = query.new_empty(query.shape[:-1], dtype=wide)
         ctx.save_for_backward(query, key, value, out, sums)
-        ctx.traces = traces
-        name, tensors = "_scaled_dot_product_attention", (query, key, value)
-        traces[-1].operators.append(_charge_attention(name, 2, key, (*tensors, out, sums)))
+        ctx.traces, ctx.window = traces, window
+        tensors = query, key, value, out, sums
+        charge = _charge_attention(ATTENTION, forward_flops, window, tensors, ())
+        traces[-1].operators.append(charge)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
         saved = ctx.saved_tensors
         results = tuple(torch.empty_like(each) for each in saved[:3])
-        name, tensors = "_scaled_dot_product_attention_backward", (gradient, *saved, *results)
-        ctx.traces[-1].operators.append(_charge_attention(name, 5, saved[1], tensors))
-        return *results, None
+        name, beside = f"{ATTENTION}_backward", (gradient, *results)
+        charge = _charge_attention(name, backward_flops, ctx.window, saved, beside)
+        ctx.traces[-1].operators.append(charge)
+        return *results, None, None
 
 
 def _charge_attention(
-    name: str, products: int, key: Tensor, tensors: tuple[Tensor, ...]
+    name: str,
+    flops_of: Callable[[int, int, int], int],
+    window: int | None,
+    tensors: tuple[Tensor, ...],
+    beside: tuple[Tensor, ...],
 ) -> TracedOperator:
-    """Returns the operator of an attention kernel with so many matrix products.
-
-    The first of `tensors` has the query's shape, [.., tokens, head size].
-    """
-    tokens, size = tensors[0].shape[-2:]
-    flops = 2 * products * tensors[0].numel() * key.shape[-2]
-    sides = tensors[0].numel() // (tokens * size), tokens, key.shape[-2], size
-    moved = sum(t.numel() * t.element_size() for t in tensors)
-    return TracedOperator(name, True, (flops,), moved, sides)
+    """tensors: the query, the key, the value and others that it touches, as `beside` are."""
+    query, key, value = tensors[:3]
+    length, size = query.shape[-2:]
+    heads = query.numel() // (length * size)  # of all sequences
+    flops = flops_of(heads * seen_pairs(length, window), size, value.shape[-1])
+    moved = sum(t.numel() * t.element_size() for t in (*tensors, *beside))
+    return TracedOperator(name, True, (flops,), moved, (heads, length, key.shape[-2], size))
 
 
 class _ChipKernels(TorchFunctionMode):
@@ -195,14 +213,13 @@ class _ChipKernels(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.nn.functional.rms_norm and kwargs.get("weight") is not None:
             return _FusedNorm.apply(args[0], kwargs["weight"], _active)
-        if (
-            func is torch.nn.functional.scaled_dot_product_attention
-            and len(args) == 3
-            and kwargs.get("attn_mask") is None
-            and args[0].shape[-1] == args[2].shape[-1]
-        ):
-            return _FusedAttention.apply(*args, _active)
-        return func(*args, **(kwargs or {}))
+        if func is torch.nn.functional.scaled_dot_product_attention and kwargs.get("is_causal"):
+            return _FusedAttention.apply(*args, None, _active)
+        if func is torch.ops.aten._flash_attention_forward:
+            rows = (each.transpose(1, 2) for each in args[:3])
+            mixed = _FusedAttention.apply(*rows, kwargs["window_size_left"] + 1, _active)
+            return (mixed.transpose(1, 2),)
+        return func(*args, **kwargs)
 
 
 _active: list[Trace] = []

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from heteropp.models.attention import mix
+from heteropp.models.documents import Documents
+from heteropp.models.fused_attention import attend
 
 NAME = "heteropp"
 NEED_MASK = {  # which add to it before they attend, or attend by themselves
@@ -38,14 +40,15 @@ class Masks(nn.Module):
     ) -> None:
         """windows: how many rows one attends to at most, itself included; None: all before it.
 
-        fused: whether attention that can be is one kernel, which needs no table.
+        fused: whether attention that can be is one kernel, which needs no table: one is then made
+        only for attention that has more to it (`attention`), when it asks.
         """
         super().__init__()
         self.length, self.device, self.dtype, self.fused = length, device, dtype, fused
-        self.unlike: Tensor | None = None  # [sequences, 1, length, length]: of two documents
+        self.documents: Documents | None = None  # that are kept apart; None: a sequence is one
         self.within: dict[str, Tensor] = {}  # tables that keep these apart
         for window in windows:
-            if not (fused and self._is_all(window)):
+            if not fused:
                 self._add(self._name(window))
 
     def of(self, window: int | None) -> Tensor:
@@ -54,10 +57,12 @@ class Masks(nn.Module):
         if not hasattr(self, name):
             self._add(name)
         table: Tensor = getattr(self, name)
-        if self.unlike is None:
+        if self.documents is None:
             return table
         if name not in self.within:
-            self.within[name] = table.masked_fill(self.unlike, -math.inf)
+            documents = self.documents.of_rows.view(-1, 1, self.length)
+            unlike = documents.unsqueeze(-1) != documents.unsqueeze(-2)
+            self.within[name] = table.masked_fill(unlike, -math.inf)
         return self.within[name]
 
     def of_chunks(self, size: int) -> Tensor | None:
@@ -70,22 +75,12 @@ class Masks(nn.Module):
         table: Tensor = getattr(self, name)
         return table
 
-    def fits_kernel(self, window: int | None) -> bool:
-        """Whether attention through a window is what the fused kernel computes."""
-        return self.fused and self._is_all(window) and self.unlike is None
-
-    def keep_apart(self, documents: Tensor | None) -> None:
-        """Lets rows attend to those of their own document; documents: numbers, [rows]."""
-        self.unlike, self.within = None, {}
-        if documents is not None:
-            documents = documents.view(-1, 1, self.length)
-            self.unlike = documents.unsqueeze(-1) != documents.unsqueeze(-2)
-
-    def _is_all(self, window: int | None) -> bool:
-        return window is None or window >= self.length
+    def keep_apart(self, documents: Documents | None) -> None:
+        """Lets rows attend to those of their own document."""
+        self.documents, self.within = documents, {}
 
     def _name(self, window: int | None) -> str:
-        return f"window_{self.length if self._is_all(window) else window}"
+        return f"window_{self.length if window is None else min(window, self.length)}"
 
     def _add(self, name: str) -> None:
         shape = 1, 1, self.length, self.length
@@ -163,11 +158,12 @@ def attention(
     """
     assert _running.masks is not None, "a stage's forward has set them"
     is_plain = softcap is None and s_aux is None and position_bias is None and indices is None
-    if _running.masks.fits_kernel(sliding_window) and is_plain and attention_mask is None:
-        mixed = nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=True, scale=scaling
-        )
-        return mixed.transpose(1, 2).contiguous(), None
+    if _running.masks.fused and is_plain and attention_mask is None:
+        rows = (each.transpose(1, 2) for each in (query, key, value))
+        apart = _running.masks.documents
+        ends = None if apart is None else apart.ends
+        mixed = attend(*rows, window=sliding_window, ends=ends, scale=scaling)
+        return mixed.contiguous(), None
     mask = _running.masks.of(sliding_window)
     if attention_mask is not None and attention_mask is not _running.masks.of(None):
         mask = mask + attention_mask  # a family's own, beside its window

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,9 +61,24 @@ class HuggingFaceModel(PartedModel):
     def selective_recompute_problem(self) -> str | None:
         return "transformers' modules do not say what attention's scores are"
 
+    @cached_property
+    def keeps_no_scores(self) -> bool:
+        """Whether attention is one kernel in every block: none has a soft cap or a sink, say."""
+        if self.attention != "fused":
+            return False
+        import torch
+
+        from heteropp.models.parallel.tensor_parallel import SoloGroup
+
+        kinds = tuple(dict.fromkeys(self.order))
+        model = replace(self, order=kinds, layers=len(kinds))
+        with torch.device("meta"):
+            stage = model.build((0, len(kinds)), SoloGroup(), "meta", getattr(torch, self.dtype))
+            tokens = torch.zeros(self.sequence_length, dtype=torch.int64)
+            stage(tokens, tokens)
+        return not any(True for _ in stage.masks.buffers())
+
     def documents_problem(self) -> str | None:
-        if self.attention == "fused":
-            return "fused attention is within whole sequences"
         if self.mixes_documents:
             return f"a layer of kind {self.mixes_documents} goes from one document to the next"
         return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from heteropp.models.documents import Documents
 from heteropp.models.hugging_face.attention import Masks, given_mask, masked_by, windows_of
 from heteropp.models.hugging_face.family import LAYERS, around, family, shallow
 from heteropp.models.hugging_face.layers import CutEmbedding, install
@@ -60,6 +61,7 @@ class HuggingFaceStage(StageModule):
                 owner, _, leaf = name.rpartition(".")
                 setattr(self.get_submodule(owner), leaf, self.get_parameter(other))
         windows = {window for layer in self.layers.values() for window in windows_of(layer)}
+        self.has_windows = any(window is not None and window < self.length for window in windows)
         fused = model.attention == "fused"
         self.masks = Masks(windows, self.length, device, dtype, fused=fused)
         positions = torch.arange(self.length, device="cpu").unsqueeze(0)
@@ -78,8 +80,10 @@ class HuggingFaceStage(StageModule):
         documents: Tensor | None = None,
     ) -> Tensor:
         (model,) = self.whole
-        self.masks.keep_apart(documents)
-        given: dict[str, Any] = {"position_ids": self._positions(documents), "use_cache": False}
+        apart = None if documents is None else Documents.of(documents, self.length)
+        self.masks.keep_apart(apart)
+        positions = self.positions if apart is None else apart.positions(self.length)
+        given: dict[str, Any] = {"position_ids": positions, "use_cache": False}
         if (mask := given_mask(model.config, self.masks)) is not None:
             given["attention_mask"] = mask
         given |= self._entering(x)
@@ -109,13 +113,3 @@ class HuggingFaceStage(StageModule):
             return cross_entropy_sum(logits, targets, SoloGroup())
         loss = cross_entropy_sum(logits, own_rows(targets, self.group), SoloGroup())
         return total(loss, self.group)
-
-    def _positions(self, documents: Tensor | None) -> Tensor:
-        """Returns each row's place in its sequence or document, [1 or sequences, length]."""
-        if documents is None:
-            return self.positions
-        documents = documents.view(-1, self.length)
-        begins = torch.ones_like(documents, dtype=torch.bool)
-        begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-        first = torch.where(begins, self.positions, 0).cummax(1).values
-        return self.positions - first

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
 
+from heteropp.models.attention_work import seen_pairs
 from heteropp.models.spec import LARGEST, Attention, ModelError, ModelSpec, Parameter
 
 if TYPE_CHECKING:
@@ -109,10 +110,9 @@ class LlamaModel(ModelSpec):
             return "fused attention keeps no scores to compute again"
         return None
 
-    def documents_problem(self) -> str | None:
-        if self.attention == "fused":
-            return "fused attention is within whole sequences"
-        return None
+    @property
+    def keeps_no_scores(self) -> bool:
+        return self.attention == "fused"
 
     def mixed_lengths_problem(self) -> str | None:
         if self.dropout:
@@ -120,7 +120,7 @@ class LlamaModel(ModelSpec):
                 f"the model has dropout {self.dropout}; expected 0, as a document is not in the "
                 "same rows under every plan"
             )
-        return self.documents_problem()
+        return None
 
     def describe(self) -> str:
         return f"{self.attention} attention, {self.dtype}"
@@ -129,7 +129,8 @@ class LlamaModel(ModelSpec):
         """Returns the FLOPs that a token's forward and backward take; recompute does not count.
 
         They are six for each weight of a matrix that a token is multiplied with, and the products
-        of attention with all tokens of its sequence, masked or not (PaLM, appendix B).
+        of attention with all tokens of its sequence, masked or not (PaLM, appendix B): fused
+        attention has none with those that are masked.
         """
         matrices = sum(
             math.prod(parameter.shape)
@@ -137,7 +138,9 @@ class LlamaModel(ModelSpec):
             if parameter.name.startswith("layers.") and len(parameter.shape) == 2
         )
         head = self.vocab * self.hidden
-        attention = 12 * self.layers * self.hidden * self.sequence_length
+        length = self.sequence_length
+        seen = seen_pairs(length) / length if self.attention == "fused" else length
+        attention = 12 * self.layers * self.hidden * seen
         return 6.0 * (matrices + head) + attention
 
     def build(

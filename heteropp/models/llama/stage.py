@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heteropp.models.attention import mix, mix_again
+from heteropp.models.documents import Documents
+from heteropp.models.fused_attention import attend
 from heteropp.models.llama.dropout import Dropout, row_and_column_hashes
 from heteropp.models.llama.model import LlamaModel
 from heteropp.models.llama.rotary import rotary_frequencies
@@ -56,23 +58,20 @@ class Attention(nn.Module):
         self.value = ColumnParallelLinear(model.hidden, kv, group, **kind)
         self.output = RowParallelLinear(model.hidden, model.hidden, group, **kind)
 
-    def forward(self, x: Tensor, tables: SharedConstants, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, tables: SharedConstants, seen: Tensor | None) -> Tensor:
         query = tables.rotate(self.query(x).view(-1, self.length, self.heads, self.head_size))
         key = tables.rotate(self.key(x).view(-1, self.length, self.kv_heads, self.head_size))
         value = self.value(x).view(-1, self.length, self.kv_heads, self.head_size)
         if self.fused:
-            query, key, value = (each.transpose(1, 2) for each in (query, key, value))
-            mixed = F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, enable_gqa=True
-            )
-            return self.output(mixed.transpose(1, 2).reshape(x.shape[0], -1))
-        assert mask is not None
+            mixed = attend(query, key, value, ends=seen)
+            return self.output(mixed.reshape(x.shape[0], -1))
+        assert seen is not None
         pairs = query.shape[0] * self.kv_heads  # (sequence, kv head) pairs
         # the query heads that share a kv head stand below each other in one matrix
         query = query.transpose(1, 2).reshape(pairs, -1, self.head_size)
         key = key.permute(0, 2, 3, 1).reshape(pairs, self.head_size, self.length)
         value = value.transpose(1, 2).reshape(pairs, self.length, self.head_size)
-        mixed = self.mix(query, key, value, mask)
+        mixed = self.mix(query, key, value, seen)
         mixed = mixed.view(-1, self.heads, self.length, self.head_size)
         return self.output(mixed.transpose(1, 2).reshape(x.shape[0], -1))
 
@@ -109,10 +108,10 @@ class Layer(nn.Module):
         self,
         x: Tensor,
         tables: SharedConstants,
-        mask: Tensor | None,
+        seen: Tensor | None,
         hashes: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        mixed = self.attention(copy_to_group(self.attention_norm(x), self.group), tables, mask)
+        mixed = self.attention(copy_to_group(self.attention_norm(x), self.group), tables, seen)
         x = x + self.attention_dropout(mixed, hashes)
         return x + self.mlp_dropout(self.mlp(copy_to_group(self.mlp_norm(x), self.group)), hashes)
 
@@ -139,13 +138,18 @@ class SharedConstants(nn.Module):
         for name, table in tables.items():
             self.register_buffer(name, table.to(dtype).to(device), persistent=False)
 
-    def mask_between(self, documents: Tensor) -> Tensor:
-        """Returns a mask that also keeps documents apart, [sequences, 1, length, length].
+    def seen(self, documents: Tensor | None) -> Tensor | None:
+        """Returns what says which tokens one sees.
 
-        documents: each row's document, [rows]. Positions need no change between documents, as only
-        the distance of two tokens counts.
+        It is a mask, [1 or sequences, 1, length, length], and to a fused kernel where documents
+        end, [rows + 1]; None: it needs no telling. documents: each row's document, [rows]; None:
+        there is one in a sequence. Positions need no change between documents, as only the distance
+        of two tokens counts.
         """
-        assert self.mask is not None, "documents and fused attention are refused before"
+        if documents is None:
+            return self.mask
+        if self.mask is None:
+            return Documents.of(documents, len(self.cosine)).ends
         documents = documents.view(-1, 1, self.mask.shape[-1])
         apart = documents.unsqueeze(-1) != documents.unsqueeze(-2)
         return self.mask.masked_fill(apart, -math.inf)
@@ -195,7 +199,7 @@ class LlamaStage(StageModule):
         first_row: int = 0,
         documents: Tensor | None = None,
     ) -> Tensor:
-        mask = self.tables.mask if documents is None else self.tables.mask_between(documents)
+        seen = self.tables.seen(documents)
         if self.is_first:
             x = self.embedding(x)
         hashes = None
@@ -205,7 +209,7 @@ class LlamaStage(StageModule):
         if self.is_first:
             x = self.embedding_dropout(x, hashes)
         for layer in self.layers.values():
-            x = layer(x, self.tables, mask, hashes)
+            x = layer(x, self.tables, seen, hashes)
         if not self.is_last:
             return x
         assert targets is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heteropp.cost.documents import mask_bytes
+from heteropp.cost.documents import apart_bytes
 from heteropp.cost.planned import human_bytes, rank_memory
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, ministage_layers
@@ -48,7 +48,7 @@ def memory_bytes(plans: Sequence[Plan], cluster: Cluster | None = None) -> list[
             standing += sum(each[rank].constants + each[rank].tokens for each in memories)
             moving = MOVING * copies[at_work - 1][rank][1] if at_work else 0
             working = memory.kept + memory.working + memory.boundary
-            working += mask_bytes(plans[at_work], rank)
+            working += apart_bytes(plans[at_work], rank)
             needs.append(standing + max(working, moving))
         result.append(needs)
     return result

@@ -102,18 +102,22 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
     return Chip(ditorch.device, "dicomm", EmulatedClock(ready_at_ns, ditorch.device.index))
 
 
-def check_attention(model: ModelSpec, device: Device) -> None:
-    """Raises ModelError where a model's attention is fused and the chip would keep its scores."""
+def check_attention(model: ModelSpec, device: Device, apart: bool) -> None:
+    """Raises ModelError where a model's attention is fused and the chip would keep its scores.
+
+    apart: whether some attention is through a window, or within documents of a sequence.
+    """
     if getattr(model, "attention", "explicit") == "explicit" or device.device.type == "cpu":
         return
     import ditorch
 
-    if not ditorch.has_fused_attention():
-        chip_type = ditorch.chip().chip_type
-        raise ModelError(
-            f"the model's attention is fused, for which chip {chip_type} has no kernel; expected "
-            "explicit, or chips that have one"
-        )
+    dtype = getattr(torch, model.dtype)
+    for kind, asked in (("", True), (", through a window or within documents", apart)):
+        if asked and not ditorch.has_fused_attention(apart=bool(kind), dtype=dtype):
+            raise ModelError(
+                f"the model's attention is fused{kind}, for which chip {ditorch.chip().chip_type} "
+                "has no kernel; expected explicit, or chips that have one"
+            )
 
 
 def _real_chip(device_type: str) -> torch.device:

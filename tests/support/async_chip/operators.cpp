@@ -271,6 +271,7 @@ ditorch_operators table() {
   operators.attention = Late<attention>::entry;
   operators.attention_backward = Late<attention_backward>::entry;
   operators.grouped_matmul = Late<grouped_matmul>::entry;
+  operators.attention_struct_size = sizeof(ditorch_attention);
   return operators;
 }
 

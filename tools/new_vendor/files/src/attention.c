@@ -55,10 +55,34 @@ static ditorch_dtype dtype_of_sums(const ditorch_attention* call) {
   return call->dtype == DITORCH_FLOAT64 ? DITORCH_FLOAT64 : DITORCH_FLOAT32;
 }
 
-/* How many keys a query sees: the first ones. */
-static int64_t seen_by(const head* of, int64_t query) {
-  const int64_t keys = of->call->keys;
-  return of->call->causal && query + 1 < keys ? query + 1 : keys;
+/* The keys that a query sees, from `first` to before `end`. */
+typedef struct span {
+  int64_t first, end;
+} span;
+
+/* The rows of a query's document, or all keys where documents are not kept apart. */
+static span document_of(const ditorch_attention* call, int64_t query) {
+  if (!call->ends) return (span){0, call->keys};
+  const int32_t* ends = chip_bytes(call->ends);
+  int64_t low = 0, high = call->documents - 1; /* the first document that ends after the query */
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (ends[middle] > query) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return (span){low ? ends[low - 1] : 0, ends[low]};
+}
+
+static span seen_by(const head* of, int64_t query) {
+  const ditorch_attention* call = of->call;
+  span seen = document_of(call, query);
+  if (call->causal && query + 1 < seen.end) seen.end = query + 1;
+  const int64_t oldest = query + 1 - call->window;
+  if (call->window && oldest > seen.first) seen.first = oldest < seen.end ? oldest : seen.end;
+  return seen;
 }
 
 static double score(const head* of, int64_t query, int64_t key) {
@@ -71,17 +95,17 @@ static double score(const head* of, int64_t query, int64_t key) {
 }
 
 static void mix(const head* of, int64_t query, double* powers) {
-  const int64_t seen = seen_by(of, query);
+  const span seen = seen_by(of, query);
   double largest = -INFINITY, sum = 0;
-  for (int64_t k = 0; k < seen; ++k) {
+  for (int64_t k = seen.first; k < seen.end; ++k) {
     powers[k] = score(of, query, k);
     if (powers[k] > largest) largest = powers[k];
   }
   const double shift = largest == -INFINITY ? 0 : largest;
-  for (int64_t k = 0; k < seen; ++k) sum += powers[k] = exp(powers[k] - shift);
+  for (int64_t k = seen.first; k < seen.end; ++k) sum += powers[k] = exp(powers[k] - shift);
   for (int64_t i = 0; i < of->call->value_size; ++i) {
     double mixed = 0;
-    for (int64_t k = 0; k < seen; ++k) mixed += powers[k] * get(&of->value, k, i);
+    for (int64_t k = seen.first; k < seen.end; ++k) mixed += powers[k] * get(&of->value, k, i);
     put(&of->out, query, i, sum == 0 ? 0 : mixed / sum);
   }
   write_number(chip_bytes(of->call->log_sum_exp), dtype_of_sums(of->call), of->saved + query,
@@ -113,13 +137,13 @@ static void differentiate(const head* of, const rows* grad_out, int64_t query, s
   const ditorch_attention* call = of->call;
   const double total =
       read_number(chip_bytes(call->log_sum_exp), dtype_of_sums(call), of->saved + query);
-  const int64_t seen = total == -INFINITY ? 0 : seen_by(of, query);
+  const span seen = total == -INFINITY ? (span){0, 0} : seen_by(of, query);
   double dot = 0; /* what the softmax's gradient takes off */
   for (int64_t i = 0; i < call->value_size; ++i) {
     dot += get(grad_out, query, i) * get(&of->out, query, i);
   }
   for (int64_t i = 0; i < call->size; ++i) into.query[i] = 0;
-  for (int64_t k = 0; k < seen; ++k) {
+  for (int64_t k = seen.first; k < seen.end; ++k) {
     const double power = exp(score(of, query, k) - total);
     double grad = 0;
     for (int64_t i = 0; i < call->value_size; ++i) {

@@ -27,6 +27,7 @@ static const ditorch_operators operators = {
     .attention = attention,
     .attention_backward = attention_backward,
     .grouped_matmul = grouped_matmul,
+    .attention_struct_size = sizeof(ditorch_attention),
 };
 
 __attribute__((visibility("default"))) const ditorch_operators* ditorch_vendor_operators(

@@ -1,0 +1,39 @@
+"""FLOPs that torch's counter takes for computed and a kernel of attention leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from heteropp.models.attention_work import forward_flops, seen_pairs
+
+
+class MaskedFlops(TorchFunctionMode):
+    """Counts a forward's products of queries with keys that these do not see.
+
+    torch's counter, which runs below, is shown products of all of them, in any case.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._flash_attention_forward:
+            query, key, value = (each.transpose(1, 2) for each in args[:3])
+            self._count(query, value, kwargs["window_size_left"] + 1)
+            mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            return (mixed.transpose(1, 2),)
+        if func is scaled_dot_product_attention and kwargs.get("is_causal"):
+            self._count(args[0], args[2])
+        return func(*args, **kwargs)
+
+    def _count(self, query: Tensor, value: Tensor, window: int | None = None) -> None:
+        sequences, heads, length, size = query.shape
+        masked = sequences * heads * (length**2 - seen_pairs(length, window))
+        self.total += forward_flops(masked, size, value.shape[-1])

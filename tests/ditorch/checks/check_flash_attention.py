@@ -1,0 +1,146 @@
+"""FlashAttention by its name in ATen: windows, and documents that lie one after the other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ditorch
+from ditorch.precision import Compare, Fallback
+
+FORWARD, BACKWARD = "_flash_attention_forward", "_flash_attention_backward"
+
+# heads, kv heads, size, value size, window, ends of documents; blocks are of 64 and 128
+CASES: list[tuple[Any, ...]] = [
+    (4, 2, 16, 16, 70, None),
+    (2, 2, 8, 24, None, None),
+    (4, 1, 16, 16, None, [0, 5, 5, 133, 134, 300, 300, 300]),
+    (2, 1, 8, 8, 9, [0, 100, 300]),
+    (1, 1, 8, 8, 1, [0, 300]),
+]
+
+
+def drawn(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def rows_of(case: tuple[Any, ...], dtype: torch.dtype) -> list[Tensor]:
+    """Query, key, value and the output's gradient: 2 sequences, or documents of 300 rows."""
+    heads, kv_heads, size, value_size, _, ends = case
+    rows = (2, 150) if ends is None else (300,)
+    return [
+        drawn(*rows, heads, size, dtype=dtype, seed=1),
+        drawn(*rows, kv_heads, size, dtype=dtype, seed=2),
+        drawn(*rows, kv_heads, value_size, dtype=dtype, seed=3),
+        drawn(*rows, heads, value_size, dtype=dtype, seed=4),
+    ]
+
+
+def attend(case: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    *_, window, ends = case
+    if ends is not None:
+        ends = torch.tensor(ends, dtype=torch.int32, device=query.device)
+    longest = query.shape[-3]
+    found: Tensor = torch.ops.aten._flash_attention_forward(
+        *(query, key, value, ends, ends, longest, longest, 0.0, True, False),
+        scale=0.3,
+        window_size_left=None if window is None else window - 1,
+        window_size_right=0,
+    )[0]
+    return found
+
+
+def by_definition(case: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    *_, window, ends = case
+    sharing = query.shape[-2] // key.shape[-2]
+    key, value = (each.repeat_interleave(sharing, -2).transpose(-2, -3) for each in (key, value))
+    scores = query.transpose(-2, -3) @ key.mT * 0.3
+    rows = torch.arange(scores.shape[-1])
+    apart = rows.unsqueeze(1) - rows
+    seen = (apart >= 0) & (apart < (window or len(rows)))
+    if ends is not None:
+        document = torch.bucketize(rows, torch.tensor(ends[1:]), right=True)
+        seen &= document.unsqueeze(1) == document
+    scores = scores.masked_fill(~seen, -math.inf)
+    return (torch.softmax(scores, -1) @ value).transpose(-2, -3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_and_its_gradients_are_those_of_the_definition(
+    case: tuple[Any, ...], dtype: torch.dtype
+) -> None:
+    *given, gradient = rows_of(case, dtype)
+    ours = [each.to("device").requires_grad_() for each in given]
+    theirs = [each.double().requires_grad_() for each in given]
+
+    ditorch.reset_fallback_counts()
+    before = ditorch.kernel_counts()
+    found = attend(case, *ours)
+    found.backward(gradient.to("device"))
+    for name in (FORWARD, BACKWARD):
+        assert ditorch.kernel_counts()[name] == before.get(name, 0) + 1
+    assert not ditorch.fallback_counts().keys() & {FORWARD, BACKWARD}
+
+    expected = by_definition(case, *theirs)
+    expected.backward(gradient.double())
+    slack = 30 * torch.finfo(dtype).eps if dtype.itemsize > 2 else torch.finfo(dtype).eps
+    pairs = [(found, expected), *((a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))]
+    for one, wanted in pairs:
+        largest = max(1.0, wanted.abs().max().item())
+        torch.testing.assert_close(
+            one.detach().cpu().double(), wanted.detach(), rtol=0, atol=slack * largest
+        )
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_host_computes_the_same_in_its_stead(case: tuple[Any, ...]) -> None:
+    *given, _ = rows_of(case, torch.float32)
+
+    def results() -> list[Tensor]:
+        leaves = [each.to("device").requires_grad_() for each in given]
+        found = attend(case, *leaves)
+        found.sum().backward()
+        return [found, *(each.grad for each in leaves)]  # type: ignore[misc]
+
+    ours = results()
+    with Fallback(operators="*"):
+        theirs = results()
+    for one, other in zip(ours, theirs, strict=True):
+        largest = max(1.0, other.abs().max().item())
+        torch.testing.assert_close(one.cpu(), other.cpu(), rtol=0, atol=1e-5 * largest)
+
+
+def test_what_the_kernel_has_not_the_host_computes() -> None:
+    """A window on both sides, and the last query being the last key's."""
+    query, key = (
+        drawn(1, rows, 1, 8, dtype=torch.float32, seed=rows).to("device") for rows in (3, 2000)
+    )
+    before = ditorch.kernel_counts().get(FORWARD, 0)
+    arguments = None, None, 3, 2000, 0.0
+    attend = torch.ops.aten._flash_attention_forward
+    near = attend(
+        *(query, key, key, *arguments, False, False), window_size_left=1, window_size_right=0
+    )[0]
+    far = attend(*(query, key, key, *arguments, True, False))[0]
+    assert ditorch.kernel_counts().get(FORWARD, 0) == before
+    scores = (query[0, :, 0] @ key[0, :, 0].T).cpu() / 8**0.5
+    rows = torch.arange(2000) - torch.arange(1997, 2000).unsqueeze(1)
+    for found, seen in ((near, (rows <= 0) & (rows >= -1)), (far, rows <= 0)):
+        expected = torch.softmax(scores.masked_fill(~seen, -math.inf), -1) @ key[0, :, 0].cpu()
+        torch.testing.assert_close(found[0, :, 0].cpu(), expected, rtol=0, atol=1e-5)
+
+
+def test_precision_tools_find_it_within_the_standards() -> None:
+    for case in CASES:
+        *given, _ = rows_of(case, torch.bfloat16)
+        leaves = [each.to("device").requires_grad_() for each in given]
+        with Compare(operators="*_flash_attention*") as tool:
+            attend(case, *leaves).sum().backward()
+        found = tool.findings().operators
+        assert len(found) == 4 and all(each.passed for each in found), found
