@@ -444,7 +444,14 @@ void add_activations(VendorKernels& kernels) {
   add_out(kernels, "aten::tanh_backward.grad_input",
           {grad, 1.0, x, x, DITORCH_MULTIPLY, DITORCH_SUBTRACT, DITORCH_MULTIPLY});
   const Formula dropped = {a, b, DITORCH_MULTIPLY, option(2), DITORCH_MULTIPLY};
-  kernels.emplace("aten::native_dropout_backward", kernel(dropped, Into::like_first));
+  kernels.emplace("aten::native_dropout_backward",
+                  [gradient = kernel(dropped, Into::like_first)](
+                      const ditorch_context& context, Arguments arguments, Results& results) {
+                    // of whole numbers torch makes floating ones
+                    if (!arguments[0].toTensor().is_floating_point())
+                      return DITORCH_NOT_IMPLEMENTED;
+                    return gradient(context, arguments, results);
+                  });
   kernels.emplace("aten::relu", kernel({a, 0.0, DITORCH_MAXIMUM}, Into::like_first));
   kernels.emplace("aten::relu_", kernel({a, 0.0, DITORCH_MAXIMUM}, Into::first_argument));
   add_out(kernels, "aten::threshold_backward.grad_input",

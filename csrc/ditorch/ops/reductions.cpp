@@ -43,6 +43,21 @@ std::optional<Reduction> adjacent(const at::Tensor& input, const c10::IValue& di
   return result;
 }
 
+// Whether `out` has the sizes of `input` reduced over the dimensions. Torch may hand over memory
+// that it has yet to give its sizes.
+bool has_reduced_sizes(const at::Tensor& out, const at::Tensor& input, const c10::IValue& dims,
+                       bool keeps) {
+  std::vector<bool> is_reduced(input.dim(), !dims.isIntList() || dims.toIntVector().empty());
+  if (dims.isIntList())
+    for (auto dim : dims.toIntVector()) is_reduced.at(from_front(dim, input)) = true;
+  std::vector<int64_t> sizes;
+  for (int64_t dim = 0; dim < input.dim(); ++dim) {
+    if (!is_reduced[dim]) sizes.push_back(input.size(dim));
+    if (is_reduced[dim] && keeps) sizes.push_back(1);
+  }
+  return out.sizes() == sizes;
+}
+
 using Reduce = ditorch_status (*)(const ditorch_context*, ditorch_tensor*, const ditorch_tensor*,
                                   int64_t, int64_t, int64_t);
 
@@ -52,6 +67,9 @@ ditorch_status reduce_out(const ditorch_context& context, Arguments arguments, R
   auto kernel = vendor().operators->*entry;
   const auto& self = arguments[0].toTensor();
   const auto& out = arguments[4].toTensor();
+  if (!has_reduced_sizes(out, self, arguments[1], arguments[2].toBool())) {
+    return DITORCH_NOT_IMPLEMENTED;
+  }
   if (entry == &ditorch_operators::sum && self.numel() == 0 && vendor_has_map()) {
     results = {out};
     return pointwise::compute(context, {0.0}, {}, out);
