@@ -161,7 +161,8 @@ def has_fused_attention(apart: bool = False, dtype: torch.dtype = torch.float32)
                 *(query, query, query, None, None, 16, 16, 0.0, True, False), window_size_left=1
             )
             return device.type != "cpu"  # whose kernel is ours, and for precision tools
-        chosen = torch._fused_sdp_choice(query, query, query, is_causal=True)
+        heads = query.transpose(1, 2)
+        chosen = torch._fused_sdp_choice(heads, heads, heads, is_causal=True)
     except RuntimeError:  # a plugin that has none, or knows of no choice
         return False
     return chosen != torch.nn.attention.SDPBackend.MATH.value

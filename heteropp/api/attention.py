@@ -27,14 +27,20 @@ def says_attention(model: AnyModel) -> bool:
     return "attention" in read_toml(path, dict)
 
 
-def with_usual_attention(model: ModelSpec, cluster: Cluster) -> ModelSpec:
+def with_usual_attention(
+    model: ModelSpec, cluster: Cluster, measured: ModelSpec | None = None
+) -> ModelSpec:
     """Returns a model with fused attention where all of the cluster's chips have it, else as it is.
 
-    A model some of whose blocks keep their scores in any case stays as it is, too.
+    A model some of whose blocks keep their scores in any case stays as it is, too. measured: of
+    which chips' times are known; it then attends as that does.
     """
-    if not hasattr(model, "attention") or not all(
-        node.chip.fuses_attention for node in cluster.nodes
-    ):
+    if not hasattr(model, "attention"):
+        return model
+    if measured is not None:
+        attention = getattr(measured, "attention", model.attention)
+        return replace(model, attention=attention)  # type: ignore[call-arg]
+    if not all(node.chip.fuses_attention for node in cluster.nodes):
         return model
     fused = replace(model, attention="fused")  # type: ignore[call-arg]
     return fused if fused.keeps_no_scores else model

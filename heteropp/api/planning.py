@@ -15,7 +15,7 @@ from heteropp.api.given import AnyCluster, AnyModel, the_cluster, the_model
 from heteropp.description.cluster import Cluster
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Plan, Schedule, ZeroStage
-from heteropp.description.profile import measured_cluster, read_profile
+from heteropp.description.profile import Profile, measured_cluster, read_profile
 from heteropp.models.spec import LARGEST, ModelSpec
 from heteropp.search.planner import MOST_SEQUENCES, PLANNERS, Request
 
@@ -144,10 +144,14 @@ def request(
     }
     machines = the_cluster(cluster)
     spec = the_model(model, sequence_length, lora, trust_remote_code)
+    measured = None if profile is None else read_profile(Path(profile))
     if not says_attention(model):
-        spec = with_usual_attention(spec, machines)
+        like = None if measured is None else measured.model
+        spec = with_usual_attention(spec, machines, like)
+    if profile is not None and measured is not None:
+        machines = _measured(machines, Path(profile), measured, spec)
     return Request(
-        cluster=machines if profile is None else _measured(machines, Path(profile), spec),
+        cluster=machines,
         model=spec,
         global_batch=global_batch,
         sequences=micro_batch_per_replica or 1,
@@ -161,10 +165,9 @@ def request(
     )
 
 
-def _measured(cluster: Cluster, path: Path, model: ModelSpec) -> Cluster:
+def _measured(cluster: Cluster, path: Path, measured: Profile, model: ModelSpec) -> Cluster:
     if model.base() is not model:
         raise InputError("a profile measures the training of all weights; plan LoRA without one")
-    measured = read_profile(path)
     theirs = asdict(measured.model)
     for name, value in asdict(replace(model, name=measured.model.name)).items():
         if theirs.get(name) != value:

@@ -71,7 +71,8 @@ torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_attention_and_grouped_products_are_one_kernel_of_the_chip() -> None:
-    run_checks("c-mini", "check_attention.py", "check_flash_attention.py", "check_grouped.py")
+    files = ["check_attention.py", "check_flash_attention.py", "check_attention_charge.py"]
+    run_checks("c-mini", *files, "check_grouped.py")
 
 
 def test_the_first_attention_may_be_a_compilers() -> None:
