@@ -99,6 +99,13 @@ def test_any_of_equal_values_may_be_chosen(
     assert is_as_right(found, tuple(expected), torch.int16, call) == right
 
 
+def test_so_may_an_index_of_equal_values() -> None:
+    given = torch.tensor([1, 1, 0, 1], dtype=torch.int16)
+    call = sample_of("argsort", "int16", input=given, args=(), kwargs={})
+    for indices, right in (([2, 3, 1, 0], True), ([3, 2, 1, 0], False)):
+        assert is_as_right(torch.tensor(indices), given.argsort(), torch.int16, call) == right
+
+
 @pytest.mark.parametrize("name", ["linalg.eig", "linalg.eigh"])
 def test_vectors_may_have_another_sign(name: str) -> None:
     call = sample_of(name, "float64")

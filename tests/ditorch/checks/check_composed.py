@@ -374,3 +374,23 @@ def test_the_scale_shrinks_and_grows(scale: float, found: float, steps: int) -> 
 
     tensors = torch.tensor(scale), torch.tensor(steps, dtype=torch.int32), torch.tensor(found)
     check(update, *tensors)
+
+
+@pytest.mark.parametrize("operator", [torch.sum, torch.mean])
+@pytest.mark.parametrize("shape", [(0, 3), (0, 3, 2), (2, 3, 4)])
+@pytest.mark.parametrize("given", [(0,), (1, 3)])
+def test_a_reduction_gives_its_result_its_sizes(
+    operator: Any, shape: tuple[int, ...], given: tuple[int, ...]
+) -> None:
+    for dim in (0, -1):
+        expected, out = torch.empty(given), torch.empty(given, device="device")
+        operator(torch.ones(shape), dim, out=expected)
+        operator(torch.ones(shape, device="device"), dim, out=out)
+        assert_same(out, expected)
+
+
+def test_dropouts_gradient_of_whole_numbers_is_floating() -> None:
+    kept = torch.tensor([True, False])
+    arguments = torch.tensor([1, 2]), kept, 2.0
+    backward = torch.ops.aten.native_dropout_backward
+    assert_same(backward(*(to_chip(each) for each in arguments)), backward(*arguments))
