@@ -67,15 +67,15 @@ ditorch_status reduce_out(const ditorch_context& context, Arguments arguments, R
   auto kernel = vendor().operators->*entry;
   const auto& self = arguments[0].toTensor();
   const auto& out = arguments[4].toTensor();
-  if (!has_reduced_sizes(out, self, arguments[1], arguments[2].toBool())) {
+  if (self.dim() == 0 || !has_reduced_sizes(out, self, arguments[1], arguments[2].toBool())) {
     return DITORCH_NOT_IMPLEMENTED;
   }
   if (entry == &ditorch_operators::sum && self.numel() == 0 && vendor_has_map()) {
     results = {out};
     return pointwise::compute(context, {0.0}, {}, out);
   }
-  if (!kernel || !are_plain({self, out}) || self.dim() == 0 ||
-      self.scalar_type() != out.scalar_type() || !are_contiguous({out}) || out.is_alias_of(self)) {
+  if (!kernel || !are_plain({self, out}) || self.scalar_type() != out.scalar_type() ||
+      !are_contiguous({out}) || out.is_alias_of(self)) {
     return DITORCH_NOT_IMPLEMENTED;
   }
   const auto shape = adjacent(self, arguments[1]);
