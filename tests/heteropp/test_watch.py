@@ -311,7 +311,7 @@ def test_a_node_goes_on_when_its_leader_has_finished(tmp_path: Path) -> None:
 def test_what_is_asked_of_the_store_grows_with_the_machines_and_not_the_ranks(
     tmp_path: Path, sizes: Sequence[int]
 ) -> None:
-    """At its start each rank asks for as much in every job; from then on the leaders alone ask."""
+    """Each rank asks for as much in every job at its start; from then on the leaders alone ask."""
     local = 4
     most, others, keys = {}, {}, {}  # requests of rank 0, and of others; keys of all requests
     for size in sizes:
