@@ -135,7 +135,10 @@ void Requests::start_send(RequestState& request, std::int64_t ready_at_ns) {
 }
 
 bool Requests::waits_for_chip(RequestState& request) {
-  if (!chip_queue_.holds_back(request)) return false;
+  if (!chip_queue_.holds_back(request)) {
+    request.after.reset();  // the chip is through
+    return false;
+  }
   chip_queue_.push(request);
   progress_.look_at_chip();
   if (request.peer_number != Communicator::any_source)
@@ -189,6 +192,8 @@ bool Requests::refuse(RequestState& request) {
     fail(request, failure_->outcome, failure_->reason);
   } else if (rank != Communicator::any_source && !connections_.gone(rank).empty()) {
     fail(request, Outcome::peer_error, connections_.gone(rank));
+  } else if (rank == Communicator::any_source && connections_.all_gone()) {
+    fail(request, Outcome::peer_error, "every peer left");
   } else {
     return false;
   }
