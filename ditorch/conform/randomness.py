@@ -28,12 +28,12 @@ def draws(call: SampleCall) -> bool:
 
     The state that it leaves does not always tell: some of the database's operators put it back.
     """
-    with _Watch() as watch, suppress(Exception):  # whatever it raises here is not judged
+    with _DrawWatch() as watch, suppress(Exception):  # whatever it raises here is not judged
         call.operator.op(call.input, *call.args, **call.kwargs)
     return watch.drew
 
 
-class _Watch(TorchDispatchMode):
+class _DrawWatch(TorchDispatchMode):
     drew = False
 
     def __torch_dispatch__(

@@ -57,7 +57,7 @@ def work(
 
 
 def _set_up_torch(threads: int) -> None:
-    """Before the database is imported, which lets nobody change such settings any more."""
+    """Must come before the database is imported, which lets nobody change such settings then."""
     import torch
 
     torch.set_num_threads(threads)

@@ -55,7 +55,7 @@ def held(device: str, *made: Tensor) -> list[Tensor]:
 
 
 def messages_pass(rank: int, shares: bool) -> None:
-    """Of each tag in order: a held one, one from the host, one whose tensor nobody keeps."""
+    """Receives a held one, one from the host and one whose tensor nobody keeps, each by its tag."""
     device, group = join(shares)
     counts = [SMALL, CHUNKED, SMALL]
     if rank == 1:

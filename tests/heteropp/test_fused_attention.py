@@ -40,7 +40,7 @@ FUSED = replace(MODEL, attention="fused")
 
 @pytest.mark.parametrize("lengths", [None, (512, 1, 300, 211)], ids=str)
 def test_it_computes_what_explicit_attention_does(lengths: tuple[int, ...] | None) -> None:
-    """Of two sequences, or of the documents in them."""
+    """There are two sequences, or documents in them."""
     torch.manual_seed(0)
     documents = None
     if lengths is not None:
@@ -188,7 +188,7 @@ print(ditorch.kernel_counts()["_flash_attention_backward"], ditorch.fallback_cou
 
 
 def test_the_host_computes_nothing_of_it() -> None:
-    """Of 2 layers each, in documents; those of the second look through a window."""
+    """The models have 2 layers each, and documents; the second looks through a window."""
     sizes = dict(hidden=64, vocab=256, sequence_length=32)
     models = [
         replace(tiny_model(2, **sizes), attention="fused"),

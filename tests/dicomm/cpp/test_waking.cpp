@@ -33,6 +33,7 @@ std::uint64_t looks_at_idle() {
 }
 
 constexpr int kMessages = 300;
+constexpr int kRounds = 30;  // of so many messages, in which connections come to rest
 constexpr std::chrono::microseconds kPause{300};  // for who receives to fall asleep
 
 void exchange(Communicator& communicator, int peer, bool begins) {
@@ -45,7 +46,8 @@ void exchange(Communicator& communicator, int peer, bool begins) {
   }
 }
 
-// At idle connections, while messages go between rank 1 and rank 0, to which all are connected.
+// At idle connections, in the first round of messages between rank 1 and rank 0, to which all are
+// connected, that has few of them; else in the last.
 std::uint64_t looks_with(int world_size) {
   std::uint64_t found = 0;
   run_ranks(world_size, "tcp", [&](const std::shared_ptr<Communicator>& communicator) {
@@ -53,15 +55,20 @@ std::uint64_t looks_with(int world_size) {
     const int rank = communicator->rank();
     if (rank == 0) {
       for (int peer = 1; peer < world_size; ++peer) communicator->recv(&word, 1, peer, 0);
-      exchange(*communicator, 1, false);
-      forget_looks();
-      exchange(*communicator, 1, false);
-      found = looks_at_idle();
+      for (int round = 0; round < kRounds && word != 'e'; ++round) {
+        forget_looks();
+        exchange(*communicator, 1, false);
+        found = looks_at_idle();
+        word = found < kMessages || round + 1 == kRounds ? 'e' : 'w';
+        communicator->send(&word, 1, 1, 3);
+      }
       for (int peer = 1; peer < world_size; ++peer) communicator->send(&word, 1, peer, 2);
     } else {
       communicator->send(&word, 1, 0, 0);
-      if (rank == 1) exchange(*communicator, 0, true);
-      if (rank == 1) exchange(*communicator, 0, true);
+      while (rank == 1 && word != 'e') {
+        exchange(*communicator, 0, true);
+        communicator->recv(&word, 1, 0, 3);
+      }
       communicator->recv(&word, 1, 0, 2);
     }
   });
