@@ -36,11 +36,11 @@ ON_A_GPU = {
 }
 REHEARSED = {
     "layers": 2,
-    "hidden": 256,
+    "hidden": 128,
     "heads": 4,
     "kv_heads": 2,
-    "intermediate": 512,
-    "sequence_length": 256,
+    "intermediate": 256,
+    "sequence_length": 128,
 }
 
 
