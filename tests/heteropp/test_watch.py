@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import socket
 import threading
@@ -241,6 +242,30 @@ def test_a_stranger_ends_nothing_and_hides_nothing(job: Job, words: str) -> None
     job.ranks[1].pipe.send(("failed: ValueError",))
     for rank in job.ranks:
         assert rank.cause() == f"rank 1 on {socket.gethostname()} failed: ValueError"
+
+
+@pytest.mark.parametrize("job", [(0, 0, 1)], indirect=True, ids=["two machines"])
+def test_a_stranger_who_calls_a_rank_is_not_heard(job: Job) -> None:
+    """Any process of the machine finds the local sockets of the ranks, and may speak there."""
+    words = b'{"beat": 9, "asks": false, "cause": {"rank": 0, "what": "was told to go home"}}'
+    for rank, word in itertools.product(job.ranks, (b"hello", b"\xff", b"[1]", b"", words)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            assert rank.process.pid
+            os.kill(rank.process.pid, signal.SIGSTOP)  # it finds the call and the word together
+            stranger.connect(presence_of(rank.process.pid))
+            stranger.send(word)
+            os.kill(rank.process.pid, signal.SIGCONT)
+            time.sleep(POLL_S / 10)
+    job.ranks[1].pipe.send(("failed: ValueError", True))
+    for rank in job.ranks:
+        assert rank.cause() == f"rank 1 on {socket.gethostname()} failed: ValueError"
+
+
+def presence_of(process: int) -> str:
+    """Returns the address of a process's Presence, as any process of the machine finds it."""
+    names = (line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines())
+    found = re.compile(rf"@heteropp-\d+-{process}-\w+")
+    return next(name for name in names if found.fullmatch(name)).replace("@", "\0")
 
 
 @pytest.mark.parametrize("job", [(0, 1, 2)], indirect=True, ids=["three machines"])

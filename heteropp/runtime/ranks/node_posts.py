@@ -69,7 +69,7 @@ class Channel:
             self.is_closed = True
         except BlockingIOError:
             pass
-        except OSError:
+        except (OSError, ValueError):  # or what no rank says
             self.is_closed = True
 
     def close(self) -> None:
@@ -189,8 +189,9 @@ class NodeLeader:
                 channel = Channel(connection)
                 self.calls[channel] = self.numbers.get(process_of(connection), -1)
         for channel, rank in list(self.calls.items()):
-            words = next(channel.heard(), None)
-            if words and rank >= 0:
+            # a stranger's word is not even read
+            words = next(channel.heard(), None) if rank >= 0 else None
+            if words:
                 self.locals[rank] = LocalRank(channel)
             if words or channel.is_closed or rank < 0:
                 del self.calls[channel]
