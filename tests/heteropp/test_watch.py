@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from counted_store import Request, keep_counted_store
 
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks import processes
-from heteropp.runtime.ranks.heartbeats import POLL_S
+from heteropp.runtime.ranks.heartbeats import POLL_S, SILENCE_S
 from heteropp.runtime.ranks.processes import Presence, Process
 from heteropp.runtime.ranks.watch import Watch
 
@@ -99,8 +100,9 @@ def test_a_process_of_a_clone_is_not_taken_for_one_of_this_machine() -> None:
 class Rank:
     """A process with a watch, on whatever machine it is told to be."""
 
-    def __init__(self, logs: Path, rank: int, machines: Sequence[int], port: int) -> None:
-        arguments = (logs / f"rank-{rank}", rank, machines, port)
+    def __init__(self, logs: Path, rank: int, *job: Any) -> None:
+        """job: machines, port and deadline, as `watched` takes them."""
+        arguments = (logs / f"rank-{rank}", rank, *job)
         self.logs = arguments[0]
         self.pipe, theirs = forkserver.context().Pipe()
         self.process = forkserver.context().Process(target=watched, args=(*arguments, theirs))
@@ -113,18 +115,29 @@ class Rank:
         assert self.process.exitcode == 1
         return (self.logs / "cause").read_text()
 
+    def said(self) -> str:
+        return (self.logs / "stderr").read_text()
+
 
 DEADLINE_S = 3.0
 
 
-def watched(logs: Path, rank: int, machines: Sequence[int], port: int, pipe: Connection) -> None:
+def watched(
+    logs: Path,
+    rank: int,
+    machines: Sequence[int],
+    port: int,
+    deadline_s: float,
+    pipe: Connection,
+) -> None:
     processes._machine = lambda: f"machine-{machines[rank]}"
     world_size = len(machines)
     logs.mkdir(parents=True)
+    sys.stderr = (logs / "stderr").open("w")
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     control = Control(store, rank, world_size, 60)
     labels = [f"rank {number}" for number in range(world_size)]
-    watch = Watch(store, control, labels, logs, DEADLINE_S, lambda: "", lambda: None)
+    watch = Watch(store, control, labels, logs, deadline_s, lambda: "", lambda: None)
     pipe.send("watched")
     while what := pipe.recv():
         if what == "finish":
@@ -148,13 +161,16 @@ class Job:
         logs: Path,
         machines: Sequence[int],
         keep_store: Callable[[Connection], None] = keep_store,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         """machines: of the ranks."""
         self.pipe, theirs = forkserver.context().Pipe()
         self.store = forkserver.context().Process(target=keep_store, args=(theirs,))
         self.store.start()
         self.port = self.pipe.recv()
-        self.ranks = [Rank(logs, rank, machines, self.port) for rank in range(len(machines))]
+        self.ranks = [
+            Rank(logs, rank, machines, self.port, deadline_s) for rank in range(len(machines))
+        ]
         for rank in self.ranks:
             assert rank.pipe.poll(60)
             assert rank.pipe.recv() == "watched"
@@ -190,6 +206,15 @@ def test_a_silent_store_ends_the_ranks(job: Job) -> None:
     os.kill(job.store.pid, signal.SIGSTOP)
     for rank in job.ranks:
         assert rank.cause() == "the launcher has not answered for 3 s"
+
+
+def test_no_rank_says_that_a_leader_is_silent_which_waits_for_the_store(tmp_path: Path) -> None:
+    with running(tmp_path, (0, 0), keep_store, SILENCE_S + 3) as job:
+        assert job.store.pid
+        os.kill(job.store.pid, signal.SIGSTOP)
+        for rank in job.ranks:
+            assert rank.cause() == "the launcher has not answered for 13 s"
+            assert "rank 0 has not answered" not in rank.said()
 
 
 def test_the_rank_that_died_is_named_and_not_the_one_that_noticed(job: Job) -> None:

@@ -232,11 +232,10 @@ class NodeRank:
         connection: socket.socket,
         leader: int,
         deadline_s: float,
-        listen: Listen,
         beats: int,
     ) -> None:
         self.channel, self.leader, self.beats = Channel(connection), leader, beats
-        self.limit_s, self.listen = deadline_s + LEADER_S, listen
+        self.limit_s = deadline_s + LEADER_S
         self.peer, self.calls = MonitoredPeer(), 0
         self.asks = False
         self._answer()
@@ -259,8 +258,9 @@ class NodeRank:
             yield News(**words)
 
     def turn(self) -> News:
-        is_silent = self.listen(self.peer, self.leader, self.calls, self.limit_s)
-        return News(silent=self.leader if is_silent else None)
+        # no word of it before the limit: a leader that waits for the store is silent and healthy
+        self.peer.listen(self.calls, time.monotonic())
+        return News(silent=self.leader if self.peer.silent_s > self.limit_s else None)
 
     def pass_on(self, news: News) -> None:
         """Tells the leader of a cause."""

@@ -151,7 +151,7 @@ class Watch:
         """Returns this rank's post under the next leader of its node, which may be itself."""
         for rank, process in self.surroundings.local.items():
             if leader < rank < self.rank and (connection := process.call()):
-                return NodeRank(connection, rank, self.deadline_s, self._listen, beats)
+                return NodeRank(connection, rank, self.deadline_s, beats)
         return self._leader_post(beats)
 
     def _leader_post(self, beats: int) -> NodeLeader:
