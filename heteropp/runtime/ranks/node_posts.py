@@ -22,6 +22,7 @@ from heteropp.process_groups.seals import Found, Seals
 from heteropp.runtime.ranks.first_cause import Cause, FirstCause
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer
 from heteropp.runtime.ranks.processes import process_of
+from heteropp.runtime.ranks.store import limit_answers
 from heteropp.runtime.ranks.surroundings import Surroundings
 
 TELL_S = 3 * POLL_S  # for the others to hear the cause
@@ -29,6 +30,8 @@ MESSAGE_BYTES = 1 << 20
 # The leader of a node that waits for the store is silent for as long as the store may be, and then
 # says so: it is to be heard before it is taken for silent itself.
 LEADER_S = 2 * POLL_S
+# The others of a silent leader's node notice its silence so much later than the next node does.
+TELL_SILENCE_S = LEADER_S + 2 * POLL_S
 
 
 @dataclass(frozen=True)
@@ -166,12 +169,15 @@ class NodeLeader:
         if news.cause:
             self.seals.set(_told(self.node), "")
 
-    def await_others(self, but: int) -> None:
+    def await_others(self, cause: Cause) -> None:
         """Waits for a moment until all nodes have heard the cause, but that of a dead leader."""
-        others = [_told(node) for node in self.surroundings.nodes if node not in (self.node, but)]
+        limit_s = _hearing_s(cause)
+        without = {self.node} if cause.get("silent") else {self.node, cause["rank"]}
+        others = [_told(node) for node in self.surroundings.nodes if node not in without]
         if others:
             with suppress(RuntimeError):
-                self.seals.store.set_timeout(timedelta(seconds=TELL_S))
+                self.seals.store.set_timeout(timedelta(seconds=limit_s))
+                limit_answers(self.seals.store, limit_s + POLL_S)
                 self.seals.wait(others)
 
     def finish(self) -> None:
@@ -266,9 +272,9 @@ class NodeRank:
         """Tells the leader of a cause."""
         self._answer(news.cause)
 
-    def await_others(self, but: int) -> None:
+    def await_others(self, cause: Cause) -> None:
         """Waits for a moment for the leader's end, which waits for that of the others."""
-        until_s = time.monotonic() + TELL_S
+        until_s = time.monotonic() + _hearing_s(cause)
         while not self.channel.is_closed and (left_s := until_s - time.monotonic()) > 0:
             select.select([self.channel.socket], [], [], left_s)
             list(self.channel.heard())
@@ -281,6 +287,11 @@ class NodeRank:
 
     def _answer(self, cause: Cause | None = None) -> None:
         self.channel.send(beat=self.beats, asks=self.asks, cause=cause)
+
+
+def _hearing_s(cause: Cause) -> float:
+    """Returns how long the others may take to hear a cause."""
+    return TELL_SILENCE_S if cause.get("silent") else TELL_S
 
 
 def _key(node: int) -> str:
