@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -277,8 +277,10 @@ def test_a_stranger_who_calls_a_rank_is_not_heard(job: Job) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             assert rank.process.pid
             os.kill(rank.process.pid, signal.SIGSTOP)  # it finds the call and the word together
+            time.sleep(POLL_S / 20)
             stranger.connect(presence_of(rank.process.pid))
-            stranger.send(word)
+            with suppress(BrokenPipeError):  # it may have hung up before it stopped
+                stranger.send(word)
             os.kill(rank.process.pid, signal.SIGCONT)
             time.sleep(POLL_S / 10)
     job.ranks[1].pipe.send(("failed: ValueError", True))
@@ -361,6 +363,40 @@ def test_a_node_goes_on_when_its_leader_has_finished(tmp_path: Path) -> None:
         os.kill(third.process.pid, signal.SIGSTOP)
         assert other.cause() == f"rank 2 on {HOST} has not answered for 3 s"
         third.process.kill()
+
+
+def finish_first(job: Job) -> None:
+    """Makes the leader of the first node finish."""
+    job.ranks[0].pipe.send("finish")
+    assert job.ranks[0].pipe.recv() == "finished"
+
+
+@pytest.mark.parametrize(("machines", "silent"), [((0, 0, 1), 1), ((0, 0, 0, 1), 2)])
+def test_a_rank_that_is_paused_when_its_leader_finishes_is_named(
+    tmp_path: Path, machines: Sequence[int], silent: int
+) -> None:
+    """The one that has to be the next leader, and one that has to call it."""
+    with running(tmp_path, machines) as job:
+        victim = job.ranks[silent]
+        assert victim.process.pid
+        time.sleep(3 * POLL_S)  # the leader's beats tell of it by now
+        os.kill(victim.process.pid, signal.SIGSTOP)
+        finish_first(job)
+        for rank in job.ranks[1:]:
+            if rank is not victim:
+                assert rank.cause() == f"rank {silent} on {HOST} has not answered for 3 s"
+        victim.process.kill()
+
+
+def test_a_node_is_waited_for_until_all_of_its_ranks_have_finished(tmp_path: Path) -> None:
+    with running(tmp_path, (0, 0, 1)) as job:
+        finish_first(job)
+        time.sleep(2 * POLL_S)  # the other rank is its node's leader by now
+        job.ranks[2].pipe.send(("failed: ValueError", True))
+        job.ranks[2].process.join(60)
+        job.store.kill()
+        for rank in job.ranks[1:]:
+            assert rank.cause() == f"rank 2 on {HOST} failed: ValueError"
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,7 @@ class LocalRank:
     """A rank of the leader's machine that has called it."""
 
     def __init__(self, channel: Channel) -> None:
-        self.channel, self.peer = channel, MonitoredPeer()
-        self.beat, self.asks = 0, False
+        self.channel, self.beat, self.asks = channel, 0, False
 
 
 Listen = Callable[[MonitoredPeer, int, int, float], bool]
@@ -116,6 +115,8 @@ class NodeLeader:
         self.asks = False  # this rank, for everyone's beats
         self.calls: dict[Channel, int] = {}  # that have not said a word yet, as one that only looks
         self.locals: dict[int, LocalRank] = {}  # by rank
+        # from now on, as one that is paused does not even call
+        self.peers = {rank: MonitoredPeer() for rank in surroundings.local if rank != self.rank}
         self.neighbour = MonitoredPeer()  # the node before
         self.neighbours_leader: int | None = None
 
@@ -180,10 +181,6 @@ class NodeLeader:
                 limit_answers(self.seals.store, limit_s + POLL_S)
                 self.seals.wait(others)
 
-    def finish(self) -> None:
-        """Nobody has to wait for this node. Raises RuntimeError."""
-        self.seals.set(_told(self.node), "")
-
     def close(self) -> None:
         for channel in [*self.calls, *(local.channel for local in self.locals.values())]:
             channel.close()
@@ -208,9 +205,15 @@ class NodeLeader:
         local.channel.send(**asdict(news))
 
     def _silent_rank(self) -> int | None:
-        for rank, local in self.locals.items():
-            if self.listen(local.peer, rank, local.beat, self.deadline_s):
+        for rank, peer in list(self.peers.items()):
+            local = self.locals.get(rank)
+            if local is None and has_finished(self.seals, rank):
+                del self.peers[rank]
+            elif self.listen(peer, rank, local.beat if local else -1, self.deadline_s):
                 return rank
+        return self._silent_neighbour()
+
+    def _silent_neighbour(self) -> int | None:
         before = self.surroundings.nodes[self.surroundings.nodes.index(self.node) - 1]
         if before == self.node:
             return None
@@ -219,8 +222,14 @@ class NodeLeader:
             self.neighbours_leader = before
         if found.beat > self.neighbour.beat:
             self.neighbours_leader = found.leader
-        elif self.seals.get(f"finished/{self.neighbours_leader}") is not None:
-            return None  # another leader may follow
+        else:  # it may have finished, and its follower be silent
+            ranks = {self.neighbours_leader, *map(int, found.beats)}
+            for rank in sorted(ranks - set(range(self.neighbours_leader))):
+                self.neighbours_leader = rank
+                if not has_finished(self.seals, rank):
+                    break
+            else:
+                return None
         is_silent = self.listen(self.neighbour, self.neighbours_leader, found.beat, self.deadline_s)
         return self.neighbours_leader if is_silent else None
 
@@ -279,14 +288,29 @@ class NodeRank:
             select.select([self.channel.socket], [], [], left_s)
             list(self.channel.heard())
 
-    def finish(self) -> None:
-        """The leader goes on."""
-
     def close(self) -> None:
         self.channel.close()
 
     def _answer(self, cause: Cause | None = None) -> None:
         self.channel.send(beat=self.beats, asks=self.asks, cause=cause)
+
+
+def finish(seals: Seals, surroundings: Surroundings) -> None:
+    """Says that a rank has finished; nobody has to wait for its node once all of its ranks have.
+
+    Raises RuntimeError.
+    """
+    seals.set(_finished(surroundings.rank), "")
+    if all(has_finished(seals, rank) for rank in surroundings.local if rank != surroundings.rank):
+        seals.set(_told(surroundings.node), "")
+
+
+def has_finished(seals: Seals, rank: int) -> bool:
+    return seals.get(_finished(rank)) is not None
+
+
+def _finished(rank: int) -> str:
+    return f"finished/{rank}"
 
 
 def _hearing_s(cause: Cause) -> float:

@@ -38,7 +38,7 @@ from heteropp.process_groups.seals import Seals, StorePart
 from heteropp.runtime.ranks.first_cause import Cause, FirstCause
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer, RollCall
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
-from heteropp.runtime.ranks.node_posts import News, NodeLeader, NodeRank
+from heteropp.runtime.ranks.node_posts import News, NodeLeader, NodeRank, finish, has_finished
 from heteropp.runtime.ranks.processes import Presence, Process
 from heteropp.runtime.ranks.store import limit_answers
 from heteropp.runtime.ranks.surroundings import meet, meet_nodes
@@ -111,8 +111,7 @@ class Watch:
 
     def finish(self) -> None:
         """Ends the watch once this rank has done its part: no rank's end is then a failure here."""
-        self.seals.set(f"finished/{self.rank}", "")
-        self.post.finish()
+        finish(self.seals, self.surroundings)
         if Watch.newest is self:
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
@@ -262,7 +261,7 @@ class Watch:
         if self.finished.is_set():
             return True
         with contextlib.suppress(RuntimeError):  # the store died with the launcher
-            return rank != LAUNCHER and self.seals.get(f"finished/{rank}") is not None
+            return rank != LAUNCHER and has_finished(self.seals, rank)
         return False
 
     def _call_roll(self, error: str, beats: list[int]) -> None:
