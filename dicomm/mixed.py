@@ -49,14 +49,15 @@ def meet(
         torch.distributed.DistStoreError: a rank did not name its vendor in time.
     """
     store.set(f"vendor/{base.group_rank}", vendor)
-    expected = "(every rank names one or none does)"
     if base.group_rank == 0:  # reads for all, as the store would answer so much else
+        expected = "(every rank names one or none does)"
         told = [
             get(f"vendor/{rank}", f"the vendor of its rank {rank} {expected}").decode()
             for rank in range(base.group_size)
         ]
         store.set("vendors", json.dumps(told))
-    names = json.loads(get("vendors", f"the vendors of its ranks {expected}"))
+    all_told = "the vendors (its rank 0 tells them once all ranks have named theirs)"
+    names = json.loads(get("vendors", all_told))
     own = [rank for rank, name in enumerate(names) if name == vendor]
     group = None
     if len(own) > 1:

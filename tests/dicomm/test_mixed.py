@@ -8,6 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +132,32 @@ def test_a_native_backend_must_be_named_and_known() -> None:
     with pytest.raises(Failed, match="no native backend: name one") as failed:
         run_processes(2, no_native)
     assert "native backend 'zzz' is not one of" in str(failed.value)
+
+
+def no_vendor(nameless: int, rank: int) -> str:
+    """Makes a group in which one rank names no vendor; returns what the other is told."""
+    from dicomm.distributed import Options
+
+    options = Options(vendor=None if rank == nameless else "a", native="gloo")
+    if rank == nameless:
+        with suppress(dist.DistStoreError):
+            dist.new_group(timeout=timedelta(seconds=2), pg_options=options)
+        return ""
+    with pytest.raises(dist.DistStoreError) as failed:
+        dist.new_group(timeout=timedelta(seconds=2), pg_options=options)
+    return str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("nameless", "missing"),
+    [
+        (0, "the vendors (its rank 0 tells them once all ranks have named theirs)"),
+        (1, "the vendor of its rank 1 (every rank names one or none does)"),
+    ],
+)
+def test_a_rank_that_names_no_vendor_is_named(nameless: int, missing: str) -> None:
+    told = run_processes(2, partial(no_vendor, nameless))[1 - nameless]
+    assert told == f"dicomm: the new process group lacks {missing} after 2 s"
 
 
 # A vendor library that passes everything on to emuchip's and counts who synchronises.

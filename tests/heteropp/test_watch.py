@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from counted_store import Request, keep_counted_store
 
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks import processes
-from heteropp.runtime.ranks.heartbeats import POLL_S
+from heteropp.runtime.ranks.heartbeats import POLL_S, SILENCE_S
 from heteropp.runtime.ranks.processes import Presence, Process
 from heteropp.runtime.ranks.watch import Watch
 
@@ -98,8 +100,9 @@ def test_a_process_of_a_clone_is_not_taken_for_one_of_this_machine() -> None:
 class Rank:
     """A process with a watch, on whatever machine it is told to be."""
 
-    def __init__(self, logs: Path, rank: int, machines: Sequence[int], port: int) -> None:
-        arguments = (logs / f"rank-{rank}", rank, machines, port)
+    def __init__(self, logs: Path, rank: int, *job: Any) -> None:
+        """job: machines, port and deadline, as `watched` takes them."""
+        arguments = (logs / f"rank-{rank}", rank, *job)
         self.logs = arguments[0]
         self.pipe, theirs = forkserver.context().Pipe()
         self.process = forkserver.context().Process(target=watched, args=(*arguments, theirs))
@@ -112,18 +115,29 @@ class Rank:
         assert self.process.exitcode == 1
         return (self.logs / "cause").read_text()
 
+    def said(self) -> str:
+        return (self.logs / "stderr").read_text()
+
 
 DEADLINE_S = 3.0
 
 
-def watched(logs: Path, rank: int, machines: Sequence[int], port: int, pipe: Connection) -> None:
+def watched(
+    logs: Path,
+    rank: int,
+    machines: Sequence[int],
+    port: int,
+    deadline_s: float,
+    pipe: Connection,
+) -> None:
     processes._machine = lambda: f"machine-{machines[rank]}"
     world_size = len(machines)
     logs.mkdir(parents=True)
+    sys.stderr = (logs / "stderr").open("w")
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     control = Control(store, rank, world_size, 60)
     labels = [f"rank {number}" for number in range(world_size)]
-    watch = Watch(store, control, labels, logs, DEADLINE_S, lambda: "", lambda: None)
+    watch = Watch(store, control, labels, logs, deadline_s, lambda: "", lambda: None)
     pipe.send("watched")
     while what := pipe.recv():
         if what == "finish":
@@ -147,13 +161,16 @@ class Job:
         logs: Path,
         machines: Sequence[int],
         keep_store: Callable[[Connection], None] = keep_store,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         """machines: of the ranks."""
         self.pipe, theirs = forkserver.context().Pipe()
         self.store = forkserver.context().Process(target=keep_store, args=(theirs,))
         self.store.start()
         self.port = self.pipe.recv()
-        self.ranks = [Rank(logs, rank, machines, self.port) for rank in range(len(machines))]
+        self.ranks = [
+            Rank(logs, rank, machines, self.port, deadline_s) for rank in range(len(machines))
+        ]
         for rank in self.ranks:
             assert rank.pipe.poll(60)
             assert rank.pipe.recv() == "watched"
@@ -189,6 +206,15 @@ def test_a_silent_store_ends_the_ranks(job: Job) -> None:
     os.kill(job.store.pid, signal.SIGSTOP)
     for rank in job.ranks:
         assert rank.cause() == "the launcher has not answered for 3 s"
+
+
+def test_no_rank_says_that_a_leader_is_silent_which_waits_for_the_store(tmp_path: Path) -> None:
+    with running(tmp_path, (0, 0), keep_store, SILENCE_S + 3) as job:
+        assert job.store.pid
+        os.kill(job.store.pid, signal.SIGSTOP)
+        for rank in job.ranks:
+            assert rank.cause() == "the launcher has not answered for 13 s"
+            assert "rank 0 has not answered" not in rank.said()
 
 
 def test_the_rank_that_died_is_named_and_not_the_one_that_noticed(job: Job) -> None:
@@ -243,6 +269,32 @@ def test_a_stranger_ends_nothing_and_hides_nothing(job: Job, words: str) -> None
         assert rank.cause() == f"rank 1 on {socket.gethostname()} failed: ValueError"
 
 
+@pytest.mark.parametrize("job", [(0, 0, 1)], indirect=True, ids=["two machines"])
+def test_a_stranger_who_calls_a_rank_is_not_heard(job: Job) -> None:
+    """Any process of the machine finds the local sockets of the ranks, and may speak there."""
+    words = b'{"beat": 9, "asks": false, "cause": {"rank": 0, "what": "was told to go home"}}'
+    for rank, word in itertools.product(job.ranks, (b"hello", b"\xff", b"[1]", b"", words)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            assert rank.process.pid
+            os.kill(rank.process.pid, signal.SIGSTOP)  # it finds the call and the word together
+            time.sleep(POLL_S / 20)
+            stranger.connect(presence_of(rank.process.pid))
+            with suppress(BrokenPipeError):  # it may have hung up before it stopped
+                stranger.send(word)
+            os.kill(rank.process.pid, signal.SIGCONT)
+            time.sleep(POLL_S / 10)
+    job.ranks[1].pipe.send(("failed: ValueError", True))
+    for rank in job.ranks:
+        assert rank.cause() == f"rank 1 on {socket.gethostname()} failed: ValueError"
+
+
+def presence_of(process: int) -> str:
+    """Returns the address of a process's Presence, as any process of the machine finds it."""
+    names = (line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines())
+    found = re.compile(rf"@heteropp-\d+-{process}-\w+")
+    return next(name for name in names if found.fullmatch(name)).replace("@", "\0")
+
+
 @pytest.mark.parametrize("job", [(0, 1, 2)], indirect=True, ids=["three machines"])
 def test_a_stranger_keeps_no_silent_rank_alive(job: Job) -> None:
     stranger = dist.TCPStore("127.0.0.1", job.port, is_master=False)
@@ -272,13 +324,21 @@ HOST = socket.gethostname()
 
 @pytest.mark.parametrize("silent", [0, 1, 2])
 def test_a_silent_rank_is_named_by_all(tmp_path: Path, silent: int) -> None:
-    """The leader of a node with others, one of these, and one alone on its machine."""
-    with running(tmp_path, (0, 0, 1)) as job:
-        victim = job.ranks.pop(silent)
+    """The leader of a node with others, one of these, and one alone on its machine.
+
+    The store may end with the first rank of another machine, where the launcher may be.
+    """
+    machines = (0, 0, 1)
+    with running(tmp_path, machines) as job:
+        victim = job.ranks[silent]
         assert victim.process.pid
         os.kill(victim.process.pid, signal.SIGSTOP)
+        elsewhere = next(rank for rank in range(3) if machines[rank] != machines[silent])
+        job.ranks[elsewhere].process.join(60)
+        job.store.kill()
         for rank in job.ranks:
-            assert rank.cause() == f"rank {silent} on {HOST} has not answered for 3 s"
+            if rank is not victim:
+                assert rank.cause() == f"rank {silent} on {HOST} has not answered for 3 s"
         victim.process.kill()
 
 
@@ -303,6 +363,40 @@ def test_a_node_goes_on_when_its_leader_has_finished(tmp_path: Path) -> None:
         os.kill(third.process.pid, signal.SIGSTOP)
         assert other.cause() == f"rank 2 on {HOST} has not answered for 3 s"
         third.process.kill()
+
+
+def finish_first(job: Job) -> None:
+    """Makes the leader of the first node finish."""
+    job.ranks[0].pipe.send("finish")
+    assert job.ranks[0].pipe.recv() == "finished"
+
+
+@pytest.mark.parametrize(("machines", "silent"), [((0, 0, 1), 1), ((0, 0, 0, 1), 2)])
+def test_a_rank_that_is_paused_when_its_leader_finishes_is_named(
+    tmp_path: Path, machines: Sequence[int], silent: int
+) -> None:
+    """The one that has to be the next leader, and one that has to call it."""
+    with running(tmp_path, machines) as job:
+        victim = job.ranks[silent]
+        assert victim.process.pid
+        time.sleep(3 * POLL_S)  # the leader's beats tell of it by now
+        os.kill(victim.process.pid, signal.SIGSTOP)
+        finish_first(job)
+        for rank in job.ranks[1:]:
+            if rank is not victim:
+                assert rank.cause() == f"rank {silent} on {HOST} has not answered for 3 s"
+        victim.process.kill()
+
+
+def test_a_node_is_waited_for_until_all_of_its_ranks_have_finished(tmp_path: Path) -> None:
+    with running(tmp_path, (0, 0, 1)) as job:
+        finish_first(job)
+        time.sleep(2 * POLL_S)  # the other rank is its node's leader by now
+        job.ranks[2].pipe.send(("failed: ValueError", True))
+        job.ranks[2].process.join(60)
+        job.store.kill()
+        for rank in job.ranks[1:]:
+            assert rank.cause() == f"rank 2 on {HOST} failed: ValueError"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from heteropp.process_groups.seals import Found, Seals
 from heteropp.runtime.ranks.first_cause import Cause, FirstCause
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer
 from heteropp.runtime.ranks.processes import process_of
+from heteropp.runtime.ranks.store import limit_answers
 from heteropp.runtime.ranks.surroundings import Surroundings
 
 TELL_S = 3 * POLL_S  # for the others to hear the cause
@@ -29,6 +30,8 @@ MESSAGE_BYTES = 1 << 20
 # The leader of a node that waits for the store is silent for as long as the store may be, and then
 # says so: it is to be heard before it is taken for silent itself.
 LEADER_S = 2 * POLL_S
+# The others of a silent leader's node notice its silence so much later than the next node does.
+TELL_SILENCE_S = LEADER_S + 2 * POLL_S
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Channel:
             self.is_closed = True
         except BlockingIOError:
             pass
-        except OSError:
+        except (OSError, ValueError):  # or what no rank says
             self.is_closed = True
 
     def close(self) -> None:
@@ -82,8 +85,7 @@ class LocalRank:
     """A rank of the leader's machine that has called it."""
 
     def __init__(self, channel: Channel) -> None:
-        self.channel, self.peer = channel, MonitoredPeer()
-        self.beat, self.asks = 0, False
+        self.channel, self.beat, self.asks = channel, 0, False
 
 
 Listen = Callable[[MonitoredPeer, int, int, float], bool]
@@ -113,6 +115,8 @@ class NodeLeader:
         self.asks = False  # this rank, for everyone's beats
         self.calls: dict[Channel, int] = {}  # that have not said a word yet, as one that only looks
         self.locals: dict[int, LocalRank] = {}  # by rank
+        # from now on, as one that is paused does not even call
+        self.peers = {rank: MonitoredPeer() for rank in surroundings.local if rank != self.rank}
         self.neighbour = MonitoredPeer()  # the node before
         self.neighbours_leader: int | None = None
 
@@ -166,17 +170,16 @@ class NodeLeader:
         if news.cause:
             self.seals.set(_told(self.node), "")
 
-    def await_others(self, but: int) -> None:
+    def await_others(self, cause: Cause) -> None:
         """Waits for a moment until all nodes have heard the cause, but that of a dead leader."""
-        others = [_told(node) for node in self.surroundings.nodes if node not in (self.node, but)]
+        limit_s = _hearing_s(cause)
+        without = {self.node} if cause.get("silent") else {self.node, cause["rank"]}
+        others = [_told(node) for node in self.surroundings.nodes if node not in without]
         if others:
             with suppress(RuntimeError):
-                self.seals.store.set_timeout(timedelta(seconds=TELL_S))
+                self.seals.store.set_timeout(timedelta(seconds=limit_s))
+                limit_answers(self.seals.store, limit_s + POLL_S)
                 self.seals.wait(others)
-
-    def finish(self) -> None:
-        """Nobody has to wait for this node. Raises RuntimeError."""
-        self.seals.set(_told(self.node), "")
 
     def close(self) -> None:
         for channel in [*self.calls, *(local.channel for local in self.locals.values())]:
@@ -189,8 +192,9 @@ class NodeLeader:
                 channel = Channel(connection)
                 self.calls[channel] = self.numbers.get(process_of(connection), -1)
         for channel, rank in list(self.calls.items()):
-            words = next(channel.heard(), None)
-            if words and rank >= 0:
+            # a stranger's word is not even read
+            words = next(channel.heard(), None) if rank >= 0 else None
+            if words:
                 self.locals[rank] = LocalRank(channel)
             if words or channel.is_closed or rank < 0:
                 del self.calls[channel]
@@ -201,9 +205,15 @@ class NodeLeader:
         local.channel.send(**asdict(news))
 
     def _silent_rank(self) -> int | None:
-        for rank, local in self.locals.items():
-            if self.listen(local.peer, rank, local.beat, self.deadline_s):
+        for rank, peer in list(self.peers.items()):
+            local = self.locals.get(rank)
+            if local is None and has_finished(self.seals, rank):
+                del self.peers[rank]
+            elif self.listen(peer, rank, local.beat if local else -1, self.deadline_s):
                 return rank
+        return self._silent_neighbour()
+
+    def _silent_neighbour(self) -> int | None:
         before = self.surroundings.nodes[self.surroundings.nodes.index(self.node) - 1]
         if before == self.node:
             return None
@@ -212,8 +222,14 @@ class NodeLeader:
             self.neighbours_leader = before
         if found.beat > self.neighbour.beat:
             self.neighbours_leader = found.leader
-        elif self.seals.get(f"finished/{self.neighbours_leader}") is not None:
-            return None  # another leader may follow
+        else:  # it may have finished, and its follower be silent
+            ranks = {self.neighbours_leader, *map(int, found.beats)}
+            for rank in sorted(ranks - set(range(self.neighbours_leader))):
+                self.neighbours_leader = rank
+                if not has_finished(self.seals, rank):
+                    break
+            else:
+                return None
         is_silent = self.listen(self.neighbour, self.neighbours_leader, found.beat, self.deadline_s)
         return self.neighbours_leader if is_silent else None
 
@@ -231,11 +247,10 @@ class NodeRank:
         connection: socket.socket,
         leader: int,
         deadline_s: float,
-        listen: Listen,
         beats: int,
     ) -> None:
         self.channel, self.leader, self.beats = Channel(connection), leader, beats
-        self.limit_s, self.listen = deadline_s + LEADER_S, listen
+        self.limit_s = deadline_s + LEADER_S
         self.peer, self.calls = MonitoredPeer(), 0
         self.asks = False
         self._answer()
@@ -258,28 +273,49 @@ class NodeRank:
             yield News(**words)
 
     def turn(self) -> News:
-        is_silent = self.listen(self.peer, self.leader, self.calls, self.limit_s)
-        return News(silent=self.leader if is_silent else None)
+        # no word of it before the limit: a leader that waits for the store is silent and healthy
+        self.peer.listen(self.calls, time.monotonic())
+        return News(silent=self.leader if self.peer.silent_s > self.limit_s else None)
 
     def pass_on(self, news: News) -> None:
         """Tells the leader of a cause."""
         self._answer(news.cause)
 
-    def await_others(self, but: int) -> None:
+    def await_others(self, cause: Cause) -> None:
         """Waits for a moment for the leader's end, which waits for that of the others."""
-        until_s = time.monotonic() + TELL_S
+        until_s = time.monotonic() + _hearing_s(cause)
         while not self.channel.is_closed and (left_s := until_s - time.monotonic()) > 0:
             select.select([self.channel.socket], [], [], left_s)
             list(self.channel.heard())
-
-    def finish(self) -> None:
-        """The leader goes on."""
 
     def close(self) -> None:
         self.channel.close()
 
     def _answer(self, cause: Cause | None = None) -> None:
         self.channel.send(beat=self.beats, asks=self.asks, cause=cause)
+
+
+def finish(seals: Seals, surroundings: Surroundings) -> None:
+    """Says that a rank has finished; nobody has to wait for its node once all of its ranks have.
+
+    Raises RuntimeError.
+    """
+    seals.set(_finished(surroundings.rank), "")
+    if all(has_finished(seals, rank) for rank in surroundings.local if rank != surroundings.rank):
+        seals.set(_told(surroundings.node), "")
+
+
+def has_finished(seals: Seals, rank: int) -> bool:
+    return seals.get(_finished(rank)) is not None
+
+
+def _finished(rank: int) -> str:
+    return f"finished/{rank}"
+
+
+def _hearing_s(cause: Cause) -> float:
+    """Returns how long the others may take to hear a cause."""
+    return TELL_SILENCE_S if cause.get("silent") else TELL_S
 
 
 def _key(node: int) -> str:

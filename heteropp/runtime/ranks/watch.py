@@ -38,7 +38,7 @@ from heteropp.process_groups.seals import Seals, StorePart
 from heteropp.runtime.ranks.first_cause import Cause, FirstCause
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer, RollCall
 from heteropp.runtime.ranks.hung_launcher import end_if_hung
-from heteropp.runtime.ranks.node_posts import News, NodeLeader, NodeRank
+from heteropp.runtime.ranks.node_posts import News, NodeLeader, NodeRank, finish, has_finished
 from heteropp.runtime.ranks.processes import Presence, Process
 from heteropp.runtime.ranks.store import limit_answers
 from heteropp.runtime.ranks.surroundings import meet, meet_nodes
@@ -111,8 +111,7 @@ class Watch:
 
     def finish(self) -> None:
         """Ends the watch once this rank has done its part: no rank's end is then a failure here."""
-        self.seals.set(f"finished/{self.rank}", "")
-        self.post.finish()
+        finish(self.seals, self.surroundings)
         if Watch.newest is self:
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
@@ -151,7 +150,7 @@ class Watch:
         """Returns this rank's post under the next leader of its node, which may be itself."""
         for rank, process in self.surroundings.local.items():
             if leader < rank < self.rank and (connection := process.call()):
-                return NodeRank(connection, rank, self.deadline_s, self._listen, beats)
+                return NodeRank(connection, rank, self.deadline_s, beats)
         return self._leader_post(beats)
 
     def _leader_post(self, beats: int) -> NodeLeader:
@@ -183,7 +182,7 @@ class Watch:
                     turn_s = asked_s + POLL_S
                     self._take_news(self.post.turn())
             except RuntimeError:  # of the store
-                self._lose_store(time.monotonic() - asked_s > self.deadline_s / 2)
+                self._lose_store(self._is_silent_since(asked_s))
         with contextlib.suppress(RuntimeError):  # the launcher may have ended
             self._take_signals()  # that came before another watch had them
 
@@ -228,11 +227,20 @@ class Watch:
     def _end_silent(self, rank: int) -> None:
         what = f"has not answered for {self.deadline_s:g} s"
         cause = self._whole({"rank": rank, "what": what, "silent": True})
-        cause = self.first_cause.tell(cause)  # before it dies of the below
+        asked_s = time.monotonic()
+        try:
+            cause = self.first_cause.tell(cause)  # before it dies of the below
+        except RuntimeError:  # the job may have ended elsewhere, and the store with it
+            if self._is_silent_since(asked_s):  # it may be what the rank waits for, too
+                raise
         for descriptor, peer in self.peers.items():
             if peer == rank:  # a paused process would not hear the launcher either
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         self._end(cause, is_first=True)
+
+    def _is_silent_since(self, asked_s: float) -> bool:
+        """Whether the store that has failed was silent, and not dead."""
+        return time.monotonic() - asked_s > self.deadline_s / 2
 
     def _lose_store(self, is_silent: bool) -> None:
         is_torchruns = multiprocessing.parent_process() is None
@@ -253,7 +261,7 @@ class Watch:
         if self.finished.is_set():
             return True
         with contextlib.suppress(RuntimeError):  # the store died with the launcher
-            return rank != LAUNCHER and self.seals.get(f"finished/{rank}") is not None
+            return rank != LAUNCHER and has_finished(self.seals, rank)
         return False
 
     def _call_roll(self, error: str, beats: list[int]) -> None:
@@ -294,11 +302,9 @@ class Watch:
         if rank == LAUNCHER:
             is_here = cause["seen_by"] in self.surroundings.local
             who = "the launcher" if is_here else f"the launcher of {who}"
-        self._exit(who, cause["what"], rank, is_told)
+        self._exit(who, cause["what"], cause, is_told)
 
-    def _exit(
-        self, who: str, what: str, cause_rank: int | None = None, is_told: bool = False
-    ) -> None:
+    def _exit(self, who: str, what: str, cause: Cause | None = None, is_told: bool = False) -> None:
         """Says why, and ends the process, as the main thread cannot be unwound.
 
         is_told: the others get a moment to hear the cause, too.
@@ -306,7 +312,7 @@ class Watch:
         if self.finished.is_set():
             return
         line = f"{self.labels[self.rank]} stopped {self.doing()}: {who} {what}"
-        if cause_rank == self.rank:
+        if cause and cause["rank"] == self.rank:
             line = f"{self.labels[self.rank]} {what}, {self.doing()}"
         with contextlib.suppress(Exception):
             self.on_exit()
@@ -314,8 +320,8 @@ class Watch:
             write_text(self.logs / CAUSE_FILE, f"{who} {what}")
         with contextlib.suppress(OSError):
             print(line, file=sys.stderr, flush=True)
-        if is_told and cause_rank is not None:
-            self.post.await_others(cause_rank)
+        if is_told and cause:
+            self.post.await_others(cause)
         os._exit(1)
 
 
