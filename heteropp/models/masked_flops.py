@@ -22,6 +22,7 @@ class MaskedFlops(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.total = 0
+        self.head_sizes: set[tuple[int, int]] = set()  # of queries and keys, and of values
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -37,5 +38,6 @@ class MaskedFlops(TorchFunctionMode):
 
     def _count(self, query: Tensor, value: Tensor, window: int | None = None) -> None:
         sequences, heads, length, size = query.shape
+        self.head_sizes.add((size, value.shape[-1]))
         masked = sequences * heads * (length**2 - seen_pairs(length, window))
         self.total += forward_flops(masked, size, value.shape[-1])
