@@ -145,24 +145,32 @@ def kernel_counts() -> dict[str, int]:
     return _ditorch.kernel_counts()
 
 
-def has_fused_attention(apart: bool = False, dtype: torch.dtype = torch.float32) -> bool:
+def has_fused_attention(
+    apart: bool = False,
+    dtype: torch.dtype = torch.float32,
+    size: int = 16,
+    value_size: int = 16,
+) -> bool:
     """Whether attention is one kernel on this device, which keeps no scores.
 
     apart: as FlashAttention, through windows and in documents that lie one after the other, and
         not as scaled_dot_product_attention of whole sequences alone. Where the chip's vendor has no
         kernel for it, the host computes that; the other is composed of products and a softmax.
+    size: of a head's queries and keys; value_size: of its values. Kernels of ours take them all.
     """
     if _is_made_here():
         return _ditorch.keeps_documents_apart() if apart else _ditorch.has_attention()
-    query = torch.zeros(1, 16, 1, 16, device=device, dtype=dtype)
+    query, value = (
+        torch.zeros(1, 16, 1, each, device=device, dtype=dtype) for each in (size, value_size)
+    )
     try:
         if apart:
             torch.ops.aten._flash_attention_forward(
-                *(query, query, query, None, None, 16, 16, 0.0, True, False), window_size_left=1
+                *(query, query, value, None, None, 16, 16, 0.0, True, False), window_size_left=1
             )
             return device.type != "cpu"  # whose kernel is ours, and for precision tools
-        heads = query.transpose(1, 2)
-        chosen = torch._fused_sdp_choice(heads, heads, heads, is_causal=True)
+        query, value = query.transpose(1, 2), value.transpose(1, 2)
+        chosen = torch._fused_sdp_choice(query, query, value, is_causal=True)
     except RuntimeError:  # a plugin that has none, or knows of no choice
         return False
     return chosen != torch.nn.attention.SDPBackend.MATH.value

@@ -149,8 +149,8 @@ void check_cluster_keys(Reader& reader) {
 // said; an emulated chip is paced by its roofline.
 void check_measured_keys(Reader& reader) {
   if (reader.has_table("kernels")) {
-    for (const char* name : {"half_side", "attention_efficiency", "attention_backward_efficiency",
-                             "bandwidth_share"}) {
+    for (const char* name : {"half_side", "causal_attention_efficiency",
+                             "causal_attention_backward_efficiency", "bandwidth_share"}) {
       reader.positive(std::string("kernels.") + name);
     }
     reader.seconds("kernels.host_s");

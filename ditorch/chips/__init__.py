@@ -101,8 +101,8 @@ class Kernels:
     """
 
     half_side: Positive  # length of a product's shortest side that halves its efficiency
-    attention_efficiency: Positive  # share of the peak in fused attention, masked FLOPs not counted
-    attention_backward_efficiency: Positive  # the same in fused attention's backward
+    causal_attention_efficiency: Positive  # share of the peak, masked FLOPs not counted
+    causal_attention_backward_efficiency: Positive  # the same in its backward
     bandwidth_share: Positive  # share of the memory's bandwidth that other operators reach
     host_s: Seconds  # seconds that the host takes to issue one operator or collective
     micro_batch_s: Seconds  # seconds that beginning a micro-batch adds to a stage's forward
@@ -213,10 +213,23 @@ def load_chip(name_or_path: str | Path) -> ChipSpec:
     values = _read(path)
     if "path" in values:
         raise ChipFileError(f"{path}: path: unknown key")
+    _check_attention(path, values)
     try:
         return TypeAdapter(ChipSpec).validate_python({**values, "path": path})
     except ValidationError as error:
         raise ChipFileError(f"{path}: {problems(error, values)}") from None
+
+
+def _check_attention(path: Path, values: dict[str, Any]) -> None:
+    """Refuses shares of the peak that were measured when masked FLOPs counted, by their names."""
+    kernels = values.get("kernels")
+    for name in ("attention_efficiency", "attention_backward_efficiency"):
+        if isinstance(kernels, dict) and name in kernels:
+            raise ChipFileError(
+                f"{path}: kernels.{name} counts masked FLOPs, which is no longer done; expected "
+                f"kernels.causal_{name}: remove [kernels] and measure it anew with "
+                "heteropp-profile --kernels or heteropp-calibrate"
+            )
 
 
 def _read(path: Path) -> dict[str, Any]:

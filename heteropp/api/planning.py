@@ -142,8 +142,8 @@ def request(
         "zero_stage": zero_stage,
         "schedule": schedule,
     }
-    machines = the_cluster(cluster)
     spec = the_model(model, sequence_length, lora, trust_remote_code)
+    machines = the_cluster(cluster)
     measured = None if profile is None else read_profile(Path(profile))
     if not says_attention(model):
         like = None if measured is None else measured.model

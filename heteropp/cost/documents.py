@@ -5,18 +5,22 @@ from __future__ import annotations
 from heteropp.description.plan import Plan
 from heteropp.schedule.in_flight import in_flight
 
-MAKING_BYTES = 40  # a row, while a stage works out where documents end: int64 and int32 vectors
+ROW_BYTES = 8 + 4  # of which document it is, and at most one place where a document ends
+POSITION_BYTES = 28  # a row, while its place in its document is worked out: int64 and int32 vectors
 
 
 def documents_bytes(plan: Plan, rank: int) -> int:
     """Returns the most bytes of which row is of which document, and of what is made of it."""
+    return given_bytes(plan, rank) + apart_bytes(plan, rank)
+
+
+def given_bytes(plan: Plan, rank: int) -> int:
+    """Returns the most bytes of which row is of which document, of this step and of the next."""
     p, s, r, _ = plan.place(rank)
     stage = plan.pipelines[p].stages[s]
     rows = stage.replicas[r].batch_share * plan.model.sequence_length
-    # int64, of all micro-batches of this step and of the next
-    numbers = 2 * 8 * rows * plan.pipelines[p].micro_batches * plan.micro_batch
-    numbers //= sum(replica.batch_share for replica in stage.replicas)
-    return numbers + apart_bytes(plan, rank)
+    given = 2 * ROW_BYTES * rows * plan.pipelines[p].micro_batches * plan.micro_batch
+    return given // sum(replica.batch_share for replica in stage.replicas)
 
 
 def apart_bytes(plan: Plan, rank: int) -> int:
@@ -24,13 +28,13 @@ def apart_bytes(plan: Plan, rank: int) -> int:
 
     Explicit attention has a mask, which is there twice while a copy of it is filled. A stage that
     computes attention again in the backward keeps the masks of all micro-batches in flight. Fused
-    attention is told where documents end, and keeps that for the backward.
+    attention needs none.
     """
     p, s, r, _ = plan.place(rank)
     pipeline, stage = plan.pipelines[p], plan.pipelines[p].stages[s]
     rows = stage.replicas[r].batch_share * plan.model.sequence_length
     if plan.model.keeps_no_scores:
-        return round(rows * (4 * in_flight(plan.schedule, pipeline, s) + MAKING_BYTES))
+        return rows * POSITION_BYTES
     kept = in_flight(plan.schedule, pipeline, s) if stage.selective_recompute else 1
     pairs = rows * plan.model.sequence_length
     return round(pairs * (plan.model.dtype_bytes * (kept + 1) + 1))

@@ -31,9 +31,9 @@ def efficiency(product: TracedProduct, dtype: str, chip: ChipSpec) -> float:
     kernels = chip.kernels
     assert kernels is not None
     if product.kind == "attention":
-        return kernels.attention_efficiency
+        return kernels.causal_attention_efficiency
     if product.kind == "attention_backward":
-        return kernels.attention_backward_efficiency
+        return kernels.causal_attention_backward_efficiency
     return chip.product_efficiency(dtype, min(product.sides[1:]))
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from heteropp.models.documents import Documents
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -19,5 +21,5 @@ class Batch:
     targets: Tensor | None  # of the last
     counted: int  # targets of the whole global batch, by which the loss is divided if there are any
     first_rows: Sequence[int]  # of each micro-batch, counted over the whole run
-    # which document of its sequence a row is of, as the tokens; None: attention sees all of it
-    documents: Tensor | None = None
+    # by micro-batch, on its device; None: attention sees all of a sequence
+    documents: Sequence[Documents] | None = None

@@ -1,4 +1,4 @@
-"""Where documents lie among rows that they share, worked out on the chip without asking it."""
+"""Where documents lie among rows that they share."""
 
 from __future__ import annotations
 
@@ -10,25 +10,38 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents that lie one after the other."""
+    """A micro-batch's documents, which lie one after the other.
 
-    # where each begins and the next one with it, as FlashAttention's cu_seqlens: int32 [rows + 1],
-    # as there may be as many documents as rows; those beyond the last one have no rows
+    There are as many as kernels are told, as FlashAttention's backward takes memory for each.
+    """
+
+    # where each begins and the next one with it, as FlashAttention's cu_seqlens: int32
+    # [documents + 1]; those beyond the last one have no rows
     ends: Tensor
     of_rows: Tensor  # which each row is of, counted from 0 on: int64 [rows]
 
     @classmethod
-    def of(cls, numbers: Tensor, length: int) -> Documents:
-        """numbers: [rows], which are unlike within a sequence of `length` rows."""
-        rows, by_sequence = len(numbers), numbers.view(-1, length)
+    def of_step(
+        cls, numbers: Tensor, length: int, device: torch.device | str = "cpu"
+    ) -> list[Documents]:
+        """Returns the documents of each micro-batch, on a device.
+
+        numbers: [micro-batches, rows] on the host, which counts them: they are unlike within a
+        sequence of `length` rows. All are told the number of documents of the micro-batch that has
+        most, up to a power of two, so that steps are of few unlike shapes.
+        """
+        micro_batches, rows = numbers.shape
+        by_sequence = numbers.view(-1, length)
         begins = torch.ones_like(by_sequence, dtype=torch.bool)
         begins[:, 1:] = by_sequence[:, 1:] != by_sequence[:, :-1]
-        of_rows = begins.flatten().cumsum(0) - 1
-        # a row that begins none is written behind all that is kept
-        places = torch.where(begins.flatten(), of_rows, rows + 1)
-        ends = torch.full((rows + 2,), rows, dtype=torch.int32, device=numbers.device)
-        row = torch.arange(rows, dtype=torch.int32, device=numbers.device)
-        return cls(ends.scatter_(0, places, row)[:-1], of_rows)
+        begins = begins.view(micro_batches, rows)
+        of_rows = begins.cumsum(1) - 1
+        most = int(of_rows.max()) + 1
+        told = min(rows, 1 << (most - 1).bit_length())
+        ends = torch.full((micro_batches, told + 1), rows, dtype=torch.int32)
+        micro_batch, row = begins.nonzero(as_tuple=True)
+        ends[micro_batch, of_rows[micro_batch, row]] = row.int()
+        return [cls(*each) for each in zip(ends.to(device), of_rows.to(device), strict=True)]
 
     def positions(self, length: int) -> Tensor:
         """Returns each row's place in its document, [sequences, length]."""

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from heteropp.models.attention_work import forward_flops, seen_pairs
+from heteropp.models.causal_attention import causal_inputs
 
 
 class MaskedFlops(TorchFunctionMode):
@@ -21,6 +22,7 @@ class MaskedFlops(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.total = 0
+        self.head_sizes: set[tuple[int, int]] = set()  # of queries and keys, and of values
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -29,11 +31,13 @@ class MaskedFlops(TorchFunctionMode):
             self._count(query, value, kwargs["window_size_left"] + 1)
             mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
             return (mixed.transpose(1, 2),)
-        if func is scaled_dot_product_attention and kwargs.get("is_causal"):
-            self._count(args[0], args[2])
+        if (inputs := causal_inputs(func, args, kwargs)) is not None:
+            query, _, value = inputs
+            self._count(query, value)
         return func(*args, **kwargs)
 
     def _count(self, query: Tensor, value: Tensor, window: int | None = None) -> None:
         sequences, heads, length, size = query.shape
+        self.head_sizes.add((size, value.shape[-1]))
         masked = sequences * heads * (length**2 - seen_pairs(length, window))
         self.total += forward_flops(masked, size, value.shape[-1])

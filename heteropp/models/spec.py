@@ -175,6 +175,11 @@ class ModelSpec(ABC):
         """Whether attention is one kernel of the chip in every block."""
         return False
 
+    @property
+    def fused_head_sizes(self) -> frozenset[tuple[int, int]]:
+        """Sizes of a head's queries and keys, and of its values, in each kind of such a kernel."""
+        return frozenset()
+
     def documents_problem(self) -> str | None:
         """Says in a clause why attention cannot stay within a document of several; None: it can."""
         return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from heteropp.layout.boxes import Box
+from heteropp.models.documents import Documents
 from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 from heteropp.models.spec import ModelSpec, Parameter
 
@@ -35,14 +36,14 @@ class StageModule(nn.Module):
         x: Tensor,
         targets: Tensor | None = None,
         first_row: int = 0,
-        documents: Tensor | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         """Tokens [rows] or activations [rows, hidden] to activations, or to the loss.
 
         The loss is summed over the rows, a scalar; it needs targets [rows], of which those below 0
         take no part. Dropout asks for the first row's number in the whole run, and is for training
         alone. Rows attend to those of their own document, or of their whole sequence without
-        `documents`, [rows]: numbers that are unlike within a sequence.
+        `documents`.
         """
 
     def initialise(self, seed: int, *, added_alone: bool = False) -> None:

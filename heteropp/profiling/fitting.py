@@ -35,8 +35,8 @@ PARAMETERS = (
     Figure("compute", "efficiency", 0.02, 1.0),
     Figure("compute", "launch_s", 1e-7, 1e-3),
     Figure("kernels", "half_side", 1.0, 4096.0),
-    Figure("kernels", "attention_efficiency", 0.05, 4.0),
-    Figure("kernels", "attention_backward_efficiency", 0.05, 4.0),
+    Figure("kernels", "causal_attention_efficiency", 0.05, 4.0),
+    Figure("kernels", "causal_attention_backward_efficiency", 0.05, 4.0),
     Figure("kernels", "bandwidth_share", 0.1, 4.0),
     Figure("kernels", "host_s", 1e-7, 1e-2),
     Figure("kernels", "micro_batch_s", 1e-6, 0.1),
@@ -52,8 +52,8 @@ FILLED = ("kernels", "collectives")  # sections that a fit fills whole
 # of kernels, where the chip's file does not say and the measurements tell nothing
 USUAL = Kernels(
     half_side=100.0,
-    attention_efficiency=0.5,
-    attention_backward_efficiency=0.5,
+    causal_attention_efficiency=0.5,
+    causal_attention_backward_efficiency=0.5,
     bandwidth_share=0.8,
     host_s=1e-5,
     micro_batch_s=1e-3,

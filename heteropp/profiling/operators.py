@@ -147,8 +147,8 @@ def fit_kernels(chip: ChipSpec, measured: Sequence[MeasuredOperator], host_s: fl
         "launch_s": (1e-8, quickest_s, quickest_s * 2),
         efficiency: (0.001, 0.5, 1.0),
         half_side: (0.001, 64.0, 4096.0),
-        "attention_efficiency": (0.001, 0.5, 4.0),
-        "attention_backward_efficiency": (0.001, 0.5, 4.0),
+        "causal_attention_efficiency": (0.001, 0.5, 4.0),
+        "causal_attention_backward_efficiency": (0.001, 0.5, 4.0),
         "bandwidth_share": (0.001, 0.8, 4.0),
     }
     low, usual, high = numpy.log(numpy.array(list(bounds.values()))).T

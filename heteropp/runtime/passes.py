@@ -200,7 +200,10 @@ class Passes:
             return nullcontext()
         given = self.work[k, i].input
         assert given is not None
-        return self.offload.keeping((k, i), given, (self.batch.tokens, self.batch.targets))
+        staying = [self.batch.tokens, self.batch.targets]
+        if self.batch.documents is not None:
+            staying.append(self.batch.documents[i].ends)
+        return self.offload.keeping((k, i), given, staying)
 
     def _recompute(self, k: int, i: int) -> None:
         self.work[k, i].output = self._apply(k, i)

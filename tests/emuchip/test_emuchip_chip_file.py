@@ -17,7 +17,7 @@ PRESETS = sorted(path.stem for path in CHIPS.glob("*.toml"))
 KERNELS = {
     f"kernels__{name}": 0.5
     for name in (
-        *("half_side", "attention_efficiency", "attention_backward_efficiency"),
+        *("half_side", "causal_attention_efficiency", "causal_attention_backward_efficiency"),
         *("bandwidth_share", "host_s", "micro_batch_s"),
     )
 }
@@ -53,6 +53,7 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("no such order", {"numerics__order": "random"}, "numerics.order"),
     ("split by 0", {"numerics__split_k": 0}, "numerics.split_k"),
     ("a part of [kernels]", {"kernels__host_s": 1e-5}, "kernels.half_side"),
+    ("with masked FLOPs", {"kernels__attention_efficiency": 0.5}, "causal_attention_efficiency"),
     ("too good", {**KERNELS, "kernels__float16_efficiency": 1.5}, "kernels.float16_efficiency"),
     ("no dtype", {**KERNELS, "kernels__float8_half_side": 2}, "kernels.float8_half_side"),
     ("a part of [collectives]", {"collectives__latency_s": 1e-5}, "collectives.bytes_per_s"),

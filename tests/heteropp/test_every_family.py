@@ -14,6 +14,7 @@ from layouts import plan_of
 from parity import Ranks, Trained
 from test_hugging_face_training import STEPS, three_vendors
 
+from heteropp.models.documents import Documents
 from heteropp.models.hugging_face.config import family_config
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.hugging_face.reading import read
@@ -93,8 +94,9 @@ def test_documents_of_a_sequence_are_as_if_alone(family: str) -> None:
     cut, none = 13, torch.full((LENGTH,), -100)
     one, other = slice(0, cut), slice(cut, LENGTH)
 
-    def gradients(tokens: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor) -> list:
+    def gradients(tokens: torch.Tensor, targets: torch.Tensor, numbers: torch.Tensor) -> list:
         stage.zero_grad(set_to_none=True)
+        (documents,) = Documents.of_step(numbers.unsqueeze(0), LENGTH)
         stage(tokens, targets, 0, documents).backward()
         return [None if p.grad is None else p.grad.clone() for p in stage.parameters()]
 

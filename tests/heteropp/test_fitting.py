@@ -29,8 +29,8 @@ from heteropp.profiling.measured import block_s, most_bytes, planned, predict_ti
 
 KERNELS = Kernels(
     half_side=150.0,
-    attention_efficiency=0.4,
-    attention_backward_efficiency=0.3,
+    causal_attention_efficiency=0.4,
+    causal_attention_backward_efficiency=0.3,
     bandwidth_share=0.6,
     host_s=3e-5,
     micro_batch_s=2e-3,

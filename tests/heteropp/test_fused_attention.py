@@ -44,7 +44,8 @@ def test_it_computes_what_explicit_attention_does(lengths: tuple[int, ...] | Non
     torch.manual_seed(0)
     documents = None
     if lengths is not None:
-        documents = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        (documents,) = Documents.of_step(numbers.unsqueeze(0), MODEL.sequence_length)
     explicit = Attention(MODEL, SoloGroup(), False, device="cpu", dtype=torch.float64)
     fused = Attention(FUSED, SoloGroup(), False, device="cpu", dtype=torch.float64)
     for parameter in explicit.parameters():
@@ -52,7 +53,7 @@ def test_it_computes_what_explicit_attention_does(lengths: tuple[int, ...] | Non
     fused.load_state_dict(explicit.state_dict())
     tables = SharedConstants(MODEL, torch.device("cpu"), torch.float64)
     ends = SharedConstants(FUSED, torch.device("cpu"), torch.float64).seen(documents)
-    assert ends is None if documents is None else len(ends) == len(documents) + 1
+    assert ends is None if documents is None else len(ends) == len(lengths) + 1
     x = torch.randn(2 * MODEL.sequence_length, MODEL.hidden, dtype=torch.float64)
     ours = fused(x, tables, ends)
     theirs = explicit(x, tables, tables.seen(documents))
@@ -69,7 +70,7 @@ def test_it_looks_through_a_window(window: int, documents: bool) -> None:
     *given, gradient = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     number = (torch.arange(length) >= 1200).long() if documents else torch.zeros(length)
     ours, theirs = ([each.clone().requires_grad_() for each in given] for _ in range(2))
-    ends = Documents.of(number, length).ends if documents else None
+    ends = Documents.of_step(number.unsqueeze(0), length)[0].ends if documents else None
     attend(*ours, window=window, ends=ends, scale=0.7).backward(gradient)
     found = [each.grad for each in ours]
 
@@ -80,6 +81,16 @@ def test_it_looks_through_a_window(window: int, documents: bool) -> None:
     (torch.softmax(scores, -1) @ value).backward(gradient.transpose(1, 2))
     for one, other in zip(found, theirs, strict=True):
         torch.testing.assert_close(one, other.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_a_kernel_is_told_of_few_more_documents_than_there_are() -> None:
+    """All micro-batches of as many, a power of two, as the backward takes memory for each."""
+    numbers = torch.tensor([[0] * 9 + [1] * 3, [0, 0, 0, 0, 0, 1, 1, 1, 2, 3, 4, -1]])
+    few, many = Documents.of_step(numbers, 6)  # two sequences each, where documents end in any case
+    assert few.ends.tolist() == [0, 6, 9, 12, 12, 12, 12, 12, 12]
+    assert many.ends.tolist() == [0, 5, 6, 8, 9, 10, 11, 12, 12]
+    assert few.of_rows.tolist() == [0] * 6 + [1] * 3 + [2] * 3
+    assert many.positions(6).tolist() == [[0, 1, 2, 3, 4, 0], [0, 1, 0, 0, 0, 0]]
 
 
 def product_flops(piece: TracedPiece) -> int:
@@ -174,14 +185,15 @@ STRICT = """
 import sys, torch, ditorch
 from pydantic import TypeAdapter
 from heteropp.models.parallel.tensor_parallel import SoloGroup
-from heteropp.models.spec import ModelSpec
+from heteropp.models.documents import Documents
 from heteropp.models.spec import ModelSpec
 for text in sys.argv[1:]:
     model = TypeAdapter(ModelSpec).validate_json(text)
     stage = model.build((0, 2), SoloGroup(), "device", torch.float32)
     stage.initialise(0)
     tokens = torch.zeros(64, dtype=torch.int64, device="device")
-    documents = torch.tensor([0] * 10 + [1] * 22 + [0] * 31 + [-1]).to("device")
+    numbers = torch.tensor([[0] * 10 + [1] * 22 + [0] * 31 + [-1]])
+    (documents,) = Documents.of_step(numbers, 32, "device")
     stage(tokens, tokens, 0, documents).backward()
 print(ditorch.kernel_counts()["_flash_attention_backward"], ditorch.fallback_counts())
 """

@@ -32,6 +32,7 @@ from heteropp.models.parallel.tensor_parallel import SoloGroup
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 SOURCE = f"{EXAMPLE}:model"
+WIDTH = LENGTH = 64  # the example's
 
 
 def own_model(dtype: str = "float64") -> Any:
@@ -283,6 +284,40 @@ def test_its_stages_cost_what_the_emulated_chip_charges() -> None:
         tolerance = 2e-3 if dtype == "bfloat16" else 1e-4
         assert (*terms_s, time.update_s) == pytest.approx(charged_s, rel=tolerance), line
         assert stage_memory(model, shape, 1, 4).total > 0
+
+
+FUSED_CALLS = {
+    "query, key, value, is_causal=True": True,
+    "query=query, key=key, value=value, is_causal=True": True,
+    "query, key, value, None, 0.0, True": True,
+    "query, key, value, None, 0.0, is_causal=True, scale=0.3": True,
+    # PyTorch takes these apart: of three dimensions, and with a mask
+    "*(each.flatten(0, 1) for each in (query, key, value)), is_causal=True": False,
+    "query, key, value, attn_mask=self.mask": False,
+}
+
+
+def test_its_attention_may_be_called_in_every_way(tmp_path: Path) -> None:
+    """A kernel's is planned as one, and masked products are no FLOPs of a step."""
+    begin, end = "        scores = ", "        return self.output("
+    text = EXAMPLE.read_text()
+    before, after = text[: text.index(begin)], text[text.index(end) :]
+    plain = own_model("float32")
+    masked = 3 * 2 * 2 * 8 * WIDTH * (LENGTH - 1) / 2  # of a token, in 8 blocks
+    kept_bytes = set()
+    for i, (call, is_fused) in enumerate(FUSED_CALLS.items()):
+        mixed = f"nn.functional.scaled_dot_product_attention({call}).view(value.shape)"
+        path = tmp_path / f"call{i}.py"
+        path.write_text(before + after.replace("(scores.softmax(-1) @ value)", f"{mixed}", 1))
+        model: Any = replace(heteropp.read_model(f"{path}:model"), dtype="float32")
+        saved = masked if is_fused else 0
+        assert plain.flops_per_token() - model.flops_per_token() == pytest.approx(saved), call
+        (memory,) = rank_memory(plan_of(model, (8,), (1,), (1,)))
+        if is_fused:
+            kept_bytes.add(memory.total)
+        else:
+            assert memory.total > max(kept_bytes), call
+    assert len(kept_bytes) == 1
 
 
 @pytest.mark.long

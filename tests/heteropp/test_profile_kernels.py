@@ -118,8 +118,8 @@ def test_a_real_chip_is_timed(tmp_path: Path) -> None:
 
 PLANTED = Kernels(
     half_side=1.0,
-    attention_efficiency=0.4,
-    attention_backward_efficiency=0.3,
+    causal_attention_efficiency=0.4,
+    causal_attention_backward_efficiency=0.3,
     bandwidth_share=0.6,
     host_s=3e-5,
     micro_batch_s=2e-3,
@@ -142,7 +142,7 @@ def test_planted_figures_are_found_dtype_by_dtype() -> None:
         found = fit_kernels(found, measured, 3e-5)
         assert all(abs(each.error(found)) < 1e-3 for each in measured)
     assert found.kernels is not None
-    for name in ("attention_efficiency", "bandwidth_share", "float16_half_side", "host_s"):
+    for name in ("causal_attention_efficiency", "bandwidth_share", "float16_half_side", "host_s"):
         assert getattr(found.kernels, name) == pytest.approx(getattr(PLANTED, name), rel=0.01)
     assert found.kernels.bfloat16_efficiency == pytest.approx(0.5, rel=0.01)
 

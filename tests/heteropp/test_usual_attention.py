@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from remote_family import MODELING, write_scaled
 from tiny_decoders import tiny_config
 from training_run import NEUTRAL_CHIP
 
@@ -66,3 +67,23 @@ def test_a_model_that_keeps_scores_in_any_case_does_so(
     tiny_config(family, layers=2).save_pretrained(tmp_path)
     model = with_usual_attention(read_model(tmp_path), read_cluster("quickstart"))
     assert isinstance(model, HuggingFaceModel) and model.attention == expected
+
+
+def test_values_may_be_wider_than_keys_and_seen_through_a_window(tmp_path: Path) -> None:
+    folder = write_scaled(tmp_path / "wide", weights=False)
+    text = (folder / MODELING).read_text()
+    for was, wide in (
+        ("self.is_causal = True", "self.is_causal, self.sliding_window = True, 8"),
+        ("self.v_proj = nn.Linear(config.hidden_size, kv", "{}, 2 * kv"),
+        ("self.o_proj = nn.Linear(config.hidden_size", "self.o_proj = nn.Linear(2 * kv * 2"),
+        ("self.v_proj(hidden_states).view(shape)", "self.v_proj(hidden_states).view(WIDE)"),
+        ("scaling=self.scaling, **others", "scaling=self.scaling, sliding_window=8, **others"),
+    ):
+        assert was in text
+        text = text.replace(was, wide.format(was.removesuffix(", kv")))
+    wide = "(*hidden_states.shape[:-1], -1, 2 * self.head_dim)"
+    (folder / MODELING).write_text(text.replace("WIDE", wide))
+    model = read_model(folder, 32, trust_remote_code=True)
+    found = with_usual_attention(model, read_cluster("quickstart"))
+    assert isinstance(found, HuggingFaceModel) and found.attention == "fused"
+    assert found.fused_head_sizes == {(8, 16)}

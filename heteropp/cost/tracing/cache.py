@@ -26,7 +26,7 @@ SOURCES = (  # of heteropp, beside those of the model's family
     *("optimizer/zero", "description/hyperparameters", "description/parameter_groups"),
     *("models/stage_module", "models/parallel/backward", "models/parallel/tensor_parallel"),
     *("description/kept", "models/attention", "models/attention_work"),
-    *("models/documents", "models/fused_attention"),
+    *("models/causal_attention", "models/documents", "models/fused_attention"),
     *("cost/tracing/cache", "cost/tracing/kind", "cost/tracing/liveness"),
     *("cost/tracing/operators", "cost/tracing/stage", "cost/tracing/traces"),
 )

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from heteropp.models.attention_work import backward_flops, forward_flops, seen_pairs
+from heteropp.models.causal_attention import causal_inputs
 
 ATTENTION = "_scaled_dot_product_attention"
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
@@ -213,8 +214,8 @@ class _ChipKernels(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.nn.functional.rms_norm and kwargs.get("weight") is not None:
             return _FusedNorm.apply(args[0], kwargs["weight"], _active)
-        if func is torch.nn.functional.scaled_dot_product_attention and kwargs.get("is_causal"):
-            return _FusedAttention.apply(*args, None, _active)
+        if (inputs := causal_inputs(func, args, kwargs)) is not None:
+            return _FusedAttention.apply(*inputs, None, _active)
         if func is torch.ops.aten._flash_attention_forward:
             rows = (each.transpose(1, 2) for each in args[:3])
             mixed = _FusedAttention.apply(*rows, kwargs["window_size_left"] + 1, _active)

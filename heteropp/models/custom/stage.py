@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from heteropp.models.custom.definition import ModelDefinition
 from heteropp.models.custom.parts import held_part
+from heteropp.models.documents import Documents
 from heteropp.models.parallel.tensor_parallel import (
     SoloGroup,
     TensorParallelGroup,
@@ -52,7 +53,7 @@ class CustomStage(StageModule):
         x: Tensor,
         targets: Tensor | None = None,
         first_row: int = 0,
-        documents: Tensor | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         assert documents is None, "refused before anything starts"
         x = x.view(-1, self.length) if self.is_first else x.view(-1, self.length, self.hidden)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heteropp.models.documents import Documents
 from heteropp.models.parallel.backward import linear
 from heteropp.models.parallel.tensor_parallel import (
     ColumnParallelLinear,
@@ -122,7 +123,7 @@ class GPT2Stage(StageModule):
         x: Tensor,
         targets: Tensor | None = None,
         first_row: int = 0,
-        documents: Tensor | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         assert documents is None, "refused before anything starts"
         if self.is_first:

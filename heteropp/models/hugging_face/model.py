@@ -64,19 +64,28 @@ class HuggingFaceModel(PartedModel):
     @cached_property
     def keeps_no_scores(self) -> bool:
         """Whether attention is one kernel in every block: none has a soft cap or a sink, say."""
-        if self.attention != "fused":
-            return False
+        return self.attention == "fused" and not self._tried[0]
+
+    @property
+    def fused_head_sizes(self) -> frozenset[tuple[int, int]]:
+        return self._tried[1] if self.attention == "fused" else frozenset()
+
+    @cached_property
+    def _tried(self) -> tuple[bool, frozenset[tuple[int, int]]]:
+        """Runs a block of each kind; returns whether it made a mask, and `fused_head_sizes`."""
         import torch
 
+        from heteropp.models.masked_flops import MaskedFlops
         from heteropp.models.parallel.tensor_parallel import SoloGroup
 
         kinds = tuple(dict.fromkeys(self.order))
         model = replace(self, order=kinds, layers=len(kinds))
-        with torch.device("meta"):
+        # whose kernel of attention takes heads of all sizes
+        with torch.device("meta"), MaskedFlops() as masked:
             stage = model.build((0, len(kinds)), SoloGroup(), "meta", getattr(torch, self.dtype))
             tokens = torch.zeros(self.sequence_length, dtype=torch.int64)
             stage(tokens, tokens)
-        return not any(True for _ in stage.masks.buffers())
+        return any(True for _ in stage.masks.buffers()), frozenset(masked.head_sizes)
 
     def documents_problem(self) -> str | None:
         if self.mixes_documents:

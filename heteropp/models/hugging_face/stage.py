@@ -77,12 +77,11 @@ class HuggingFaceStage(StageModule):
         x: Tensor,
         targets: Tensor | None = None,
         first_row: int = 0,
-        documents: Tensor | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         (model,) = self.whole
-        apart = None if documents is None else Documents.of(documents, self.length)
-        self.masks.keep_apart(apart)
-        positions = self.positions if apart is None else apart.positions(self.length)
+        self.masks.keep_apart(documents)
+        positions = self.positions if documents is None else documents.positions(self.length)
         given: dict[str, Any] = {"position_ids": positions, "use_cache": False}
         if (mask := given_mask(model.config, self.masks)) is not None:
             given["attention_mask"] = mask

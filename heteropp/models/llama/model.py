@@ -111,6 +111,10 @@ class LlamaModel(ModelSpec):
         return None
 
     @property
+    def fused_head_sizes(self) -> frozenset[tuple[int, int]]:
+        return frozenset({(self.head_size,) * 2} if self.attention == "fused" else ())
+
+    @property
     def keeps_no_scores(self) -> bool:
         return self.attention == "fused"
 

@@ -138,20 +138,20 @@ class SharedConstants(nn.Module):
         for name, table in tables.items():
             self.register_buffer(name, table.to(dtype).to(device), persistent=False)
 
-    def seen(self, documents: Tensor | None) -> Tensor | None:
+    def seen(self, documents: Documents | None) -> Tensor | None:
         """Returns what says which tokens one sees.
 
         It is a mask, [1 or sequences, 1, length, length], and to a fused kernel where documents
-        end, [rows + 1]; None: it needs no telling. documents: each row's document, [rows]; None:
-        there is one in a sequence. Positions need no change between documents, as only the distance
+        end, [documents + 1]; None: it needs no telling. documents: None: there is one in a
+        sequence. Positions need no change between documents, as only the distance
         of two tokens counts.
         """
         if documents is None:
             return self.mask
         if self.mask is None:
-            return Documents.of(documents, len(self.cosine)).ends
-        documents = documents.view(-1, 1, self.mask.shape[-1])
-        apart = documents.unsqueeze(-1) != documents.unsqueeze(-2)
+            return documents.ends
+        of_rows = documents.of_rows.view(-1, 1, self.mask.shape[-1])
+        apart = of_rows.unsqueeze(-1) != of_rows.unsqueeze(-2)
         return self.mask.masked_fill(apart, -math.inf)
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class LlamaStage(StageModule):
         x: Tensor,
         targets: Tensor | None = None,
         first_row: int = 0,
-        documents: Tensor | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         seen = self.tables.seen(documents)
         if self.is_first:

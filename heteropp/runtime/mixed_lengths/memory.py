@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heteropp.cost.documents import apart_bytes
+from heteropp.cost.documents import apart_bytes, given_bytes
 from heteropp.cost.planned import human_bytes, rank_memory
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, ministage_layers
@@ -46,6 +46,7 @@ def memory_bytes(plans: Sequence[Plan], cluster: Cluster | None = None) -> list[
             standing = first.parameters + gradients + first.optimizer + memory.framework
             standing += sum(copy[rank][0] + copy[rank][1] for copy in copies)
             standing += sum(each[rank].constants + each[rank].tokens for each in memories)
+            standing += sum(given_bytes(plan, rank) for plan in plans)
             moving = MOVING * copies[at_work - 1][rank][1] if at_work else 0
             working = memory.kept + memory.working + memory.boundary
             working += apart_bytes(plans[at_work], rank)

@@ -112,12 +112,15 @@ def check_attention(model: ModelSpec, device: Device, apart: bool) -> None:
     import ditorch
 
     dtype = getattr(torch, model.dtype)
-    for kind, asked in (("", True), (", through a window or within documents", apart)):
-        if asked and not ditorch.has_fused_attention(apart=bool(kind), dtype=dtype):
-            raise ModelError(
-                f"the model's attention is fused{kind}, for which chip {ditorch.chip().chip_type} "
-                "has no kernel; expected explicit, or chips that have one"
-            )
+    for size, value_size in sorted(model.fused_head_sizes):
+        of_values = "" if value_size == size else f", and values of {value_size}"
+        for kind, asked in (("", True), (", through a window or within documents", apart)):
+            if asked and not ditorch.has_fused_attention(bool(kind), dtype, size, value_size):
+                raise ModelError(
+                    f"the model's attention is fused{kind}, for which chip "
+                    f"{ditorch.chip().chip_type} has no kernel of {model.dtype} heads of "
+                    f"{size}{of_values}; expected explicit, or chips that have one"
+                )
 
 
 def _real_chip(device_type: str) -> torch.device:

@@ -14,6 +14,7 @@ from heteropp.data.sequences import Sequences
 from heteropp.data.token_file import TokenFile
 from heteropp.description.files import FileError
 from heteropp.description.plan import Plan
+from heteropp.models.documents import Documents
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks.transport import Coordinates
 
@@ -57,11 +58,17 @@ class BatchShare:
             self._to_device(targets) if self.learns else None,
             counted,
             first_rows,
-            *map(self._to_device, documents),
+            *(
+                Documents.of_step(self._by_micro_batch(each), self.length, self.device)
+                for each in documents
+            ),
         )
 
     def _to_device(self, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(rows.reshape(self.micro_batches, -1)).to(self.device)
+        return self._by_micro_batch(rows).to(self.device)
+
+    def _by_micro_batch(self, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(rows.reshape(self.micro_batches, -1))
 
 
 class Batches:
