@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from heteropp.api.given import AnyModel
+from heteropp.cost.tracing.scores import keeps_no_scores
 from heteropp.description.cluster import Cluster
 from heteropp.description.files import read_toml
 from heteropp.description.presets import model_path
@@ -43,4 +44,4 @@ def with_usual_attention(
     if not all(node.chip.fuses_attention for node in cluster.nodes):
         return model
     fused = replace(model, attention="fused")  # type: ignore[call-arg]
-    return fused if fused.keeps_no_scores else model
+    return fused if keeps_no_scores(fused) else model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heteropp.cost.tracing.scores import keeps_no_scores
 from heteropp.description.plan import Plan
 from heteropp.schedule.in_flight import in_flight
 
@@ -33,7 +34,7 @@ def apart_bytes(plan: Plan, rank: int) -> int:
     p, s, r, _ = plan.place(rank)
     pipeline, stage = plan.pipelines[p], plan.pipelines[p].stages[s]
     rows = stage.replicas[r].batch_share * plan.model.sequence_length
-    if plan.model.keeps_no_scores:
+    if keeps_no_scores(plan.model):
         return rows * POSITION_BYTES
     kept = in_flight(plan.schedule, pipeline, s) if stage.selective_recompute else 1
     pairs = rows * plan.model.sequence_length

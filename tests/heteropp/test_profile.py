@@ -95,6 +95,7 @@ def test_a_killed_profile_goes_on_and_agrees_with_the_prediction(tmp_path: Path)
     assert process.returncode == 0, stderr
     said = " ".join(stdout.split())
     profile = read_profile(file)
+    model = profile.model  # which attends as such chips do
     assert profile.citation in said
     measured = {m.block: m for m in profile.blocks}
     (kept,) = (m for m in profile.blocks if m.norm_s == 0.123)

@@ -71,7 +71,10 @@ def test_what_is_measured_predicts_a_model_that_was_not(tmp_path: Path) -> None:
 
     # the model's own blocks, as the true chip runs them
     profile(tmp_path, truth, "--tp", "1", "--most-layers", "2", "--no-links", "-o", "blocks.json")
-    measured = read_profile(tmp_path / "blocks.json").of("sheet.toml")
+    blocks = read_profile(tmp_path / "blocks.json")
+    measured = blocks.of("sheet.toml")
+
+    model = blocks.model  # which attends as such chips do
 
     def seconds(chip: ChipSpec) -> list[float]:
         shape = StageShape(
@@ -84,7 +87,7 @@ def test_what_is_measured_predicts_a_model_that_was_not(tmp_path: Path) -> None:
             zero_stage=0,
             recompute=False,
         )
-        time = stage_time(MODEL, shape, chip, NONE, NONE)
+        time = stage_time(model, shape, chip, NONE, NONE)
         return [time.forward_s, time.backward_s, time.update_s]
 
     terms = ("forward_s",), ("backward_input_s", "backward_weight_s"), ("update_s",)

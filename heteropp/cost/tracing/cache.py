@@ -27,6 +27,7 @@ SOURCES = (  # of heteropp, beside those of the model's family
     *("models/stage_module", "models/parallel/backward", "models/parallel/tensor_parallel"),
     *("description/kept", "models/attention", "models/attention_work"),
     *("models/causal_attention", "models/documents", "models/fused_attention"),
+    *("models/masked_flops", "cost/tracing/scores"),
     *("cost/tracing/cache", "cost/tracing/kind", "cost/tracing/liveness"),
     *("cost/tracing/operators", "cost/tracing/stage", "cost/tracing/traces"),
 )
