@@ -182,7 +182,7 @@ def test_a_group_that_is_aborted_takes_what_is_held_along() -> None:
 
 
 def collectives_pass(rank: int) -> list[str]:
-    """Whose results differ from those of the host's tensors."""
+    """Returns the operations whose results differ from those of the host's tensors."""
     device, group = join()
     host, other = dist.new_group(backend="gloo"), dist.new_group()
     made = [content(3 * rank + i, 2 * SMALL).to(torch.int32) for i in range(3)]

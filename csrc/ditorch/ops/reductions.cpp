@@ -21,14 +21,17 @@ struct Reduction {
   int64_t outer = 1, reduced = 1, inner = 1;
 };
 
+// For each dimension, whether it is reduced: all are where none is named.
+std::vector<bool> reduced(const at::Tensor& input, const c10::IValue& dims) {
+  if (!dims.isIntList() || dims.toIntVector().empty()) return std::vector<bool>(input.dim(), true);
+  std::vector<bool> is_reduced(input.dim(), false);
+  for (auto dim : dims.toIntVector()) is_reduced.at(from_front(dim, input)) = true;
+  return is_reduced;
+}
+
 // The reduced dimensions as one run of a contiguous tensor; nothing if they are not adjacent.
 std::optional<Reduction> adjacent(const at::Tensor& input, const c10::IValue& dims) {
-  std::vector<bool> is_reduced(input.dim(), false);
-  if (dims.isIntList() && !dims.toIntVector().empty()) {
-    for (auto dim : dims.toIntVector()) is_reduced.at(from_front(dim, input)) = true;
-  } else {
-    is_reduced.assign(input.dim(), true);
-  }
+  const auto is_reduced = reduced(input, dims);
   Reduction result;
   for (int64_t dim = 0; dim < input.dim(); ++dim) {
     if (is_reduced[dim] && result.inner != 1) return std::nullopt;
@@ -47,9 +50,7 @@ std::optional<Reduction> adjacent(const at::Tensor& input, const c10::IValue& di
 // that it has yet to give its sizes.
 bool has_reduced_sizes(const at::Tensor& out, const at::Tensor& input, const c10::IValue& dims,
                        bool keeps) {
-  std::vector<bool> is_reduced(input.dim(), !dims.isIntList() || dims.toIntVector().empty());
-  if (dims.isIntList())
-    for (auto dim : dims.toIntVector()) is_reduced.at(from_front(dim, input)) = true;
+  const auto is_reduced = reduced(input, dims);
   std::vector<int64_t> sizes;
   for (int64_t dim = 0; dim < input.dim(); ++dim) {
     if (!is_reduced[dim]) sizes.push_back(input.size(dim));
