@@ -26,7 +26,7 @@ def all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
     if ranks > FEW_RANKS and size_bytes <= 512 << 10:  # recursive halving
         share = 2 * size_bytes * (ranks - 1) / ranks
         return (2 * _rounds(ranks) - 1) * link.latency_s + link.seconds(share)
-    if size_bytes > (64 << 10 if ranks == 2 else 16 << 10):
+    if size_bytes > 16 << 10:
         return 2 * all_gather_s(size_bytes, ranks, link)
     return all_gather_s(size_bytes * ranks, ranks, link)
 
@@ -50,12 +50,14 @@ def all_gather_s(size_bytes: float, ranks: int, link: Link) -> float:
 def broadcast_s(size_bytes: float, ranks: int, link: Link) -> float:
     """Returns the seconds that a broadcast takes.
 
-    Short messages, and those among few ranks, go down a tree; others are scattered and gathered.
+    Short messages, and those among few ranks, go down a binomial tree, whose root sends one message
+    after another without waiting for their arrival; others are scattered and gathered.
     """
     if ranks == 1:
         return 0.0
     if ranks <= 3 or size_bytes <= 64 << 10:
-        return _rounds(ranks) * link.seconds(size_bytes)
+        depth = ranks.bit_length() - 1
+        return depth * link.latency_s + _rounds(ranks) * size_bytes / link.bytes_per_s
     return 2 * all_gather_s(size_bytes, ranks, link)
 
 
