@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from heteropp.description.cluster import LARGEST
+from heteropp.description.profile import ProfileError
 from heteropp.search.planner import Request, Result, SearchError, planner
 from heteropp.search.what_if import ClusterChange, changed
 
@@ -38,7 +39,7 @@ def remedies(request: Request, name: str = "exact") -> Iterator[Remedy]:
             try:
                 yield Remedy(what, option, wanted, search(wanted))
                 break
-            except SearchError:
+            except (SearchError, ProfileError):  # what was not measured is no remedy
                 continue
 
 

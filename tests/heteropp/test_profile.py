@@ -36,7 +36,8 @@ from heteropp.description.profile import (
     write_profile,
 )
 from heteropp.search.judge import ask
-from heteropp.search.planner import PLANNERS, Request
+from heteropp.search.nearest import remedies
+from heteropp.search.planner import PLANNERS, Request, SearchError, planner
 
 MODEL = dict(hidden=64, heads=4, kv_heads=2, intermediate=192, vocab=256, sequence_length=64)
 NONE = Link(latency_s=0.0, bytes_per_s=1e18)
@@ -209,6 +210,19 @@ def test_every_planner_plans_by_the_profile(planner: str) -> None:
     assert verdict.error is None
     assert verdict.best.plan.profile == profile.citation
     assert verdict.best.cost_s > 2 * 2 * 10  # of two layers, twice
+
+
+def test_what_was_not_measured_makes_nothing_possible() -> None:
+    """A request that does not fit: of what would make it fit, the profile knows a part alone."""
+    kinds = [(1, False, False), (2, False, False), (1, True, False), (1, False, True)]
+    profile = made_up({(layers, *ends): 1.0 * layers for layers, *ends in kinds})
+    chip = replace(load_chip("b-mini"), tp_limit=1)
+    small = replace(chip, memory=replace(chip.memory, capacity_bytes=20_000))
+    cluster = measured_cluster(cluster_of(("x", small, 2)), profile)
+    request = Request(cluster=cluster, model=tiny_model(4), global_batch=8, sequences=1)
+    with pytest.raises(SearchError):
+        planner("heteroauto")(request)
+    assert list(remedies(request, "heteroauto")) == []
 
 
 def test_one_pair_of_ranks_for_each_kind() -> None:

@@ -96,9 +96,9 @@ def measure(
 
 
 def search(cluster: Path, model: Path | str, profile: Path, plan: Path) -> None:
-    """Plans with the H2 paper's planner, which leaves out no chip. Raises StepError."""
+    """Plans with the exact planner, which leaves out no chip. Raises StepError."""
     run(
-        "heteropp.cli.search", "--cluster", cluster, "--model", model, "--planner", "heteroauto",
+        "heteropp.cli.search", "--cluster", cluster, "--model", model, "--planner", "exact",
         "--global-batch", GLOBAL_BATCH, "--profile", profile, "-o", plan,
         environment={},
     )  # fmt: skip
