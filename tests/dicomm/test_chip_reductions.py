@@ -24,6 +24,8 @@ from test_chip_memory import environment, join
 from test_distributed_async import Bench, all_reduce, reduce_scatter
 from torch import Tensor
 
+import dicomm.distributed
+
 Op = dist.ReduceOp
 LONG = 70_001  # elements, which is long enough of every type, and not a multiple of anything
 PIECES = 3 * 2**20 + 7  # elements that a chip does not reduce in one piece
@@ -54,7 +56,10 @@ def alone(tensors: list[Tensor], op: Any = Op.SUM) -> Tensor:
     dtype = tensors[0].dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     total = reduce((BITS | WHOLE).get(op, torch.add), [tensor.to(wide) for tensor in tensors])
-    return (total / len(tensors) if op == Op.AVG else total).to(dtype)
+    if op == Op.AVG:
+        numbers = torch.view_as_real(total) if total.is_complex() else total
+        numbers /= len(tensors)
+    return total.to(dtype)
 
 
 def same(found: Tensor, expected: Tensor) -> bool:
@@ -258,17 +263,17 @@ def test_tensors_that_overlap() -> None:
     run_processes(2, overlapping, environment=environment())
 
 
-def of_other_lengths(rank: int) -> None:
+def of_other_lengths(rank: int, lengths: list[int]) -> None:
     device, group = join()
-    dist.all_reduce(torch.zeros(LONG + rank, device=device), group=group)
+    dist.all_reduce(torch.zeros(lengths[rank], device=device), group=group)
 
 
-def test_ranks_that_disagree_on_the_length() -> None:
-    for succeeded, text in (
-        Processes(2, of_other_lengths, environment=environment()).outcomes().values()
-    ):
-        assert not succeeded
-        assert "bytes" in text and "expected: the ranks disagree on the sizes" in text
+@pytest.mark.parametrize("lengths", [[LONG, LONG + 1], [10, LONG]])
+def test_ranks_that_disagree_on_the_length(lengths: list[int]) -> None:
+    processes = Processes(2, of_other_lengths, lengths, environment=environment())
+    texts = [text for succeeded, text in processes.outcomes().values() if not succeeded]
+    assert len(texts) == 2 and all("bytes" in text for text in texts), texts
+    assert any("the ranks disagree on the sizes" in text for text in texts), texts
 
 
 def behind_a_stuck_chip(rank: int) -> str:
@@ -305,6 +310,23 @@ def ever_new_memory(rank: int) -> int:
 
 def test_memory_that_is_used_no_more_is_let_go_of() -> None:
     assert max(run_processes(2, ever_new_memory, environment=environment())) <= 16
+
+
+def of_two_vendors(rank: int) -> int:
+    """Chips of a vendor reduce what goes on between vendors through their hosts."""
+    device, _ = join()
+    options = dicomm.distributed.Options(vendor="aab"[rank], native="dicomm")
+    group = dist.new_group(pg_options=options)
+    inputs = [given(r, LONG, torch.int64) for r in range(3)]
+    tensor = inputs[rank].to(device)
+    dist.all_reduce(tensor, group=group)
+    assert same(tensor, alone(inputs))
+    return async_chip.imports()[0]
+
+
+def test_chips_of_a_vendor_within_a_group_of_several() -> None:
+    *imports, alone_of_its_vendor = run_processes(3, of_two_vendors, environment=environment())
+    assert min(imports) > 0 and alone_of_its_vendor == 0
 
 
 def full_memory(rank: int) -> None:

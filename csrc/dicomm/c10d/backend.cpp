@@ -144,9 +144,11 @@ bool Backend::shares_chip_memory(const Peer& peer) const {
 // The same answer on every rank, also of one whose tensors are the host's: what is given is as long
 // on all of them.
 bool Backend::reduces_on_chips(const Tensors& given) {
+  if (size_ == 1 || me_.chip_memory_domain.empty()) return false;
   std::size_t bytes = 0;
-  for (const at::Tensor& tensor : given) bytes += tensor.nbytes();
-  if (size_ == 1 || bytes < kFewestBytesOnChips || me_.chip_memory_domain.empty()) return false;
+  for (const at::Tensor& tensor : given)
+    bytes += static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
+  if (bytes < kFewestBytesOnChips) return false;
   return guarded(*membership_, "reduction", [&] {
     for (int peer = 0; peer < size_; ++peer)
       if (!shares_chip_memory(peer_of(peer))) return false;

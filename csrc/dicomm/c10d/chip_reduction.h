@@ -15,7 +15,7 @@
 
 namespace dicomm {
 
-// Shorter ones are over sooner through the host's memory: the chips have to wait for each other.
+// Shorter ones are hardly worth it: the chips have to wait for each other, through their hosts.
 constexpr std::size_t kFewestBytesOnChips = 64 << 10;
 
 // One rank's side. All work of its chip goes to the communication stream, which is the calling
