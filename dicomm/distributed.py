@@ -120,11 +120,12 @@ def device_memory_functions() -> tuple[int, int]:
 
 
 def share_chip_memory(device_type: str, library: str | None = None) -> bool:
-    """Lets large messages between processes of one host go from chip to chip.
+    """Lets large messages between processes of one host go from chip to chip, and chips reduce.
 
-    They do where both call this before they make the process group, for chips of one device type,
-    and are CPU-mediated: the receiver's chip then copies from the sender's memory, and the host
-    copies nothing. Other messages go as without it.
+    They do where all ranks call this before they make the process group, for chips of one device
+    type, and are CPU-mediated: the receiver's chip then copies from the sender's memory, each chip
+    of a reduction adds up what the others hold, and the host copies nothing. Other messages and
+    collectives go as without it.
 
     Args:
         device_type: as in ``torch.device(device_type)``.

@@ -1,4 +1,5 @@
 // The Python binding of libdicomm, without torch: dicomm._dicomm.
+#include <fcntl.h>
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -24,6 +25,23 @@ double seconds(Seconds duration) { return duration.count(); }
 
 std::chrono::milliseconds to_milliseconds(double seconds) {
   return std::chrono::ceil<std::chrono::milliseconds>(Seconds(seconds));
+}
+
+// With a duplicate of the descriptor, which goes when the memory is forgotten.
+dicomm::MemoryRegion memory_region(std::uint64_t address, std::uint64_t bytes, int dmabuf_fd,
+                                   std::uint64_t dmabuf_offset) {
+  dicomm::MemoryRegion region{address, bytes};
+  if (dmabuf_fd < 0) return region;
+  const auto kept = std::make_shared<const dicomm::Fd>(::fcntl(dmabuf_fd, F_DUPFD_CLOEXEC, 0));
+  if (!*kept)
+    throw dicomm::Error("declare_memory: dmabuf_fd is " + std::to_string(dmabuf_fd) +
+                        ", expected an open descriptor");
+  region.export_dmabuf = [=](std::uint64_t first, std::uint64_t) -> std::optional<dicomm::Dmabuf> {
+    dicomm::Fd own(::fcntl(kept->get(), F_DUPFD_CLOEXEC, 0));
+    if (!own) return std::nullopt;
+    return dicomm::Dmabuf{std::move(own), dmabuf_offset + first - address};
+  };
+  return region;
 }
 
 // Any Python object with set(key, value) and get(key, timeout_s), which raises TimeoutError.
@@ -317,11 +335,12 @@ PYBIND11_MODULE(_dicomm, m) {
           "declare_memory",
           [](Communicator& self, std::uint64_t address, std::uint64_t bytes, int dmabuf_fd,
              std::uint64_t dmabuf_offset) {
-            self.declare_memory({address, bytes, dmabuf_fd, dmabuf_offset});
+            self.declare_memory(memory_region(address, bytes, dmabuf_fd, dmabuf_offset));
           },
           py::arg("address"), py::arg("bytes"), py::arg("dmabuf_fd") = -1,
           py::arg("dmabuf_offset") = 0, py::call_guard<py::gil_scoped_release>(),
-          "Memory that keeps its pages until forget_memory(): RDMA registers it once.")
+          "Memory that keeps its pages until forget_memory(): RDMA registers it once. dmabuf_fd "
+          "stays the caller's, who may close it at once.")
       .def("forget_memory", &Communicator::forget_memory, py::arg("address"), py::arg("bytes"),
            py::call_guard<py::gil_scoped_release>())
       .def("bytes_sent", &Communicator::bytes_sent, py::arg("peer"))

@@ -41,6 +41,26 @@ def test_the_chip_is_late_and_its_memory_far() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "late\n"), done.stderr[-3000:]
 
 
+FOR_A_NIC = """
+import mmap, os, torch, ditorch
+x = torch.arange(8.0, device="device")
+torch.accelerator.synchronize()
+handles = [ditorch.peer_handle(x[2:6]) for _ in range(2)]
+assert handles[0].fd != handles[1].fd  # each the caller's own
+for handle in handles:
+    assert (handle.kind, handle.size_bytes, handle.address) == ("dmabuf", 16, x[2:].data_ptr())
+    with mmap.mmap(handle.fd, 0, prot=mmap.PROT_READ) as whole:
+        seen = bytearray(whole[handle.offset_bytes : handle.offset_bytes + handle.size_bytes])
+    assert torch.frombuffer(seen, dtype=torch.float32).tolist() == [2, 3, 4, 5]
+    os.close(handle.fd)
+"""
+
+
+def test_a_nic_is_given_a_descriptor_of_the_chips_memory() -> None:
+    done = run_python(FOR_A_NIC, None, **async_chip.environment())
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_a_late_chip_trains_to_the_cpus_bits() -> None:
     run_checks(
         None, "check_training.py", "check_random.py", **async_chip.environment(kernels=False)

@@ -1,4 +1,4 @@
-"""One of two processes that send each other tensors of one GPU, or copy them there."""
+"""One of two processes that send each other tensors of one GPU, reduce them, or copy them there."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any
 
 from dicomm.bench.ranks import Step, perform
-from dicomm.bench.timing import DEADLINE_S, Order, Timing
+from dicomm.bench.timing import DEADLINE_S, Failed, Order, Timing
 
 DICOMM, GLOO, COPY = "dicomm", "Gloo and copies to the host", "a copy on the device"
 WAKING_S = 0.5
 GROUPS = (DICOMM, GLOO, COPY)
+ALL_REDUCE = "all_reduce"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _joined(setup: RankSetup, rank: int, clock: tuple[str, int, int] | None) -> 
 class Rank:
     """What all of them share: tensors on the GPU, and steps that end when it has them."""
 
-    parts: Mapping[str, int] = {"latency": 2, "uni": 1}  # by which a step's time is divided
+    parts: Mapping[str, int] = {"latency": 2}  # by which a step's time is divided; else 1
 
     def prepare(self, order: Order) -> Callable[[Order], Timing]:
         step = self.step(order)
@@ -95,7 +96,7 @@ class Rank:
             torch.accelerator.synchronize()
 
         whole()  # connects, and touches the memory
-        return partial(perform, whole, self.parts[order.kind])
+        return partial(perform, whole, self.parts.get(order.kind, 1))
 
     def step(self, order: Order) -> Step:
         raise NotImplementedError
@@ -117,7 +118,7 @@ class Rank:
 class Copying(Rank):
     """What no message can be faster than."""
 
-    parts: Mapping[str, int] = {"latency": 1, "uni": 1}
+    parts: Mapping[str, int] = {}
 
     def step(self, order: Order) -> Step:
         source, target = self.tensor(order.bytes), self.tensor(order.bytes)
@@ -130,12 +131,14 @@ class Copying(Rank):
 
 
 class Sending(Rank):
-    """A message each way, or a window of messages to rank 1 and a byte back."""
+    """A message each way, a window of messages to rank 1 and a byte back, or an all_reduce."""
 
     def __init__(self, rank: int, peer: int) -> None:
         self.rank, self.peer = rank, peer
 
     def step(self, order: Order) -> Step:
+        if order.kind == ALL_REDUCE:
+            return self.reduces(order.bytes)
         if order.kind == "latency":
             out, into = self.tensor(order.bytes), self.tensor(order.bytes)
             send, receive = self.sends(out, 1), self.receives(into, 1)
@@ -153,6 +156,20 @@ class Sending(Rank):
 
         return step
 
+    def reduces(self, size_bytes: int) -> Step:
+        """Checks the first result, of which others do not differ."""
+        import torch
+
+        tensor = torch.full((size_bytes // 4,), 1.0 + 2 * self.rank, device="device")
+        step = self.averages(tensor)
+        step()
+        if not bool((tensor == 2).all()):
+            raise Failed("the average of tensors of 1 and of 3 is not 2")
+        return step
+
+    def averages(self, tensor: Any) -> Step:
+        raise NotImplementedError
+
     def sends(self, tensor: Any, window: int) -> Step:
         raise NotImplementedError
 
@@ -162,6 +179,11 @@ class Sending(Rank):
 
 class Direct(Sending):
     """dicomm takes the GPU's tensors as they are."""
+
+    def averages(self, tensor: Any) -> Step:
+        import torch.distributed as dist
+
+        return partial(dist.all_reduce, tensor, dist.ReduceOp.AVG)
 
     def sends(self, tensor: Any, window: int) -> Step:
         import torch.distributed as dist
@@ -176,6 +198,18 @@ class Direct(Sending):
 
 class ThroughHost(Sending):
     """Gloo sends pinned memory of the host, to and from which the GPU's tensors are copied."""
+
+    def averages(self, tensor: Any) -> Step:
+        import torch.distributed as dist
+
+        host = self._pinned(tensor)
+
+        def step() -> None:
+            host.copy_(tensor)
+            dist.all_reduce(host)
+            tensor.copy_(host.div_(2))
+
+        return step
 
     def sends(self, tensor: Any, window: int) -> Step:
         import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Step 4: messages between two processes on one GPU."""
+"""Step 4: messages and reductions between two processes on one GPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from evidence import Row, row
 from dicomm.bench.rounds import Results, compete
 from dicomm.bench.team import Team
 from dicomm.bench.timing import window_of
-from gpu_check.message_ranks import COPY, DICOMM, GLOO, GROUPS, RankSetup
+from gpu_check.message_ranks import ALL_REDUCE, COPY, DICOMM, GLOO, GROUPS, RankSetup
 from gpu_check.part import Found, Part
 from gpu_check.processes import StepError
 
 SIZES = {"8 B": 8, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
+KINDS = ("latency", "uni", ALL_REDUCE)
 REPEATS, ROUND_S = 5, 0.05
 
 
@@ -25,7 +26,7 @@ def found(part: Part, folder: Path) -> Found:
             (name, partial(Team, name, RankSetup(name, place, dict(part.environment))))
             for name in GROUPS
         ]
-        cases = [(kind, size) for size in SIZES.values() for kind in ("latency", "uni")]
+        cases = [(kind, size) for size in SIZES.values() for kind in KINDS]
         results = compete(entries, cases, REPEATS, ROUND_S)
     for name, why in results.missing.items():
         raise StepError(f"{name}: {why}")
@@ -53,4 +54,7 @@ def _rows(results: Results, name: str, size: int) -> list[Row]:
         rows.append(
             row(bandwidth, "GB/s", gb_s(DICOMM), peer=gb_s(peer), peer_name=peer, better="higher")
         )
+    for peer in (GLOO, COPY):
+        ours, theirs = us(DICOMM, ALL_REDUCE), us(peer, ALL_REDUCE)
+        rows.append(row(f"dicomm, {name}: all_reduce", "us", ours, peer=theirs, peer_name=peer))
     return rows

@@ -3,6 +3,7 @@
 #include <pybind11/gil.h>
 #include <pybind11/pybind11.h>
 
+#include "chip_reduction.h"
 #include "core/sealed_store.h"
 #include "errors.h"
 #include "store.h"
@@ -90,16 +91,17 @@ Strategy Backend::staging() const {
                                                                : Strategy::cpu_mediated;
 }
 
-Staged Backend::stage(const at::Tensor& tensor, Access access) const {
-  Staged staged = Staged::uncopied(tensor, staging(), access);
+Staged Backend::stage(const at::Tensor& tensor, Access access, bool on_chip) const {
+  Staged staged =
+      on_chip ? Staged::on_chip(tensor, access) : Staged::uncopied(tensor, staging(), access);
   staged.copy_in(StreamMark::here_behind_the_host(tensor.device()));
   return staged;
 }
 
-std::vector<Staged> Backend::stage(const Tensors& tensors, Access access) const {
+std::vector<Staged> Backend::stage(const Tensors& tensors, Access access, bool on_chip) const {
   std::vector<Staged> result;
   result.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) result.push_back(stage(tensor, access));
+  for (const at::Tensor& tensor : tensors) result.push_back(stage(tensor, access, on_chip));
   return result;
 }
 
@@ -137,6 +139,21 @@ const Backend::Peer& Backend::peer_of(int peer) {
 bool Backend::shares_chip_memory(const Peer& peer) const {
   return me_.strategy == Strategy::cpu_mediated && peer.strategy == Strategy::cpu_mediated &&
          !me_.chip_memory_domain.empty() && peer.chip_memory_domain == me_.chip_memory_domain;
+}
+
+// The same answer on every rank, also of one whose tensors are the host's: what is given is as long
+// on all of them.
+bool Backend::reduces_on_chips(const Tensors& given) {
+  if (size_ == 1 || me_.chip_memory_domain.empty()) return false;
+  std::size_t bytes = 0;
+  for (const at::Tensor& tensor : given)
+    bytes += static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
+  if (bytes < kFewestBytesOnChips) return false;
+  return guarded(*membership_, "reduction", [&] {
+    for (int peer = 0; peer < size_; ++peer)
+      if (!shares_chip_memory(peer_of(peer))) return false;
+    return true;
+  });
 }
 
 Backend::WorkPtr Backend::message(c10d::OpType type, const char* title, const at::Tensor& tensor,

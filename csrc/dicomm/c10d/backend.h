@@ -83,8 +83,9 @@ class Backend : public c10d::Backend {
 
  private:
   Strategy staging() const;
-  Staged stage(const at::Tensor& tensor, Access access) const;
-  std::vector<Staged> stage(const Tensors& tensors, Access access) const;
+  // on_chip: the tensors stay there. Else their bytes go to where the transport finds them.
+  Staged stage(const at::Tensor& tensor, Access access, bool on_chip = false) const;
+  std::vector<Staged> stage(const Tensors& tensors, Access access, bool on_chip = false) const;
   WorkPtr message(c10d::OpType type, const char* title, const at::Tensor& tensor, int peer,
                   int tag);
   struct Peer {
@@ -93,6 +94,7 @@ class Backend : public c10d::Backend {
   };
   const Peer& peer_of(int peer);
   bool shares_chip_memory(const Peer& peer) const;
+  bool reduces_on_chips(const Tensors& given);
   // inputs: shown in profiles; results: what the work's future holds; staged: what the operation
   // reads and writes.
   template <class CallOptions>

@@ -52,6 +52,23 @@ class VendorMemory final : public ChipMemory {
     c10::GetAllocator(type_)->copy_data(to, from, bytes);
   }
 
+  std::optional<Dmabuf> export_dmabuf(c10::DeviceIndex device, const void* address,
+                                      std::size_t bytes) const override {
+    if (!runtime_.memory_peer_handle) return std::nullopt;
+    ditorch_peer_handle handle{};
+    handle.struct_size = sizeof handle;
+    const auto status =
+        runtime_.memory_peer_handle(device, const_cast<void*>(address), bytes, &handle);
+    if (status != DITORCH_OK || handle.kind != DITORCH_PEER_DMABUF || handle.fd < 0)
+      return std::nullopt;
+    return Dmabuf{Fd(handle.fd), handle.offset_bytes};
+  }
+
+  // Whether another process's chip reaches its memory.
+  bool is_shared() const {
+    return runtime_.memory_export && runtime_.memory_import && runtime_.memory_import_release;
+  }
+
  private:
   void check(ditorch_status status, const char* action) const {
     TORCH_CHECK(status == DITORCH_OK, "dicomm: the chip failed to ", action, ": ",
@@ -66,6 +83,7 @@ class VendorMemory final : public ChipMemory {
 struct SharedMemory {
   c10::DeviceType type;
   std::unique_ptr<ChipMemory> memory;
+  bool is_shared;  // with chips of other processes
 };
 
 std::mutex shared_memory_mutex;
@@ -86,35 +104,56 @@ ditorch_runtime table_of(const std::string& library) {
   return table;
 }
 
-// Null: the library does not implement these optional entries.
-std::unique_ptr<ChipMemory> memory_of_library(c10::DeviceType type, const std::string& library) {
-  const ditorch_runtime table = table_of(library);
-  if (!table.memory_export || !table.memory_import || !table.memory_import_release) return nullptr;
-  return std::make_unique<VendorMemory>(type, table);
+// Without memory where nothing is known of the chip.
+SharedMemory memory_of(c10::DeviceType type, const std::string& library) {
+  if (library.empty()) {
+    auto memory = cuda_memory(type);
+    const bool is_shared = memory != nullptr;
+    return {type, std::move(memory), is_shared};
+  }
+  auto memory = std::make_unique<VendorMemory>(type, table_of(library));
+  const bool is_shared = memory->is_shared();
+  return {type, std::move(memory), is_shared};
 }
 
 }  // namespace
 
 bool share_chip_memory(c10::DeviceType type, const std::string& library) {
-  std::unique_ptr<ChipMemory> memory =
-      library.empty() ? cuda_memory(type) : memory_of_library(type, library);
-  if (!memory) return false;
+  SharedMemory found = memory_of(type, library);
+  if (!found.memory) return false;
   std::lock_guard lock(shared_memory_mutex);
   TORCH_CHECK_VALUE(!shared_memory || shared_memory->type == type, "dicomm: ",
                     c10::DeviceTypeName(shared_memory ? shared_memory->type : type, true),
                     " shares its memory already; one process is one chip of one vendor");
-  if (!shared_memory) shared_memory = new SharedMemory{type, std::move(memory)};
-  return true;
+  if (!shared_memory) shared_memory = new SharedMemory(std::move(found));
+  return shared_memory->is_shared;
+}
+
+std::optional<Dmabuf> export_chip_dmabuf(c10::DeviceIndex device, std::uint64_t address,
+                                         std::uint64_t bytes) noexcept {
+  const ChipMemory* memory = nullptr;
+  {
+    std::lock_guard lock(shared_memory_mutex);
+    if (shared_memory) memory = shared_memory->memory.get();
+  }
+  if (!memory) return std::nullopt;
+  try {
+    return memory->export_dmabuf(device, reinterpret_cast<const void*>(address), bytes);
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
 }
 
 const ChipMemory* chip_memory(c10::DeviceType type) {
   std::lock_guard lock(shared_memory_mutex);
-  return shared_memory && shared_memory->type == type ? shared_memory->memory.get() : nullptr;
+  const bool is_known = shared_memory && shared_memory->type == type;
+  return is_known && shared_memory->is_shared ? shared_memory->memory.get() : nullptr;
 }
 
 std::string chip_memory_domain() {
   std::lock_guard lock(shared_memory_mutex);
-  return shared_memory ? c10::DeviceTypeName(shared_memory->type, true) + "@" + host_id() : "";
+  if (!shared_memory || !shared_memory->is_shared) return "";
+  return c10::DeviceTypeName(shared_memory->type, true) + "@" + host_id();
 }
 
 }  // namespace dicomm

@@ -1,11 +1,14 @@
-// What a vendor's library or driver does so that two processes of a host copy from chip to chip.
+// What a vendor's library or driver does so that others than the chip reach its memory: the chips
+// of other processes of the host, and network cards.
 #pragma once
 
 #include <c10/core/Device.h>
 
+#include <optional>
 #include <string>
 
 #include "core/chip_buffer.h"
+#include "core/communicator.h"
 
 namespace dicomm {
 
@@ -20,12 +23,18 @@ class ChipMemory {
   // On the current stream, of which it is in order.
   virtual void copy(c10::DeviceIndex device, void* to, const void* from,
                     std::size_t bytes) const = 0;
+  // A piece of the chip's memory for a network card; nothing where the chip has no such thing.
+  virtual std::optional<Dmabuf> export_dmabuf(c10::DeviceIndex device, const void* address,
+                                              std::size_t bytes) const = 0;
 };
 
 // Lets the chips of this device type share memory, and returns whether they can: as their vendor's
 // library knows to, which implements ditorch's runtime ABI, or, where none is named, as their
 // driver does, which is known for NVIDIA's GPUs. Throws where it is no such library.
 bool share_chip_memory(c10::DeviceType type, const std::string& library);
+// The same of the one vendor whose chip this process is; nothing, too, where it fails.
+std::optional<Dmabuf> export_chip_dmabuf(c10::DeviceIndex device, std::uint64_t address,
+                                         std::uint64_t bytes) noexcept;
 // Null: the chips of this device type share none.
 const ChipMemory* chip_memory(c10::DeviceType type);
 

@@ -6,15 +6,6 @@
 
 namespace dicomm {
 
-namespace {
-
-// Whoever cannot copy from chip to chip is slower, and not wrong.
-void warn_of_the_longer_way(const c10::Error& error) {
-  TORCH_WARN_ONCE(error.what_without_backtrace(), "; messages go through the host's memory");
-}
-
-}  // namespace
-
 std::shared_ptr<ChipTensor> ChipTensor::of(const at::Tensor& tensor, Access access) {
   const ChipMemory* memory = chip_memory(tensor.device().type());
   if (!memory || (access != Access::read && !tensor.is_contiguous())) return nullptr;

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "backend.h"
+#include "chip_reduction.h"
 #include "collective/chunks.h"
 #include "collective/coalesced.h"
 #include "elements.h"
@@ -158,35 +159,52 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& options) {
   check_same_device(tensors, "all_reduce");
-  const auto buffers = stage(tensors, Access::read_write);
+  const bool may_reach = reduces_on_chips(tensors);
   const auto reductions = reductions_of(tensors, options.reduceOp);
+  const auto buffers = stage(tensors, Access::read_write, may_reach);
+  const auto on_chips = [=](ChipReduction& chips) {
+    for (std::size_t i = 0; i < reductions.size(); ++i)
+      chips.reduce_in_place(chips.share(i, chips.rank(), reductions[i]), reductions[i]);
+    chips.finish_step();
+    for (std::size_t i = 0; i < reductions.size(); ++i)
+      for (int peer = 0; peer < chips.size(); ++peer)
+        if (peer != chips.rank()) chips.fetch(chips.share(i, peer, reductions[i]), peer);
+    chips.finish_step();
+  };
+  const auto on_host = [=](const auto& buffers, const auto&, Group& group, const Call& call) {
+    std::int64_t done_at_ns = 0;
+    for (const auto& together : alike(reductions)) {
+      const auto& [type, op, numbers] = reductions[together.front()];
+      std::vector<Vector> vectors;
+      for (const std::size_t i : together)
+        vectors.push_back({buffers[i].data(), buffers[i].count() * numbers});
+      done_at_ns =
+          std::max(done_at_ns, dicomm::allreduce_coalesced(group, vectors, type, op, call));
+    }
+    return done_at_ns;
+  };
   const OpType name = tensors.size() == 1 ? OpType::ALLREDUCE : OpType::ALLREDUCE_COALESCED;
   return launch(name, "dicomm:all_reduce", options, tensors, tensors, buffers,
-                [=](Group& group, const Call& call) {
-                  std::int64_t done_at_ns = 0;
-                  for (const auto& together : alike(reductions)) {
-                    const auto& [type, op, numbers] = reductions[together.front()];
-                    std::vector<Vector> vectors;
-                    for (const std::size_t i : together)
-                      vectors.push_back({buffers[i].data(), buffers[i].count() * numbers});
-                    done_at_ns = std::max(
-                        done_at_ns, dicomm::allreduce_coalesced(group, vectors, type, op, call));
-                  }
-                  return done_at_ns;
-                });
+                reduction(buffers, {}, may_reach, on_chips, on_host));
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only_tensor(tensors, "reduce");
   const int root = static_cast<int>(options.rootRank);
-  const Staged buffer = stage(tensor, rank_ == root ? Access::read_write : Access::read);
+  const bool may_reach = reduces_on_chips(tensors);
   const Reduction how = reduction_of(tensor, options.reduceOp);
+  const Staged buffer = stage(tensor, rank_ == root ? Access::read_write : Access::read, may_reach);
+  const auto on_chips = [=](ChipReduction& chips) {
+    if (chips.rank() == root) chips.reduce_in_place(chips.whole(0), how);
+    chips.finish_step();
+  };
+  const auto on_host = [=](const auto& buffers, const auto&, Group& group, const Call& call) {
+    const Staged& buffer = buffers.front();
+    return dicomm::reduce(group, buffer.data(), buffer.data(),
+                          buffer.count() * how.numbers_per_element, how.type, how.op, root, call);
+  };
   return launch(OpType::REDUCE, "dicomm:reduce", options, tensors, tensors, {buffer},
-                [=](Group& group, const Call& call) {
-                  return dicomm::reduce(group, buffer.data(), buffer.data(),
-                                        buffer.count() * how.numbers_per_element, how.type, how.op,
-                                        root, call);
-                });
+                reduction({buffer}, {}, may_reach, on_chips, on_host));
 }
 
 Backend::WorkPtr Backend::allgather(std::vector<Tensors>& output_lists, Tensors& inputs,
@@ -257,15 +275,22 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   const Tensors& inputs = only_list(input_lists, "reduce_scatter");
   check_one_a_rank(inputs, size_, "reduce_scatter");
   check_same_type(inputs, output, "reduce_scatter");
-  const auto sources = stage(inputs, Access::read);
-  const Staged target = stage(output, Access::write);
+  const bool may_reach = reduces_on_chips(inputs);
   const Reduction how = reduction_of(output, options.reduceOp);
+  const auto sources = stage(inputs, Access::read, may_reach);
+  const Staged target = stage(output, Access::write, may_reach);
+  const auto on_chips = [=](ChipReduction& chips) {
+    chips.reduce(chips.whole(chips.rank()), how, target.data());
+    chips.finish_step();
+  };
+  const auto on_host = [=](const auto& sources, const auto& targets, Group& group,
+                           const Call& call) {
+    return dicomm::reduce_scatter(group, const_blocks(sources), blocks(targets).front(), how.type,
+                                  how.op, call);
+  };
   return launch(OpType::REDUCE_SCATTER, "dicomm:reduce_scatter", options, inputs, outputs,
-                together(sources, {target}), [=](Group& group, const Call& call) {
-                  return dicomm::reduce_scatter(group, const_blocks(sources),
-                                                {target.data(), target.bytes()}, how.type, how.op,
-                                                call);
-                });
+                together(sources, {target}),
+                reduction(sources, {target}, may_reach, on_chips, on_host));
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -281,25 +306,34 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
   for (std::size_t i = 0; i < inputs.size(); ++i)
     check_times(inputs[i], outputs[i], size_, "reduce_scatter_tensor");
   check_same_device(outputs, "reduce_scatter_tensor");
-  const auto sources = stage(inputs, Access::read);
-  const auto targets = stage(outputs, Access::write);
+  const bool may_reach = reduces_on_chips(inputs);
   const auto reductions = reductions_of(outputs, options.reduceOp);
+  const auto sources = stage(inputs, Access::read, may_reach);
+  const auto targets = stage(outputs, Access::write, may_reach);
+  const auto on_chips = [=](ChipReduction& chips) {
+    for (std::size_t i = 0; i < reductions.size(); ++i)
+      chips.reduce(chips.share(i, chips.rank(), reductions[i]), reductions[i], targets[i].data());
+    chips.finish_step();
+  };
+  const auto on_host = [=](const auto& sources, const auto& targets, Group& group,
+                           const Call& call) {
+    std::int64_t done_at_ns = 0;
+    for (const auto& together : alike(reductions)) {
+      const auto& [type, op, numbers] = reductions[together.front()];
+      std::vector<std::vector<ConstBlock>> from;
+      std::vector<Block> to;
+      for (const std::size_t i : together) {
+        from.push_back(read_only(equal_parts(sources[i], group.size())));
+        to.push_back({targets[i].data(), targets[i].bytes()});
+      }
+      done_at_ns =
+          std::max(done_at_ns, dicomm::reduce_scatter_coalesced(group, from, to, type, op, call));
+    }
+    return done_at_ns;
+  };
   return launch(OpType::_REDUCE_SCATTER_BASE, "dicomm:reduce_scatter_tensor", options, inputs,
-                outputs, together(sources, targets), [=](Group& group, const Call& call) {
-                  std::int64_t done_at_ns = 0;
-                  for (const auto& together : alike(reductions)) {
-                    const auto& [type, op, numbers] = reductions[together.front()];
-                    std::vector<std::vector<ConstBlock>> from;
-                    std::vector<Block> to;
-                    for (const std::size_t i : together) {
-                      from.push_back(read_only(equal_parts(sources[i], group.size())));
-                      to.push_back({targets[i].data(), targets[i].bytes()});
-                    }
-                    done_at_ns = std::max(done_at_ns, dicomm::reduce_scatter_coalesced(
-                                                          group, from, to, type, op, call));
-                  }
-                  return done_at_ns;
-                });
+                outputs, together(sources, targets),
+                reduction(sources, targets, may_reach, on_chips, on_host));
 }
 
 Backend::WorkPtr Backend::gather(std::vector<Tensors>& output_lists, Tensors& inputs,

@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -20,6 +21,7 @@ struct Driver {
   struct IpcHandle {
     unsigned char words[64];
   };
+  static constexpr int kDmabufDescriptor = 1;     // a type of handle
   static constexpr unsigned kLazyPeerAccess = 1;  // reaches another GPU's memory, where it can
 
   Status (*cuDeviceGet)(int* device, int ordinal);
@@ -32,6 +34,9 @@ struct Driver {
   Status (*cuIpcOpenMemHandle_v2)(Address* address, IpcHandle handle, unsigned flags);
   Status (*cuIpcCloseMemHandle)(Address address);
   Status (*cuGetErrorString)(Status status, const char** text);
+  // Null with drivers before CUDA 11.7.
+  Status (*cuMemGetHandleForAddressRange)(void* handle, Address address, std::size_t bytes,
+                                          int type, unsigned long long flags);
 
   void check(Status status, const char* action) const {
     const char* text = nullptr;
@@ -60,6 +65,7 @@ const Driver* driver() {
                          DICOMM_FIND(cuMemGetAddressRange_v2) && DICOMM_FIND(cuIpcGetMemHandle) &&
                          DICOMM_FIND(cuIpcOpenMemHandle_v2) && DICOMM_FIND(cuIpcCloseMemHandle) &&
                          DICOMM_FIND(cuGetErrorString);
+    DICOMM_FIND(cuMemGetHandleForAddressRange);
 #undef DICOMM_FIND
     return has_all ? &driver : nullptr;
   }();
@@ -136,6 +142,22 @@ class CudaMemory final : public ChipMemory {
           .make_tensor();
     };
     tensor(to).copy_(tensor(const_cast<void*>(from)), /*non_blocking=*/true);
+  }
+
+  // Whole pages of the host, as the driver wants them.
+  std::optional<Dmabuf> export_dmabuf(c10::DeviceIndex device, const void* address,
+                                      std::size_t bytes) const override {
+    if (!driver_.cuMemGetHandleForAddressRange) return std::nullopt;
+    const CurrentContext current(driver_, device);
+    const auto page = static_cast<Driver::Address>(::sysconf(_SC_PAGESIZE));
+    const auto first = reinterpret_cast<Driver::Address>(address);
+    const auto begin = first / page * page;
+    const auto end = (first + bytes + page - 1) / page * page;
+    int fd = -1;
+    const auto status = driver_.cuMemGetHandleForAddressRange(&fd, begin, end - begin,
+                                                              Driver::kDmabufDescriptor, 0);
+    if (status != 0 || fd < 0) return std::nullopt;
+    return Dmabuf{Fd(fd), first - begin};
   }
 
  private:

@@ -6,13 +6,19 @@
 #include <mutex>
 #include <vector>
 
+#include "chip_memory.h"
+
 namespace dicomm {
 
 namespace {
 
 struct DeviceMemory {
   std::mutex mutex;
-  std::map<std::uint64_t, std::uint64_t> bytes_at;  // by address
+  struct Segment {
+    std::int32_t device;
+    std::uint64_t bytes;
+  };
+  std::map<std::uint64_t, Segment> segments;  // by address
   std::vector<std::weak_ptr<Communicator>> communicators;
 };
 
@@ -36,11 +42,10 @@ void for_each_communicator(DeviceMemory& memory, F&& function) {
   }
 }
 
-MemoryRegion region(std::uint64_t address, std::uint64_t bytes) {
-  MemoryRegion region;
-  region.address = address;
-  region.bytes = bytes;
-  return region;
+MemoryRegion region(std::int32_t device, std::uint64_t address, std::uint64_t bytes) {
+  return {address, bytes, [device](std::uint64_t piece, std::uint64_t length) {
+            return export_chip_dmabuf(static_cast<c10::DeviceIndex>(device), piece, length);
+          }};
 }
 
 }  // namespace
@@ -48,26 +53,26 @@ MemoryRegion region(std::uint64_t address, std::uint64_t bytes) {
 void share_device_memory(const std::shared_ptr<Communicator>& communicator) {
   DeviceMemory& memory = device_memory();
   std::lock_guard lock(memory.mutex);
-  for (const auto& [address, bytes] : memory.bytes_at)
-    communicator->declare_memory(region(address, bytes));
+  for (const auto& [address, segment] : memory.segments)
+    communicator->declare_memory(region(segment.device, address, segment.bytes));
   memory.communicators.push_back(communicator);
 }
 
 }  // namespace dicomm
 
-void dicomm_memory_taken(std::int32_t, std::uint64_t address, std::uint64_t bytes) {
+void dicomm_memory_taken(std::int32_t device, std::uint64_t address, std::uint64_t bytes) {
   auto& memory = dicomm::device_memory();
   std::lock_guard lock(memory.mutex);
-  memory.bytes_at[address] = bytes;
+  memory.segments[address] = {device, bytes};
   dicomm::for_each_communicator(memory, [&](dicomm::Communicator& communicator) {
-    communicator.declare_memory(dicomm::region(address, bytes));
+    communicator.declare_memory(dicomm::region(device, address, bytes));
   });
 }
 
 void dicomm_memory_returned(std::int32_t, std::uint64_t address, std::uint64_t bytes) {
   auto& memory = dicomm::device_memory();
   std::lock_guard lock(memory.mutex);
-  if (memory.bytes_at.erase(address) == 0) return;
+  if (memory.segments.erase(address) == 0) return;
   dicomm::for_each_communicator(memory, [&](dicomm::Communicator& communicator) {
     communicator.forget_memory(address, bytes);
   });

@@ -6,6 +6,10 @@ namespace dicomm {
 
 namespace {
 
+constexpr c10::ScalarType kReduced[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                        at::kChar,  at::kShort,  at::kInt,  at::kLong,
+                                        at::kByte,  at::kBool};
+
 DataType data_type(c10::ScalarType type) {
   switch (type) {
     case at::kFloat:
@@ -44,6 +48,12 @@ ReduceOp reduce_op(const c10d::ReduceOp& op) {
 }
 
 }  // namespace
+
+c10::ScalarType scalar_type(DataType type) {
+  for (const c10::ScalarType torch_type : kReduced)
+    if (data_type(torch_type) == type) return torch_type;
+  throw Error("unknown element type");
+}
 
 Reduction reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& torch_op) {
   const ReduceOp op = reduce_op(torch_op);

@@ -17,6 +17,9 @@ struct Reduction {
   bool operator==(const Reduction&) const = default;
 };
 
+// The type as torch names it.
+c10::ScalarType scalar_type(DataType type);
+
 // Throws ValueError or TypeError where the elements have no such reduction.
 Reduction reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op);
 

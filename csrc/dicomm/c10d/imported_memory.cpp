@@ -66,6 +66,10 @@ std::vector<Import> take_unused(std::chrono::seconds kept) {
 
 }  // namespace
 
+void warn_of_the_longer_way(const c10::Error& error) {
+  TORCH_WARN_ONCE(error.what_without_backtrace(), "; messages go through the host's memory");
+}
+
 // Under the mutex throughout: what is looked for here is not released before its use has a mark.
 StreamMark use_imported_memory(const ChipMemory& memory, c10::DeviceIndex device,
                                const MemoryHandle& handle,

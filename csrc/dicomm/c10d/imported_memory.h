@@ -1,6 +1,8 @@
 // Other processes' chip memory that this process has imported, kept for the next message from it.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <chrono>
 #include <functional>
 
@@ -15,6 +17,9 @@ namespace dicomm {
 StreamMark use_imported_memory(const ChipMemory& memory, c10::DeviceIndex device,
                                const MemoryHandle& handle,
                                const std::function<StreamMark(const void*)>& use);
+
+// Whoever cannot copy from chip to chip is slower, and not wrong.
+void warn_of_the_longer_way(const c10::Error& error);
 
 // An allocation that its owner freed stays in the chip's memory while it is imported somewhere, and
 // nobody tells. So not many are kept: as many as kMostImports, each of them a segment of its

@@ -48,13 +48,19 @@ const char* name_of(Strategy strategy) {
 }
 
 Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access)
-    : Staged(tensor, strategy, access, Later{}) {
+    : Staged(uncopied(tensor, strategy, access)) {
   if (must_copy_in_) fill(0, bytes(), /*non_blocking=*/false);
 }
 
 Staged Staged::uncopied(const at::Tensor& tensor, Strategy strategy, Access access) {
-  const at::NoGradGuard no_grad;
-  return {access == Access::read ? tensor.contiguous() : tensor, strategy, access, Later{}};
+  const bool on_host = strategy == Strategy::cpu_mediated && !tensor.is_cpu();
+  Staged staged(tensor, on_host, access, Later{});
+  check_reachable(staged.bytes_);
+  return staged;
+}
+
+Staged Staged::on_chip(const at::Tensor& tensor, Access access) {
+  return {tensor, /*on_host=*/false, access, Later{}};
 }
 
 Staged Staged::on_demand(const at::Tensor& tensor, Access access) {
@@ -69,21 +75,19 @@ void Staged::bring_to_host() {
   if (!must_copy_back_) copy_behind_the_host(0, bytes());
 }
 
-Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later)
-    : tensor_(tensor) {
+Staged::Staged(const at::Tensor& tensor, bool on_host, Access access, Later) : access_(access) {
   TORCH_CHECK(tensor.layout() == c10::kStrided, "dicomm: dense tensors expected, got layout ",
               tensor.layout());
-  const bool on_host = strategy == Strategy::cpu_mediated && !tensor.is_cpu();
-  if (!on_host && tensor.is_contiguous()) {
+  const at::NoGradGuard no_grad;
+  tensor_ = access == Access::read ? tensor.contiguous() : tensor;
+  if (!on_host && tensor_.is_contiguous()) {
     bytes_ = tensor_;
   } else {
-    const at::NoGradGuard no_grad;
     bytes_ = on_host ? host_tensor_like(tensor)
                      : at::empty(tensor.sizes(), tensor.options().requires_grad(false));
     must_copy_in_ = access != Access::write;
     must_copy_back_ = access != Access::read;
   }
-  check_reachable(bytes_);
 }
 
 void Staged::copy_back() const { copy_back(0, bytes()); }

@@ -29,12 +29,18 @@ class Staged {
   // current stream; what is read must be there by then. See there().
   static Staged on_demand(const at::Tensor& tensor, Access access);
   void bring_to_host();
+  // A tensor where it is, made contiguous there without the copy: what reads and writes it is a
+  // chip, or through_host().
+  static Staged on_chip(const at::Tensor& tensor, Access access);
+  // Of the contiguous bytes of another, for the host. Copies what the access reads, and waits.
+  Staged through_host() const { return {bytes_, Strategy::cpu_mediated, access_}; }
 
   void* data() const { return bytes_.data_ptr(); }
   std::size_t bytes() const { return tensor_.nbytes(); }
   std::size_t count() const { return static_cast<std::size_t>(tensor_.numel()); }
   c10::Device device() const { return bytes_.device(); }  // where the transport finds it
   const at::Tensor& tensor() const { return tensor_; }
+  const at::Tensor& contiguous() const { return bytes_; }
 
   bool must_copy_back() const { return must_copy_back_; }
   // On the current stream: everything, or one piece. A piece of a tensor that is not contiguous
@@ -51,12 +57,13 @@ class Staged {
  private:
   Staged() = default;
   struct Later {};
-  Staged(const at::Tensor& tensor, Strategy strategy, Access access, Later);
+  Staged(const at::Tensor& tensor, bool on_host, Access access, Later);
   void copy_behind_the_host(std::size_t begin, std::size_t length);
   void fill(std::size_t begin, std::size_t length, bool non_blocking) const;
 
   at::Tensor tensor_;
   at::Tensor bytes_;
+  Access access_ = Access::read;
   bool must_copy_in_ = false;
   bool must_copy_back_ = false;
   StreamMark there_;

@@ -3,14 +3,20 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 
+#include "core/communicator.h"
+#include "core/text.h"
 #include "timeline.h"
 
 namespace dicomm {
 
 namespace {
+
+constexpr std::chrono::milliseconds kLongestNap{1};  // between two looks at a chip
 
 // A stream that nobody else uses; the current one of a device whose plugin makes no streams, and
 // which therefore does everything in one order.
@@ -94,6 +100,20 @@ void StreamMark::hold_current_stream() const {
   if (!event_) return;
   const c10::impl::VirtualGuardImpl guard(event_->device_type());
   event_->block(guard.getStream(event_->device()));
+}
+
+bool StreamMark::wait(std::chrono::nanoseconds timeout, const char* what,
+                      const std::function<bool()>& gives_up) const {
+  const auto begun = std::chrono::steady_clock::now();
+  while (!is_reached()) {
+    if (gives_up()) return false;
+    const auto waited = std::chrono::steady_clock::now() - begun;
+    if (waited > timeout)
+      throw TimeoutError(std::string(what) + " after " + seconds(waited) +
+                         "; this rank's chip has yet to get there");
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(waited / 8, kLongestNap));
+  }
+  return true;
 }
 
 std::shared_ptr<ChipWork> StreamMark::work() const {

@@ -5,6 +5,8 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include <chrono>
+#include <functional>
 #include <memory>
 
 #include "core/chip_buffer.h"
@@ -33,6 +35,10 @@ class StreamMark {
   bool is_reached() const;
   // False where the chip fails, too, of which nobody knows what it still does.
   bool is_surely_reached() const noexcept;
+  // Holds the host until the mark is reached; or until `gives_up`, and returns false then. Throws
+  // TimeoutError after so long, which tells what is not so yet ("not begun").
+  bool wait(std::chrono::nanoseconds timeout, const char* what,
+            const std::function<bool()>& gives_up) const;
   // What the chip does until then, for the transport. Null: the point counts as reached.
   std::shared_ptr<ChipWork> work() const;
 

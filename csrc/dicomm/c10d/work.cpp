@@ -4,18 +4,10 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
-#include <thread>
 
-#include "core/text.h"
 #include "errors.h"
 
 namespace dicomm {
-
-namespace {
-
-constexpr std::chrono::milliseconds kLongestNap{1};  // between two looks at a chip
-
-}  // namespace
 
 CollectiveWork::CollectiveWork(const std::shared_ptr<Membership>& membership, Parts parts)
     : Work(-1, parts.type, at::hasCallbacks() ? parts.title : nullptr, parts.inputs),
@@ -60,16 +52,11 @@ void CollectiveWork::run(Membership& membership) {
 // False: its group has ended meanwhile, which the operation will say, as none is left to talk to.
 bool CollectiveWork::await_inputs(Membership& membership) const {
   const auto begun = std::chrono::steady_clock::now();
-  for (const StreamMark& there : parts_.there)
-    while (!there.is_reached()) {
-      if (membership.has_ended()) return false;
-      const auto waited = std::chrono::steady_clock::now() - begun;
-      if (waited > call_.timeout)
-        throw TimeoutError("not begun after " + seconds(waited) +
-                           "; this rank's chip has yet to get there");
-      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(waited / 8, kLongestNap));
-    }
-  return true;
+  const auto left = [&] { return call_.timeout - (std::chrono::steady_clock::now() - begun); };
+  const auto has_ended = [&] { return membership.has_ended(); };
+  return std::all_of(parts_.there.begin(), parts_.there.end(), [&](const StreamMark& there) {
+    return there.wait(left(), "not begun", has_ended);
+  });
 }
 
 // The bytes are in place; the results become visible at done_at_ns.

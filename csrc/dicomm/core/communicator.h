@@ -12,11 +12,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "core/fd.h"
 
 namespace dicomm {
 
@@ -72,12 +75,22 @@ struct VerbsOptions {
   std::string connect;               // auto, cm or bootstrap
 };
 
+// A piece of a chip's memory, as the chip's driver hands it to other devices.
+struct Dmabuf {
+  Fd fd;
+  std::uint64_t offset_bytes = 0;  // where the piece begins in the buffer
+};
+
 // Memory that keeps its pages until forget_memory(): a segment of a chip's allocator, say.
 struct MemoryRegion {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
-  int dmabuf_fd = -1;  // where the chip's driver exports one, `address` being at dmabuf_offset
-  std::uint64_t dmabuf_offset = 0;
+  // Of a chip whose driver exports its memory: exports a piece of the region; nothing where it
+  // cannot. Called under the communicator's mutex whenever an RDMA device registers the piece,
+  // which closes the descriptor at once: a registration holds the memory without it. Throws
+  // nothing.
+  std::function<std::optional<Dmabuf>(std::uint64_t address, std::uint64_t bytes)> export_dmabuf =
+      nullptr;
 };
 
 struct Options {

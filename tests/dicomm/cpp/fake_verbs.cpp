@@ -1,6 +1,7 @@
 #include "fake_verbs.h"
 
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -55,6 +56,9 @@ struct Pair {
 struct Region {
   ibv::MemoryRegion base{};
   FakeNic* nic;
+  bool is_dmabuf = false;
+  // What was written to a chip, and is there only once the NIC has read something there.
+  std::vector<std::pair<std::uint64_t, std::vector<std::byte>>> on_its_way = {};
 };
 
 std::map<std::uint32_t, Pair*> pairs;
@@ -97,6 +101,13 @@ int do_read(Pair& into, const ibv::SendRequest& request) {
       !reachable(request.rkey, request.remote_address, piece.bytes) ||
       !reachable(piece.lkey, piece.address, piece.bytes))
     return kRemoteAccessError;
+  for (const auto& [address, bytes] : std::exchange(regions[request.rkey]->on_its_way, {}))
+    std::memcpy(pointer(address), bytes.data(), bytes.size());
+  if (Region& there = *regions[piece.lkey]; there.is_dmabuf) {
+    const auto* first = pointer(request.remote_address);
+    there.on_its_way.emplace_back(piece.address, std::vector(first, first + piece.bytes));
+    return ibv::kSuccess;
+  }
   if (regions[request.rkey]->nic->garbles(request.remote_address))
     std::memset(pointer(piece.address), 0xff, piece.bytes);
   else
@@ -181,13 +192,28 @@ ibv::MemoryRegion* register_memory(ibv::Pd* pd, void* address, std::size_t bytes
     errno = EFAULT;
     return nullptr;
   }
-  auto* region = new Region{{}, nic};
+  auto* region = new Region{.nic = nic};
   region->base.address = address;
   region->base.bytes = bytes;
   region->base.lkey = region->base.rkey = next_number++;
   regions[region->base.rkey] = region;
   ++nic->registrations;
   return &region->base;
+}
+
+ibv::MemoryRegion* register_dmabuf(ibv::Pd* pd, std::uint64_t offset, std::size_t bytes,
+                                   std::uint64_t address, int fd, int access) {
+  auto* nic = reinterpret_cast<FakeNic*>(pd);
+  struct stat file{};
+  if (!nic->registers_dmabuf || ::fstat(fd, &file) != 0) {
+    errno = EOPNOTSUPP;
+    return nullptr;
+  }
+  auto* memory = register_memory(pd, pointer(address), bytes, access);
+  if (!memory) return nullptr;
+  reinterpret_cast<Region*>(memory)->is_dmabuf = true;
+  nic->dmabufs.push_back({file.st_ino, offset, bytes, address});
+  return memory;
 }
 
 int deregister_memory(ibv::MemoryRegion* memory) {
@@ -333,7 +359,7 @@ std::shared_ptr<const ibv::Library> fake_library() {
   library->modify_qp = modify_pair;
   library->destroy_qp = destroy_pair;
   library->wc_status_str = [](int status) { return status == 0 ? "success" : "an error"; };
-  library->reg_dmabuf_mr = nullptr;
+  library->reg_dmabuf_mr = register_dmabuf;
   return library;
 }
 

@@ -28,9 +28,17 @@ struct FakeNic {
 
   // Whether it takes the work at all.
   std::function<bool(Post)> takes = [](Post) { return true; };
+  // Whether it registers what a descriptor stands for.
+  bool registers_dmabuf = true;
+
   // Reads begin, and end only with finish_reads(), or flushed where their queue pair is closed.
   bool holds_reads = false;
 
+  struct Dmabuf {
+    std::uint64_t file;  // which the descriptor stood for, by its inode
+    std::uint64_t offset, bytes, address;
+  };
+  std::vector<Dmabuf> dmabufs;               // that it registered
   int registrations = 0;                     // that are live
   std::vector<ibv::QpAttributes> connected;  // what queue pairs were told, each state change
   std::vector<std::uint32_t> reads;          // lengths of the RDMA READs it did

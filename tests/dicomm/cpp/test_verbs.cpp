@@ -10,27 +10,12 @@
 #include "fake_verbs.h"
 #include "support.h"
 #include "transport/verbs/endpoint.h"
+#include "wire.h"
 
 using namespace dicomm;
 using namespace dicomm::testing;
 
 namespace {
-
-// Two sides of one connection, in one process.
-struct Wire {
-  Wire(std::shared_ptr<verbs::Rails> left_rails, std::shared_ptr<verbs::Rails> right_rails) {
-    verbs::Endpoint dialler(left_rails, right_rails->published());
-    verbs::Endpoint acceptor(right_rails, left_rails->published());
-    acceptor.connect(dialler.card());
-    dialler.connect(acceptor.card());
-    int both[2];
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) == 0);
-    right = acceptor.stream(Fd(both[0]), false);
-    left = dialler.stream(Fd(both[1]), true);
-  }
-
-  std::unique_ptr<Stream> left, right;
-};
 
 verbs::Settings settings_from(const char* variable, const char* value) {
   ::setenv(variable, value, 1);
@@ -64,29 +49,6 @@ Bytes copied(Stream& writer, Stream& reader, const Bytes& from) {
     CHECK(writer.read(&none, 1) == 0);  // hears what was consumed
   }
   return into;
-}
-
-// The right side's memory read into the left side's; what the pull threw, or "".
-std::string pull_with(Wire& wire, const MemoryKeys& keys, std::span<const std::byte> from,
-                      Bytes& into) {
-  Pull pull{1, into.data(), reinterpret_cast<std::uint64_t>(from.data()), from.size(), keys};
-  try {
-    if (!wire.left->can_pull(pull)) return "cannot pull";
-    for (int turns = 0; !pull.done(); ++turns) {
-      REQUIRE(turns < 100'000);
-      wire.left->pull(pull, true);
-    }
-  } catch (const StreamEnd& end) {
-    return end.reason;
-  }
-  return "";
-}
-
-std::string pull_over(Wire& wire, std::span<const std::byte> from, Bytes& into) {
-  const MemoryKeys keys = wire.right->expose(1, from.data(), from.size());
-  const std::string thrown = pull_with(wire, keys, from, into);
-  wire.right->conceal(1);
-  return thrown;
 }
 
 }  // namespace

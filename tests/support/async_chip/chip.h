@@ -98,6 +98,8 @@ char* map_memory(int protection, int file = -1);
 const void* imported_bytes(const void* device_pointer);
 void describe_memory(ditorch_memory_handle* handle, int file, std::size_t offset,
                      std::size_t number);
+ditorch_status memory_peer_handle(std::int32_t device, void* pointer, std::size_t bytes,
+                                  ditorch_peer_handle* handle);
 ditorch_status memory_export(std::int32_t device, const void* pointer,
                              ditorch_memory_handle* handle);
 ditorch_status memory_import(std::int32_t device, const ditorch_memory_handle* handle,

@@ -1,5 +1,6 @@
 // Device pointers lie in a range of addresses that nothing may touch; the bytes are in another
 // range, which only the work of streams knows.
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -140,6 +141,20 @@ ditorch_status memory_export(std::int32_t, const void* pointer, ditorch_memory_h
   if (offset >= begin + piece.bytes) return fail(DITORCH_INVALID, "a pointer to free memory");
   describe_memory(handle, all.file, begin, piece.number);
   handle->offset_bytes = offset - begin;
+  return DITORCH_OK;
+}
+
+// The file of all its memory stands for a dmabuf, which only a kernel's driver can make.
+ditorch_status memory_peer_handle(std::int32_t, void* pointer, std::size_t bytes,
+                                  ditorch_peer_handle* handle) {
+  Memory& all = memory();
+  if (!all.holds(pointer) || !all.holds(static_cast<char*>(pointer) + bytes - 1))
+    return fail(DITORCH_INVALID, "a pointer that was not allocated");
+  handle->kind = DITORCH_PEER_DMABUF;
+  handle->fd = fcntl(all.file, F_DUPFD_CLOEXEC, 0);
+  if (handle->fd < 0) return fail(DITORCH_ERROR, "no descriptor is left");
+  handle->pointer = pointer;
+  handle->offset_bytes = static_cast<char*>(pointer) - all.addresses;
   return DITORCH_OK;
 }
 

@@ -132,6 +132,7 @@ ditorch_runtime table() {
   runtime.event_synchronize = event_synchronize;
   runtime.stream_wait_event = stream_wait_event;
   runtime.event_elapsed_ns = event_elapsed_ns;
+  runtime.memory_peer_handle = memory_peer_handle;
   runtime.memory_export = memory_export;
   runtime.memory_import = memory_import;
   runtime.memory_import_release = memory_import_release;

@@ -7,6 +7,7 @@
 
 #include "core/text.h"
 #include "topology/topology.h"
+#include "transport/verbs/loop_back.h"
 #include "transport/verbs/probe.h"
 #include "transport/verbs/wire.h"
 
@@ -37,14 +38,16 @@ Device::~Device() {
 std::optional<Registered> Device::enter(const Region& region) {
   constexpr int access = ibv::kLocalWrite | ibv::kRemoteWrite | ibv::kRemoteRead;
   ibv::MemoryRegion* entered = nullptr;
-  if (region.dmabuf_fd >= 0 && library_->reg_dmabuf_mr)
-    entered = library_->reg_dmabuf_mr(pd_, region.dmabuf_offset, region.bytes, region.address,
-                                      region.dmabuf_fd, access);
+  const auto dmabuf =
+      region.export_dmabuf ? region.export_dmabuf(region.address, region.bytes) : std::nullopt;
+  if (dmabuf && library_->reg_dmabuf_mr)
+    entered = library_->reg_dmabuf_mr(pd_, dmabuf->offset_bytes, region.bytes, region.address,
+                                      dmabuf->fd.get(), access);
   // Where dmabuf is not to be had, the kernel may know the chip as peer memory.
   if (!entered)
     entered = library_->reg_mr(pd_, reinterpret_cast<void*>(region.address), region.bytes, access);
   if (!entered) return std::nullopt;
-  return Registered{entered, entered->lkey, entered->rkey};
+  return Registered{entered, entered->lkey, entered->rkey, dmabuf.has_value()};
 }
 
 void Device::leave(void* handle) { library_->dereg_mr(static_cast<ibv::MemoryRegion*>(handle)); }
@@ -81,6 +84,9 @@ std::vector<PublishedRail> Rails::published() const {
   return result;
 }
 
+Rails::Rails() = default;
+Rails::~Rails() = default;
+
 void Rails::make_memory() {
   std::vector<Registrar*> registrars;
   for (const auto& device : devices) registrars.push_back(device.get());
@@ -89,6 +95,21 @@ void Rails::make_memory() {
       [this](std::size_t device, const Region& region, const Registered& registered) {
         return reaches(*this, device, region, registered);
       });
+}
+
+// One that failed is not used again.
+void Rails::flush(std::size_t device, std::uint64_t address, std::uint32_t rkey) {
+  auto loop_back = std::move(loop_backs[device]);
+  if (!loop_back) {
+    const auto rail = std::find_if(rails.begin(), rails.end(),
+                                   [&](const Rail& each) { return each.device_index == device; });
+    loop_back = std::make_unique<LoopBack>(*rail, settings);
+  }
+  LoopBack::Piece read;
+  const std::string wrong = loop_back->read(address, 1, rkey, read);
+  if (!wrong.empty())
+    throw Error(text(devices[device]->name(), " cannot flush what it wrote to a chip: ", wrong));
+  loop_backs[device] = std::move(loop_back);
 }
 
 Connect Rails::connect(const GidEntry* gid) const {

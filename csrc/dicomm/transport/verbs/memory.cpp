@@ -25,7 +25,6 @@ Region pages_around(const Region& region, std::uint64_t address, std::uint64_t b
   Region pages = region;
   pages.address = first;
   pages.bytes = last - first;
-  pages.dmabuf_offset += first - region.address;
   return pages;
 }
 

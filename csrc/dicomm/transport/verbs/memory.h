@@ -25,6 +25,7 @@ struct Registered {
   void* handle = nullptr;
   std::uint32_t lkey = 0;
   std::uint32_t rkey = 0;
+  bool is_chips = false;  // what a device writes there is to be flushed: see Rails::flush()
 };
 
 // What a device does.

@@ -57,10 +57,15 @@ bool VerbsStream::can_pull(const Pull& pull) {
   Reading& reading = readings_[pull.id];
   reading.pull = pull;
   reading.into = std::move(into);
-  const std::uint64_t step = std::min(largest, chunk_bytes(pull.bytes, rails));
-  for (std::uint64_t at = 0; at < pull.bytes; at += step)
-    reading.to_do.push_back({at, static_cast<std::uint32_t>(std::min(step, pull.bytes - at))});
+  reading.step_bytes = std::min(largest, chunk_bytes(pull.bytes, rails));
+  reading.begin();
   return true;
+}
+
+void VerbsStream::Reading::begin() {
+  devices.clear();
+  for (std::uint64_t at = 0; at < pull.bytes; at += step_bytes)
+    to_do.push_back({at, static_cast<std::uint32_t>(std::min(step_bytes, pull.bytes - at))});
 }
 
 Pulled VerbsStream::pull(Pull& pull, bool with_sender) {
@@ -74,6 +79,7 @@ Pulled VerbsStream::pull(Pull& pull, bool with_sender) {
     if (!start_read(pull.id, reading, rail))
       return this->pull(pull, with_sender);  // over the rails left
   if (!reading.to_do.empty() || reading.under_way > 0) return Pulled::waiting;
+  if (!flush(reading)) return this->pull(pull, with_sender);
   pull.moved = pull.bytes;
   readings_.erase(found);
   return Pulled::moved;
@@ -114,6 +120,7 @@ bool VerbsStream::start_read(std::uint64_t id, Reading& reading, int rail) {
     return false;
   }
   reading.to_do.pop_front();
+  reading.devices.insert(link.device_index);
   ++reading.under_way;
   ++link.reads;
   reads_.emplace(next_read_++, Read{id, chunk, rail});
@@ -126,6 +133,30 @@ void VerbsStream::read_done(std::uint64_t number) {
   --links_[found->second.rail]->reads;
   --readings_.at(found->second.id).under_way;
   reads_.erase(found);
+}
+
+// The next to look at a chip's memory may be the chip; the host's own needs no flush. False: one
+// failed, so that all is to do again over the rails left, and with the last one `reading` may be
+// gone.
+bool VerbsStream::flush(Reading& reading) {
+  for (const std::size_t device : reading.devices) {
+    const auto& into = reading.into->on(device);
+    if (!into || !into->is_chips) continue;
+    try {
+      rails_->flush(device, reinterpret_cast<std::uint64_t>(reading.pull.data), into->rkey);
+    } catch (const Error& error) {
+      reading.begin();
+      lose_device(device, error.what());
+      return false;
+    }
+  }
+  return true;
+}
+
+void VerbsStream::lose_device(std::size_t device, const std::string& reason) {
+  for (std::size_t rail = 0; rail < links_.size(); ++rail)
+    if (links_[rail] && links_[rail]->up() && links_[rail]->device_index == device)
+      fail(static_cast<int>(rail), reason);
 }
 
 // Of a closed rail: until then they may still write. The device flushes them at once; one that

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <unordered_map>
 
@@ -63,9 +64,13 @@ class VerbsStream final : public Stream {
   struct Reading {
     Pull pull;
     std::shared_ptr<Registration> into;
+    std::uint64_t step_bytes;
     std::deque<Chunk> to_do;
     std::uint32_t under_way = 0;
+    std::set<std::size_t> devices;  // that read some of it
     bool given_up = false;
+
+    void begin();
   };
   struct Read {  // one RDMA READ under way
     std::uint64_t id;
@@ -98,6 +103,8 @@ class VerbsStream final : public Stream {
   int rail_for(const Reading& reading) const;
   bool start_read(std::uint64_t id, Reading& reading, int rail);
   void read_done(std::uint64_t slot);
+  bool flush(Reading& reading);
+  void lose_device(std::size_t device, const std::string& reason);
   void await_reads(int rail);
   void reissue_reads(int rail);
 
