@@ -153,6 +153,10 @@ def every_reduction(rank: int, size: int) -> int:
         lambda: dist.all_reduce(step, group=group),
         (step, torch.full((LONG,), float(size * (size + 1) // 2))),
     )
+    with torch.inference_mode():
+        strange = inputs[rank].to(device).view(300, 250).t()
+        work: Any = dist.all_reduce(strange, group=group, async_op=True)
+    check(work.wait, (strange, alone(inputs).view(300, 250).t()))
     weight = torch.nn.Parameter(inputs[rank].to(device))
     check(lambda: dist.all_reduce(weight, group=group), (weight.detach(), alone(inputs)))
     return copies
@@ -329,7 +333,7 @@ def test_chips_of_a_vendor_within_a_group_of_several() -> None:
     assert min(imports) > 0 and alone_of_its_vendor == 0
 
 
-def full_memory(rank: int) -> None:
+def full_memory(rank: int) -> int:
     """There is no room on one rank's chip to reduce anything."""
     device, group = join()
     inputs = [given(r, PIECES) for r in range(2)]
@@ -344,12 +348,14 @@ def full_memory(rank: int) -> None:
                     filled.append(torch.empty(size_bytes, dtype=torch.uint8, device=device))
                 except torch.OutOfMemoryError:
                     break
-    dist.all_reduce(tensor, group=group)
+    copies = copied_to_host(lambda: dist.all_reduce(tensor, group=group))
     assert same(tensor, alone(inputs))
+    return copies
 
 
 def test_a_chip_whose_memory_is_full() -> None:
-    run_processes(2, full_memory, environment=environment())
+    for copies in run_processes(2, full_memory, environment=environment()):
+        assert copies > 0
 
 
 def meets_a_death(rank: int, victim: int, late: bool) -> None:

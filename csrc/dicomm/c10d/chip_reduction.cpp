@@ -150,7 +150,7 @@ bool ChipReduction::import_all() const {
       for (std::size_t source = 0; source < sources_.size(); ++source)
         if (peer != rank() && card(peer, source).bytes > 0)
           use_imported_memory(*memory_, device_.index(), card(peer, source).handle,
-                              [](const void*) { return StreamMark(); });
+                              [this](const void*) { return StreamMark::here(device_); });
     return true;
   } catch (const c10::Error& error) {
     warn_of_the_longer_way(error);
@@ -187,16 +187,16 @@ void ChipReduction::reduce_piece(const Part& piece, const Reduction& how, void* 
   at::Tensor next = scratch_.narrow(0, 0, bytes).view(scalar_type(how.type));
   at::Tensor total = scratch_.narrow(0, static_cast<std::int64_t>(piece_bytes_), bytes * wider)
                          .view(scalar_type(accumulator(how.type)));
-  for (int rank = 0; rank < size(); ++rank) {
+  at::Tensor& ends = wider > 1 ? next : total;  // where ranks' own type is, first and last
+  copy_from(0, piece, ends.mutable_data_ptr());
+  if (wider > 1) total.copy_(next);
+  for (int rank = 1; rank < size(); ++rank) {
     copy_from(rank, piece, next.mutable_data_ptr());
-    if (rank == 0)
-      total.copy_(next);
-    else
-      combine(total, next, how.op);
+    combine(total, next, how.op);
   }
   if (how.op == ReduceOp::avg) total.div_(size());
-  next.copy_(total);
-  memory_->copy(device_.index(), into, next.const_data_ptr(), piece.bytes);
+  if (wider > 1) next.copy_(total);
+  memory_->copy(device_.index(), into, ends.const_data_ptr(), piece.bytes);
 }
 
 void ChipReduction::copy_from(int rank, const Part& part, void* to) const {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -94,7 +95,7 @@ void Staged::copy_back() const { copy_back(0, bytes()); }
 
 void Staged::copy_back(std::size_t begin, std::size_t length) const {
   if (!must_copy_back_) return;
-  const at::NoGradGuard no_grad;
+  const c10::InferenceMode no_grad;  // in which tensors made in that mode may be written to, too
   const bool is_behind = works_behind_the_host(tensor_.device());
   if (tensor_.is_contiguous() && length != bytes())
     piece(tensor_, begin, length).copy_(piece(bytes_, begin, length), is_behind);
