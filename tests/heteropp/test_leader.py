@@ -17,13 +17,13 @@ from training_run import tiny_model
 from heteropp.description.cluster import read_cluster
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.elastic.decisions import awaited
-from heteropp.elastic.decisions.phases import Fencing, Starting
+from heteropp.elastic.decisions.phases import Fencing, Joining, Running, Starting
 from heteropp.elastic.decisions.roster import Roster
 from heteropp.elastic.job import Board, Generation, Job, Meeting
 from heteropp.elastic.launcher import leader, pulse
 from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.pulse import Pulse
-from heteropp.elastic.messages import Ended, Failure
+from heteropp.elastic.messages import Account, Ended, Failure
 from heteropp.runtime.training_run import TrainingRun
 
 DEADLINE_S = 30.0
@@ -201,21 +201,52 @@ def test_what_an_earlier_process_of_a_member_said_is_not_believed(tmp_path: Path
     assert not any("late" in sentence for sentence in recovery.told)
 
 
-def test_a_node_that_vanishes_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody says that its member ended."""
-    recovery = Recovery(tmp_path, Chips(a=1, b=1), agents=[B])
-    assert set(recovery.generation(1).members) == {f"{A}/0", f"{B}/0"}
+def lose_b(recovery: Recovery, monkeypatch: pytest.MonkeyPatch) -> Generation:
+    """Its agent falls silent; returns the generation without it. Nobody says who ended."""
     for _ in range(8):  # more than that at once would be a pause of the leader's own
         clock = Clock(recovery.leader.pulse.next_s + 4)
         monkeypatch.setattr(pulse, "time", clock)
         recovery.leader.turn()
     monkeypatch.undo()
-    assert recovery.told[0] == f"node {B} has not answered for 10 s"
     recovery.until(lambda: recovery.board.heard(str, "end", 1, f"{A}/0") is not None)
     recovery.board.say(Ended(code=-9, killed=True), "ended", 1, f"{A}/0")
-    second = recovery.generation(2)
+    return recovery.generation(2)
+
+
+def test_a_node_that_vanishes_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recovery = Recovery(tmp_path, Chips(a=1, b=1), agents=[B])
+    assert set(recovery.generation(1).members) == {f"{A}/0", f"{B}/0"}
+    second = lose_b(recovery, monkeypatch)
+    assert recovery.told[0] == f"node {B} has not answered for 10 s"
     assert second.members == (f"{A}/0",)
     assert re.fullmatch(rf"{B}/0 {SILENT}", second.cause)
+
+
+def test_a_node_without_power_is_lost_as_often_as_it_is_offered_until_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chips = Chips(a=1, b=1)
+    recovery = Recovery(tmp_path, chips, agents=[B])
+    recovery.generation(1)
+    lose_b(recovery, monkeypatch)
+    recovery.board.say(Account(step=0, seconds=0), "recovered", 2)
+    recovery.until(lambda: isinstance(recovery.leader.state.phase, Running))
+
+    def offer_b_again() -> None:
+        chips.offer(a=1, b=0)
+        recovery.leader.turn()
+        chips.offer(a=1, b=1)
+        recovery.leader.turn()
+
+    offer_b_again()
+    recovery.until(lambda: sum(f"{B}/0 is lost" in sentence for sentence in recovery.told) == 2)
+    recovery.until(lambda: isinstance(recovery.leader.state.phase, Running))
+    assert recovery.leader.state.roster.up() == recovery.leader.state.live.keys() == {f"{A}/0"}
+    recovery.board.say(1, "beat", B)
+    recovery.until(lambda: any("answers again" in sentence for sentence in recovery.told))
+    offer_b_again()
+    recovery.until(lambda: isinstance(recovery.leader.state.phase, Joining))
+    assert recovery.leader.state.live.keys() == {f"{A}/0", f"{B}/0"}
 
 
 def test_a_node_that_dies_before_the_deadline_is_left_out_when_its_lease_is_over(
