@@ -4,6 +4,9 @@ Each seed draws a small cluster, a first plan, how often copies are kept, and 1 
 midst of steps, of saves, of switches and of recoveries; every fifth runs on emulated chips. A run
 must reach its last step on the loss curve of an undisturbed run, every step once, or say that a
 layer has no snapshot left where that is so; it must end in time and leave nothing behind.
+
+With --machines, one to two machines of namespaces are cut off, stopped or killed instead, the
+store's among them: then all others must end, and name it first.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from chaos_runs import over_machines, strikes
 from chaos_runs.events import Events, offer
 from chaos_runs.job import start, undisturbed
 from chaos_runs.load import load
@@ -35,6 +39,7 @@ from chaos_runs.scene import (
 )
 from chaos_runs.verdict import PHASES, Verdict, judge
 from evidence import Row, row, show
+from machines import REFUSED, MachinesError, machines
 
 from heteropp.description.plan import Plan, write_plan
 from hyperhetero.cli import CommandLine
@@ -66,13 +71,31 @@ def run(seed: int, folder: Path, text: Path, curves: Curves, deadline_s: float) 
         events.close()
         job.kill()
     verdict = judge(job, events, curves[scene.curve.model.name], seconds)
-    verdict.faults += left
-    longest_s = EVENT_S + 2 * deadline_s
-    verdict.faults += [
+    verdict.faults += left + slow(verdict, deadline_s)
+    return verdict
+
+
+def slow(verdict: Verdict, deadline_s: float) -> list[str]:
+    """The generations that took too long to train, in sentences."""
+    return [
         f"generation {change.plan.parent.name} took {change.downtime_s:.1f} s to train"
         for change in verdict.changes
-        if change.downtime_s > longest_s
+        if change.downtime_s > EVENT_S + 2 * deadline_s
     ]
+
+
+def run_over_machines(
+    seed: int, folder: Path, text: Path, curves: Curves, deadline_s: float, count: int
+) -> Verdict:
+    """One seed over several machines, each a node. Raises MachinesError."""
+    scene = strikes.draw(seed, count, deadline_s)
+    folder.mkdir()
+    _, sizes, _ = write_files(scene.job, folder)
+    with machines(count, folder.parent) as there:
+        job = over_machines.MachinesJob(scene, folder, there)
+        limit_s = START_S + scene.job.steps + 2 * deadline_s
+        verdict = over_machines.run(scene, job, list(sizes), text, curves, limit_s)
+    verdict.faults += slow(verdict, deadline_s)
     return verdict
 
 
@@ -117,11 +140,13 @@ def account(verdict: Verdict, folder: Path) -> str:
 def rows(verdicts: Sequence[Verdict]) -> list[Row]:
     right = sum(not verdict.faults for verdict in verdicts)
     reached, lost = _count(verdicts, "reached"), _count(verdicts, "lost")
+    ended = _count(verdicts, "ended")
     share = 100 * right / len(verdicts)
     found = [
         row("runs that end as they must", "%", share, bar=100, better="higher"),
         row("runs that reach their last step", "runs", reached, better="higher"),
         row("runs that lost all copies of a layer", "runs", lost),
+        row("runs that lost their store's machine", "runs", ended),
         row("longest time without a step", "s", max(v.downtime_s for v in verdicts)),
         row("most steps trained again after a loss", "steps", max(v.steps_again for v in verdicts)),
         row("losses off the undisturbed run's", "x", max(v.worst for v in verdicts)),
@@ -136,7 +161,8 @@ def _count(verdicts: Sequence[Verdict], outcome: str) -> int:
 
 @app.command(
     help=__doc__,
-    epilog="Examples:  tools/chaos --runs 50 --seed 0  |  tools/chaos --seed 17 --runs 1 --load 3",
+    epilog="Examples:  tools/chaos --runs 50 --seed 0  |  tools/chaos --seed 17 --runs 1 --load 3"
+    "  |  tools/chaos --machines 3 --runs 30",
 )
 def main(
     runs: Annotated[int, typer.Option(min=1, help="How many runs; each has the next seed.")] = 50,
@@ -145,6 +171,15 @@ def main(
     busy: Annotated[
         int, typer.Option("--load", min=0, help="Processes that compute beside the runs.")
     ] = 0,
+    machines_: Annotated[
+        int | None,
+        typer.Option(
+            "--machines",
+            min=2,
+            help="Spread each run over so many machines of tools/machines, which are cut off, "
+            "stopped and killed; its ranks are not disturbed otherwise.",
+        ),
+    ] = None,
     deadline: Annotated[
         float, typer.Option(min=5, help="Seconds that a rank waits for another.")
     ] = DEADLINE_S,
@@ -158,14 +193,21 @@ def main(
 
     def one(number: int) -> Verdict:
         folder = root / f"seed-{number}"
-        verdict = run(number, folder, text, curves, deadline)
+        if machines_ is None:
+            verdict = run(number, folder, text, curves, deadline)
+        else:
+            verdict = run_over_machines(number, folder, text, curves, deadline, machines_)
         print(account(verdict, folder), file=sys.stderr, flush=True)
         if not (verdict.faults or keep):
             shutil.rmtree(folder)
         return verdict
 
-    with load(busy), ThreadPoolExecutor(jobs) as pool:
-        verdicts = list(pool.map(one, range(seed, seed + runs)))
+    try:
+        with load(busy), ThreadPoolExecutor(jobs) as pool:
+            verdicts = list(pool.map(one, range(seed, seed + runs)))
+    except MachinesError as error:
+        print(f"chaos: {error}", file=sys.stderr)
+        raise typer.Exit(REFUSED) from None
     right = not any(verdict.faults for verdict in verdicts)
     if right and not keep:
         shutil.rmtree(root)

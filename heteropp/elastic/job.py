@@ -13,13 +13,15 @@ A *member* is a process that has one chip and its name: "a-0/1" is chip 1 of nod
     reading/N         "": rank 0 of N has its chip open, and begins to read the snapshots
     recovered/N       likewise, of every other start: also of an initial one
     progress/N        Progress of the newest step, by rank 0 of N
-    notice/MEMBER     "": the member was told by SIGTERM that its chip will go, by itself
-    failed/MEMBER     Failure that the member ends with, by itself
+    notice/N/MEMBER   "": a member that was started for N was told by SIGTERM that its chip will go,
+                      by itself
+    failed/N/MEMBER   Failure that a member that was started for N ends with, by itself or its agent
     summary           Summary of the run as JSON, by rank 0 of the last generation
     stop              "": the step is to be finished and saved, by the leader
     end/N/MEMBER      "": a member that was started for N is to be killed, by the leader
     ended/N/MEMBER    Ended, of a member that was started for N, by its agent
-    beat/NODE         number that grows while the node's agent is alive
+    beat/NODE         number that grows while the node's agent is alive, and renews the lease of its
+                      members (heteropp.elastic.lease)
     over              exit code of the job, by the leader: agents end
 
 The stores of torch.distributed's own groups are under "generation N", and under "switch N" for the

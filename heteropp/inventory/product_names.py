@@ -17,6 +17,8 @@ def chip_of(product: str) -> str | None:
     All words of the file's name stand in the product's; of several such, the longest is meant.
     """
     product = product.lower()
+    if product in chip_names() and len(product) > 1:  # a letter may stand for anything
+        return product
     for number, chip in MODEL_NUMBERS.items():
         if number in product:
             return chip

@@ -16,7 +16,6 @@ from heteropp.elastic.decisions.commands import (
     FirstStart,
     KillMembers,
     NameSilentMembers,
-    NameSilentNodes,
     PlannedGeneration,
     SearchPlan,
     StartMembers,
@@ -33,7 +32,6 @@ from heteropp.elastic.decisions.events import (
     PlanFound,
     ReadingBegun,
     SilentMembersNamed,
-    SilentNodesNamed,
     StateReady,
     StepDone,
     StopRequested,
@@ -85,7 +83,6 @@ class World:
         self.step = 0
         self.number = 0  # of the newest generation
         self.silent: tuple[str, ...] = ()  # members for whom others wait in vain
-        self.silent_nodes: set[str] = set()  # that the pulse takes for late when it is asked
         self.starts = 0  # in a row, neither followed by a step nor explained by a lost chip
         self.told: list[str] = []
         self.asked: list[Command] = []
@@ -244,7 +241,7 @@ class World:
         return self.alive.keys() >= set(generation.members)
 
     def _end_with_node(self, node: str) -> None:
-        """The processes of a lost node end, too late or without anybody who could say so."""
+        """The processes of a lost node ended with its lease, and nobody could say so."""
         for member in [m for m in self.alive if node_of(m) == node]:
             del self.alive[member]
 
@@ -264,8 +261,8 @@ class World:
                 assert set(command.members) <= set(MEMBERS)
                 assert set(command.nodes) <= set(map(node_of, command.members))
                 self.search = command
-            case StartMembers(generation=generation, fresh=fresh):
-                self._start(generation, fresh)
+            case StartMembers(generation=generation):
+                self._start(generation)
             case KillMembers(members=members):
                 for member, number in members:
                     assert number <= self.number and member in MEMBERS, "a process is known"
@@ -275,11 +272,6 @@ class World:
             case AnnounceStop():
                 assert not self.stopped, "a stop is told once"
                 self.stopped = True
-            case NameSilentNodes():
-                for node in self.silent_nodes:
-                    self._end_with_node(node)
-                late = tuple((node, 20.0) for node in sorted(self.silent_nodes))
-                self.happens(SilentNodesNamed, nodes=late)
             case NameSilentMembers(generations=generations):
                 known = {m for each in generations for m in (*each.members, *each.leavers)}
                 silent = tuple(member for member in self.silent if member in known)
@@ -287,7 +279,9 @@ class World:
             case Tell(sentence=sentence):
                 self.told.append(sentence)
 
-    def _start(self, generation: PlannedGeneration, fresh: tuple[str, ...]) -> None:
+    def _start(self, generation: PlannedGeneration) -> None:
+        live = self.state.live
+        fresh = [member for member in generation.members if live[member] == generation.number]
         assert generation.number == self.number + 1, "no generation is started twice"
         self.number = generation.number
         assert generation.members == self.plans.get(self.state.searches), "a plan has the members"

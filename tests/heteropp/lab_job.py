@@ -53,22 +53,29 @@ class Job:
         write_text(folder / "text")
 
     def start(self, *arguments: str, elastic: bool = False, endpoint: int = 0) -> None:
-        for number, machine in enumerate(self.machines):
-            extra = ["--elastic", "--node-name", f"{NODE}-{number}"] if elastic else []
-            nodes = f"2:{MACHINES}" if elastic else str(MACHINES)
-            restarts = ("--max-restarts", "9") if elastic else ()
-            timing = "last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=5"
-            with (self.folder / f"{machine.name}.txt").open("w") as file:
-                torchrun = [
-                    *(sys.executable, "-m", "torch.distributed.run"),
-                    *("--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-backend", "c10d"),
-                    *("--rdzv-endpoint", f"{self.machines[endpoint].name}:29400"),
-                    *("--rdzv-id", "run", "--rdzv-conf", timing, *restarts),
-                    *("-m", "heteropp.cli.train", *command(self.folder), *extra),
-                    *("--deadline", str(DEADLINE_S), *SETTINGS, *arguments),
-                ]
-                shared = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if elastic else {}
-                self._start(machine, torchrun, {**shared, **self.environments[number]}, file)
+        for number in range(MACHINES):
+            self.start_on(number, *arguments, elastic=elastic, endpoint=endpoint)
+
+    def start_on(
+        self, number: int, *arguments: str, elastic: bool = False, endpoint: int = 0
+    ) -> None:
+        """Starts torchrun on one of the machines, once more where it has ended."""
+        machine = self.machines[number]
+        extra = ["--elastic", "--node-name", f"{NODE}-{number}"] if elastic else []
+        nodes = f"2:{MACHINES}" if elastic else str(MACHINES)
+        restarts = ("--max-restarts", "9") if elastic else ()
+        timing = "last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=5"
+        with (self.folder / f"{machine.name}.txt").open("a") as file:
+            torchrun = [
+                *(sys.executable, "-m", "torch.distributed.run"),
+                *("--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-backend", "c10d"),
+                *("--rdzv-endpoint", f"{self.machines[endpoint].name}:29400"),
+                *("--rdzv-id", "run", "--rdzv-conf", timing, *restarts),
+                *("-m", "heteropp.cli.train", *command(self.folder), *extra),
+                *("--deadline", str(DEADLINE_S), *SETTINGS, *arguments),
+            ]
+            shared = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if elastic else {}
+            self._start(machine, torchrun, {**shared, **self.environments[number]}, file)
 
     def start_by(self, lines: Sequence[str]) -> None:
         """Starts a line of the shell on each machine, in the job's folder."""
@@ -101,12 +108,15 @@ class Job:
 
     def assert_as_alone(self) -> None:
         """Each step is there once, with the loss of a job on one machine that nothing disturbed."""
-        alone = start(self.folder, "--output", str(self.folder / "alone"), *SETTINGS, *STEPS)
-        code, stdout, stderr = wait(alone, 100)
+        metrics = self.metrics
+        steps = ("--steps", str(len(metrics)))
+        alone = start(self.folder, "--output", str(self.folder / "alone"), *SETTINGS, *steps)
+        code, stdout, stderr = wait(alone, 300)
         assert code == 0, stdout + stderr
         expected = metrics_of(self.folder / "alone")
-        assert [m["step"] for m in self.metrics] == [m["step"] for m in expected]
-        assert self.losses == pytest.approx([m["loss"] for m in expected], rel=2e-6)
+        assert [m["step"] for m in metrics] == [m["step"] for m in expected]
+        losses = [m["loss"] for m in metrics]
+        assert losses == pytest.approx([m["loss"] for m in expected], rel=2e-6)
 
     def until_step(self, step: int, within_s: float = 150) -> None:
         self.wait_for(lambda: len(self.metrics) >= step, within_s)
@@ -128,6 +138,17 @@ class Job:
                 found.append({name: value for name, _, value in words})
         caches = str(self.folder / "cache")
         return [e for e in found if e.get("XDG_CACHE_HOME") == caches and "MASTER_PORT" in e]
+
+    def members_on(self, number: int) -> list[int]:
+        """Returns the processes of an elastic job's member on a machine."""
+        caches = f"XDG_CACHE_HOME={self.folder / 'cache'}"
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended
+                is_member = (path / "comm").read_text() == f"{NODE}-{number}/0\n"
+                if is_member and caches in (path / "environ").read_text().split("\0"):
+                    found.append(int(path.name))
+        return found
 
     def ended(self, number: int) -> bool:
         return self.processes[number].poll() is not None

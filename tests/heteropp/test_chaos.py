@@ -6,15 +6,18 @@ from pathlib import Path
 
 import chaos
 import pytest
+from chaos_runs import strikes
 from chaos_runs.events import damage
 from chaos_runs.load import load
 from chaos_runs.scene import DEADLINE_S, draw
 from chaos_runs.verdict import kept_steps, missing, worst_difference
+from lab import lab
 from recovery_ranks import Ranks, keep
 from training_run import make_plan, tiny_model
 
 from heteropp.state.recovery.snapshots import Cadence
 
+MACHINES = 3
 LOSSES = [5.5, 5.25, 5.0]
 
 
@@ -57,6 +60,26 @@ def test_a_disturbed_run_ends_as_it_must(seed: int, tmp_path: Path) -> None:
     text, losses = chaos.prepare(tmp_path, [draw(seed).curve])
     folder = tmp_path / "run"
     verdict = chaos.run(seed, folder, text, losses, DEADLINE_S)
+    assert not verdict.faults, chaos.account(verdict, folder)
+    assert verdict.happened
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(5, marks=pytest.mark.long, id="kill-1"),
+        pytest.param(11, marks=pytest.mark.long, id="kill-the-store"),
+        pytest.param(6, marks=pytest.mark.exhaustive, id="stop-1"),
+        pytest.param(10, marks=pytest.mark.exhaustive, id="cut-off-1-and-2"),
+    ],
+)
+def test_a_run_over_machines_ends_as_it_must(seed: int, tmp_path: Path) -> None:
+    with lab(1, tmp_path):  # or else it is skipped
+        pass
+    scene = strikes.draw(seed, MACHINES, DEADLINE_S)
+    text, losses = chaos.prepare(tmp_path, [scene.job.curve])
+    folder = tmp_path / "run"
+    verdict = chaos.run_over_machines(seed, folder, text, losses, DEADLINE_S, MACHINES)
     assert not verdict.faults, chaos.account(verdict, folder)
     assert verdict.happened
 

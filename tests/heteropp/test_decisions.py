@@ -86,9 +86,11 @@ def test_a_joiner_that_does_not_come_up_costs_its_chip_alone() -> None:
     assert world.told[-1] == "b/0 did not come up in 90 s"
     world.tick()
     assert isinstance(world.state.phase, Dropping)
-    world.tick(33)
+    world.tick(63)
     assert isinstance(world.state.phase, Fencing)  # what was killed does not end
     world.tick(33)
+    assert isinstance(world.state.phase, Fencing)
+    world.tick(31)
     assert world.outcome and world.outcome.sentence == "a/0, a/1, b/0 cannot be ended"
 
 
@@ -128,17 +130,46 @@ def test_who_was_silent_is_left_out_when_all_have_ended() -> None:
     assert world.told[-1] == "b/1 did not answer in time"
 
 
-def test_a_node_that_dies_with_its_members_does_not_hold_up_a_fence() -> None:
+def test_a_fence_waits_for_the_lease_of_a_node_that_cannot_be_reached() -> None:
     world = trains()
-    world.silent_nodes = {"c"}
     world.die("a/0", code=1)
     for member in [m for m in world.alive if node_of(m) != "c"]:
         world.die(member)
     world.tick(1)
     assert isinstance(world.state.phase, Fencing)
     world.tick(32)
+    assert isinstance(world.state.phase, Fencing)
+    assert world.told[-1] == "c/0 cannot be reached: the lease is awaited, at most 30 s"
+    world.tick(20)
+    assert isinstance(world.state.phase, Fencing)
+    world.lose_node("c")
+    world.tick()
     assert isinstance(world.state.phase, Planning)
-    assert world.told[-1] == "c/0 is lost: its node has not answered for 20 s"
+    lost = "c/0 is lost: its node has not answered for 31 s, and its lease is over"
+    assert world.told[-1] == lost
+
+
+def test_a_chip_that_is_offered_of_a_node_without_power_is_lost_again() -> None:
+    """Members that nobody could start are not waited for."""
+    world = trains()
+    world.lose_node("c")
+    world.agents_kill()
+    world.tick()
+    world.find_plan(MEMBERS)
+    world.tick()
+    world.get_state()
+    world.tick()
+    assert world.state.current and "c/0" not in world.state.current.members
+    world.offer(a=2, b=2)
+    world.offer(**NODES)
+    world.tick()
+    world.find_plan(MEMBERS)
+    world.tick()
+    assert isinstance(world.state.phase, Joining)
+    world.lose_node("c")
+    world.tick()
+    world.tick()
+    assert isinstance(world.state.phase, Running) and "c/0" not in world.alive
 
 
 def test_a_recovery_without_snapshots_waits_for_a_node_and_not_for_ever() -> None:

@@ -179,7 +179,7 @@ def test_a_switch_then_a_recovery_then_the_end(leader: Leader) -> None:
     leader.generation(FIRST, first, "initial")
     leader.trained(3)
     os.kill(leader.processes[leader.names[1]].pid, signal.SIGTERM)  # notice: nobody ends
-    leader.hear(str, "notice", leader.names[1])
+    leader.hear(str, "notice", 1, leader.names[1])
     # from now on nobody needs what the first values were read from
     gone = replace(leader.job.run, weights=leader.folder / "gone")
     leader.job = replace(leader.job, run=gone)

@@ -21,7 +21,6 @@ from heteropp.elastic.decisions.events import (
     PlanFound,
     ReadingBegun,
     SilentMembersNamed,
-    SilentNodesNamed,
     StateReady,
     StepDone,
     SwitchBegun,
@@ -29,13 +28,12 @@ from heteropp.elastic.decisions.events import (
 from heteropp.elastic.decisions.phases import (
     Awaiting,
     Dropping,
-    Fencing,
     Joining,
     Running,
     Starting,
     Switching,
 )
-from heteropp.elastic.messages import Account, Failure, Progress, node_of
+from heteropp.elastic.messages import Account, Failure, Progress
 
 LACK = Failure(kind="lost", what="stopped: layers.1 has no snapshot left", nodes=("c",))
 FAILURES = (
@@ -112,12 +110,9 @@ class AnyCourse(RuleBasedStateMachine):
         self.world.die(member, code, failure)
 
     @unless_over
-    @rule(node=a_node, at_once=st.booleans())
-    def a_node_is_lost(self, node: str, at_once: bool) -> None:
-        if at_once:
-            self.world.lose_node(node)
-        else:
-            self.world.silent_nodes.add(node)
+    @rule(node=a_node)
+    def a_node_is_lost(self, node: str) -> None:
+        self.world.lose_node(node)
 
     @precondition(lambda self: self.world.told_to_end)
     @rule()
@@ -217,8 +212,6 @@ class AnyCourse(RuleBasedStateMachine):
             world.happens(StepDone, number=number, progress=progress)
         if before.live:  # no fence has asked for them
             world.happens(SilentMembersNamed, members=(member,))
-        if not isinstance(before.phase, Fencing):
-            world.happens(SilentNodesNamed, nodes=((node_of(member), 40.0),))
         if before.live.get(member) != number:
             world.happens(MemberEnded, member=member, number=number, code=-9, killed=False)
         assert world.state == before
@@ -230,7 +223,6 @@ class AnyCourse(RuleBasedStateMachine):
         world = self.world
         if world.outcome is None:
             if len(world.asked) % 2:  # either way, whatever came before
-                world.silent_nodes.clear()
                 self._ends_with_help(world)
             else:
                 self._ends_without_help(world)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from lab import lab
 from machines import Machine
 
 ROOT = Path(__file__).parents[2]
-CHIPS = ("gpu:h20:2", "gpu:a100:2", "npu:910b:1")  # of each machine, as Slurm's Gres has them
+# of each machine, as Slurm's Gres has them
+CHIPS = ("gpu:h20:2", "gpu:a100:2", "npu:910b:1")
+QUICKSTART_CHIPS = ("gpu:a-mini:2", "gpu:c-mini:2", "npu:b-mini:1")
 COMES_S = 120
 # No munge: all messages are between machines of this one. The daemons' sockets are in a
 # machine's own /tmp, as their paths have to be short.
@@ -51,17 +53,20 @@ PartitionName=ascend Nodes=machine-2
 class Slurm:
     """A controller on machine-0, and a daemon on each machine."""
 
-    def __init__(self, folder: Path, there: list[Machine]) -> None:
-        """folder: of Slurm's own files; jobs are submitted in the one above it."""
+    def __init__(self, folder: Path, there: list[Machine], chips: Sequence[str]) -> None:
+        """folder: of Slurm's own files; jobs are submitted in the one above it.
+
+        chips: of each machine.
+        """
         self.folder, self.machines = folder, there
         gres = ""
         configuration = CONFIGURATION.format(folder=folder)
-        for machine, chips in zip(there, CHIPS, strict=True):
-            kind, product, count = chips.split(":")
+        for machine, own in zip(there, chips, strict=True):
+            kind, product, count = own.split(":")
             # a GPU is a device for Slurm, any will do
             there_is = "File=/dev/null,/dev/zero" if kind == "gpu" else f"Count={count}"
             gres += f"NodeName={machine.name} Name={kind} Type={product} {there_is}\n"
-            configuration += f"NodeName={machine.name} CPUs=4 Gres={chips}\n"
+            configuration += f"NodeName={machine.name} CPUs=4 Gres={own}\n"
         (folder / "state").mkdir(parents=True)
         (folder / "gres.conf").write_text(gres)
         (folder / "slurm.conf").write_text(configuration)
@@ -105,10 +110,10 @@ class Slurm:
         """What scontrol says of a job, parts of a heterogeneous one included."""
         return self.say("scontrol", "show", "job", job)
 
-    def requeue(self, job: str) -> None:
-        """Returns when the job runs again."""
+    def requeue(self, job: str, times: int = 1) -> None:
+        """Returns when the job runs again; times: that it has been requeued, with this one."""
         self.say("scontrol", "requeue", job)
-        self.wait_for(lambda: "Restarts=1" in self.state(job))
+        self.wait_for(lambda: f"Restarts={times}" in self.state(job))
 
         def runs() -> bool:
             # where nothing changes, Slurm does not look at a heterogeneous job again
@@ -135,8 +140,8 @@ class Slurm:
 
 
 @contextmanager
-def slurm_lab(folder: Path) -> Iterator[Slurm]:
-    """Slurm over three machines; jobs are submitted in `folder`, which all have."""
+def slurm_lab(folder: Path, chips: Sequence[str] = CHIPS) -> Iterator[Slurm]:
+    """Slurm over machines with these chips; jobs are submitted in `folder`, which all have."""
     need("slurm-wlm", "slurmctld")
-    with lab(len(CHIPS), folder) as there:
-        yield Slurm(folder / "slurm", there)
+    with lab(len(chips), folder) as there:
+        yield Slurm(folder / "slurm", there, chips)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from chaos_runs.job import Job, listed, steps_in
 from chaos_runs.scene import FEWEST_LEFT, Deed, Event, Moment
+from chaos_runs.strikes import StrikeDeed
 
 T = TypeVar("T")
 POLL_S = 0.004
@@ -25,7 +26,7 @@ AGAIN_S = 3.0  # after which the job has read availability anew
 
 @dataclass(frozen=True)
 class Happened:
-    deed: Deed
+    deed: Deed | StrikeDeed
     at_s: float  # by the time of day
     whom: tuple[str, ...]  # members, nodes or files; (): there was nobody left for it
     step: int
@@ -56,7 +57,8 @@ class Events:
             seen = self.job.generation
             step, saving = self.job.step, self.job.saving()
             changing, standing = self.job.changes, self.job.stands
-            deed, at_s = event.deed, time.time()
+            deed: Deed = event.deed
+            at_s = time.time()
             if not (whom := self._befall(event)):  # too few are left: one may come instead
                 deed, whom = "add", self._add(event)
             happened = Happened(deed, at_s, tuple(whom), step, saving, changing, standing)

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from chaos_runs.events import Events, Happened, node_of
 from chaos_runs.job import Job, listed, read, steps_in
+from chaos_runs.scene import Curve
 
 from heteropp.description.plan import read_plan
 from heteropp.layout.boxes import Box, uncovered
@@ -58,7 +59,7 @@ class Change:
 class Verdict:
     seed: int
     seconds: float
-    outcome: Literal["reached", "lost", "wrong"]
+    outcome: Literal["reached", "lost", "ended", "wrong"]
     faults: list[str] = field(default_factory=list)
     happened: list[tuple[Happened, Where]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -96,15 +97,26 @@ def judge(job: Job, events: Events, expected: Sequence[float], seconds: float) -
         return verdict
     if "Traceback" in stderr:
         verdict.faults.append("a traceback on the terminal")
-    if [line["step"] for line in lines] != steps:
-        found = ", ".join(str(line["step"]) for line in lines)
-        verdict.faults.append(f"metrics.jsonl has steps {found}; expected 1 to {len(steps)} once")
-    verdict.worst = worst_difference(lines, expected)
-    if not verdict.worst <= job.scene.curve.tolerance:
-        verdict.faults.append(f"a loss is off the undisturbed run's by {verdict.worst:.2g}")
+    check_losses(verdict, lines, steps, job.scene.curve, expected)
     if not job.memory_seen and events.happened:
         verdict.faults.append("no snapshot was seen in shared memory")
     return verdict
+
+
+def check_losses(
+    verdict: Verdict,
+    lines: list[dict[str, Any]],
+    steps: Sequence[int],
+    curve: Curve,
+    expected: Sequence[float],
+) -> None:
+    """Adds what is wrong with the lines of metrics.jsonl; each of `steps` is to have one."""
+    if [line["step"] for line in lines] != list(steps):
+        found = ", ".join(str(line["step"]) for line in lines)
+        verdict.faults.append(f"metrics.jsonl has steps {found}; expected 1 to {len(steps)} once")
+    verdict.worst = worst_difference(lines, expected)
+    if not verdict.worst <= curve.tolerance:
+        verdict.faults.append(f"a loss is off the undisturbed run's by {verdict.worst:.2g}")
 
 
 def metrics(output: Path) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ from heteropp.elastic.launcher.availability import Availability
 from heteropp.elastic.launcher.gathering import GatheringError, gather
 from heteropp.elastic.launcher.leader import Leader
 from heteropp.elastic.launcher.pulse import Heart, Pulse
+from heteropp.elastic.lease import LeaseTimer
 from heteropp.elastic.member.member import run_member
 from heteropp.elastic.messages import JobOutcome
 from heteropp.runtime.ranks.agreement import unlike_terms, warn_of_unlike_torch
@@ -143,7 +144,8 @@ def train_elastically(
         keep_disk_every=elastic.keep_disk_every,
         keep_remote_every=elastic.keep_remote_every,
     )
-    agent = Agent(job, place.own, Board(place.store), run_member)
+    is_leased = len(place.nodes) > len(place.own)
+    agent = Agent(job, place.own, Board(place.store), run_member, is_leased)
     outcome = JobOutcome(1)
     try:
         with _signals() as told:
@@ -207,6 +209,7 @@ def _lead(
         members,
     )
     outcome: JobOutcome | None = None
+    heart = _heart(agent, place)
     try:
         while leader.outcome is None and len(told) < patience:
             if _torchrun() and os.getppid() != launcher:
@@ -218,15 +221,15 @@ def _lead(
             leader.turn()
             screen.update(leader)
             agent.wait(TURN_S)
-        if told:
-            pulse.lose_late()
     finally:
+        if heart:
+            heart.stop()
         screen.stop()
         if availability:
             availability.close()
     outcome = outcome or leader.outcome or JobOutcome(128 + told[0], "told to stop at once")
     board.say(outcome.exit_code, "over")
-    for node in others - pulse.lost:  # the store may end with this process
+    for node in pulse.answering():  # the store may end with this process
         with suppress(dist.DistStoreError):
             board.hear(str, "left", node, timeout_s=LEAVE_S)
     if outcome.exit_code == 0 and job.remote:
@@ -272,7 +275,8 @@ def _serve(agent: Agent, place: JobProcess, told: list[int]) -> JobOutcome:
     board, node, meeting = Board(place.store), place.own[0], place.meeting
     launcher = os.getppid()
     with naming_silent_store(meeting.host, meeting.answer_s):
-        heart = Heart(Board(meeting.connect(meeting.answer_s)), node)
+        heart = _heart(agent, place)
+    assert heart is not None  # there is a leader besides
     try:
         while not told and os.getppid() == launcher:
             with naming_silent_store(meeting.host, meeting.answer_s):
@@ -284,6 +288,19 @@ def _serve(agent: Agent, place: JobProcess, told: list[int]) -> JobOutcome:
     finally:
         heart.stop()
     return JobOutcome(128 + told[0] if told else 1)
+
+
+def _heart(agent: Agent, place: JobProcess) -> Heart | None:
+    """Begins to beat for this process's node, where others listen.
+
+    The leader ends with its lease itself, and frees the run's folder: when its machine has stood
+    still for so long, torchrun begins another start of the job on the other machines.
+    """
+    if agent.lease is None:
+        return None
+    (node,) = place.own
+    board = Board(place.meeting.connect(place.meeting.answer_s))
+    return Heart(board, node, agent.lease, LeaseTimer() if place.leads else None)
 
 
 def _alone(earlier: Earlier | None, cluster: Cluster, run: TrainingRun) -> JobProcess:

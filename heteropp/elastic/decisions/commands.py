@@ -43,7 +43,6 @@ class StartMembers:
     """Writes the generation's plan, as it was found last, and tells the agents of it."""
 
     generation: PlannedGeneration
-    fresh: tuple[str, ...]  # its members that are not alive yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +97,6 @@ class ForgetMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NameSilentNodes:
-    """Asks, as members do not end, for nodes silent past a shorter limit than the deadline;
-    SilentNodesNamed answers.
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
 class NameSilentMembers:
     """Asks for whom the others of these generations waited in vain; SilentMembersNamed answers."""
 
@@ -128,7 +120,6 @@ Command = (
     | RecordChange
     | RehearseSearch
     | ForgetMemory
-    | NameSilentNodes
     | NameSilentMembers
     | Tell
 )

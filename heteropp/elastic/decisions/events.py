@@ -35,7 +35,10 @@ class NoticeGiven(Happened):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLost(Happened):
-    """The agent of a node is silent past the deadline, and cannot report what became of members."""
+    """The agent of a node is silent past the deadline; it is heard again and again.
+
+    It cannot report that its members ended: they have, as their lease has run out.
+    """
 
     node: str
     silent_s: float
@@ -130,13 +133,6 @@ class PlanFailed(Happened):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SilentNodesNamed(Happened):
-    """Answers NameSilentNodes: nodes newly found silent, each with its seconds."""
-
-    nodes: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class SilentMembersNamed(Happened):
     """Answers NameSilentMembers: those for whom the others waited in vain."""
 
@@ -175,7 +171,6 @@ Event = (
     | StepDone
     | PlanFound
     | PlanFailed
-    | SilentNodesNamed
     | SilentMembersNamed
     | StopRequested
     | TimePassed

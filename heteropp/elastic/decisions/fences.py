@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from heteropp.elastic.decisions.commands import NameSilentMembers, NameSilentNodes
-from heteropp.elastic.decisions.events import SilentMembersNamed, SilentNodesNamed
+from heteropp.elastic.decisions.commands import NameSilentMembers
+from heteropp.elastic.decisions.events import SilentMembersNamed
 from heteropp.elastic.decisions.phases import Awaiting, Fencing
 from heteropp.elastic.decisions.reaction import Reaction
 from heteropp.elastic.messages import JobOutcome
@@ -14,23 +14,18 @@ TRIES = 3  # in a row without a step, but for those that cost a chip
 
 
 def decide_fencing(reaction: Reaction, phase: Fencing) -> None:
-    """Members that do not end may have died with their node; those that ended may know of one."""
-    if not reaction.state.live:
-        _ask_for_silent_members(reaction, phase)
+    """Members whose node does not answer end with its lease, before the node counts as lost."""
+    left = ", ".join(reaction.state.live)
+    if not left:
+        generations = tuple(each for each in (phase.current, phase.next) if each)
+        reaction.ask(NameSilentMembers(generations=generations))
+    elif reaction.late(phase.deadline_s) and not phase.awaits_leases:
+        within_s = reaction.state.settings.deadline_s
+        reaction.tell(f"{left} cannot be reached: the lease is awaited, at most {within_s:g} s")
+        deadline_s = reaction.now_s + within_s
+        reaction.enter(replace(phase, deadline_s=deadline_s, awaits_leases=True))
     elif reaction.late(phase.deadline_s):
-        reaction.ask(NameSilentNodes())
-
-
-def hear_silent_nodes(reaction: Reaction, event: SilentNodesNamed) -> None:
-    phase = reaction.state.phase
-    if not (isinstance(phase, Fencing) and reaction.late(phase.deadline_s)):
-        return
-    for node, silent_s in event.nodes:
-        reaction.lose_node(node, silent_s)
-    if left := ", ".join(reaction.state.live):
         reaction.finish(JobOutcome(1, f"{left} cannot be ended"))
-    else:
-        _ask_for_silent_members(reaction, phase)
 
 
 def hear_silent_members(reaction: Reaction, event: SilentMembersNamed) -> None:
@@ -40,11 +35,6 @@ def hear_silent_members(reaction: Reaction, event: SilentMembersNamed) -> None:
         if reaction.state.roster.standing[member] != "lost":  # on another machine
             reaction.lose(member, "did not answer in time")
     _go_on_after_fence(reaction)
-
-
-def _ask_for_silent_members(reaction: Reaction, phase: Fencing) -> None:
-    generations = tuple(each for each in (phase.current, phase.next) if each)
-    reaction.ask(NameSilentMembers(generations=generations))
 
 
 def _go_on_after_fence(reaction: Reaction) -> None:

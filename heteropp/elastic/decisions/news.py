@@ -21,7 +21,6 @@ from heteropp.elastic.decisions.events import (
     PlanFound,
     ReadingBegun,
     SilentMembersNamed,
-    SilentNodesNamed,
     StateReady,
     StepDone,
     StopRequested,
@@ -66,8 +65,6 @@ def hear(reaction: Reaction, event: Event) -> None:
         case PlanFound() | PlanFailed():
             if isinstance(phase, Planning) and phase.search == event.search:
                 reaction.enter(replace(phase, answer=event))
-        case SilentNodesNamed():
-            fences.hear_silent_nodes(reaction, event)
         case SilentMembersNamed():
             fences.hear_silent_members(reaction, event)
         case StopRequested():

@@ -86,6 +86,7 @@ class Fencing:
     current: PlannedGeneration | None
     next: PlannedGeneration | None
     deadline_s: float
+    awaits_leases: bool = False  # of nodes that did not end their members: they may be cut off
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,9 +64,9 @@ class Reaction:
     def lose_node(self, node: str, silent_s: float) -> None:
         """Counts all members of a node as lost, whose silent agent cannot report that they ended.
 
-        Members that still live cannot reach the store either, and end by themselves.
+        They have: the node's lease runs out before it is silent for so long.
         """
-        how = f"is lost: its node has not answered for {silent_s:.0f} s"
+        how = f"is lost: its node has not answered for {silent_s:.0f} s, and its lease is over"
         for member in self.state.roster.standing:
             if node_of(member) == node:
                 live = {m: number for m, number in self.state.live.items() if m != member}
@@ -98,9 +98,12 @@ class Reaction:
         self.enter(Fencing(current=state.current, next=state.next, deadline_s=deadline_s))
 
     def drop(self, joining: Joining) -> None:
-        """Gives up a generation that nobody was told to switch to."""
+        """Gives up a generation that nobody was told to switch to.
+
+        A joiner whose node is cut off ends with its lease.
+        """
         self.kill(joining.next.joiners(joining.current))
-        deadline_s = self.now_s + GRACE_S + KILLED_S
+        deadline_s = self.now_s + GRACE_S + KILLED_S + self.state.settings.deadline_s
         self.enter(Dropping(current=joining.current, next=joining.next, deadline_s=deadline_s))
 
     # ---------------------------------------------------------------- the end of the job

@@ -133,7 +133,7 @@ def _start(reaction: Reaction, phase: Planning, members: tuple[str, ...]) -> Non
         finished=state.finished.difference(members),
         live={**state.live, **dict.fromkeys(fresh, generation.number)},
     )
-    reaction.ask(StartMembers(generation=generation, fresh=fresh))
+    reaction.ask(StartMembers(generation=generation))
     deadline_s = reaction.now_s + _start_s(state)
     if before:
         reaction.enter(Joining(current=before, next=generation, deadline_s=deadline_s))

@@ -18,11 +18,15 @@ from pathlib import Path
 
 from heteropp.description.files import FileError, make_folder
 from heteropp.elastic.job import Board, Generation, Job
-from heteropp.elastic.messages import GRACE_S, KILLED_S, Ended, node_of
+from heteropp.elastic.lease import Lease, LeaseTimer
+from heteropp.elastic.messages import GRACE_S, KILLED_S, Ended, Failure, node_of
 from heteropp.runtime.ranks.fork_server import fork_server
 from heteropp.runtime.ranks.watch import name_process
 
 Entrypoint = Callable[[Job, str, int], int]  # job, member, generation it is started for; exit code
+
+FOLLOW_S = 0.25  # from one look of a member at its lease to the next
+WORD_S = 0.5  # before the lease runs out, a member that is able to says so, and ends
 
 
 @dataclass
@@ -31,6 +35,7 @@ class Started:
 
     number: int  # of the generation that it was started for
     process: BaseProcess
+    leases_over: int  # how many times the node's lease had run out before
     kill_at_s: float | None = None  # monotonic; None: it is to live
     killed: bool = False
 
@@ -41,12 +46,19 @@ class Started:
 
 class Agent:
     def __init__(
-        self, job: Job, nodes: Collection[str], board: Board, entrypoint: Entrypoint
+        self,
+        job: Job,
+        nodes: Collection[str],
+        board: Board,
+        entrypoint: Entrypoint,
+        is_leased: bool,
     ) -> None:
+        """is_leased: members end where nobody renews their lease, as the job has other agents."""
         self.job, self.nodes, self.board, self.entrypoint = job, nodes, board, entrypoint
         self.started: dict[str, Started] = {}  # by member
         self.newest = 0
         self.context = fork_server(entrypoint)
+        self.lease = Lease(self.context, job.run.deadline_s) if is_leased else None
 
     def turn(self) -> None:
         """Does what the leader says by now; does not wait."""
@@ -110,18 +122,28 @@ class Agent:
             make_folder(log.parent)
             process = self.context.Process(
                 target=_run,
-                args=(self.entrypoint, self.job, member, generation.number, log),
+                args=(self.entrypoint, self.job, member, generation.number, log, self.lease),
                 name=f"heteropp-{member}",
             )
             process.start()
-            self.started[member] = Started(generation.number, process)
+            self.started[member] = Started(generation.number, process, self._leases_over())
 
     def _reap(self) -> None:
         for member, one in list(self.started.items()):
             if (code := one.process.exitcode) is not None:
                 del self.started[member]
+                if code and not one.killed and self._leases_over() > one.leases_over:
+                    self._say_why(member, one.number)
                 ended = Ended(code=code, killed=one.killed)
                 self.board.say(ended, "ended", one.number, member)
+
+    def _leases_over(self) -> int:
+        return self.lease.count_over() if self.lease else 0
+
+    def _say_why(self, member: str, number: int) -> None:
+        assert self.lease is not None
+        what = f"ended, as its node had not reached the job's store for {self.lease.length_s:.0f} s"
+        self.board.say(Failure(kind="other", what=what), "failed", number, member)
 
 
 def log_file(logs: Path, number: int, member: str) -> Path:
@@ -129,11 +151,17 @@ def log_file(logs: Path, number: int, member: str) -> Path:
     return logs / f"{number:04d}" / f"{member.replace('/', '-')}.log"
 
 
-def _run(entrypoint: Entrypoint, job: Job, member: str, number: int, log: Path) -> None:
+def _run(
+    entrypoint: Entrypoint, job: Job, member: str, number: int, log: Path, lease: Lease | None
+) -> None:
     """The member's process: its output goes to its log."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # a notice waits for the watch
     name_process(member)
-    threading.Thread(target=_end_with_agent, name="agent", daemon=True).start()
+    timer = LeaseTimer() if lease else None
+    if lease and timer:
+        timer.follow(lease)
+    arguments = member, lease, timer
+    threading.Thread(target=_end_with_agent, args=arguments, name="agent", daemon=True).start()
     os.setpgrp()  # what the terminal interrupts is the launcher alone
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for stream in (1, 2):
@@ -142,10 +170,17 @@ def _run(entrypoint: Entrypoint, job: Job, member: str, number: int, log: Path) 
     sys.exit(entrypoint(job, member, number))
 
 
-def _end_with_agent() -> None:
-    """Ends this process with its agent's, also while no watch does so yet."""
+def _end_with_agent(member: str, lease: Lease | None, timer: LeaseTimer | None) -> None:
+    """Ends this process with its agent's, also while no watch does so yet, and with the lease."""
     agent = multiprocessing.parent_process()
     assert agent is not None
-    agent.join()
+    while not connection.wait([agent.sentinel], FOLLOW_S if lease else None):
+        assert lease is not None and timer is not None
+        if lease.left_s() < WORD_S:
+            lost_s = lease.length_s - WORD_S
+            why = f"its node has not reached the job's store for {lost_s:.0f} s"
+            print(f"{member} stopped: {why}", file=sys.stderr, flush=True)
+            os._exit(1)
+        timer.follow(lease)
     time.sleep(GRACE_S)  # for the watch to say what this process was at
     os._exit(1)

@@ -27,7 +27,6 @@ from heteropp.elastic.decisions.commands import (
     ForgetMemory,
     KillMembers,
     NameSilentMembers,
-    NameSilentNodes,
     PlannedGeneration,
     RecordChange,
     RehearseSearch,
@@ -45,7 +44,6 @@ from heteropp.elastic.decisions.events import (
     PlanFound,
     ReadingBegun,
     SilentMembersNamed,
-    SilentNodesNamed,
     StateReady,
     StepDone,
     StopRequested,
@@ -190,8 +188,8 @@ class Leader:
         match command:
             case SearchPlan():
                 self.search = command.search, self._begin_search(command)
-            case StartMembers(generation=generation, fresh=fresh):
-                self._start(generation, fresh)
+            case StartMembers(generation=generation):
+                self._start(generation)
             case KillMembers():
                 self.members.kill(command)
             case AnnounceSwitch(number=number, follower=follower):
@@ -206,9 +204,6 @@ class Leader:
                 rehearse_beside(self._cluster_of(members), self.plan)
             case ForgetMemory(nodes=nodes):
                 self._forget_memory(nodes)
-            case NameSilentNodes():
-                late = tuple((node, self.pulse.silent_s(node)) for node in self.pulse.lose_late())
-                return SilentNodesNamed(at_s=time.monotonic(), nodes=late)
             case NameSilentMembers(generations=generations):
                 silent = self.members.silent(generations)
                 return SilentMembersNamed(at_s=time.monotonic(), members=silent)
@@ -228,7 +223,7 @@ class Leader:
         apart = self.job.run.attention_within == "document"
         return search_beside(cluster, self.plan, command.before, command.nodes, apart)
 
-    def _start(self, planned: PlannedGeneration, fresh: tuple[str, ...]) -> None:
+    def _start(self, planned: PlannedGeneration) -> None:
         assert self.found is not None  # or else there would be no generation
         generation = Generation(
             number=planned.number,
@@ -241,7 +236,7 @@ class Leader:
         )
         write_cluster(self.found.cluster, generation.cluster)
         write_plan(self.found.plan, generation.plan)
-        self.members.start(generation, fresh)
+        self.members.start(generation)
 
     def _record(self, command: RecordChange) -> None:
         """Keeps a change, and the plan that trains from now on. Raises FileError."""

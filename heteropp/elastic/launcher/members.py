@@ -18,11 +18,8 @@ class Members:
     def __init__(self, store: dist.Store) -> None:
         self.store, self.board = store, Board(store)
 
-    def start(self, generation: Generation, fresh: Iterable[str]) -> None:
+    def start(self, generation: Generation) -> None:
         """Tells the agents of a new generation, for which they start the members not yet alive."""
-        for member in fresh:  # removes what its earlier process said too late
-            self.board.take(str, "notice", member)
-            self.board.take(Failure, "failed", member)
         self.board.say(generation, "generation", generation.number)
         self.board.say(generation.number, "newest")
 
@@ -31,10 +28,13 @@ class Members:
         for member, number in command.members:
             self.board.say("", "end", number, member)
 
-    def noticed(self, live: Iterable[str]) -> list[NoticeGiven]:
-        """Returns what members were told by a signal since this was last asked."""
+    def noticed(self, live: Mapping[str, int]) -> list[NoticeGiven]:
+        """Returns what members were told by a signal since this was last asked.
+
+        live: those to be asked about, each with the generation that it was started for.
+        """
         now_s = time.monotonic()
-        told = (m for m in live if self.board.take(str, "notice", m) is not None)
+        told = (m for m, n in live.items() if self.board.take(str, "notice", n, m) is not None)
         return [NoticeGiven(at_s=now_s, member=member) for member in told]
 
     def ended(
@@ -48,7 +48,7 @@ class Members:
         found: list[tuple[str, Ended, Failure | None]] = []
         for member, number in live.items():
             if ended := self.board.heard(Ended, "ended", number, member):
-                found.append((member, ended, self.board.take(Failure, "failed", member)))
+                found.append((member, ended, self.board.take(Failure, "failed", number, member)))
         silent = self.silent(generations) if found else ()
         now_s = time.monotonic()
         ends = [

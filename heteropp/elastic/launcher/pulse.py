@@ -10,16 +10,23 @@ from collections.abc import Callable, Collection
 import torch.distributed as dist
 
 from heteropp.elastic.job import Board
+from heteropp.elastic.lease import Lease, LeaseTimer, clock_s
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer
 
-LATE_S = 3 * POLL_S  # after which a silent node is the likely cause of an end
+LATE_S = 3 * POLL_S  # a node that is silent for so long is not waited for at the job's end
 
 
 class Heart:
     """Beats in a thread of its own, with a connection of its own: an agent may be busy for long."""
 
-    def __init__(self, board: Board, node: str) -> None:
+    def __init__(self, board: Board, node: str, lease: Lease, timer: LeaseTimer | None) -> None:
+        """Beats for the first time, so that members may be started.
+
+        timer: of this process, where it is to end with the lease as well.
+        """
         self.board, self.node = board, node
+        self.lease, self.timer = lease, timer
+        self._beat(1)
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self.thread.start()
@@ -28,15 +35,24 @@ class Heart:
         """Waits for the end of a beat, which the store may not answer in time."""
         self.stopped.set()
         self.thread.join()
+        if self.timer:
+            self.timer.stop()
 
     def _run(self) -> None:
         try:
-            for beat in itertools.count(1):
+            for beat in itertools.count(2):
                 if self.stopped.wait(POLL_S):
                     break
-                self.board.say(beat, *_key(self.node))
+                self._beat(beat)
         except dist.DistError:
             pass  # the agent sees it, too
+
+    def _beat(self, beat: int) -> None:
+        sent_s = clock_s()
+        self.board.say(beat, *_key(self.node))
+        self.lease.renew(sent_s)
+        if self.timer:
+            self.timer.follow(self.lease)
 
 
 class Pulse:
@@ -48,11 +64,14 @@ class Pulse:
         """`tell` takes sentences for the user."""
         self.board, self.deadline_s, self.tell = board, deadline_s, tell
         self.heard = {node: MonitoredPeer() for node in nodes}
-        self.lost: set[str] = set()
         self.next_s = 0.0  # monotonic
 
     def turn(self) -> list[str]:
-        """Returns the nodes newly found silent past the deadline; it may be called at any rate."""
+        """Returns the nodes that are silent past the deadline, now and then; it may be called at
+        any rate.
+
+        The leases of these nodes have run out (heteropp.elastic.lease).
+        """
         now_s = time.monotonic()
         if now_s < self.next_s:
             return []
@@ -60,26 +79,14 @@ class Pulse:
         for node, neighbour in self.heard.items():
             if news := neighbour.listen(self.board.heard(int, *_key(node)) or 0, now_s):
                 self.tell(f"node {node} {news}")
-        return self._lose(self.deadline_s)
+        return [node for node in self.heard if self.silent_s(node) > self.deadline_s]
 
-    def lose_late(self) -> list[str]:
-        """Returns the nodes newly found silent when others end, with a shorter limit: they may be
-        the cause of that end.
-        """
-        lost = self._lose(LATE_S)
-        for node in lost:
-            if not self.heard[node].missed:
-                self.tell(f"node {node} has not answered for {self.silent_s(node):.0f} s")
-        return lost
+    def answering(self) -> list[str]:
+        """Returns the nodes that were heard only just now."""
+        return [node for node in self.heard if self.silent_s(node) <= LATE_S]
 
     def silent_s(self, node: str) -> float:
         return self.heard[node].silent_s
-
-    def _lose(self, past_s: float) -> list[str]:
-        silent = [node for node in self.heard if self.silent_s(node) > past_s]
-        news = [node for node in silent if node not in self.lost]
-        self.lost.update(news)
-        return news
 
 
 def _key(node: str) -> tuple[str, str]:

@@ -45,26 +45,27 @@ ROOM = 2.5  # times the new state, that is on a chip twice for a moment, and its
 def run_member(job: Job, name: str, number: int) -> int:
     """Trains as a member, from the generation that it is started for; gives the exit code."""
     torch.set_num_threads(1)
-    return Member(job, name).run(number)
+    return Member(job, name, number).run()
 
 
 class Member:
-    def __init__(self, job: Job, name: str) -> None:
-        self.job, self.name = job, name
+    def __init__(self, job: Job, name: str, started_for: int) -> None:
+        """started_for: number of the generation that this process is started for."""
+        self.job, self.name, self.started_for = job, name, started_for
         self.wait_s = job.run.deadline_s + 5 * POLL_S  # the watch knows sooner who is silent
         self.store = job.meeting.connect(self.wait_s)
         self.board = Board(self.store)
         self.watch: Watch | None = None
         self.session: Session | None = None
 
-    def run(self, number: int) -> int:
-        """Trains from a generation on; returns 0 when training ends or goes on without this member.
+    def run(self) -> int:
+        """Trains; returns 0 when training ends or goes on without this member.
 
         Any error ends the process with exit code 1, after the leader and the log are told.
         """
         try:
             self.job.run.allow_code()
-            self._live(self.board.hear(Generation, "generation", number))
+            self._live(self.board.hear(Generation, "generation", self.started_for))
             return 0
         except torch.OutOfMemoryError as error:
             self._fail("job", f"ran out of memory: {one_line(error)}")
@@ -131,7 +132,7 @@ class Member:
         noticed = False  # until the switch no watch listens for a notice
         while self.board.heard(int, "switch-at", before.number) is None:
             if not noticed and signal.SIGTERM in signal.sigpending():
-                self.board.say("", "notice", self.name)
+                self.board.say("", "notice", self.started_for, self.name)
                 noticed = True
             time.sleep(CALL_POLL_S)
         arrived = self._switch(before, generation, None)
@@ -188,7 +189,7 @@ class Member:
             run.deadline_s,
             lambda: self.session.doing() if self.session else "while starting",
             lambda: None,
-            lambda: notices.say("", "notice", self.name),
+            lambda: notices.say("", "notice", self.started_for, self.name),
         )
 
     def _has_room(self, switch: Switch) -> bool:
@@ -202,7 +203,9 @@ class Member:
 
     def _fail(self, kind: FailureKind, what: str, nodes: tuple[str, ...] = ()) -> NoReturn:
         def tell() -> None:
-            self.board.say(Failure(kind=kind, what=what, nodes=nodes), "failed", self.name)
+            self.board.say(
+                Failure(kind=kind, what=what, nodes=nodes), "failed", self.started_for, self.name
+            )
 
         if self.watch is not None:  # an error of another kind may be another member's death
             self.watch.fail(what, kind != "other", tell)
