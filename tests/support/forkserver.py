@@ -13,6 +13,8 @@ IMPORTED = [
     "dicomm.distributed",
     "heteropp.runtime.trainer",
     "heteropp.runtime.ranks.first_step_imports",
+    "transformers.modeling_utils",
+    "transformers.integrations.moe",
 ]
 
 
