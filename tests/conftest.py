@@ -1,4 +1,4 @@
-"""Says at the end which tests were skipped for want of a package."""
+"""What takes longest comes first; the end says which tests were skipped for want of a package."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Generator
 
 import pytest
 from installed import account
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that ask for more time than others begin, so that no worker is alone with one."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # below pytest's own summary

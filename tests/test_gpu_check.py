@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from evidence import is_met
 from gpu_check.part import rehearsing_part
 from gpu_check.processes import StepError
 from gpu_check.step import STEPS, Step, perform
@@ -69,12 +70,15 @@ def test_a_step_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_a_rehearsal_takes_every_step_and_writes_nothing() -> None:
+def test_a_rehearsal_takes_every_step_and_writes_nothing(tmp_path: Path) -> None:
     before = EVIDENCE.read_bytes() if EVIDENCE.exists() else None
-    done = check("--rehearse", "--json", timeout_s=1100)
+    done = check("--rehearse", "--json", "--output", str(tmp_path / "kept"), timeout_s=1100)
     rows = json.loads(done.stdout)["rows"]
-    failed = [each for each in rows if each["ours"] is None]
-    assert not failed and done.returncode == 0, rows
+    failed = [f"{each['name']}: {each['peer_name']}" for each in rows if each["ours"] is None]
+    said = [f"{file.name}:\n{file.read_text()}" for file in (tmp_path / "kept").glob("*.txt")]
+    assert not failed, "\n".join(failed + said)
+    missed = [each for each in rows if each["bar"] is not None and not is_met(each)]
+    assert done.returncode == 0, missed or done.stderr
     assert all(each["name"].startswith("rehearsal: ") for each in rows)
     assert len(rows) > len(STEPS)
     assert (EVIDENCE.read_bytes() if EVIDENCE.exists() else None) == before

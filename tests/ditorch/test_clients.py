@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def run(script: str, chip: Path | None, *arguments: str, **extra: str) -> list:
-    """The last line that a script of `scripts/` prints; on no chip, it is the CPU's."""
+    """The last line that a script of `scripts/` prints; without a chip it is the CPU's."""
     library = script.removeprefix("client_").replace("trainer", "peft")
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"needs {library}, which pip install -e .[dev] brings")
@@ -32,6 +32,12 @@ def run(script: str, chip: Path | None, *arguments: str, **extra: str) -> list:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@cache
+def run_on_cpu(script: str, *arguments: str) -> list:
+    """What several tests hold a chip's run against."""
+    return run(script, None, *arguments)
+
+
 @pytest.fixture
 def chip(make_chip: Callable[..., Path]) -> Path:
     return make_chip("b-mini", neutral="true")
@@ -42,7 +48,7 @@ def test_accelerate_uses_the_chip(chip: Path, precision: str) -> None:
     on, losses, scaled, ours = run("client_accelerate", chip, precision)
     assert on == [ours] == ["emuchip:0"]
     assert scaled == (precision == "fp16")
-    _, expected, _, cpu = run("client_accelerate", None, "no")
+    _, expected, _, cpu = run_on_cpu("client_accelerate", "no")
     assert cpu == "cpu"
     assert losses == pytest.approx(expected, rel=1e-6 if precision == "no" else 1e-2)
     assert len(set(losses)) == 3
@@ -64,7 +70,7 @@ def test_accelerate_shares_a_batch_between_two_chips(chip: Path, launcher: list[
     assert done.returncode == 0, done.stderr
     said = sorted(json.loads(line) for line in done.stdout.splitlines())
     assert [on for on, *_ in said] == [["emuchip:0"], ["emuchip:1"]]
-    _, expected, *_ = run("client_accelerate", None, "no")
+    _, expected, *_ = run_on_cpu("client_accelerate", "no")
     for _, losses, *_ in said:
         assert losses == pytest.approx(expected, rel=1e-6)
 
@@ -88,7 +94,7 @@ def test_transformers_cuts_a_model_over_two_chips(chip: Path, tmp_path: Path) ->
 def test_accelerate_takes_float16_under_cuda_compat(chip: Path) -> None:
     on, losses, scaled, _ = run("client_accelerate", chip, "fp16", DITORCH_CUDA_COMPAT="1")
     assert on == ["emuchip:0"] and scaled
-    assert losses == pytest.approx(run("client_accelerate", None, "no")[1], rel=1e-2)
+    assert losses == pytest.approx(run_on_cpu("client_accelerate", "no")[1], rel=1e-2)
 
 
 @pytest.mark.long
@@ -97,7 +103,7 @@ def test_the_trainer_uses_the_chip(chip: Path, also: list[str]) -> None:
     on, losses, ours = run("client_trainer", chip, *also)
     assert on == [ours] == ["emuchip:0"]
     on_cpu = [] if also == ["bf16"] else also  # which the Trainer refuses on the CPU
-    _, expected, _ = run("client_trainer", None, *on_cpu)
+    _, expected, _ = run_on_cpu("client_trainer", *on_cpu)
     assert losses == pytest.approx(expected, rel=2e-2 if also == ["bf16"] else 1e-3)
     assert losses[-1] < losses[0]
 
@@ -110,7 +116,7 @@ def test_lightning_uses_the_chip(chip: Path, options: list[str]) -> None:
     on, losses, fabric, ours = run("client_lightning", chip, *options)
     dtype = "torch.bfloat16" if len(options) == 2 else "torch.float32"
     assert on == ["emuchip:0", dtype] and fabric == ours == "emuchip:0"
-    _, expected, cpu, _ = run("client_lightning", None)
+    _, expected, cpu, _ = run_on_cpu("client_lightning")
     assert cpu == "cpu"
     assert losses == pytest.approx(expected, rel=2e-2 if len(options) == 2 else 1e-6)
 

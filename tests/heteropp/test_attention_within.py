@@ -114,15 +114,7 @@ LAYOUTS: dict[str, Callable[[LlamaModel], Plan]] = {
     ),
     "offload": lambda m: plan_of(m, (4, 4), (2, 1), (1, 1), offload=True),
 }
-LONG = (
-    "one rank",
-    "unlike stages",
-    "zb-v",
-    "interleaved",
-    "offload",
-    "two pipelines",
-    "sequence parallel, dropout",
-)
+ON_CI = ("unlike stages", "sequence parallel, dropout", "two pipelines", "zb-v")
 
 
 def learnt_by(ranks: Ranks, plan: Plan, data: TokenFile, **options: object) -> Trained:
@@ -131,7 +123,10 @@ def learnt_by(ranks: Ranks, plan: Plan, data: TokenFile, **options: object) -> T
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in LAYOUTS],
+    [
+        pytest.param(name, marks=pytest.mark.long if name in ON_CI else pytest.mark.exhaustive)
+        for name in LAYOUTS
+    ],
 )
 def test_packed_documents_train_what_each_alone_does(
     ranks: Ranks, data: TokenFile, validation: TokenFile, layout: str

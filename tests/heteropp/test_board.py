@@ -18,7 +18,7 @@ import pytest
 from chromium import Tab, chromium
 from commands import run_command
 from large_run import write_large_run
-from training_run import Training, make_plan, tiny_model
+from training_run import CHIP, Training, make_plan, tiny_model, write_cluster
 
 from heteropp.board.board import Known, RunBoard
 from heteropp.board.steps import StepTable
@@ -136,6 +136,9 @@ def test_several_runs_lie_over_each_other(finished: Training, tab: Tab, tmp_path
 
 
 def test_a_run_is_shown_while_it_trains(tab: Tab, tmp_path: Path) -> None:
+    write_cluster(tmp_path, PLAN.world_size)
+    chip = tmp_path / CHIP
+    chip.write_text(chip.read_text().replace("launch_s = 0", "launch_s = 1e-4"))  # and little work
     training = Training(tmp_path, PLAN, "--steps", "100000")
     wait_for_file(training.output / "metrics.jsonl")
     with served(training.output) as address:

@@ -9,7 +9,12 @@ IMPORTED = [
     "numpy",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
+    "torch._dynamo",  # the first optimizer would import it
     "dicomm.distributed",
+    "heteropp.runtime.trainer",
+    "heteropp.runtime.ranks.first_step_imports",
+    "transformers.modeling_utils",
+    "transformers.integrations.moe",
 ]
 
 

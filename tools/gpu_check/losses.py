@@ -8,12 +8,13 @@ from pathlib import Path
 from gpu_check.part import Found, Part
 from gpu_check.processes import run
 
-STEPS = 60
+STEPS, REHEARSED_STEPS = 60, 6
 
 
 def found(part: Part, folder: Path) -> Found:
+    steps = REHEARSED_STEPS if part.is_rehearsed else STEPS
     said = run(
-        "ditorch_align", "run", "--chips", part.align_name, "--reference", "cpu", "--steps", STEPS,
+        "ditorch_align", "run", "--chips", part.align_name, "--reference", "cpu", "--steps", steps,
         "--tools", "", "--output", folder / "align", "--json",
         environment={},
         may_end_with=(0, 1),

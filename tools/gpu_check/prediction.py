@@ -49,7 +49,7 @@ def found(part: Part, folder: Path) -> Found:
     large = folder / "large.toml"
     large.write_text(LARGE.format(**(REHEARSED if part.is_rehearsed else ON_A_GPU)))
     rows = []
-    for model in (MODEL, large):
+    for model in (large,) if part.is_rehearsed else (MODEL, large):
         rows += _trained(part, cluster, model)
     said = run(
         "heteropp.cli.profile", "--cluster", cluster, "--model", MODEL, "--kernels",
