@@ -8,8 +8,9 @@ tensor; views and allocations are free.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ class Trace:
     operators: list[TracedOperator] = field(default_factory=list)
     all_reduce_bytes: list[int] = field(default_factory=list)
     gather_bytes: list[int] = field(default_factory=list)  # all-gathers and reduce-scatters
+    # between context-parallel ranks: what is sent, or received where that is more
+    exchange_bytes: list[int] = field(default_factory=list)
 
 
 class CountingGroup:
@@ -70,6 +73,19 @@ class CountingGroup:
 
     def reduce_scatter(self, piece: Tensor, whole: Tensor) -> None:
         self.trace.gather_bytes.append(whole.numel() * whole.element_size())
+
+
+class CountingContext:
+    """A context-parallel group of which this is one rank, whose messages are only counted."""
+
+    def __init__(self, group: CountingGroup, shares: Sequence[int], index: int) -> None:
+        """group: the same rank's tensor-parallel group, which has the trace."""
+        self.group, self.index = group, index
+        self.parts = tuple(pairwise((0, *accumulate(shares))))
+
+    def exchange(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> None:
+        sizes = (sum(t.numel() * t.element_size() for t in x.values()) for x in (sent, received))
+        self.group.trace.exchange_bytes.append(max(sizes))
 
 
 class _Counter(TorchDispatchMode):
@@ -197,11 +213,11 @@ def _charge_attention(
 ) -> TracedOperator:
     """tensors: the query, the key, the value and others that it touches, as `beside` are."""
     query, key, value = tensors[:3]
-    length, size = query.shape[-2:]
-    heads = query.numel() // (length * size)  # of all sequences
-    flops = flops_of(heads * seen_pairs(length, window), size, value.shape[-1])
+    (queries, size), length = query.shape[-2:], key.shape[-2]
+    heads = query.numel() // (queries * size)  # of all sequences
+    flops = flops_of(heads * seen_pairs(length, window, queries), size, value.shape[-1])
     moved = sum(t.numel() * t.element_size() for t in (*tensors, *beside))
-    return TracedOperator(name, True, (flops,), moved, (heads, length, key.shape[-2], size))
+    return TracedOperator(name, True, (flops,), moved, (heads, queries, length, size))
 
 
 class _ChipKernels(TorchFunctionMode):
@@ -218,7 +234,9 @@ class _ChipKernels(TorchFunctionMode):
             return _FusedAttention.apply(*inputs, None, _active)
         if func is torch.ops.aten._flash_attention_forward:
             rows = (each.transpose(1, 2) for each in args[:3])
-            mixed = _FusedAttention.apply(*rows, kwargs["window_size_left"] + 1, _active)
+            left = kwargs["window_size_left"]
+            window = None if left is None else left + 1
+            mixed = _FusedAttention.apply(*rows, window, _active)
             return (mixed.transpose(1, 2),)
         return func(*args, **kwargs)
 

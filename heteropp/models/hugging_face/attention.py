@@ -161,8 +161,7 @@ def attention(
     if _running.masks.fused and is_plain and attention_mask is None:
         rows = (each.transpose(1, 2) for each in (query, key, value))
         apart = _running.masks.documents
-        ends = None if apart is None else apart.ends
-        mixed = attend(*rows, window=sliding_window, ends=ends, scale=scaling)
+        mixed = attend(*rows, window=sliding_window, documents=apart, scale=scaling)
         return mixed.contiguous(), None
     mask = _running.masks.of(sliding_window)
     if attention_mask is not None and attention_mask is not _running.masks.of(None):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from heteropp.models.hugging_face.folder import HuggingFaceFolder
     from heteropp.models.hugging_face.stage import HuggingFaceStage
+    from heteropp.models.parallel.context_parallel import ContextParallelGroup
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 
 
@@ -120,6 +121,7 @@ class HuggingFaceModel(PartedModel):
         *,
         selective_recompute: bool = False,
         seed: int = 0,
+        context: ContextParallelGroup | None = None,
     ) -> HuggingFaceStage:
         from heteropp.models.hugging_face.stage import HuggingFaceStage
 

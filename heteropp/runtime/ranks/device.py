@@ -102,13 +102,19 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
     return Chip(ditorch.device, "dicomm", EmulatedClock(ready_at_ns, ditorch.device.index))
 
 
-def check_attention(model: ModelSpec, device: Device, apart: bool) -> None:
+def check_attention(model: ModelSpec, device: Device, apart: bool, cut: bool = False) -> None:
     """Raises ModelError where a model's attention is fused and the chip would keep its scores.
 
-    apart: whether some attention is through a window, or within documents of a sequence.
+    apart: whether some attention is through a window, or within documents of a sequence. cut:
+    whether sequences are, over the ranks of a replica.
     """
     if getattr(model, "attention", "explicit") == "explicit" or device.device.type == "cpu":
         return
+    if cut:
+        raise ModelError(
+            "the model's attention is fused and the plan has token_shares, for which chips have no "
+            "kernel yet; expected explicit attention, or a plan without context parallelism"
+        )
     import ditorch
 
     dtype = getattr(torch, model.dtype)
