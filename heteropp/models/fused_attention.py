@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from heteropp.models.documents import Documents
+from heteropp.models.last_tokens import LastTokens
 
 BLOCK = 1024  # queries that a CPU looks through a window with at a time
 
@@ -46,6 +47,9 @@ def attend(
     shape = *query.shape[:-1], value.shape[-1]
     if query.device.type == "cpu":
         return _on_host(query, key, value, window, documents, scale).view(shape)
+    if window is None and documents is None:
+        mixed = LastTokens.apply(query, key, value, scale)
+        return mixed.view(shape)
     ends: tuple[Tensor | None, Tensor | None] = None, None
     if documents is not None:
         query, key, value = (each.flatten(0, 1) for each in (query, key, value))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -45,6 +48,14 @@ Shares = Sequence[int]
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     found = Ranks()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def chips(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Chips compute with kernels of their own, exactly enough."""
+    found = Ranks(chip(tmp_path_factory.mktemp("chips"), 1 << 30))
     yield found
     found.close()
 
@@ -233,16 +244,16 @@ MEASURED: dict[str, Callable[[LlamaModel], Plan]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long if i else ()) for i, n in enumerate(MEASURED)]
+    ("name", "attention"),
+    [
+        pytest.param(n, attention, marks=pytest.mark.long if i else ())
+        for i, (n, attention) in enumerate(product(MEASURED, ("fused", "explicit")))
+    ],
 )
 def test_a_peak_is_within_5_percent_below_the_predicted(
-    tmp_path_factory: pytest.TempPathFactory, name: str
+    chips: Ranks, name: str, attention: str
 ) -> None:
-    chips = Ranks(chip(tmp_path_factory.mktemp("chips"), 1 << 30))
-    try:
-        check_memory(chips, MEASURED[name](sized("explicit")))
-    finally:
-        chips.close()
+    check_memory(chips, MEASURED[name](sized(attention)))
 
 
 def test_the_simulator_waits_for_the_slowest_part() -> None:
@@ -326,8 +337,42 @@ def test_what_does_not_go_with_it_yet_is_one_sentence(tmp_path: Path) -> None:
     assert "a plan with token_shares is not for --elastic: it searches none such yet" in said
 
 
-def test_fused_attention_on_chips_is_refused_in_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [
+        ("unequal, then none", "float64"),
+        pytest.param("none, then unequal with tp", "float32", marks=pytest.mark.long),
+        pytest.param("sequence parallel, dropout", "float64", marks=pytest.mark.long),
+    ],
+)
+def test_chips_attend_in_two_kernels(chips: Ranks, layout: str, dtype: str) -> None:
+    """One is of the tokens before, and one of a part's own, as they know squares alone."""
+    plan = lay_out(layout, dtype, attention="fused")
+    check(chips.train(plan), chips.plainly(plan), TOLERANCE[dtype])
+
+
+STRICT = """
+import torch, ditorch
+from heteropp.models.fused_attention import attend
+shapes = (2, 40, 4, 16), (2, 100, 2, 16), (2, 100, 2, 16)
+query, key, value = (torch.rand(shape).to("device").requires_grad_() for shape in shapes)
+attend(query, key, value).sum().backward()
+print(ditorch.kernel_counts()["_flash_attention_backward"], ditorch.fallback_counts())
+"""
+
+
+def test_the_host_computes_nothing_of_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STRICT],
+        env={**os.environ, "DITORCH_CHIP": "c-mini", "DITORCH_STRICT": "1"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "2 {}\n", done.stderr[-3000:]
+
+
+def test_documents_in_fused_attention_on_chips_are_refused_in_one_sentence(tmp_path: Path) -> None:
     plan = cut(plan_of(tiny_model(attention="fused"), (4,), (1,), (2,)), {0: [(9, 7)]})
-    chips = Ranks(chip(tmp_path, 1 << 30))
+    data = conversations(tmp_path / "chats.tokens", 160, 21)
+    found = Ranks(chip(tmp_path, 1 << 30))
     with pytest.raises(RankError, match="has token_shares, for which chips have no kernel yet"):
-        chips.train(plan)
+        learnt_by(found, plan, data)

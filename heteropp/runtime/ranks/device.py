@@ -110,17 +110,23 @@ def check_attention(model: ModelSpec, device: Device, apart: bool, cut: bool = F
     """
     if getattr(model, "attention", "explicit") == "explicit" or device.device.type == "cpu":
         return
-    if cut:
+    if cut and apart:
         raise ModelError(
-            "the model's attention is fused and the plan has token_shares, for which chips have no "
-            "kernel yet; expected explicit attention, or a plan without context parallelism"
+            "the model's attention is fused, through a window or within documents, and the plan "
+            "has token_shares, for which chips have no kernel yet; expected explicit attention, or "
+            "a plan without context parallelism"
         )
     import ditorch
 
     dtype = getattr(torch, model.dtype)
     for size, value_size in sorted(model.fused_head_sizes):
         of_values = "" if value_size == size else f", and values of {value_size}"
-        for kind, asked in (("", True), (", through a window or within documents", apart)):
+        kinds = (
+            ("", True),
+            (", through a window or within documents", apart),
+            (" of a sequence that is cut", cut),
+        )
+        for kind, asked in kinds:
             if asked and not ditorch.has_fused_attention(bool(kind), dtype, size, value_size):
                 raise ModelError(
                     f"the model's attention is fused{kind}, for which chip "
