@@ -169,7 +169,10 @@ class ModelSpec(ABC):
 
     def context_parallel_problem(self) -> str | None:
         """Says in a clause why sequences cannot be cut over a replica's ranks; None: they can."""
-        return f"sequences of family {self.family} cannot be cut over ranks; family llama's can"
+        return (
+            f"sequences of family {self.family} cannot be cut over ranks; those of llama and of "
+            "many of transformers' families can"
+        )
 
     def selective_recompute_problem(self) -> str | None:
         """Says in a clause why attention's scores cannot be computed again; None: they can."""

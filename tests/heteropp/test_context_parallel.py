@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,10 +19,12 @@ from parity import STEPS, TOLERANCE, RankError, Ranks
 from test_attention_within import conversations, learnt_by
 from test_attention_within import plainly as learnt_plainly
 from test_gpt2 import tiny as tiny_gpt2
+from test_hugging_face_training import Decoder, compare
 from test_memory import SIZES, chip
 from test_memory import check as check_memory
 from test_mixed_lengths import check as check_learnt
 from test_parity import check
+from tiny_decoders import tiny_config, write_folder
 from training_run import refusal, tiny_model, write_cluster
 
 from ditorch.chips import load_chip
@@ -38,6 +41,8 @@ from heteropp.frameworks.file import ExportError
 from heteropp.frameworks.one_pipeline import single_pipeline
 from heteropp.models.documents import Documents
 from heteropp.models.fused_attention import attend
+from heteropp.models.hugging_face.model import CUTTABLE
+from heteropp.models.hugging_face.reading import read
 from heteropp.models.llama.model import LlamaModel
 from heteropp.runtime.mixed_lengths.plans import by_length
 from heteropp.simulator.simulate import Simulation, simulate
@@ -186,6 +191,50 @@ def test_a_run_goes_on_from_its_checkpoint_under_other_parts(ranks: Ranks, tmp_p
     assert losses == pytest.approx(ranks.plainly(alone).losses, rel=TOLERANCE["float64"])
 
 
+# ---------------------------------------------------------------- families of transformers
+
+
+@pytest.mark.parametrize("attention", ["explicit", "fused"])
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=() if f == "qwen3" else pytest.mark.long) for f in CUTTABLE]
+)
+def test_families_of_transformers(
+    ranks: Ranks, tmp_path: Path, family: str, attention: str
+) -> None:
+    """Some have layers that look through a window, experts, sinks or latent attention."""
+    folder = tmp_path / family
+    write_folder(folder, family, noise=0.05, layers=4)
+    values = json.loads((folder / "config.json").read_text())
+    model = read(values, family, sequence_length=32, attention=attention)
+    plan = cut(plan_of(model, (2, 2), (1, 1), (2, 4)), {0: [(20, 12)], 1: [(14, 18)]})
+    compare(ranks, plan, Decoder(model, folder))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("attention", ["explicit", "fused"])
+def test_documents_that_are_cut_in_a_family_of_transformers(
+    ranks: Ranks, tmp_path: Path, attention: str
+) -> None:
+    """Parts train what one rank does, which other tests hold against each document alone."""
+    values = tiny_config("qwen3", layers=4).to_dict()
+    model = read(values, "qwen3", sequence_length=16, dtype="float64", attention=attention)
+    data = conversations(tmp_path / "chats.tokens", 160, 21)
+    alone = learnt_by(ranks, plan_of(model, (4,), (1,), (1,)), data)
+    plan = cut(plan_of(model, (2, 2), (1, 1), (2, 3)), {0: [(10, 6)], 1: [(8, 5, 3)]})
+    check_learnt(learnt_by(ranks, plan, data), alone, TOLERANCE["float64"])
+
+
+def test_what_of_transformers_is_not_cut_is_one_sentence() -> None:
+    def problem(**changes: object) -> str:
+        values = tiny_config(str(changes.pop("family", "llama")), layers=2).to_dict() | changes
+        return str(read(values, "x", sequence_length=32).context_parallel_problem())
+
+    assert problem() == "None"
+    assert "sequences of olmo2 cannot be cut over ranks; those of llama" in problem(family="olmo2")
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    assert "a part has others" in problem(rope_parameters=dynamic)
+
+
 # ---------------------------------------------------------------- attention of the last tokens
 
 
@@ -325,7 +374,7 @@ def test_what_does_not_go_with_it_yet_is_one_sentence(tmp_path: Path) -> None:
     other = replace(replica, ranks=(2, 3), token_shares=None)
     unlike = replace(stage, replicas=tuple(replace(r, batch_share=2) for r in (replica, other)))
     assert "replicas[1] has context-parallel degree 1 and replicas[0] 2" in refused(unlike)
-    with pytest.raises(PlanError, match="of family gpt2 cannot be cut over ranks; family llama's"):
+    with pytest.raises(PlanError, match="of family gpt2 cannot be cut over ranks; those of llama"):
         validate(replace(plan, model=tiny_gpt2()))
     with pytest.raises(PlanError, match="mixed lengths do not go with context parallelism yet"):
         by_length([plan, replace(plan_of(tiny_model(sequence_length=32), (4,), (1,), (2,)))])
