@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from heteropp.description.cluster import Cluster, Link
 from heteropp.description.plan import Resharding, Stage
-from heteropp.layout.resharding import messages, replica_box
+from heteropp.layout.resharding import group_boxes, messages
 from heteropp.models.spec import ModelSpec
 
 FEW_RANKS = 8  # up to so many, everyone sends to everyone
@@ -78,15 +78,18 @@ def resharding_s(
         sent[pair] += message.box.shape[0] * row_bytes
     latest_s = 0.0
     for r, replica in enumerate(receiver.replicas):
-        whole_bytes = replica_box(receiver, r, model.sequence_length).shape[0] * row_bytes
-        arrived_s = max(
-            cluster.link(*pair).seconds(size_bytes)
-            for pair, size_bytes in sent.items()
-            if pair[1] in replica.ranks
-        )
-        inside = _slowest(cluster, replica.ranks)
-        gathered_s = gather_boundary_s(whole_bytes, len(replica.ranks), inside, strategy)
-        latest_s = max(latest_s, arrived_s + gathered_s)
+        for c in range(receiver.cp):
+            boxes, ranks = group_boxes(receiver, r, c, model.sequence_length), replica.group(c)
+            arrived_s = max(
+                cluster.link(*pair).seconds(size_bytes)
+                for pair, size_bytes in sent.items()
+                if pair[1] in ranks
+            )
+            whole_bytes = sum(box.size for box in boxes) * row_bytes
+            gathered_s = gather_boundary_s(
+                whole_bytes, len(ranks), _slowest(cluster, ranks), strategy
+            )
+            latest_s = max(latest_s, arrived_s + gathered_s)
     return latest_s
 
 

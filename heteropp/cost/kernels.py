@@ -40,5 +40,6 @@ def efficiency(product: TracedProduct, dtype: str, chip: ChipSpec) -> float:
 def host_s(piece: TracedPiece, chip: ChipSpec) -> float:
     """Returns the seconds in which the host issues a piece's operators and collectives."""
     assert chip.kernels is not None
-    collectives = sum(number for number, _ in (*piece.all_reduce_bytes, *piece.gather_bytes))
-    return chip.kernels.host_s * (sum(number for number, *_ in piece.operators) + collectives)
+    messages = *piece.all_reduce_bytes, *piece.gather_bytes, *piece.exchange_bytes
+    issued = sum(number for number, *_ in (*piece.operators, *messages))
+    return chip.kernels.host_s * issued

@@ -127,8 +127,14 @@ def _gathered_again_bytes(plan: Plan, shape: StageShape) -> int:
     """
     if not shape.gathers_again or not shape.sequence_parallel:
         return 0
-    rows = shape.sequences * plan.model.sequence_length
-    return 2 * rows * plan.model.hidden * plan.model.dtype_bytes * (shape.tp - 1) // shape.tp
+    return (
+        2
+        * shape.rows(plan.model)
+        * plan.model.hidden
+        * plan.model.dtype_bytes
+        * (shape.tp - 1)
+        // shape.tp
+    )
 
 
 class MemoryWalk:

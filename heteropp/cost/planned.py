@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from heteropp.cost.documents import documents_bytes
 from heteropp.cost.memory_walk import MemoryWalk
 from heteropp.cost.stage_time import Memory, StageShape, Time, stage_time
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link
-from heteropp.description.plan import Pipeline, Plan, PlanError, ministage_layers
+from heteropp.description.plan import (
+    Pipeline,
+    Plan,
+    PlanError,
+    Replica,
+    Stage,
+    ministage_layers,
+)
 from heteropp.description.profile import ChipProfile, chip_profile
 from heteropp.optimizer.replicated_gradients import exchanges
 from heteropp.schedule.action import Action
@@ -45,7 +53,10 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
         shape = stage_shape(plan, rank)
         links = links_of[rank]
         profile = chip_profile(cluster, cluster.node(rank).chip_name)
-        result.append(stage_time(plan.model, shape, cluster.chip(rank), *links, profile))
+        chip = cluster.chip(rank)
+        result.append(
+            stage_time(plan.model, shape, chip, links.inside, links.across, profile, links.context)
+        )
     return result
 
 
@@ -72,7 +83,8 @@ def _rank_memory(
                 for rank in replica.ranks:
                     summed = tuple(copies.get((rank, k)) for k in range(stage.ministages))
                     shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
-                    key = replica.batch_share, replica.chip, shard, *summed
+                    part = replica.token_shares, plan.cp_index(rank)
+                    key = replica.batch_share, replica.chip, shard, *part, *summed
                     if key not in alike:
                         profile, shape = profile_of[replica.chip], stage_shape(plan, rank)
                         whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
@@ -185,11 +197,11 @@ def human_bytes(size: float) -> str:
 
 def stage_shape(plan: Plan, rank: int) -> StageShape:
     p, s, r, _ = plan.place(rank)
-    share = plan.pipelines[p].stages[s].replicas[r].batch_share
-    return _shape(plan, plan.pipelines[p], s, share)
+    replica = plan.pipelines[p].stages[s].replicas[r]
+    return _shape(plan, plan.pipelines[p], s, replica, plan.cp_index(rank))
 
 
-def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape:
+def _shape(plan: Plan, pipeline: Pipeline, s: int, replica: Replica, cp_index: int) -> StageShape:
     stage = pipeline.stages[s]
     held = ministage_layers(pipeline, plan.schedule)[s]  # where a V ends, so does the model
     return StageShape(
@@ -197,8 +209,8 @@ def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape
         first=any(first == 0 for first, _ in held),
         last=any(last == plan.model.layers for _, last in held),
         tp=stage.tp,
-        dp=stage.dp,
-        sequences=sequences,
+        dp=stage.copies,
+        sequences=replica.batch_share,
         zero_stage=plan.zero_stage,
         optimizer=plan.optimizer,
         recompute=stage.recompute,
@@ -208,30 +220,48 @@ def _shape(plan: Plan, pipeline: Pipeline, s: int, sequences: int) -> StageShape
         sequence_parallel=stage.sequence_parallel,
         selective_recompute=stage.selective_recompute,
         blocks=plan.model.block_counts(held),
+        token_shares=replica.token_shares,
+        cp_index=cp_index,
     )
 
 
-def group_links(plan: Plan, cluster: Cluster, rank: int) -> tuple[Link, Link]:
-    """The slowest links inside a rank's tensor-parallel group and across its stage's replicas."""
+class GroupLinks(NamedTuple):
+    """The slowest links of a rank in each of its groups."""
+
+    inside: Link  # its tensor-parallel group
+    across: Link  # to those that hold the same slices
+    context: Link  # to those among which the replica's sequences are cut
+
+
+def group_links(plan: Plan, cluster: Cluster, rank: int) -> GroupLinks:
     p, s, r, tp_index = plan.place(rank)
     stage = plan.pipelines[p].stages[s]
-    inside = stage.replicas[r].ranks
-    across = tuple(replica.ranks[tp_index] for replica in stage.replicas)
-    return slowest_link(cluster, rank, inside), slowest_link(cluster, rank, across)
+    inside = stage.replicas[r].group(plan.cp_index(rank))
+    across = _peers(stage, tp_index)
+    context = stage.replicas[r].ranks[tp_index :: stage.tp]
+    return GroupLinks(*(slowest_link(cluster, rank, group) for group in (inside, across, context)))
 
 
-def links_by_rank(plan: Plan, cluster: Cluster) -> dict[int, tuple[Link, Link]]:
+def links_by_rank(plan: Plan, cluster: Cluster) -> dict[int, GroupLinks]:
     """Returns the group_links of every rank of a plan."""
-    found: dict[int, tuple[Link, Link]] = {}
+    found: dict[int, GroupLinks] = {}
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            inside, across = dict[int, Link](), dict[int, Link]()
+            inside, across, context = dict[int, Link](), dict[int, Link](), dict[int, Link]()
             for replica in stage.replicas:
-                inside |= slowest_links(cluster, replica.ranks)
-            for peers in zip(*(replica.ranks for replica in stage.replicas), strict=True):
-                across |= slowest_links(cluster, peers)
-            found |= {rank: (inside[rank], across[rank]) for rank in inside}
+                for cp_index in range(stage.cp):
+                    inside |= slowest_links(cluster, replica.group(cp_index))
+                for tp_index in range(stage.tp):
+                    context |= slowest_links(cluster, replica.ranks[tp_index :: stage.tp])
+            for tp_index in range(stage.tp):
+                across |= slowest_links(cluster, _peers(stage, tp_index))
+            found |= {r: GroupLinks(inside[r], across[r], context[r]) for r in inside}
     return found
+
+
+def _peers(stage: Stage, tp_index: int) -> tuple[int, ...]:
+    """Returns the ranks that hold the same slices, in the order of the replicas."""
+    return tuple(rank for r in stage.replicas for rank in r.ranks[tp_index :: stage.tp])
 
 
 def slowest_link(cluster: Cluster, rank: int, group: Sequence[int]) -> Link:

@@ -33,7 +33,7 @@ class StageShape:
     first: bool
     last: bool
     tp: int
-    dp: int
+    dp: int  # ranks that sum the gradients of a slice: replicas, by each one's token shares
     sequences: int  # of a micro-batch, in one replica
     zero_stage: int
     recompute: bool
@@ -50,6 +50,14 @@ class StageShape:
     # gathers them once more
     gathers_again: bool = False
     blocks: BlockCounts = ()  # its layers by kind; empty: mixed as in the whole model
+    token_shares: tuple[int, ...] | None = None  # of a replica with context parallelism
+    cp_index: int = 0  # which of them it has
+
+    def rows(self, model: ModelSpec) -> int:
+        """Returns the rows of a micro-batch that one tensor-parallel group works on."""
+        if self.token_shares is None:
+            return self.sequences * model.sequence_length
+        return self.sequences * self.token_shares[self.cp_index]
 
     def kind(self, whole_backward: bool = False) -> StageKind:
         """Returns what its traces depend on; whole_backward: none of a backward is put off."""
@@ -63,6 +71,8 @@ class StageShape:
             self.selective_recompute,
             whole_backward,
             self.optimizer,
+            self.token_shares,
+            self.cp_index,
         )
 
     @property
@@ -186,7 +196,7 @@ def tokens_bytes(model: ModelSpec, shape: StageShape, micro_batches: int) -> int
     """Returns the bytes of the token ids that a rank holds: inputs on the model's first stage and
     targets on its last, int64, both for this step and for the next.
     """
-    rows = micro_batches * shape.sequences * model.sequence_length
+    rows = micro_batches * shape.rows(model)
     return 2 * (int(shape.first) + int(shape.last)) * rows * 8
 
 
@@ -283,9 +293,8 @@ def _boundary_bytes(
     before = max(0, math.ceil(micro_batches - in_flight)) if in_order else micro_batches
     output_bytes, input_bytes = _output_bytes(one, shape), one.input_bytes
     if shape.ministages > 1:  # one of which has another before it, and one another after it
-        rows = shape.sequences * model.sequence_length
         output_bytes = input_bytes = (
-            rows * model.hidden * model.dtype_bytes * shape.pieces // shape.tp
+            shape.rows(model) * model.hidden * model.dtype_bytes * shape.pieces // shape.tp
         )
     awaited = output_bytes // shape.pieces if micro_batches > 1 else 0
     if before > SENDS_UNDER_WAY:
@@ -315,7 +324,7 @@ def kept_bytes(model: ModelSpec, shape: StageShape, profile: ChipProfile | None 
 def _kept_bytes(model: ModelSpec, shape: StageShape, traces: StageTraces) -> int:
     if not shape.recompute:
         return traces.of(shape.layers, lambda t: t.kept_bytes)
-    rows = shape.sequences * model.sequence_length * shape.pieces // shape.tp
+    rows = shape.rows(model) * shape.pieces // shape.tp
     inner_bytes = (shape.ministages - 1) * rows * model.hidden * model.dtype_bytes
     return traces.one.input_bytes + inner_bytes
 

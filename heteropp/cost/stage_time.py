@@ -6,6 +6,7 @@ layers and 1; both are traced, once for each kind of stage.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -31,6 +32,7 @@ __all__ = [
     "stage_time",
 ]
 
+NO_LINK = Link(0.0, math.inf)  # of a group of one
 ITEMSIZE = {"float32": 4, "float64": 8}  # bytes of an element
 MEASURED = ("forward_s", "recompute_s", "backward_input_s", "backward_weight_s", "norm_s")
 Terms = tuple[float, ...]  # seconds, of a stage of one block or of two
@@ -46,10 +48,10 @@ class Time:
     """
 
     forward_s: float
-    forward_collective_s: float  # part of forward_s: tensor-parallel
+    forward_collective_s: float  # part of forward_s: between a replica's ranks
     recompute_s: float  # a forward again, its collectives included
     backward_s: float
-    backward_collective_s: float  # part of backward_s: tensor-parallel
+    backward_collective_s: float  # part of backward_s: the same
     backward_input_s: float  # part of backward_s: what the stage before waits for
     backward_weight_s: float  # part of backward_s: its rest
     store_s: float  # to the host, what the forward keeps; computing hides it, if it can
@@ -91,8 +93,10 @@ def stage_time(
     inside: Link,
     across: Link,
     profile: ChipProfile | None = None,
+    context: Link = NO_LINK,
 ) -> Time:
-    """Predicted seconds. `inside` links a tensor-parallel group, `across` links the replicas.
+    """Predicted seconds. `inside` links a tensor-parallel group, `across` links the ranks that hold
+    the same slices, and `context` those among which sequences are cut.
 
     profile: what was measured of the chip, in place of what the chip file says of computing.
     Raises ProfileError where it does not know the stage.
@@ -103,7 +107,7 @@ def stage_time(
         figure
         for terms in (
             _computing(traces, model.dtype, chip),
-            _collectives(traces, shape.tp, inside),
+            _collectives(traces, shape.tp, inside, context),
             _step(traces, model.wide_dtype, shape.dp, shards, chip, across),
         )
         for figure in _for_blocks(terms, shape.layers)
@@ -113,10 +117,11 @@ def stage_time(
     reduce += parts
     recompute = forward
     if profile is not None:
-        if shape.sequence_parallel or shape.selective_recompute or shape.optimizer != "adamw":
+        others = shape.sequence_parallel, shape.selective_recompute, shape.token_shares
+        if any(others) or shape.optimizer != "adamw":
             raise ProfileError(
-                f"profile {profile.name} measured no stage with sequence parallelism, selective "
-                "recompute or Muon; plan without the profile, or without them"
+                f"profile {profile.name} measured no stage with sequence or context parallelism, "
+                "selective recompute or Muon; plan without the profile, or without them"
             )
         kind = (shape.first, shape.last, shape.tp, shape.sequences)
         forward, recompute, own, other, norm = (
@@ -220,9 +225,9 @@ def _issuing(traces: StageTraces, chip: ChipSpec) -> KindTerms:
 
 
 @lru_cache(maxsize=65536)
-def _collectives(traces: StageTraces, tp: int, inside: Link) -> KindTerms:
-    """Returns the seconds that tensor-parallel collectives take, for one layer and for two: in a
-    micro-batch's forward, in both parts of its backward, and once a step.
+def _collectives(traces: StageTraces, tp: int, inside: Link, context: Link) -> KindTerms:
+    """Returns the seconds that a replica's ranks exchange tensors for, for one layer and for two:
+    in a micro-batch's forward, in both parts of its backward, and once a step.
     """
 
     def terms(t: StageTrace) -> Terms:
@@ -230,6 +235,7 @@ def _collectives(traces: StageTraces, tp: int, inside: Link) -> KindTerms:
             *(
                 sum(n * all_reduce_s(size, tp, inside) for n, size in piece.all_reduce_bytes)
                 + sum(n * all_gather_s(size, tp, inside) for n, size in piece.gather_bytes)
+                + sum(n * context.seconds(size) for n, size in piece.exchange_bytes)
                 for piece in (t.forward, t.backward_input, t.backward_weight)
             ),
             all_reduce_s(t.parts_bytes, tp, inside) if t.parts_bytes else 0.0,

@@ -19,6 +19,7 @@ def outline(plan: Plan) -> str:
                 f"{together(r.chip for r in stage.replicas)} {layers_of(stage)} layers "
                 f"dp {stage.dp} tp {stage.tp}"
             )
+            words += f" cp {parts_of(stage)}" if stage.cp > 1 else ""
             words += " with sequence parallelism" if stage.sequence_parallel else ""
             words += " recompute" if stage.recompute else ""
             words += " recompute of attention" if stage.selective_recompute else ""
@@ -31,6 +32,12 @@ def outline(plan: Plan) -> str:
     return " | ".join(
         f"{pipelines.count(p)} pipelines of {p}" if pipelines.count(p) > 1 else p for p in distinct
     )
+
+
+def parts_of(stage: Stage) -> str:
+    """Returns a stage's context-parallel degree, and the tokens of each part in every replica."""
+    shares = dict.fromkeys(replica.token_shares or () for replica in stage.replicas)
+    return f"{stage.cp} of {' | '.join(' + '.join(map(str, each)) for each in shares)} tokens"
 
 
 def layers_of(stage: Stage) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from heteropp.description.files import FileError, read_json, write_json
 from heteropp.description.hyperparameters import OptimizerName
@@ -29,12 +29,43 @@ Resharding = Literal["all-gather", "broadcast", "direct"]  # see heteropp.layout
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One tensor-parallel group of ranks that holds a stage; all its chips are of one type."""
+    """One group of ranks that holds a stage; all its chips are of one type.
+
+    It is one tensor-parallel group. With context parallelism it is several, one after the other
+    in `ranks`, and each takes some tokens of every sequence: the first group the first
+    `token_shares[0]`, and so on.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     ranks: tuple[int, ...]  # its ranks, ascending
     chip: str  # the chip of its ranks, as the cluster file names it
     batch_share: int  # number of sequences that it takes of each of the stage's micro-batches
+    token_shares: tuple[int, ...] | None = None  # tokens of each sequence, by group; absent: one
+
+    @property
+    def cp(self) -> int:
+        """The context-parallel degree: the number of its tensor-parallel groups."""
+        return len(self.token_shares) if self.token_shares else 1
+
+    @cached_property
+    def token_ranges(self) -> tuple[tuple[int, int], ...] | None:
+        """The tokens [first, last) of a sequence that each of its groups takes; None: all."""
+        if self.token_shares is None:
+            return None
+        return tuple(pairwise((0, *accumulate(self.token_shares))))
+
+    def group(self, cp_index: int) -> tuple[int, ...]:
+        """The ranks of one of its tensor-parallel groups."""
+        tp = len(self.ranks) // self.cp
+        return self.ranks[cp_index * tp : (cp_index + 1) * tp]
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves token_shares out of a file where there are none."""
+        written: dict[str, Any] = write(self)
+        if self.token_shares is None:
+            del written["token_shares"]
+        return written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +93,18 @@ class Stage:
 
     @property
     def tp(self) -> int:
-        """The tensor-parallel degree: the number of a replica's ranks."""
-        return len(self.replicas[0].ranks)
+        """The tensor-parallel degree: the number of ranks over which layers are cut."""
+        return len(self.replicas[0].ranks) // self.replicas[0].cp
+
+    @property
+    def cp(self) -> int:
+        """The context-parallel degree: the number of ranks over which sequences are cut."""
+        return self.replicas[0].cp
+
+    @property
+    def copies(self) -> int:
+        """The number of ranks that hold the same slices, and summands of their gradients."""
+        return self.dp * self.cp
 
     @cached_property
     def micro_batch(self) -> int:
@@ -81,7 +122,9 @@ class Stage:
 
         With ZeRO the first of them keeps the first shard.
         """
-        return sorted(replica.ranks[tp_index] for replica in self.replicas)
+        return sorted(
+            rank for replica in self.replicas for rank in replica.ranks[tp_index :: self.tp]
+        )
 
     @property
     def layer_count(self) -> int:
@@ -144,6 +187,24 @@ class Plan:
 
     def place(self, rank: int) -> tuple[int, int, int, int]:
         """The (pipeline, stage, replica, tensor-parallel index) of a rank."""
+        return self._place(rank)[:4]
+
+    def cp_index(self, rank: int) -> int:
+        """Which of its replica's tensor-parallel groups, and so of its token shares, a rank has."""
+        return self._place(rank)[4]
+
+    def tokens(self, rank: int) -> tuple[int, int] | None:
+        """The tokens [first, last) of each of its sequences that a rank takes; None: all."""
+        p, s, r, _, cp_index = self._place(rank)
+        ranges = self.pipelines[p].stages[s].replicas[r].token_ranges
+        return ranges[cp_index] if ranges else None
+
+    @cached_property
+    def has_context_parallelism(self) -> bool:
+        """Whether sequences are cut over the ranks of some stage."""
+        return any(stage.cp > 1 for pipeline in self.pipelines for stage in pipeline.stages)
+
+    def _place(self, rank: int) -> tuple[int, int, int, int, int]:
         if rank not in self._places:
             raise ValueError(
                 f"rank {rank} is not in the plan, which has ranks 0 to {self.world_size - 1}"
@@ -151,9 +212,9 @@ class Plan:
         return self._places[rank]
 
     @cached_property
-    def _places(self) -> dict[int, tuple[int, int, int, int]]:
+    def _places(self) -> dict[int, tuple[int, int, int, int, int]]:
         return {
-            rank: (p, s, r, i)
+            rank: (p, s, r, i % stage.tp, i // stage.tp)
             for p, pipeline in enumerate(self.pipelines)
             for s, stage in enumerate(pipeline.stages)
             for r, replica in enumerate(stage.replicas)
@@ -164,7 +225,7 @@ class Plan:
         """Which of ZeRO's shards of its slices a rank keeps, and how many there are."""
         p, s, _, tp_index = self.place(rank)
         stage = self.pipelines[p].stages[s]
-        count = stage.dp if self.zero_stage else 1
+        count = stage.copies if self.zero_stage else 1
         return stage.peers(tp_index).index(rank) % count, count
 
 
@@ -326,15 +387,26 @@ def _validate_stage(plan: Plan, stage: Stage, where: str) -> None:
         here = f"{where}.replicas[{r}]"
         if not replica.ranks:
             raise PlanError(f"{here}.ranks is empty; expected at least one")
-        if len(replica.ranks) != stage.tp:
+        _validate_tokens(plan, replica, here)
+        if replica.cp != stage.cp:
             raise PlanError(
-                f"{here} has {len(replica.ranks)} ranks and replicas[0] {stage.tp}; "
+                f"{here} has context-parallel degree {replica.cp} and replicas[0] {stage.cp}; "
+                "the replicas of a stage have one"
+            )
+        if len(replica.ranks) != stage.cp * stage.tp:
+            raise PlanError(
+                f"{here} has {len(replica.ranks)} ranks and replicas[0] "
+                f"{len(stage.replicas[0].ranks)}; "
                 "the replicas of a stage have one tensor-parallel degree"
             )
         if list(replica.ranks) != sorted(replica.ranks):  # as process groups number them
             raise PlanError(f"{here}.ranks is {list(replica.ranks)}; expected ascending ranks")
         if replica.batch_share < 1:
             raise PlanError(f"{here}.batch_share is {replica.batch_share}; expected at least 1")
+    if stage.cp > 1 and (problem := plan.model.context_parallel_problem()):
+        raise PlanError(f"{where}.replicas[0].token_shares: {problem}")
+    if stage.cp > 1 and stage.offload:
+        raise PlanError(f"{where}: offload does not go with token_shares in this release")
     if plan.micro_batch % stage.micro_batch:
         raise PlanError(
             f"{where}: the batch shares sum to {stage.micro_batch}, which does not divide "
@@ -352,6 +424,30 @@ def _validate_stage(plan: Plan, stage: Stage, where: str) -> None:
         raise PlanError(f"{where}.sequence_parallel: {problem}")
     if problem := plan.model.tp_problem(stage.tp):
         raise PlanError(f"{where}: {problem}")
+
+
+def _validate_tokens(plan: Plan, replica: Replica, where: str) -> None:
+    shares = replica.token_shares
+    if shares is None:
+        return
+    length, here = plan.model.sequence_length, f"{where}.token_shares"
+    if len(shares) < 2:
+        raise PlanError(f"{here} is {list(shares)}; expected at least two, or none at all")
+    if min(shares) < 1 or sum(shares) != length:
+        raise PlanError(
+            f"{here} is {list(shares)}; expected numbers of tokens above 0 that sum to the model's "
+            f"sequence_length {length}"
+        )
+    tp, rest = divmod(len(replica.ranks), len(shares))
+    if rest:
+        raise PlanError(
+            f"{where} has {len(replica.ranks)} ranks for {len(shares)} token_shares; expected a "
+            "multiple of them, a tensor-parallel group for each"
+        )
+    if uneven := [share for share in shares if share % tp]:
+        raise PlanError(
+            f"{here}: tensor-parallel degree {tp} does not divide a share of {uneven[0]} tokens"
+        )
 
 
 def _validate_ranks(plan: Plan) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from heteropp.description.plan import Plan, Stage
-from heteropp.frameworks.file import Replacement
+from heteropp.frameworks.file import ExportError, Replacement
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,15 @@ class SinglePipeline:
 
 
 def single_pipeline(plan: Plan) -> SinglePipeline:
-    """Returns a plan's stages in one pipeline, and what none of the frameworks has of them."""
+    """Returns a plan's stages in one pipeline, and what none of the frameworks has of them.
+
+    Raises ExportError.
+    """
+    if plan.has_context_parallelism:
+        raise ExportError(
+            "the plan has token_shares, tokens of a sequence cut over ranks in parts of their own; "
+            "no framework that plans are written for has such"
+        )
     found: list[Replacement] = []
     stages = plan.pipelines[0].stages
     if len(plan.pipelines) > 1:

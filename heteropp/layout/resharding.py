@@ -3,13 +3,14 @@
 The tensor at a stage boundary is [rows, hidden] for one micro-batch, rows = sequences x
 sequence length in global order. A replica holds the rows of its batch share; each of its ranks
 holds a copy. Every rank of a receiving replica is sent its own 1/tp of the replica's rows, so
-each byte crosses the boundary once; the replica then gathers.
+each byte crosses the boundary once; the replica then gathers. With context parallelism the same is
+done by each of a replica's tensor-parallel groups, with its tokens of every sequence.
 
 A sequence-parallel stage holds, and wants, of its replicas' rows one piece on each rank: nothing is
 gathered there, whatever the strategy.
 
-Rows are told as boxes, not as annotations: in a common multiple of unlike micro-batches a rank
-holds several boxes, and an annotation gives it one.
+Rows are told as boxes, not as annotations: a rank holds several boxes, in a common multiple of
+unlike micro-batches or with tokens of several sequences, and an annotation gives it one.
 
 Two other strategies are there to compare with. "broadcast": the first rank of a replica is sent
 all its rows, and passes them on. "direct": every rank is sent all of them.
@@ -54,33 +55,61 @@ def common_multiple(one: Stage, other: Stage) -> tuple[Stage, Stage]:
     return first, second
 
 
-def replica_box(stage: Stage, replica: int, sequence_length: int) -> Box:
-    """The rows of a micro-batch that a replica holds."""
+def group_boxes(stage: Stage, replica: int, cp_index: int, sequence_length: int) -> list[Box]:
+    """The rows of a micro-batch that a tensor-parallel group works on, in its own order.
+
+    They are one box, or with context parallelism one for each sequence.
+    """
     first, last = stage.shares[replica]
-    return Box(((first * sequence_length, last * sequence_length),))
+    ranges = stage.replicas[replica].token_ranges
+    if ranges is None:
+        return [Box(((first * sequence_length, last * sequence_length),))]
+    begin, end = ranges[cp_index]
+    starts = (sequence * sequence_length for sequence in range(first, last))
+    return [Box(((start + begin, start + end),)) for start in starts]
 
 
-def piece_box(stage: Stage, replica: int, tp_index: int, sequence_length: int) -> Box:
-    """The rows that one rank of a receiving replica is sent, before the all-gather."""
-    return split(replica_box(stage, replica, sequence_length), 0, stage.tp, tp_index)
+def piece_boxes(
+    stage: Stage, replica: int, cp_index: int, tp_index: int, sequence_length: int
+) -> list[Box]:
+    """The rows that one rank of a receiving group is sent, before the all-gather."""
+    boxes = group_boxes(stage, replica, cp_index, sequence_length)
+    if len(boxes) == 1:
+        return [split(boxes[0], 0, stage.tp, tp_index)]
+    own = split(Box(((0, sum(box.size for box in boxes)),)), 0, stage.tp, tp_index)
+    found, before = [], 0
+    for box in boxes:
+        if common := own.intersect(Box(((before, before + box.size),))):
+            first, last = common.ranges[0]
+            start = box.ranges[0][0] - before
+            found.append(Box(((start + first, start + last),)))
+        before += box.size
+    return found
 
 
-def held_box(stage: Stage, replica: int, tp_index: int, sequence_length: int) -> Box:
+def held_boxes(
+    stage: Stage, replica: int, cp_index: int, tp_index: int, sequence_length: int
+) -> list[Box]:
     """The rows that one rank holds, of what its stage works on or gives."""
     if stage.sequence_parallel:
-        return piece_box(stage, replica, tp_index, sequence_length)
-    return replica_box(stage, replica, sequence_length)
+        return piece_boxes(stage, replica, cp_index, tp_index, sequence_length)
+    return group_boxes(stage, replica, cp_index, sequence_length)
 
 
-def received_box(
-    stage: Stage, replica: int, tp_index: int, sequence_length: int, strategy: Resharding
-) -> Box | None:
-    """The rows that one rank of a receiving replica is sent; None: it waits for the broadcast."""
+def received_boxes(
+    stage: Stage,
+    replica: int,
+    cp_index: int,
+    tp_index: int,
+    sequence_length: int,
+    strategy: Resharding,
+) -> list[Box]:
+    """The rows that one rank of a receiving group is sent; none: it waits for the broadcast."""
     if strategy == "all-gather" or stage.sequence_parallel:
-        return piece_box(stage, replica, tp_index, sequence_length)
+        return piece_boxes(stage, replica, cp_index, tp_index, sequence_length)
     if strategy == "broadcast" and tp_index > 0:
-        return None
-    return replica_box(stage, replica, sequence_length)
+        return []
+    return group_boxes(stage, replica, cp_index, sequence_length)
 
 
 def messages(
@@ -126,9 +155,11 @@ def _messages(
     sender: Stage, receiver: Stage, sequence_length: int, strategy: Resharding
 ) -> tuple[Message, ...]:
     sender, receiver = common_multiple(sender, receiver)
-    held = _boxes(sender, lambda r, i: held_box(sender, r, i, sequence_length))
-    pieces = _boxes(sender, lambda r, i: piece_box(sender, r, i, sequence_length))
-    wanted = _boxes(receiver, lambda r, i: received_box(receiver, r, i, sequence_length, strategy))
+    held = _boxes(sender, lambda r, c, i: held_boxes(sender, r, c, i, sequence_length))
+    pieces = _boxes(sender, lambda r, c, i: piece_boxes(sender, r, c, i, sequence_length))
+    wanted = _boxes(
+        receiver, lambda r, c, i: received_boxes(receiver, r, c, i, sequence_length, strategy)
+    )
 
     def bytes_per_s(source: int, destination: int) -> float:
         pairs = product(pieces[source], wanted[destination])
@@ -143,13 +174,14 @@ def _messages(
     return tuple(Message(t.senders[0], t.receiver, t.box) for t in round_)
 
 
-def _boxes(stage: Stage, box_of: Callable[[int, int], Box | None]) -> dict[int, list[Box]]:
-    """Returns the boxes of each rank; several, where replicas were repeated for a common multiple
-    of micro-batches.
+def _boxes(stage: Stage, boxes_of: Callable[[int, int, int], list[Box]]) -> dict[int, list[Box]]:
+    """Returns the boxes of each rank.
+
+    boxes_of: takes a replica, and a rank's context- and tensor-parallel indices in it.
     """
     found: dict[int, list[Box]] = defaultdict(list)
     for r, replica in enumerate(stage.replicas):
         for i, rank in enumerate(replica.ranks):
-            if box := box_of(r, i):
-                found[rank].append(box)
+            if boxes := boxes_of(r, i // stage.tp, i % stage.tp):
+                found[rank] += boxes
     return found

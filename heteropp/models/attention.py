@@ -16,15 +16,15 @@ from torch import Tensor
 def mix(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None
 ) -> Tensor:
-    """Returns attention's values mixed by its scores, [pairs, n x length, size].
+    """Returns attention's values mixed by its scores, [pairs, n x queries, size].
 
-    query: [pairs, n x length, size]; key: [pairs, size, length]; value: [pairs, length, size]. A
+    query: [pairs, n x queries, size]; key: [pairs, size, length]; value: [pairs, length, size]. A
     pair is a sequence and a kv head, which n query heads share. The mask, [1 or sequences, 1,
-    length, length], is added to the scores. scale: of the scores; absent, size ** -0.5.
+    queries, length], is added to the scores. scale: of the scores; absent, size ** -0.5.
     """
-    length = mask.shape[-1]
+    queries, length = mask.shape[-2:]
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = (query @ key).view(len(mask), -1, length, length)
+    scores = (query @ key).view(len(mask), -1, queries, length)
     scores = torch.add(mask, scores, alpha=scale)
     return torch.softmax(scores, -1).view(len(query), -1, length) @ value
 

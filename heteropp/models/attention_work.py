@@ -6,11 +6,14 @@ The charging rule of csrc/ditorch/abi/runtime.h, in csrc/ditorch/ops/attention_w
 from __future__ import annotations
 
 
-def seen_pairs(length: int, window: int | None = None) -> int:
+def seen_pairs(length: int, window: int | None = None, queries: int | None = None) -> int:
     """Returns how many pairs of a query and a key before it, or its own, a sequence has.
 
-    window: how many keys a query sees at most, its own included; None: all before it.
+    window: how many keys a query sees at most, its own included; None: all before it. queries: how
+    many of the last tokens attend; None: all.
     """
+    if queries is not None and queries < length:
+        return seen_pairs(length, window) - seen_pairs(length - queries, window)
     beyond = 0 if window is None else max(0, length - window)
     return (length * (length + 1) - beyond * (beyond + 1)) // 2
 

@@ -13,6 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from heteropp.models.documents import Documents
+from heteropp.models.last_tokens import LastTokens
+
 BLOCK = 1024  # queries that a CPU looks through a window with at a time
 
 
@@ -22,20 +25,20 @@ def attend(
     value: Tensor,
     *,
     window: int | None = None,
-    ends: Tensor | None = None,
+    documents: Documents | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Returns values mixed by attention, [sequences, length, heads, value size].
+    """Returns values mixed by attention, [sequences, queries, heads, value size].
 
-    query: [sequences, length, heads, size]; key and value: the same of as many or fewer heads.
-    window: how many tokens one sees at most, itself included; None: all before it. ends: where
-    documents do, as `Documents` has them; None: sequences are whole. scale: of the scores;
-    absent, size ** -0.5.
+    query: [sequences, queries, heads, size], of the last tokens of a sequence; key and value:
+    [sequences, length, .., ..], of all of them, with as many or fewer heads. window: how many
+    tokens one sees at most, itself included; None: all before it. documents: None: sequences are
+    whole. scale: of the scores; absent, size ** -0.5.
     """
-    length = query.shape[1]
+    queries, length = query.shape[1], key.shape[1]
     if window is not None and window >= length:
         window = None
-    if window is None and ends is None:
+    if window is None and documents is None and queries == length:
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         mixed = F.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=True, scale=scale
@@ -43,11 +46,16 @@ def attend(
         return mixed.transpose(1, 2)
     shape = *query.shape[:-1], value.shape[-1]
     if query.device.type == "cpu":
-        return _on_host(query, key, value, window, ends, scale).view(shape)
-    if ends is not None:
+        return _on_host(query, key, value, window, documents, scale).view(shape)
+    if window is None and documents is None:
+        mixed = LastTokens.apply(query, key, value, scale)
+        return mixed.view(shape)
+    ends: tuple[Tensor | None, Tensor | None] = None, None
+    if documents is not None:
         query, key, value = (each.flatten(0, 1) for each in (query, key, value))
+        ends = documents.ends_of_queries, documents.ends
     mixed, *_ = torch.ops.aten._flash_attention_forward(
-        *(query, key, value, ends, ends, length, length, 0.0, True, False),
+        *(query, key, value, *ends, queries, length, 0.0, True, False),
         scale=scale,
         window_size_left=None if window is None else window - 1,
         window_size_right=None if window is None else 0,
@@ -60,31 +68,38 @@ def _on_host(
     key: Tensor,
     value: Tensor,
     window: int | None,
-    ends: Tensor | None,
+    documents: Documents | None,
     scale: float | None,
 ) -> Tensor:
     """Computes the same on a CPU, for which PyTorch has no such kernel: piece by piece."""
-    sequences, length = query.shape[:2]
-    found = range(0, sequences * length + 1, length) if ends is None else ends.tolist()
-    tensors = [each.flatten(0, 1) for each in (query, key, value)]
+    if documents is None:
+        sizes = ((len(each), each.shape[1]) for each in (query, key))
+        ends = [[*range(0, count * length + 1, length)] for count, length in sizes]
+    else:
+        ends = [each.tolist() for each in (documents.ends_of_queries, documents.ends)]
+    query, key, value = (each.flatten(0, 1) for each in (query, key, value))
     mixed = [
-        _through_window([each[begin:end] for each in tensors], window, scale)
-        for begin, end in pairwise(found)
-        if begin < end
+        _through_window(query[slice(*own)], key[slice(*all_)], value[slice(*all_)], window, scale)
+        for own, all_ in zip(*map(pairwise, ends), strict=True)
+        if own[0] < own[1]
     ]
     return torch.cat(mixed)
 
 
-def _through_window(tensors: list[Tensor], window: int | None, scale: float | None) -> Tensor:
-    """tensors: query, key and value of a document, [length, heads, size]."""
-    length = len(tensors[0])
+def _through_window(
+    query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float | None
+) -> Tensor:
+    """query, key and value: of a document, [queries or length, heads, size]."""
+    length = len(key)
+    before = length - len(query)  # keys before the first query's own
     window = length if window is None else min(window, length)
-    block = BLOCK if window < length else length
+    block = BLOCK if window < length or before else length
     mixed = []
-    for first in range(0, length, block):
+    for first in range(before, length, block):
         oldest, end = max(0, first + 1 - window), min(length, first + block)
-        own, *seen = (each.transpose(0, 1).unsqueeze(0) for each in tensors)
-        own, seen = own[:, :, first:end], [each[:, :, oldest:end] for each in seen]
+        own, *seen = (each.transpose(0, 1).unsqueeze(0) for each in (query, key, value))
+        own = own[:, :, first - before : end - before]
+        seen = [each[:, :, oldest:end] for each in seen]
         # the mask is made again in the backward, so that the whole is never there
         again = checkpoint(
             _block, own, *seen, first - oldest, window, scale, use_reentrant=False,

@@ -28,7 +28,8 @@ class MaskedFlops(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._flash_attention_forward:
             query, key, value = (each.transpose(1, 2) for each in args[:3])
-            self._count(query, value, kwargs["window_size_left"] + 1)
+            left = kwargs["window_size_left"]
+            self._count(query, value, None if left is None else left + 1)
             mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
             return (mixed.transpose(1, 2),)
         if (inputs := causal_inputs(func, args, kwargs)) is not None:
@@ -37,7 +38,8 @@ class MaskedFlops(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _count(self, query: Tensor, value: Tensor, window: int | None = None) -> None:
-        sequences, heads, length, size = query.shape
+        sequences, heads, queries, size = query.shape
+        length = value.shape[-2]
         self.head_sizes.add((size, value.shape[-1]))
-        masked = sequences * heads * (length**2 - seen_pairs(length, window))
+        masked = sequences * heads * (queries * length - seen_pairs(length, window, queries))
         self.total += forward_flops(masked, size, value.shape[-1])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from heteropp.models.hugging_face_format import HuggingFaceFormat
+    from heteropp.models.parallel.context_parallel import ContextParallelGroup
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
     from heteropp.models.stage_module import StageModule
 
@@ -166,6 +167,13 @@ class ModelSpec(ABC):
         """Says in a clause why rows cannot be cut over a replica's ranks; None: they can."""
         return None
 
+    def context_parallel_problem(self) -> str | None:
+        """Says in a clause why sequences cannot be cut over a replica's ranks; None: they can."""
+        return (
+            f"sequences of family {self.family} cannot be cut over ranks; those of llama and of "
+            "many of transformers' families can"
+        )
+
     def selective_recompute_problem(self) -> str | None:
         """Says in a clause why attention's scores cannot be computed again; None: they can."""
         return None
@@ -223,10 +231,12 @@ class ModelSpec(ABC):
         *,
         selective_recompute: bool = False,
         seed: int = 0,
+        context: ContextParallelGroup | None = None,
     ) -> StageModule:
         """Returns blocks [first, last) as one rank of a tensor-parallel group holds them.
 
-        The parameters are uninitialised. seed: that of dropout.
+        The parameters are uninitialised. seed: that of dropout. context: the ranks over which
+        sequences are cut; None: they are not.
         """
 
     @abstractmethod

@@ -197,10 +197,10 @@ def _shared(
 
 
 def shards(plan: Plan, stage: Stage) -> int:
-    """Returns the number of ranks over which ZeRO shards what one rank of a replica would hold:
-    the stage's replicas, or 1 without ZeRO.
+    """Returns the number of ranks over which ZeRO shards what one of them would hold: all that hold
+    the same slices, or 1 without ZeRO.
     """
-    return stage.dp if plan.zero_stage else 1
+    return stage.copies if plan.zero_stage else 1
 
 
 def _holders(

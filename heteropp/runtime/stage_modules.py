@@ -24,6 +24,7 @@ def stage_modules(
             getattr(torch, plan.model.dtype),
             selective_recompute=place.stage.selective_recompute,
             seed=seed,
+            context=groups.context_parallel,
         )
         for layers in place.layers
     ]

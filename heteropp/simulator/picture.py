@@ -33,7 +33,8 @@ def label(simulation: Simulation, a: int) -> str:
     chip = stage.replicas[seat.replica].chip
     if len(simulation.program.seats) <= MOST_REPLICAS:
         return f"{where} {_ranks(seat)} ({chip})"
-    return f"{where}: {stage.dp} x {stage.tp} {chip}"
+    parts = f" x {stage.cp}" if stage.cp > 1 else ""
+    return f"{where}: {stage.dp}{parts} x {stage.tp} {chip}"
 
 
 def draw_simulation(path: Path, simulation: Simulation) -> None:

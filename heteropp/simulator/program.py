@@ -12,12 +12,12 @@ from functools import lru_cache
 from math import lcm
 
 from heteropp.cost.communication import gather_boundary_s
-from heteropp.cost.planned import links_by_rank, slowest_link, stage_shape
+from heteropp.cost.planned import GroupLinks, links_by_rank, slowest_link, stage_shape
 from heteropp.cost.stage_time import Time, all_gather_s, stage_time
-from heteropp.description.cluster import Cluster, Link
+from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, Stage, ministage_layers
 from heteropp.description.profile import chip_profile
-from heteropp.layout.resharding import messages, piece_box
+from heteropp.layout.resharding import group_boxes, messages
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.stage_actions import TableKey, links, table_key, table_of
 from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Transmission
@@ -161,14 +161,17 @@ class _Compiler:
         """Returns the times of each ministage; where a seat's ranks differ, the slowest counts."""
         links = frozenset(self.links[rank] for rank in seat.ranks)
         replica = self._stage(seat).replicas[seat.replica]
-        key = seat.pipeline, seat.stage, replica.chip, replica.batch_share, links
+        kind = replica.chip, replica.batch_share, replica.token_shares
+        key = seat.pipeline, seat.stage, *kind, links
         if key not in self.known_times:
             self.known_times[key] = self._make_times(seat, links)
         return self.known_times[key]
 
-    def _make_times(
-        self, seat: ActorCoordinates, links: frozenset[tuple[Link, Link]]
-    ) -> list[Time]:
+    def _make_times(self, seat: ActorCoordinates, links: frozenset[GroupLinks]) -> list[Time]:
+        """Returns the times of a seat's ministages.
+
+        The exchange in each layer joins context-parallel ranks, so that of them the slowest counts.
+        """
         chip = self.cluster.chip(seat.ranks[0])
         profile = chip_profile(self.cluster, self.cluster.node(seat.ranks[0]).chip_name)
         result = []
@@ -182,7 +185,17 @@ class _Compiler:
                 blocks=self.plan.model.block_counts([(first, last)]),
             )
             result.append(
-                _slowest([stage_time(self.plan.model, shape, chip, *x, profile) for x in links])
+                _slowest(
+                    [
+                        stage_time(
+                            self.plan.model,
+                            replace(shape, cp_index=cp_index),
+                            *(chip, link.inside, link.across, profile, link.context),
+                        )
+                        for cp_index in range(self._stage(seat).cp)
+                        for link in links
+                    ]
+                )
             )
         return result
 
@@ -209,11 +222,12 @@ class _Compiler:
         That begins once the tensor has arrived, and the group's slowest rank counts.
         """
         stage = self._stage(seat)
-        box = piece_box(stage, seat.replica, 0, self.plan.model.sequence_length)
-        size = box.shape[0] * stage.tp * self._row_bytes
+        place, length = (stage, seat.replica), self.plan.model.sequence_length
+        groups = (group_boxes(*place, cp_index, length) for cp_index in range(stage.cp))
+        size = max(sum(box.size for box in boxes) for boxes in groups) * self._row_bytes
         return max(
             gather_boundary_s(size, stage.tp, inside, self.plan.resharding)
-            for inside in {self.links[rank][0] for rank in seat.ranks}
+            for inside in {self.links[rank].inside for rank in seat.ranks}
         )
 
     @property

@@ -18,7 +18,7 @@ from operator import add, mul
 
 from heteropp.cost.planned import human_bytes
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Plan
+from heteropp.description.plan import Plan, Stage
 from heteropp.description.timeline import Span
 from heteropp.schedule.action import COMPUTATION, GATHERS, Action, Kind
 from heteropp.schedule.step_times import TimeShare
@@ -109,19 +109,35 @@ class Simulation:
         return sum(map(mul, sizes, (s.bubble for s in self.shares))) / sum(sizes)
 
     def memory_of(self, a: int) -> MemoryCurve:
-        """Bytes over time of a rank of a replica."""
-        if a not in self._curves:
-            rank = self.program.seats[a].ranks[0]
-            self._curves[a] = memory_curve(self.plan, self.cluster, rank, self._rows(a))
-        return self._curves[a]
+        """Bytes over time of a rank of a replica: one that needs most."""
+        return self._curve(a, self._fullest(a))
+
+    def _fullest(self, a: int) -> int:
+        """Returns the context-parallel index of a replica's ranks that need most."""
+        degree = self._stage(a).cp
+        return max(range(degree), key=lambda c: self._curve(a, c).peak_bytes) if degree > 1 else 0
+
+    def _curve(self, a: int, cp_index: int) -> MemoryCurve:
+        key = a, cp_index
+        if key not in self._curves:
+            rank = self._first_rank(*key)
+            self._curves[key] = memory_curve(self.plan, self.cluster, rank, self._rows(a))
+        return self._curves[key]
+
+    def _first_rank(self, a: int, cp_index: int) -> int:
+        return self.program.seats[a].ranks[cp_index * self._stage(a).tp]
+
+    def _stage(self, a: int) -> Stage:
+        seat = self.program.seats[a]
+        return self.plan.pipelines[seat.pipeline].stages[seat.stage]
 
     @cached_property
     def memory_bytes(self) -> list[int]:
         """The peak bytes of each rank."""
         peaks = {
-            rank: self.memory_of(b).peak_bytes
+            rank: self._curve(b, i // self._stage(a).tp).peak_bytes
             for a, b in enumerate(self._alike)
-            for rank in self.program.seats[a].ranks
+            for i, rank in enumerate(self.program.seats[a].ranks)
         }
         return [peaks[rank] for rank in range(self.plan.world_size)]
 
@@ -137,7 +153,8 @@ class Simulation:
             when_s, need, action = over
             result.append(
                 f"stage {seat.stage} of pipeline {seat.pipeline} needs {human_bytes(need)} on rank "
-                f"{seat.ranks[0]} at {describe(action)}, {when_s:.4g} s into the step; the chip "
+                f"{self._first_rank(a, self._fullest(a))} at {describe(action)}, {when_s:.4g} s "
+                "into the step; the chip "
                 f"has {human_bytes(capacity)}"
             )
         return result
@@ -148,16 +165,17 @@ class Simulation:
 
         Their peaks are equal, even if they do not come at the same time.
         """
-        first: dict[tuple[int, int, str, int], int] = {}
+        first: dict[Hashable, int] = {}
         result = []
         for a, seat in enumerate(self.program.seats):
-            replica = self.plan.pipelines[seat.pipeline].stages[seat.stage].replicas[seat.replica]
-            key = (seat.pipeline, seat.stage, replica.chip, replica.batch_share)
+            replica = self._stage(a).replicas[seat.replica]
+            kind = replica.chip, replica.batch_share, replica.token_shares
+            key = (seat.pipeline, seat.stage, *kind)
             result.append(first.setdefault(key, a))
         return result
 
     @cached_property
-    def _curves(self) -> dict[int, MemoryCurve]:
+    def _curves(self) -> dict[tuple[int, int], MemoryCurve]:
         return {}
 
     def _rows(self, a: int) -> Iterator[tuple[Action, float, float]]:

@@ -23,7 +23,7 @@ def mask(
 ) -> Tensor:
     """True where an element is dropped."""
     ones = torch.ones(rows, COLUMNS)
-    hashes = row_and_column_hashes(first_row, ones.shape, ones.device)
+    hashes = row_and_column_hashes(torch.arange(first_row, first_row + rows), COLUMNS)
     result = Dropout(PROBABILITY, seed, place)(ones, hashes)
     assert set(result.unique().tolist()) == {0, torch.tensor(1 / (1 - PROBABILITY)).item()}
     return result == 0

@@ -52,10 +52,10 @@ def test_it_computes_what_explicit_attention_does(lengths: tuple[int, ...] | Non
         torch.nn.init.normal_(parameter, std=0.05)
     fused.load_state_dict(explicit.state_dict())
     tables = SharedConstants(MODEL, torch.device("cpu"), torch.float64)
-    ends = SharedConstants(FUSED, torch.device("cpu"), torch.float64).seen(documents)
-    assert ends is None if documents is None else len(ends) == len(lengths) + 1
+    seen = SharedConstants(FUSED, torch.device("cpu"), torch.float64).seen(documents)
+    assert seen is documents
     x = torch.randn(2 * MODEL.sequence_length, MODEL.hidden, dtype=torch.float64)
-    ours = fused(x, tables, ends)
+    ours = fused(x, tables, seen)
     theirs = explicit(x, tables, tables.seen(documents))
     assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -70,8 +70,8 @@ def test_it_looks_through_a_window(window: int, documents: bool) -> None:
     *given, gradient = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     number = (torch.arange(length) >= 1200).long() if documents else torch.zeros(length)
     ours, theirs = ([each.clone().requires_grad_() for each in given] for _ in range(2))
-    ends = Documents.of_step(number.unsqueeze(0), length)[0].ends if documents else None
-    attend(*ours, window=window, ends=ends, scale=0.7).backward(gradient)
+    apart = Documents.of_step(number.unsqueeze(0), length)[0] if documents else None
+    attend(*ours, window=window, documents=apart, scale=0.7).backward(gradient)
     found = [each.grad for each in ours]
 
     apart = torch.arange(length).unsqueeze(1) - torch.arange(length)

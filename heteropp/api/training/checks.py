@@ -84,6 +84,7 @@ def check_elastic(
     resume_from: int | None,
     restarts: int,
     force: bool,
+    plan: Plan,
 ) -> None:
     """Raises InputError for options that an elastic job has no use for, or lacks."""
     if cluster is None:
@@ -93,6 +94,7 @@ def check_elastic(
         ("--resume-from", resume_from is not None, "it goes on from the newest step it finds"),
         ("--restarts", restarts > 0, "it starts again by itself"),
         ("--force", force, "the plans that it searches fit"),
+        ("a plan with token_shares", plan.has_context_parallelism, "it searches none such yet"),
     ):
         if given:
             raise InputError(f"{option} is not for --elastic: {why}")

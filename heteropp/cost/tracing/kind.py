@@ -21,3 +21,5 @@ class StageKind:
     selective_recompute: bool = False
     whole_backward: bool = False  # none of it is put off; it is then all in backward_input
     optimizer: OptimizerName = "adamw"
+    token_shares: tuple[int, ...] | None = None  # of a replica with context parallelism
+    cp_index: int = 0  # which of them it has

@@ -8,8 +8,9 @@ tensor; views and allocations are free.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ class Trace:
     operators: list[TracedOperator] = field(default_factory=list)
     all_reduce_bytes: list[int] = field(default_factory=list)
     gather_bytes: list[int] = field(default_factory=list)  # all-gathers and reduce-scatters
+    # between context-parallel ranks: what is sent, or received where that is more
+    exchange_bytes: list[int] = field(default_factory=list)
 
 
 class CountingGroup:
@@ -70,6 +73,19 @@ class CountingGroup:
 
     def reduce_scatter(self, piece: Tensor, whole: Tensor) -> None:
         self.trace.gather_bytes.append(whole.numel() * whole.element_size())
+
+
+class CountingContext:
+    """A context-parallel group of which this is one rank, whose messages are only counted."""
+
+    def __init__(self, group: CountingGroup, shares: Sequence[int], index: int) -> None:
+        """group: the same rank's tensor-parallel group, which has the trace."""
+        self.group, self.index = group, index
+        self.parts = tuple(pairwise((0, *accumulate(shares))))
+
+    def exchange(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> None:
+        sizes = (sum(t.numel() * t.element_size() for t in x.values()) for x in (sent, received))
+        self.group.trace.exchange_bytes.append(max(sizes))
 
 
 class _Counter(TorchDispatchMode):
@@ -154,7 +170,7 @@ class _FusedNorm(torch.autograd.Function):
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Causal attention as one kernel, of [sequences, heads, length, size], through a window."""
+    """Attention as one kernel, of [sequences, heads, length, size]."""
 
     @staticmethod
     def forward(
@@ -162,9 +178,10 @@ class _FusedAttention(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        window: int | None,
+        pairs: int,
         traces: list[Trace],
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """pairs: of a query and a key that it sees, of a head in one sequence."""
         out = torch.empty_like(query)
         if value.shape[-1] != query.shape[-1]:
             rows = out.transpose(1, 2).shape[:-1]  # heads lie next to each other in a row
@@ -172,36 +189,46 @@ class _FusedAttention(torch.autograd.Function):
         wide = torch.promote_types(query.dtype, torch.float32)
         sums = query.new_empty(query.shape[:-1], dtype=wide)
         ctx.save_for_backward(query, key, value, out, sums)
-        ctx.traces, ctx.window = traces, window
+        ctx.traces, ctx.pairs = traces, pairs
+        ctx.mark_non_differentiable(sums)
         tensors = query, key, value, out, sums
-        charge = _charge_attention(ATTENTION, forward_flops, window, tensors, ())
+        charge = _charge_attention(ATTENTION, forward_flops, pairs, tensors, ())
         traces[-1].operators.append(charge)
-        return out
+        return out, sums
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        saved = ctx.saved_tensors
-        results = tuple(torch.empty_like(each) for each in saved[:3])
-        name, beside = f"{ATTENTION}_backward", (gradient, *results)
-        charge = _charge_attention(name, backward_flops, ctx.window, saved, beside)
-        ctx.traces[-1].operators.append(charge)
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:  # type: ignore[override]
+        results = _attention_backward(gradient, ctx.saved_tensors, ctx.pairs, ctx.traces)
         return *results, None, None
+
+
+def _attention_backward(
+    gradient: Tensor, saved: tuple[Tensor, ...], pairs: int, traces: list[Trace]
+) -> tuple[Tensor, ...]:
+    """saved: what the forward took and gave, of [sequences, heads, length, size]."""
+    results = tuple(torch.empty_like(each) for each in saved[:3])
+    name, beside = f"{ATTENTION}_backward", (gradient, *results)
+    charge = _charge_attention(name, backward_flops, pairs, saved, beside)
+    traces[-1].operators.append(charge)
+    return results
 
 
 def _charge_attention(
     name: str,
     flops_of: Callable[[int, int, int], int],
-    window: int | None,
+    pairs: int,
     tensors: tuple[Tensor, ...],
     beside: tuple[Tensor, ...],
 ) -> TracedOperator:
-    """tensors: the query, the key, the value and others that it touches, as `beside` are."""
+    """Returns what a kernel is charged for so many pairs of a head in one sequence.
+
+    tensors: the query, the key, the value and others that it touches, as `beside` are."""
     query, key, value = tensors[:3]
-    length, size = query.shape[-2:]
-    heads = query.numel() // (length * size)  # of all sequences
-    flops = flops_of(heads * seen_pairs(length, window), size, value.shape[-1])
+    (queries, size), length = query.shape[-2:], key.shape[-2]
+    heads = query.numel() // (queries * size)  # of all sequences
+    flops = flops_of(heads * pairs, size, value.shape[-1])
     moved = sum(t.numel() * t.element_size() for t in (*tensors, *beside))
-    return TracedOperator(name, True, (flops,), moved, (heads, length, key.shape[-2], size))
+    return TracedOperator(name, True, (flops,), moved, (heads, queries, length, size))
 
 
 class _ChipKernels(TorchFunctionMode):
@@ -215,12 +242,28 @@ class _ChipKernels(TorchFunctionMode):
         if func is torch.nn.functional.rms_norm and kwargs.get("weight") is not None:
             return _FusedNorm.apply(args[0], kwargs["weight"], _active)
         if (inputs := causal_inputs(func, args, kwargs)) is not None:
-            return _FusedAttention.apply(*inputs, None, _active)
+            return _FusedAttention.apply(*inputs, seen_pairs(inputs[0].shape[-2]), _active)[0]
         if func is torch.ops.aten._flash_attention_forward:
-            rows = (each.transpose(1, 2) for each in args[:3])
-            mixed = _FusedAttention.apply(*rows, kwargs["window_size_left"] + 1, _active)
-            return (mixed.transpose(1, 2),)
+            query, key, value = (each.transpose(1, 2) for each in args[:3])
+            pairs = _flash_pairs(query, key, args[8], kwargs.get("window_size_left"))
+            mixed, sums = _FusedAttention.apply(query, key, value, pairs, _active)
+            none = query.new_empty(0)
+            return mixed.transpose(1, 2), sums, none, none, none
+        if func is torch.ops.aten._flash_attention_backward:
+            gradient, query, key, value, mixed = (each.transpose(1, 2) for each in args[:5])
+            saved = query, key, value, mixed, args[5]
+            pairs = _flash_pairs(query, key, args[11], kwargs.get("window_size_left"))
+            found = _attention_backward(gradient, saved, pairs, _active)
+            return tuple(each.transpose(1, 2) for each in found)
         return func(*args, **kwargs)
+
+
+def _flash_pairs(query: Tensor, key: Tensor, causal: bool, left: int | None) -> int:
+    """left: how many keys before its own a query sees; None: all."""
+    queries, length = query.shape[-2], key.shape[-2]
+    if not causal:
+        return queries * length
+    return seen_pairs(length, None if left is None else left + 1, queries)
 
 
 _active: list[Trace] = []

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from heteropp.cost.tracing.kind import PIECES, StageKind
 from heteropp.cost.tracing.liveness import Liveness
-from heteropp.cost.tracing.operators import CountingGroup, Trace, count
+from heteropp.cost.tracing.operators import CountingContext, CountingGroup, Trace, count
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.models.parallel.backward import WeightGradients, backward, put_off, same_storage
 from heteropp.models.spec import ModelSpec
@@ -39,18 +39,23 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
     model, span = model_around(model, layers, first, last, kind.block)
     group = CountingGroup(kind.tp, kind.sequence_parallel)
     dtype = getattr(torch, model.dtype)
+    shares, tokens, context = kind.token_shares, model.sequence_length, None
+    if shares is not None:
+        tokens, context = shares[kind.cp_index], CountingContext(group, shares, kind.cp_index)
     with torch.device("meta"):  # the module's tables too, which it makes on the host
         module = model.build(
-            span, group, "meta", dtype, selective_recompute=kind.selective_recompute
+            *(span, group, "meta", dtype),
+            selective_recompute=kind.selective_recompute,
+            context=context,
         )
     flat = FlatParameters(module, None, 0, Hyperparameters(optimizer=kind.optimizer))
-    rows = kind.sequences * model.sequence_length
-    tokens = torch.empty(rows, dtype=torch.int64, device="meta")
+    rows = kind.sequences * tokens
+    given = torch.empty(rows, dtype=torch.int64, device="meta")
 
     live = Liveness()
     averages = (flat.optimizer.average, flat.optimizer.average_square)
     assert flat.gradients is not None
-    for tensor in (flat.values, flat.gradients, flat.master, *averages, *module.buffers(), tokens):
+    for tensor in (flat.values, flat.gradients, flat.master, *averages, *module.buffers(), given):
         live.ignore(tensor)
     pieces = {name: Trace() for name in PIECES}
     spans = {}
@@ -61,13 +66,13 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
         The first half ends with the input's gradient, which is sent before W computes the weights'.
         """
         with live:
-            x = tokens
+            x = given
             if not first:
                 own = rows // kind.tp if kind.sequence_parallel else rows
                 size = own, model.hidden
                 x = torch.empty(*size, dtype=dtype, device="meta", requires_grad=True)
             group.trace = pieces["forward"]
-            output = count(group.trace, lambda: module(x, tokens) / rows if last else module(x))
+            output = count(group.trace, lambda: module(x, given) / rows if last else module(x))
             spans["forward"] = (0, len(live.events))
         with live:
             gradient = None if last else torch.empty_like(output)

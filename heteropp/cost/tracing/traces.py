@@ -29,6 +29,7 @@ Shares = tuple[tuple[str, float], ...]  # kinds of blocks, and the share of the 
 Entry = dict[str, Any]  # of the cache: a traced stage, its sizes still in terms of sequences
 
 
+MESSAGES = ("all_reduces", "gathers", "exchanges")  # between the ranks of a replica
 ATTENTION = {
     "_scaled_dot_product_attention": "attention",
     "_scaled_dot_product_attention_backward": "attention_backward",
@@ -54,6 +55,8 @@ class TracedPiece:
     products: tuple[TracedProduct, ...]  # of those, by shape
     all_reduce_bytes: tuple[tuple[int, int], ...]  # how many, bytes
     gather_bytes: tuple[tuple[int, int], ...]  # all-gathers and reduce-scatters, the same
+    # between context-parallel ranks, the same
+    exchange_bytes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,10 +228,12 @@ def outline(recordings: Sequence[Recording]) -> Entry:
                 [number, kind, [*flops], [*bytes_], [[*side] for side in sides]]
                 for number, (kind, flops, bytes_, sides) in _counted(products)
             ]
-            for name, (_, products, _, _) in pieces.items()
+            for name, (_, products, *_) in pieces.items()
         },
-        "all_reduces": {name: _rows(reduces) for name, (_, _, reduces, _) in pieces.items()},
-        "gathers": {name: _rows(gathers) for name, (*_, gathers) in pieces.items()},
+        **{
+            what: {name: _rows(piece[2 + i]) for name, piece in pieces.items()}
+            for i, what in enumerate(MESSAGES)
+        },
         "sizes": {
             name: size(r.sizes_bytes[name] for r in recordings)
             for name in recordings[0].sizes_bytes
@@ -246,7 +251,7 @@ def _outline_piece(
     traces: Sequence[Trace], size: Callable[[Iterable[int]], Size]
 ) -> tuple[Counter, ...]:
     """Counts operators as (product, counts, bytes), those with sides as (kind, flops, bytes,
-    sides), and all-reduces and gathers as bytes.
+    sides), and each kind of MESSAGES as bytes.
     """
     operators: Counter = Counter()
     products: Counter = Counter()
@@ -260,9 +265,13 @@ def _outline_piece(
         if alike[0].sides:
             sides = tuple(size(of) for of in zip(*(op.sides for op in alike), strict=True))
             products[ATTENTION.get(alike[0].name, "product"), largest[0], moved, sides] += 1
-    reduces = zip(*(trace.all_reduce_bytes for trace in traces), strict=True)
-    gathers = zip(*(trace.gather_bytes for trace in traces), strict=True)
-    return operators, products, Counter(map(size, reduces)), Counter(map(size, gathers))
+    messages = (
+        [trace.all_reduce_bytes for trace in traces],
+        [trace.gather_bytes for trace in traces],
+        [trace.exchange_bytes for trace in traces],
+    )
+    counted = (Counter(map(size, zip(*each, strict=True))) for each in messages)
+    return operators, products, *counted
 
 
 def _exceeds(a: Size, b: Size) -> bool:
@@ -385,7 +394,7 @@ def _piece_at(entry: Entry, name: str, sequences: int) -> TracedPiece:
         ),
         *(
             tuple((n, constant + each * sequences) for n, constant, each in entry[what][name])
-            for what in ("all_reduces", "gathers")
+            for what in MESSAGES
         ),
     )
 

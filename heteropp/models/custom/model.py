@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from heteropp.models.custom.stage import CustomStage
+    from heteropp.models.parallel.context_parallel import ContextParallelGroup
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 
 
@@ -74,6 +75,7 @@ class CustomModel(PartedModel):
         *,
         selective_recompute: bool = False,
         seed: int = 0,
+        context: ContextParallelGroup | None = None,
     ) -> CustomStage:
         from heteropp.models.custom.source import definition_at
         from heteropp.models.custom.stage import CustomStage

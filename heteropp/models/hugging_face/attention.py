@@ -18,6 +18,11 @@ from torch import Tensor, nn
 from heteropp.models.attention import mix
 from heteropp.models.documents import Documents
 from heteropp.models.fused_attention import attend
+from heteropp.models.parallel.context_parallel import (
+    ContextParallelGroup,
+    own_part,
+    with_earlier_tokens,
+)
 
 NAME = "heteropp"
 NEED_MASK = {  # which add to it before they attend, or attend by themselves
@@ -37,14 +42,19 @@ class Masks(nn.Module):
         dtype: torch.dtype,
         *,
         fused: bool = False,
+        context: ContextParallelGroup | None = None,
     ) -> None:
         """windows: how many rows one attends to at most, itself included; None: all before it.
+
+        context: the ranks over which sequences of `length` are cut. Tables are then of this one's
+        tokens, [first, last), and of all that these see.
 
         fused: whether attention that can be is one kernel, which needs no table: one is then made
         only for attention that has more to it (`attention`), when it asks.
         """
         super().__init__()
-        self.length, self.device, self.dtype, self.fused = length, device, dtype, fused
+        self.first, self.length = own_part(context, length)
+        self.context, self.device, self.dtype, self.fused = context, device, dtype, fused
         self.documents: Documents | None = None  # that are kept apart; None: a sequence is one
         self.within: dict[str, Tensor] = {}  # tables that keep these apart
         for window in windows:
@@ -52,7 +62,7 @@ class Masks(nn.Module):
                 self._add(self._name(window))
 
     def of(self, window: int | None) -> Tensor:
-        """Returns [1 or sequences, 1, length, length]."""
+        """Returns [1 or sequences, 1, tokens, last]."""
         name = self._name(window)
         if not hasattr(self, name):
             self._add(name)
@@ -61,7 +71,7 @@ class Masks(nn.Module):
             return table
         if name not in self.within:
             documents = self.documents.of_rows.view(-1, 1, self.length)
-            unlike = documents.unsqueeze(-1) != documents.unsqueeze(-2)
+            unlike = documents[..., self.first :].unsqueeze(-1) != documents.unsqueeze(-2)
             self.within[name] = table.masked_fill(unlike, -math.inf)
         return self.within[name]
 
@@ -83,17 +93,17 @@ class Masks(nn.Module):
         return f"window_{self.length if window is None else min(window, self.length)}"
 
     def _add(self, name: str) -> None:
-        shape = 1, 1, self.length, self.length
+        shape = 1, 1, self.length - self.first, self.length
         if torch.device(self.device).type == "meta":
             table = torch.empty(shape, dtype=self.dtype, device="meta")
             self.register_buffer(name, table, persistent=False)
             return
         kind, size = name.split("_")
-        rows = torch.arange(self.length, device="cpu")
-        apart = rows.unsqueeze(1) - rows
+        seen = torch.arange(self.length, device="cpu")
+        rows = seen[self.first :].unsqueeze(1)
+        apart = rows - seen
         if kind == "chunk":
-            chunks = rows // int(size)
-            allowed = (apart >= 0) & (chunks.unsqueeze(1) == chunks)
+            allowed = (apart >= 0) & (rows // int(size) == seen // int(size))
         else:
             allowed = (apart >= 0) & (apart < int(size))
         table = torch.zeros(apart.shape, dtype=self.dtype, device="cpu")
@@ -157,12 +167,13 @@ def attention(
     [sequences, length, heads, size of values].
     """
     assert _running.masks is not None, "a stage's forward has set them"
+    if (context := _running.masks.context) is not None:
+        key, value = _with_earlier_tokens(key, value, context)
     is_plain = softcap is None and s_aux is None and position_bias is None and indices is None
     if _running.masks.fused and is_plain and attention_mask is None:
         rows = (each.transpose(1, 2) for each in (query, key, value))
         apart = _running.masks.documents
-        ends = None if apart is None else apart.ends
-        mixed = attend(*rows, window=sliding_window, ends=ends, scale=scaling)
+        mixed = attend(*rows, window=sliding_window, documents=apart, scale=scaling)
         return mixed.contiguous(), None
     mask = _running.masks.of(sliding_window)
     if attention_mask is not None and attention_mask is not _running.masks.of(None):
@@ -173,21 +184,30 @@ def attention(
         chosen = mask.new_full((*indices.shape[:2], mask.shape[-1]), -math.inf)
         mask = mask + chosen.scatter(-1, indices.long(), 0.0).unsqueeze(1)
     sequences, heads, length, size = query.shape
-    pairs = sequences * key.shape[1]  # (sequence, kv head) pairs
+    pairs, seen = sequences * key.shape[1], key.shape[2]  # (sequence, kv head) pairs
     # the query heads that share a kv head stand below each other in one matrix
     query = query.reshape(pairs, -1, size)
     key = key.transpose(2, 3).reshape(pairs, size, -1)
-    value = value.reshape(pairs, length, -1)
+    value = value.reshape(pairs, seen, -1)
     if softcap is None and s_aux is None:
         mixed = mix(query, key, value, mask, scaling)
     else:
-        scores = (query @ key).view(sequences, heads, length, length)
+        scores = (query @ key).view(sequences, heads, length, seen)
         scores = scores * (size**-0.5 if scaling is None else scaling)
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        weights = _softmax(scores + mask, s_aux).view(pairs, -1, length)
+        weights = _softmax(scores + mask, s_aux).view(pairs, -1, seen)
         mixed = weights @ value
     return mixed.view(sequences, heads, length, -1).transpose(1, 2).contiguous(), None
+
+
+def _with_earlier_tokens(
+    key: Tensor, value: Tensor, context: ContextParallelGroup
+) -> tuple[Tensor, ...]:
+    """Returns both with the tokens before this rank's, of [sequences, heads, length, size]."""
+    both = torch.cat((key, value), -1).transpose(1, 2)
+    found = with_earlier_tokens(both, context).transpose(1, 2)
+    return found.split((key.shape[-1], value.shape[-1]), -1)
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
     from heteropp.models.hugging_face.folder import HuggingFaceFolder
     from heteropp.models.hugging_face.stage import HuggingFaceStage
+    from heteropp.models.parallel.context_parallel import ContextParallelGroup
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
+
+CUTTABLE = (  # whose tokens meet in attention alone, as has been tried
+    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"),
+    *("deepseek_v3", "gpt_oss"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +63,20 @@ class HuggingFaceModel(PartedModel):
 
     def sequence_parallel_problem(self) -> str | None:  # type: ignore[override]  # not of all alike
         return self.rows_refusal or None
+
+    def context_parallel_problem(self) -> str | None:
+        values = self.config.values()
+        kind = values.get("model_type")
+        if kind not in CUTTABLE:
+            return (
+                f"sequences of {kind} cannot be cut over ranks; those of {', '.join(CUTTABLE)} can"
+            )
+        if self.lora is not None:
+            return "sequences cannot be cut over ranks where LoRA trains beside frozen weights"
+        rotary = f"{values.get('rope_scaling')} {values.get('rope_parameters')}"
+        if "dynamic" in rotary or "longrope" in rotary:
+            return "positions are turned by the longest of a forward's, and a part has others"
+        return None
 
     def selective_recompute_problem(self) -> str | None:
         return "transformers' modules do not say what attention's scores are"
@@ -120,10 +140,11 @@ class HuggingFaceModel(PartedModel):
         *,
         selective_recompute: bool = False,
         seed: int = 0,
+        context: ContextParallelGroup | None = None,
     ) -> HuggingFaceStage:
         from heteropp.models.hugging_face.stage import HuggingFaceStage
 
-        return HuggingFaceStage(self, layers, group, device, dtype)
+        return HuggingFaceStage(self, layers, group, device, dtype, context)
 
     def initial_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
         from heteropp.models.hugging_face.initial import initial_values

@@ -11,6 +11,7 @@ from heteropp.models.documents import Documents
 from heteropp.models.hugging_face.attention import Masks, given_mask, masked_by, windows_of
 from heteropp.models.hugging_face.family import LAYERS, around, family, shallow
 from heteropp.models.hugging_face.layers import CutEmbedding, install
+from heteropp.models.parallel.context_parallel import ContextParallelGroup, own_part
 from heteropp.models.parallel.tensor_parallel import (
     SoloGroup,
     TensorParallelGroup,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class HuggingFaceStage(StageModule):
-    positions: Tensor  # [1, length]
+    positions: Tensor  # of this rank's tokens of a sequence, [1, length]
 
     def __init__(
         self,
@@ -34,9 +35,12 @@ class HuggingFaceStage(StageModule):
         group: TensorParallelGroup,
         device: torch.device | str,
         dtype: torch.dtype,
+        context: ContextParallelGroup | None = None,
     ) -> None:
         super().__init__(model, layers, group)
-        self.length, self.hidden, self.vocab = model.sequence_length, model.hidden, model.vocab
+        self.first, self.last = own_part(context, model.sequence_length)  # tokens of a sequence
+        self.length = self.last - self.first
+        self.hidden, self.vocab = model.hidden, model.vocab
         found = family(model.config)
         sources = [found.source(kind) for kind in model.order]
         own = {parameter.name: parameter for parameter in model.parameters(layers)}
@@ -61,10 +65,11 @@ class HuggingFaceStage(StageModule):
                 owner, _, leaf = name.rpartition(".")
                 setattr(self.get_submodule(owner), leaf, self.get_parameter(other))
         windows = {window for layer in self.layers.values() for window in windows_of(layer)}
-        self.has_windows = any(window is not None and window < self.length for window in windows)
+        self.has_windows = any(w is not None and w < model.sequence_length for w in windows)
         fused = model.attention == "fused"
-        self.masks = Masks(windows, self.length, device, dtype, fused=fused)
-        positions = torch.arange(self.length, device="cpu").unsqueeze(0)
+        length = model.sequence_length
+        self.masks = Masks(windows, length, device, dtype, fused=fused, context=context)
+        positions = torch.arange(self.first, self.last, device="cpu").unsqueeze(0)
         self.register_buffer("positions", positions.to(device), persistent=False)
         whole = shallow(found.model)
         setattr(whole, found.model.base_model_prefix, around(found, parts, sources, device))
@@ -81,7 +86,9 @@ class HuggingFaceStage(StageModule):
     ) -> Tensor:
         (model,) = self.whole
         self.masks.keep_apart(documents)
-        positions = self.positions if documents is None else documents.positions(self.length)
+        positions = self.positions
+        if documents is not None:
+            positions = documents.positions(self.last)[:, self.first :]
         given: dict[str, Any] = {"position_ids": positions, "use_cache": False}
         if (mask := given_mask(model.config, self.masks)) is not None:
             given["attention_mask"] = mask

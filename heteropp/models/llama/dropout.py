@@ -35,15 +35,12 @@ class Dropout(nn.Module):
         return (x * (1 / (1 - self.probability))).masked_fill(dropped, 0)
 
 
-def row_and_column_hashes(
-    first_row: int, shape: torch.Size, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def row_and_column_hashes(rows: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     """Returns hashes of a tensor's rows, [rows, 1], and columns, [columns].
 
-    shape: the tensor's, [rows, columns]; first_row: its first row, counted over the whole run.
+    rows: the tensor's, counted over the whole run, int64 [rows].
     """
-    rows, columns = shape
-    row = torch.arange(first_row, first_row + rows, device=device).unsqueeze(1)
+    row, device = rows.unsqueeze(1), rows.device
     low = _mixed(row & LOW, 0)
     row = _mixed(low.bitwise_xor_(row >> BITS), 1)
     # the multipliers the other way round: else row n would be hashed as column n

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from heteropp.models.llama.hugging_face import LlamaFormat
     from heteropp.models.llama.stage import LlamaStage
+    from heteropp.models.parallel.context_parallel import ContextParallelGroup
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 
 # what changes a stage's results, but neither its operators nor their sizes
@@ -105,6 +106,9 @@ class LlamaModel(ModelSpec):
         names = ("kv_heads", "intermediate", "vocab", "sequence_length")
         return {name: getattr(self, name) for name in names}
 
+    def context_parallel_problem(self) -> str | None:
+        return None
+
     def selective_recompute_problem(self) -> str | None:
         if self.attention == "fused":
             return "fused attention keeps no scores to compute again"
@@ -156,11 +160,15 @@ class LlamaModel(ModelSpec):
         *,
         selective_recompute: bool = False,
         seed: int = 0,
+        context: ContextParallelGroup | None = None,
     ) -> LlamaStage:
         from heteropp.models.llama.stage import LlamaStage
 
         return LlamaStage(
-            self, layers, group, device, dtype, selective_recompute=selective_recompute, seed=seed
+            *(self, layers, group, device, dtype),
+            selective_recompute=selective_recompute,
+            seed=seed,
+            context=context,
         )
 
     def initial_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:

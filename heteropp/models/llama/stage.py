@@ -18,6 +18,11 @@ from heteropp.models.fused_attention import attend
 from heteropp.models.llama.dropout import Dropout, row_and_column_hashes
 from heteropp.models.llama.model import LlamaModel
 from heteropp.models.llama.rotary import rotary_frequencies
+from heteropp.models.parallel.context_parallel import (
+    ContextParallelGroup,
+    own_part,
+    with_earlier_tokens,
+)
 from heteropp.models.parallel.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -27,6 +32,8 @@ from heteropp.models.parallel.tensor_parallel import (
     cross_entropy_sum,
 )
 from heteropp.models.stage_module import StageModule
+
+Seen = Tensor | Documents | None  # which tokens one sees, as SharedConstants says
 
 
 class RMSNorm(nn.Module):
@@ -43,14 +50,21 @@ class Attention(nn.Module):
     """Causal grouped-query attention over this rank's share of the heads."""
 
     def __init__(
-        self, model: LlamaModel, group: TensorParallelGroup, selective_recompute: bool, **kind: Any
+        self,
+        model: LlamaModel,
+        group: TensorParallelGroup,
+        selective_recompute: bool,
+        context: ContextParallelGroup | None = None,
+        **kind: Any,
     ) -> None:
         super().__init__()
+        self.context = context
         self.mix = mix_again if selective_recompute else mix
         self.heads = model.heads // group.size
         self.kv_heads = model.kv_heads // group.size
         self.head_size = model.head_size
-        self.length = model.sequence_length
+        first, last = own_part(context, model.sequence_length)
+        self.tokens = last - first  # of each sequence
         self.fused = model.attention == "fused"
         kv = model.kv_heads * model.head_size
         self.query = ColumnParallelLinear(model.hidden, model.hidden, group, **kind)
@@ -58,21 +72,24 @@ class Attention(nn.Module):
         self.value = ColumnParallelLinear(model.hidden, kv, group, **kind)
         self.output = RowParallelLinear(model.hidden, model.hidden, group, **kind)
 
-    def forward(self, x: Tensor, tables: SharedConstants, seen: Tensor | None) -> Tensor:
-        query = tables.rotate(self.query(x).view(-1, self.length, self.heads, self.head_size))
-        key = tables.rotate(self.key(x).view(-1, self.length, self.kv_heads, self.head_size))
-        value = self.value(x).view(-1, self.length, self.kv_heads, self.head_size)
-        if self.fused:
-            mixed = attend(query, key, value, ends=seen)
+    def forward(self, x: Tensor, tables: SharedConstants, seen: Seen) -> Tensor:
+        query = tables.rotate(self.query(x).view(-1, self.tokens, self.heads, self.head_size))
+        key = tables.rotate(self.key(x).view(-1, self.tokens, self.kv_heads, self.head_size))
+        value = self.value(x).view(-1, self.tokens, self.kv_heads, self.head_size)
+        if self.context is not None:
+            both = with_earlier_tokens(torch.cat((key, value), -1), self.context)
+            key, value = both.split(self.head_size, -1)
+        if not isinstance(seen, Tensor):
+            mixed = attend(query, key, value, documents=seen)
             return self.output(mixed.reshape(x.shape[0], -1))
-        assert seen is not None
+        length = seen.shape[-1]
         pairs = query.shape[0] * self.kv_heads  # (sequence, kv head) pairs
         # the query heads that share a kv head stand below each other in one matrix
         query = query.transpose(1, 2).reshape(pairs, -1, self.head_size)
-        key = key.permute(0, 2, 3, 1).reshape(pairs, self.head_size, self.length)
-        value = value.transpose(1, 2).reshape(pairs, self.length, self.head_size)
+        key = key.permute(0, 2, 3, 1).reshape(pairs, self.head_size, length)
+        value = value.transpose(1, 2).reshape(pairs, length, self.head_size)
         mixed = self.mix(query, key, value, seen)
-        mixed = mixed.view(-1, self.heads, self.length, self.head_size)
+        mixed = mixed.view(-1, self.heads, self.tokens, self.head_size)
         return self.output(mixed.transpose(1, 2).reshape(x.shape[0], -1))
 
 
@@ -94,12 +111,13 @@ class Layer(nn.Module):
         group: TensorParallelGroup,
         selective_recompute: bool,
         dropouts: tuple[Dropout, Dropout],
+        context: ContextParallelGroup | None,
         **kind: Any,
     ) -> None:
         super().__init__()
         self.group = group
         self.attention_norm = RMSNorm(model, **kind)
-        self.attention = Attention(model, group, selective_recompute, **kind)
+        self.attention = Attention(model, group, selective_recompute, context, **kind)
         self.mlp_norm = RMSNorm(model, **kind)
         self.mlp = MLP(model, group, **kind)
         self.attention_dropout, self.mlp_dropout = dropouts
@@ -108,7 +126,7 @@ class Layer(nn.Module):
         self,
         x: Tensor,
         tables: SharedConstants,
-        seen: Tensor | None,
+        seen: Seen,
         hashes: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         mixed = self.attention(copy_to_group(self.attention_norm(x), self.group), tables, seen)
@@ -117,15 +135,26 @@ class Layer(nn.Module):
 
 
 class SharedConstants(nn.Module):
-    """Constants that all layers share: the causal mask and the angles of rotary embedding."""
+    """Constants that all layers share: the causal mask and the angles of rotary embedding.
 
-    mask: Tensor | None  # [1, 1, length, length]; a fused kernel needs none
-    cosine: Tensor  # [length, 1, head size]
+    They are of the tokens [first, last) that a rank takes of each sequence, and the mask is of all
+    up to its last.
+    """
+
+    mask: Tensor | None  # [1, 1, tokens, last]; a fused kernel needs none
+    cosine: Tensor  # [tokens, 1, head size]
     sine: Tensor  # the same, its first half negated
 
-    def __init__(self, model: LlamaModel, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        device: torch.device,
+        dtype: torch.dtype,
+        context: ContextParallelGroup | None = None,
+    ) -> None:
         super().__init__()
-        positions = torch.arange(model.sequence_length).double()
+        self.first, last = own_part(context, model.sequence_length)
+        positions = torch.arange(self.first, last).double()
         angle = torch.outer(positions, rotary_frequencies(model)).unsqueeze(1)
         tables = {
             "cosine": torch.cat((angle.cos(), angle.cos()), -1),
@@ -133,25 +162,24 @@ class SharedConstants(nn.Module):
         }
         self.register_buffer("mask", None, persistent=False)
         if model.attention == "explicit":
-            size = 1, 1, model.sequence_length, model.sequence_length
-            tables["mask"] = torch.full(size, -math.inf).triu(1)
+            size = 1, 1, last - self.first, last
+            tables["mask"] = torch.full(size, -math.inf).triu(1 + self.first)
         for name, table in tables.items():
             self.register_buffer(name, table.to(dtype).to(device), persistent=False)
 
-    def seen(self, documents: Documents | None) -> Tensor | None:
+    def seen(self, documents: Documents | None) -> Seen:
         """Returns what says which tokens one sees.
 
-        It is a mask, [1 or sequences, 1, length, length], and to a fused kernel where documents
-        end, [documents + 1]; None: it needs no telling. documents: None: there is one in a
-        sequence. Positions need no change between documents, as only the distance
-        of two tokens counts.
+        It is a mask, [1 or sequences, 1, tokens, last], and to a fused kernel the documents; None:
+        it needs no telling. documents: None: there is one in a sequence. Positions need no change
+        between documents, as only the distance of two tokens counts.
         """
         if documents is None:
             return self.mask
         if self.mask is None:
-            return documents.ends
+            return documents
         of_rows = documents.of_rows.view(-1, 1, self.mask.shape[-1])
-        apart = of_rows.unsqueeze(-1) != of_rows.unsqueeze(-2)
+        apart = of_rows[..., self.first :].unsqueeze(-1) != of_rows.unsqueeze(-2)
         return self.mask.masked_fill(apart, -math.inf)
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -170,8 +198,10 @@ class LlamaStage(StageModule):
         *,
         selective_recompute: bool,
         seed: int,  # of dropout
+        context: ContextParallelGroup | None = None,
     ) -> None:
         super().__init__(model, layers, group)
+        self.part = own_part(context, model.sequence_length)
         kind: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
 
         def dropout(place: str) -> Dropout:
@@ -184,13 +214,15 @@ class LlamaStage(StageModule):
         self.layers = nn.ModuleDict()
         for layer in range(*layers):
             dropouts = dropout(f"layers.{layer}.attention"), dropout(f"layers.{layer}.mlp")
-            self.layers[str(layer)] = Layer(model, group, selective_recompute, dropouts, **kind)
+            self.layers[str(layer)] = Layer(
+                model, group, selective_recompute, dropouts, context, **kind
+            )
         if self.is_last:
             self.norm = RMSNorm(model, **kind)
             self.head = ColumnParallelLinear(model.hidden, model.vocab, group, **kind)
         if self.is_first and self.is_last and model.tied_embeddings:
             self.head.weight = self.embedding.weight
-        self.tables = SharedConstants(model, **kind)
+        self.tables = SharedConstants(model, **kind, context=context)
 
     def forward(
         self,
@@ -204,8 +236,7 @@ class LlamaStage(StageModule):
             x = self.embedding(x)
         hashes = None
         if self.dropout and self.training:
-            own = self.group.index * len(x) if self.group.sequence_parallel else 0
-            hashes = row_and_column_hashes(first_row + own, x.shape, x.device)
+            hashes = row_and_column_hashes(self._rows(first_row, x), x.shape[1])
         if self.is_first:
             x = self.embedding_dropout(x, hashes)
         for layer in self.layers.values():
@@ -215,3 +246,13 @@ class LlamaStage(StageModule):
         assert targets is not None
         logits = self.head(copy_to_group(self.norm(x), self.group))
         return cross_entropy_sum(logits, targets, self.group)
+
+    def _rows(self, first_row: int, x: Tensor) -> Tensor:
+        """Returns the numbers of activations' rows in the whole run, [rows]."""
+        (first, last), length = self.part, self.model.sequence_length
+        own = self.group.index * len(x) if self.group.sequence_parallel else 0
+        if last - first == length:
+            return torch.arange(first_row + own, first_row + own + len(x), device=x.device)
+        row = torch.arange(own, own + len(x), device=x.device)
+        between = length - (last - first)  # rows of a sequence that other ranks have
+        return row + row // (last - first) * between + (first_row + first)

@@ -42,6 +42,11 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
                 f"the plan of sequence_length {length} offloads; parameters that go from plan to "
                 "plan must stay on the chip"
             )
+        if plan.has_context_parallelism:
+            raise PlanError(
+                f"the plan of sequence_length {length} has token_shares; mixed lengths do not go "
+                "with context parallelism yet"
+            )
         if problem := plan.model.mixed_lengths_problem():
             raise PlanError(problem)
     return tuple(plans)

@@ -102,19 +102,31 @@ def open_device(kind: Literal["chip", "cpu"], chip: str, chip_type: str) -> Devi
     return Chip(ditorch.device, "dicomm", EmulatedClock(ready_at_ns, ditorch.device.index))
 
 
-def check_attention(model: ModelSpec, device: Device, apart: bool) -> None:
+def check_attention(model: ModelSpec, device: Device, apart: bool, cut: bool = False) -> None:
     """Raises ModelError where a model's attention is fused and the chip would keep its scores.
 
-    apart: whether some attention is through a window, or within documents of a sequence.
+    apart: whether some attention is through a window, or within documents of a sequence. cut:
+    whether sequences are, over the ranks of a replica.
     """
     if getattr(model, "attention", "explicit") == "explicit" or device.device.type == "cpu":
         return
+    if cut and apart:
+        raise ModelError(
+            "the model's attention is fused, through a window or within documents, and the plan "
+            "has token_shares, for which chips have no kernel yet; expected explicit attention, or "
+            "a plan without context parallelism"
+        )
     import ditorch
 
     dtype = getattr(torch, model.dtype)
     for size, value_size in sorted(model.fused_head_sizes):
         of_values = "" if value_size == size else f", and values of {value_size}"
-        for kind, asked in (("", True), (", through a window or within documents", apart)):
+        kinds = (
+            ("", True),
+            (", through a window or within documents", apart),
+            (" of a sequence that is cut", cut),
+        )
+        for kind, asked in kinds:
             if asked and not ditorch.has_fused_attention(bool(kind), dtype, size, value_size):
                 raise ModelError(
                     f"the model's attention is fused{kind}, for which chip "

@@ -12,10 +12,12 @@ from typing import Any, Literal, NamedTuple
 import torch.distributed as dist
 
 from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
+from heteropp.models.parallel.context_parallel import ContextParallelGroup, ContextProcessGroup
 from heteropp.models.parallel.tensor_parallel import ProcessGroup, SoloGroup, TensorParallelGroup
 from heteropp.schedule.stage_actions import Part, links
 
-MOST_GROUPS = 3  # of a rank and a plan: the world, its replica, and one of each replica
+# of a rank and a plan without context parallelism: the world, its replica, and one of each replica
+MOST_GROUPS = 3
 P2P = Literal["device-direct", "cpu-mediated"]  # dicomm's strategies (H2, section 3.2)
 
 
@@ -36,6 +38,7 @@ class Coordinates:
     stage_index: int
     replica_index: int
     tp_index: int
+    cp_index: int
     pipeline: Pipeline
     links: tuple[tuple[Part, Part], ...]  # of the pipeline
     layers: tuple[tuple[int, int], ...]  # [first, last) by ministage
@@ -50,6 +53,7 @@ class Coordinates:
             stage,
             replica,
             tp_index,
+            plan.cp_index(rank),
             pipeline,
             tuple(links(plan.schedule, pipeline)),
             tuple(ministage_layers(pipeline, plan.schedule)[stage]),
@@ -84,14 +88,19 @@ class Groups:
     """The process groups a rank belongs to. Every rank of the plan must build them."""
 
     def __init__(self, place: Coordinates) -> None:
-        ranks = place.stage.replicas[place.replica_index].ranks
+        replica = place.stage.replicas[place.replica_index]
+        ranks = replica.group(place.cp_index)
         self.tensor_parallel: TensorParallelGroup = (
             SoloGroup()
             if len(ranks) == 1
             else ProcessGroup(_new_group(ranks), place.stage.sequence_parallel)
         )
-        # the ranks that hold the same slices: one of each replica
-        peers = tuple(replica.ranks[place.tp_index] for replica in place.stage.replicas)
+        self.context_parallel: ContextParallelGroup | None = None
+        if replica.token_ranges is not None:
+            own = replica.ranks[place.tp_index :: place.stage.tp]
+            self.context_parallel = ContextProcessGroup(_new_group(own), replica.token_ranges)
+        # the ranks that hold the same slices
+        peers = tuple(place.stage.peers(place.tp_index))
         self.data_parallel = None if len(peers) == 1 else _new_group(peers)
 
     def make_up(self, rank: int) -> None:
@@ -110,6 +119,8 @@ class Groups:
         groups = [world]
         if isinstance(self.tensor_parallel, ProcessGroup):
             groups.append(self.tensor_parallel.group)
+        if isinstance(self.context_parallel, ContextProcessGroup):
+            groups.append(self.context_parallel.group)
         if self.data_parallel is not None:
             groups.append(self.data_parallel)
         return groups

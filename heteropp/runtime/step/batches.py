@@ -29,6 +29,7 @@ class BatchShare:
         self.learns = any(last == plan.model.layers for _, last in place.layers)
         shares = [replica.batch_share for replica in place.stage.replicas]
         self.share, self.length = shares[place.replica_index], plan.model.sequence_length
+        self.tokens = plan.tokens(place.rank) or (0, self.length)  # of each sequence
         first = sum(shares[: place.replica_index])
         earlier = sum(p.micro_batches for p in plan.pipelines[: place.pipeline_index])
         begin = earlier * plan.micro_batch
@@ -53,13 +54,14 @@ class BatchShare:
         counted: the global batch's tokens that count in the loss.
         """
         inputs, targets, *documents = read
+        first, last = self.tokens
         return Batch(
-            self._to_device(inputs) if self.reads else None,
-            self._to_device(targets) if self.learns else None,
+            self._to_device(inputs[:, first:last]) if self.reads else None,
+            self._to_device(targets[:, first:last]) if self.learns else None,
             counted,
             first_rows,
             *(
-                Documents.of_step(self._by_micro_batch(each), self.length, self.device)
+                Documents.of_step(self._by_micro_batch(each[:, :last]), last, self.device, first)
                 for each in documents
             ),
         )

@@ -6,7 +6,7 @@ Which rows go from whom to whom is the plan's resharding strategy (layout/reshar
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +18,10 @@ from heteropp.layout.boxes import Box
 from heteropp.layout.resharding import (
     SENDS_UNDER_WAY,
     common_multiple,
-    held_box,
+    group_boxes,
+    held_boxes,
     messages,
-    received_box,
-    replica_box,
+    received_boxes,
 )
 from heteropp.models.parallel.tensor_parallel import ProcessGroup
 from heteropp.runtime.ranks.transport import Coordinates
@@ -53,10 +53,10 @@ class Inbox:
         length = plan.model.sequence_length
         own = common_multiple(place.stage, sender)[0]
         found = messages(sender, place.stage, length, plan.resharding)
-        held = [_sent_box(own, replica, place.tp_index, plan) for replica in _turns(place, own)]
+        held = [_sent_boxes(own, replica, place, plan) for replica in _turns(place, own)]
         ours = [(m.source, m.box) for m in found if m.destination == place.rank]
         self.turns = _parts(held, ours)
-        self.shape = (*held[0].shape, plan.model.hidden)
+        self.shape = (sum(box.size for box in held[0]), plan.model.hidden)
         self.tag, self.device, self.dtype = tag, device, dtype
         self.posted: deque[tuple[Tensor, list[dist.Work]]] = deque()
         self.micro_batches = self.ahead = self.next = 0
@@ -100,7 +100,8 @@ class Outbox:
         length = plan.model.sequence_length
         own = common_multiple(place.stage, receiver)[0]
         found = messages(place.stage, receiver, length, plan.resharding)
-        held = [held_box(own, replica, place.tp_index, length) for replica in _turns(place, own)]
+        indices = place.cp_index, place.tp_index
+        held = [held_boxes(own, replica, *indices, length) for replica in _turns(place, own)]
         ours = [(m.destination, m.box) for m in found if m.source == place.rank]
         self.turns = _parts(held, ours)
         self.tag, self.overlap = tag, plan.overlap
@@ -156,22 +157,42 @@ def _turns(place: Coordinates, multiple: Stage) -> range:
     return range(place.replica_index, multiple.dp, place.stage.dp)
 
 
-def _parts(held: Sequence[Box], ours: Sequence[tuple[int, Box]]) -> list[list[BoundaryMessage]]:
-    """Returns, for each turn, the messages that overlap the box held here in that turn.
+def _parts(
+    held: Sequence[Sequence[Box]], ours: Sequence[tuple[int, Box]]
+) -> list[list[BoundaryMessage]]:
+    """Returns, for each turn, the messages that overlap the boxes held here in that turn.
 
-    ours: the peer and box of each message that this rank sends or receives.
+    held: by turn, the boxes whose rows stand one after the other in the tensor held here. ours: the
+    peer and box of each message that this rank sends or receives.
     """
     return [
-        [BoundaryMessage(peer, box.within(whole)[0]) for peer, box in ours if box.intersect(whole)]
-        for whole in held
+        [
+            BoundaryMessage(peer, slice(first, first + box.size))
+            for peer, box in ours
+            for first in _first_rows(boxes, box)
+        ]
+        for boxes in held
     ]
 
 
-def _sent_box(stage: Stage, replica: int, tp_index: int, plan: Plan) -> Box:
-    """Returns the box that a rank makes room for.
+def _first_rows(boxes: Sequence[Box], message: Box) -> Iterator[int]:
+    """Yields the row where a message begins in a tensor of some boxes, if it lies in one."""
+    before = 0
+    for box in boxes:
+        if box.intersect(message):
+            yield before + _start(message) - _start(box)
+        before += box.size
 
-    It is what the rank is sent; one that is sent nothing gets all rows by broadcast.
+
+def _start(box: Box) -> int:
+    return box.ranges[0][0]
+
+
+def _sent_boxes(stage: Stage, replica: int, place: Coordinates, plan: Plan) -> list[Box]:
+    """Returns the boxes that a rank makes room for.
+
+    They are what the rank is sent; one that is sent nothing gets all its group's by broadcast.
     """
-    length = plan.model.sequence_length
-    sent = received_box(stage, replica, tp_index, length, plan.resharding)
-    return sent or replica_box(stage, replica, length)
+    length, indices = plan.model.sequence_length, (place.cp_index, place.tp_index)
+    sent = received_boxes(stage, replica, *indices, length, plan.resharding)
+    return sent or group_boxes(stage, replica, place.cp_index, length)

@@ -42,7 +42,9 @@ def busy_s(plan: Plan, cluster: Cluster) -> float:
                         ministages=1,
                         blocks=plan.model.block_counts([(first, last)]),
                     )
-                    time = stage_time(plan.model, own, chip, *links, profile)
+                    time = stage_time(
+                        plan.model, own, chip, links.inside, links.across, profile, links.context
+                    )
                     own_s += count * time.micro_batch_s + time.norm_s
                     update_s += time.update_s
                     if k == 0:

@@ -1,0 +1,82 @@
+"""Causal attention of a sequence's last tokens, by kernels that know whole squares of it alone.
+
+One call is of the tokens before, all of which they see, and one of their own. Each says what the
+powers of its scores sum up to, which tells its share of the result; and a kernel's backward that is
+given the sum of both leaves the gradients of its own part (Ring Attention, Liu et al., section 3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class LastTokens(torch.autograd.Function):
+    """Takes query, key, value and the scale as heteropp.models.fused_attention.attend does."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        before = key.shape[1] - query.shape[1]
+        earlier, earlier_sums, *_ = _forward(
+            query, key[:, :before], value[:, :before], False, scale
+        )
+        own, own_sums, *beside = _forward(query, key[:, before:], value[:, before:], True, scale)
+        largest = torch.maximum(earlier_sums, own_sums)
+        powers = (earlier_sums - largest).exp() + (own_sums - largest).exp()
+        sums = largest + powers.log()
+        share = (own_sums - sums).exp().transpose(1, 2).unsqueeze(-1)  # of the tokens' own
+        mixed = torch.addcmul(earlier, own - earlier, share.to(own.dtype))
+        ctx.save_for_backward(query, key, value, mixed, sums, *beside[:2])
+        ctx.scale = scale
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query, key, value, mixed, sums, *beside = ctx.saved_tensors
+        before = key.shape[1] - query.shape[1]
+        parts = (slice(None, before), False), (slice(before, None), True)
+        of_queries, of_keys, of_values = zip(
+            *(
+                _backward(
+                    *(gradient, query, key[:, tokens], value[:, tokens], mixed, sums),
+                    *(causal, beside, ctx.scale),
+                )
+                for tokens, causal in parts
+            ),
+            strict=True,
+        )
+        earlier, own = of_queries
+        return earlier + own, torch.cat(of_keys, 1), torch.cat(of_values, 1), None
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, ...]:
+    """Returns the output, log-sum-exp of the scores, and what the backward is given beside."""
+    found: tuple[Tensor, ...] = torch.ops.aten._flash_attention_forward(
+        *(query, key, value, None, None, query.shape[1], key.shape[1], 0.0, causal, False),
+        scale=scale,
+    )
+    return found
+
+
+def _backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mixed: Tensor,
+    sums: Tensor,
+    causal: bool,
+    beside: list[Tensor],
+    scale: float | None,
+) -> tuple[Tensor, ...]:
+    """Returns the gradients of query, key and value."""
+    lengths = query.shape[1], key.shape[1]
+    found: tuple[Tensor, ...] = torch.ops.aten._flash_attention_backward(
+        *(gradient, query, key, value, mixed, sums, None, None, *lengths, 0.0, causal, *beside),
+        scale=scale,
+    )
+    return found
