@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import reduce
+from random import Random
 from typing import Any
 
 import async_chip
@@ -356,6 +357,50 @@ def full_memory(rank: int) -> int:
 def test_a_chip_whose_memory_is_full() -> None:
     for copies in run_processes(2, full_memory, environment=environment()):
         assert copies > 0
+
+
+def mixture(rank: int, size: int, seed: int) -> None:
+    """Collectives of many kinds under way at once in two groups, waited for in any order."""
+    device, group = join()
+    groups = [group, dist.new_group()]
+    random = Random(seed)  # the same on every rank
+    under_way: list[tuple[Any, Tensor, Tensor, Tensor]] = []
+    for step in range(60):
+        group, count = random.choice(groups), random.choice([100, 20_000, 300_001])
+        root = random.randrange(size)
+        inputs = [given(r, size * count, seed=step) for r in range(size)]
+        tensor = result = inputs[rank].to(device)
+        expected = alone(inputs)
+        match random.choice(["all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather"]):
+            case "all_reduce":
+                work = dist.all_reduce(tensor, group=group, async_op=True)
+            case "reduce":
+                work = dist.reduce(tensor, root, group=group, async_op=True)
+                expected = expected if rank == root else inputs[rank]
+            case "reduce_scatter":
+                result, expected = torch.empty(count, device=device), expected.chunk(size)[rank]
+                work = dist.reduce_scatter_tensor(result, tensor, group=group, async_op=True)
+            case "broadcast":
+                work, expected = dist.broadcast(tensor, root, group, True), inputs[root]
+            case _:
+                tensor, expected = tensor[:count], torch.cat([each[:count] for each in inputs])
+                result = torch.empty(size * count, device=device)
+                work = dist.all_gather_into_tensor(result, tensor, group=group, async_op=True)
+        under_way.append((work, result, expected, tensor))
+        if len(under_way) > random.randrange(4) or step == 59:
+            random.shuffle(under_way)
+            for work, result, expected, _ in under_way:
+                work.wait()
+                seen = result.clone()
+                result.fill_(-1)  # as soon as it may be
+                assert same(seen, expected), step
+            under_way.clear()
+
+
+@pytest.mark.parametrize("seed", sampled([1, 2, 3], 3))
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_mixture_of_collectives_in_two_groups(size: int, seed: int) -> None:
+    run_processes(size, mixture, size, seed, environment=environment(seed, delay_us=1000))
 
 
 def meets_a_death(rank: int, victim: int, late: bool) -> None:

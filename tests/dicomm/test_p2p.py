@@ -349,3 +349,17 @@ def test_a_paced_link_delivers_by_latency_and_bandwidth(tmp_path, transport):
         base + 500_000_000 + transfer + latency,
     ]
     assert sent == received == expected
+
+
+def test_memory_is_declared_by_a_descriptor_that_its_owner_may_close(tmp_path, transport):
+    communicator = jobs.connect(str(tmp_path), 0, 1, transport=transport)
+    memory = np.zeros(1 << 16, dtype=np.uint8)
+    descriptor = os.memfd_create("chip")
+    communicator.declare_memory(memory.ctypes.data, memory.nbytes, dmabuf_fd=descriptor)
+    os.close(descriptor)
+    communicator.forget_memory(memory.ctypes.data, memory.nbytes)
+    files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert not [file for file in files if "memfd:chip" in file]
+    with pytest.raises(dicomm.Error, match=f"dmabuf_fd is {descriptor}, expected an open desc"):
+        communicator.declare_memory(memory.ctypes.data, memory.nbytes, dmabuf_fd=descriptor)
+    communicator.close()
