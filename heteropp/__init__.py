@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from heteropp.api.planning import plan
     from heteropp.api.simulation import simulate
     from heteropp.api.training.train import train
+    from heteropp.cost.token_shares import token_shares
     from heteropp.description.cluster import Cluster, read_cluster
     from heteropp.description.files import FileError
     from heteropp.description.hyperparameters import HyperparameterError
@@ -47,6 +48,7 @@ __all__ = [
     "read_model",
     "read_plan",
     "simulate",
+    "token_shares",
     "train",
     "write_plan",
 ]
@@ -56,6 +58,7 @@ _HOMES = {
     "heteropp.api.planning": ("plan",),
     "heteropp.api.simulation": ("simulate",),
     "heteropp.api.training.train": ("train",),
+    "heteropp.cost.token_shares": ("token_shares",),
     "heteropp.description.cluster": ("Cluster", "read_cluster"),
     "heteropp.description.files": ("FileError",),
     "heteropp.description.hyperparameters": ("HyperparameterError",),

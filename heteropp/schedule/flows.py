@@ -26,7 +26,8 @@ def flows(plan: Plan, spans: Sequence[Span]) -> list[tuple[Span, Span]]:
     held: _Held = defaultdict(dict)
     for span in spans:
         p, s, r, tp_index = plan.place(span.rank)
-        if tp_index == 0 and span.micro_batch is not None:
+        is_first = tp_index == plan.cp_index(span.rank) == 0
+        if is_first and span.micro_batch is not None:
             kind = "B" if span.name in BACKWARD else span.name
             held[p, r, (s, span.ministage)][kind, span.micro_batch] = span
     found: list[tuple[Span, Span]] = []

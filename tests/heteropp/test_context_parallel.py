@@ -28,6 +28,9 @@ from tiny_decoders import tiny_config, write_folder
 from training_run import refusal, tiny_model, write_cluster
 
 from ditorch.chips import load_chip
+from heteropp import ModelError, token_shares
+from heteropp.cost.tracing.kind import StageKind
+from heteropp.cost.tracing.traces import trace_stage
 from heteropp.description.plan import (
     Plan,
     PlanError,
@@ -317,15 +320,65 @@ def test_the_simulator_waits_for_the_slowest_part() -> None:
         return simulate(plan, cluster_of(("x", chip, plan.world_size)))
 
     alone, equal = simulated(None).step_s, simulated((1024, 1024))
-    unequal = simulated((1340, 708))
+    shares = token_shares(model, (1, 1))
+    unequal = simulated(shares)
     assert alone / 2 < unequal.step_s < equal.step_s < alone
     # keys and values of the first part, in float32, sent there and their gradients back
-    tokens, passes = 1340 * 4, 2 * model.layers * 4  # of a micro-batch, and of four of those
+    tokens, passes = shares[0] * 4, 2 * model.layers * 4  # of a micro-batch, and of four of those
     exchanged = tokens * passes * 2 * model.kv_heads * model.head_size * 4
-    slower_s = simulated((1340, 708), 1e8).step_s - unequal.step_s
+    slower_s = simulated(shares, 1e8).step_s - unequal.step_s
     assert exchanged <= slower_s / (1 / 1e8 - 1 / 1e9) < 1.05 * exchanged
     first, second = equal.memory_bytes
     assert first < second  # whose keys and values are of all tokens
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_part_is_charged_the_pairs_that_it_sees(index: int) -> None:
+    """A forward has two products a pair, and a backward, which scores anew, five."""
+    shares, first = (64, 40, 24), (0, 64, 104)[index]
+    model = tiny_model(sequence_length=128, attention="fused")
+    kind = StageKind("block", False, False, 1, 1, token_shares=shares, cp_index=index)
+    trace = trace_stage(model, 1, kind)
+    pairs = sum(token + 1 for token in range(first, first + shares[index]))
+    for products, piece in ((2, trace.forward), (5, trace.backward_input)):
+        found = sum(p.number * p.flops for p in piece.products if p.kind.startswith("attention"))
+        assert found == products * 2 * model.heads * model.head_size * pairs
+
+
+@pytest.mark.parametrize("attention", ["explicit", "fused"])
+@pytest.mark.parametrize(
+    ("speeds", "tp"), [((1, 1), 1), ((1, 2), 2), ((3, 1, 2), 1), ((1, 1, 1), 4)]
+)
+def test_no_other_cuts_keep_the_slowest_rank_less(
+    speeds: tuple[float, ...], tp: int, attention: str
+) -> None:
+    """Every cut is tried, with FLOPs of each token counted by hand."""
+    model = tiny_model(sequence_length=64, attention=attention)
+    fixed = replace(model, sequence_length=1, attention="fused").flops_per_token()
+    of_key = replace(model, sequence_length=2, attention="explicit").flops_per_token()
+    of_key -= replace(model, sequence_length=1, attention="explicit").flops_per_token()
+
+    def slowest(shares: Shares) -> float:
+        times, first = [], 0
+        for share, speed in zip(shares, speeds, strict=True):
+            tokens = range(first, first + share)
+            keys = sum(first + share if attention == "explicit" else t + 1 for t in tokens)
+            times.append((share * (fixed - of_key) + keys * of_key) / speed)
+            first += share
+        return max(times)
+
+    every = product(range(tp, 64, tp), repeat=len(speeds))
+    least = min(slowest(shares) for shares in every if sum(shares) == 64)
+    found = token_shares(model, speeds, tp)
+    assert sum(found) == 64 and not any(share % tp for share in found)
+    assert slowest(found) == pytest.approx(least, rel=1e-12)
+
+
+def test_what_cannot_be_shared_is_one_sentence() -> None:
+    model = tiny_model()
+    for speeds, tp in (((1, 1, 1), 8), ((), 1), ((1, 0), 1), ((1, 1), 3)):
+        with pytest.raises(ModelError, match="a sequence of 16 tokens cannot be cut into"):
+            token_shares(model, speeds, tp)
 
 
 # ---------------------------------------------------------------- plans

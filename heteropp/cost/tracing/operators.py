@@ -105,7 +105,9 @@ class _Counter(TorchDispatchMode):
             func, args, kwargs = torch.ops.aten.cat.default, ([args[0]], -1), {}
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if not func.is_view and name not in FREE and _on_chip(result):
+        if name == "_flash_attention_backward":
+            self.trace.operators.append(_charge_flash_backward(args, result))
+        elif not func.is_view and name not in FREE and _on_chip(result):
             if name == "masked_fill":  # PyTorch makes it of two, on every device but meta
                 self.trace.operators.append(_charge("clone", args[:1], {}, result))
                 name, args = "masked_fill_", (result, *args[1:])
@@ -198,19 +200,21 @@ class _FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:  # type: ignore[override]
-        results = _attention_backward(gradient, ctx.saved_tensors, ctx.pairs, ctx.traces)
+        saved = ctx.saved_tensors
+        results = tuple(torch.empty_like(each) for each in saved[:3])
+        name, beside = f"{ATTENTION}_backward", (gradient, *results)
+        charge = _charge_attention(name, backward_flops, ctx.pairs, saved, beside)
+        ctx.traces[-1].operators.append(charge)
         return *results, None, None
 
 
-def _attention_backward(
-    gradient: Tensor, saved: tuple[Tensor, ...], pairs: int, traces: list[Trace]
-) -> tuple[Tensor, ...]:
-    """saved: what the forward took and gave, of [sequences, heads, length, size]."""
-    results = tuple(torch.empty_like(each) for each in saved[:3])
+def _charge_flash_backward(args: Sequence[Any], results: Sequence[Tensor]) -> TracedOperator:
+    """Returns what a backward is charged that a forward's own asks for by its name in ATen."""
+    gradient, query, key, value, mixed = (each.transpose(1, 2) for each in args[:5])
+    pairs = _flash_pairs(query, key, args[11], None)
+    tensors = query, key, value, mixed, args[5]
     name, beside = f"{ATTENTION}_backward", (gradient, *results)
-    charge = _charge_attention(name, backward_flops, pairs, saved, beside)
-    traces[-1].operators.append(charge)
-    return results
+    return _charge_attention(name, backward_flops, pairs, tensors, beside)
 
 
 def _charge_attention(
@@ -249,12 +253,6 @@ class _ChipKernels(TorchFunctionMode):
             mixed, sums = _FusedAttention.apply(query, key, value, pairs, _active)
             none = query.new_empty(0)
             return mixed.transpose(1, 2), sums, none, none, none
-        if func is torch.ops.aten._flash_attention_backward:
-            gradient, query, key, value, mixed = (each.transpose(1, 2) for each in args[:5])
-            saved = query, key, value, mixed, args[5]
-            pairs = _flash_pairs(query, key, args[11], kwargs.get("window_size_left"))
-            found = _attention_backward(gradient, saved, pairs, _active)
-            return tuple(each.transpose(1, 2) for each in found)
         return func(*args, **kwargs)
 
 
