@@ -21,7 +21,9 @@ import signal
 import time
 from multiprocessing.context import ForkServerContext
 
-SHARE = 0.95  # of the deadline: clocks of two machines go alike to far less than what is left
+# of the deadline: what is left is for a busy machine to end its processes, and far more than the
+# clocks of two machines differ by
+SHARE = 0.9
 TIMER_ABSTIME = 1
 SIGEV_SIGNAL = 0
 

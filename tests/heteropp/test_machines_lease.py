@@ -29,6 +29,7 @@ def goes_on_without(job: Job, number: int) -> None:
     """Waits until the others train on; the members of the machine have ended before."""
     lost = f"{NODE}-{number}/0 is lost: its node has not answered for "
     job.wait_for(lambda: lost in job.said_by(0), 6 * DEADLINE_S)
+    job.wait_for((job.output / "generations" / "0002" / "plan.json").exists, 6 * DEADLINE_S)
     assert not job.members_on(number)
     (line,) = re.findall(rf"^{lost}\d+ s.*$", job.said_by(0), re.M)
     assert line.endswith(" s, and its lease is over")

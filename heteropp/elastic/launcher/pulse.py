@@ -77,7 +77,9 @@ class Pulse:
             return []
         self.next_s = now_s + POLL_S
         for node, neighbour in self.heard.items():
-            if news := neighbour.listen(self.board.heard(int, *_key(node)) or 0, now_s):
+            asked_s = time.monotonic()
+            beat = self.board.heard(int, *_key(node)) or 0
+            if news := neighbour.listen(beat, asked_s, time.monotonic()):
                 self.tell(f"node {node} {news}")
         return [node for node in self.heard if self.silent_s(node) > self.deadline_s]
 

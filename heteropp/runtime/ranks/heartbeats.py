@@ -17,14 +17,19 @@ class MonitoredPeer:
         self.silent_s = 0.0
         self.missed = False
 
-    def listen(self, beat: int, now_s: float) -> str | None:
-        """Takes what was heard at a time; gives what there is to say about it."""
+    def listen(self, beat: int, asked_s: float, heard_s: float | None = None) -> str | None:
+        """Takes what was heard; gives what there is to say about it.
+
+        asked_s, heard_s: before and after the question for it; None: it was heard at once. Silence
+        counts from the end of one to the beginning of another, so that it was no shorter.
+        """
         # while this process was paused itself, nobody was silent
-        self.silent_s += min(now_s - self.heard_s, 5 * POLL_S)
-        self.heard_s = now_s
+        self.silent_s += min(asked_s - self.heard_s, 5 * POLL_S)
+        self.heard_s = asked_s
         if beat > self.beat:  # an earlier one that somebody repeats is no sign of life
             news = f"answers again, after {self.silent_s:.0f} s" if self.missed else None
             self.beat, self.silent_s, self.missed = beat, 0.0, False
+            self.heard_s = asked_s if heard_s is None else heard_s
             return news
         if self.silent_s > SILENCE_S and not self.missed:
             self.missed = True
