@@ -249,8 +249,8 @@ typedef struct ditorch_grouped_matmul {
  * with the length of a sequence, not with its square. Of one head, where query q sees keys 0 to q
  * if `causal`, of these the last `window` alone if that is not 0, and all keys otherwise:
  *
- *   scores[q, k] = scale * query[q] . key[k] + bias[q, k]
- *   out[q] = sum over k of exp(scores[q, k] - log_sum_exp[q]) * value[k]
+ *   scores[q, k] = capped(scale * query[q] . key[k]) + bias[q, k]
+ *   out[q] = sum over k of exp(scores[q, k] - log_sum_exp[q]) * kept[q, k] * value[k]
  *   log_sum_exp[q] = log(sum over k of exp(scores[q, k]))
  *
  * A query that sees no key has the output 0. query and out are [batch, heads, queries, ..], key and
@@ -264,7 +264,12 @@ typedef struct ditorch_grouped_matmul {
  * their own: document d has the rows from ends[d - 1], or from 0 for the first, to ends[d] - 1, of
  * queries and of keys alike. It lies on the device: `documents` INT32 side by side, which ascend to
  * `queries`; some may have no rows. batch is then 1, there are as many keys, and there is no bias.
- */
+ *
+ * capped(x) is soft_cap * tanh(x / soft_cap), and x itself where `soft_cap` is 0; where it is not,
+ * there is no bias. kept is 1 where `dropout` is 0. Otherwise it is 1 / (1 - dropout) where RANDOM,
+ * of a map over [batch, heads, queries, keys] under `dropout_key`, is below 1 - dropout, rounded to
+ * FLOAT32, and 0 elsewhere. No mask is kept: the backward, which is told the same key, finds each
+ * element of it by its number, as every other chip does. */
 typedef struct ditorch_attention {
   size_t struct_size;
   ditorch_dtype dtype;
@@ -278,6 +283,10 @@ typedef struct ditorch_attention {
   int64_t window; /* 0, or at least 1 where causal */
   int64_t documents;
   const int32_t* ends;
+  /* since the table may say that it has these */
+  double soft_cap; /* 0, or more */
+  double dropout;  /* from 0 to below 1 */
+  int64_t dropout_key;
 } ditorch_attention;
 
 /* Its gradients, which are of `dtype` and have four strides each. `forward` is the call whose out
@@ -378,8 +387,9 @@ typedef struct ditorch_operators {
   ditorch_status (*grouped_matmul)(const ditorch_context* context,
                                    const ditorch_grouped_matmul* call);
 
-  /* sizeof(ditorch_attention) as the vendor compiled it: it is asked for nothing that a field
-   * beyond would say. */
+  /* Up to where the vendor reads ditorch_attention: it is asked for nothing that a field beyond
+   * would say. sizeof(ditorch_attention) is all of it, offsetof(ditorch_attention, soft_cap) what
+   * there is without soft cap and dropout. */
   size_t attention_struct_size;
 } ditorch_operators;
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from heteropp.models.attention_work import backward_flops, forward_flops, seen_pairs
 from heteropp.models.causal_attention import causal_inputs
+from heteropp.models.fused_attention import capped_flash_attention
 
 ATTENTION = "_scaled_dot_product_attention"
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
@@ -216,9 +217,11 @@ class _ChipKernels(TorchFunctionMode):
             return _FusedNorm.apply(args[0], kwargs["weight"], _active)
         if (inputs := causal_inputs(func, args, kwargs)) is not None:
             return _FusedAttention.apply(*inputs, None, _active)
-        if func is torch.ops.aten._flash_attention_forward:
+        if func in (torch.ops.aten._flash_attention_forward, capped_flash_attention):
             rows = (each.transpose(1, 2) for each in args[:3])
-            mixed = _FusedAttention.apply(*rows, kwargs["window_size_left"] + 1, _active)
+            before = kwargs["window_size_left"]
+            window = None if before is None else before + 1
+            mixed = _FusedAttention.apply(*rows, window, _active)
             return (mixed.transpose(1, 2),)
         return func(*args, **kwargs)
 

@@ -157,12 +157,12 @@ def attention(
     [sequences, length, heads, size of values].
     """
     assert _running.masks is not None, "a stage's forward has set them"
-    is_plain = softcap is None and s_aux is None and position_bias is None and indices is None
+    is_plain = s_aux is None and position_bias is None and indices is None
     if _running.masks.fused and is_plain and attention_mask is None:
         rows = (each.transpose(1, 2) for each in (query, key, value))
         apart = _running.masks.documents
         ends = None if apart is None else apart.ends
-        mixed = attend(*rows, window=sliding_window, ends=ends, scale=scaling)
+        mixed = attend(*rows, window=sliding_window, ends=ends, scale=scaling, soft_cap=softcap)
         return mixed.contiguous(), None
     mask = _running.masks.of(sliding_window)
     if attention_mask is not None and attention_mask is not _running.masks.of(None):

@@ -112,10 +112,14 @@ def check_attention(model: ModelSpec, device: Device, apart: bool) -> None:
     import ditorch
 
     dtype = getattr(torch, model.dtype)
+    within, capped = ", through a window or within documents", " with a soft cap"
+    kinds = (("", True), (within, apart), (capped, model.caps_fused_scores))
     for size, value_size in sorted(model.fused_head_sizes):
         of_values = "" if value_size == size else f", and values of {value_size}"
-        for kind, asked in (("", True), (", through a window or within documents", apart)):
-            if asked and not ditorch.has_fused_attention(bool(kind), dtype, size, value_size):
+        for kind, asked in kinds:
+            if asked and not ditorch.has_fused_attention(
+                kind == within, dtype, size, value_size, capped=kind == capped
+            ):
                 raise ModelError(
                     f"the model's attention is fused{kind}, for which chip "
                     f"{ditorch.chip().chip_type} has no kernel of {model.dtype} heads of "
