@@ -66,6 +66,10 @@ def test_attention_on_a_late_chip() -> None:
     run_checks(None, *files, "check_capped_attention.py", **async_chip.environment())
 
 
+def test_optimizers_on_a_late_chip() -> None:
+    run_checks(None, "check_fused_adam.py", **async_chip.environment())
+
+
 @pytest.mark.parametrize("seed", sampled([1, 2], 2))
 def test_operators_on_a_late_chip(seed: int) -> None:
     chip = async_chip.environment(seed, kernels=False)

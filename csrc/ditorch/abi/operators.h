@@ -364,7 +364,8 @@ typedef struct ditorch_operators {
   /* Elementwise operators: arithmetic, comparisons, where, casts, fills, strided copies,
    * activations and their gradients. */
   ditorch_status (*map)(const ditorch_context* context, const ditorch_map* call);
-  /* Steps of optimizers and of gradient clipping. */
+  /* Steps of optimizers and of gradient clipping. A step of AdamW is one program over its tensors,
+   * or two with a loss scale, beside one over a few scalars, so that it has no entry of its own. */
   ditorch_status (*map_list)(const ditorch_context* context, const ditorch_map_list* call);
 
   /* dense = table: embeddings, index_select, gather, the loss of a class. Zero where the index is
