@@ -41,6 +41,7 @@ from ditorch import (
     process_groups,
     safetensors_devices,
     serialization,
+    soft_cap,
     strict,
 )
 from ditorch.memory_registration import PeerHandle, peer_handle
@@ -150,6 +151,9 @@ def has_fused_attention(
     dtype: torch.dtype = torch.float32,
     size: int = 16,
     value_size: int = 16,
+    *,
+    capped: bool = False,
+    dropout: bool = False,
 ) -> bool:
     """Whether attention is one kernel on this device, which keeps no scores.
 
@@ -157,20 +161,25 @@ def has_fused_attention(
         not as scaled_dot_product_attention of whole sequences alone. Where the chip's vendor has no
         kernel for it, the host computes that; the other is composed of products and a softmax.
     size: of a head's queries and keys; value_size: of its values. Kernels of ours take them all.
+    capped: with a soft cap (`ditorch.soft_cap`), which only chips that ditorch drives have.
+    dropout: with dropout.
     """
     if _is_made_here():
-        return _ditorch.keeps_documents_apart() if apart else _ditorch.has_attention()
+        return _ditorch.has_attention(apart, capped, dropout)
+    if capped:
+        return False
+    share = 0.5 if dropout else 0.0
     query, value = (
         torch.zeros(1, 16, 1, each, device=device, dtype=dtype) for each in (size, value_size)
     )
     try:
         if apart:
             torch.ops.aten._flash_attention_forward(
-                *(query, query, value, None, None, 16, 16, 0.0, True, False), window_size_left=1
+                *(query, query, value, None, None, 16, 16, share, True, False), window_size_left=1
             )
             return device.type != "cpu"  # whose kernel is ours, and for precision tools
         query, value = query.transpose(1, 2), value.transpose(1, 2)
-        chosen = torch._fused_sdp_choice(query, query, value, is_causal=True)
+        chosen = torch._fused_sdp_choice(query, query, value, None, share, is_causal=True)
     except RuntimeError:  # a plugin that has none, or knows of no choice
         return False
     return chosen != torch.nn.attention.SDPBackend.MATH.value
@@ -285,6 +294,7 @@ def _make_device(library: str, advice: str) -> str:
     serialization.send_through_multiprocessing(device_type)
     dlpack.accept(torch.device(device_type))
     process_groups.accept(device_type)
+    soft_cap.register()
     atexit.register(_let_autograd_rest)
     return device_type
 

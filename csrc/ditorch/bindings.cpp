@@ -107,8 +107,9 @@ PYBIND11_MODULE(_ditorch, m) {
   m.def("set_module", &set_module);
   m.def("host_runs_here", [] { return host_runs_here; });
   m.def("kernel_counts", &kernel_counts);
-  m.def("has_attention", &attention::is_one_kernel);
-  m.def("keeps_documents_apart", &attention::keeps_documents_apart);
+  m.def("has_attention", [](bool apart, bool soft_cap, bool dropout) {
+    return attention::vendor_has({apart, soft_cap, dropout});
+  });
   m.def("peer_handle", &peer_handle);
   m.def("pacing", &pacing);
   m.def("pacing_reset", &pacing_reset);

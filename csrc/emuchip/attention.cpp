@@ -7,6 +7,7 @@
 
 #include "elements.h"
 #include "kernels.h"
+#include "philox.h"
 #include "product.h"
 #include "row_sum.h"
 #include "rows.h"
@@ -110,7 +111,8 @@ class Attention {
         scores_(kQueries, kKeys),
         mixed_(kQueries, call.value_size),
         part_(kQueries, call.value_size),
-        biases_(kKeys) {}
+        slopes_(kQueries, kKeys),
+        row_(kKeys) {}
 
   void forward() {
     for (int64_t batch = 0; batch < call_.batch; ++batch) {
@@ -165,7 +167,30 @@ class Attention {
     return rows_of(operand, call_.dtype, batch, kv_head_of(head), first, count, columns);
   }
 
-  // scores_[q][k], minus infinity where a query does not see a key.
+  // Scores near the soft cap as a hyperbolic tangent does; slopes are how fast they still rise.
+  void cap(T* scores, T* slopes, int64_t columns) const {
+    const T largest = static_cast<T>(call_.soft_cap);
+    for (int64_t j = 0; j < columns; ++j) scores[j] /= largest;
+    tanh(scores, scores, columns);
+    for (int64_t j = 0; j < columns; ++j) {
+      slopes[j] = (T(1) - scores[j]) * (T(1) + scores[j]);
+      scores[j] *= largest;
+    }
+  }
+
+  // What weights of a query are multiplied by in row_, from first_key on: 0 where they are dropped.
+  const std::vector<T>& kept(int64_t batch, int64_t head, int64_t query, int64_t first_key,
+                             int64_t columns) {
+    const int64_t row = (batch * call_.heads + head) * call_.queries + query;
+    random_numbers(static_cast<uint64_t>(call_.dropout_key), row * call_.keys + first_key,
+                   row_.data(), columns);
+    const T kept_share = static_cast<float>(1 - call_.dropout);
+    const T scale = static_cast<T>(1 / (1 - call_.dropout));
+    for (int64_t j = 0; j < columns; ++j) row_[j] = row_[j] < kept_share ? scale : T(0);
+    return row_;
+  }
+
+  // scores_[q][k], minus infinity where a query does not see a key. Of capped ones slopes_, too.
   void score(int64_t batch, int64_t head, int64_t first_query, int64_t rows, int64_t first_key,
              int64_t columns) {
     const auto query =
@@ -175,11 +200,12 @@ class Attention {
     for (int64_t i = 0; i < rows; ++i) {
       T* row = scores_.row(i);
       for (int64_t j = 0; j < columns; ++j) row[j] *= static_cast<T>(call_.scale);
+      if (call_.soft_cap != 0) cap(row, slopes_.row(i), columns);
       if (call_.bias.data) {
         auto bias = rows_of(call_.bias, call_.dtype, batch, head, first_query + i, 1, columns);
         bias.data += first_key * bias.column_stride * element_bytes(call_.dtype);
-        load(bias, 0, numerics_, biases_.data());
-        for (int64_t j = 0; j < columns; ++j) row[j] += biases_[j];
+        load(bias, 0, numerics_, row_.data());
+        for (int64_t j = 0; j < columns; ++j) row[j] += row_[j];
       }
       if (!call_.causal) continue;
       constexpr T kUnseen = -std::numeric_limits<T>::infinity();
@@ -212,6 +238,7 @@ class Attention {
         for (int64_t j = 0; j < columns; ++j) row[j] -= shift;
         exp_nonpositive(row, columns, kFast);
         total[i] = total[i] * scale + sum(row);
+        if (call_.dropout != 0) multiply(row, kept(batch, head, first + i, key, columns), columns);
         round_to(call_.dtype, row, columns);
         T* mixed = mixed_.row(i);
         for (int64_t j = 0; j < width; ++j) mixed[j] *= scale;
@@ -259,9 +286,13 @@ class Attention {
           power[j] = below > T(0) ? T(0) : below;
         }
         exp_nonpositive(power, columns, kFast);
+        const bool drops = call_.dropout != 0;
+        if (drops) multiply(grad, kept(batch, head, first + i, at, columns), columns);
         for (int64_t j = 0; j < columns; ++j) {
           grad[j] = power[j] * (grad[j] - dots[i]) * static_cast<T>(call_.scale);
         }
+        if (call_.soft_cap != 0) multiply(grad, slopes_.row(i), columns);
+        if (drops) multiply(power, row_, columns);
         round_to(call_.dtype, power, columns);
         round_to(call_.dtype, grad, columns);
       }
@@ -305,6 +336,11 @@ class Attention {
             1};
   }
 
+  template <class Factors>
+  static void multiply(T* values, const Factors& factors, int64_t columns) {
+    for (int64_t j = 0; j < columns; ++j) values[j] *= factors[j];
+  }
+
   static void add(Block<T>& sums, Block<T>& more, int64_t rows, int64_t columns,
                   int64_t first = 0) {
     for (int64_t i = 0; i < rows; ++i) {
@@ -320,8 +356,8 @@ class Attention {
   const ditorch_attention& call_;
   const Numerics& numerics_;
   const std::vector<Rows> sequences_;
-  Block<T> scores_, mixed_, part_;
-  std::vector<T> biases_;
+  Block<T> scores_, mixed_, part_, slopes_;
+  std::vector<T> row_;  // biases of a query, or what its weights are multiplied by
 };
 
 // The chip's numerics, if it computes the call.

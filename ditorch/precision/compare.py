@@ -25,7 +25,7 @@ from ditorch._ditorch import host_runs_here
 from ditorch.precision.call import Call
 from ditorch.precision.comparisons import Comparisons
 from ditorch.precision.copies import outputs
-from ditorch.precision.reference import Reference, reference_of
+from ditorch.precision.reference import Reference, random_state, reference_of
 from ditorch.precision.results import Errors, Findings, write_findings
 from ditorch.precision.select import Selection
 from ditorch.precision.standards import load_standards
@@ -94,13 +94,13 @@ class Compare(Tool):
             return proceed(call)
         if not all(_is_plain(each) for _, each in inputs(call)):
             return self._around_unlike(call, proceed)
-        copied = _copied(call)
+        copied, numbers = _copied(call), random_state(call)
         runs = host_runs_here()
         results = proceed(call)
         ran_on_host = host_runs_here() > runs
         actual = [(name, to_host(each)) for name, each in outputs(call, results) if _is_plain(each)]
         mutated = _mutated(call, copied)
-        reference = reference_of(copied, self.standards)
+        reference = reference_of(copied, self.standards, numbers)
         judged = [
             (name, each, reference.judge(name, each, self.standards))
             for name, each in actual

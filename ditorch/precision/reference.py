@@ -23,7 +23,7 @@ from ditorch.precision.scale import (
     sensitivity,
 )
 from ditorch.precision.standards import Standards, operator_names
-from ditorch.precision.tensors import inputs, is_communication, is_random
+from ditorch.precision.tensors import chip_of, dropout_of, inputs, is_communication, is_random
 from ditorch.precision.verdict import Judgement, judge
 
 Selected = Callable[[Tensor], Tensor]
@@ -91,12 +91,28 @@ class Reference:
         )
 
 
-def reference_of(call: Call, standards: Standards) -> Reference:
-    """Call it before the operator runs, or with copies of its inputs: they are only read."""
+def random_state(call: Call) -> Tensor | None:
+    """What the host would draw the chip's own numbers from, before the operator runs.
+
+    None: it draws none, or others. Attention that ditorch lowers drops the same on the host.
+    """
+    chip = chip_of(call)
+    if chip is None or not is_random(call) or not dropout_of(call):
+        return None
+    state: Tensor = torch.get_device_module(chip).get_rng_state(chip)
+    return state if state.numel() == torch.get_rng_state().numel() else None
+
+
+def reference_of(call: Call, standards: Standards, numbers: Tensor | None = None) -> Reference:
+    """Call it before the operator runs, or with copies of its inputs: they are only read.
+
+    numbers: its `random_state`.
+    """
     rule = standards.numbers_of(call.operator).rule
     if is_communication(call):
         return Reference(call.operator, note="its results depend on other ranks' inputs")
-    if is_random(call) and rule != "not compared" and definition_of(call) is None:
+    is_free = is_random(call) and definition_of(call) is None and numbers is None
+    if is_free and rule != "not compared":
         return Reference(call.operator, note="it draws random numbers")
     if rule == "not compared":
         expected = {name: Expected(each, each.dtype) for name, each in on_meta(call).items()}
@@ -105,7 +121,7 @@ def reference_of(call: Call, standards: Standards) -> Reference:
         with torch.no_grad():
             if rule == "equal":
                 return Reference(call.operator, _exact(call))
-            return _in_float64(call, standards)
+            return _in_float64(call, standards, numbers)
     except Exception as error:  # whatever it is, the program being watched goes on
         return Reference(call.operator, note=f"the host cannot compute it: {_first_words(error)}")
 
@@ -119,10 +135,29 @@ def _exact(call: Call) -> dict[str, Expected]:
     return expected
 
 
-def _in_float64(call: Call, standards: Standards) -> Reference:
+def _run_of(call: Call, numbers: Tensor | None) -> Run:
+    """What computes such calls; on the host, each time with the same random numbers."""
+    if (definition := definition_of(call)) is not None:
+        return definition
+    attends = dropout_of(call) is not None and "_backward" not in call.operator
+
+    def drawn(call: Call) -> Results:
+        if numbers is None:
+            return run_on_host(call)
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(numbers)
+            return run_on_host(call)
+
+    def first(call: Call) -> Results:
+        return {"out.0": drawn(call)["out.0"]}  # what else attention gives, each chip has its own
+
+    return first if attends else drawn
+
+
+def _in_float64(call: Call, standards: Standards, numbers: Tensor | None) -> Reference:
     dtypes = {name: each.dtype for name, each in on_meta(call).items()}
     wide = widened(call, dtypes)
-    run = definition_of(call) or run_on_host
+    run = _run_of(call, numbers)
     note = ""
     try:
         results = run(wide)

@@ -40,6 +40,7 @@ def is_rounded_once(call: Call, dtype: torch.dtype) -> bool:
 def scale_from_definition(call: Call) -> Results | None:
     name = call.operator.split(".")[1]
     is_attention_backward = "_scaled_dot_product_" in name and name.endswith("_backward")
+    is_attention_backward &= not argument(call, "dropout_p")
     terms = attention_backward_terms if is_attention_backward else TERMS.get(name)
     return None if terms is None else terms(call)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ditorch.precision import definitions
 from ditorch.precision.call import Call
 
 # Operators about a tensor's memory rather than its elements.
@@ -153,7 +154,13 @@ def _only_shows(func: OpOverload) -> bool:
 
 def is_random(call: Call) -> bool:
     """Whether the operator draws random numbers: two right results need not be equal."""
-    return torch.Tag.nondeterministic_seeded in call.func.tags
+    return torch.Tag.nondeterministic_seeded in call.func.tags and dropout_of(call) != 0
+
+
+def dropout_of(call: Call) -> float | None:
+    """The share of weights that attention drops; None: the operator is no attention."""
+    share: float | None = definitions.argument(call, "dropout_p")
+    return share
 
 
 def is_communication(call: Call) -> bool:

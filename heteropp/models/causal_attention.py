@@ -29,6 +29,6 @@ def _plainly_causal(
     **_: Any,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Binds a call's arguments as scaled_dot_product_attention does, by place or by name."""
-    is_plain = is_causal and attn_mask is None and dropout_p == 0
+    is_plain = is_causal and attn_mask is None and 0 <= dropout_p < 1
     is_square = query.dim() == 4 and query.shape[-2] == key.shape[-2]
     return (query, key, value) if is_plain and is_square else None

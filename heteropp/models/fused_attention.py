@@ -7,10 +7,12 @@ sees: they are arguments of the kernel, and no mask is made of them.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 from heteropp.models.documents import Documents
@@ -27,18 +29,21 @@ def attend(
     window: int | None = None,
     documents: Documents | None = None,
     scale: float | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """Returns values mixed by attention, [sequences, queries, heads, value size].
 
     query: [sequences, queries, heads, size], of the last tokens of a sequence; key and value:
     [sequences, length, .., ..], of all of them, with as many or fewer heads. window: how many
     tokens one sees at most, itself included; None: all before it. documents: None: sequences are
-    whole. scale: of the scores; absent, size ** -0.5.
+    whole. scale: of the scores; absent, size ** -0.5. soft_cap: a bound of the scores, which they
+    near as a hyperbolic tangent does.
     """
     queries, length = query.shape[1], key.shape[1]
     if window is not None and window >= length:
         window = None
-    if window is None and documents is None and queries == length:
+    is_plain = window is None and documents is None and soft_cap is None
+    if is_plain and queries == length:
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         mixed = F.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=True, scale=scale
@@ -46,21 +51,38 @@ def attend(
         return mixed.transpose(1, 2)
     shape = *query.shape[:-1], value.shape[-1]
     if query.device.type == "cpu":
-        return _on_host(query, key, value, window, documents, scale).view(shape)
-    if window is None and documents is None:
+        return _on_host(query, key, value, window, documents, scale, soft_cap).view(shape)
+    if is_plain:
         mixed = LastTokens.apply(query, key, value, scale)
         return mixed.view(shape)
     ends: tuple[Tensor | None, Tensor | None] = None, None
     if documents is not None:
         query, key, value = (each.flatten(0, 1) for each in (query, key, value))
         ends = documents.ends_of_queries, documents.ends
-    mixed, *_ = torch.ops.aten._flash_attention_forward(
-        *(query, key, value, *ends, queries, length, 0.0, True, False),
+    options: dict[str, Any] = dict(
         scale=scale,
         window_size_left=None if window is None else window - 1,
         window_size_right=None if window is None else 0,
     )
+    flash: Any = torch.ops.aten._flash_attention_forward
+    if soft_cap is not None:
+        flash, options["soft_cap"] = capped_flash_attention, soft_cap
+    mixed, *_ = flash(*(query, key, value, *ends, queries, length, 0.0, True, False), **options)
     return mixed.view(shape)
+
+
+def capped_flash_attention(query: Tensor, *args: Any, **options: Any) -> tuple[Tensor, ...]:
+    """FlashAttention as ATen has it, with a soft cap, which it has not: ditorch's operator.
+
+    Modes that look on see one function, as they see ATen's operator.
+    """
+    if has_torch_function((query,)):
+        found: tuple[Tensor, ...] = handle_torch_function(
+            capped_flash_attention, (query,), query, *args, **options
+        )
+        return found
+    mixed: tuple[Tensor, ...] = torch.ops.ditorch._flash_attention_forward(query, *args, **options)
+    return mixed
 
 
 def _on_host(
@@ -70,6 +92,7 @@ def _on_host(
     window: int | None,
     documents: Documents | None,
     scale: float | None,
+    soft_cap: float | None,
 ) -> Tensor:
     """Computes the same on a CPU, for which PyTorch has no such kernel: piece by piece."""
     if documents is None:
@@ -79,7 +102,9 @@ def _on_host(
         ends = [each.tolist() for each in (documents.ends_of_queries, documents.ends)]
     query, key, value = (each.flatten(0, 1) for each in (query, key, value))
     mixed = [
-        _through_window(query[slice(*own)], key[slice(*all_)], value[slice(*all_)], window, scale)
+        _through_window(
+            *(query[slice(*own)], key[slice(*all_)], value[slice(*all_)]), window, scale, soft_cap
+        )
         for own, all_ in zip(*map(pairwise, ends), strict=True)
         if own[0] < own[1]
     ]
@@ -87,13 +112,18 @@ def _on_host(
 
 
 def _through_window(
-    query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: int | None,
+    scale: float | None,
+    soft_cap: float | None,
 ) -> Tensor:
     """query, key and value: of a document, [queries or length, heads, size]."""
     length = len(key)
     before = length - len(query)  # keys before the first query's own
     window = length if window is None else min(window, length)
-    block = BLOCK if window < length or before else length
+    block = BLOCK if window < length or before or soft_cap is not None else length
     mixed = []
     for first in range(before, length, block):
         oldest, end = max(0, first + 1 - window), min(length, first + block)
@@ -102,7 +132,7 @@ def _through_window(
         seen = [each[:, :, oldest:end] for each in seen]
         # the mask is made again in the backward, so that the whole is never there
         again = checkpoint(
-            _block, own, *seen, first - oldest, window, scale, use_reentrant=False,
+            _block, own, *seen, first - oldest, window, scale, soft_cap, use_reentrant=False,
             preserve_rng_state=False,
         )  # fmt: skip
         mixed.append(again[0].transpose(0, 1))
@@ -110,12 +140,24 @@ def _through_window(
 
 
 def _block(
-    query: Tensor, key: Tensor, value: Tensor, first: int, window: int, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    first: int,
+    window: int,
+    scale: float | None,
+    soft_cap: float | None,
 ) -> Tensor:
     """first: which of the keys is the first query's own."""
     apart = torch.arange(first, first + query.shape[2]).unsqueeze(1) - torch.arange(key.shape[2])
     mask = (apart >= 0) & (apart < window)
-    mixed: Tensor = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, enable_gqa=True, scale=scale
-    )
-    return mixed
+    if soft_cap is None:
+        mixed: Tensor = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, enable_gqa=True, scale=scale
+        )
+        return mixed
+    sharing = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(sharing, 1) for each in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = torch.tanh(scores / soft_cap) * soft_cap
+    return torch.softmax(scores.masked_fill(~mask, -torch.inf), -1) @ value

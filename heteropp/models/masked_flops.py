@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from heteropp.models.attention_work import forward_flops, seen_pairs
 from heteropp.models.causal_attention import causal_inputs
+from heteropp.models.fused_attention import capped_flash_attention
 
 
 class MaskedFlops(TorchFunctionMode):
@@ -23,13 +24,16 @@ class MaskedFlops(TorchFunctionMode):
         super().__init__()
         self.total = 0
         self.head_sizes: set[tuple[int, int]] = set()  # of queries and keys, and of values
+        self.caps_scores = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.aten._flash_attention_forward:
+        is_capped = func is capped_flash_attention
+        if is_capped or func is torch.ops.aten._flash_attention_forward:
+            self.caps_scores |= is_capped
             query, key, value = (each.transpose(1, 2) for each in args[:3])
-            left = kwargs["window_size_left"]
-            self._count(query, value, None if left is None else left + 1)
+            before = kwargs["window_size_left"]
+            self._count(query, value, None if before is None else before + 1)
             mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
             return (mixed.transpose(1, 2),)
         if (inputs := causal_inputs(func, args, kwargs)) is not None:

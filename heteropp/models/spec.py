@@ -188,6 +188,11 @@ class ModelSpec(ABC):
         """Sizes of a head's queries and keys, and of its values, in each kind of such a kernel."""
         return frozenset()
 
+    @property
+    def caps_fused_scores(self) -> bool:
+        """Whether such a kernel has a soft cap of its scores."""
+        return False
+
     def documents_problem(self) -> str | None:
         """Says in a clause why attention cannot stay within a document of several; None: it can."""
         return None

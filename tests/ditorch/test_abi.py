@@ -20,11 +20,13 @@ Wrap = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def wrap(tmp_path: Path) -> Wrap:
-    """wrap(runtime="...", operators="...", more=0, without="") -> the environment to load it by."""
+    """wrap(runtime="...", operators="...", attention="...", more=0, without="") -> the
+    environment to load it by."""
 
     def make(
         runtime: str = "sizeof(ditorch_runtime)",
         operators: str = "sizeof(ditorch_operators)",
+        attention: str = "sizeof(ditorch_attention)",
         more: int = 0,
         without: str = "",
     ) -> dict[str, str]:
@@ -33,6 +35,7 @@ def wrap(tmp_path: Path) -> Wrap:
             f'-DINNER="{EMUCHIP}"',
             f"-DRUNTIME_BYTES={runtime}",
             f"-DOPERATORS_BYTES={operators}",
+            f"-DATTENTION_BYTES={attention}",
             f"-DVERSION_MORE={more}",
             *([f"-DWITHOUT={without}"] if without else []),
         ]
@@ -102,6 +105,35 @@ def test_a_library_of_whole_sequences_is_not_asked_for_windows(wrap: Wrap) -> No
         "assert ditorch.has_fused_attention() and not ditorch.has_fused_attention(apart=True)\n"
     )
     older = wrap(operators="offsetof(ditorch_operators,attention_struct_size)")
+    done = run_python(code, None, **older)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_library_that_knows_no_soft_cap_and_drops_nothing_is_not_asked_for_it(wrap: Wrap) -> None:
+    """Its descriptor ends before them: it would leave them out, and say nothing."""
+    code = (
+        "import torch, ditorch\n"
+        "from torch.nn.functional import scaled_dot_product_attention as attend\n"
+        "x = torch.randn(1, 6, 1, 4)\n"
+        "def near(x, cap, share):\n"
+        "    torch.manual_seed(0)\n"
+        "    return torch.ops.ditorch._flash_attention_forward(\n"
+        "        *(x, x, x, None, None, 6, 6, share, True, False), scale=1.0,\n"
+        "        window_size_left=1, window_size_right=0, soft_cap=cap)[0]\n"
+        "kept = near(x.to('device'), 0.0, 0.0)\n"
+        "assert ditorch.kernel_counts()['_flash_attention_forward'] == 1\n"
+        "for cap, share in ((0.5, 0.0), (0.0, 0.5)):\n"
+        "    found = near(x.to('device'), cap, share).cpu()\n"
+        "    assert torch.allclose(found, near(x, cap, share), atol=1e-6)\n"
+        "    assert not torch.allclose(found, kept.cpu(), atol=1e-2)\n"
+        "attend(*[x.to('device').transpose(1, 2)] * 3, is_causal=True, dropout_p=0.5)\n"
+        "assert ditorch.kernel_counts()['_flash_attention_forward'] == 1\n"
+        "assert '_scaled_dot_product_fused_attention_overrideable' not in ditorch.kernel_counts()\n"
+        "assert ditorch.has_fused_attention(apart=True)\n"
+        "assert not ditorch.has_fused_attention(capped=True)\n"
+        "assert not ditorch.has_fused_attention(dropout=True)\n"
+    )
+    older = wrap(attention="offsetof(ditorch_attention,soft_cap)")
     done = run_python(code, None, **older)
     assert done.returncode == 0, done.stderr
 

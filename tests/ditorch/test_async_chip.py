@@ -82,7 +82,12 @@ def test_checks_on_a_late_chip(seed: int) -> None:
 
 
 def test_attention_on_a_late_chip() -> None:
-    run_checks(None, "check_attention.py", "check_flash_attention.py", **async_chip.environment())
+    files = ["check_attention.py", "check_flash_attention.py", "check_dropped_attention.py"]
+    run_checks(None, *files, "check_capped_attention.py", **async_chip.environment())
+
+
+def test_optimizers_on_a_late_chip() -> None:
+    run_checks(None, "check_fused_adam.py", **async_chip.environment())
 
 
 @pytest.mark.parametrize("seed", sampled([1, 2], 2))

@@ -162,7 +162,8 @@ def test_the_skeletons_sums_with_products_are_its_own(make_hidden: Callable[[boo
 @pytest.mark.long
 def test_the_skeletons_kernels_agree_with_the_cpu(make_hidden: Callable[[bool], Path]) -> None:
     files = ["check_elementwise.py", "check_composed.py", "check_indexed.py"]
-    files += ["check_attention.py", "check_flash_attention.py"]
+    files += ["check_attention.py", "check_flash_attention.py", "check_dropped_attention.py"]
+    files += ["check_capped_attention.py", "check_fused_adam.py"]
     run_checks(None, *files, DITORCH_VENDOR_LIBRARY=str(make_hidden(True)))
 
 

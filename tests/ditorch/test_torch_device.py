@@ -75,6 +75,14 @@ def test_attention_and_grouped_products_are_one_kernel_of_the_chip() -> None:
     run_checks("c-mini", *files, "check_grouped.py")
 
 
+def test_attention_drops_weights_and_caps_scores_in_one_kernel_of_the_chip() -> None:
+    run_checks("d-mini", "check_dropped_attention.py", "check_capped_attention.py")
+
+
+def test_a_step_of_an_optimizer_is_one_kernel_of_the_chip() -> None:
+    run_checks("c-mini", "check_fused_adam.py")
+
+
 def test_the_first_attention_may_be_a_compilers() -> None:
     done = run_python(FIRST_IN_A_GRAPH, "c-mini")
     assert done.returncode == 0, done.stderr[-3000:]

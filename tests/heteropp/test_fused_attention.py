@@ -62,7 +62,8 @@ def test_it_computes_what_explicit_attention_does(lengths: tuple[int, ...] | Non
 
 @pytest.mark.parametrize("window", [1, 700, 2048, 5000])
 @pytest.mark.parametrize("documents", [False, True])
-def test_it_looks_through_a_window(window: int, documents: bool) -> None:
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+def test_it_looks_through_a_window(window: int, documents: bool, soft_cap: float | None) -> None:
     """Values and gradients, against the definition; the host takes 1024 queries at a time."""
     torch.manual_seed(0)
     length, heads, kv_heads, size = 2500, 2, 1, 4
@@ -71,13 +72,16 @@ def test_it_looks_through_a_window(window: int, documents: bool) -> None:
     number = (torch.arange(length) >= 1200).long() if documents else torch.zeros(length)
     ours, theirs = ([each.clone().requires_grad_() for each in given] for _ in range(2))
     apart = Documents.of_step(number.unsqueeze(0), length)[0] if documents else None
-    attend(*ours, window=window, documents=apart, scale=0.7).backward(gradient)
+    attend(*ours, window=window, documents=apart, scale=0.7, soft_cap=soft_cap).backward(gradient)
     found = [each.grad for each in ours]
 
     apart = torch.arange(length).unsqueeze(1) - torch.arange(length)
     seen = (apart >= 0) & (apart < window) & (number.unsqueeze(1) == number)
     query, key, value = (each.transpose(1, 2) for each in theirs)
-    scores = (query @ key.mT * 0.7).masked_fill(~seen, -torch.inf)
+    scores = query @ key.mT * 0.7
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    scores = scores.masked_fill(~seen, -torch.inf)
     (torch.softmax(scores, -1) @ value).backward(gradient.transpose(1, 2))
     for one, other in zip(found, theirs, strict=True):
         torch.testing.assert_close(one, other.grad, rtol=1e-12, atol=1e-12)
@@ -200,12 +204,18 @@ print(ditorch.kernel_counts()["_flash_attention_backward"], ditorch.fallback_cou
 
 
 def test_the_host_computes_nothing_of_it() -> None:
-    """The models have 2 layers each, and documents; the second looks through a window."""
+    """The models have 2 layers each, and documents; others than the first windows, too.
+
+    The last has a soft cap.
+    """
     sizes = dict(hidden=64, vocab=256, sequence_length=32)
     models = [
         replace(tiny_model(2, **sizes), attention="fused"),
-        read(
-            tiny_config("mistral", layers=2).to_dict(), "x", sequence_length=32, attention="fused"
+        *(
+            read(
+                tiny_config(family, layers=2).to_dict(), "x", sequence_length=32, attention="fused"
+            )
+            for family in ("mistral", "gemma2")
         ),
     ]
     done = subprocess.run(
@@ -213,15 +223,18 @@ def test_the_host_computes_nothing_of_it() -> None:
         env={**os.environ, "DITORCH_CHIP": "c-mini", "DITORCH_STRICT": "1"},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    assert done.stdout == "4 {}\n", done.stderr[-3000:]
+    assert done.stdout == "6 {}\n", done.stderr[-3000:]
 
 
-def test_flops_are_those_of_pairs_that_are_seen() -> None:
-    values, length = tiny_config("mistral", layers=2).to_dict(), 32
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+def test_flops_are_those_of_pairs_that_are_seen(family: str) -> None:
+    """Gemma 2 has a soft cap, which is no product, and every second layer sees all."""
+    values, length = tiny_config(family, layers=2).to_dict(), 32
     model = read(values, "x", sequence_length=length)
-    pairs = sum(min(row + 1, values["sliding_window"]) for row in range(length))
-    products = 3 * 2 * 2 * 2 * values["num_attention_heads"] * values["head_dim"]
-    masked = products * (length**2 - pairs) / length
+    windows = [values["sliding_window"], length if family == "gemma2" else values["sliding_window"]]
+    pairs = sum(min(row + 1, window) for row in range(length) for window in windows)
+    products = 3 * 2 * 2 * values["num_attention_heads"] * values["head_dim"]
+    masked = products * (2 * length**2 - pairs) / length
     fused = replace(model, attention="fused")
     assert model.flops_per_token() - fused.flops_per_token() == pytest.approx(masked, rel=1e-12)
 

@@ -18,6 +18,11 @@
  * `last_error`'s sentence. The rules of runtime.h hold here too: kernels are submitted to the
  * context's stream and return at once, calls come from any thread, tables grow at the end.
  *
+ * There is no other question of what a vendor supports: the answer would have to be kept in step
+ * with the kernels, and whoever has it would still have to call to be sure. Where ditorch has to
+ * know beforehand, whether to take an operator apart (elementwise programs, random numbers,
+ * attention, grouped products), it calls the entry for one element while it loads the library.
+ *
  * Results are rounded to the output's dtype; sums should be accumulated in float32 or wider. What a
  * kernel may differ from the reference by is the verdict of `ditorch-align`, not of this file. */
 #ifndef DITORCH_ABI_OPERATORS_H
@@ -249,8 +254,8 @@ typedef struct ditorch_grouped_matmul {
  * with the length of a sequence, not with its square. Of one head, where query q sees keys 0 to q
  * if `causal`, of these the last `window` alone if that is not 0, and all keys otherwise:
  *
- *   scores[q, k] = scale * query[q] . key[k] + bias[q, k]
- *   out[q] = sum over k of exp(scores[q, k] - log_sum_exp[q]) * value[k]
+ *   scores[q, k] = capped(scale * query[q] . key[k]) + bias[q, k]
+ *   out[q] = sum over k of exp(scores[q, k] - log_sum_exp[q]) * kept[q, k] * value[k]
  *   log_sum_exp[q] = log(sum over k of exp(scores[q, k]))
  *
  * A query that sees no key has the output 0. query and out are [batch, heads, queries, ..], key and
@@ -264,7 +269,12 @@ typedef struct ditorch_grouped_matmul {
  * their own: document d has the rows from ends[d - 1], or from 0 for the first, to ends[d] - 1, of
  * queries and of keys alike. It lies on the device: `documents` INT32 side by side, which ascend to
  * `queries`; some may have no rows. batch is then 1, there are as many keys, and there is no bias.
- */
+ *
+ * capped(x) is soft_cap * tanh(x / soft_cap), and x itself where `soft_cap` is 0; where it is not,
+ * there is no bias. kept is 1 where `dropout` is 0. Otherwise it is 1 / (1 - dropout) where RANDOM,
+ * of a map over [batch, heads, queries, keys] under `dropout_key`, is below 1 - dropout, rounded to
+ * FLOAT32, and 0 elsewhere. No mask is kept: the backward, which is told the same key, finds each
+ * element of it by its number, as every other chip does. */
 typedef struct ditorch_attention {
   size_t struct_size;
   ditorch_dtype dtype;
@@ -278,6 +288,10 @@ typedef struct ditorch_attention {
   int64_t window; /* 0, or at least 1 where causal */
   int64_t documents;
   const int32_t* ends;
+  /* since the table may say that it has these */
+  double soft_cap; /* 0, or more */
+  double dropout;  /* from 0 to below 1 */
+  int64_t dropout_key;
 } ditorch_attention;
 
 /* Its gradients, which are of `dtype` and have four strides each. `forward` is the call whose out
@@ -350,7 +364,8 @@ typedef struct ditorch_operators {
   /* Elementwise operators: arithmetic, comparisons, where, casts, fills, strided copies,
    * activations and their gradients. */
   ditorch_status (*map)(const ditorch_context* context, const ditorch_map* call);
-  /* Steps of optimizers and of gradient clipping. */
+  /* Steps of optimizers and of gradient clipping. A step of AdamW is one program over its tensors,
+   * or two with a loss scale, beside one over a few scalars, so that it has no entry of its own. */
   ditorch_status (*map_list)(const ditorch_context* context, const ditorch_map_list* call);
 
   /* dense = table: embeddings, index_select, gather, the loss of a class. Zero where the index is
@@ -378,8 +393,9 @@ typedef struct ditorch_operators {
   ditorch_status (*grouped_matmul)(const ditorch_context* context,
                                    const ditorch_grouped_matmul* call);
 
-  /* sizeof(ditorch_attention) as the vendor compiled it: it is asked for nothing that a field
-   * beyond would say. */
+  /* Up to where the vendor reads ditorch_attention: it is asked for nothing that a field beyond
+   * would say. sizeof(ditorch_attention) is all of it, offsetof(ditorch_attention, soft_cap) what
+   * there is without soft cap and dropout. */
   size_t attention_struct_size;
 } ditorch_operators;
 

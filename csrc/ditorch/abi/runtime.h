@@ -132,8 +132,9 @@ typedef struct ditorch_memory_handle {
  *   flops = 2*m*n*k for products of matrices (per batch); for attention in one piece 2 for each
  *           element of the products of every query with every key that it sees (forward: size +
  *           value_size of them, backward: 3 size + 2 value_size), documents being taken to be as
- *           long as the longest; else one per element of the largest tensor among arguments and
- *           results; zero for views, which are not launched at all. */
+ *           long as the longest, and nothing for what else is done to a score (softmax, soft cap,
+ *           dropout); else one per element of the largest tensor among arguments and results;
+ *           zero for views, which are not launched at all. */
 typedef struct ditorch_work {
   size_t struct_size;
   const char* name; /* the operator's name, for traces; lives as long as the process */

@@ -6,11 +6,14 @@
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/library.h>
 
 #include <cstddef>
 #include <optional>
 
 #include "ops/attention_arguments.h"
+#include "ops/dropout.h"
 #include "ops/optional_tensor.h"
 #include "ops/tensors.h"
 
@@ -44,16 +47,21 @@ bool are_describable(const at::Tensor& query, const at::Tensor& key, const at::T
   return !bias.defined() || (bias.scalar_type() == query.scalar_type() && bias.dim() <= 4);
 }
 
-// Which keys a query sees.
-struct Seen {
+// How weights come of scores: which keys a query sees, and what is done to what it sees.
+struct Weighing {
   bool causal;
   int64_t window = 0, documents = 0;
   const int32_t* ends = nullptr;
+  double soft_cap = 0, dropout = 0;
+  int64_t dropout_key = 0;
 
-  // Whether the vendor's descriptor has fields for it.
+  // Whether the vendor's descriptor has fields for it, and it makes sense.
   bool is_describable() const {
-    return (!window && !ends) ||
-           vendor().operators->attention_struct_size >= sizeof(ditorch_attention);
+    size_t read = 0;
+    if (window || ends) read = offsetof(ditorch_attention, soft_cap);
+    if (soft_cap != 0 || dropout != 0) read = sizeof(ditorch_attention);
+    return vendor().operators->attention_struct_size >= read && soft_cap >= 0 && dropout >= 0 &&
+           dropout < 1;
   }
 };
 
@@ -63,14 +71,14 @@ struct Call {
   ditorch_attention described;
 
   Call(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-       const at::Tensor& given_bias, Seen seen, double scale, const at::Tensor& out,
+       const at::Tensor& given_bias, Weighing weighing, double scale, const at::Tensor& out,
        const at::Tensor& sums) {
     if (given_bias.defined()) {
       bias = given_bias.expand({query.size(0), query.size(1), query.size(2), key.size(2)});
     }
     described = {sizeof(described),
                  abi_dtype(query.scalar_type()),
-                 seen.causal,
+                 weighing.causal,
                  scale,
                  query.size(0),
                  query.size(1),
@@ -85,11 +93,20 @@ struct Call {
                  operand_of(bias),
                  operand_of(out),
                  sums.mutable_data_ptr(),
-                 seen.window,
-                 seen.documents,
-                 seen.ends};
+                 weighing.window,
+                 weighing.documents,
+                 weighing.ends,
+                 weighing.soft_cap,
+                 weighing.dropout,
+                 weighing.dropout_key};
   }
 };
+
+// The key of a call that drops weights, as its backward is given it: it says which these are.
+at::Tensor kept_key(const Weighing& weighing, const at::Tensor& query) {
+  if (weighing.dropout == 0) return nothing(query);
+  return at::scalar_tensor(weighing.dropout_key, at::TensorOptions(at::kCPU).dtype(at::kLong));
+}
 
 // The output lies in memory as the query does, which heads next to each other in a row need.
 at::Tensor empty_out(const at::Tensor& query, const at::Tensor& value) {
@@ -105,14 +122,15 @@ ditorch_status forward(const ditorch_context& context, Arguments arguments, Resu
   const auto& key = arguments[1].toTensor();
   const auto& value = arguments[2].toTensor();
   const auto bias = optional_tensor(arguments[3]);
-  if (arguments[4].toDouble() != 0 || !are_describable(query, key, value, bias)) {
+  Weighing weighing{.causal = arguments[5].toBool(), .dropout = arguments[4].toDouble()};
+  if (!weighing.is_describable() || !are_describable(query, key, value, bias)) {
     return DITORCH_NOT_IMPLEMENTED;
   }
+  if (weighing.dropout != 0) weighing.dropout_key = dropout::draw_key(context.device);
   const auto out = empty_out(query, value), sums = empty_sums(query);
-  const Call call(query, key, value, bias, {arguments[5].toBool()}, scale_of(arguments[7], query),
-                  out, sums);
-  const auto none = nothing(query);
-  results = {out, sums, none, none, query.size(2), key.size(2), none, none, none};
+  const Call call(query, key, value, bias, weighing, scale_of(arguments[7], query), out, sums);
+  const auto none = nothing(query), drawn = kept_key(weighing, query);
+  results = {out, sums, none, none, query.size(2), key.size(2), drawn, none, none};
   return vendor().operators->attention(&context, &call.described);
 }
 
@@ -128,14 +146,17 @@ ditorch_status backward(const ditorch_context& context, Arguments arguments, Res
   const auto wanted = arguments[5].toBoolList();
   const auto& out = arguments[6].toTensor();
   const auto sums = arguments[7].toTensor().contiguous();
-  if (wanted[3] || arguments[12].toDouble() != 0 || !are_describable(query, key, value, bias) ||
+  const double dropout = arguments[12].toDouble();
+  const Weighing weighing{.causal = arguments[13].toBool(),
+                          .dropout = dropout,
+                          .dropout_key = key_of(dropout, arguments[kKeyOfBackward])};
+  if (wanted[3] || !weighing.is_describable() || !are_describable(query, key, value, bias) ||
       grad_out.scalar_type() != query.scalar_type() || !are_plain({query, grad_out, out})) {
     return DITORCH_NOT_IMPLEMENTED;
   }
   const auto of_query = at::empty_like(query), of_key = at::empty_like(key),
              of_value = at::empty_like(value);
-  const Call call(query, key, value, bias, {arguments[13].toBool()}, scale_of(arguments[16], query),
-                  out, sums);
+  const Call call(query, key, value, bias, weighing, scale_of(arguments[16], query), out, sums);
   const ditorch_attention_backward described{sizeof(described),    &call.described,
                                              operand_of(grad_out), operand_of(of_query),
                                              operand_of(of_key),   operand_of(of_value)};
@@ -149,28 +170,31 @@ ditorch_status backward(const ditorch_context& context, Arguments arguments, Res
 // the host then computes it.
 struct Flash {
   at::Tensor query, key, value;
-  Seen seen;
+  Weighing weighing;
 
   static std::optional<Flash> of(Arguments arguments, const FlashPlaces& at) {
     const auto ends = optional_tensor(arguments[at.cum_seq_q]);
     Flash found{as_heads(arguments[at.query].toTensor()),
                 as_heads(arguments[at.query + 1].toTensor()),
-                as_heads(arguments[at.query + 2].toTensor()), Seen{is_causal(arguments, at)}};
+                as_heads(arguments[at.query + 2].toTensor()),
+                {.causal = is_causal(arguments, at),
+                 .soft_cap = soft_cap_of(arguments, at),
+                 .dropout = arguments[at.dropout_p].toDouble()}};
+    Weighing& weighing = found.weighing;
     const int64_t before = window_of(arguments[at.window_left]);
     const int64_t after = window_of(arguments[at.window_right]);
     const int64_t keys = found.key.size(2);
-    if (before >= 0 && before + 1 < keys) found.seen.window = before + 1;
+    if (before >= 0 && before + 1 < keys) weighing.window = before + 1;
     if (ends.defined()) {
       // the first is 0
-      found.seen.documents = ends.numel() - 1;
-      found.seen.ends = static_cast<const int32_t*>(ends.const_data_ptr()) + 1;
+      weighing.documents = ends.numel() - 1;
+      weighing.ends = static_cast<const int32_t*>(ends.const_data_ptr()) + 1;
     }
     const bool is_square = found.query.size(2) == keys;
-    const bool sees_later = !found.seen.causal && after >= 0;
-    const bool fits = arguments[at.dropout_p].toDouble() == 0 && !sees_later &&
-                      (is_square || !found.seen.causal) &&
-                      (found.seen.causal || !found.seen.window) && are_ends(arguments, at, ends) &&
-                      found.seen.is_describable() &&
+    const bool sees_later = !weighing.causal && after >= 0;
+    const bool fits = !sees_later && (is_square || !weighing.causal) &&
+                      (weighing.causal || !weighing.window) && are_ends(arguments, at, ends) &&
+                      weighing.is_describable() &&
                       are_describable(found.query, found.key, found.value, at::Tensor());
     if (!fits) return std::nullopt;
     return found;
@@ -188,52 +212,72 @@ struct Flash {
 };
 
 // _flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
-// is_causal, return_debug_mask, scale, window_size_left, window_size_right, seqused_k,
-// alibi_slopes, ..) -> output, logsumexp, and what other devices keep beside
+// is_causal, return_debug_mask, scale, window_size_left, window_size_right, ..) -> output,
+// logsumexp, rng_state, and what other devices keep beside. More follows: seqused_k, alibi_slopes
+// and others in ATen's, soft_cap in ours.
 ditorch_status flash_forward(const ditorch_context& context, Arguments arguments,
                              Results& results) {
   for (size_t i = kFlashForward.window_right + 1; i < arguments.size(); ++i) {
-    if (!arguments[i].isNone()) return DITORCH_NOT_IMPLEMENTED;
+    if (!arguments[i].isNone() && !arguments[i].isDouble()) return DITORCH_NOT_IMPLEMENTED;
   }
   const auto& query = arguments[0].toTensor();
-  const auto flash = Flash::of(arguments, kFlashForward);
+  auto flash = Flash::of(arguments, kFlashForward);
   if (!flash) return DITORCH_NOT_IMPLEMENTED;
+  Weighing& weighing = flash->weighing;
+  if (weighing.dropout != 0) weighing.dropout_key = dropout::draw_key(context.device);
   auto shape = query.sizes().vec();
   shape.back() = flash->value.size(3);
   const auto out = at::empty(shape, query.options()), sums = empty_sums(flash->query);
-  const auto seen = as_heads(out);
-  const Call call(flash->query, flash->key, flash->value, at::Tensor(), flash->seen,
-                  scale_of(arguments[kFlashForward.scale], query), seen, sums);
-  const auto none = nothing(query);
-  results = {out, query.dim() == 3 ? sums.squeeze(0) : sums, none, none, none};
+  const auto mixed = as_heads(out);
+  const Call call(flash->query, flash->key, flash->value, at::Tensor(), weighing,
+                  scale_of(arguments[kFlashForward.scale], query), mixed, sums);
+  // a compiler takes no two results for one
+  results = {out, query.dim() == 3 ? sums.squeeze(0) : sums, kept_key(weighing, query),
+             nothing(query), nothing(query)};
   return vendor().operators->attention(&context, &call.described);
 }
 
 // _flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k,
 // max_q, max_k, dropout_p, is_causal, rng_state, unused, scale, window_size_left,
-// window_size_right) -> gradients of query, key and value
+// window_size_right, and in ours soft_cap) -> gradients of query, key and value
 ditorch_status flash_backward(const ditorch_context& context, Arguments arguments,
                               Results& results) {
   const auto& grad_out = arguments[0].toTensor();
   const auto& query = arguments[1].toTensor();
   const auto& out = arguments[4].toTensor();
   const auto sums = arguments[5].toTensor().contiguous();
-  const auto flash = Flash::of(arguments, kFlashBackward);
+  auto flash = Flash::of(arguments, kFlashBackward);
   if (!flash || grad_out.scalar_type() != query.scalar_type() ||
       !are_plain({query, grad_out, out})) {
     return DITORCH_NOT_IMPLEMENTED;
   }
+  Weighing& weighing = flash->weighing;
+  weighing.dropout_key = key_of(weighing.dropout, arguments[kKeyOfFlashBackward]);
   results = {at::empty_like(query), at::empty_like(arguments[2].toTensor()),
              at::empty_like(arguments[3].toTensor())};
   const auto given = as_heads(grad_out), mixed = as_heads(out);
   const auto of_query = as_heads(results[0].toTensor()), of_key = as_heads(results[1].toTensor()),
              of_value = as_heads(results[2].toTensor());
-  const Call call(flash->query, flash->key, flash->value, at::Tensor(), flash->seen,
+  const Call call(flash->query, flash->key, flash->value, at::Tensor(), weighing,
                   scale_of(arguments[kFlashBackward.scale], query), mixed, sums);
   const ditorch_attention_backward described{sizeof(described),  &call.described,
                                              operand_of(given),  operand_of(of_query),
                                              operand_of(of_key), operand_of(of_value)};
   return vendor().operators->attention_backward(&context, &described);
+}
+
+// Whether the vendor computes it of one query and one key. Asked while the vendor is loaded.
+bool is_computed(const Weighing& weighing) {
+  const auto* operators = vendor().operators;
+  if (!operators || !operators->attention || !operators->attention_backward ||
+      !weighing.is_describable()) {
+    return false;
+  }
+  const auto one = at::empty({1, 1, 1, 1}, at::TensorOptions(chip_device(0)).dtype(c10::kFloat));
+  const auto out = at::empty_like(one), sums = empty_sums(one);
+  const Call call(one, one, one, at::Tensor(), weighing, /*scale=*/1, out, sums);
+  const ditorch_context context{sizeof(context), 0, nullptr};
+  return operators->attention(&context, &call.described) == DITORCH_OK;
 }
 
 // What torch asks before it takes attention apart: only what the chip's kernel computes stays
@@ -243,13 +287,14 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
                bool shares_kv_heads) {
   const auto whole = static_cast<int64_t>(at::SDPBackend::overrideable);
   const auto apart = static_cast<int64_t>(at::SDPBackend::math);
-  if (!at::globalContext().userEnabledOverrideableSDP() || dropout_p != 0 ||
-      (mask && mask->requires_grad())) {
+  const bool drops = dropout_p != 0;
+  if (!at::globalContext().userEnabledOverrideableSDP() || (mask && mask->requires_grad()) ||
+      (drops && !(dropout_p > 0 && dropout_p < 1))) {
     return apart;
   }
   // torch.vmap knows the parts alone, and sizes that are symbols say nothing yet.
   const auto* impl = query.unsafeGetTensorImpl();
-  if (!is_one_kernel() || impl->has_symbolic_sizes_strides() ||
+  if (!vendor_has({.dropout = drops}) || impl->has_symbolic_sizes_strides() ||
       impl->key_set().has(c10::DispatchKey::FuncTorchBatched)) {
     return apart;
   }
@@ -261,31 +306,43 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
 
 }  // namespace
 
-bool vendor_has() {
-  const auto* operators = vendor().operators;
-  if (!operators || !operators->attention || !operators->attention_backward) return false;
-  const auto one = at::empty({1, 1, 1, 1}, at::TensorOptions(chip_device(0)).dtype(c10::kFloat));
-  const auto out = at::empty_like(one), sums = empty_sums(one);
-  const Call call(one, one, one, at::Tensor(), {/*causal=*/true}, /*scale=*/1, out, sums);
-  const ditorch_context context{sizeof(context), 0, nullptr};
-  return operators->attention(&context, &call.described) == DITORCH_OK;
+bool vendor_has(Extras extras) {
+  static const bool whole = is_computed({.causal = true});
+  static const Extras found{.apart = is_computed({.causal = true, .window = 1}),
+                            .soft_cap = is_computed({.causal = true, .soft_cap = 1}),
+                            .dropout = is_computed({.causal = true, .dropout = 0.5})};
+  return whole && found.apart >= extras.apart && found.soft_cap >= extras.soft_cap &&
+         found.dropout >= extras.dropout;
 }
-
-bool is_one_kernel() {
-  static const bool is = find_vendor_kernel(kForward, "") != nullptr;
-  return is;
-}
-
-bool keeps_documents_apart() { return is_one_kernel() && Seen{true, 1}.is_describable(); }
 
 VendorKernels all_kernels() {
   return {{kForward, forward},
           {kBackward, backward},
           {kFlashForwardName, flash_forward},
-          {kFlashBackwardName, flash_backward}};
+          {kFlashBackwardName, flash_backward},
+          {kCappedForwardName, flash_forward},
+          {kCappedBackwardName, flash_backward}};
 }
 
 }  // namespace ditorch::attention
+
+// Gradients and shapes of it are in ditorch/soft_cap.py.
+TORCH_LIBRARY(ditorch, library) {
+  library.def(
+      "_flash_attention_forward(Tensor query, Tensor key, Tensor value, Tensor? cum_seq_q, "
+      "Tensor? cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, "
+      "bool return_debug_mask, *, float? scale, SymInt? window_size_left, "
+      "SymInt? window_size_right, float soft_cap) -> (Tensor output, Tensor softmax_logsumexp, "
+      "Tensor rng_state, Tensor unused, Tensor debug_attn_mask)",
+      {at::Tag::nondeterministic_seeded, at::Tag::pt2_compliant_tag});
+  library.def(
+      "_flash_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, "
+      "Tensor out, Tensor logsumexp, Tensor? cum_seq_q, Tensor? cum_seq_k, SymInt max_q, "
+      "SymInt max_k, float dropout_p, bool is_causal, Tensor rng_state, Tensor unused, *, "
+      "float? scale, SymInt? window_size_left, SymInt? window_size_right, float soft_cap) -> "
+      "(Tensor, Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
+}
 
 namespace at::native {
 REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &ditorch::attention::choose)

@@ -9,21 +9,23 @@
 
 namespace ditorch::attention {
 
-// Whether the chip at hand computes it, asked with a query and a key while the vendor is loaded.
-bool vendor_has();
+// What attention may have beside whole sequences.
+struct Extras {
+  bool apart = false;  // windows, and documents that lie one after the other
+  bool soft_cap = false;
+  bool dropout = false;
+};
 
-// The same, as it was found then.
-bool is_one_kernel();
-
-// Whether its kernel also takes windows and documents that lie one after the other.
-bool keeps_documents_apart();
+// Whether the chip at hand computes it, as its kernel said when the vendor was loaded.
+bool vendor_has(Extras extras = {});
 
 VendorKernels all_kernels();
 
 // The floating point operations of a call of one of the operators, by the charging rule.
 double flops(std::string_view name, c10::ArrayRef<c10::IValue> arguments);
 
-// Gives the CPU kernels of the operators, which torch has for other devices alone.
-void register_on_host(torch::Library& library);
+// Gives the CPU kernels of the operators: ATen's, which torch has for other devices alone, and
+// ours.
+void register_on_host(torch::Library& aten, torch::Library& ours);
 
 }  // namespace ditorch::attention

@@ -1,10 +1,13 @@
 // The CPU's kernels of attention's operators, which torch has for other devices alone. Precision
 // tools ask for them, and chips that have no kernel of their own for a call.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/PhiloxRNGEngine.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "ops/attention.h"
 #include "ops/attention_arguments.h"
@@ -25,15 +28,55 @@ at::Tensor sum_of_heads(const at::Tensor& gradient, const at::Tensor& shared) {
   return gradient.unflatten(1, {shared.size(1), -1}).sum(2).to(shared.scalar_type());
 }
 
+// What is dropped of all weights of a call, [batch, heads, queries, keys].
+struct Dropout {
+  double share = 0;
+  int64_t key = 0;
+  int64_t queries = 0, keys = 0;
+
+  // A call's own draws its key as the chip does, whose generator the host's then stands for.
+  static int64_t draw_key() {
+    auto generator = at::detail::getDefaultCPUGenerator();
+    std::lock_guard lock(generator.mutex());
+    return static_cast<int64_t>(at::check_generator<at::CPUGeneratorImpl>(generator)->random64());
+  }
+
+  // What the weights of some queries and keys are multiplied by, shaped as they are: 0 where they
+  // are dropped.
+  at::Tensor kept(const at::Tensor& weights, int64_t first_query, int64_t first_key) const {
+    constexpr int64_t kWords = 4;
+    const auto kept_share = static_cast<float>(1 - share);
+    const int64_t rows = weights.size(2), columns = weights.size(3);
+    const auto found = at::empty(weights.sizes(), weights.options().dtype(at::kDouble));
+    auto* out = found.mutable_data_ptr<double>();
+    for (int64_t head = 0; head < weights.size(0) * weights.size(1); ++head) {
+      for (int64_t row = first_query; row < first_query + rows; ++row) {
+        const int64_t number = (head * queries + row) * keys + first_key;
+        at::Philox4_32 words(key, /*subsequence=*/0, /*offset=*/number / kWords);
+        for (int64_t skipped = 0; skipped < number % kWords; ++skipped) words();
+        for (int64_t i = 0; i < columns; ++i) {
+          const auto drawn = static_cast<float>(words() >> 8) * 0x1p-24f;
+          *out++ = drawn < kept_share ? 1 / (1 - share) : 0;
+        }
+      }
+    }
+    return found.to(weights.scalar_type());
+  }
+};
+
 // Attention from [batch, heads, queries, size]. Bias and what is unseen need not be defined.
 struct Attention {
   at::Tensor query, key, value, bias;
-  at::Tensor unseen;  // [queries, keys]
+  at::Tensor unseen = {};  // [queries, keys]
   double scale;
+  double soft_cap = 0;
+  Dropout dropout;
+  int64_t first_query = 0, first_key = 0;  // in what is dropped
 
   // [batch, heads, queries, keys], in float32 or wider.
   at::Tensor scores() const {
     auto scores = query.to(wide_dtype(query)).matmul(for_each_head(key, query).mT()) * scale;
+    if (soft_cap != 0) scores = (scores / soft_cap).tanh() * soft_cap;
     if (bias.defined()) scores = scores + bias;
     return unseen.defined() ? scores.masked_fill(unseen, -INFINITY) : scores;
   }
@@ -44,10 +87,16 @@ struct Attention {
     return (scores - total).exp().masked_fill(total == -INFINITY, 0);
   }
 
+  // What weights are multiplied by, as dropout has it.
+  at::Tensor dropped(const at::Tensor& weights) const {
+    if (dropout.share == 0) return weights;
+    return weights * dropout.kept(weights, first_query, first_key);
+  }
+
   // The output and log_sum_exp.
   std::tuple<at::Tensor, at::Tensor> forward() const {
     const auto of_pairs = scores(), sums = of_pairs.logsumexp(-1);
-    const auto out = powers(of_pairs, sums).matmul(for_each_head(value, query));
+    const auto out = dropped(powers(of_pairs, sums)).matmul(for_each_head(value, query));
     return {out.to(query.scalar_type()), sums};
   }
 
@@ -56,27 +105,42 @@ struct Attention {
                                                           const at::Tensor& out,
                                                           const at::Tensor& sums) const {
     const auto wide = wide_dtype(query);
-    const auto grad_out = given.to(wide), of_pairs = powers(scores(), sums);
-    const auto grad_powers = grad_out.matmul(for_each_head(value, query).mT());
+    const auto of_pairs = scores(), weights = powers(of_pairs, sums), grad_out = given.to(wide);
+    const auto grad_weights = dropped(grad_out.matmul(for_each_head(value, query).mT()));
     const auto dots = (grad_out * out.to(wide)).sum(-1, /*keepdim=*/true);
-    const auto grad_scores = of_pairs * (grad_powers - dots);
+    auto grad_scores = weights * (grad_weights - dots);
+    if (soft_cap != 0) {  // which those that are not seen have not
+      const auto slopes = 1 - (of_pairs / soft_cap).square();
+      grad_scores = grad_scores * slopes.masked_fill(of_pairs == -INFINITY, 0);
+    }
     const auto grad_query = grad_scores.matmul(for_each_head(key, query)) * scale;
     const auto grad_key = grad_scores.mT().matmul(query.to(wide)) * scale;
     return {grad_query.to(query.scalar_type()), sum_of_heads(grad_key, key),
-            sum_of_heads(of_pairs.mT().matmul(grad_out), value)};
+            sum_of_heads(dropped(weights).mT().matmul(grad_out), value)};
   }
 };
 
+// Draws the key of a forward, which it returns for the backward.
+at::Tensor draw(Dropout& dropout, const at::Tensor& query) {
+  if (dropout.share == 0) return at::empty({0}, query.options());
+  dropout.key = Dropout::draw_key();
+  return at::scalar_tensor(dropout.key, query.options().dtype(at::kLong));
+}
+
 // --- scaled_dot_product_attention in one piece --------------------------------------------------
 
-Attention attention_of(Arguments arguments, size_t query, size_t bias, size_t causal,
-                       size_t scale) {
-  Attention found{arguments[query].toTensor(),
-                  arguments[query + 1].toTensor(),
-                  arguments[query + 2].toTensor(),
-                  optional_tensor(arguments[bias]),
-                  at::Tensor(),
-                  scale_of(arguments[scale], arguments[query].toTensor())};
+// Of dropout, only its key is still to come.
+Attention attention_of(Arguments arguments, size_t query, size_t bias, size_t dropout,
+                       size_t causal, size_t scale) {
+  const auto &of_query = arguments[query].toTensor(), &of_key = arguments[query + 1].toTensor();
+  Attention found{.query = of_query,
+                  .key = of_key,
+                  .value = arguments[query + 2].toTensor(),
+                  .bias = optional_tensor(arguments[bias]),
+                  .scale = scale_of(arguments[scale], of_query),
+                  .dropout = {.share = arguments[dropout].toDouble(),
+                              .queries = of_query.size(2),
+                              .keys = of_key.size(2)}};
   if (arguments[causal].toBool()) {
     const auto pairs = {found.query.size(2), found.key.size(2)};
     found.unseen = at::ones(pairs, found.query.options().dtype(at::kBool)).triu(1);
@@ -86,16 +150,18 @@ Attention attention_of(Arguments arguments, size_t query, size_t bias, size_t ca
 
 void forward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::pop(*stack, 8);
-  const auto attention = attention_of(arguments, 0, 3, 5, 7);
+  auto attention = attention_of(arguments, 0, 3, 4, 5, 7);
+  const auto drawn = draw(attention.dropout, attention.query);
   const auto [out, sums] = attention.forward();
   const auto none = at::empty({0}, attention.query.options());
   torch::jit::push(*stack, out, sums, none, none, attention.query.size(2), attention.key.size(2),
-                   none, none, none);
+                   drawn, none, none);
 }
 
 void backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::pop(*stack, 17);
-  const auto attention = attention_of(arguments, 1, 4, 13, 16);
+  auto attention = attention_of(arguments, 1, 4, 12, 13, 16);
+  attention.dropout.key = key_of(attention.dropout.share, arguments[kKeyOfBackward]);
   const auto [of_query, of_key, of_value] =
       attention.backward(arguments[0].toTensor(), arguments[6].toTensor(), arguments[7].toTensor());
   torch::jit::push(*stack, of_query, of_key, of_value, at::Tensor());
@@ -134,10 +200,12 @@ class Flash {
         ends_of_queries_(optional_tensor(arguments[at.cum_seq_q])),
         ends_of_keys_(optional_tensor(arguments[at.cum_seq_q + 1])),
         scale_(scale_of(arguments[at.scale], query)),
+        soft_cap_(soft_cap_of(arguments, at)),
         before_(window_of(arguments[at.window_left])),
         after_(is_causal(arguments, at) ? 0 : window_of(arguments[at.window_right])) {
-    TORCH_CHECK_NOT_IMPLEMENTED(arguments[at.dropout_p].toDouble() == 0,
-                                "the CPU has no FlashAttention with dropout");
+    dropout = {.share = arguments[at.dropout_p].toDouble(),
+               .queries = query.size(-3),
+               .keys = key.size(-3)};
   }
 
   // use(attention, rows of queries, rows of keys), for some queries at a time.
@@ -156,13 +224,15 @@ class Flash {
             after_ < 0 ? keys.count : std::clamp<int64_t>(own + count + after_, oldest, keys.count);
         const Rows seen{keys.first + oldest, end - oldest};
         use(Attention{some.of(query), seen.of(key), seen.of(value), at::Tensor(),
-                      unseen(own - oldest, count, seen.count), scale_},
+                      unseen(own - oldest, count, seen.count), scale_, soft_cap_, dropout,
+                      some.first, seen.first},
             some, seen);
       }
     }
   }
 
   const at::Tensor query, key, value;
+  Dropout dropout;
 
  private:
   // first: the key whose place is that of the first query.
@@ -177,17 +247,19 @@ class Flash {
   }
 
   at::Tensor ends_of_queries_, ends_of_keys_;
-  double scale_;
+  double scale_, soft_cap_;
   int64_t before_, after_;
 };
 
 void flash_forward(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::pop(*stack, handle.schema().arguments().size());
   for (size_t i = kFlashForward.window_right + 1; i < arguments.size(); ++i) {
-    TORCH_CHECK_NOT_IMPLEMENTED(arguments[i].isNone(), "the CPU has no FlashAttention with ",
+    TORCH_CHECK_NOT_IMPLEMENTED(arguments[i].isNone() || arguments[i].isDouble(),
+                                "the CPU has no FlashAttention with ",
                                 handle.schema().arguments()[i].name());
   }
-  const Flash flash(arguments, kFlashForward);
+  Flash flash(arguments, kFlashForward);
+  const auto drawn = draw(flash.dropout, flash.query);
   auto shape = flash.query.sizes().vec();
   shape.back() = flash.value.size(-1);
   const auto out = at::zeros(shape, flash.query.options());
@@ -200,14 +272,15 @@ void flash_forward(const c10::OperatorHandle& handle, torch::jit::Stack* stack) 
     queries.of_sums(sums).copy_(sum);
   });
   const auto none = at::empty({0}, flash.query.options());
-  torch::jit::push(*stack, out, sums, none, none, none);
+  torch::jit::push(*stack, out, sums, drawn, none, none.clone());
 }
 
-void flash_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  const auto arguments = torch::jit::pop(*stack, 17);
+void flash_backward(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  const auto arguments = torch::jit::pop(*stack, handle.schema().arguments().size());
   const auto &grad_out = arguments[0].toTensor(), &out = arguments[4].toTensor(),
              &sums = arguments[5].toTensor();
-  const Flash flash(arguments, kFlashBackward);
+  Flash flash(arguments, kFlashBackward);
+  flash.dropout.key = key_of(flash.dropout.share, arguments[kKeyOfFlashBackward]);
   const auto of_query = at::zeros_like(flash.query), of_key = at::zeros_like(flash.key),
              of_value = at::zeros_like(flash.value);
   flash.for_each([&](const Attention& attention, const Rows& queries, const Rows& keys) {
@@ -220,17 +293,24 @@ void flash_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   torch::jit::push(*stack, of_query, of_key, of_value);
 }
 
+template <auto function>
+torch::CppFunction boxed() {
+  return torch::CppFunction::makeFromBoxedFunction<function>();
+}
+
 }  // namespace
 
-void register_all(torch::Library& library) {
-  library.impl(kForward, torch::CppFunction::makeFromBoxedFunction<&forward>());
-  library.impl(kBackward, torch::CppFunction::makeFromBoxedFunction<&backward>());
-  library.impl(kFlashForwardName, torch::CppFunction::makeFromBoxedFunction<&flash_forward>());
-  library.impl(kFlashBackwardName, torch::CppFunction::makeFromBoxedFunction<&flash_backward>());
+void register_all(torch::Library& aten, torch::Library& ours) {
+  aten.impl(kForward, boxed<&forward>());
+  aten.impl(kBackward, boxed<&backward>());
+  aten.impl(kFlashForwardName, boxed<&flash_forward>());
+  aten.impl(kFlashBackwardName, boxed<&flash_backward>());
+  ours.impl(kCappedForwardName, boxed<&flash_forward>());
+  ours.impl(kCappedBackwardName, boxed<&flash_backward>());
 }
 
 }  // namespace ditorch::attention::on_host
 
-void ditorch::attention::register_on_host(torch::Library& library) {
-  on_host::register_all(library);
+void ditorch::attention::register_on_host(torch::Library& aten, torch::Library& ours) {
+  on_host::register_all(aten, ours);
 }

@@ -15,16 +15,9 @@
 namespace ditorch::dropout {
 namespace {
 
-// A key from the device's generator: its state, which programs keep and set, says all.
-uint64_t draw_key(const at::Tensor& tensor) {
-  auto host = host_generator(default_generator(tensor.device().index()));
-  std::lock_guard lock(host.mutex());
-  return at::check_generator<at::CPUGeneratorImpl>(host)->random64();
-}
-
 // mask = whether the element is kept. Only a dense mask in the order of its dimensions gives each
 // element the same number wherever its input lies.
-ditorch_status draw_mask(const ditorch_context& context, uint64_t key, double kept_share,
+ditorch_status draw_mask(const ditorch_context& context, int64_t key, double kept_share,
                          const at::Tensor& mask) {
   Operands operands(mask);
   const auto written = operands.add_written();
@@ -49,7 +42,7 @@ ditorch_status native_dropout(const ditorch_context& context, c10::ArrayRef<c10:
   const double kept_share = 1 - dropped_share;
   const auto mask = at::empty(input.sizes(), input.options().dtype(c10::kBool));
   const auto out = at::empty_like(input);
-  auto status = draw_mask(context, draw_key(input), kept_share, mask);
+  auto status = draw_mask(context, draw_key(input.device().index()), kept_share, mask);
   if (status != DITORCH_OK) return status;
   const Formula kept = {argument(0), option(1), DITORCH_MULTIPLY, 1 / kept_share, DITORCH_MULTIPLY};
   results = {out, mask};
@@ -62,6 +55,12 @@ bool vendor_has() {
   Program program;
   program.random(/*key=*/0);
   return vendor_runs(std::move(program));
+}
+
+int64_t draw_key(c10::DeviceIndex device) {
+  auto host = host_generator(default_generator(device));
+  std::lock_guard lock(host.mutex());
+  return static_cast<int64_t>(at::check_generator<at::CPUGeneratorImpl>(host)->random64());
 }
 
 VendorKernels all_kernels() { return {{"aten::native_dropout", native_dropout}}; }

@@ -10,4 +10,8 @@ bool vendor_has();
 
 VendorKernels all_kernels();
 
+// A key of random numbers, from a device's generator: its state, which programs keep and set, says
+// all.
+int64_t draw_key(c10::DeviceIndex device);
+
 }  // namespace ditorch::dropout

@@ -8,6 +8,7 @@
 
 #include "ops/charge.h"
 #include "ops/formula.h"
+#include "ops/tensors.h"
 
 namespace ditorch::foreach {
 namespace {
@@ -26,14 +27,6 @@ struct Operand {
   Tensors tensors;
   bool is_list;
 };
-
-// Tensors that lie alike and fill their memory, so that the i-th of every list are alike element
-// by element.
-bool are_alike(const at::Tensor& tensor, const at::Tensor& other) {
-  return tensor.device() == other.device() && tensor.sizes() == other.sizes() &&
-         tensor.strides() == other.strides() && tensor.is_non_overlapping_and_dense() &&
-         !tensor.is_conj() && !tensor.is_neg() && tensor.layout() == c10::kStrided;
-}
 
 // A call of a formula over the tensors [first, last) of its lists.
 class ListCall {

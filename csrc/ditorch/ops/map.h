@@ -23,7 +23,7 @@ class Program {
   void constant(double value, int64_t integer) {
     steps_.push_back({DITORCH_CONSTANT, 0, value, integer});
   }
-  void random(uint64_t key) { steps_.push_back({DITORCH_RANDOM, 0, 0, static_cast<int64_t>(key)}); }
+  void random(int64_t key) { steps_.push_back({DITORCH_RANDOM, 0, 0, key}); }
   void step(ditorch_opcode opcode) { steps_.push_back({opcode, 0, 0, 0}); }
 
   const ditorch_instruction* data() const { return steps_.data(); }

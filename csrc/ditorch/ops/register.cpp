@@ -68,7 +68,8 @@ void register_operators() {
   auto& library = new_library("aten", kKey);
   register_memory_operators(library);
   register_whole_operators(library);
-  attention::register_on_host(new_library("aten", c10::DispatchKey::CPU));
+  attention::register_on_host(new_library("aten", c10::DispatchKey::CPU),
+                              new_library("ditorch", c10::DispatchKey::CPU));
   for (auto key :
        {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::QuantizedPrivateUse1,
         c10::DispatchKey::SparseCsrPrivateUse1, c10::DispatchKey::NestedTensorPrivateUse1}) {

@@ -62,6 +62,14 @@ inline bool are_contiguous(
   });
 }
 
+// Tensors that lie alike and fill their memory, so that the i-th of every list are alike element
+// by element.
+inline bool are_alike(const at::Tensor& tensor, const at::Tensor& other) {
+  return tensor.device() == other.device() && tensor.sizes() == other.sizes() &&
+         tensor.strides() == other.strides() && tensor.is_non_overlapping_and_dense() &&
+         !tensor.is_conj() && !tensor.is_neg() && tensor.layout() == c10::kStrided;
+}
+
 // The dtype in which sums and statistics of a tensor are kept: float32 or wider.
 inline c10::ScalarType wide_dtype(const at::Tensor& tensor) {
   return tensor.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;

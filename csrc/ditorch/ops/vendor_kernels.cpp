@@ -15,6 +15,7 @@
 #include "ops/concatenation.h"
 #include "ops/dropout.h"
 #include "ops/foreach.h"
+#include "ops/fused_adam.h"
 #include "ops/grouped.h"
 #include "ops/histogram.h"
 #include "ops/host_arguments.h"
@@ -317,6 +318,7 @@ const VendorKernels& vendor_kernels() {
     if (vendor_has_map()) {
       found.merge(pointwise::all_kernels());
       found.merge(foreach::all_kernels());
+      found.merge(fused_adam::all_kernels());
       found.merge(reductions::composed_kernels());
       found.merge(concatenation::all_kernels());
       found.merge(loss_scale::all_kernels());

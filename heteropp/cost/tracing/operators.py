@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from heteropp.models.attention_work import backward_flops, forward_flops, seen_pairs
 from heteropp.models.causal_attention import causal_inputs
+from heteropp.models.fused_attention import capped_flash_attention
 
 ATTENTION = "_scaled_dot_product_attention"
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
@@ -247,7 +248,7 @@ class _ChipKernels(TorchFunctionMode):
             return _FusedNorm.apply(args[0], kwargs["weight"], _active)
         if (inputs := causal_inputs(func, args, kwargs)) is not None:
             return _FusedAttention.apply(*inputs, seen_pairs(inputs[0].shape[-2]), _active)[0]
-        if func is torch.ops.aten._flash_attention_forward:
+        if func in (torch.ops.aten._flash_attention_forward, capped_flash_attention):
             query, key, value = (each.transpose(1, 2) for each in args[:3])
             pairs = _flash_pairs(query, key, args[8], kwargs.get("window_size_left"))
             mixed, sums = _FusedAttention.apply(query, key, value, pairs, _active)

@@ -169,11 +169,13 @@ def attention(
     assert _running.masks is not None, "a stage's forward has set them"
     if (context := _running.masks.context) is not None:
         key, value = _with_earlier_tokens(key, value, context)
-    is_plain = softcap is None and s_aux is None and position_bias is None and indices is None
+    is_plain = s_aux is None and position_bias is None and indices is None
     if _running.masks.fused and is_plain and attention_mask is None:
         rows = (each.transpose(1, 2) for each in (query, key, value))
         apart = _running.masks.documents
-        mixed = attend(*rows, window=sliding_window, documents=apart, scale=scaling)
+        mixed = attend(
+            *rows, window=sliding_window, documents=apart, scale=scaling, soft_cap=softcap
+        )
         return mixed.contiguous(), None
     mask = _running.masks.of(sliding_window)
     if attention_mask is not None and attention_mask is not _running.masks.of(None):

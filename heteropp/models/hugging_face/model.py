@@ -83,16 +83,23 @@ class HuggingFaceModel(PartedModel):
 
     @cached_property
     def keeps_no_scores(self) -> bool:
-        """Whether attention is one kernel in every block: none has a soft cap or a sink, say."""
+        """Whether attention is one kernel in every block: none has a sink or chosen keys, say."""
         return self.attention == "fused" and not self._tried[0]
 
     @property
     def fused_head_sizes(self) -> frozenset[tuple[int, int]]:
         return self._tried[1] if self.attention == "fused" else frozenset()
 
+    @property
+    def caps_fused_scores(self) -> bool:
+        return self.attention == "fused" and self._tried[2]
+
     @cached_property
-    def _tried(self) -> tuple[bool, frozenset[tuple[int, int]]]:
-        """Runs a block of each kind; returns whether it made a mask, and `fused_head_sizes`."""
+    def _tried(self) -> tuple[bool, frozenset[tuple[int, int]], bool]:
+        """Runs a block of each kind.
+
+        Returns whether it made a mask, `fused_head_sizes` and `caps_fused_scores`.
+        """
         import torch
 
         from heteropp.models.masked_flops import MaskedFlops
@@ -105,7 +112,8 @@ class HuggingFaceModel(PartedModel):
             stage = model.build((0, len(kinds)), SoloGroup(), "meta", getattr(torch, self.dtype))
             tokens = torch.zeros(self.sequence_length, dtype=torch.int64)
             stage(tokens, tokens)
-        return any(True for _ in stage.masks.buffers()), frozenset(masked.head_sizes)
+        keeps_scores = any(True for _ in stage.masks.buffers())
+        return keeps_scores, frozenset(masked.head_sizes), masked.caps_scores
 
     def documents_problem(self) -> str | None:
         if self.mixes_documents:

@@ -110,24 +110,24 @@ def check_attention(model: ModelSpec, device: Device, apart: bool, cut: bool = F
     """
     if getattr(model, "attention", "explicit") == "explicit" or device.device.type == "cpu":
         return
-    if cut and apart:
+    if cut and (apart or model.caps_fused_scores):
         raise ModelError(
-            "the model's attention is fused, through a window or within documents, and the plan "
-            "has token_shares, for which chips have no kernel yet; expected explicit attention, or "
-            "a plan without context parallelism"
+            "the model's attention is fused, through a window, within documents or with a soft "
+            "cap, and the plan has token_shares, for which chips have no kernel yet; expected "
+            "explicit attention, or a plan without context parallelism"
         )
     import ditorch
 
     dtype = getattr(torch, model.dtype)
+    within, capped = ", through a window or within documents", " with a soft cap"
+    of_a_part = " of a sequence that is cut"
+    kinds = ("", True), (within, apart), (capped, model.caps_fused_scores), (of_a_part, cut)
     for size, value_size in sorted(model.fused_head_sizes):
         of_values = "" if value_size == size else f", and values of {value_size}"
-        kinds = (
-            ("", True),
-            (", through a window or within documents", apart),
-            (" of a sequence that is cut", cut),
-        )
         for kind, asked in kinds:
-            if asked and not ditorch.has_fused_attention(bool(kind), dtype, size, value_size):
+            if asked and not ditorch.has_fused_attention(
+                kind in (within, of_a_part), dtype, size, value_size, capped=kind == capped
+            ):
                 raise ModelError(
                     f"the model's attention is fused{kind}, for which chip "
                     f"{ditorch.chip().chip_type} has no kernel of {model.dtype} heads of "

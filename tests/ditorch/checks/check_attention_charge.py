@@ -35,7 +35,11 @@ def expected_s(flops: float, *tensors: Tensor) -> float:
     ("queries", "keys", "causal", "value_size"),
     [(200, 300, False, 24), (300, 200, True, 16), (200, 300, True, 8)],
 )
-def test_of_whole_sequences(queries: int, keys: int, causal: bool, value_size: int) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_of_whole_sequences(
+    queries: int, keys: int, causal: bool, value_size: int, dropout: float
+) -> None:
+    """What is done to a score beside its product, as to drop its weight, counts nothing."""
     heads, size = 8, 16  # of 2 sequences
     query = torch.zeros(2, 4, queries, size, device="device", requires_grad=True)
     key = torch.zeros(2, 2, keys, size, device="device", requires_grad=True)
@@ -44,7 +48,9 @@ def test_of_whole_sequences(queries: int, keys: int, causal: bool, value_size: i
 
     def forward() -> None:
         found.append(
-            F.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=True)
+            F.scaled_dot_product_attention(
+                query, key, value, dropout_p=dropout, is_causal=causal, enable_gqa=True
+            )
         )
 
     forward_s = busy_s(forward)
@@ -62,8 +68,14 @@ def test_of_whole_sequences(queries: int, keys: int, causal: bool, value_size: i
 
 @pytest.mark.parametrize("window", [None, 17])
 @pytest.mark.parametrize("documents", [False, True])
-def test_of_windows_and_documents(window: int | None, documents: bool) -> None:
-    """Documents count as if they were as long as the longest may be."""
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_of_windows_and_documents(
+    window: int | None, documents: bool, soft_cap: float | None
+) -> None:
+    """Documents count as if they were as long as the longest may be, and a soft cap nothing."""
+    flash, options = torch.ops.aten._flash_attention_forward, {}
+    if soft_cap is not None:
+        flash, options = torch.ops.ditorch._flash_attention_forward, {"soft_cap": soft_cap}
     length, heads, size = 300, 2, 16
     ends = None
     query = torch.zeros(4, length, heads, size, device="device")
@@ -72,10 +84,12 @@ def test_of_windows_and_documents(window: int | None, documents: bool) -> None:
         ends = torch.tensor([0, 5, 400, 1200], dtype=torch.int32).to("device")
     pairs = 4 * heads * sum(min(i + 1, window or length) for i in range(length))
     found_s = busy_s(
-        lambda: torch.ops.aten._flash_attention_forward(
+        lambda: flash(
             *(query, query, query, ends, ends, length, length, 0.0, True, False),
+            scale=None,
             window_size_left=None if window is None else window - 1,
             window_size_right=0,
+            **options,
         )
     )
     touched = [query, query, torch.zeros(4 * length * heads)]

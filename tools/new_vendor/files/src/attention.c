@@ -36,7 +36,7 @@ static void put(const rows* to, int64_t row, int64_t i, double value) {
 typedef struct head {
   const ditorch_attention* call;
   rows query, key, value, bias, out;
-  int64_t saved; /* where the head's log_sum_exp begins */
+  int64_t saved; /* where the head's log_sum_exp begins: its first query's row of all */
 } head;
 
 static head head_of(const ditorch_attention* call, int64_t batch, int64_t number) {
@@ -91,7 +91,25 @@ static double score(const head* of, int64_t query, int64_t key) {
     sum += get(&of->query, query, i) * get(&of->key, key, i);
   }
   sum *= of->call->scale;
+  if (of->call->soft_cap != 0) return of->call->soft_cap * tanh(sum / of->call->soft_cap);
   return of->call->bias.data ? sum + get(&of->bias, query, key) : sum;
+}
+
+/* How fast a score rises with the product of its query and key. */
+static double slope(const head* of, double score_found) {
+  if (of->call->soft_cap == 0) return of->call->scale;
+  const double share = score_found / of->call->soft_cap;
+  return of->call->scale * (1 - share) * (1 + share);
+}
+
+/* What the weight of a key is multiplied by: 0 where it is dropped. */
+static double kept(const head* of, int64_t query, int64_t key) {
+  const ditorch_attention* call = of->call;
+  if (call->dropout == 0) return 1;
+  const int64_t number = (of->saved + query) * call->keys + key;
+  const float kept_share = (float)(1 - call->dropout);
+  const int is_kept = random_number((uint64_t)call->dropout_key, number) < kept_share;
+  return is_kept ? 1 / (1 - call->dropout) : 0;
 }
 
 static void mix(const head* of, int64_t query, double* powers) {
@@ -102,7 +120,11 @@ static void mix(const head* of, int64_t query, double* powers) {
     if (powers[k] > largest) largest = powers[k];
   }
   const double shift = largest == -INFINITY ? 0 : largest;
-  for (int64_t k = seen.first; k < seen.end; ++k) sum += powers[k] = exp(powers[k] - shift);
+  for (int64_t k = seen.first; k < seen.end; ++k) {
+    const double power = exp(powers[k] - shift);
+    sum += power;
+    powers[k] = power * kept(of, query, k);
+  }
   for (int64_t i = 0; i < of->call->value_size; ++i) {
     double mixed = 0;
     for (int64_t k = seen.first; k < seen.end; ++k) mixed += powers[k] * get(&of->value, k, i);
@@ -144,14 +166,14 @@ static void differentiate(const head* of, const rows* grad_out, int64_t query, s
   }
   for (int64_t i = 0; i < call->size; ++i) into.query[i] = 0;
   for (int64_t k = seen.first; k < seen.end; ++k) {
-    const double power = exp(score(of, query, k) - total);
+    const double found = score(of, query, k), power = exp(found - total), left = kept(of, query, k);
     double grad = 0;
     for (int64_t i = 0; i < call->value_size; ++i) {
-      const double given = get(grad_out, query, i);
+      const double given = get(grad_out, query, i) * left;
       into.value[k * call->value_size + i] += power * given;
       grad += given * get(&of->value, k, i);
     }
-    const double of_score = power * (grad - dot) * call->scale;
+    const double of_score = power * (grad - dot) * slope(of, found);
     for (int64_t i = 0; i < call->size; ++i) {
       into.query[i] += of_score * get(&of->key, k, i);
       into.key[k * call->size + i] += of_score * get(&of->query, query, i);
