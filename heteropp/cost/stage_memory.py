@@ -33,7 +33,7 @@ class StageShape:
     first: bool
     last: bool
     tp: int
-    dp: int  # ranks that sum the gradients of a slice: replicas, by each one's token shares
+    dp: int  # ranks that hold the same slices, and sum their gradients
     sequences: int  # of a micro-batch, in one replica
     zero_stage: int
     recompute: bool
