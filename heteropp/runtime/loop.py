@@ -53,7 +53,7 @@ def stop_after_next_step(trainer: Trainer) -> None:
 
 def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:
     """Trains one step; returns its metrics on rank 0, which has a reporter, else None."""
-    result, step_s = trainer.step()
+    result = trainer.step()
     validation = trainer.validate()
     # rank 0 gives its part of the norm to a step only when it has all of the step before
     trainer.control.withdraw(_metrics(trainer.completed - 1))
@@ -65,9 +65,7 @@ def advance(trainer: Trainer, reporter: Reporter | None) -> StepMetrics | None:
     texts = trainer.control.collect(_metrics(trainer.completed))
     readings = [Reading.of_json(text) for text in texts]
     learning_rate = trainer.run.hyperparameters.learning_rate_at(trainer.completed - 1)
-    metrics = trainer.gauges.metrics(
-        trainer.completed, result, learning_rate, validation, step_s, readings
-    )
+    metrics = trainer.gauges.metrics(trainer.completed, result, learning_rate, validation, readings)
     reporter.step(metrics)
     if slow := trainer.gauges.slow_ranks(readings):
         reporter.warn(slow, "straggler")

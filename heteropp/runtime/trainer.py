@@ -117,24 +117,23 @@ class Trainer:
         where = f" of micro-batch {action.micro_batch}" if action.micro_batch is not None else ""
         return f"in {action.kind}{where}, step {self.completed + 1}"
 
-    def step(self) -> tuple[StepResult, float]:
-        """Trains one step; returns its result and the seconds that it took on this rank."""
+    def step(self) -> StepResult:
+        """Trains one step; `reading` is then what this rank measured of it."""
         self.device.begin_step()
         self.gauges.begin()
-        start_s = time.monotonic()
         learning_rate = self.run.hyperparameters.learning_rate_at(self.completed)
         batch = self.batch or self._batch(self.completed)
         self.executor.submit(learning_rate, batch)
         if self.completed + 1 < self.run.steps:
             self.batch = self._batch(self.completed + 1)  # while the device is busy
         result = self.executor.finish()
-        step_s, self.ended_s = time.monotonic() - start_s, time.time()
+        self.ended_s = time.time()
         self.reading = self.gauges.read(result)
         self.completed += 1
         self.steps_here += 1
         self.device.end_step()
-        self.spans.append((self.completed, step_s, self.gauges.spans(result)))
-        return result, step_s
+        self.spans.append((self.completed, self.reading.step_s, self.gauges.spans(result)))
+        return result
 
     def validate(self) -> Validation | None:
         """Returns the losses over all validation data, or None where they are not due."""

@@ -89,7 +89,7 @@ def test_the_loss_falls_and_the_figures_add_up(tmp_path: Path) -> None:
     assert "predicted 500.0 ms" in stderr
     for picture in ("loss.png", "timeline.png"):
         assert (training.output / picture).read_bytes().startswith(b"\x89PNG")
-    check_trace(plan, training.output / "trace.json")
+    check_trace(plan, training.output / "trace.json", [line["step_s"] for line in metrics])
     check_tensorboard(training)
     assert (training.output / "checkpoints" / "step-000030" / "manifest.json").exists()
 
@@ -105,9 +105,13 @@ def check_tensorboard(training: Training) -> None:
         assert shown == pytest.approx({m["step"]: m[name] for m in training.metrics}, rel=1e-6)
 
 
-def check_trace(plan: Plan, path: Path) -> None:
-    """Predicted and measured hold the same actions, in the same order, on one time axis."""
+def check_trace(plan: Plan, path: Path, steps_s: list[float]) -> None:
+    """Predicted and measured hold the same actions, in the same order, on one time axis.
+
+    The measured one is of a step that lasted from a rank's first action to the end of its last.
+    """
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    longest_s = 0.0
     for rank in range(plan.world_size):
         predicted, measured = (
             [e for e in events if e["pid"] == process and e["tid"] == rank] for process in (0, 1)
@@ -116,6 +120,9 @@ def check_trace(plan: Plan, path: Path) -> None:
         expected = sorted(str(action.kind) for action in actions)
         assert sorted(e["cat"] for e in predicted) == expected
         assert sorted(e["cat"] for e in measured) == expected
+        ended = max(e["ts"] + e["dur"] for e in measured)
+        longest_s = max(longest_s, (ended - min(e["ts"] for e in measured)) / 1e6)
+    assert longest_s in [pytest.approx(step_s, abs=1e-5) for step_s in steps_s]
     assert min(e["ts"] for e in events if e["pid"] == 1) == 0
 
 

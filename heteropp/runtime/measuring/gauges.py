@@ -34,7 +34,7 @@ Expect = Callable[[Plan, Path], "ExpectedStep | None"]
 class Reading:
     """What one rank measured of one step."""
 
-    step_s: float  # from its first action to the end of its last
+    step_s: float  # from its first action to the end of its last, by its device's clock
     work: float  # shares of that; see shares.py
     communication: float
     bubble: float
@@ -130,11 +130,14 @@ class Gauges:
         result: StepResult,
         learning_rate: float,
         validation: Validation | None,
-        step_s: float,
         readings: Sequence[Reading],
     ) -> StepMetrics:
-        """Returns the metrics of a step. readings: by rank; step_s: as rank 0 measured it."""
+        """Returns the metrics of a step, which takes as long as for its slowest rank.
+
+        readings: by rank.
+        """
         plan = self.plan
+        step_s = max(reading.step_s for reading in readings)
         fidelities = [r.pacing_fidelity for r in readings if r.pacing_fidelity is not None]
         waited_s = sum(r.waited_s for r in readings)
         tokens_per_s = result.tokens / step_s
