@@ -169,6 +169,32 @@ def test_the_host_copies_nothing(size: int) -> None:
     assert found == [0] * size
 
 
+def views(rank: int) -> None:
+    """Tensors whose memory is not their elements, or not theirs alone."""
+    device, group = join()
+    backend = group._get_backend(torch.device(device))  # torch resolves some views before it calls
+    inputs = [given(r, 2 * LONG, torch.complex64) for r in range(2)]
+    conjugate, target = inputs[rank].to(device).conj(), torch.zeros(LONG, device=device) + 0j
+    backend._reduce_scatter_base(target, conjugate).wait()
+    assert same(target, alone(inputs).conj().resolve_conj().chunk(2)[rank])
+
+    inputs = [given(r, LONG) for r in range(2)]
+    negative = torch._neg_view(-inputs[rank].to(device))
+    largest = dist.AllreduceOptions()
+    largest.reduceOp = Op.MAX
+    backend.allreduce([negative], largest).wait()
+    assert same(negative, alone(inputs, Op.MAX))
+
+    origin = inputs[rank].to(device)
+    shared = torch._lazy_clone(origin)
+    dist.all_reduce(shared, group=group)
+    assert same(shared, alone(inputs)) and same(origin, inputs[rank])
+
+
+def test_views_and_shared_memory() -> None:
+    run_processes(2, views, environment=environment())
+
+
 def in_order(rank: int, seed: int) -> list[str]:
     """What went wrong where chips are late: older work writes to the tensors, newer overwrites."""
     test_distributed_async.SMALL = LONG

@@ -68,6 +68,13 @@ def complex_and_views(rank: int) -> None:
     channels_last = torch.full((2, 3, 4, 4), float(rank)).to(memory_format=torch.channels_last)
     dist.broadcast(channels_last, 1)
     assert (channels_last == 1).all()
+    negative = torch._neg_view(torch.full((10,), -1.0 - rank))  # its memory has the other sign
+    total = torch.empty(5)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend._reduce_scatter_base(total, negative).wait()
+    assert (total == 3).all()
+    backend.broadcast(negative, 1).wait()
+    assert (negative == 2).all()
 
 
 def works(rank: int) -> None:

@@ -60,12 +60,13 @@ def environment(seed: int = 1, delay_us: int = 300, kernels: bool = True) -> dic
     }
 
 
-def hold(milliseconds: int) -> None:
+def hold(milliseconds: int, others: bool = False) -> None:
     """Lets what this process submits to its chip's default stream from now on wait.
 
-    It waits until release(), or for so many milliseconds.
+    It waits until release(), or for so many milliseconds. others: all streams there are but that.
     """
-    ctypes.CDLL(os.environ["DITORCH_VENDOR_LIBRARY"]).async_chip_hold(milliseconds)
+    library = ctypes.CDLL(os.environ["DITORCH_VENDOR_LIBRARY"])
+    (library.async_chip_hold_others if others else library.async_chip_hold)(milliseconds)
 
 
 def copies_to_host() -> tuple[int, int]:
@@ -82,6 +83,13 @@ def imports() -> tuple[int, int]:
     library.async_chip_imports.restype = ctypes.c_size_t
     live = ctypes.c_size_t()
     return library.async_chip_imports(ctypes.byref(live)), live.value
+
+
+def exports() -> int:
+    """How often memory of this process's chip was made known to others."""
+    library = ctypes.CDLL(os.environ["DITORCH_VENDOR_LIBRARY"])
+    library.async_chip_exports.restype = ctypes.c_size_t
+    return library.async_chip_exports()
 
 
 def release() -> None:

@@ -3,7 +3,6 @@
 #include <pybind11/gil.h>
 #include <pybind11/pybind11.h>
 
-#include "chip_reduction.h"
 #include "core/sealed_store.h"
 #include "errors.h"
 #include "store.h"
@@ -143,16 +142,16 @@ bool Backend::shares_chip_memory(const Peer& peer) const {
 
 // The same answer on every rank, also of one whose tensors are the host's: what is given is as long
 // on all of them.
-bool Backend::reduces_on_chips(const Tensors& given) {
-  if (size_ == 1 || me_.chip_memory_domain.empty()) return false;
+MayReach Backend::reduces_on_chips(const Tensors& given) {
+  if (size_ == 1 || me_.chip_memory_domain.empty()) return nullptr;
   std::size_t bytes = 0;
   for (const at::Tensor& tensor : given)
     bytes += static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
-  if (bytes < kFewestBytesOnChips) return false;
-  return guarded(*membership_, "reduction", [&] {
+  if (bytes < kFewestBytesOnChips) return nullptr;
+  return guarded(*membership_, "reduction", [&]() -> MayReach {
     for (int peer = 0; peer < size_; ++peer)
-      if (!shares_chip_memory(peer_of(peer))) return false;
-    return true;
+      if (!shares_chip_memory(peer_of(peer))) return nullptr;
+    return chips_may_reach_;
   });
 }
 

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "chip_reduction.h"
 #include "message.h"
 #include "work.h"
 
@@ -94,7 +95,7 @@ class Backend : public c10d::Backend {
   };
   const Peer& peer_of(int peer);
   bool shares_chip_memory(const Peer& peer) const;
-  bool reduces_on_chips(const Tensors& given);
+  MayReach reduces_on_chips(const Tensors& given);
   // inputs: shown in profiles; results: what the work's future holds; staged: what the operation
   // reads and writes.
   template <class CallOptions>
@@ -104,6 +105,7 @@ class Backend : public c10d::Backend {
   std::shared_ptr<Store> store_;
   Peer me_;                                 // as the others know this rank
   std::vector<std::optional<Peer>> peers_;  // as far as they are known
+  const MayReach chips_may_reach_ = std::make_shared<std::atomic<bool>>(true);
   bool carries_clocks_ = false;
   std::optional<std::vector<WorkPtr>> coalescing_;
 };

@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -31,6 +32,7 @@ class VendorMemory final : public ChipMemory {
     MemoryHandle handle;
     std::copy(std::begin(words.allocation), std::end(words.allocation), handle.allocation.begin());
     handle.offset_bytes = words.offset_bytes;
+    handle.process = ::getpid();
     return handle;
   }
 

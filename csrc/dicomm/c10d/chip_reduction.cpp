@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 
@@ -79,48 +80,63 @@ std::vector<Staged> through_host(const std::vector<Staged>& tensors) {
 
 }  // namespace
 
-ChipReduction::ChipReduction(Group& group, const Call& call, const std::vector<Staged>& sources,
-                             const std::vector<Staged>& targets)
-    : group_(group),
-      exchange_(group, call),
+ChipReduction::ChipReduction(Membership& membership, const Call& call,
+                             const std::vector<Staged>& sources, const std::vector<Staged>& targets)
+    : membership_(membership),
+      exchange_(membership.group(), call),
       deadline_(std::chrono::steady_clock::now() + call.timeout),
       sources_(contiguous(sources)),
       piece_bytes_(piece_bytes(sources_)),
       device_(sources_.front().device()),
-      memory_(overlap(sources_, contiguous(targets)) ? nullptr : chip_memory(device_.type())) {
+      memory_(is_paced() || overlap(sources_, contiguous(targets)) ? nullptr
+                                                                   : chip_memory(device_.type())) {
   if (device_.is_cpu()) return;
   guard_.emplace(communication_stream(device_));
   for (const at::Tensor& source : sources_) keep_for_current_stream(source);
   for (const Staged& target : targets) keep_for_current_stream(target.contiguous());
 }
 
-bool ChipReduction::can_begin() {
+Reach ChipReduction::begin(const std::vector<std::size_t>& reads) {
   std::vector<Card> mine;
   for (const at::Tensor& source : sources_) mine.push_back(card_of(source));
-  if (memory_) try {
-      // the piece that is added, then the total so far, which may be twice as wide
-      scratch_ = at::empty({static_cast<std::int64_t>(3 * piece_bytes_)},
-                           at::TensorOptions(device_).dtype(at::kByte));
-    } catch (const c10::Error& error) {  // the chip's memory is full
-      warn_of_the_longer_way(error);
-      mine.front().is_shared = false;
-    }
+  if (memory_ && !reads.empty() && !take_scratch())
+    mine.front().reach = std::min(mine.front().reach, Reach::not_now);
   cards_ = from_all(mine);
   check_lengths();
-  const bool all_share =
-      std::all_of(cards_.begin(), cards_.end(), [](const Card& card) { return card.is_shared; });
-  if (!all_share) return false;
-  const auto answers = from_all(std::vector<std::uint64_t>{import_all()});
-  return std::all_of(answers.begin(), answers.end(), [](std::uint64_t answer) { return answer; });
+  Reach least = Reach::all;
+  for (const Card& card : cards_) least = std::min(least, card.reach);
+  if (least != Reach::all) return least;
+  const auto answers = from_all(std::vector<Reach>{import(reads)});
+  return *std::min_element(answers.begin(), answers.end());
+}
+
+// A link's pace is that of what hosts send.
+bool ChipReduction::is_paced() const {
+  Communicator& communicator = membership_.communicator();
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank() && communicator.link(peer).bytes_per_s > 0) return true;
+  return false;
+}
+
+// For the piece that is added, then the total so far, which may be twice as wide.
+bool ChipReduction::take_scratch() {
+  try {
+    scratch_ = at::empty({static_cast<std::int64_t>(3 * piece_bytes_)},
+                         at::TensorOptions(device_).dtype(at::kByte));
+    return true;
+  } catch (const c10::Error& error) {  // the chip's memory is full
+    warn_of_the_longer_way(error);
+    return false;
+  }
 }
 
 ChipReduction::Card ChipReduction::card_of(const at::Tensor& source) const {
-  Card card{.handle = {}, .bytes = source.nbytes(), .is_shared = memory_ != nullptr};
+  Card card{.handle = {}, .bytes = source.nbytes(), .reach = memory_ ? Reach::all : Reach::not_now};
   if (memory_ && card.bytes > 0) try {
       card.handle = memory_->export_from(device_.index(), source.const_data_ptr());
     } catch (const c10::Error& error) {
       warn_of_the_longer_way(error);
-      card.is_shared = false;
+      card.reach = Reach::never;
     }
   return card;
 }
@@ -144,23 +160,23 @@ void ChipReduction::check_lengths() const {
                     " were expected: the ranks disagree on the sizes of this collective");
 }
 
-bool ChipReduction::import_all() const {
+Reach ChipReduction::import(const std::vector<std::size_t>& reads) const {
   try {
     for (int peer = 0; peer < size(); ++peer)
-      for (std::size_t source = 0; source < sources_.size(); ++source)
+      for (const std::size_t source : reads)
         if (peer != rank() && card(peer, source).bytes > 0)
           use_imported_memory(*memory_, device_.index(), card(peer, source).handle,
                               [this](const void*) { return StreamMark::here(device_); });
-    return true;
+    return Reach::all;
   } catch (const c10::Error& error) {
     warn_of_the_longer_way(error);
-    return false;
+    return Reach::never;
   }
 }
 
 ChipReduction::Part ChipReduction::share(std::size_t source, int rank, const Reduction& how) const {
   const std::size_t number_bytes = element_bytes(how.type);
-  auto* const data = static_cast<std::byte*>(sources_[source].data_ptr());
+  auto* const data = static_cast<std::byte*>(own(whole(source)));
   const std::size_t count = sources_[source].nbytes() / number_bytes;
   const Block part = chunks(data, count, number_bytes, size())[rank];
   const auto begin_bytes = static_cast<std::size_t>(static_cast<std::byte*>(part.data) - data);
@@ -168,7 +184,8 @@ ChipReduction::Part ChipReduction::share(std::size_t source, int rank, const Red
 }
 
 void* ChipReduction::own(const Part& part) const {
-  return static_cast<std::byte*>(sources_[part.source].data_ptr()) + part.begin_bytes;
+  const void* const data = sources_[part.source].const_data_ptr();
+  return static_cast<std::byte*>(const_cast<void*>(data)) + part.begin_bytes;
 }
 
 void ChipReduction::reduce(const Part& part, const Reduction& how, void* into) {
@@ -194,7 +211,8 @@ void ChipReduction::reduce_piece(const Part& piece, const Reduction& how, void* 
     copy_from(rank, piece, next.mutable_data_ptr());
     combine(total, next, how.op);
   }
-  if (how.op == ReduceOp::avg) total.div_(size());
+  // By a number in the chip's memory: by one of the host's, GPUs multiply with its reciprocal.
+  if (how.op == ReduceOp::avg) total.div_(at::scalar_tensor(size(), total.options()));
   if (wider > 1) next.copy_(total);
   memory_->copy(device_.index(), into, ends.const_data_ptr(), piece.bytes);
 }
@@ -215,21 +233,32 @@ void ChipReduction::fetch(const Part& part, int peer) {
 
 void ChipReduction::finish_step() {
   const auto left = deadline_ - std::chrono::steady_clock::now();
-  StreamMark::here(device_).wait(left, "not done",
-                                 [this] { return !group_.communicator().failure().empty(); });
+  const bool is_done =
+      StreamMark::here(device_).wait(left, "not done", [this] { return membership_.has_ended(); });
+  if (!is_done && membership_.communicator().failure().empty())
+    throw AbortedError("its group was left before this rank's chip was done");
   dissemination_barrier(exchange_, 0);
 }
 
-CollectiveWork::Operation reduction(std::vector<Staged> sources, std::vector<Staged> targets,
-                                    bool may_reach, OnChips on_chips, OnHost on_host) {
-  return [=](Group& group, const Call& call) -> std::int64_t {
+// The membership's queue holds the operation.
+CollectiveWork::Operation reduction(Membership& membership, std::vector<Staged> sources,
+                                    std::vector<Staged> targets, MayReach may_reach,
+                                    OnChips on_chips, OnHost on_host) {
+  return [=, &membership](Group& group, const Call& call) -> std::int64_t {
     if (!may_reach) return on_host(sources, targets, group, call);
-    ChipReduction chips(group, call, sources, targets);
-    if (chips.can_begin()) {
-      on_chips(chips);
-      release_unused_imports();
-      return 0;
+    if (*may_reach) {
+      ChipReduction chips(membership, call, sources, targets);
+      const Reach reach = chips.begin(on_chips.reads);
+      if (reach == Reach::all) {
+        on_chips.run(chips);
+        release_unused_imports();
+        return 0;
+      }
+      if (reach == Reach::never) *may_reach = false;
     }
+    c10::OptionalStreamGuard guard;
+    if (const c10::Device device = sources.front().device(); !device.is_cpu())
+      guard.reset_stream(communication_stream(device));
     const auto given = through_host(sources), filled = through_host(targets);
     const std::int64_t done_at_ns = on_host(given, filled, group, call);
     for (const auto* tensors : {&given, &filled})

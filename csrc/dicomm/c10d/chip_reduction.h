@@ -4,12 +4,15 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include <atomic>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "chip_memory.h"
 #include "collective/exchange.h"
 #include "elements.h"
+#include "membership.h"
 #include "staging.h"
 #include "work.h"
 
@@ -18,18 +21,25 @@ namespace dicomm {
 // Shorter ones are hardly worth it: the chips have to wait for each other, through their hosts.
 constexpr std::size_t kFewestBytesOnChips = 64 << 10;
 
+// How far chips reach what their peers give, of several the least.
+enum class Reach : std::uint64_t {
+  never,    // memory cannot be shared, which does not change
+  not_now,  // the tensors are the host's, or overlap; a link is paced; the chip's memory is full
+  all
+};
+
 // One rank's side. All work of its chip goes to the communication stream, which is the calling
 // thread's current one meanwhile.
 class ChipReduction {
  public:
   // sources: what this rank gives; every rank gives as many, of the same lengths. targets: where
   // results go that do not replace what is given. All of it must be there.
-  ChipReduction(Group& group, const Call& call, const std::vector<Staged>& sources,
+  ChipReduction(Membership& membership, const Call& call, const std::vector<Staged>& sources,
                 const std::vector<Staged>& targets);
 
-  // Whether every chip reaches what all ranks give: the same answer on every rank. If not, nothing
-  // has been done.
-  bool can_begin();
+  // The same answer on every rank. Unless it is `all`, nothing has been done. reads: which sources
+  // of its peers this rank's chip reads.
+  Reach begin(const std::vector<std::size_t>& reads);
 
   int rank() const { return exchange_.rank(); }
   int size() const { return exchange_.size(); }
@@ -57,7 +67,7 @@ class ChipReduction {
   struct Card {
     MemoryHandle handle;
     std::uint64_t bytes = 0;
-    std::uint64_t is_shared = 0;
+    Reach reach = Reach::not_now;
   };
 
   Card card_of(const at::Tensor& source) const;
@@ -66,30 +76,40 @@ class ChipReduction {
   const Card& card(int rank, std::size_t source) const {
     return cards_[rank * sources_.size() + source];
   }
+  bool is_paced() const;
+  bool take_scratch();
   void check_lengths() const;
-  bool import_all() const;
+  Reach import(const std::vector<std::size_t>& reads) const;
   void* own(const Part& part) const;
   void copy_from(int rank, const Part& part, void* to) const;
   void reduce_piece(const Part& piece, const Reduction& how, void* into);
 
-  Group& group_;
+  Membership& membership_;
   Exchange exchange_;
   const std::chrono::steady_clock::time_point deadline_;
   std::vector<at::Tensor> sources_;
   const std::size_t piece_bytes_;
   const c10::Device device_;
-  const ChipMemory* const memory_;  // null: the tensors are the host's, or overlap
+  const ChipMemory* const memory_;  // null: see Reach::not_now
   std::optional<c10::StreamGuard> guard_;
   at::Tensor scratch_;       // bytes
   std::vector<Card> cards_;  // by rank and source
 };
 
-// What a collective does for a reduction: `on_chips` where the ranks' chips may reach each other
-// and do, else `on_host`, whose tensors are the host's then.
-using OnChips = std::function<void(ChipReduction&)>;
+// Whether the chips of a group may reach each other's memory. Turns false on every rank with the
+// same reduction, which finds that they never do. Null: there is nothing to find.
+using MayReach = std::shared_ptr<std::atomic<bool>>;
+
+// What a collective does for a reduction: `on_chips` where the ranks' chips reach each other, else
+// `on_host`, whose tensors are the host's then.
+struct OnChips {
+  std::vector<std::size_t> reads;  // see ChipReduction::begin()
+  std::function<void(ChipReduction&)> run;
+};
 using OnHost = std::function<std::int64_t(const std::vector<Staged>& sources,
                                           const std::vector<Staged>& targets, Group&, const Call&)>;
-CollectiveWork::Operation reduction(std::vector<Staged> sources, std::vector<Staged> targets,
-                                    bool may_reach, OnChips on_chips, OnHost on_host);
+CollectiveWork::Operation reduction(Membership& membership, std::vector<Staged> sources,
+                                    std::vector<Staged> targets, MayReach may_reach,
+                                    OnChips on_chips, OnHost on_host);
 
 }  // namespace dicomm

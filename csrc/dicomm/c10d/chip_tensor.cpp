@@ -8,7 +8,7 @@ namespace dicomm {
 
 std::shared_ptr<ChipTensor> ChipTensor::of(const at::Tensor& tensor, Access access) {
   const ChipMemory* memory = chip_memory(tensor.device().type());
-  if (!memory || (access != Access::read && !tensor.is_contiguous())) return nullptr;
+  if (!memory || (access != Access::read && !is_plain(tensor))) return nullptr;
   try {
     return std::shared_ptr<ChipTensor>(new ChipTensor(tensor, access, *memory));
   } catch (const c10::Error& error) {
@@ -19,7 +19,7 @@ std::shared_ptr<ChipTensor> ChipTensor::of(const at::Tensor& tensor, Access acce
 
 ChipTensor::ChipTensor(const at::Tensor& tensor, Access access, const ChipMemory& memory)
     : tensor_(std::make_shared<Staged>(
-          Staged::on_demand(access == Access::read ? tensor.contiguous() : tensor, access))),
+          Staged::on_demand(access == Access::read ? plain(tensor) : tensor, access))),
       memory_(memory) {
   const at::Tensor& here = tensor_->tensor();
   if (access == Access::read) {

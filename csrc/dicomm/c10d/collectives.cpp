@@ -69,6 +69,15 @@ std::vector<std::vector<std::size_t>> alike(const std::vector<Reduction>& reduct
   return groups;
 }
 
+// The first so many tensors, by number.
+std::vector<std::size_t> every(std::size_t count) {
+  std::vector<std::size_t> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), std::size_t{0});
+  return numbers;
+}
+
+bool still(const MayReach& may_reach) { return may_reach && *may_reach; }
+
 std::vector<Block> blocks(const std::vector<Staged>& tensors) {
   std::vector<Block> result;
   for (const Staged& tensor : tensors) result.push_back({tensor.data(), tensor.bytes()});
@@ -159,16 +168,19 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& options) {
   check_same_device(tensors, "all_reduce");
-  const bool may_reach = reduces_on_chips(tensors);
+  const MayReach may_reach = reduces_on_chips(tensors);
+  const bool on_chip = still(may_reach);
   const auto reductions = reductions_of(tensors, options.reduceOp);
-  const auto buffers = stage(tensors, Access::read_write, may_reach);
+  const auto buffers = stage(tensors, Access::read_write, on_chip);
   const auto on_chips = [=](ChipReduction& chips) {
     for (std::size_t i = 0; i < reductions.size(); ++i)
       chips.reduce_in_place(chips.share(i, chips.rank(), reductions[i]), reductions[i]);
     chips.finish_step();
     for (std::size_t i = 0; i < reductions.size(); ++i)
-      for (int peer = 0; peer < chips.size(); ++peer)
-        if (peer != chips.rank()) chips.fetch(chips.share(i, peer, reductions[i]), peer);
+      for (int step = 1; step < chips.size(); ++step) {  // not all from the same chip at a time
+        const int peer = (chips.rank() + step) % chips.size();
+        chips.fetch(chips.share(i, peer, reductions[i]), peer);
+      }
     chips.finish_step();
   };
   const auto on_host = [=](const auto& buffers, const auto&, Group& group, const Call& call) {
@@ -184,16 +196,20 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
     return done_at_ns;
   };
   const OpType name = tensors.size() == 1 ? OpType::ALLREDUCE : OpType::ALLREDUCE_COALESCED;
-  return launch(name, "dicomm:all_reduce", options, tensors, tensors, buffers,
-                reduction(buffers, {}, may_reach, on_chips, on_host));
+  return launch(
+      name, "dicomm:all_reduce", options, tensors, tensors, buffers,
+      reduction(*membership_, buffers, {}, may_reach, {every(tensors.size()), on_chips}, on_host));
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only_tensor(tensors, "reduce");
   const int root = static_cast<int>(options.rootRank);
-  const bool may_reach = reduces_on_chips(tensors);
+  TORCH_CHECK_VALUE(root >= 0 && root < size_, "dicomm reduce: root ", root, " is not one of the ",
+                    size_, " ranks of the group");
+  const MayReach may_reach = reduces_on_chips(tensors);
+  const bool on_chip = still(may_reach);
   const Reduction how = reduction_of(tensor, options.reduceOp);
-  const Staged buffer = stage(tensor, rank_ == root ? Access::read_write : Access::read, may_reach);
+  const Staged buffer = stage(tensor, rank_ == root ? Access::read_write : Access::read, on_chip);
   const auto on_chips = [=](ChipReduction& chips) {
     if (chips.rank() == root) chips.reduce_in_place(chips.whole(0), how);
     chips.finish_step();
@@ -204,7 +220,8 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
                           buffer.count() * how.numbers_per_element, how.type, how.op, root, call);
   };
   return launch(OpType::REDUCE, "dicomm:reduce", options, tensors, tensors, {buffer},
-                reduction({buffer}, {}, may_reach, on_chips, on_host));
+                reduction(*membership_, {buffer}, {}, may_reach,
+                          {rank_ == root ? every(1) : every(0), on_chips}, on_host));
 }
 
 Backend::WorkPtr Backend::allgather(std::vector<Tensors>& output_lists, Tensors& inputs,
@@ -275,10 +292,14 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   const Tensors& inputs = only_list(input_lists, "reduce_scatter");
   check_one_a_rank(inputs, size_, "reduce_scatter");
   check_same_type(inputs, output, "reduce_scatter");
-  const bool may_reach = reduces_on_chips(inputs);
+  TORCH_CHECK_VALUE(inputs[rank_].numel() == output.numel(), "dicomm reduce_scatter: input ", rank_,
+                    ", which is this rank's, has ", inputs[rank_].numel(),
+                    " elements and its output ", output.numel());
+  const MayReach may_reach = reduces_on_chips(inputs);
+  const bool on_chip = still(may_reach);
   const Reduction how = reduction_of(output, options.reduceOp);
-  const auto sources = stage(inputs, Access::read, may_reach);
-  const Staged target = stage(output, Access::write, may_reach);
+  const auto sources = stage(inputs, Access::read, on_chip);
+  const Staged target = stage(output, Access::write, on_chip);
   const auto on_chips = [=](ChipReduction& chips) {
     chips.reduce(chips.whole(chips.rank()), how, target.data());
     chips.finish_step();
@@ -290,7 +311,8 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   };
   return launch(OpType::REDUCE_SCATTER, "dicomm:reduce_scatter", options, inputs, outputs,
                 together(sources, {target}),
-                reduction(sources, {target}, may_reach, on_chips, on_host));
+                reduction(*membership_, sources, {target}, may_reach,
+                          {{static_cast<std::size_t>(rank_)}, on_chips}, on_host));
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -306,10 +328,11 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
   for (std::size_t i = 0; i < inputs.size(); ++i)
     check_times(inputs[i], outputs[i], size_, "reduce_scatter_tensor");
   check_same_device(outputs, "reduce_scatter_tensor");
-  const bool may_reach = reduces_on_chips(inputs);
+  const MayReach may_reach = reduces_on_chips(inputs);
+  const bool on_chip = still(may_reach);
   const auto reductions = reductions_of(outputs, options.reduceOp);
-  const auto sources = stage(inputs, Access::read, may_reach);
-  const auto targets = stage(outputs, Access::write, may_reach);
+  const auto sources = stage(inputs, Access::read, on_chip);
+  const auto targets = stage(outputs, Access::write, on_chip);
   const auto on_chips = [=](ChipReduction& chips) {
     for (std::size_t i = 0; i < reductions.size(); ++i)
       chips.reduce(chips.share(i, chips.rank(), reductions[i]), reductions[i], targets[i].data());
@@ -333,7 +356,8 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
   };
   return launch(OpType::_REDUCE_SCATTER_BASE, "dicomm:reduce_scatter_tensor", options, inputs,
                 outputs, together(sources, targets),
-                reduction(sources, targets, may_reach, on_chips, on_host));
+                reduction(*membership_, sources, targets, may_reach,
+                          {every(inputs.size()), on_chips}, on_host));
 }
 
 Backend::WorkPtr Backend::gather(std::vector<Tensors>& output_lists, Tensors& inputs,

@@ -112,6 +112,7 @@ class CudaMemory final : public ChipMemory {
     static_assert(sizeof words.words == sizeof handle.allocation);
     std::copy(std::begin(words.words), std::end(words.words), handle.allocation.begin());
     handle.offset_bytes = here - base;
+    handle.process = ::getpid();
     return handle;
   }
 

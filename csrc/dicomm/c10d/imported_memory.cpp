@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct Import {
   const ChipMemory* memory;
   c10::DeviceIndex device;
   std::array<std::uint8_t, 64> allocation;
+  std::int64_t process;  // whose it is
   void* address;
   StreamMark used_until;
   SteadyClock::time_point used_at;
@@ -40,8 +42,13 @@ Import& find(Imports& all, const ChipMemory& memory, c10::DeviceIndex device,
            import.allocation == handle.allocation;
   });
   if (found == all.kept.end())
-    all.kept.push_front(
-        {&memory, device, handle.allocation, memory.import(device, handle), {}, {}});
+    all.kept.push_front({&memory,
+                         device,
+                         handle.allocation,
+                         handle.process,
+                         memory.import(device, handle),
+                         {},
+                         {}});
   else
     std::rotate(all.kept.begin(), found, std::next(found));
   return all.kept.front();
@@ -53,12 +60,15 @@ std::vector<Import> take_unused(std::chrono::seconds kept) {
   std::lock_guard lock(all.mutex);
   std::vector<Import> unused;
   std::deque<Import> used;
+  std::map<std::int64_t, std::size_t> used_of;  // by process
   for (Import& import : all.kept) {
-    const bool is_old = used.size() >= kMostImports || now - import.used_at >= kept;
-    if (is_old && import.used_until.is_surely_reached())
+    const bool is_old = used_of[import.process] >= kMostImports || now - import.used_at >= kept;
+    if (is_old && import.used_until.is_surely_reached()) {
       unused.push_back(std::move(import));
-    else
-      used.push_back(std::move(import));
+      continue;
+    }
+    ++used_of[import.process];
+    used.push_back(std::move(import));
   }
   all.kept = std::move(used);
   return unused;

@@ -22,9 +22,10 @@ StreamMark use_imported_memory(const ChipMemory& memory, c10::DeviceIndex device
 void warn_of_the_longer_way(const c10::Error& error);
 
 // An allocation that its owner freed stays in the chip's memory while it is imported somewhere, and
-// nobody tells. So not many are kept: as many as kMostImports, each of them a segment of its
-// owner's allocator. Whenever a chip has received a message, those are released that no message has
-// used for so long. Not under a communicator's mutex, as a vendor may wait here for its chip.
+// nobody tells. So not many are kept: as many as kMostImports of a process, each of them a segment
+// of its allocator. Whenever a chip has received a message or reduced something, those are released
+// that nothing has used for so long. Not under a communicator's mutex, as a vendor may wait here
+// for its chip.
 constexpr std::size_t kMostImports = 16;
 constexpr std::chrono::seconds kImportsKept{60};
 void release_unused_imports(std::chrono::seconds kept = kImportsKept);

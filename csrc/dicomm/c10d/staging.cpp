@@ -4,23 +4,14 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
+#include "core/host.h"
 #include "host_memory.h"
 #include "timeline.h"
 
 namespace dicomm {
 
 namespace {
-
-// Asks the kernel, which answers instead of crashing.
-bool host_can_read(const void* address) {
-  char byte;
-  const iovec local{&byte, 1};
-  const iovec remote{const_cast<void*>(address), 1};
-  return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
-}
 
 void check_reachable(const at::Tensor& tensor) {
   if (tensor.is_cpu() || tensor.numel() == 0) return;
@@ -46,6 +37,14 @@ Strategy parse_strategy(const std::string& name) {
 
 const char* name_of(Strategy strategy) {
   return strategy == Strategy::device_direct ? "device-direct" : "cpu-mediated";
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+at::Tensor plain(const at::Tensor& tensor) {
+  return tensor.resolve_conj().resolve_neg().contiguous();
 }
 
 Staged::Staged(const at::Tensor& tensor, Strategy strategy, Access access)
@@ -80,9 +79,11 @@ Staged::Staged(const at::Tensor& tensor, bool on_host, Access access, Later) : a
   TORCH_CHECK(tensor.layout() == c10::kStrided, "dicomm: dense tensors expected, got layout ",
               tensor.layout());
   const at::NoGradGuard no_grad;
-  tensor_ = access == Access::read ? tensor.contiguous() : tensor;
-  if (!on_host && tensor_.is_contiguous()) {
+  tensor_ = access == Access::read ? plain(tensor) : tensor;
+  if (!on_host && is_plain(tensor_)) {
     bytes_ = tensor_;
+    // One that shares its memory until it is written to gets its own now, on the caller's stream.
+    if (access != Access::read) bytes_.mutable_data_ptr();
   } else {
     bytes_ = on_host ? host_tensor_like(tensor)
                      : at::empty(tensor.sizes(), tensor.options().requires_grad(false));
@@ -97,7 +98,7 @@ void Staged::copy_back(std::size_t begin, std::size_t length) const {
   if (!must_copy_back_) return;
   const c10::InferenceMode no_grad;  // in which tensors made in that mode may be written to, too
   const bool is_behind = works_behind_the_host(tensor_.device());
-  if (tensor_.is_contiguous() && length != bytes())
+  if (is_plain(tensor_) && length != bytes())
     piece(tensor_, begin, length).copy_(piece(bytes_, begin, length), is_behind);
   else if (begin + length == bytes())
     tensor_.copy_(bytes_, is_behind);

@@ -18,6 +18,11 @@ const char* name_of(Strategy strategy);
 
 enum class Access { read, write, read_write };
 
+// Whether a tensor's memory is its elements, one after the other; not a view of their conjugates.
+bool is_plain(const at::Tensor& tensor);
+// Itself where it is plain, else a copy that is.
+at::Tensor plain(const at::Tensor& tensor);
+
 // A tensor in place, or a contiguous copy of it, in host memory where CPU-mediated.
 class Staged {
  public:
@@ -25,7 +30,7 @@ class Staged {
   Staged(const at::Tensor& tensor, Strategy strategy, Access access);
   // The same without the copy, which copy_in() makes.
   static Staged uncopied(const at::Tensor& tensor, Strategy strategy, Access access);
-  // A contiguous chip tensor that goes through host memory only if someone asks for it, on the
+  // A plain chip tensor that goes through host memory only if someone asks for it, on the
   // current stream; what is read must be there by then. See there().
   static Staged on_demand(const at::Tensor& tensor, Access access);
   void bring_to_host();

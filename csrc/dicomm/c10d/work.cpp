@@ -44,9 +44,20 @@ void CollectiveWork::run(Membership& membership) {
     // Ranks may now disagree on what was done: nothing can follow.
     Membership::abort_all(std::string(parts_.title) + ": " + error.what());
     parts_.operation = nullptr;
+    delivered_ = end_of_communication();
     finish(failure);
     future_->setErrorIfNeeded(failure);
   }
+}
+
+// Behind what a failed operation left its chip to do, which may still write to the results.
+StreamMark CollectiveWork::end_of_communication() const noexcept {
+  try {
+    if (works_behind_the_host(parts_.device))
+      return StreamMark::of(communication_stream(parts_.device));
+  } catch (const std::exception&) {  // the chip failed, and does nothing more
+  }
+  return {};
 }
 
 // False: its group has ended meanwhile, which the operation will say, as none is left to talk to.
@@ -76,7 +87,9 @@ void CollectiveWork::deliver(std::int64_t done_at_ns) {
   future_->markCompleted(c10::IValue(parts_.results));
 }
 
-bool CollectiveWork::isCompleted() { return Work::isCompleted() && delivered_.is_reached(); }
+bool CollectiveWork::isCompleted() {
+  return Work::isCompleted() && (exception() || delivered_.is_reached());
+}
 
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   if (!Work::isCompleted()) {
@@ -92,7 +105,13 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
             *membership, parts_.title));
     }
   }
-  if (const auto failure = exception()) std::rethrow_exception(failure);
+  if (const auto failure = exception()) {
+    try {
+      delivered_.hold_current_stream();
+    } catch (const std::exception&) {  // the chip failed, too
+    }
+    std::rethrow_exception(failure);
+  }
   device_timeline_.wait_until_ns(done_at_ns_);
   if (!parts_.device.is_cpu() && !device_timeline_.is_emulated())
     future_->wait();  // done; makes this stream wait for the communication stream

@@ -55,6 +55,7 @@ class CollectiveWork : public c10d::Work {
  private:
   void run(Membership& membership);
   bool await_inputs(Membership& membership) const;
+  StreamMark end_of_communication() const noexcept;
   void deliver(std::int64_t done_at_ns);
 
   std::weak_ptr<Membership> membership_;  // the queue that holds this work belongs to it
@@ -64,7 +65,8 @@ class CollectiveWork : public c10d::Work {
   Timeline transfer_timeline_;
   Call call_;
   std::int64_t done_at_ns_ = 0;
-  StreamMark delivered_;  // of a chip without an emulated clock
+  // Of a chip without an emulated clock: where the results are, or where it stopped that failed.
+  StreamMark delivered_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

@@ -13,6 +13,7 @@ namespace dicomm {
 struct MemoryHandle {
   std::array<std::uint8_t, 64> allocation{};  // the vendor's own words
   std::uint64_t offset_bytes = 0;             // where the piece begins in the allocation
+  std::int64_t process = 0;                   // whose memory it is
 };
 
 // What a chip was told to do: a copy, say. Called as ChipBuffer is.

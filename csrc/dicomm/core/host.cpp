@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -39,6 +40,13 @@ int usable_cores() {
   const int ours = ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
   // A rank bound to one core has peers that are bound to others.
   return ours > 1 ? ours : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+bool host_can_read(const void* address) {
+  char byte;
+  const iovec local{&byte, 1};
+  const iovec remote{const_cast<void*>(address), 1};
+  return ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) == 1;
 }
 
 }  // namespace dicomm

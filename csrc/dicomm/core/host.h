@@ -12,5 +12,8 @@ std::string host_id();
 std::string host_name();
 // Those that the ranks of this host may use together.
 int usable_cores();
+// Whether there is memory that the host may look at: a chip's it may not. Asks the kernel, which
+// answers instead of crashing.
+bool host_can_read(const void* address);
 
 }  // namespace dicomm

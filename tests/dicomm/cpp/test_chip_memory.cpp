@@ -165,3 +165,47 @@ TEST_CASE("what a NIC fails to flush is read again by another one") {
   CHECK_FALSE(wire.left->describe().rails[0].up);
   CHECK(wire.left->describe().rails[1].up);
 }
+
+TEST_CASE("a rail that fails to flush leaves its device to the others") {
+  FakeNic left("left"), right("right");
+  const auto rails_of = [](FakeNic& nic, int host) {
+    auto rails = fake_rails({&nic}, host);
+    verbs::Rail second = rails->rails.front();
+    second.port = 2;
+    second.gids = {ipv4_gid(3, 10, 1, 0, host)};
+    rails->rails.push_back(second);
+    return rails;
+  };
+  const auto left_rails = rails_of(left, 1);
+  Wire wire(left_rails, rails_of(right, 2));
+  Chip chip(4 << 20);
+  left_rails->memory->declare(chip.region());
+  const std::size_t before = left.reads.size();
+  CHECK(pull_over(wire, payload(chip.memory.size(), 1), chip.memory) == "");
+  int left_to_do = static_cast<int>(left.reads.size() - before) - 2;  // without the flushes
+  left.takes = [&](Post post) { return post != Post::read || left_to_do-- != 0; };
+  const Bytes from = payload(chip.memory.size(), 2);
+  words_on_stderr([&] { CHECK(pull_over(wire, from, chip.memory) == ""); });
+  CHECK(chip.memory == from);
+  CHECK_FALSE(wire.left->describe().rails[0].up);
+  CHECK(wire.left->describe().rails[1].up);
+}
+
+TEST_CASE("memory that the host cannot read is a chip's, with a descriptor or without") {
+  FakeNic nic("nic");
+  const auto rails = fake_rails({&nic}, 1);
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  void* const hidden = ::mmap(nullptr, page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(hidden != MAP_FAILED);
+  Bytes seen(page);
+  const auto is_chips = [&](void* memory) {
+    const auto entered =
+        rails->devices[0]->enter({reinterpret_cast<std::uint64_t>(memory), page,
+                                  [](auto, auto) { return std::optional<Dmabuf>(); }});
+    rails->devices[0]->leave(entered->handle);
+    return entered->is_chips;
+  };
+  CHECK(is_chips(hidden));
+  CHECK_FALSE(is_chips(seen.data()));
+  ::munmap(hidden, page);
+}

@@ -30,6 +30,7 @@ struct Imports {
   std::mutex mutex;
   std::vector<Import> live;
   std::size_t made = 0;
+  std::size_t exports = 0;
 };
 
 Imports& imports() {
@@ -63,6 +64,8 @@ void describe_memory(ditorch_memory_handle* handle, int file, std::size_t offset
                      std::size_t number) {
   const Words words{getpid(), file, inode_of(file), offset, number};
   std::memcpy(handle->allocation, &words, sizeof words);
+  std::lock_guard lock(imports().mutex);
+  ++imports().exports;
 }
 
 ditorch_status memory_import(std::int32_t, const ditorch_memory_handle* handle, void** pointer) {
@@ -105,4 +108,10 @@ extern "C" std::size_t async_chip_imports(std::size_t* live) {
   std::lock_guard lock(async_chip::imports().mutex);
   *live = async_chip::imports().live.size();
   return async_chip::imports().made;
+}
+
+// For tests: how often memory was exported.
+extern "C" std::size_t async_chip_exports() {
+  std::lock_guard lock(async_chip::imports().mutex);
+  return async_chip::imports().exports;
 }

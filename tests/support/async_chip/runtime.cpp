@@ -174,14 +174,24 @@ const ditorch_runtime* ditorch_vendor_runtime(std::uint32_t abi_version) {
   return abi_version == DITORCH_RUNTIME_ABI_VERSION ? &runtime : nullptr;
 }
 
-// For tests: what is submitted to the default stream from now on waits until it is released, or for
-// so many milliseconds.
+// For tests: what is submitted to the default stream from now on, or to all others that there are,
+// waits until it is released, or for so many milliseconds.
 static async_chip::Mark* released = nullptr;
+
+static void hold(async_chip::Queue& queue, std::int32_t milliseconds) {
+  queue.submit([=, until = released] { until->wait_for(std::chrono::milliseconds(milliseconds)); });
+}
 
 extern "C" void async_chip_hold(std::int32_t milliseconds) {
   released = new async_chip::Mark();
-  async_chip::queue_of(nullptr).submit(
-      [=, until = released] { until->wait_for(std::chrono::milliseconds(milliseconds)); });
+  hold(async_chip::queue_of(nullptr), milliseconds);
+}
+
+extern "C" void async_chip_hold_others(std::int32_t milliseconds) {
+  released = new async_chip::Mark();
+  std::lock_guard lock(async_chip::streams().mutex);
+  for (async_chip::Queue* queue : async_chip::streams().queues)
+    if (queue != async_chip::streams().queues.front()) hold(*queue, milliseconds);
 }
 
 extern "C" void async_chip_release() { released->happen(); }

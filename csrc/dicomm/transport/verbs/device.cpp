@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/host.h"
 #include "core/text.h"
 #include "topology/topology.h"
 #include "transport/verbs/loop_back.h"
@@ -47,7 +48,9 @@ std::optional<Registered> Device::enter(const Region& region) {
   if (!entered)
     entered = library_->reg_mr(pd_, reinterpret_cast<void*>(region.address), region.bytes, access);
   if (!entered) return std::nullopt;
-  return Registered{entered, entered->lkey, entered->rkey, dmabuf.has_value()};
+  const bool is_chips =
+      dmabuf || (region.export_dmabuf && !host_can_read(reinterpret_cast<void*>(region.address)));
+  return Registered{entered, entered->lkey, entered->rkey, is_chips};
 }
 
 void Device::leave(void* handle) { library_->dereg_mr(static_cast<ibv::MemoryRegion*>(handle)); }
@@ -97,19 +100,15 @@ void Rails::make_memory() {
       });
 }
 
-// One that failed is not used again.
-void Rails::flush(std::size_t device, std::uint64_t address, std::uint32_t rkey) {
-  auto loop_back = std::move(loop_backs[device]);
-  if (!loop_back) {
-    const auto rail = std::find_if(rails.begin(), rails.end(),
-                                   [&](const Rail& each) { return each.device_index == device; });
-    loop_back = std::make_unique<LoopBack>(*rail, settings);
-  }
+// A queue pair that failed is not used again.
+void Rails::flush(const Rail& rail, std::uint64_t address, std::uint32_t rkey) {
+  auto loop_back = std::move(loop_backs[&rail]);
+  if (!loop_back) loop_back = std::make_unique<LoopBack>(rail, settings);
   LoopBack::Piece read;
   const std::string wrong = loop_back->read(address, 1, rkey, read);
   if (!wrong.empty())
-    throw Error(text(devices[device]->name(), " cannot flush what it wrote to a chip: ", wrong));
-  loop_backs[device] = std::move(loop_back);
+    throw Error(text(rail.describe(), " cannot flush what it wrote to a chip: ", wrong));
+  loop_backs[&rail] = std::move(loop_back);
 }
 
 Connect Rails::connect(const GidEntry* gid) const {

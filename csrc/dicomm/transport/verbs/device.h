@@ -67,11 +67,12 @@ struct Rails {
   std::shared_ptr<const cm::Library> cm;  // null: rdma_cm is not to be used
   std::atomic<unsigned> cm_failed{0};     // a bit each rail, where it was tried in vain
 
-  std::map<std::size_t, std::unique_ptr<LoopBack>> loop_backs;  // by device, where one was needed
+  std::map<const Rail*, std::unique_ptr<LoopBack>> loop_backs;  // where one was needed
 
   // What a device wrote to a chip's memory may be on its way there still when the device says that
-  // it has: a read by the same device comes behind it. Waits for one. Throws Error.
-  void flush(std::size_t device, std::uint64_t address, std::uint32_t rkey);
+  // it has: a read by the same device comes behind it. Waits for one over a rail of the device.
+  // Throws Error.
+  void flush(const Rail& rail, std::uint64_t address, std::uint32_t rkey);
   // `memory`, once the devices and rails are there.
   void make_memory();
   std::vector<PublishedRail> published() const;

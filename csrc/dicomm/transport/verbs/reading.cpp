@@ -63,7 +63,7 @@ bool VerbsStream::can_pull(const Pull& pull) {
 }
 
 void VerbsStream::Reading::begin() {
-  devices.clear();
+  rails.clear();
   for (std::uint64_t at = 0; at < pull.bytes; at += step_bytes)
     to_do.push_back({at, static_cast<std::uint32_t>(std::min(step_bytes, pull.bytes - at))});
 }
@@ -120,7 +120,7 @@ bool VerbsStream::start_read(std::uint64_t id, Reading& reading, int rail) {
     return false;
   }
   reading.to_do.pop_front();
-  reading.devices.insert(link.device_index);
+  reading.rails.insert(rail);
   ++reading.under_way;
   ++link.reads;
   reads_.emplace(next_read_++, Read{id, chunk, rail});
@@ -135,28 +135,29 @@ void VerbsStream::read_done(std::uint64_t number) {
   reads_.erase(found);
 }
 
-// The next to look at a chip's memory may be the chip; the host's own needs no flush. False: one
+// The next to look at a chip's memory may be the chip; the host's own needs no flush. False: a rail
 // failed, so that all is to do again over the rails left, and with the last one `reading` may be
 // gone.
 bool VerbsStream::flush(Reading& reading) {
-  for (const std::size_t device : reading.devices) {
-    const auto& into = reading.into->on(device);
+  for (const int rail : reading.rails) {
+    const Link& link = *links_[rail];
+    const auto& into = reading.into->on(link.device_index);
     if (!into || !into->is_chips) continue;
+    std::string wrong;
     try {
-      rails_->flush(device, reinterpret_cast<std::uint64_t>(reading.pull.data), into->rkey);
+      if (link.up()) {
+        rails_->flush(link.pair.rail(), reinterpret_cast<std::uint64_t>(reading.pull.data),
+                      into->rkey);
+        continue;
+      }
     } catch (const Error& error) {
-      reading.begin();
-      lose_device(device, error.what());
-      return false;
+      wrong = error.what();
     }
+    reading.begin();
+    if (link.up()) fail(rail, wrong);
+    return false;
   }
   return true;
-}
-
-void VerbsStream::lose_device(std::size_t device, const std::string& reason) {
-  for (std::size_t rail = 0; rail < links_.size(); ++rail)
-    if (links_[rail] && links_[rail]->up() && links_[rail]->device_index == device)
-      fail(static_cast<int>(rail), reason);
 }
 
 // Of a closed rail: until then they may still write. The device flushes them at once; one that

@@ -67,7 +67,7 @@ class VerbsStream final : public Stream {
     std::uint64_t step_bytes;
     std::deque<Chunk> to_do;
     std::uint32_t under_way = 0;
-    std::set<std::size_t> devices;  // that read some of it
+    std::set<int> rails;  // that read some of it
     bool given_up = false;
 
     void begin();
@@ -104,7 +104,6 @@ class VerbsStream final : public Stream {
   bool start_read(std::uint64_t id, Reading& reading, int rail);
   void read_done(std::uint64_t slot);
   bool flush(Reading& reading);
-  void lose_device(std::size_t device, const std::string& reason);
   void await_reads(int rail);
   void reissue_reads(int rail);
 
