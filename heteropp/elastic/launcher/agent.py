@@ -18,16 +18,14 @@ from pathlib import Path
 
 from heteropp.description.files import FileError, make_folder
 from heteropp.elastic.job import Board, Generation, Job
-from heteropp.elastic.lease import Lease, LeaseTimer
+from heteropp.elastic.lease import FOLLOW_S, Lease, LeaseTimer
 from heteropp.elastic.messages import GRACE_S, KILLED_S, Ended, Failure, node_of
 from heteropp.runtime.ranks.fork_server import fork_server
 from heteropp.runtime.ranks.watch import name_process
 
 Entrypoint = Callable[[Job, str, int], int]  # job, member, generation it is started for; exit code
 
-FOLLOW_S = 0.25  # from one look of a member at its lease to the next
-WORD_S = 0.5  # before the lease runs out, a member that is able to says so, and ends
-LEASE_OVER = 75  # exit code of a member that does so
+LEASE_OVER = 75  # exit code of a member that ends just before its lease does
 
 
 @dataclass
@@ -156,7 +154,7 @@ class Agent:
         if self.lease is None or one.killed:
             return None
         if code == LEASE_OVER or (code and self._leases_over() > one.leases_over):
-            lost_s = self.lease.length_s - WORD_S
+            lost_s = self.lease.word_s
             what = f"ended, as its node had not reached the job's store for {lost_s:.0f} s"
             return Failure(kind="other", what=what)
         if code == -signal.SIGKILL:  # the kernel's timer is not renewed by a member that is stopped
@@ -195,9 +193,8 @@ def _end_with_agent(member: str, lease: Lease | None, timer: LeaseTimer | None) 
     assert agent is not None
     while not connection.wait([agent.sentinel], FOLLOW_S if lease else None):
         assert lease is not None and timer is not None
-        if lease.left_s() < WORD_S:
-            lost_s = lease.length_s - WORD_S
-            why = f"its node has not reached the job's store for {lost_s:.0f} s"
+        if lease.is_nearly_over():
+            why = f"its node has not reached the job's store for {lease.word_s:.0f} s"
             print(f"{member} stopped: {why}", file=sys.stderr, flush=True)
             os._exit(LEASE_OVER)
         timer.follow(lease)
