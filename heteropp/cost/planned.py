@@ -238,7 +238,7 @@ def group_links(plan: Plan, cluster: Cluster, rank: int) -> GroupLinks:
     stage = plan.pipelines[p].stages[s]
     inside = stage.replicas[r].group(plan.cp_index(rank))
     across = _peers(stage, tp_index)
-    context = stage.replicas[r].ranks[tp_index :: stage.tp]
+    context = stage.replicas[r].across(tp_index)
     return GroupLinks(*(slowest_link(cluster, rank, group) for group in (inside, across, context)))
 
 
@@ -252,7 +252,7 @@ def links_by_rank(plan: Plan, cluster: Cluster) -> dict[int, GroupLinks]:
                 for cp_index in range(stage.cp):
                     inside |= slowest_links(cluster, replica.group(cp_index))
                 for tp_index in range(stage.tp):
-                    context |= slowest_links(cluster, replica.ranks[tp_index :: stage.tp])
+                    context |= slowest_links(cluster, replica.across(tp_index))
             for tp_index in range(stage.tp):
                 across |= slowest_links(cluster, _peers(stage, tp_index))
             found |= {r: GroupLinks(inside[r], across[r], context[r]) for r in inside}
@@ -261,7 +261,7 @@ def links_by_rank(plan: Plan, cluster: Cluster) -> dict[int, GroupLinks]:
 
 def _peers(stage: Stage, tp_index: int) -> tuple[int, ...]:
     """Returns the ranks that hold the same slices, in the order of the replicas."""
-    return tuple(rank for r in stage.replicas for rank in r.ranks[tp_index :: stage.tp])
+    return tuple(rank for r in stage.replicas for rank in r.across(tp_index))
 
 
 def slowest_link(cluster: Cluster, rank: int, group: Sequence[int]) -> Link:

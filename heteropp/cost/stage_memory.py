@@ -76,6 +76,12 @@ class StageShape:
         )
 
     @property
+    def is_profiled(self) -> bool:
+        """Whether profiles measure such stages."""
+        cut = self.sequence_parallel or self.selective_recompute or self.token_shares
+        return not cut and self.optimizer == "adamw"
+
+    @property
     def pieces(self) -> int:
         """The number of pieces that a replica receives a boundary tensor in, one for each rank,
         before it gathers them; 1 with sequence parallelism, which gathers none.
@@ -333,13 +339,13 @@ def stage_traces(
     model: ModelSpec, shape: StageShape, profile: ChipProfile | None, whole_backward: bool = False
 ) -> StageTraces:
     """Returns a stage's traces, with the bytes that the chip's profile measured if it measured
-    memory.
+    the memory of such stages.
     """
     if shape.ministages > 1:  # both ends of the model are in two of them, each with its embedding
         model = model.untied()
     traces = trace_stages(model, shape.kind(whole_backward), shape.blocks)
     kind = shape.first, shape.last, shape.tp, shape.sequences
-    if profile is None or not profile.knows_memory(kind):
+    if profile is None or not shape.is_profiled or not profile.knows_memory(kind):
         return traces
     (block,) = traces.kinds
     return StageTraces(

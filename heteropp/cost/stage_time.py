@@ -117,8 +117,7 @@ def stage_time(
     reduce += parts
     recompute = forward
     if profile is not None:
-        others = shape.sequence_parallel, shape.selective_recompute, shape.token_shares
-        if any(others) or shape.optimizer != "adamw":
+        if not shape.is_profiled:
             raise ProfileError(
                 f"profile {profile.name} measured no stage with sequence or context parallelism, "
                 "selective recompute or Muon; plan without the profile, or without them"

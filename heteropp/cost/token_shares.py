@@ -20,10 +20,14 @@ def token_shares(model: ModelSpec, speeds: Sequence[float], tp: int = 1) -> tupl
 
     speeds: of the ranks, relative to each other; tp: the tensor-parallel degree, of which shares
     are multiples. Raises ModelError where that, or the number of ranks, does not go with the
-    sequence.
+    sequence, and for a model whose sequences cannot be cut.
     """
+    if problem := model.context_parallel_problem():
+        raise ModelError(problem)
     length, parts = model.sequence_length, len(speeds)
-    if parts < 1 or min(speeds) <= 0 or length % tp or length < parts * tp:
+    if parts < 2:
+        raise ModelError(f"speeds has {parts} ranks; expected at least two, to cut a sequence over")
+    if min(speeds) <= 0 or length % tp or length < parts * tp:
         raise ModelError(
             f"a sequence of {length} tokens cannot be cut into {parts} parts for speeds "
             f"{', '.join(map(str, speeds))}, each a multiple of {tp} tokens"

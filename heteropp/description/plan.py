@@ -59,6 +59,10 @@ class Replica:
         tp = len(self.ranks) // self.cp
         return self.ranks[cp_index * tp : (cp_index + 1) * tp]
 
+    def across(self, tp_index: int) -> tuple[int, ...]:
+        """The ranks of one tensor-parallel index, over which sequences are cut: one of a group."""
+        return self.ranks[tp_index :: len(self.ranks) // self.cp]
+
     @model_serializer(mode="wrap")
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves token_shares out of a file where there are none."""
@@ -122,9 +126,7 @@ class Stage:
 
         With ZeRO the first of them keeps the first shard.
         """
-        return sorted(
-            rank for replica in self.replicas for rank in replica.ranks[tp_index :: self.tp]
-        )
+        return sorted(rank for replica in self.replicas for rank in replica.across(tp_index))
 
     @property
     def layer_count(self) -> int:

@@ -24,6 +24,8 @@ from multiprocessing.context import ForkServerContext
 # of the deadline: what is left is for a busy machine to end its processes, and far more than the
 # clocks of two machines differ by
 SHARE = 0.9
+FOLLOW_S = 0.25  # from one look of a process at its lease to the next
+WORD_S = 0.5  # before the lease runs out, a process that is able to says so, and ends
 TIMER_ABSTIME = 1
 SIGEV_SIGNAL = 0
 
@@ -59,6 +61,7 @@ class Lease:
     def __init__(self, context: ForkServerContext, deadline_s: float) -> None:
         """deadline_s: after which the leader counts a node as lost; context: of the processes."""
         self.length_s = SHARE * deadline_s
+        self.word_s = self.length_s - WORD_S  # without a beat, after which a process says so
         self.until = context.RawValue(ctypes.c_double, clock_s() + self.length_s)
         self.times_over = 0  # that it had run out when it was renewed
 
@@ -73,6 +76,10 @@ class Lease:
 
     def left_s(self) -> float:
         return self.until.value - clock_s()
+
+    def is_nearly_over(self) -> bool:
+        """Whether a process that has it is to say so now, and end."""
+        return self.left_s() < WORD_S
 
 
 class LeaseTimer:

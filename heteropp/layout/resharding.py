@@ -12,7 +12,7 @@ gathered there, whatever the strategy.
 Rows are told as boxes, not as annotations: a rank holds several boxes, in a common multiple of
 unlike micro-batches or with tokens of several sequences, and an annotation gives it one.
 
-Two other strategies are there to compare with. "broadcast": the first rank of a replica is sent
+Two other strategies are there to compare with. "broadcast": the first rank of a group is sent
 all its rows, and passes them on. "direct": every rank is sent all of them.
 """
 

@@ -145,8 +145,8 @@ class Passes:
     def loss_contribution(self) -> Tensor:
         """Returns this rank's part of the batch's loss.
 
-        A replica's first rank returns all of the replica's, and the others zero, so that it counts
-        once.
+        The first rank of each tensor-parallel group returns the group's, and the others zero, so
+        that it counts once.
         """
         return torch.zeros_like(self.loss) if self.place.tp_index else self.loss
 

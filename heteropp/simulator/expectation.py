@@ -41,9 +41,9 @@ class ExpectedStep:
 
     @property
     def memory(self) -> dict[int, list[tuple[float, int]]]:
-        """(Seconds, bytes held from then on), by the first rank of each replica."""
-        found = enumerate(self.replicas)
-        return {ranks[0]: self._simulation.memory_of(a).points() for a, ranks in found}
+        """(Seconds, bytes held from then on) of each replica's fullest rank, by that rank."""
+        found, replicas = self._simulation, range(len(self.replicas))
+        return {found.fullest_rank(a): found.memory_of(a).points() for a in replicas}
 
     def links_of(self, rank: int) -> LinkTimes:
         return links_of(self._simulation, rank)

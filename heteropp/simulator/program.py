@@ -159,17 +159,21 @@ class _Compiler:
 
     def _times(self, seat: ActorCoordinates) -> list[Time]:
         """Returns the times of each ministage; where a seat's ranks differ, the slowest counts."""
-        links = frozenset(self.links[rank] for rank in seat.ranks)
+        tp = self._stage(seat).tp
+        parts = frozenset((i // tp, self.links[rank]) for i, rank in enumerate(seat.ranks))
         replica = self._stage(seat).replicas[seat.replica]
         kind = replica.chip, replica.batch_share, replica.token_shares
-        key = seat.pipeline, seat.stage, *kind, links
+        key = seat.pipeline, seat.stage, *kind, parts
         if key not in self.known_times:
-            self.known_times[key] = self._make_times(seat, links)
+            self.known_times[key] = self._make_times(seat, parts)
         return self.known_times[key]
 
-    def _make_times(self, seat: ActorCoordinates, links: frozenset[GroupLinks]) -> list[Time]:
+    def _make_times(
+        self, seat: ActorCoordinates, parts: frozenset[tuple[int, GroupLinks]]
+    ) -> list[Time]:
         """Returns the times of a seat's ministages.
 
+        parts: the context-parallel index of each of its ranks, with the links that the rank has.
         The exchange in each layer joins context-parallel ranks, so that of them the slowest counts.
         """
         chip = self.cluster.chip(seat.ranks[0])
@@ -192,8 +196,7 @@ class _Compiler:
                             replace(shape, cp_index=cp_index),
                             *(chip, link.inside, link.across, profile, link.context),
                         )
-                        for cp_index in range(self._stage(seat).cp)
-                        for link in links
+                        for cp_index, link in parts
                     ]
                 )
             )

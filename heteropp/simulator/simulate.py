@@ -109,8 +109,12 @@ class Simulation:
         return sum(map(mul, sizes, (s.bubble for s in self.shares))) / sum(sizes)
 
     def memory_of(self, a: int) -> MemoryCurve:
-        """Bytes over time of a rank of a replica: one that needs most."""
+        """Bytes over time of a replica's fullest rank."""
         return self._curve(a, self._fullest(a))
+
+    def fullest_rank(self, a: int) -> int:
+        """Returns a rank of a replica that needs most: the first of those that do."""
+        return self._first_rank(a, self._fullest(a))
 
     def _fullest(self, a: int) -> int:
         """Returns the context-parallel index of a replica's ranks that need most."""
@@ -153,7 +157,7 @@ class Simulation:
             when_s, need, action = over
             result.append(
                 f"stage {seat.stage} of pipeline {seat.pipeline} needs {human_bytes(need)} on rank "
-                f"{self._first_rank(a, self._fullest(a))} at {describe(action)}, {when_s:.4g} s "
+                f"{self.fullest_rank(a)} at {describe(action)}, {when_s:.4g} s "
                 "into the step; the chip "
                 f"has {human_bytes(capacity)}"
             )

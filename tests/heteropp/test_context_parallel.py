@@ -48,6 +48,7 @@ from heteropp.models.hugging_face.model import CUTTABLE
 from heteropp.models.hugging_face.reading import read
 from heteropp.models.llama.model import LlamaModel
 from heteropp.runtime.mixed_lengths.plans import by_length
+from heteropp.simulator.expectation import ExpectedStep
 from heteropp.simulator.simulate import Simulation, simulate
 
 Shares = Sequence[int]
@@ -330,6 +331,8 @@ def test_the_simulator_waits_for_the_slowest_part() -> None:
     assert exchanged <= slower_s / (1 / 1e8 - 1 / 1e9) < 1.05 * exchanged
     first, second = equal.memory_bytes
     assert first < second  # whose keys and values are of all tokens
+    ((rank, held),) = ExpectedStep(equal).memory.items()
+    assert rank == 1 and max(size for _, size in held) == second
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
@@ -376,9 +379,14 @@ def test_no_other_cuts_keep_the_slowest_rank_less(
 
 def test_what_cannot_be_shared_is_one_sentence() -> None:
     model = tiny_model()
-    for speeds, tp in (((1, 1, 1), 8), ((), 1), ((1, 0), 1), ((1, 1), 3)):
+    for speeds, tp in (((1, 1, 1), 8), ((1, 0), 1), ((1, 1), 3)):
         with pytest.raises(ModelError, match="a sequence of 16 tokens cannot be cut into"):
             token_shares(model, speeds, tp)
+    for few in ((), (1,)):
+        with pytest.raises(ModelError, match=f"speeds has {len(few)} ranks; expected at least two"):
+            token_shares(model, few)
+    with pytest.raises(ModelError, match="sequences of family gpt2 cannot be cut over ranks"):
+        token_shares(tiny_gpt2(), (1, 1))
 
 
 # ---------------------------------------------------------------- plans

@@ -139,7 +139,7 @@ def test_a_fence_waits_for_the_lease_of_a_node_that_cannot_be_reached() -> None:
     assert isinstance(world.state.phase, Fencing)
     world.tick(32)
     assert isinstance(world.state.phase, Fencing)
-    assert world.told[-1] == "c/0 cannot be reached: the lease is awaited, at most 30 s"
+    assert world.told[-1] == "not ended yet: c/0; the lease is awaited, at most 30 s"
     world.tick(20)
     assert isinstance(world.state.phase, Fencing)
     world.lose_node("c")
@@ -147,6 +147,14 @@ def test_a_fence_waits_for_the_lease_of_a_node_that_cannot_be_reached() -> None:
     assert isinstance(world.state.phase, Planning)
     lost = "c/0 is lost: its node has not answered for 31 s, and its lease is over"
     assert world.told[-1] == lost
+
+
+def test_members_of_a_lost_node_are_told_to_end() -> None:
+    """An agent that stood still and goes on may start them only then."""
+    world = joins()
+    number = world.alive["b/0"]
+    world.lose_node("b")
+    assert ("b/0", number) in world.told_to_end
 
 
 def test_a_chip_that_is_offered_of_a_node_without_power_is_lost_again() -> None:

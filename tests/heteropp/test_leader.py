@@ -265,7 +265,7 @@ def test_a_node_that_dies_before_the_deadline_is_left_out_when_its_lease_is_over
     monkeypatch.setattr(leader, "time", Clock(time.monotonic() + 33))
     recovery.leader.turn()
     assert isinstance(recovery.leader.state.phase, Fencing)
-    assert f"{B}/0 cannot be reached: the lease is awaited, at most 30 s" in recovery.told
+    assert f"not ended yet: {B}/0; the lease is awaited, at most 30 s" in recovery.told
     for _ in range(6):
         monkeypatch.setattr(pulse, "time", Clock(recovery.leader.pulse.next_s + 4))
         recovery.leader.turn()

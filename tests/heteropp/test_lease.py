@@ -7,6 +7,12 @@ import os
 import signal
 import time
 
+import pytest
+import torch.distributed as dist
+
+from heteropp.elastic import lease as leases
+from heteropp.elastic.job import Board
+from heteropp.elastic.launcher.pulse import Heart
 from heteropp.elastic.lease import Lease, LeaseTimer, clock_s
 
 LONG_S = 600.0
@@ -53,3 +59,25 @@ def test_a_process_lives_on_while_its_lease_is_renewed() -> None:
     assert os.waitpid(process, os.WNOHANG) == (0, 0)
     lease.renew(clock_s() - LONG_S)  # of a beat that the store took too late
     assert end_of(process) == signal.SIGKILL
+
+
+class SilentBoard(Board):
+    """Takes one beat, and answers no other."""
+
+    def say(self, value: object, *key: object) -> None:
+        if value != 1:
+            time.sleep(LONG_S)
+
+
+def test_a_leader_that_does_not_reach_the_store_says_so_before_its_lease_ends_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(leases, "WORD_S", 30.0)
+    process = os.fork()
+    if not process:
+        lease = Lease(multiprocessing.get_context("forkserver"), 35)
+        Heart(SilentBoard(dist.HashStore()), "a", lease, LeaseTimer())
+        time.sleep(LONG_S)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
+    assert capfd.readouterr().err == "node a stopped: it has not reached the job's store for 2 s\n"

@@ -104,6 +104,9 @@ def test_what_has_no_form_here_is_refused_by_name(tmp_path: Path) -> None:
     assert "embd_pdrop is 0.1; expected 0" in refused(
         "check", folder_of(tmp_path, "phi", embd_pdrop=0.1)
     )
+    assert "router_jitter_noise is 0.1; expected 0" in refused(
+        "check", folder_of(tmp_path, "mixtral", router_jitter_noise=0.1)
+    )
     assert "phimoe draws the experts of each token at random" in refused(
         "check", folder_of(tmp_path, "phimoe")
     )

@@ -170,6 +170,28 @@ def test_what_libraries_keep_is_part_of_every_ranks_memory() -> None:
     assert ours == replace(theirs, framework=theirs.framework + 1003)
 
 
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        {"token_shares": (9, 7)},
+        {"tp": 2, "sequence_parallel": True},
+        {"selective_recompute": True, "recompute": False},
+        {"optimizer": "muon"},
+    ],
+)
+def test_memory_that_was_measured_is_not_that_of_other_stages(unlike: dict) -> None:
+    """What a rank keeps of a whole sequence says nothing of one that has a part of it."""
+    kinds = [(1, False, False), (2, False, False), (1, True, False), (1, False, True)]
+    profile = made_up({(layers, *ends): 1.0 for layers, *ends in kinds})
+    sizes = ("kept_bytes", "kept_recompute_bytes", "working_bytes", "update_bytes")
+    measured = tuple(replace(each, **dict.fromkeys(sizes, 1 << 40)) for each in profile.blocks)
+    of = replace(profile, blocks=measured).of("x")
+    model = tiny_model(4)
+    assert stage_memory(model, shape(2), 1, 1, of).total > 1 << 40
+    stage = shape(2, **unlike)
+    assert stage_memory(model, stage, 1, 1, of) == stage_memory(model, stage, 1, 1)
+
+
 def test_any_number_of_layers_is_a_sum_of_blocks() -> None:
     """AutoHet, equation 5: 7 = 4 + 2 + 1; beyond the largest block it counts as often as needed."""
     assert decompose(7, [1, 2, 4]) == [4, 2, 1]

@@ -18,7 +18,7 @@
  * `last_error`'s sentence. The rules of runtime.h hold here too: kernels are submitted to the
  * context's stream and return at once, calls come from any thread, tables grow at the end.
  *
- * There is no other question of what a vendor supports: the answer would have to be kept in step
+ * A vendor is not asked separately what it supports: the answer would have to be kept in step
  * with the kernels, and whoever has it would still have to call to be sure. Where ditorch has to
  * know beforehand, whether to take an operator apart (elementwise programs, random numbers,
  * attention, grouped products), it calls the entry for one element while it loads the library.

@@ -152,7 +152,9 @@ def train_elastically(
             if place.leads:
                 outcome = _lead(job, elastic, cluster, place, agent, told, earlier, quiet)
             else:
-                outcome = _follow(agent, place, told)
+                outcome = _serve(agent, place, told)
+    except StoreSilentError as error:
+        print(f"node {place.own[0]} stopped: {error}", file=sys.stderr, flush=True)
     finally:
         agent.close()
         if outcome.exit_code:
@@ -181,7 +183,7 @@ def _lead(
 
     A signal ends the job after the running step, and a second signal at once. Under torchrun the
     first signal ends it at once, as does torchrun's death: torchruns that live then begin another
-    start, on other nodes.
+    start, on other nodes. Raises StoreSilentError.
     """
     patience = 2 if _torchrun() is None else 1
     launcher = os.getppid()
@@ -194,6 +196,7 @@ def _lead(
     write_json(job.run.output / JOB, Earlier(job.name, job.run.hyperparameters, _torchrun()))
     screen = Screen(job.run.steps, quiet)
     board, others = Board(place.store), set(place.nodes) - set(place.own)
+    meeting = place.meeting
     pulse = Pulse(board, others, job.run.deadline_s, screen.tell)
     leader = Leader(
         job,
@@ -217,8 +220,9 @@ def _lead(
                 break
             if told:
                 leader.stop(JobOutcome(128 + told[0]))
-            agent.turn()
-            leader.turn()
+            with naming_silent_store(meeting.host, meeting.answer_s):
+                agent.turn()
+                leader.turn()
             screen.update(leader)
             agent.wait(TURN_S)
     finally:
@@ -256,15 +260,6 @@ def _clear_remote(job: Job, screen: Screen) -> None:
         failures.append(f"no answer in {CLEAR_S:g} s")
     if failures:
         screen.tell(f"warning: {tier.url} cannot be removed: {failures[0]}")
-
-
-def _follow(agent: Agent, place: JobProcess, told: list[int]) -> JobOutcome:
-    """Runs this node's members until the job is over; returns how it ended."""
-    try:
-        return _serve(agent, place, told)
-    except StoreSilentError as error:
-        print(f"node {place.own[0]} stopped: {error}", file=sys.stderr, flush=True)
-        return JobOutcome(1)
 
 
 def _serve(agent: Agent, place: JobProcess, told: list[int]) -> JobOutcome:

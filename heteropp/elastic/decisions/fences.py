@@ -21,7 +21,7 @@ def decide_fencing(reaction: Reaction, phase: Fencing) -> None:
         reaction.ask(NameSilentMembers(generations=generations))
     elif reaction.late(phase.deadline_s) and not phase.awaits_leases:
         within_s = reaction.state.settings.deadline_s
-        reaction.tell(f"{left} cannot be reached: the lease is awaited, at most {within_s:g} s")
+        reaction.tell(f"not ended yet: {left}; the lease is awaited, at most {within_s:g} s")
         deadline_s = reaction.now_s + within_s
         reaction.enter(replace(phase, deadline_s=deadline_s, awaits_leases=True))
     elif reaction.late(phase.deadline_s):

@@ -64,8 +64,10 @@ class Reaction:
     def lose_node(self, node: str, silent_s: float) -> None:
         """Counts all members of a node as lost, whose silent agent cannot report that they ended.
 
-        They have: the node's lease runs out before it is silent for so long.
+        They have: the node's lease runs out before it is silent for so long. An agent that goes on
+        after it, and starts members of a generation that it missed, finds that they are to end.
         """
+        self.kill([member for member in self.state.live if node_of(member) == node])
         how = f"is lost: its node has not answered for {silent_s:.0f} s, and its lease is over"
         for member in self.state.roster.standing:
             if node_of(member) == node:

@@ -18,15 +18,14 @@ from pathlib import Path
 
 from heteropp.description.files import FileError, make_folder
 from heteropp.elastic.job import Board, Generation, Job
-from heteropp.elastic.lease import Lease, LeaseTimer
+from heteropp.elastic.lease import FOLLOW_S, Lease, LeaseTimer
 from heteropp.elastic.messages import GRACE_S, KILLED_S, Ended, Failure, node_of
 from heteropp.runtime.ranks.fork_server import fork_server
 from heteropp.runtime.ranks.watch import name_process
 
 Entrypoint = Callable[[Job, str, int], int]  # job, member, generation it is started for; exit code
 
-FOLLOW_S = 0.25  # from one look of a member at its lease to the next
-WORD_S = 0.5  # before the lease runs out, a member that is able to says so, and ends
+LEASE_OVER = 75  # exit code of a member that ends just before its lease does
 
 
 @dataclass
@@ -64,16 +63,12 @@ class Agent:
         """Does what the leader says by now; does not wait."""
         self._reap()
         newest = self.board.heard(int, "newest") or 0
+        self._end()
         if newest > self.newest:
-            self.newest = newest
-            self._start(self.board.hear(Generation, "generation", newest))
-        now_s = time.monotonic()
-        for member, one in self.started.items():
-            told = self.board.heard(str, "end", one.number, member) is not None
-            if told and one.kill_at_s is None:
-                one.kill_at_s = now_s + GRACE_S
-            if one.kill_at_s is not None and now_s >= one.kill_at_s:
-                one.kill()
+            generation = self.board.hear(Generation, "generation", newest)
+            if self._leaving().isdisjoint(generation.members):  # or else once they have ended
+                self.newest = newest
+                self._start(generation)
 
     def wait(self, timeout_s: float) -> None:
         """Waits until one of the members ends, at most `timeout_s`."""
@@ -128,22 +123,44 @@ class Agent:
             process.start()
             self.started[member] = Started(generation.number, process, self._leases_over())
 
+    def _end(self) -> None:
+        """Kills members that were told to end and did not."""
+        now_s = time.monotonic()
+        for member, one in self.started.items():
+            told = self.board.heard(str, "end", one.number, member) is not None
+            if told and one.kill_at_s is None:
+                one.kill_at_s = now_s + GRACE_S
+            if one.kill_at_s is not None and now_s >= one.kill_at_s:
+                one.kill()
+
+    def _leaving(self) -> set[str]:
+        """Returns the members that were told to end, and have not."""
+        return {member for member, one in self.started.items() if one.kill_at_s is not None}
+
     def _reap(self) -> None:
         for member, one in list(self.started.items()):
             if (code := one.process.exitcode) is not None:
                 del self.started[member]
-                if code and not one.killed and self._leases_over() > one.leases_over:
-                    self._say_why(member, one.number)
+                if failure := self._failure(one, code):
+                    self.board.say(failure, "failed", one.number, member)
                 ended = Ended(code=code, killed=one.killed)
                 self.board.say(ended, "ended", one.number, member)
 
     def _leases_over(self) -> int:
         return self.lease.count_over() if self.lease else 0
 
-    def _say_why(self, member: str, number: int) -> None:
-        assert self.lease is not None
-        what = f"ended, as its node had not reached the job's store for {self.lease.length_s:.0f} s"
-        self.board.say(Failure(kind="other", what=what), "failed", number, member)
+    def _failure(self, one: Started, code: int) -> Failure | None:
+        """Returns why a member ended that had a lease, and could not say so itself."""
+        if self.lease is None or one.killed:
+            return None
+        if code == LEASE_OVER or (code and self._leases_over() > one.leases_over):
+            lost_s = self.lease.word_s
+            what = f"ended, as its node had not reached the job's store for {lost_s:.0f} s"
+            return Failure(kind="other", what=what)
+        if code == -signal.SIGKILL:  # the kernel's timer is not renewed by a member that is stopped
+            what = f"was killed by SIGKILL, or stood still for {self.lease.length_s:.0f} s"
+            return Failure(kind="chip", what=what)
+        return None
 
 
 def log_file(logs: Path, number: int, member: str) -> Path:
@@ -176,11 +193,10 @@ def _end_with_agent(member: str, lease: Lease | None, timer: LeaseTimer | None) 
     assert agent is not None
     while not connection.wait([agent.sentinel], FOLLOW_S if lease else None):
         assert lease is not None and timer is not None
-        if lease.left_s() < WORD_S:
-            lost_s = lease.length_s - WORD_S
-            why = f"its node has not reached the job's store for {lost_s:.0f} s"
+        if lease.is_nearly_over():
+            why = f"its node has not reached the job's store for {lease.word_s:.0f} s"
             print(f"{member} stopped: {why}", file=sys.stderr, flush=True)
-            os._exit(1)
+            os._exit(LEASE_OVER)
         timer.follow(lease)
     time.sleep(GRACE_S)  # for the watch to say what this process was at
     os._exit(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -10,7 +12,7 @@ from collections.abc import Callable, Collection
 import torch.distributed as dist
 
 from heteropp.elastic.job import Board
-from heteropp.elastic.lease import Lease, LeaseTimer, clock_s
+from heteropp.elastic.lease import FOLLOW_S, Lease, LeaseTimer, clock_s
 from heteropp.runtime.ranks.heartbeats import POLL_S, MonitoredPeer
 
 LATE_S = 3 * POLL_S  # a node that is silent for so long is not waited for at the job's end
@@ -30,6 +32,8 @@ class Heart:
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self.thread.start()
+        if timer:
+            threading.Thread(target=self._end_with_lease, name="lease", daemon=True).start()
 
     def stop(self) -> None:
         """Waits for the end of a beat, which the store may not answer in time."""
@@ -46,6 +50,14 @@ class Heart:
                 self._beat(beat)
         except dist.DistError:
             pass  # the agent sees it, too
+
+    def _end_with_lease(self) -> None:
+        """Says why this process ends, where it can, before the timer ends it without a word."""
+        while not self.stopped.wait(FOLLOW_S):
+            if self.lease.is_nearly_over():
+                why = f"it has not reached the job's store for {self.lease.word_s:.0f} s"
+                print(f"node {self.node} stopped: {why}", file=sys.stderr, flush=True)
+                os._exit(1)
 
     def _beat(self, beat: int) -> None:
         sent_s = clock_s()

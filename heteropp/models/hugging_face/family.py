@@ -130,6 +130,10 @@ def _check_parts(found: Family) -> None:
         raise ModelError(f"model_type {kind} {_REFUSED[kind]}")
     if "shared" in (getattr(found.config, "indexer_types", None) or ()):
         raise ModelError("indexer_types has shared: what a layer chose would cross stages")
+    if jitter := getattr(found.config, "router_jitter_noise", 0.0):
+        raise ModelError(
+            f"router_jitter_noise is {jitter}; expected 0, as ranks would choose unlike experts"
+        )
     for key, value in dropouts(found.config.to_dict()):
         raise ModelError(f"{key} is {value}; expected 0, as dropout is left out")
     for name, module in found.model.named_modules():

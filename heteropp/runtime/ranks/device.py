@@ -106,7 +106,7 @@ def check_attention(model: ModelSpec, device: Device, apart: bool, cut: bool = F
     """Raises ModelError where a model's attention is fused and the chip would keep its scores.
 
     apart: whether some attention is through a window, or within documents of a sequence. cut:
-    whether sequences are, over the ranks of a replica.
+    whether sequences are, over the ranks of the stage's replicas.
     """
     if getattr(model, "attention", "explicit") == "explicit" or device.device.type == "cpu":
         return

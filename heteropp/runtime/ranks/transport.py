@@ -97,7 +97,7 @@ class Groups:
         )
         self.context_parallel: ContextParallelGroup | None = None
         if replica.token_ranges is not None:
-            own = replica.ranks[place.tp_index :: place.stage.tp]
+            own = replica.across(place.tp_index)
             self.context_parallel = ContextProcessGroup(_new_group(own), replica.token_ranges)
         # the ranks that hold the same slices
         peers = tuple(place.stage.peers(place.tp_index))
