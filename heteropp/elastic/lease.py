@@ -1,8 +1,8 @@
 """A lease: how long the members of a node may live on while it does not reach the job's store.
 
 The agent of a node renews it with each heartbeat that the store has taken, from the time at which
-the beat was sent; it ends a little before the job's deadline. A leader that has seen no new beat of
-a node for the deadline knows by that alone that all members of the node have ended, though nobody
+the beat was sent; it ends a little before a node counts as lost. A leader that has seen no new beat
+of a node for so long knows by that alone that all members of the node have ended, though nobody
 can say so: whatever they trained may be trained by others.
 
 The kernel ends a member whose lease has run out, by a timer of its own: also one that was stopped,
@@ -21,8 +21,8 @@ import signal
 import time
 from multiprocessing.context import ForkServerContext
 
-# of the deadline: what is left is for a busy machine to end its processes, and far more than the
-# clocks of two machines differ by
+# of the silence after which a node is lost: what is left is for a busy machine to end its
+# processes, and far more than the clocks of two machines differ by
 SHARE = 0.9
 FOLLOW_S = 0.25  # from one look of a process at its lease to the next
 WORD_S = 0.5  # before the lease runs out, a process that is able to says so, and ends
@@ -58,9 +58,9 @@ def clock_s() -> float:
 class Lease:
     """The lease of one node, in memory that its agent shares with the members' processes."""
 
-    def __init__(self, context: ForkServerContext, deadline_s: float) -> None:
-        """deadline_s: after which the leader counts a node as lost; context: of the processes."""
-        self.length_s = SHARE * deadline_s
+    def __init__(self, context: ForkServerContext, silence_s: float) -> None:
+        """silence_s: after which the leader counts a node as lost; context: of the processes."""
+        self.length_s = SHARE * silence_s
         self.word_s = self.length_s - WORD_S  # without a beat, after which a process says so
         self.until = context.RawValue(ctypes.c_double, clock_s() + self.length_s)
         self.times_over = 0  # that it had run out when it was renewed

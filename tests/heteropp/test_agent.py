@@ -107,7 +107,7 @@ def test_a_member_that_the_kernel_killed_may_have_stood_still(leader: Leader) ->
     assert process.pid
     os.kill(process.pid, signal.SIGKILL)
     assert leader.hear_end(1) == Ended(code=-signal.SIGKILL, killed=False)
-    what = "was killed by SIGKILL, or stood still for 540 s"
+    what = "was killed by SIGKILL, or stood still for 27 s"
     assert leader.board.heard(Failure, "failed", 1, MEMBER) == Failure(kind="chip", what=what)
 
 

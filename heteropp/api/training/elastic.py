@@ -26,6 +26,7 @@ from heteropp.description.files import read_json, write_json
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.description.used_chips import used_cluster
 from heteropp.elastic.decisions.roster import Roster
+from heteropp.elastic.decisions.state import silence_s
 from heteropp.elastic.job import Board, Job, Meeting
 from heteropp.elastic.launcher.agent import Agent
 from heteropp.elastic.launcher.availability import Availability
@@ -197,7 +198,7 @@ def _lead(
     screen = Screen(job.run.steps, quiet)
     board, others = Board(place.store), set(place.nodes) - set(place.own)
     meeting = place.meeting
-    pulse = Pulse(board, others, job.run.deadline_s, screen.tell)
+    pulse = Pulse(board, others, silence_s(job.run.deadline_s), screen.tell)
     leader = Leader(
         job,
         cluster,

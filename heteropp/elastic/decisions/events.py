@@ -35,7 +35,7 @@ class NoticeGiven(Happened):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLost(Happened):
-    """The agent of a node is silent past the deadline; it is heard again and again.
+    """The agent of a node is silent for too long; it is heard again and again.
 
     It cannot report that its members ended: they have, as their lease has run out.
     """

@@ -8,6 +8,7 @@ from heteropp.elastic.decisions.commands import NameSilentMembers
 from heteropp.elastic.decisions.events import SilentMembersNamed
 from heteropp.elastic.decisions.phases import Awaiting, Fencing
 from heteropp.elastic.decisions.reaction import Reaction
+from heteropp.elastic.decisions.state import silence_s
 from heteropp.elastic.messages import JobOutcome
 
 TRIES = 3  # in a row without a step, but for those that cost a chip
@@ -20,7 +21,7 @@ def decide_fencing(reaction: Reaction, phase: Fencing) -> None:
         generations = tuple(each for each in (phase.current, phase.next) if each)
         reaction.ask(NameSilentMembers(generations=generations))
     elif reaction.late(phase.deadline_s) and not phase.awaits_leases:
-        within_s = reaction.state.settings.deadline_s
+        within_s = silence_s(reaction.state.settings.deadline_s)
         reaction.tell(f"not ended yet: {left}; the lease is awaited, at most {within_s:g} s")
         deadline_s = reaction.now_s + within_s
         reaction.enter(replace(phase, deadline_s=deadline_s, awaits_leases=True))

@@ -23,6 +23,16 @@ from heteropp.elastic.decisions.phases import (
 from heteropp.elastic.decisions.roster import Roster
 from heteropp.elastic.messages import JobOutcome
 
+MOST_SILENT_S = 30.0  # connections outlive no longer silence of the network either
+
+
+def silence_s(deadline_s: float) -> float:
+    """Returns for how long a node may be silent before it counts as lost.
+
+    deadline_s: the job's, that members have to answer each other.
+    """
+    return min(deadline_s, MOST_SILENT_S)
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:

@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from heteropp.description.files import FileError, make_folder
+from heteropp.elastic.decisions.state import silence_s
 from heteropp.elastic.job import Board, Generation, Job
 from heteropp.elastic.lease import FOLLOW_S, Lease, LeaseTimer
 from heteropp.elastic.messages import GRACE_S, KILLED_S, Ended, Failure, node_of
@@ -57,7 +58,7 @@ class Agent:
         self.started: dict[str, Started] = {}  # by member
         self.newest = 0
         self.context = fork_server(entrypoint)
-        self.lease = Lease(self.context, job.run.deadline_s) if is_leased else None
+        self.lease = Lease(self.context, silence_s(job.run.deadline_s)) if is_leased else None
 
     def turn(self) -> None:
         """Does what the leader says by now; does not wait."""

@@ -71,15 +71,15 @@ class Pulse:
     """The leader watches by it which other nodes still answer."""
 
     def __init__(
-        self, board: Board, nodes: Collection[str], deadline_s: float, tell: Callable[[str], None]
+        self, board: Board, nodes: Collection[str], silence_s: float, tell: Callable[[str], None]
     ) -> None:
-        """`tell` takes sentences for the user."""
-        self.board, self.deadline_s, self.tell = board, deadline_s, tell
+        """silence_s: after which a node is lost. `tell` takes sentences for the user."""
+        self.board, self.silence_s, self.tell = board, silence_s, tell
         self.heard = {node: MonitoredPeer() for node in nodes}
         self.next_s = 0.0  # monotonic
 
     def turn(self) -> list[str]:
-        """Returns the nodes that are silent past the deadline, now and then; it may be called at
+        """Returns the nodes that are silent for so long, now and then; it may be called at
         any rate.
 
         The leases of these nodes have run out (heteropp.elastic.lease).
@@ -93,7 +93,7 @@ class Pulse:
             beat = self.board.heard(int, *_key(node)) or 0
             if news := neighbour.listen(beat, asked_s, time.monotonic()):
                 self.tell(f"node {node} {news}")
-        return [node for node in self.heard if self.silent_s(node) > self.deadline_s]
+        return [node for node in self.heard if self.silent_s(node) > self.silence_s]
 
     def answering(self) -> list[str]:
         """Returns the nodes that were heard only just now."""
