@@ -196,7 +196,7 @@ class _Member:
         else:
             self.trainer.initialise()
         came = self._held()
-        losses = [self.trainer.step()[0].loss for _ in range(steps)]
+        losses = [self.trainer.step().loss for _ in range(steps)]
         return Told(losses, came, self._held(), sent, planned)
 
     def _switch(

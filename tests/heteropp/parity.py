@@ -295,7 +295,7 @@ def _train(
     messages: Counter[int] = Counter()
     while trainer.completed < steps:
         with given_to_isend(messages):
-            result, _ = trainer.step()
+            result = trainer.step()
         peak_bytes = max(peak_bytes, device.peak_memory_bytes())
         losses.append(result.loss)
         norms.append(result.gradient_norm)

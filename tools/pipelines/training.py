@@ -69,7 +69,7 @@ class TrainingRank:
 
     def step(self, name: str) -> TrainedStep:
         trainer = self.trainers[name]
-        _, step_s = trainer.step()
-        fidelity = trainer.reading.pacing_fidelity
-        assert fidelity is not None
-        return TrainedStep(step_s, fidelity)
+        trainer.step()
+        reading = trainer.reading
+        assert reading.pacing_fidelity is not None
+        return TrainedStep(reading.step_s, reading.pacing_fidelity)
