@@ -1,6 +1,7 @@
 #include "transport/verbs/loop_back.h"
 
 #include <chrono>
+#include <memory>
 #include <thread>
 
 namespace dicomm::verbs {
@@ -52,10 +53,9 @@ bool LoopBack::works() {
   Piece scratch{}, found;
   const auto key = device_.enter({address_of(scratch), sizeof scratch, nullptr});
   if (!key) return false;
-  const bool read_well =
-      read(address_of(scratch), sizeof scratch, key->rkey, found).empty() && found == scratch;
-  device_.leave(key->handle);
-  return read_well;
+  const auto leave = [this](void* handle) { device_.leave(handle); };
+  const std::unique_ptr<void, decltype(leave)> registered(key->handle, leave);
+  return read(address_of(scratch), sizeof scratch, key->rkey, found).empty() && found == scratch;
 }
 
 }  // namespace dicomm::verbs
