@@ -58,7 +58,8 @@ def broadcast_s(size_bytes: float, ranks: int, link: Link) -> float:
     if ranks <= 3 or size_bytes <= 64 << 10:
         depth = ranks.bit_length() - 1
         return depth * link.latency_s + _rounds(ranks) * size_bytes / link.bytes_per_s
-    return 2 * all_gather_s(size_bytes, ranks, link)
+    dealt_s = link.seconds(size_bytes * (ranks - 1) / ranks)
+    return dealt_s + all_gather_s(size_bytes, ranks, link)
 
 
 def _rounds(ranks: int) -> int:
