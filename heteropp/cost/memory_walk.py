@@ -127,14 +127,8 @@ def _gathered_again_bytes(plan: Plan, shape: StageShape) -> int:
     """
     if not shape.gathers_again or not shape.sequence_parallel:
         return 0
-    return (
-        2
-        * shape.rows(plan.model)
-        * plan.model.hidden
-        * plan.model.dtype_bytes
-        * (shape.tp - 1)
-        // shape.tp
-    )
+    whole_bytes = shape.rows(plan.model) * plan.model.hidden * plan.model.dtype_bytes
+    return 2 * whole_bytes * (shape.tp - 1) // shape.tp
 
 
 class MemoryWalk:
