@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from on_chip import ROOT, run_python
+from vendor_bench import cut_library
 
 from ditorch.chips import load_chip
 
@@ -67,6 +68,21 @@ def test_an_older_library_lacks_only_what_came_later(wrap: Wrap) -> None:
     )
     done = run_python(code, None, **older)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("version", "on_host"), [(1, 1), (2, 0)])
+def test_the_benchmark_of_both_versions_has_the_host_compute_for_the_first(
+    version: int, on_host: int, tmp_path: Path
+) -> None:
+    code = (
+        "import torch, ditorch\n"
+        "x = torch.ones(4, device='device')\n"
+        "assert (x + x).sum().item() == 8\n"
+        "print(sum(name.startswith('add') for name in ditorch.fallback_counts()))\n"
+    )
+    done = run_python(code, None, **cut_library(tmp_path, version))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == on_host
 
 
 def test_a_library_without_elementwise_programs_has_the_host_add_a_bias(wrap: Wrap) -> None:

@@ -36,8 +36,10 @@ __attribute__((visibility("default"))) const ditorch_operators* ditorch_vendor_o
       (ditorch_vendor_operators_fn)symbol("ditorch_vendor_operators");
   ditorch_operators* table = cut(inner(abi_version), OPERATORS_BYTES);
   table->struct_size = OPERATORS_BYTES;
+#ifdef ATTENTION_BYTES
   if (OPERATORS_BYTES > offsetof(ditorch_operators, attention_struct_size)) {
     table->attention_struct_size = ATTENTION_BYTES;
   }
+#endif
   return table;
 }
