@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from flash_by_definition import drawn
 from torch import Tensor
 
 import ditorch
@@ -23,11 +24,6 @@ CASES: list[tuple[Any, ...]] = [
     (2, 1, 200, 150, 8, 8, True, None, None),
     (2, 2, 1, 1, 4, 4, False, "row", None),
 ]
-
-
-def drawn(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def bias_of(kind: str | None, heads: int, queries: int, keys: int, dtype: torch.dtype) -> Any:

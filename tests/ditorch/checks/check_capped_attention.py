@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
+from flash_by_definition import SCALE, by_definition, close, drawn, rows_of, same
 from torch import Tensor
 
 import ditorch
@@ -25,21 +25,9 @@ CASES: list[tuple[Any, ...]] = [
 ]
 
 
-def drawn(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def rows_of(case: tuple[Any, ...], dtype: torch.dtype) -> list[Tensor]:
-    """Query, key, value and the output's gradient: 2 sequences, or documents of 300 rows."""
-    heads, kv_heads, size, value_size, _, ends, _ = case
-    rows = (2, 150) if ends is None else (300,)
-    return [
-        drawn(*rows, heads, size, dtype=dtype, seed=1),
-        drawn(*rows, kv_heads, size, dtype=dtype, seed=2),
-        drawn(*rows, kv_heads, value_size, dtype=dtype, seed=3),
-        drawn(*rows, heads, value_size, dtype=dtype, seed=4),
-    ]
+def given_of(case: tuple[Any, ...], dtype: torch.dtype) -> list[Tensor]:
+    *sizes, _, ends, _ = case
+    return rows_of(*sizes, dtype, ends)
 
 
 def attend(
@@ -51,39 +39,12 @@ def attend(
     longest = query.shape[-3]
     found: Tensor = torch.ops.ditorch._flash_attention_forward(
         *(query, key, value, ends, ends, longest, longest, dropout, True, False),
-        scale=0.3,
+        scale=SCALE,
         window_size_left=None if window is None else window - 1,
         window_size_right=0,
         soft_cap=soft_cap,
     )[0]
     return found
-
-
-def by_definition(
-    case: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor, kept: Tensor | None = None
-) -> Tensor:
-    *_, window, ends, soft_cap = case
-    sharing = query.shape[-2] // key.shape[-2]
-    key, value = (each.repeat_interleave(sharing, -2).transpose(-2, -3) for each in (key, value))
-    scores = query.transpose(-2, -3) @ key.mT * 0.3
-    if soft_cap:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    rows = torch.arange(scores.shape[-1])
-    apart = rows.unsqueeze(1) - rows
-    seen = (apart >= 0) & (apart < (window or len(rows)))
-    if ends is not None:
-        document = torch.bucketize(rows, torch.tensor(ends[1:]), right=True)
-        seen &= document.unsqueeze(1) == document
-    weights = torch.softmax(scores.masked_fill(~seen, -math.inf), -1)
-    return ((weights if kept is None else weights * kept) @ value).transpose(-2, -3)
-
-
-def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
-    slack = 30 * torch.finfo(dtype).eps if dtype.itemsize > 2 else torch.finfo(dtype).eps
-    largest = max(1.0, wanted.abs().max().item())
-    torch.testing.assert_close(
-        found.detach().cpu().double(), wanted.detach(), rtol=0, atol=slack * largest
-    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +54,7 @@ def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 def test_it_and_its_gradients_are_those_of_the_definition(
     case: tuple[Any, ...], dtype: torch.dtype
 ) -> None:
-    *given, gradient = rows_of(case, dtype)
+    *given, gradient = given_of(case, dtype)
     ours = [each.to("device").requires_grad_() for each in given]
     theirs = [each.double().requires_grad_() for each in given]
     ditorch.reset_fallback_counts()
@@ -103,7 +64,7 @@ def test_it_and_its_gradients_are_those_of_the_definition(
     for name in (FORWARD, BACKWARD):
         assert ditorch.kernel_counts()[name] == before.get(name, 0) + 1
     assert not ditorch.fallback_counts().keys() & {FORWARD, BACKWARD}
-    expected = by_definition(case, *theirs)
+    expected = by_definition(*theirs, *case[4:])
     expected.backward(gradient.double())
     close(found, expected, dtype)
     for one, other in zip(ours, theirs, strict=True):
@@ -116,7 +77,7 @@ def test_what_is_dropped_is_what_dropout_drops_of_its_weights(
     case: tuple[Any, ...], dtype: torch.dtype
 ) -> None:
     """There are windows, documents and soft caps; the generator says what is dropped."""
-    *given, gradient = rows_of(case, dtype)
+    *given, gradient = given_of(case, dtype)
     ours = [each.to("device").requires_grad_() for each in given]
     theirs = [each.double().requires_grad_() for each in given]
     *sequences, length, heads, _ = given[0].shape
@@ -126,7 +87,7 @@ def test_what_is_dropped_is_what_dropout_drops_of_its_weights(
     torch.manual_seed(11)
     found = attend(case, *ours, dropout=0.3)
     found.backward(gradient.to("device"))
-    expected = by_definition(case, *theirs, (kept.cpu() > 0).double() / 0.7)
+    expected = by_definition(*theirs, *case[4:], (kept.cpu() > 0).double() / 0.7)
     expected.backward(gradient.double())
     close(found, expected, dtype)
     for one, other in zip(ours, theirs, strict=True):
@@ -136,7 +97,7 @@ def test_what_is_dropped_is_what_dropout_drops_of_its_weights(
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_host_computes_the_same_in_its_stead(case: tuple[Any, ...], dropout: float) -> None:
-    *given, _ = rows_of(case, torch.float32)
+    *given, _ = given_of(case, torch.float32)
 
     def results() -> list[Tensor]:
         torch.manual_seed(3)
@@ -149,8 +110,7 @@ def test_the_host_computes_the_same_in_its_stead(case: tuple[Any, ...], dropout:
     with Fallback(operators="*"):
         theirs = results()
     for one, other in zip(ours, theirs, strict=True):
-        largest = max(1.0, other.abs().max().item())
-        torch.testing.assert_close(one.cpu(), other.cpu(), rtol=0, atol=1e-5 * largest)
+        same(one, other)
 
 
 def test_its_memory_grows_with_the_length_alone() -> None:
@@ -167,7 +127,7 @@ def test_its_memory_grows_with_the_length_alone() -> None:
 
 def test_a_compiler_takes_it_whole() -> None:
     case = CASES[1]
-    *given, _ = rows_of(case, torch.float32)
+    *given, _ = given_of(case, torch.float32)
     ours, theirs = ([each.to("device").requires_grad_() for each in given] for _ in range(2))
     compiled = torch.compile(lambda *rows: attend(case, *rows, 0.3), backend="aot_eager")
     found = []
@@ -182,7 +142,7 @@ def test_a_compiler_takes_it_whole() -> None:
 
 def test_precision_tools_find_it_within_the_standards() -> None:
     for case in CASES:
-        *given, _ = rows_of(case, torch.bfloat16)
+        *given, _ = given_of(case, torch.bfloat16)
         leaves = [each.to("device").requires_grad_() for each in given]
         with Compare(operators="*_flash_attention*") as tool:
             attend(case, *leaves).sum().backward()

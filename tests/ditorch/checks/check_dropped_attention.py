@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from check_attention import CASES, FORWARD, bias_of, by_definition, drawn
+from check_attention import CASES, FORWARD, bias_of, by_definition
+from flash_by_definition import drawn
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint

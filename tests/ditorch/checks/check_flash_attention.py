@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from flash_by_definition import SCALE, by_definition, close, drawn, rows_of, same
 from torch import Tensor
 
 import ditorch
@@ -24,21 +25,9 @@ CASES: list[tuple[Any, ...]] = [
 ]
 
 
-def drawn(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def rows_of(case: tuple[Any, ...], dtype: torch.dtype) -> list[Tensor]:
-    """Query, key, value and the output's gradient: 2 sequences, or documents of 300 rows."""
-    heads, kv_heads, size, value_size, _, ends = case
-    rows = (2, 150) if ends is None else (300,)
-    return [
-        drawn(*rows, heads, size, dtype=dtype, seed=1),
-        drawn(*rows, kv_heads, size, dtype=dtype, seed=2),
-        drawn(*rows, kv_heads, value_size, dtype=dtype, seed=3),
-        drawn(*rows, heads, value_size, dtype=dtype, seed=4),
-    ]
+def given_of(case: tuple[Any, ...], dtype: torch.dtype) -> list[Tensor]:
+    *sizes, _, ends = case
+    return rows_of(*sizes, dtype, ends)
 
 
 def attend(case: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -48,26 +37,11 @@ def attend(case: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor) -> 
     longest = query.shape[-3]
     found: Tensor = torch.ops.aten._flash_attention_forward(
         *(query, key, value, ends, ends, longest, longest, 0.0, True, False),
-        scale=0.3,
+        scale=SCALE,
         window_size_left=None if window is None else window - 1,
         window_size_right=0,
     )[0]
     return found
-
-
-def by_definition(case: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    *_, window, ends = case
-    sharing = query.shape[-2] // key.shape[-2]
-    key, value = (each.repeat_interleave(sharing, -2).transpose(-2, -3) for each in (key, value))
-    scores = query.transpose(-2, -3) @ key.mT * 0.3
-    rows = torch.arange(scores.shape[-1])
-    apart = rows.unsqueeze(1) - rows
-    seen = (apart >= 0) & (apart < (window or len(rows)))
-    if ends is not None:
-        document = torch.bucketize(rows, torch.tensor(ends[1:]), right=True)
-        seen &= document.unsqueeze(1) == document
-    scores = scores.masked_fill(~seen, -math.inf)
-    return (torch.softmax(scores, -1) @ value).transpose(-2, -3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -75,7 +49,7 @@ def by_definition(case: tuple[Any, ...], query: Tensor, key: Tensor, value: Tens
 def test_it_and_its_gradients_are_those_of_the_definition(
     case: tuple[Any, ...], dtype: torch.dtype
 ) -> None:
-    *given, gradient = rows_of(case, dtype)
+    *given, gradient = given_of(case, dtype)
     ours = [each.to("device").requires_grad_() for each in given]
     theirs = [each.double().requires_grad_() for each in given]
 
@@ -87,20 +61,16 @@ def test_it_and_its_gradients_are_those_of_the_definition(
         assert ditorch.kernel_counts()[name] == before.get(name, 0) + 1
     assert not ditorch.fallback_counts().keys() & {FORWARD, BACKWARD}
 
-    expected = by_definition(case, *theirs)
+    expected = by_definition(*theirs, *case[4:])
     expected.backward(gradient.double())
-    slack = 30 * torch.finfo(dtype).eps if dtype.itemsize > 2 else torch.finfo(dtype).eps
-    pairs = [(found, expected), *((a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))]
-    for one, wanted in pairs:
-        largest = max(1.0, wanted.abs().max().item())
-        torch.testing.assert_close(
-            one.detach().cpu().double(), wanted.detach(), rtol=0, atol=slack * largest
-        )
+    close(found, expected, dtype)
+    for one, other in zip(ours, theirs, strict=True):
+        close(one.grad, other.grad, dtype)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_host_computes_the_same_in_its_stead(case: tuple[Any, ...]) -> None:
-    *given, _ = rows_of(case, torch.float32)
+    *given, _ = given_of(case, torch.float32)
 
     def results() -> list[Tensor]:
         leaves = [each.to("device").requires_grad_() for each in given]
@@ -112,8 +82,7 @@ def test_the_host_computes_the_same_in_its_stead(case: tuple[Any, ...]) -> None:
     with Fallback(operators="*"):
         theirs = results()
     for one, other in zip(ours, theirs, strict=True):
-        largest = max(1.0, other.abs().max().item())
-        torch.testing.assert_close(one.cpu(), other.cpu(), rtol=0, atol=1e-5 * largest)
+        same(one, other)
 
 
 def test_what_the_kernel_has_not_the_host_computes() -> None:
@@ -138,7 +107,7 @@ def test_what_the_kernel_has_not_the_host_computes() -> None:
 
 def test_precision_tools_find_it_within_the_standards() -> None:
     for case in CASES:
-        *given, _ = rows_of(case, torch.bfloat16)
+        *given, _ = given_of(case, torch.bfloat16)
         leaves = [each.to("device").requires_grad_() for each in given]
         with Compare(operators="*_flash_attention*") as tool:
             attend(case, *leaves).sum().backward()
