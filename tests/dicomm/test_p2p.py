@@ -5,6 +5,7 @@ import gc
 import hashlib
 import mmap
 import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -316,6 +317,32 @@ def test_close_gives_back_descriptors_threads_and_mappings(tmp_path, transport):
     for before, after in jobs.run(2, resources, tmp_path, transport):
         assert before == after
         assert after[2] == 0
+
+
+def stacks() -> int:
+    """How many areas of this process's memory are as large as a thread's stack."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    bounds = (line.split()[0].split("-") for line in lines)
+    return sum(int(last, 16) - int(first, 16) == limit for first, last in bounds)
+
+
+def stacks_once_connected(rank, folder, transport, world_size):
+    before = stacks()
+    with jobs.connect(folder, rank, world_size, transport=transport) as communicator:
+        peers = [peer for peer in range(world_size) if peer != rank]
+        arrived = {peer: np.zeros(1, np.uint8) for peer in peers}
+        receives = [communicator.irecv(arrived[peer], peer) for peer in peers]
+        sends = [communicator.isend(np.full(1, rank, np.uint8), peer) for peer in peers]
+        for request in receives + sends:
+            request.wait()
+        time.sleep(0.2)  # they end
+        return stacks() - before
+
+
+def test_threads_that_connected_give_back_their_stacks(tmp_path, transport):
+    counts = jobs.run(14, stacks_once_connected, tmp_path, transport, 14)
+    assert max(counts) <= 9  # libc keeps a few for threads to come
 
 
 def paced(rank, folder, transport):

@@ -51,11 +51,28 @@ void ConnectionManager::need(int rank) {
 
 // Throws Error where there is no thread left: nothing has begun then, and the next request tries.
 void ConnectionManager::start_dialler(std::function<void()> body) {
+  const auto self = diallers_.emplace(diallers_.end());
   try {
-    diallers_.emplace_back(std::move(body));
+    *self = std::thread([this, self, body = std::move(body)] {
+      body();
+      dialler_ended(self);
+    });
   } catch (const std::system_error& error) {
+    diallers_.erase(self);
     throw Error(text("no thread left to connect with: ", error.what()));
   }
+}
+
+// A thread keeps its stack until it is joined: each joins the one that ended before it.
+void ConnectionManager::dialler_ended(std::list<std::thread>::iterator self) {
+  std::list<std::thread> before;
+  {
+    Lock lock(guard_.mutex);
+    before.swap(ended_dialler_);
+    ended_dialler_.splice(ended_dialler_.end(), diallers_, self);
+    no_dialler_left_.notify_all();
+  }
+  for (std::thread& dialler : before) dialler.join();
 }
 
 // On a thread of its own, so that one slow peer delays no other.

@@ -276,8 +276,9 @@ bool ConnectionManager::handed_over() {
 }
 
 void ConnectionManager::close() {
-  for (std::thread& dialler : diallers_) dialler.join();
   Lock lock(guard_.mutex);
+  no_dialler_left_.wait(lock, [this] { return diallers_.empty(); });
+  for (std::thread& dialler : ended_dialler_) dialler.join();  // it needs the mutex no more
   for (Peer& peer : peers_) {
     if (peer.connection && !peer.connection->ended()) peer.connection->end();
     peer.crossed = Fd();

@@ -6,7 +6,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -130,6 +132,7 @@ class ConnectionManager {
   void finish_accepting(const PeerIdentity& peer, std::unique_ptr<Acceptor> acceptor, Fd caller);
   std::string addresses(int rank) const;
   void start_dialler(std::function<void()> body);
+  void dialler_ended(std::list<std::thread>::iterator self);
   // connecting.cpp; not under the mutex
   void dial(int rank);
   void dial(int rank, const Contact& contact);
@@ -166,7 +169,9 @@ class ConnectionManager {
   std::optional<std::string> told_to_peers_;  // who connect only now, too
   Time next_check_{};                         // that peers are alive
   std::atomic<bool> closing_{false};
-  std::vector<std::thread> diallers_;
+  std::list<std::thread> diallers_;
+  std::list<std::thread> ended_dialler_;  // the last that ended, to be joined
+  std::condition_variable no_dialler_left_;
 };
 
 }  // namespace dicomm
