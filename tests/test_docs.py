@@ -25,7 +25,8 @@ READ_AND_RUN = [
 ]
 # whose commands other long tests run, too
 SLOW_PAGES = [
-    *(DOCS / "guides" / f"{n}.md" for n in ("data", "models", "fault-tolerance")),
+    *(DOCS / "guides" / f"{n}.md" for n in ("board", "data", "elastic", "fault-tolerance")),
+    *(DOCS / "guides" / f"{n}.md" for n in ("models", "precision", "training")),
     *(DOCS / "tutorials" / f"{n}.md" for n in ("failing-nodes", "fine-tune", "real-chips")),
 ]
 PROGRAM = re.compile(r"\b((?:dicomm|ditorch|heteropp)-[a-z]+|tools/[a-z0-9-]+)(?![\w/.-])")
