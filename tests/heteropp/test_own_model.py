@@ -18,6 +18,7 @@ import pytest
 from layouts import mixed_chips, plan_of, scheduled
 from members import Members, whole
 from parity import STEPS, TOLERANCE, Ranks, Trained
+from sampled import sampled
 from test_memory import chip
 from training_run import several_pipelines
 
@@ -125,12 +126,11 @@ def checkpointing(folder: Path, reentrant: bool, dtype: str) -> Any:
     return model
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("reentrant", "name"),
     [
-        (False, "zb-h1"),
-        pytest.param(False, "1f1b", marks=pytest.mark.long),
+        pytest.param(False, "zb-h1", marks=pytest.mark.long),
+        pytest.param(False, "1f1b", marks=pytest.mark.exhaustive),
         pytest.param(True, "zb-h1", marks=pytest.mark.long),
     ],
 )
@@ -154,9 +154,13 @@ def test_it_resumes_under_another_plan(ranks: Ranks, tmp_path: Path) -> None:
     assert losses + got.losses == pytest.approx(plain.losses, rel=TOLERANCE["float64"])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "tour", [("gpipe", *EVERYDAY), pytest.param(tuple(PLANS), marks=pytest.mark.long)], ids=len
+    "tour",
+    [
+        pytest.param(("gpipe", *EVERYDAY), marks=pytest.mark.long),
+        pytest.param(tuple(PLANS), marks=pytest.mark.exhaustive),
+    ],
+    ids=len,
 )
 def test_its_state_moves_from_plan_to_plan_while_it_trains(tour: tuple[str, ...]) -> None:
     members = Members(8, own_model(), len(tour))
@@ -183,8 +187,7 @@ def test_its_memory_is_within_5_percent_below_the_predicted(chips: Ranks, name: 
         assert 0.95 * memory.total <= peak <= memory.total, rank
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["zb-h1", "1f1b"])
+@pytest.mark.parametrize("name", sampled(["zb-h1", "1f1b"], 2))
 def test_memory_is_not_short_where_blocks_checkpoint_themselves(
     chips: Ranks, tmp_path: Path, name: str
 ) -> None:
