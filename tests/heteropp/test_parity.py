@@ -11,7 +11,7 @@ from layouts import EXACT, LAYOUTS, SCHEDULES, lay_out, plan_of, scheduled, turn
 from parity import STEPS, TOLERANCE, Ranks, Trained
 from plain_llama import train_plainly
 from sampled import sampled
-from training_run import Training, checkpoint_parameters, make_plan, tiny_model
+from training_run import Training, checkpoint_parameters, tiny_model
 
 from heteropp.data.source import open_tokens
 from heteropp.description.plan import Schedule
@@ -106,8 +106,7 @@ def test_unlike_numbers_of_ministages(ranks: Ranks) -> None:
 def test_300_steps(ranks: Ranks) -> None:
     """The mean relative error of the loss, in float32."""
     model = tiny_model(layers=2, hidden=16, heads=2, intermediate=32, sequence_length=8)
-    plan = make_plan(model, (1, 1), (2, 1), (1, 2), (False, True), micro_batches=2)
-    plan = scheduled(plan, "zb-h1", 1)
+    plan = scheduled(plan_of(model, (1, 1), (2, 1), (1, 2)), "zb-h1", 1)
     got, plain = ranks.train(plan, 300), ranks.plainly(plan, 300)
     assert len(got.losses) == 300 and got.losses[-1] < got.losses[0]
     pairs = zip(got.losses, plain.losses, strict=True)
