@@ -25,8 +25,10 @@ READ_AND_RUN = [
 ]
 # whose commands other long tests run, too
 SLOW_PAGES = [
-    *(DOCS / "guides" / f"{n}.md" for n in ("data", "models", "fault-tolerance")),
-    *(DOCS / "tutorials" / f"{n}.md" for n in ("failing-nodes", "fine-tune", "real-chips")),
+    *(DOCS / "guides" / f"{n}.md" for n in ("board", "data", "elastic", "fault-tolerance")),
+    *(DOCS / "guides" / f"{n}.md" for n in ("models", "precision", "training")),
+    *(DOCS / "tutorials" / f"{n}.md" for n in ("failing-nodes", "fine-tune", "own-model")),
+    *(DOCS / "tutorials" / f"{n}.md" for n in ("real-chips", "vendor")),
 ]
 PROGRAM = re.compile(r"\b((?:dicomm|ditorch|heteropp)-[a-z]+|tools/[a-z0-9-]+)(?![\w/.-])")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 
 from ditorch.chips import ChipFileError, load_chip
@@ -18,13 +18,7 @@ CLUSTER = '\ufeffname = "x"\n[[nodes]]\nchip = "a-mini"\n'
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, **environment},
-    )
+    return forks.run(["-m", *arguments], {**os.environ, **environment}, timeout_s=100)
 
 
 def test_every_problem_of_a_file_is_named(tmp_path: Path) -> None:

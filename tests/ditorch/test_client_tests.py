@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -49,11 +49,8 @@ instantiate_device_type_tests(TestTiny, globals(), only_for="privateuse1")
 
 def run_tool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TOOLS.parent), str(TOOLS)])
-    return subprocess.run(
-        [sys.executable, "-m", "client_tests", *arguments],
-        env=os.environ | {"PYTHONPATH": path.lstrip(os.pathsep)},
-        cwd=folder, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": path.lstrip(os.pathsep)}
+    return forks.run(["-m", "client_tests", *arguments], environment, folder, timeout_s=200)
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import forks
@@ -52,6 +52,7 @@ def acme(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_hidden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
     """make_hidden(has_kernels) -> a library whose device pointers the host cannot follow."""
 
+    @cache
     def make(has_kernels: bool) -> Path:
         folder = tmp_path_factory.mktemp("hidden") / "hidden"
         done = new_vendor("hidden", "--output", str(folder), cwd=ROOT)

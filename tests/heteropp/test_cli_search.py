@@ -11,21 +11,18 @@ from pathlib import Path
 
 import pytest
 from clusters import tiny_model, write_cluster, write_model
+from commands import Ended, run_command
 
+from heteropp.cli import search, simulate
 from heteropp.description.plan import read_plan
 from heteropp.search.planner import PLANNERS
 
 PRESETS = Path(__file__).parents[2] / "heteropp" / "description" / "presets"
+COMMANDS = {"search": search.app, "simulate": simulate.app}
 
 
-def command(name: str, *arguments, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", f"heteropp.cli.{name}", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
+def command(name: str, *arguments: object) -> Ended:
+    return run_command(COMMANDS[name], arguments)
 
 
 def test_the_quickstart_plan_mixes_vendors_layers_and_degrees(tmp_path: Path) -> None:
@@ -35,14 +32,14 @@ def test_the_quickstart_plan_mixes_vendors_layers_and_degrees(tmp_path: Path) ->
         *("--global-batch", 16, "--micro-batch-per-replica", 2),
     )
     default = command(*asked, "-o", tmp_path / "auto.json")
-    assert default.returncode == 0, default.stderr
+    assert default.exit_code == 0, default.stderr
     fastest = read_plan(tmp_path / "auto.json")
     chips = {r.chip for p in fastest.pipelines for stage in p.stages for r in stage.replicas}
     assert len(chips) >= 3
     assert "no plan takes less than" in default.stdout
 
     found = command(*asked, "--planner", "exact", "-o", tmp_path / "plan.json")
-    assert found.returncode == 0, found.stderr
+    assert found.exit_code == 0, found.stderr
     stages = read_plan(tmp_path / "plan.json").pipelines[0].stages
     assert len({stage.replicas[0].chip for stage in stages}) >= 3
     assert len({stage.layer_count for stage in stages}) > 1
@@ -54,7 +51,7 @@ def test_the_quickstart_plan_mixes_vendors_layers_and_degrees(tmp_path: Path) ->
         *("simulate", "--plan", tmp_path / "plan.json", "--cluster", cluster, "--json"),
         *("--trace", tmp_path / "trace.json", "--picture", tmp_path / "timeline.png"),
     )
-    assert simulated.returncode == 0, simulated.stderr
+    assert simulated.exit_code == 0, simulated.stderr
     prediction = read_plan(tmp_path / "plan.json").prediction
     assert prediction is not None and fastest.prediction is not None
     assert fastest.prediction.step_s <= prediction.step_s
@@ -74,8 +71,12 @@ def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
     for index, (order, seed) in enumerate([(entries, "1"), (entries[::-1], "2")]):
         cluster = write_cluster(tmp_path / f"{index}.toml", *order)
         plan = tmp_path / f"{index}.json"
-        arguments = ("--cluster", cluster, "--model", model, "--global-batch", 8, "-o", plan)
-        assert command("search", *arguments, PYTHONHASHSEED=seed).returncode == 0
+        arguments = ("--cluster", cluster, "--model", model, "--global-batch", "8", "-o", plan)
+        subprocess.run(
+            [sys.executable, "-m", "heteropp.cli.search", *arguments],
+            check=True, capture_output=True, timeout=120,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )  # fmt: skip
         plans.append(plan.read_bytes())
     assert plans[0] == plans[1]
 
@@ -87,13 +88,13 @@ def test_what_does_not_fit_is_refused_and_written_only_when_forced(tmp_path: Pat
     arguments = ["--cluster", cluster, "--model", model, "--global-batch", 4]
     arguments += ["-o", tmp_path / "plan.json"]
     refused = command("search", *arguments)
-    assert refused.returncode == 2
+    assert refused.exit_code == 2
     said = [x for x in refused.stderr.splitlines() if not re.match(r"(search|look)ing", x)]
     assert len(said) == 1, refused.stderr
     for text in ("stage ", "needs ", "-mini)", "which has 32.0 MiB"):
         assert text in refused.stderr
     assert not (tmp_path / "plan.json").exists()
-    assert command("search", *arguments, "--force").returncode == 0
+    assert command("search", *arguments, "--force").exit_code == 0
     prediction = read_plan(tmp_path / "plan.json").prediction
     assert prediction is not None
     assert any(
@@ -137,7 +138,7 @@ def test_all_planners_under_one_simulator(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.toml", tiny_model(4))
     arguments = ("--cluster", cluster, "--model", model, "--global-batch", 8)
     found = command("search", *arguments, "--planner", "all", "--json", "-o", tmp_path / "p.json")
-    assert found.returncode == 0, found.stderr
+    assert found.exit_code == 0, found.stderr
     result = json.loads(found.stdout)
     verdicts = {verdict["planner"]: verdict for verdict in result["planners"]}
     assert set(verdicts) == set(PLANNERS)

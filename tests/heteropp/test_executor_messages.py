@@ -28,10 +28,11 @@ def ranks() -> Iterator[Ranks]:
     ("layout", "schedule"),
     [
         ("three pipelines", "1f1b"),  # six places sum an embedding, over shards of ZeRO
-        ("tied embeddings", "zb-v"),  # of which some are two of one rank
-        ("micro-batch 2, 4, 2", "interleaved-1f1b"),
+        # of which some are two of one rank
+        pytest.param("tied embeddings", "zb-v", marks=pytest.mark.long),
+        pytest.param("micro-batch 2, 4, 2", "interleaved-1f1b", marks=pytest.mark.long),
         ("direct", "zb-h1"),
-        ("sequence parallel, dropout", "gpipe"),
+        pytest.param("sequence parallel, dropout", "gpipe", marks=pytest.mark.long),
     ],
 )
 def test_every_link_carries_what_was_routed_over_it(

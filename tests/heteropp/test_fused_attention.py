@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from clusters import tiny_model
@@ -218,11 +217,9 @@ def test_the_host_computes_nothing_of_it() -> None:
             for family in ("mistral", "gemma2")
         ),
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", STRICT, *map(TypeAdapter(ModelSpec).dump_json, models)],
-        env={**os.environ, "DITORCH_CHIP": "c-mini", "DITORCH_STRICT": "1"},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    texts = (TypeAdapter(ModelSpec).dump_json(model).decode() for model in models)
+    strict = {**os.environ, "DITORCH_CHIP": "c-mini", "DITORCH_STRICT": "1"}
+    done = forks.run(["-c", STRICT, *texts], strict, timeout_s=120)
     assert done.stdout == "6 {}\n", done.stderr[-3000:]
 
 

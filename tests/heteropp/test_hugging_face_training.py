@@ -90,7 +90,7 @@ def check(got: Trained, plain: Trained) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    [*EVERYDAY, *sampled((f for f in FAMILIES if f not in EVERYDAY), 3)],
+    [*EVERYDAY, *sampled((f for f in FAMILIES if f not in EVERYDAY), 5)],
 )
 def test_three_unlike_stages_of_three_vendors(
     ranks: Ranks, decoders: Decoders, family: str
@@ -109,18 +109,17 @@ def rows_cut(model: HuggingFaceModel, **stage: Any) -> Plan:
 
 @pytest.mark.parametrize(
     "family",
-    [*ROWS_EVERYDAY, *sampled((f for f in FAMILIES if f not in ROWS_EVERYDAY), 3)],
+    [*ROWS_EVERYDAY, *sampled((f for f in FAMILIES if f not in ROWS_EVERYDAY), 5)],
 )
 def test_rows_that_are_cut_over_ranks(ranks: Ranks, decoders: Decoders, family: str) -> None:
     found = decoders(family)
     compare(ranks, rows_cut(found.model), found)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "family",
-    # full, with windows, with a soft cap, values narrower than keys
-    ["qwen3", "gemma3_text", "gemma2", "deepseek_v3"],
+    # windows and a soft cap, full, values narrower than keys, windows
+    sampled(["gemma2", "qwen3", "deepseek_v3", "gemma3_text"], 2),
 )
 def test_attention_in_one_kernel(ranks: Ranks, decoders: Decoders, family: str) -> None:
     found = decoders(family)
@@ -128,10 +127,10 @@ def test_attention_in_one_kernel(ranks: Ranks, decoders: Decoders, family: str) 
     compare(ranks, plan_of(fused, (1, 2, 1), (1, 2, 1), (2, 1, 2)), replace(found, model=fused))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "are_cut"),
-    [("mistral", True), ("gemma3_text", False), ("gemma2", False)],  # the last has a soft cap
+    # the last has a soft cap
+    sampled([("mistral", True), ("gemma3_text", False), ("gemma2", False)], 2),
 )
 def test_one_kernel_keeps_documents_apart(
     ranks: Ranks, decoders: Decoders, family: str, are_cut: bool
@@ -147,8 +146,7 @@ def test_one_kernel_keeps_documents_apart(
     )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+@pytest.mark.parametrize("family", sampled(["gpt_oss", "gemma2"], 2))
 def test_documents_are_kept_apart_where_rows_are_cut(
     ranks: Ranks, decoders: Decoders, family: str
 ) -> None:

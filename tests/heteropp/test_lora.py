@@ -211,9 +211,9 @@ def test_so_do_rows_that_are_cut(ranks: Ranks, folders: Folders, family: str) ->
     check(ranks, plan, ranks.train(plan, STEPS, weights=folder), folder)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("schedule", ["zb-v", "gpipe"])
+@pytest.mark.parametrize(
+    ("schedule", "offload"), sampled(product(["zb-v", "gpipe"], [False, True]), 3)
+)
 def test_so_do_other_schedules(
     ranks: Ranks, folders: Folders, schedule: Schedule, offload: bool
 ) -> None:

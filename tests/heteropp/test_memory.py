@@ -53,13 +53,10 @@ EVERYDAY = (
 )
 LONG = (
     ("two stages", "1f1b"),
-    ("offload", "gpipe"),
     ("ZeRO-2", "zb-v"),
     ("figure 8", "zb-h1"),
-    ("three pipelines", "1f1b"),
     ("three pipelines", "chimera"),
     ("offload", "zb-v"),
-    ("sequence parallel, dropout", "interleaved-1f1b"),
     ("selective recompute", "gpipe"),
     ("slack", "1f1b"),
 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from layouts import mixed_chips, plan_of, scheduled
 from members import Members, whole
 from parity import STEPS, TOLERANCE, Ranks, Trained
+from sampled import sampled
 from test_memory import chip
 from training_run import several_pipelines
 
@@ -32,11 +34,9 @@ SOURCE = f"{EXAMPLE}:model"
 WIDTH = LENGTH = 64  # the example's
 
 
+@cache  # it takes seconds to read, so only where a test asks for it
 def own_model(dtype: str = "float64") -> Any:
     return replace(heteropp.read_model(SOURCE), dtype=dtype)  # type: ignore[arg-type]
-
-
-MODEL = own_model()
 
 
 def two_pipelines(model: Any) -> Plan:
@@ -88,12 +88,12 @@ def check(got: Trained, plain: Trained, tolerance: float) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_trains_as_a_plain_loop_does(ranks: Ranks, name: str) -> None:
-    plan = PLANS[name](MODEL)
+    plan = PLANS[name](own_model())
     check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float64"])
 
 
 def test_ranks_alone_equal_the_plain_loop_bit_for_bit(ranks: Ranks) -> None:
-    plan = plan_of(MODEL, (3, 5), (1, 1), (1, 1))
+    plan = plan_of(own_model(), (3, 5), (1, 1), (1, 1))
     got, plain = ranks.train(plan), ranks.plainly(plan)
     assert (got.losses, got.norms) == (plain.losses, plain.norms)
     for name, expected in plain.parameters.items():
@@ -126,12 +126,11 @@ def checkpointing(folder: Path, reentrant: bool, dtype: str) -> Any:
     return model
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("reentrant", "name"),
     [
-        (False, "zb-h1"),
-        pytest.param(False, "1f1b", marks=pytest.mark.long),
+        pytest.param(False, "zb-h1", marks=pytest.mark.long),
+        pytest.param(False, "1f1b", marks=pytest.mark.exhaustive),
         pytest.param(True, "zb-h1", marks=pytest.mark.long),
     ],
 )
@@ -148,28 +147,32 @@ TIED = {"head.logits.weight": "embedding.tokens.weight"}
 
 
 def test_it_resumes_under_another_plan(ranks: Ranks, tmp_path: Path) -> None:
-    first, second = PLANS["1f1b"](MODEL), two_pipelines(MODEL)
+    first, second = PLANS["1f1b"](own_model()), two_pipelines(own_model())
     losses = ranks.train(first, 2, tmp_path).losses
     got = ranks.train(second, STEPS, tmp_path)
     plain = ranks.plainly(second)
     assert losses + got.losses == pytest.approx(plain.losses, rel=TOLERANCE["float64"])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "tour", [("gpipe", *EVERYDAY), pytest.param(tuple(PLANS), marks=pytest.mark.long)], ids=len
+    "tour",
+    [
+        pytest.param(("gpipe", *EVERYDAY), marks=pytest.mark.long),
+        pytest.param(tuple(PLANS), marks=pytest.mark.exhaustive),
+    ],
+    ids=len,
 )
 def test_its_state_moves_from_plan_to_plan_while_it_trains(tour: tuple[str, ...]) -> None:
-    members = Members(8, MODEL, len(tour))
+    members = Members(8, own_model(), len(tour))
     random, losses, before = Random(0), [], None
     try:
         for name in tour:
-            plan = PLANS[name](MODEL)
+            plan = PLANS[name](own_model())
             told = members.train(plan, random.sample(members.names, plan.world_size), 1)
-            came = whole(MODEL, {name: answer.came for name, answer in told.items()})
+            came = whole(own_model(), {name: answer.came for name, answer in told.items()})
             for key, expected in (before or {}).items():
                 assert np.array_equal(came[key], expected), key
-            before = whole(MODEL, {name: answer.leaves for name, answer in told.items()})
+            before = whole(own_model(), {name: answer.leaves for name, answer in told.items()})
             losses += next(iter(told.values())).losses
         assert losses == pytest.approx(members.plainly(16), rel=TOLERANCE["float64"])
     finally:
@@ -184,8 +187,7 @@ def test_its_memory_is_within_5_percent_below_the_predicted(chips: Ranks, name: 
         assert 0.95 * memory.total <= peak <= memory.total, rank
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["zb-h1", "1f1b"])
+@pytest.mark.parametrize("name", sampled(["zb-h1", "1f1b"], 2))
 def test_memory_is_not_short_where_blocks_checkpoint_themselves(
     chips: Ranks, tmp_path: Path, name: str
 ) -> None:

@@ -64,7 +64,7 @@ def test_every_schedule_on_every_layout(ranks: Ranks, schedule: Schedule, layout
     "layout",
     [
         *IN_FLOAT32,
-        *sampled((layout for layout in LAYOUTS if layout not in IN_FLOAT32), 3),
+        *sampled((layout for layout in LAYOUTS if layout not in IN_FLOAT32), 5),
     ],
 )
 def test_every_layout_in_float32(ranks: Ranks, layout: str) -> None:

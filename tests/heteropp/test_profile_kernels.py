@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import forks
 import pytest
 from clusters import tiny_model, write_cluster, write_model
 
@@ -29,14 +28,9 @@ TRUTH = {"launch_s": 8e-5, "efficiency": 0.4, "bandwidth_bytes_per_s": 2.5e8}
 
 def profile(folder: Path, environment: dict[str, str], *more: str) -> str:
     arguments = ("--cluster", "cluster.toml", "--model", "model.toml", *more)
-    done = subprocess.run(
-        [sys.executable, "-m", "heteropp.cli.profile", *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    command = ["-m", "heteropp.cli.profile", *arguments]
+    done = forks.run(command, environment, folder, timeout_s=200)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

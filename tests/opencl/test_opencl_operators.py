@@ -11,7 +11,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 LONG = pytest.mark.long
 DTYPES = [
     "float32",
-    *(pytest.param(name, marks=LONG) for name in ("bfloat16", "float64", "float16")),
+    *(pytest.param(name, marks=LONG) for name in ("bfloat16", "float64")),
+    pytest.param("float16", marks=pytest.mark.exhaustive),
 ]
 
 

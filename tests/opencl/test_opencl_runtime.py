@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 from on_opencl import ROOT, environment, lines, run
 
@@ -28,10 +27,7 @@ def test_the_runtime_does_what_torch_asks_of_a_device(script: str) -> None:
 
 def test_the_vendors_list_says_how_to_choose_it() -> None:
     def listed(**extra: str) -> dict[str, object]:
-        done = subprocess.run(
-            [sys.executable, "-m", "ditorch", "--json"],
-            env=environment(**extra), cwd=ROOT, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        done = forks.run(["-m", "ditorch", "--json"], environment(**extra), ROOT, timeout_s=120)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
