@@ -13,7 +13,7 @@ from heteropp.search.auto.climb import climb
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.idle import smaller, why_idle
 from heteropp.search.auto.moves import schedules
-from heteropp.search.auto.seeds import chains, of_planners, on_skeletons
+from heteropp.search.auto.seeds import chains, of_planners, of_shorter, on_skeletons
 from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
 from heteropp.search.judge import AHEAD
 from heteropp.search.planner import Candidate, Request, Result, SearchError, planner
@@ -43,13 +43,12 @@ def search(request: Request) -> Result:
     freedom = Freedom(request)
     passes = PASSES if request.cluster.world_size <= FEW_CHIPS else PASSES_OF_MANY
     trials = Trials(request, freedom, Budget(passes, request.budget_s))
-    bound_s = step_bound_s(request, freedom, request.cluster)
-    for zero_stage in dict.fromkeys((request.zero_stage, max(freedom.zero_stages))):
-        _seed(trials, replace(request, zero_stage=zero_stage))
-        if found := trials.ranked():
-            break
-    else:
+    if not _found(trials, _seed):
+        freedom = trials.freedom = replace(freedom, cuts_short=True)
+    if not _found(trials, _seed_parts):
         raise _no_plan(request)
+    bound_s = step_bound_s(request, freedom, request.cluster)
+    found = trials.ranked()
     varied = [*_unlike(found, VARIED, _stages), *_unlike(found, VARIED, _chips)]
     for trial in dict.fromkeys(varied):
         for plan in schedules(trial.draft.plan, freedom):
@@ -68,6 +67,16 @@ def search(request: Request) -> Result:
         steps=trials.simulated,
         notes=list(why_idle(best.plan, request.cluster, all_used_s)),
     )
+
+
+def _found(trials: Trials, seed: Callable[[Trials, Request], None]) -> bool:
+    """Tries seeds, with the ZeRO stage that saves most memory where no plan was found to fit."""
+    request, most = trials.request, max(trials.freedom.zero_stages)
+    for zero_stage in dict.fromkeys((request.zero_stage, most)):
+        seed(trials, replace(request, zero_stage=zero_stage))
+        if trials.ranked():
+            return True
+    return False
 
 
 def _seed(trials: Trials, request: Request) -> None:
@@ -90,6 +99,13 @@ def _seed(trials: Trials, request: Request) -> None:
             probed.append((_try_seeds(seeds, trials, PROBES), len(probed), seeds))
     for *_, seeds in sorted(probed)[:CLUSTERS]:
         _try_seeds(seeds, trials, FEWER_SEEDS)
+
+
+def _seed_parts(trials: Trials, request: Request) -> None:
+    """Tries seeds that cut sequences, where that is left open."""
+    if not trials.done:
+        for plan in of_shorter(request, trials.freedom):
+            _try(plan, trials)
 
 
 def _seeds(trials: Trials, request: Request, made: dict) -> Seeds:
@@ -166,9 +182,9 @@ def _unlike(trials: Iterable[Trial], count: int, of: Callable[[Plan], Hashable])
 
 
 def _stages(plan: Plan) -> Hashable:
-    """Returns on which ranks the stages stand."""
+    """Returns on which ranks the stages stand, and which parts of sequences these take."""
     return tuple(
-        tuple(tuple(r.ranks for r in stage.replicas) for stage in pipeline.stages)
+        tuple(tuple((r.ranks, r.token_shares) for r in stage.replicas) for stage in pipeline.stages)
         for pipeline in plan.pipelines
     )
 
