@@ -9,7 +9,7 @@ from functools import partial
 
 from heteropp.description.plan import Plan, Replica, Stage
 from heteropp.search.auto.freedom import Freedom, as_schedule
-from heteropp.search.auto.regrouping import equal_parts, regrouped
+from heteropp.search.auto.regrouping import regrouped, way_of, ways_to_cut
 from heteropp.search.auto.trials import Draft, with_pipelines
 
 SLACK = 0  # the first kind: less slack than there could be may be faster than all of it
@@ -145,38 +145,52 @@ def _degrees(plan: Plan) -> Iterator[Plan]:
         if len({replica.chip for replica in stage.replicas}) > 1:
             continue
         for tp in (2 * stage.tp, stage.tp // 2):
-            if tp and (other := regrouped(stage, plan.model, plan.micro_batch, tp, stage.cp)):
+            if tp and (other := _with_tp(plan, stage, tp)):
                 yield _one(plan, p, s, other)
 
 
-def _context_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
-    """Sequences cut into twice or half as many parts, in all stages at once or in one.
+def _with_tp(plan: Plan, stage: Stage, tp: int) -> Stage | None:
+    way = way_of(stage, plan.model)
+    return regrouped(stage, plan.model, plan.micro_batch, tp, stage.cp, way)
 
-    Replicas join in pairs, or part; or so do halves of their tensor-parallel groups.
-    """
+
+def _context_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
+    """Sequences cut into other parts, in all stages at once or in one."""
     most = max(freedom.context_parallel)
     if most == 1:
         return
-    ways = [
-        partial(_parts, plan, most, *way)
-        for way in itertools.product((True, False), (True, False), (True, False))
+    changes = [
+        *(partial(_more_or_less_even, plan, step) for step in (-1, 1)),
+        *(
+            partial(_parts, plan, most, *flags)
+            for flags in itertools.product((True, False), repeat=3)
+        ),
     ]
-    for way in ways:
-        yield _as_large(_each(plan, lambda stage, way=way: way(stage) or stage))
+    for change in changes:
+        yield _as_large(_each(plan, lambda stage, change=change: change(stage) or stage))
     for p, s, stage in _places(plan):
-        for way in ways:
-            if other := way(stage):
+        for change in changes:
+            if other := change(stage):
                 yield _as_large(_one(plan, p, s, other))
+
+
+def _more_or_less_even(plan: Plan, step: int, stage: Stage) -> Stage | None:
+    """Returns a stage whose parts are of more or less even numbers of tokens, if it has any."""
+    way = way_of(stage, plan.model) + step
+    if not 0 <= way < len(ways_to_cut(plan.model, stage.cp, stage.tp)):
+        return None
+    return regrouped(stage, plan.model, stage.micro_batch, stage.tp, stage.cp, way)
 
 
 def _parts(
     plan: Plan, most: int, more: bool, of_ranks: bool, at_once: bool, stage: Stage
 ) -> Stage | None:
-    """Returns a stage whose sequences are cut into other parts, or None where they cannot be.
+    """Returns a stage whose sequences are cut into twice as many parts or half as many, for which
+    replicas join in pairs or part; None where that cannot be.
 
-    most: parts there may be. more: twice as many, or half as many. of_ranks: tensor-parallel
-    groups part or join for it, in place of replicas. at_once: its micro-batch stays as large, in
-    place of each replica's share.
+    most: parts there may be. more: twice as many. of_ranks: tensor-parallel groups part or join for
+    it, in place of replicas. at_once: its micro-batch stays as large, in place of each replica's
+    share.
     """
     cp = 2 * stage.cp if more else stage.cp // 2
     tp = stage.tp
@@ -187,7 +201,7 @@ def _parts(
     sequences = stage.micro_batch
     if not at_once:
         sequences = sequences * stage.tp * stage.cp // (tp * cp)
-    return regrouped(stage, plan.model, sequences, tp, cp) if sequences else None
+    return regrouped(stage, plan.model, sequences, tp, cp, way_of(stage, plan.model))
 
 
 def _as_large(plan: Plan) -> Plan:
@@ -281,7 +295,7 @@ def _half(plan: Plan, stage: Stage, tp: int, cp: int, part: int) -> Stage:
             for i, rank in enumerate(replica.ranks)
             if i // stage.tp // cp + i % stage.tp // tp == part
         )
-        parts = equal_parts(plan.model, cp, tp)
+        parts = ways_to_cut(plan.model, cp, tp)[0]
         return replace(replica, ranks=tuple(ranks), token_shares=parts)
 
     return replace(

@@ -104,8 +104,8 @@ def _seed(trials: Trials, request: Request) -> None:
 def _seed_parts(trials: Trials, request: Request) -> None:
     """Tries seeds that cut sequences, where that is left open."""
     if not trials.done:
-        for plan in of_shorter(request, trials.freedom):
-            _try(plan, trials)
+        for plans in of_shorter(request, trials.freedom):
+            next((plan for plan in plans if _try(plan, trials) < math.inf), None)
 
 
 def _seeds(trials: Trials, request: Request, made: dict) -> Seeds:
