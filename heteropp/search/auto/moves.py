@@ -159,19 +159,21 @@ def _context_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
     most = max(freedom.context_parallel)
     if most == 1:
         return
-    changes = [
-        *(partial(_more_or_less_even, plan, step) for step in (-1, 1)),
-        *(
-            partial(_parts, plan, most, *flags)
-            for flags in itertools.product((True, False), repeat=3)
-        ),
+    changes: list[Callable[[Stage], Stage | None]] = [
+        partial(_more_or_less_even, plan, step) for step in (-1, 1)
     ]
+    for more, of_ranks, at_once in itertools.product((True, False), repeat=3):
+        changes.append(partial(_parts, plan, most, more, of_ranks, at_once))
     for change in changes:
-        yield _as_large(_each(plan, lambda stage, change=change: change(stage) or stage))
+        yield _as_large(_each(plan, partial(_changed, change)))
     for p, s, stage in _places(plan):
         for change in changes:
             if other := change(stage):
                 yield _as_large(_one(plan, p, s, other))
+
+
+def _changed(change: Callable[[Stage], Stage | None], stage: Stage) -> Stage:
+    return change(stage) or stage
 
 
 def _more_or_less_even(plan: Plan, step: int, stage: Stage) -> Stage | None:

@@ -16,7 +16,14 @@ from heteropp.search.auto.moves import schedules
 from heteropp.search.auto.seeds import chains, of_planners, of_shorter, on_skeletons
 from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
 from heteropp.search.judge import AHEAD
-from heteropp.search.planner import Candidate, Request, Result, SearchError, planner
+from heteropp.search.planner import (
+    Candidate,
+    DoesNotFitError,
+    Request,
+    Result,
+    SearchError,
+    planner,
+)
 
 PASSES = 1_200_000  # of micro-batches through replicas, in all simulations together
 PASSES_OF_MANY = 600_000  # where chips are so many that each simulation takes long
@@ -34,6 +41,7 @@ CLOSE = 1.15  # times the best: where such a search may begin
 LEAST_MINISTAGES = 2  # where a named schedule interleaves them
 NEAR = 1.2  # times the best so far: a seed that slack may make the best
 FAR = 1.5  # times the best so far: a seed of which memory is not asked
+FEWER_CLUSTERS = 8  # on which the nearest plan is sought where no degrees use all chips
 RUNNERS_UP = 3
 Seeds = tuple[list[Plan], list[Plan]]  # pipelines, and plans on skeletons
 
@@ -195,9 +203,19 @@ def _chips(plan: Plan) -> Hashable:
 
 
 def _no_plan(request: Request) -> SearchError:
-    """Returns the exact planner's error, which knows the nearest plan."""
-    try:
-        planner("exact")(replace(request, uneven_layers=True, stage_degrees=True))
-    except SearchError as error:
-        return error
-    return SearchError("no plan that fits was found")
+    """Returns the exact planner's error, which knows the nearest plan: that of all chips or, where
+    no degrees use all, of fewer.
+    """
+    free = replace(request, uneven_layers=True, stage_degrees=True)
+    fewer = islice(smaller(request.cluster, lambda kept: 0.0), FEWER_CLUSTERS)
+    errors: list[SearchError] = []
+    for cluster in (request.cluster, *fewer):
+        try:
+            planner("exact")(replace(free, cluster=cluster))
+        except DoesNotFitError as error:
+            if cluster is not request.cluster:
+                error.plan = replace(error.plan, members=cluster.members)
+            return error
+        except SearchError as error:
+            errors.append(error)
+    return errors[0] if errors else SearchError("no plan that fits was found")
