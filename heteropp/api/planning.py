@@ -17,7 +17,7 @@ from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Plan, Schedule, ZeroStage
 from heteropp.description.profile import Profile, measured_cluster, read_profile
 from heteropp.models.spec import LARGEST, ModelSpec
-from heteropp.search.planner import MOST_SEQUENCES, PLANNERS, Request
+from heteropp.search.planner import MOST_PARTS, MOST_SEQUENCES, PLANNERS, Request
 
 Sequences = Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]
 
@@ -36,6 +36,7 @@ class PlanningOptions:
     profile: str | None
     sequence_length: Annotated[int, Field(ge=1, le=LARGEST)] | None
     lora: str | None
+    context_parallel: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None
     budget_s: Annotated[float, Field(gt=0, le=86400)] | None
     trust_remote_code: bool
 
@@ -55,6 +56,7 @@ def plan(
     sequence_length: int | None = None,
     lora: str | None = None,
     profile: Path | None = None,
+    context_parallel: int | None = None,
     budget_s: float | None = None,
     trust_remote_code: bool = False,
 ) -> Plan:
@@ -65,11 +67,13 @@ def plan(
     cluster: a preset's name, a cluster file, or a cluster.
     global_batch: sequences of an optimizer step; micro_batch_per_replica: sequences of a
     micro-batch in each replica. What is None of this, the schedule and the ZeRO stage, planner auto
-    chooses; the others take 1, 1F1B and 1. budget_s: of planner auto, by the clock, on which the
-    plan then depends. sequence_length: tokens, in place of the model's. lora: what trains
-    beside a Hugging Face folder's frozen weights, such as "r=16,alpha=32,targets=q_proj+v_proj".
-    profile: what heteropp-profile measured, in place of chip files. trust_remote_code: whether code
-    in a Hugging Face folder, of a family that transformers lacks, may run.
+    chooses; the others take 1, 1F1B and 1. context_parallel: the most ranks over which planner auto
+    cuts sequences; None: 8 where they are long or nothing fits without; other planners cut none.
+    budget_s: of planner auto, by the clock, on which the plan then depends. sequence_length:
+    tokens, in place of the model's. lora: what trains beside a Hugging Face folder's frozen
+    weights, such as "r=16,alpha=32,targets=q_proj+v_proj". profile: what heteropp-profile measured,
+    in place of chip files. trust_remote_code: whether code in a Hugging Face folder, of a family
+    that transformers lacks, may run.
 
     Raises FileError, InputError or SearchError, one sentence each; of these, DoesNotFitError has
     the nearest plan.
@@ -78,6 +82,7 @@ def plan(
 
     if planner not in PLANNERS:
         raise InputError(f"planner is {planner}; expected one of {', '.join(PLANNERS)}")
+    check_planner_of_parts(planner, context_parallel)
     verdict = ask(
         planner,
         request(
@@ -93,6 +98,7 @@ def plan(
             sequence_length=sequence_length,
             lora=lora,
             profile=profile,
+            context_parallel=context_parallel,
             budget_s=budget_s,
             trust_remote_code=trust_remote_code,
         ),
@@ -116,6 +122,7 @@ def request(
     sequence_length: int | None,
     lora: str | None,
     profile: Path | None,
+    context_parallel: int | None,
     budget_s: float | None,
     trust_remote_code: bool,
 ) -> Request:
@@ -133,6 +140,7 @@ def request(
             "sequence_length": sequence_length,
             "lora": lora,
             "profile": profile,
+            "context_parallel": context_parallel,
             "budget_s": budget_s,
             "trust_remote_code": trust_remote_code,
         },
@@ -150,6 +158,8 @@ def request(
         spec = with_usual_attention(spec, machines, like)
     if profile is not None and measured is not None:
         machines = _measured(machines, Path(profile), measured, spec)
+    if (context_parallel or 1) > 1:
+        _check_parts(spec, measured)
     return Request(
         cluster=machines,
         model=spec,
@@ -161,8 +171,25 @@ def request(
         uneven_layers=uneven_layers,
         stage_degrees=stage_degrees,
         open=frozenset(name for name, value in asked.items() if value is None),
+        context_parallel=context_parallel,
         budget_s=budget_s,
     )
+
+
+def check_planner_of_parts(planner: str, context_parallel: int | None) -> None:
+    """Raises InputError where a planner does not ask how many ranks sequences may be cut over."""
+    if context_parallel is not None and planner not in ("auto", "all"):
+        raise InputError(f"context parallelism is for planner auto; {planner} cuts no sequences")
+
+
+def _check_parts(model: ModelSpec, measured: Profile | None) -> None:
+    """Raises InputError where no sequence can be cut, as was asked for."""
+    if problem := model.context_parallel_problem():
+        raise InputError(f"context parallelism: {problem}")
+    if measured is not None:
+        raise InputError(
+            "context parallelism: profiles measure whole sequences; plan without one of the two"
+        )
 
 
 def _measured(cluster: Cluster, path: Path, measured: Profile, model: ModelSpec) -> Cluster:

@@ -19,6 +19,7 @@ from heteropp.cli.show import (
     as_dict,
     say,
     show_all,
+    show_parts,
     show_plan,
     show_prediction,
     show_terms,
@@ -28,7 +29,14 @@ from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.outline import outline
 from heteropp.description.schedules import Schedule
 from heteropp.models.spec import LARGEST
-from heteropp.search.planner import MOST_SEQUENCES, PLANNERS, DoesNotFitError, Request, SearchError
+from heteropp.search.planner import (
+    MOST_PARTS,
+    MOST_SEQUENCES,
+    PLANNERS,
+    DoesNotFitError,
+    Request,
+    SearchError,
+)
 from hyperhetero.cli import CommandLine, output_file
 from hyperhetero.progress import Status
 
@@ -123,6 +131,16 @@ def search(
         bool,
         typer.Option("--stage-degrees", help="Let stages of one chip type have unlike tp and dp."),
     ] = False,
+    context_parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_PARTS,
+            help="The most ranks over which planner auto cuts sequences; 1: it cuts none, as "
+            "--elastic and --bucket ask. If absent, 8 where sequences have 4096 tokens or more, or "
+            "where nothing fits otherwise.",
+        ),
+    ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="What heteropp-profile measured, in place of chip files.")
     ] = None,
@@ -149,9 +167,11 @@ def search(
 ) -> None:
     console = output_console()
     with one_sentence():
+        from heteropp.api.planning import check_planner_of_parts
         from heteropp.api.planning import request as asked
         from heteropp.description.plan import write_plan
 
+        check_planner_of_parts(planner, context_parallel)
         request = asked(
             model,
             cluster,
@@ -165,6 +185,7 @@ def search(
             sequence_length=sequence_length,
             lora=lora,
             profile=profile,
+            context_parallel=context_parallel,
             budget_s=_budget_s(budget, planner),
             trust_remote_code=trust_remote_code,
         )
@@ -198,6 +219,7 @@ def search(
     for text, machines, verdict in others:
         _show_elsewhere(console, text, machines, verdict, best)
     if explain and best.judged:
+        show_parts(console, best.best.plan, best.best.simulation.cluster)
         show_terms(console, best.best.plan, best.best.simulation.cluster)
     if output:
         say(console, f"written to {output}")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from heteropp.api.console import seconds
-from heteropp.description.outline import layers_of, outline, together
+from heteropp.description.outline import layers_of, outline, parts_of, together
 
 if TYPE_CHECKING:
     from heteropp.description.cluster import Cluster
@@ -33,7 +33,8 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
     table = Table(
         title=f"model {plan.model.name} on cluster {cluster.name}", box=None, padding=(0, 2, 0, 0)
     )
-    headings = ["stage", "vendor", "chip", "ranks", "layers", "dp", "tp", "R"]
+    cut = plan.has_context_parallelism
+    headings = ["stage", "vendor", "chip", "ranks", "layers", "dp", "tp", *["cp"] * cut, "R"]
     for heading in ["pipeline", *headings] if several else headings:
         table.add_column(heading, no_wrap=True)
     for heading in ("memory", "time"):
@@ -54,6 +55,7 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
             layers_of(stage),
             str(stage.dp),
             f"{stage.tp}{' s' if stage.sequence_parallel else ''}",
+            *[str(stage.cp)] * cut,
             "yes" if stage.recompute else "attention" if stage.selective_recompute else "no",
             f"{human_bytes(need)} ({need / capacity:.0%})",
             f"{max(times[rank].micro_batch_s for rank in ranks) * 1e3:.1f} ms",
@@ -123,6 +125,29 @@ def show_all(console: Console, verdicts: list[Verdict], cluster: Cluster) -> Non
             outline(best.plan),
         )
     console.print(table)
+
+
+def show_parts(console: Console, plan: Plan, cluster: Cluster) -> None:
+    """Why the sequences of each stage with context parallelism are cut."""
+    from heteropp.cost.planned import human_bytes, whole_sequences_memory
+
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if stage.cp == 1:
+                continue
+            memory = {
+                replica.ranks[0]: whole_sequences_memory(plan, replica.ranks[0], cluster).total
+                for replica in stage.replicas
+            }
+            capacity = {rank: cluster.chip(rank).memory.capacity_bytes for rank in memory}
+            rank = max(memory, key=lambda rank: memory[rank] / capacity[rank])
+            need, has = human_bytes(memory[rank]), human_bytes(capacity[rank])
+            if memory[rank] > capacity[rank]:
+                why = f"needs {need} with whole ones on rank {rank}, which has {has}"
+            else:
+                why = f"fits with whole ones, too ({need} of {has}), but was not found to be faster"
+            place = _place((p, s), plan)
+            say(console, f"stage {place} cuts sequences over {parts_of(stage)}: it {why}")
 
 
 def show_terms(console: Console, plan: Plan, cluster: Cluster) -> None:

@@ -139,15 +139,30 @@ def memory_walk(
     return _walk(plan, rank, chip_profile(cluster, chip), table)
 
 
+def whole_sequences_memory(plan: Plan, rank: int, cluster: Cluster) -> Memory:
+    """Returns what a rank of a replica that cuts sequences would need, if it had as many tokens at
+    once in whole sequences, or one where that is more.
+    """
+    shape, (p, s, r, _) = stage_shape(plan, rank), plan.place(rank)
+    replica = plan.pipelines[p].stages[s].replicas[r]
+    sequences = -(-shape.sequences // replica.cp)
+    whole = replace(shape, sequences=sequences, token_shares=None, cp_index=0)
+    return _walk(plan, rank, chip_profile(cluster, replica.chip), shape=whole).peak()
+
+
 def _walk(
-    plan: Plan, rank: int, profile: ChipProfile | None, table: Sequence[Action] | None = None
+    plan: Plan,
+    rank: int,
+    profile: ChipProfile | None,
+    table: Sequence[Action] | None = None,
+    shape: StageShape | None = None,
 ) -> MemoryWalk:
     p, s, _, _ = plan.place(rank)
     if table is None:
         coded = coded_table(table_key(plan.schedule, plan.pipelines[p], s, plan.overlap))
     else:
         coded = tuple(action.coded for action in table)
-    return MemoryWalk(plan, rank, stage_shape(plan, rank), coded, profile)
+    return MemoryWalk(plan, rank, shape or stage_shape(plan, rank), coded, profile)
 
 
 def check_memory(plan: Plan, cluster: Cluster, documents_apart: bool = False) -> None:

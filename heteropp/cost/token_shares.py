@@ -12,15 +12,18 @@ POINTS = 16  # lengths of which a model's FLOPs are asked; between them they are
 HALVINGS = 60  # of the time that the slowest part may take
 
 
-def token_shares(model: ModelSpec, speeds: Sequence[float], tp: int = 1) -> tuple[int, ...]:
+def token_shares(
+    model: ModelSpec, speeds: Sequence[float], tp: int = 1, most: int | None = None
+) -> tuple[int, ...]:
     """Returns how many tokens of a sequence each of some ranks takes, in the sequence's order.
 
     A later token sees more keys, so that of ranks of one speed the last takes fewest. No other
     contiguous parts keep the slowest rank for less time, by a model's FLOPs.
 
     speeds: of the ranks, relative to each other; tp: the tensor-parallel degree, of which shares
-    are multiples. Raises ModelError where that, or the number of ranks, does not go with the
-    sequence, and for a model whose sequences cannot be cut.
+    are multiples; most: tokens that a rank has memory for. Raises ModelError where one of these, or
+    the number of ranks, does not go with the sequence, and for a model whose sequences cannot be
+    cut.
     """
     if problem := model.context_parallel_problem():
         raise ModelError(problem)
@@ -32,15 +35,18 @@ def token_shares(model: ModelSpec, speeds: Sequence[float], tp: int = 1) -> tupl
             f"a sequence of {length} tokens cannot be cut into {parts} parts for speeds "
             f"{', '.join(map(str, speeds))}, each a multiple of {tp} tokens"
         )
+    longest = (length if most is None else most) // tp * tp
+    if longest * parts < length:
+        raise ModelError(f"a sequence of {length} tokens has no {parts} parts of at most {most}")
     flops = _part_flops(model)
 
     def shares_within(time_s: float) -> list[int]:
         """Returns as many tokens as each rank does in a time; the last takes the rest."""
         shares: list[int] = []
         for rank, speed in enumerate(speeds[:-1]):
-            first = sum(shares)
-            most = length - first - (parts - 1 - rank) * tp
-            counts = range(tp, most + 1, tp)
+            first, others = sum(shares), parts - 1 - rank
+            fewest = max(tp, length - first - others * longest)
+            counts = range(fewest, min(longest, length - first - others * tp) + 1, tp)
             done = bisect_left(counts, speed * time_s, key=lambda n: flops(first, first + n))
             shares.append(counts[max(0, done - 1)])
         return [*shares, length - sum(shares)]

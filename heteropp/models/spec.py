@@ -189,6 +189,11 @@ class ModelSpec(ABC):
         return frozenset()
 
     @property
+    def fuses_windows(self) -> bool:
+        """Whether such a kernel looks through a window."""
+        return False
+
+    @property
     def caps_fused_scores(self) -> bool:
         """Whether such a kernel has a soft cap of its scores."""
         return False

@@ -120,7 +120,7 @@ def relaxed(judged: Judged, result: Result, cluster: Cluster) -> Judged:
 
 def judge_nearest(name: str, error: DoesNotFitError, cluster: Cluster) -> Judged:
     """Returns the plan that overruns memory least, with its prediction."""
-    simulation = simulate(error.plan, cluster)
+    simulation = simulate(error.plan, used_cluster(error.plan, cluster))
     candidate = Candidate(error.plan, simulation.step_s)
     prediction = _prediction(candidate, name, 0.0, simulation)
     return Judged(replace(error.plan, prediction=prediction), candidate.cost_s, simulation)

@@ -13,6 +13,8 @@ from heteropp.search.what_if import ClusterChange, changed
 
 MOST_NODES = 64  # of a chip type, more or fewer
 OFFLOADING = "--planner zorse"
+CUTTING = "--context-parallel 8"
+ASKED = {OFFLOADING: "zorse", CUTTING: "auto"}  # planners that have what an option asks for
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,14 @@ def remedies(request: Request, name: str = "exact") -> Iterator[Remedy]:
     """Yields every kind of change that alone makes the request possible, as small as it can be.
 
     Changes that leave the training's result as it is come first: ZeRO, smaller micro-batches,
-    unlike stages, another schedule, offloading; then other global batches, then other node counts.
+    unlike stages, cut sequences, another schedule, offloading; then other global batches, then
+    other node counts.
     """
     if name == "auto":  # which has every freedom of these; the exact planner answers sooner
         name, request = "exact", replace(request, uneven_layers=True, stage_degrees=True)
     for candidates in _changes(request):
         for what, option, wanted in candidates:
-            search = planner("zorse" if option == OFFLOADING else name)
+            search = planner(ASKED.get(option, name))
             try:
                 yield Remedy(what, option, wanted, search(wanted))
                 break
@@ -51,6 +54,7 @@ def _changes(request: Request) -> Iterator[Iterator[Candidate]]:
     yield _zero(request)
     yield _micro_batch(request)
     yield _freer(request)
+    yield _parts(request)
     yield _schedule(request)
     yield iter([("offload to host memory, as planner zorse does", OFFLOADING, request)])
     yield _global_batch(request)
@@ -91,6 +95,12 @@ def _freer(request: Request) -> Iterator[Candidate]:
             "--uneven-layers --stage-degrees",
             replace(request, uneven_layers=True, stage_degrees=True),
         )
+
+
+def _parts(request: Request) -> Iterator[Candidate]:
+    """Only where the request forbids it, as it is tried otherwise."""
+    if request.context_parallel == 1 and request.model.context_parallel_problem() is None:
+        yield "cut sequences over up to 8 ranks", CUTTING, replace(request, context_parallel=8)
 
 
 def _schedule(request: Request) -> Iterator[Candidate]:

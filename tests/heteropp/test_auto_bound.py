@@ -11,6 +11,7 @@ import pytest
 from clusters import random_chip, tiny_model
 from sampled import sampled
 
+from heteropp import token_shares
 from heteropp.cost.planned import fits
 from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
@@ -47,7 +48,10 @@ def small_request(seed: int) -> Request:
 
 
 def every_plan(request: Request) -> Iterator[tuple[Plan, Cluster]]:
-    """Every plan without recompute, on every set of chips."""
+    """Every plan without recompute, on every set of chips.
+
+    Where sequences may be cut, they are in two, equal or not.
+    """
     cluster, batch = request.cluster, request.global_batch
     for size in range(1, cluster.world_size + 1):
         for used in itertools.combinations(range(cluster.world_size), size):
@@ -84,30 +88,42 @@ def pipelines(
                 bounds = list(itertools.accumulate(layers, initial=0))
                 spans = list(itertools.pairwise(bounds))
                 ways = [
-                    list(stages(group, span, cluster, micro_batch))
+                    list(stages(group, span, request, cluster, micro_batch))
                     for group, span in zip(order, spans, strict=True)
                 ]
                 yield from itertools.product(*ways)
 
 
 def stages(
-    ranks: list[int], span: tuple[int, int], cluster: Cluster, micro_batch: int
+    ranks: list[int], span: tuple[int, int], request: Request, cluster: Cluster, micro_batch: int
 ) -> Iterator[Stage]:
-    for tp in (1, 2):
-        if len(ranks) % tp:
+    for tp, parts in itertools.product((1, 2), ways_to_cut(request)):
+        if len(ranks) % (tp * len(parts or (1,))):
             continue
         groups = [tuple(ranks[at : at + tp]) for at in range(0, len(ranks), tp)]
         nodes = [{cluster.node_index(rank) for rank in group} for group in groups]
         limits = [cluster.chip(rank).tp_limit for rank in ranks]
         if any(len(own) > 1 for own in nodes) or tp > min(limits):
             continue
-        for shares in compositions(micro_batch, len(groups)):
+        size = tp * len(parts or (1,))
+        held = [tuple(ranks[at : at + size]) for at in range(0, len(ranks), size)]
+        chips = [{cluster.node(rank).chip_name for rank in own} for own in held]
+        if any(len(own) > 1 for own in chips):
+            continue
+        for shares in compositions(micro_batch, len(held)):
             replicas = tuple(
-                Replica(ranks=group, chip=cluster.node(group[0]).chip_name, batch_share=share)
-                for group, share in zip(groups, shares, strict=True)
+                Replica(ranks=own, chip=chip, batch_share=share, token_shares=parts)
+                for own, (chip,), share in zip(held, chips, shares, strict=True)
             )
             for cut in (False, True)[:tp]:
                 yield Stage(layers=span, recompute=False, replicas=replicas, sequence_parallel=cut)
+
+
+def ways_to_cut(request: Request) -> list[tuple[int, ...] | None]:
+    if (request.context_parallel or 1) == 1:
+        return [None]
+    length = request.model.sequence_length
+    return [None, token_shares(request.model, (1, 1), 2), (length - 2, 2)]
 
 
 def partitions(items: list[int]) -> Iterator[list[list[int]]]:
@@ -141,8 +157,7 @@ def best_step_s(request: Request) -> float:
     return best_s
 
 
-def against_brute_force(seed: int) -> None:
-    request = small_request(seed)
+def against_brute_force(request: Request) -> None:
     best_s = best_step_s(request)
     assert step_bound_s(request, Freedom(request), request.cluster) <= best_s
     verdict = ask("auto", request, 1)
@@ -150,6 +165,26 @@ def against_brute_force(seed: int) -> None:
         assert best_s == float("inf")
         return
     assert verdict.best.simulation.step_s <= best_s * NEAR
+
+
+def cut_request(seed: int) -> Request:
+    """Two or three chips of one type, together or with slow NICs, and few sequences, which may be
+    cut.
+    """
+    generator = random.Random(f"cut {seed}")
+    chip = random_chip(generator)
+    memory = replace(chip.memory, capacity_bytes=generator.choice([60_000, 10**7]))
+    links = replace(chip.links, nic_bytes_per_s=10 ** generator.uniform(4, 8))
+    chip = replace(chip, memory=memory, links=links)
+    sizes = generator.choice([(2,), (1, 1), (2, 1), (3,), (1, 1, 1)])
+    return Request(
+        cluster=Cluster("cut", in_order([Node("a", chip, range(size)) for size in sizes])),
+        model=tiny_model(2, sequence_length=32, attention=generator.choice(["explicit", "fused"])),
+        global_batch=generator.choice([1, 2]),
+        schedule=generator.choice(["1f1b", "gpipe", "zb-h1"]),
+        open=OPEN,
+        context_parallel=2,
+    )
 
 
 def distant_request(seed: int) -> Request:
@@ -258,15 +293,25 @@ def test_a_node_amid_others_passes_every_sequence_twice() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_bound_holds_and_the_plan_is_about_the_best_there_is(seed: int) -> None:
-    against_brute_force(seed)
+    against_brute_force(small_request(seed))
 
 
 @pytest.mark.parametrize("seed", sampled(range(3, 20), 8))
 def test_the_bound_holds_of_more_problems(seed: int) -> None:
-    against_brute_force(seed)
+    against_brute_force(small_request(seed))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_bound_holds_where_sequences_are_cut(seed: int) -> None:
+    against_brute_force(cut_request(seed))
+
+
+@pytest.mark.parametrize("seed", sampled(range(2, 20), 8))
+def test_the_bound_holds_of_more_problems_where_sequences_are_cut(seed: int) -> None:
+    against_brute_force(cut_request(seed))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(20, 300))
 def test_the_bound_holds_of_many_problems(seed: int) -> None:
-    against_brute_force(seed)
+    against_brute_force(small_request(seed))

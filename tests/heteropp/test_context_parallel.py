@@ -350,10 +350,19 @@ def test_a_part_is_charged_the_pairs_that_it_sees(index: int) -> None:
 
 @pytest.mark.parametrize("attention", ["explicit", "fused"])
 @pytest.mark.parametrize(
-    ("speeds", "tp"), [((1, 1), 1), ((1, 2), 2), ((3, 1, 2), 1), ((1, 1, 1), 4)]
+    ("speeds", "tp", "most"),
+    [
+        ((1, 1), 1, None),
+        ((1, 2), 2, None),
+        ((3, 1, 2), 1, None),
+        ((1, 1, 1), 4, None),
+        ((1, 1, 1), 1, 23),
+        ((3, 1, 2), 2, 27),
+        ((1, 1), 1, 32),
+    ],
 )
 def test_no_other_cuts_keep_the_slowest_rank_less(
-    speeds: tuple[float, ...], tp: int, attention: str
+    speeds: tuple[float, ...], tp: int, most: int | None, attention: str
 ) -> None:
     """Every cut is tried, with FLOPs of each token counted by hand."""
     model = tiny_model(sequence_length=64, attention=attention)
@@ -371,8 +380,10 @@ def test_no_other_cuts_keep_the_slowest_rank_less(
         return max(times)
 
     every = product(range(tp, 64, tp), repeat=len(speeds))
-    least = min(slowest(shares) for shares in every if sum(shares) == 64)
-    found = token_shares(model, speeds, tp)
+    allowed = (s for s in every if sum(s) == 64 and max(s) <= (most or 64))
+    least = min(map(slowest, allowed))
+    found = token_shares(model, speeds, tp, most)
+    assert max(found) <= (most or 64)
     assert sum(found) == 64 and not any(share % tp for share in found)
     assert slowest(found) == pytest.approx(least, rel=1e-12)
 
@@ -382,6 +393,8 @@ def test_what_cannot_be_shared_is_one_sentence() -> None:
     for speeds, tp in (((1, 1, 1), 8), ((1, 0), 1), ((1, 1), 3)):
         with pytest.raises(ModelError, match="a sequence of 16 tokens cannot be cut into"):
             token_shares(model, speeds, tp)
+    with pytest.raises(ModelError, match="16 tokens has no 2 parts of at most 7"):
+        token_shares(model, (1, 1), most=7)
     for few in ((), (1,)):
         with pytest.raises(ModelError, match=f"speeds has {len(few)} ranks; expected at least two"):
             token_shares(model, few)

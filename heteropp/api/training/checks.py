@@ -94,7 +94,11 @@ def check_elastic(
         ("--resume-from", resume_from is not None, "it goes on from the newest step it finds"),
         ("--restarts", restarts > 0, "it starts again by itself"),
         ("--force", force, "the plans that it searches fit"),
-        ("a plan with token_shares", plan.has_context_parallelism, "it searches none such yet"),
+        (
+            "a plan with token_shares",
+            plan.has_context_parallelism,
+            "it searches none such yet (heteropp-search --context-parallel 1 finds another)",
+        ),
     ):
         if given:
             raise InputError(f"{option} is not for --elastic: {why}")

@@ -6,6 +6,7 @@ sources of what was traced.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import re
@@ -33,7 +34,10 @@ SOURCES = (  # of heteropp, beside those of the model's family
     *("cost/tracing/operators", "cost/tracing/stage", "cost/tracing/traces"),
 )
 
+UNWRITTEN = 1 / 8  # of a file's entries, at most, until this process ends: each write is of all
+
 _read: dict[Path, dict[str, Any]] = {}  # what this process knows of each file
+_unwritten: dict[Path, dict[str, Any]] = {}  # and what it has not written of it
 
 
 def get(model: ModelSpec, key: str, make: Callable[[], Any], use: Callable[[Any], T]) -> T:
@@ -46,11 +50,25 @@ def get(model: ModelSpec, key: str, make: Callable[[], Any], use: Callable[[Any]
             return use(_read[path][key])
         except (ArithmeticError, LookupError, TypeError, ValueError):
             pass  # not an entry
-    # as it will be read; what others wrote in the meantime stays
-    entry = json.loads(json.dumps(make()))
-    _read[path] = {**read_entries(path), key: entry}
-    write_entries(path, _read[path])
+    entry = json.loads(json.dumps(make()))  # as it will be read
+    _read[path][key] = entry
+    new = _unwritten.setdefault(path, {})
+    new[key] = entry
+    if len(new) > UNWRITTEN * len(_read[path]):
+        _write(path)
     return use(entry)
+
+
+def _write(path: Path) -> None:
+    """Writes what is new to a file, in which stays what others wrote in the meantime."""
+    _read[path] = {**read_entries(path), **_unwritten.pop(path)}
+    write_entries(path, _read[path])
+
+
+@atexit.register
+def _write_all() -> None:
+    for path in [*_unwritten]:
+        _write(path)
 
 
 @lru_cache(maxsize=64)

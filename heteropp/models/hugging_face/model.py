@@ -94,11 +94,16 @@ class HuggingFaceModel(PartedModel):
     def caps_fused_scores(self) -> bool:
         return self.attention == "fused" and self._tried[2]
 
+    @property
+    def fuses_windows(self) -> bool:
+        return self.attention == "fused" and self._tried[3]
+
     @cached_property
-    def _tried(self) -> tuple[bool, frozenset[tuple[int, int]], bool]:
+    def _tried(self) -> tuple[bool, frozenset[tuple[int, int]], bool, bool]:
         """Runs a block of each kind.
 
-        Returns whether it made a mask, `fused_head_sizes` and `caps_fused_scores`.
+        Returns whether it made a mask, `fused_head_sizes`, `caps_fused_scores` and whether some
+        attention is through a window.
         """
         import torch
 
@@ -113,7 +118,8 @@ class HuggingFaceModel(PartedModel):
             tokens = torch.zeros(self.sequence_length, dtype=torch.int64)
             stage(tokens, tokens)
         keeps_scores = any(True for _ in stage.masks.buffers())
-        return keeps_scores, frozenset(masked.head_sizes), masked.caps_scores
+        sizes = frozenset(masked.head_sizes)
+        return keeps_scores, sizes, masked.caps_scores, stage.has_windows
 
     def documents_problem(self) -> str | None:
         if self.mixes_documents:

@@ -45,7 +45,8 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
         if plan.has_context_parallelism:
             raise PlanError(
                 f"the plan of sequence_length {length} has token_shares; mixed lengths do not go "
-                "with context parallelism yet"
+                "with context parallelism yet (heteropp-search --context-parallel 1 finds another "
+                "plan)"
             )
         if problem := plan.model.mixed_lengths_problem():
             raise PlanError(problem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from heteropp.cost.tracing.scores import kernel_takes_parts
 from heteropp.description.plan import Plan, Schedule, Stage, ZeroStage
 from heteropp.description.profile import chip_profile
 from heteropp.search.planner import Request
@@ -20,6 +21,8 @@ EVERY_SCHEDULE: tuple[Schedule, ...] = (
 )
 EVERY_ZERO: tuple[ZeroStage, ...] = (0, 1, 2)
 MOST_SIZES = 4  # of a replica's part of a micro-batch, each twice the one before
+LONG = 4096  # tokens, from which on it is tried to cut sequences that fit whole, too
+USUAL_PARTS = 8  # of a sequence, at most, where the request does not say it
 PAIRED = ("zb-v", "chimera")  # schedules of two ministages on every stage
 
 
@@ -28,6 +31,7 @@ class Freedom:
     """What plans for a request may be like."""
 
     request: Request
+    cuts_short: bool = False  # whether sequences may be cut that are not long
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
@@ -57,8 +61,8 @@ class Freedom:
 
     @cached_property
     def measured(self) -> bool:
-        """Whether some chip has a profile, which knows neither sequence parallelism nor selective
-        recompute.
+        """Whether some chip has a profile, which knows neither sequence nor context parallelism,
+        nor selective recompute.
         """
         cluster = self.request.cluster
         return any(chip_profile(cluster, name) for name in cluster.chip_names())
@@ -68,6 +72,22 @@ class Freedom:
         """Whether stages may cut rows over tensor-parallel ranks."""
         refused = self.request.model.sequence_parallel_problem() is not None
         return (False,) if refused or self.measured else (False, True)
+
+    @cached_property
+    def context_parallel(self) -> tuple[int, ...]:
+        """The degrees that stages may have: numbers of parts that sequences are cut into."""
+        model, most = self.request.model, self.request.context_parallel
+        if most is None:
+            long = self.cuts_short or model.sequence_length >= LONG
+            most = USUAL_PARTS if long else 1
+        most = min(most, self.request.cluster.world_size)
+        if most > 1 and (
+            self.measured
+            or model.context_parallel_problem() is not None
+            or not kernel_takes_parts(model)
+        ):
+            most = 1
+        return tuple(1 << n for n in range(most.bit_length()))
 
     @cached_property
     def selective_recompute(self) -> bool:

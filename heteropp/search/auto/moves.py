@@ -9,6 +9,7 @@ from functools import partial
 
 from heteropp.description.plan import Plan, Replica, Stage
 from heteropp.search.auto.freedom import Freedom, as_schedule
+from heteropp.search.auto.regrouping import regrouped, way_of, ways_to_cut
 from heteropp.search.auto.trials import Draft, with_pipelines
 
 SLACK = 0  # the first kind: less slack than there could be may be faster than all of it
@@ -29,8 +30,9 @@ def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
         _zero(plan, freedom),
         schedules(plan, freedom),
         _degrees(plan),
+        _context_parallel(plan, freedom),
         _order(plan),
-        _joined(plan),
+        _joined(plan, freedom),
         _cut(plan),
         _moved(plan),
         _shares(plan),
@@ -140,73 +142,115 @@ def schedules(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
 def _degrees(plan: Plan) -> Iterator[Plan]:
     """A stage's chips as other tensor-parallel groups, or as other replicas."""
     for p, s, stage in _places(plan):
-        ranks = sorted(rank for replica in stage.replicas for rank in replica.ranks)
         if len({replica.chip for replica in stage.replicas}) > 1:
             continue
         for tp in (2 * stage.tp, stage.tp // 2):
-            if tp and len(ranks) % tp == 0 and (other := _regrouped(plan, stage, ranks, tp)):
+            if tp and (other := _with_tp(plan, stage, tp)):
                 yield _one(plan, p, s, other)
 
 
-def _regrouped(plan: Plan, stage: Stage, ranks: Sequence[int], tp: int) -> Stage | None:
-    """Returns the stage with its ranks in groups of tp, or None where no share is whole."""
-    dp = len(ranks) // tp
-    whole = plan.micro_batch
-    if whole % dp:
+def _with_tp(plan: Plan, stage: Stage, tp: int) -> Stage | None:
+    way = way_of(stage, plan.model)
+    return regrouped(stage, plan.model, plan.micro_batch, tp, stage.cp, way)
+
+
+def _context_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
+    """Sequences cut into other parts, in all stages at once or in one."""
+    most = max(freedom.context_parallel)
+    if most == 1:
+        return
+    changes: list[Callable[[Stage], Stage | None]] = [
+        partial(_more_or_less_even, plan, step) for step in (-1, 1)
+    ]
+    for more, of_ranks, at_once in itertools.product((True, False), repeat=3):
+        changes.append(partial(_parts, plan, most, more, of_ranks, at_once))
+    for change in changes:
+        yield _as_large(_each(plan, partial(_changed, change)))
+    for p, s, stage in _places(plan):
+        for change in changes:
+            if other := change(stage):
+                yield _as_large(_one(plan, p, s, other))
+
+
+def _changed(change: Callable[[Stage], Stage | None], stage: Stage) -> Stage:
+    return change(stage) or stage
+
+
+def _more_or_less_even(plan: Plan, step: int, stage: Stage) -> Stage | None:
+    """Returns a stage whose parts are of more or less even numbers of tokens, if it has any."""
+    way = way_of(stage, plan.model) + step
+    if not 0 <= way < len(ways_to_cut(plan.model, stage.cp, stage.tp)):
         return None
-    replicas = tuple(
-        Replica(
-            ranks=tuple(ranks[first : first + tp]),
-            chip=stage.replicas[0].chip,
-            batch_share=whole // dp,
-        )
-        for first in range(0, len(ranks), tp)
-    )
-    return replace(
-        stage,
-        replicas=replicas,
-        sequence_parallel=tp > 1 and (stage.sequence_parallel or stage.tp == 1),
-    )
+    return regrouped(stage, plan.model, stage.micro_batch, stage.tp, stage.cp, way)
+
+
+def _parts(
+    plan: Plan, most: int, more: bool, of_ranks: bool, at_once: bool, stage: Stage
+) -> Stage | None:
+    """Returns a stage whose sequences are cut into twice as many parts or half as many, for which
+    replicas join in pairs or part; None where that cannot be.
+
+    most: parts there may be. more: twice as many. of_ranks: tensor-parallel groups part or join for
+    it, in place of replicas. at_once: its micro-batch stays as large, in place of each replica's
+    share.
+    """
+    cp = 2 * stage.cp if more else stage.cp // 2
+    tp = stage.tp
+    if of_ranks:
+        tp = stage.tp // 2 if more else 2 * stage.tp
+    if not (tp and 1 <= cp <= most) or stage.offload:
+        return None
+    sequences = stage.micro_batch
+    if not at_once:
+        sequences = sequences * stage.tp * stage.cp // (tp * cp)
+    return regrouped(stage, plan.model, sequences, tp, cp, way_of(stage, plan.model))
+
+
+def _as_large(plan: Plan) -> Plan:
+    """Returns a plan with micro-batches of its largest stage's, and as many as these then are."""
+    largest = max(stage.micro_batch for _, _, stage in _places(plan))
+    return _counted(replace(plan, micro_batch=largest), plan.micro_batch / largest)
 
 
 def _order(plan: Plan) -> Iterator[Plan]:
     """Two stages change places, each with its layers."""
     for p, pipeline in enumerate(plan.pipelines):
         stages = pipeline.stages
+        kinds = [(stage.replicas[0].chip, stage.dp, stage.tp, stage.cp) for stage in stages]
         for i, j in itertools.combinations(range(len(stages)), 2):
-            if stages[i].replicas[0].chip == stages[j].replicas[0].chip and (
-                stages[i].dp,
-                stages[i].tp,
-            ) == (stages[j].dp, stages[j].tp):
+            if kinds[i] == kinds[j]:
                 continue
             swapped = list(stages)
             swapped[i], swapped[j] = swapped[j], swapped[i]
             yield _with(plan, p, _dealt(swapped, [s.layer_count for s in swapped]))
 
 
-def _joined(plan: Plan) -> Iterator[Plan]:
-    """Two neighbours become one stage: with the replicas of both, or larger groups."""
+def _joined(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
+    """Two neighbours become one stage: with the replicas of both, or larger ones."""
     for p, pipeline in enumerate(plan.pipelines):
         for s, (one, other) in enumerate(itertools.pairwise(pipeline.stages)):
-            if one.tp != other.tp:
+            if (one.tp, one.cp) != (other.tp, other.cp):
                 continue
             layers = one.layer_count + other.layer_count
             counts = [st.layer_count for st in pipeline.stages]
             counts[s : s + 2] = [layers]
-            for joined in _together(plan, one, other):
+            for joined in _together(plan, one, other, max(freedom.context_parallel)):
                 stages = [*pipeline.stages[:s], joined, *pipeline.stages[s + 2 :]]
                 yield _with(plan, p, _dealt(stages, counts))
 
 
-def _together(plan: Plan, one: Stage, other: Stage) -> Iterator[Stage]:
-    replicas = one.replicas + other.replicas
-    shares = _even(plan.micro_batch, len(replicas))
+def _together(plan: Plan, one: Stage, other: Stage, most_parts: int) -> Iterator[Stage]:
+    both = replace(one, replicas=one.replicas + other.replicas)
+    shares = _even(plan.micro_batch, both.dp)
     if shares:
-        yield _shared(replace(one, replicas=replicas), shares)
-    chips = {replica.chip for replica in replicas}
-    if len(chips) == 1 and one.dp == other.dp:
-        ranks = sorted(rank for replica in replicas for rank in replica.ranks)
-        if larger := _regrouped(plan, one, ranks, 2 * one.tp):
+        yield _shared(both, shares)
+    chips = {replica.chip for replica in both.replicas}
+    if len(chips) > 1 or one.dp != other.dp:
+        return
+    for tp, cp in ((2 * one.tp, one.cp), (one.tp, 2 * one.cp)):
+        if cp > max(most_parts, one.cp):
+            continue
+        if larger := regrouped(both, plan.model, plan.micro_batch, tp, cp):
             yield larger
 
 
@@ -236,17 +280,31 @@ def _halves(plan: Plan, stage: Stage) -> Iterator[tuple[Stage, Stage]]:
                 if own
             )
             yield first, second
-    if stage.tp > 1:
-        tp = stage.tp // 2
-        halves = [
-            replace(
-                stage,
-                sequence_parallel=stage.sequence_parallel and tp > 1,
-                replicas=tuple(replace(r, ranks=r.ranks[at : at + tp]) for r in stage.replicas),
-            )
-            for at in (0, tp)
-        ]
-        yield halves[0], halves[1]
+    for tp, cp in ((stage.tp // 2, stage.cp), (stage.tp, stage.cp // 2)):
+        if tp and cp:
+            first, second = (_half(plan, stage, tp, cp, part) for part in (0, 1))
+            yield first, second
+
+
+def _half(plan: Plan, stage: Stage, tp: int, cp: int, part: int) -> Stage:
+    """Returns a stage with the first or second half of each replica's ranks: of the ranks of each
+    tensor-parallel group, or of the groups.
+    """
+
+    def half(replica: Replica) -> Replica:
+        ranks = (
+            rank
+            for i, rank in enumerate(replica.ranks)
+            if i // stage.tp // cp + i % stage.tp // tp == part
+        )
+        parts = ways_to_cut(plan.model, cp, tp)[0]
+        return replace(replica, ranks=tuple(ranks), token_shares=parts)
+
+    return replace(
+        stage,
+        sequence_parallel=stage.sequence_parallel and tp > 1,
+        replicas=tuple(map(half, stage.replicas)),
+    )
 
 
 def _moved(plan: Plan) -> Iterator[Plan]:
@@ -254,7 +312,7 @@ def _moved(plan: Plan) -> Iterator[Plan]:
     for p, pipeline in enumerate(plan.pipelines):
         for i, j in itertools.permutations(range(len(pipeline.stages)), 2):
             giver, taker = pipeline.stages[i], pipeline.stages[j]
-            if giver.dp == 1 or giver.tp != taker.tp:
+            if giver.dp == 1 or (giver.tp, giver.cp) != (taker.tp, taker.cp):
                 continue
             even = plan.micro_batch // (taker.dp + 1)
             for chip in dict.fromkeys(replica.chip for replica in giver.replicas):

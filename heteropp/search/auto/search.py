@@ -13,10 +13,17 @@ from heteropp.search.auto.climb import climb
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.idle import smaller, why_idle
 from heteropp.search.auto.moves import schedules
-from heteropp.search.auto.seeds import chains, of_planners, on_skeletons
+from heteropp.search.auto.seeds import chains, of_planners, of_shorter, on_skeletons
 from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
 from heteropp.search.judge import AHEAD
-from heteropp.search.planner import Candidate, Request, Result, SearchError, planner
+from heteropp.search.planner import (
+    Candidate,
+    DoesNotFitError,
+    Request,
+    Result,
+    SearchError,
+    planner,
+)
 
 PASSES = 1_200_000  # of micro-batches through replicas, in all simulations together
 PASSES_OF_MANY = 600_000  # where chips are so many that each simulation takes long
@@ -34,6 +41,7 @@ CLOSE = 1.15  # times the best: where such a search may begin
 LEAST_MINISTAGES = 2  # where a named schedule interleaves them
 NEAR = 1.2  # times the best so far: a seed that slack may make the best
 FAR = 1.5  # times the best so far: a seed of which memory is not asked
+FEWER_CLUSTERS = 8  # on which the nearest plan is sought where no degrees use all chips
 RUNNERS_UP = 3
 Seeds = tuple[list[Plan], list[Plan]]  # pipelines, and plans on skeletons
 
@@ -43,13 +51,12 @@ def search(request: Request) -> Result:
     freedom = Freedom(request)
     passes = PASSES if request.cluster.world_size <= FEW_CHIPS else PASSES_OF_MANY
     trials = Trials(request, freedom, Budget(passes, request.budget_s))
-    bound_s = step_bound_s(request, freedom, request.cluster)
-    for zero_stage in dict.fromkeys((request.zero_stage, max(freedom.zero_stages))):
-        _seed(trials, replace(request, zero_stage=zero_stage))
-        if found := trials.ranked():
-            break
-    else:
+    if not _found(trials, _seed):
+        freedom = trials.freedom = replace(freedom, cuts_short=True)
+    if not _found(trials, _seed_parts):
         raise _no_plan(request)
+    bound_s = step_bound_s(request, freedom, request.cluster)
+    found = trials.ranked()
     varied = [*_unlike(found, VARIED, _stages), *_unlike(found, VARIED, _chips)]
     for trial in dict.fromkeys(varied):
         for plan in schedules(trial.draft.plan, freedom):
@@ -68,6 +75,16 @@ def search(request: Request) -> Result:
         steps=trials.simulated,
         notes=list(why_idle(best.plan, request.cluster, all_used_s)),
     )
+
+
+def _found(trials: Trials, seed: Callable[[Trials, Request], None]) -> bool:
+    """Tries seeds, with the ZeRO stage that saves most memory where no plan was found to fit."""
+    request, most = trials.request, max(trials.freedom.zero_stages)
+    for zero_stage in dict.fromkeys((request.zero_stage, most)):
+        seed(trials, replace(request, zero_stage=zero_stage))
+        if trials.ranked():
+            return True
+    return False
 
 
 def _seed(trials: Trials, request: Request) -> None:
@@ -90,6 +107,13 @@ def _seed(trials: Trials, request: Request) -> None:
             probed.append((_try_seeds(seeds, trials, PROBES), len(probed), seeds))
     for *_, seeds in sorted(probed)[:CLUSTERS]:
         _try_seeds(seeds, trials, FEWER_SEEDS)
+
+
+def _seed_parts(trials: Trials, request: Request) -> None:
+    """Tries seeds that cut sequences, where that is left open."""
+    if not trials.done:
+        for plans in of_shorter(request, trials.freedom):
+            next((plan for plan in plans if _try(plan, trials) < math.inf), None)
 
 
 def _seeds(trials: Trials, request: Request, made: dict) -> Seeds:
@@ -166,9 +190,9 @@ def _unlike(trials: Iterable[Trial], count: int, of: Callable[[Plan], Hashable])
 
 
 def _stages(plan: Plan) -> Hashable:
-    """Returns on which ranks the stages stand."""
+    """Returns on which ranks the stages stand, and which parts of sequences these take."""
     return tuple(
-        tuple(tuple(r.ranks for r in stage.replicas) for stage in pipeline.stages)
+        tuple(tuple((r.ranks, r.token_shares) for r in stage.replicas) for stage in pipeline.stages)
         for pipeline in plan.pipelines
     )
 
@@ -179,9 +203,19 @@ def _chips(plan: Plan) -> Hashable:
 
 
 def _no_plan(request: Request) -> SearchError:
-    """Returns the exact planner's error, which knows the nearest plan."""
-    try:
-        planner("exact")(replace(request, uneven_layers=True, stage_degrees=True))
-    except SearchError as error:
-        return error
-    return SearchError("no plan that fits was found")
+    """Returns the exact planner's error, which knows the nearest plan: that of all chips or, where
+    no degrees use all, of fewer.
+    """
+    free = replace(request, uneven_layers=True, stage_degrees=True)
+    fewer = islice(smaller(request.cluster, lambda kept: 0.0), FEWER_CLUSTERS)
+    errors: list[SearchError] = []
+    for cluster in (request.cluster, *fewer):
+        try:
+            planner("exact")(replace(free, cluster=cluster))
+        except DoesNotFitError as error:
+            if cluster is not request.cluster:
+                error.plan = replace(error.plan, members=cluster.members)
+            return error
+        except SearchError as error:
+            errors.append(error)
+    return errors[0] if errors else SearchError("no plan that fits was found")

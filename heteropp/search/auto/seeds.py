@@ -19,6 +19,7 @@ from heteropp.description.plan import Plan
 from heteropp.description.profile import ProfileError
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.auto.idle import rounded
+from heteropp.search.auto.regrouping import WAYS, for_longer
 from heteropp.search.auto.trials import renumbered
 from heteropp.search.balance import Balance
 from heteropp.search.costs import Costs
@@ -32,6 +33,7 @@ MOST_ORDERS = 24  # of chip types
 FEW_ORDERS = 6  # of many chips
 FREE = 32  # chips, up to which stages of one type may have unlike degrees
 OTHERS = ("autohet", "zorse", "uniform")  # planners that answer in a moment, as the exact one does
+OF_SHORTER = 6  # plans made of those for sequences so many times as short
 MANY = 1024  # chips, beyond which only that does, and in the space that was asked for
 Seed = tuple[float, Plan]  # with its estimated seconds
 
@@ -142,6 +144,38 @@ def _of_many_chips(request: Request) -> Iterator[Plan]:
         number = dict(enumerate(map(everyone.rank, fewer.members)))
         for plan in _answers("exact", replace(request, cluster=fewer)):
             yield renumbered(plan, number)
+
+
+def of_shorter(request: Request, freedom: Freedom) -> Iterator[list[Plan]]:
+    """Yields plans that cut sequences, which cost about what as many shorter ones would.
+
+    They are made of quick planners' plans for those. Replicas that had a short sequence each take a
+    part of a long one, for which keys and values go from part to part. Of each the fastest way to
+    cut comes first, and the one that needs least memory last.
+    """
+    for factor in freedom.context_parallel[1:]:
+        length, rest = divmod(request.model.sequence_length, factor)
+        if rest:
+            return
+        shorter = replace(
+            request,
+            model=replace(request.model, sequence_length=length),
+            global_batch=factor * request.global_batch,
+        )
+        plans = dict.fromkeys(_quickly(shorter, Freedom(shorter)))
+        longer = (
+            list(filter(None, (for_longer(plan, request.model, factor, n) for n in range(WAYS))))
+            for plan in plans
+        )
+        yield from itertools.islice(filter(None, longer), OF_SHORTER)
+
+
+def _quickly(request: Request, freedom: Freedom) -> Iterator[Plan]:
+    yield from _answers("exact", replace(request, uneven_layers=True, stage_degrees=True))
+    yield from _answers("uniform", request)
+    if request.cluster.world_size <= MANY:
+        found = sorted(chains(request, freedom, {}), key=lambda seed: seed[0])
+        yield from (plan for _, plan in found)
 
 
 def _answers(name: str, request: Request) -> Iterator[Plan]:

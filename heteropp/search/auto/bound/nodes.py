@@ -41,9 +41,13 @@ class NodeKind:
 
     @classmethod
     def of(
-        cls, model: ModelSpec, chip_name: str, chip: ChipSpec, chips: int, count: int
+        cls, model: ModelSpec, chip_name: str, chip: ChipSpec, chips: int, count: int, parts: int
     ) -> NodeKind:
-        """chips: of each node, of which there are `count`."""
+        """chips: of each node, of which there are `count`. parts: of a sequence, at most.
+
+        A node may have the last part of each sequence alone, a token of which is at most twice as
+        much work as the mean one, as it attends to twice as many; only its boundary tensors pass.
+        """
         links = chip.links
         nics_bytes_per_s = min(links.nics_per_node, chips) * links.nic_bytes_per_s
         boundary_bytes = model.sequence_length * model.hidden * model.dtype_bytes
@@ -54,7 +58,7 @@ class NodeKind:
             chip_name=chip_name,
             chips=chips,
             count=count,
-            sequences_per_s=nics_bytes_per_s / boundary_bytes,
+            sequences_per_s=nics_bytes_per_s / boundary_bytes * (2 if parts > 1 else 1),
             summed_s=whole_s,
             block_summed_s=block_s,
             embedding_summed_s=0.0 if tied else embedding_s,

@@ -29,7 +29,8 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
     the model and the update of every parameter are work of some chip, which has one step for it.
     And a sequence goes through the model one block after another, forward and then backward, always
     as one of the sequences that a replica has at once: the more these are, the better chips work,
-    but the longer the sequence takes, which has one step for it too.
+    but the longer the sequence takes, which has one step for it too. Where sequences may be cut, it
+    is as fast as its slowest part.
 
     So a second of a sequence's way is given a price in work, and so is each piece of the model: the
     least for which a chip of some type does it, working as well as it can and paying for the
@@ -39,17 +40,20 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
     """
     nodes = Counter((node.chip_name, node.chip, len(node.ranks)) for node in cluster.nodes)
     largest: dict[str, int] = {}  # node of each chip type
-    for name, _, chips in nodes:
+    alike: Counter[str] = Counter()  # chips of each type
+    for (name, _, chips), count in nodes.items():
         largest[name] = max(chips, largest.get(name, 0))
+        alike[name] += chips * count
+    parts = {name: min(max(freedom.context_parallel), count) for name, count in alike.items()}
     known = {
         name: found
         for name, chip, _ in nodes
-        if (found := _ways(request, freedom, chip, name, largest[name]))
+        if (found := _ways(request, freedom, chip, name, largest[name], parts[name]))
     }
     if not known or any(own.chip_s[:, 0].min() <= 0 for own in known.values()):
         return 0.0  # nobody can work, or somebody takes no time
     kinds = [
-        NodeKind.of(request.model, name, chip, chips, count)
+        NodeKind.of(request.model, name, chip, chips, count, parts[name])
         for (name, chip, chips), count in nodes.items()
         if name in known
     ]
@@ -60,16 +64,17 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
     return bound_s * (1 - ROUNDING)
 
 
-def _ways(request: Request, freedom: Freedom, chip: ChipSpec, name: str, chips: int) -> Ways | None:
+def _ways(
+    request: Request, freedom: Freedom, chip: ChipSpec, name: str, chips: int, parts: int
+) -> Ways | None:
     profile = chip_profile(request.cluster, name)
     if profile is None:
         least = 1 if freedom.sequences_open else request.sequences
         found: tuple[Sizes, ...] = sizes(least, request.global_batch)
     else:
         found = tuple((n, n) for n in sorted({sequences for *_, sequences in profile.found}))
-    return ways(
-        request.model, chip, chips, request.optimizer, found, freedom.sequence_parallel, profile
-    )
+    cuts = freedom.sequence_parallel
+    return ways(request.model, chip, chips, request.optimizer, found, cuts, parts, profile)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import numpy
 
 from heteropp.cost.planned import link_inside
 from heteropp.cost.stage_time import StageShape, Time, stage_time
+from heteropp.cost.tracing.scores import keeps_no_scores
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Link
 from heteropp.description.hyperparameters import OptimizerName
@@ -45,16 +46,24 @@ def ways(
     optimizer: OptimizerName,
     sizes: tuple[Sizes, ...],
     cuts: tuple[bool, ...],
+    parts: int,
     profile: ChipProfile | None,
 ) -> Ways | None:
     """Returns the ways of a chip type; None where a profile knows none.
 
-    chips: of the largest node. cuts: whether rows are cut over tensor-parallel ranks.
+    chips: of the largest node. cuts: whether rows are cut over tensor-parallel ranks. parts: of a
+    sequence, at most, that context-parallel groups take.
 
     A sequence takes no longer among many than among few, and that is said of a range of sizes: a
     replica computes a sequence as fast as with the most of them, but takes at least as long for all
     of its sequences as the fewest then do.
+
+    Context-parallel groups together have no less work than one, each operator being launched by all
+    of them; but of attention's scores, where these are kept, a group has only those of keys up to
+    its last token: over n parts no less than (1 + 1 / n) / 2 of the square. And a sequence takes as
+    long as its slowest part, which is no less than their mean.
     """
+    work = 1.0 if parts == 1 or keeps_no_scores(model) else (1 + 1 / parts) / 2
     rows: list[numpy.ndarray] = []
     degrees = model.tp_degrees(min(chips, chip.tp_limit))
     for tp, cut, (fewest, most) in itertools.product(degrees, cuts, sizes):
@@ -78,7 +87,7 @@ def ways(
         )
         with suppress(ProfileError):
             pieces = numpy.array(list(_pieces(model, shape, chip, inside, profile)))
-            scale = tp / most, fewest / most, tp
+            scale = tp / most * work, fewest / most * work / parts, tp
             rows.append(pieces.T * numpy.array(scale)[:, None])
     return Ways(*numpy.stack(rows, axis=1)) if rows else None
 
