@@ -10,6 +10,7 @@ import layouts
 import pytest
 from layouts import LAYOUTS, MINISTAGES, SCHEDULES, plan_of, scheduled, turn
 from parity import RankError, Ranks
+from sampled import sampled
 from tiny_decoders import tiny_config
 from training_run import NEUTRAL_CHIP, tiny_model
 
@@ -91,8 +92,7 @@ def test_a_peak_is_within_5_percent_below_the_predicted(
     check(ranks, lay_out(layout, schedule))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("selective", [False, True])
+@pytest.mark.parametrize("selective", sampled([True, False], 2))
 def test_masks_between_documents_take_what_is_charged_at_most(
     ranks: Ranks, selective: bool
 ) -> None:
@@ -140,8 +140,7 @@ def test_so_is_that_of_16_bits_and_of_slack(ranks: Ranks) -> None:
         check(ranks, replace(plan, pipelines=(replace(pipeline, stages=stages),)))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", sampled(["bfloat16", "float32"], 2))
 def test_so_is_that_of_frozen_weights(ranks: Ranks, dtype: str) -> None:
     """They have no gradient, no state, and their layers keep no input for one."""
     sizes = dict(hidden_size=128, intermediate_size=384, vocab_size=512, head_dim=32)
@@ -158,8 +157,7 @@ def test_so_is_that_of_frozen_weights(ranks: Ranks, dtype: str) -> None:
         assert ours.total < theirs.total
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", sampled(["qwen3_moe", "qwen3"], 2))
 def test_so_is_that_of_a_family_whose_rows_are_cut(ranks: Ranks, family: str) -> None:
     sizes = dict(hidden_size=128, intermediate_size=384, vocab_size=512, head_dim=32)
     model = read(tiny_config(family, layers=8, **sizes).to_dict(), "tiny", sequence_length=128)
