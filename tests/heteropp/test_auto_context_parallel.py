@@ -97,13 +97,13 @@ def test_the_command_shows_parts_and_says_why(tmp_path: Path) -> None:
     asked = ("search", "--cluster", cluster, "--model", model, "--global-batch", 1)
     kept = ("--schedule", "gpipe", "--zero-stage", 0, "--micro-batch-per-replica", 1)
     found = command(*asked, *kept, "--explain")
-    assert found.returncode == 0, found.stderr
+    assert found.exit_code == 0, found.stderr
     assert re.search(r"dp +tp +cp +R", found.stdout)
     why = r"it needs [\d.]+ [KM]iB with whole ones on rank 0, which has 878\.9 KiB"
     said = rf"stage 0 cuts sequences over 2 of \d+ \+ \d+ tokens: {why}"
     assert re.search(said, found.stdout), found.stdout
     whole = command(*asked, *kept, "--context-parallel", 1)
-    assert whole.returncode == 2
+    assert whole.exit_code == 2
     assert "which has 878.9 KiB" in whole.stderr
     assert "cut sequences over up to 8 ranks (--context-parallel 8)" in whole.stderr
     exact = command(*asked, "--planner", "exact", "--context-parallel", 2)
