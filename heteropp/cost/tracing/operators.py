@@ -52,7 +52,8 @@ class Trace:
     operators: list[TracedOperator] = field(default_factory=list)
     all_reduce_bytes: list[int] = field(default_factory=list)
     gather_bytes: list[int] = field(default_factory=list)  # all-gathers and reduce-scatters
-    # between context-parallel ranks: what is sent, or received where that is more
+    # sent to other context-parallel ranks, which holds the sender until it is there; the receiver
+    # works meanwhile, and waits where it is ahead
     exchange_bytes: list[int] = field(default_factory=list)
 
 
@@ -85,8 +86,8 @@ class CountingContext:
         self.parts = tuple(pairwise((0, *accumulate(shares))))
 
     def exchange(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> None:
-        sizes = (sum(t.numel() * t.element_size() for t in x.values()) for x in (sent, received))
-        self.group.trace.exchange_bytes.append(max(sizes))
+        size_bytes = sum(t.numel() * t.element_size() for t in sent.values())
+        self.group.trace.exchange_bytes.append(size_bytes)
 
 
 class _Counter(TorchDispatchMode):
