@@ -196,7 +196,7 @@ class _Compiler:
             self.plan.model,
             shape,
             self.cluster.chip(rank),
-            *(links.inside, links.across, profile, links.context),
+            *(links.inside, links.across, profile, links.context, self.emulated),
         )
 
     def _seconds(self, a: int) -> list[float]:

@@ -179,6 +179,26 @@ def test_parts_by_speed_are_as_fast_as_any() -> None:
     assert step_s(MODEL.sequence_length // 2) > 1.25 * step_s(first)
 
 
+@pytest.mark.parametrize(("emulated", "messages"), [(False, 4), (True, 2)])
+def test_keys_for_several_parts_go_one_after_another_but_on_emulated_chips(
+    emulated: bool, messages: int
+) -> None:
+    """Their pairs have links of their own; else what a rank sends passes its own way out."""
+    model = tiny_model(sequence_length=96, hidden=64, attention="fused")
+    plan = cut(plan_of(model, (4,), (1,), (3,), zero_stage=0), {0: [(32, 32, 32)]})
+
+    def step_s(bandwidth: float) -> float:
+        chip = of_speed(1)
+        chip = replace(chip, links=replace(chip.links, intra_node_bytes_per_s=bandwidth))
+        return simulate(plan, cluster_of(("x", chip, 3)), emulated=emulated).step_s
+
+    part = 4 * 32 * 2 * model.kv_heads * model.head_size * 4  # of a micro-batch, in float32
+    exchanged = messages * part * model.layers * 4  # forward and back, of four micro-batches
+    gradients = 4 * model.elements() * 2 * 2 / 3  # in a ring of three
+    slower = (step_s(1e5) - step_s(1e6)) / (1 / 1e5 - 1 / 1e6)
+    assert slower == pytest.approx(exchanged + gradients, rel=0.02)
+
+
 def test_the_chip_that_lacks_memory_is_named() -> None:
     """It is the one that has less, though the other holds more."""
     plan = of_two(MODEL, (90, 166))

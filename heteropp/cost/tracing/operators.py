@@ -55,6 +55,7 @@ class Trace:
     # sent to other context-parallel ranks, which holds the sender until it is there; the receiver
     # works meanwhile, and waits where it is ahead
     exchange_bytes: list[int] = field(default_factory=list)
+    peer_bytes: list[int] = field(default_factory=list)  # of that, the most to one of them
 
 
 class CountingGroup:
@@ -86,8 +87,9 @@ class CountingContext:
         self.parts = tuple(pairwise((0, *accumulate(shares))))
 
     def exchange(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> None:
-        size_bytes = sum(t.numel() * t.element_size() for t in sent.values())
-        self.group.trace.exchange_bytes.append(size_bytes)
+        sizes_bytes = [t.numel() * t.element_size() for t in sent.values()]
+        self.group.trace.exchange_bytes.append(sum(sizes_bytes))
+        self.group.trace.peer_bytes.append(max(sizes_bytes, default=0))
 
 
 class _Counter(TorchDispatchMode):
