@@ -103,7 +103,7 @@ def write_two_vendors(folder: Path, *capacity_bytes: int) -> None:
 
 
 def test_every_rank_of_a_replica_is_started_on_its_own_chip(tmp_path: Path) -> None:
-    """As the second finds out that has too little memory."""
+    """The second, whose chip has too little memory, finds that out."""
     plan = unlike(plan_of(tiny_model(), (4,), (1,), (2,)), (6, 10))
     write_two_vendors(tmp_path, 1 << 30, 1 << 30)
     assert len(Training(tmp_path, plan, "--steps", "2", "--json").finish().losses) == 2
