@@ -1,9 +1,11 @@
-"""H2's ablation (Table 9) and HeteroSpeedupRatio (figure 11), measured on emulated twins.
+"""H2's ablation (Table 9) and HeteroSpeedupRatio (figure 11), and sequences cut over unlike chips.
 
 Trains small models on small clusters of slow emulated chips that keep the ratios of the paper's,
-and holds what comes out against what the paper published. All configurations stay in memory and
-take a step each in turn. A step whose pacing fidelity is below 99% is not used; figures are medians
-over the rounds of ratios within a round, and a row that another run might turn is not judged.
+and holds what comes out against what the paper published; on two chips of speeds 1 and 2, it holds
+sequences that are cut by speed against those cut in half. All configurations of a part stay in
+memory and take a step each in turn. A step whose pacing fidelity is below 99% is not used; figures
+are medians over the rounds of ratios within a round, and a row that another run might turn is not
+judged.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from paper_tables.h2 import MEDIATED, equal_layers
 from pipelines.ranks import Failed, Ranks
 from pipelines.training import TrainedStep, TrainingRank
 from pipelines.turns import take_turns
-from twins import Scale, write_twin
+from twins import Scale, write_speeds, write_twin
 
 from dicomm.bench.judging import is_judged, row_over_rounds
 from dicomm.bench.quiet import Quiet, worst
+from heteropp.cost.token_shares import token_shares
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.models.llama.model import LlamaModel
@@ -83,6 +86,22 @@ AB_MODEL = LlamaModel(
 )
 AB_SCALE = Scale(computing=2e4, memory=1.2e3, memory_bandwidth=4e3, links=400, nics=133)
 
+# two chips in one replica, each with its own tokens of every sequence
+CP_SPEEDS = (1.0, 2.0)
+CP_MICRO_BATCHES = 2
+CP_MODEL = LlamaModel(
+    name="cut-over-chips",
+    layers=2,
+    hidden=256,
+    heads=4,
+    kv_heads=4,
+    intermediate=768,
+    vocab=256,
+    sequence_length=512,
+    attention="fused",
+)
+CP_SCALE = Scale(computing=1e5, memory=1e2, memory_bandwidth=1e3, links=1290, nics=340)
+
 ASSUMPTIONS = [
     "the chips are those of tools/paper-tables (chip files a to d), each kind of figure divided by "
     "one number for all four of them; tools/ablation.py has the numbers",
@@ -94,6 +113,8 @@ ASSUMPTIONS = [
     "ratios: 4 chips of a vendor for 256, each standing for a tensor-parallel group, with 16 "
     "sequences a step alone; heteroauto plans each vendor alone and all together, in memory so "
     "scaled that B, C and D alone recompute and A does not (Table 6 has D offload)",
+    "parts of sequences: twins of chip A, of which the second computes and reads memory twice as "
+    "fast, in one replica of context-parallel degree 2",
 ]
 
 
@@ -142,15 +163,18 @@ def main(
     ] = 1.0,
     table9: Annotated[bool, typer.Option("--table-9/--no-table-9", help="Measure Table 9.")] = True,
     ratios: Annotated[bool, typer.Option(help="Measure HeteroSpeedupRatios.")] = True,
+    parts: Annotated[bool, typer.Option(help="Measure sequences cut over unlike chips.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
-    """Table 9 and HeteroSpeedupRatios of H2, measured on emulated twins in about ten minutes."""
+    """Table 9 and HeteroSpeedupRatios of H2, and sequences cut over unlike chips, measured on
+    emulated twins in about ten minutes."""
     rows: list[Row] = []
     paced = Paced()
     with tempfile.TemporaryDirectory(prefix="ablation-") as folder:
         try:
-            for part, wanted in ((table_9, table9), (speedup_ratios, ratios)):
-                rows += part(Path(folder), paced, rounds, slower) if wanted else []
+            wanted = (table_9, table9), (speedup_ratios, ratios), (parts_of_sequences, parts)
+            for measure, is_wanted in wanted:
+                rows += measure(Path(folder), paced, rounds, slower) if is_wanted else []
         except Failed as error:
             print(error, file=sys.stderr)
             raise typer.Exit(1) from None
@@ -228,13 +252,17 @@ def _plan(cluster: Cluster, cuts: Sequence[int]) -> Plan:
         )
         for node, layers in zip(cluster.nodes, pairwise(cuts), strict=True)
     )
+    return _of_stages(C_MODEL, C_MICRO_BATCHES, stages)
+
+
+def _of_stages(model: LlamaModel, micro_batches: int, stages: tuple[Stage, ...]) -> Plan:
     return Plan(
-        model=C_MODEL,
-        global_batch=C_MICRO_BATCHES,
+        model=model,
+        global_batch=micro_batches,
         micro_batch=1,
         schedule="1f1b",
         zero_stage=0,
-        pipelines=(Pipeline(micro_batches=C_MICRO_BATCHES, stages=stages),),
+        pipelines=(Pipeline(micro_batches=micro_batches, stages=stages),),
     )
 
 
@@ -273,6 +301,41 @@ def _planned(folder: Path, vendors: str, batch: int, scale: Scale) -> tuple[Plan
     path = write_twin(folder, {name: [CHIPS_OF_A_VENDOR] for name in vendors}, scale)
     request = Request(cluster=read_cluster(path), model=AB_MODEL, global_batch=batch)
     return ask("heteroauto", request, 1).best.plan, path
+
+
+def parts_of_sequences(folder: Path, paced: Paced, rounds: int, slower: float) -> list[Row]:
+    """Sequences cut by the speeds of a replica's chips, against equal parts. Raises Failed."""
+    path = write_speeds(folder / "parts", CP_SPEEDS, CP_SCALE.slower(slower))
+    cluster, half = read_cluster(path), CP_MODEL.sequence_length // 2
+    shares = {"equal parts": (half, half), "parts by speed": token_shares(CP_MODEL, CP_SPEEDS)}
+    plans = {name: _cut_plan(cluster, each) for name, each in shares.items()}
+    with Ranks(cluster.world_size, partial(TrainingRank, plans, path, None)) as ranks:
+        step_s = paced.take("parts of sequences", dict.fromkeys(plans, ranks), rounds)
+    simulated_s = {n: simulate(plan, cluster, emulated=True).step_s for n, plan in plans.items()}
+    return parts_rows(step_s, simulated_s)
+
+
+def parts_rows(step_s: Steps, simulated_s: Mapping[str, float]) -> list[Row]:
+    """How many times as many tokens per second, and what simulated steps are off the measured."""
+    gains = [percent / 100 for percent in percents(step_s, "equal parts", "parts by speed")]
+    rows = [
+        row_over_rounds("parts by speed, tokens/s to those of equal parts", "x", gains, bar=1.25,
+            better="higher")
+    ]  # fmt: skip
+    for name, expected_s in simulated_s.items():
+        errors = [100 * abs(expected_s / each_s - 1) for each_s in step_s[name] if each_s]
+        rows.append(row_over_rounds(f"{name}, simulated step off", "%", errors, bar=2.0))
+    return rows
+
+
+def _cut_plan(cluster: Cluster, shares: tuple[int, ...]) -> Plan:
+    chips = tuple(node.chip_name for node in cluster.nodes)
+    replica = Replica(
+        ranks=tuple(range(cluster.world_size)), chip=chips[0], batch_share=1,
+        token_shares=shares, group_chips=chips,
+    )  # fmt: skip
+    stage = Stage(layers=(0, CP_MODEL.layers), recompute=False, replicas=(replica,))
+    return _of_stages(CP_MODEL, CP_MICRO_BATCHES, (stage,))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ only time and memory matter here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heteropp.description.chips import load_chip
+from heteropp.description.chips import ChipSpec, load_chip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,21 +83,41 @@ def write_twin(
     folder.mkdir()
     text = f'name = "{folder.name}"\n'
     for name, nodes in chips.items():
-        _write_chip(folder / f"{name}.toml", name, scale, message_factor)
+        _write_chip(folder / f"{name}.toml", load_chip(name), scale, message_factor)
         text += "".join(f'[[nodes]]\nchip = "{name}.toml"\nchips = {count}\n' for count in nodes)
     path = folder / "cluster.toml"
     path.write_text(text)
     return path
 
 
-def _write_chip(path: Path, name: str, scale: Scale, message_factor: float) -> None:
-    chip = load_chip(name)
+def write_speeds(folder: Path, speeds: Sequence[float], scale: Scale) -> Path:
+    """Makes a folder with a cluster file of as many nodes, each of one chip; gives that file.
+
+    The chips are twins of chip A, but that they compute and read memory at these speeds of its,
+    and each of another vendor; memory and links are alike.
+    """
+    folder.mkdir()
+    text = f'name = "{folder.name}"\n'
+    for vendor, speed in zip("abcdefgh", speeds, strict=False):
+        own = replace(
+            scale,
+            computing=scale.computing / speed,
+            memory_bandwidth=scale.memory_bandwidth / speed,
+        )
+        _write_chip(folder / f"{vendor}.toml", load_chip("a"), own)
+        text += f'[[nodes]]\nchip = "{vendor}.toml"\nchips = 1\n'
+    path = folder / "cluster.toml"
+    path.write_text(text)
+    return path
+
+
+def _write_chip(path: Path, chip: ChipSpec, scale: Scale, message_factor: float = 1.0) -> None:
     host, nic = chip.links.host_bytes_per_s / scale.links, chip.links.nic_bytes_per_s / scale.nics
     if message_factor > 1:  # the two copies have their part in it, the network the rest
         nic = 1 / (message_factor / nic - 2 / host)
     path.write_text(
         CHIP.format(
-            vendor=name.upper(),
+            vendor=path.stem.upper(),
             launch_s=LAUNCH_S,
             efficiency=1.0,
             flops=chip.compute.efficiency * chip.compute.float16_flops / scale.computing,

@@ -73,5 +73,9 @@ def _ranks_by_chip(plan: dict[str, Any]) -> dict[str, Any]:
     for pipeline in plan["pipelines"]:
         for stage in pipeline["stages"]:
             for replica in stage["replicas"]:
-                ranks[Path(replica["chip"]).name.removesuffix(".toml")] += replica["ranks"]
+                chips = replica.get("group_chips") or [replica["chip"]]
+                size = len(replica["ranks"]) // len(chips)
+                for i, chip in enumerate(chips):
+                    group = replica["ranks"][i * size : (i + 1) * size]
+                    ranks[Path(chip).name.removesuffix(".toml")] += group
     return {chip: numpy.array(own) for chip, own in sorted(ranks.items())}

@@ -49,8 +49,8 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
         need, capacity = memory[fullest].total, cluster.chip(fullest).memory.capacity_bytes
         cells = [
             str(s),
-            together(cluster.chip(r.ranks[0]).vendor for r in stage.replicas),
-            together(r.chip for r in stage.replicas),
+            together(cluster.chip(rank).vendor for rank in ranks),
+            together(stage.chips),
             ranges(ranks),
             layers_of(stage),
             str(stage.dp),

@@ -17,6 +17,7 @@ from heteropp.api.errors import InputError
 from heteropp.cli.errors import one_sentence
 from heteropp.cli.show import ranges
 from heteropp.cli.trust import TrustRemoteCode
+from heteropp.description.outline import together
 from heteropp.search.planner import MOST_SEQUENCES
 from hyperhetero.cli import CommandLine, output_file
 
@@ -172,14 +173,13 @@ def _show(result: Simulation) -> None:
         table.add_column(heading, justify="right" if heading else "left")
     for alike in _alike(result):
         shares = [result.shares[a] for a in alike]
-        capacity = result.cluster.chip(_first_rank(result, alike[0])).memory.capacity_bytes
         table.add_row(
             _name(result, alike),
             _span([share.work for share in shares]),
             _span([share.communication for share in shares]),
             _span([share.bubble for share in shares]),
             human_bytes(result.memory_of(alike[0]).peak_bytes),
-            human_bytes(capacity),
+            human_bytes(result.capacity_bytes(alike[0])),
         )
     console.print(table)
     for sentence in result.overruns():
@@ -193,23 +193,25 @@ def _alike(result: Simulation) -> list[list[int]]:
     """
     groups: dict[tuple, list[int]] = {}
     for a, seat in enumerate(result.program.seats):
-        chip = result.cluster.node(seat.ranks[0]).chip_name
         work, held = f"{result.shares[a].work:.1%}", result.memory_of(a).peak_bytes
-        groups.setdefault((seat.pipeline, seat.stage, chip, work, held), []).append(a)
+        key = seat.pipeline, seat.stage, _chips(result, a), work, held
+        groups.setdefault(key, []).append(a)
     return list(groups.values())
 
 
-def _first_rank(result: Simulation, a: int) -> int:
-    return result.program.seats[a].ranks[0]
+def _chips(result: Simulation, a: int) -> str:
+    seat = result.program.seats[a]
+    stage = result.plan.pipelines[seat.pipeline].stages[seat.stage]
+    return together(stage.replicas[seat.replica].chips)
 
 
 def _name(result: Simulation, alike: list[int]) -> str:
     seat = result.program.seats[alike[0]]
-    chip = result.cluster.node(seat.ranks[0]).chip_name
     where = f"pipeline {seat.pipeline} " if len(result.plan.pipelines) > 1 else ""
     ranks = [rank for a in alike for rank in result.program.seats[a].ranks]
     count = "" if len(alike) == 1 else f"{len(alike)} x "
-    return f"{where}stage {seat.stage} rank{'s' * (len(ranks) > 1)} {ranges(ranks)} ({count}{chip})"
+    several, chips = "s" * (len(ranks) > 1), _chips(result, alike[0])
+    return f"{where}stage {seat.stage} rank{several} {ranges(ranks)} ({count}{chips})"
 
 
 def _span(shares: list[float]) -> str:

@@ -37,10 +37,10 @@ def check_cluster(plan: Plan, cluster: Cluster) -> None:
         for s, stage in enumerate(pipeline.stages):
             for replica in stage.replicas:
                 for rank in replica.ranks:
-                    found = cluster.node(rank).chip_name
-                    if found != replica.chip:
+                    expected, found = plan.chip(rank), cluster.node(rank).chip_name
+                    if found != expected:
                         raise PlanError(
-                            f"pipelines[{p}].stages[{s}] expects chip {replica.chip} at rank "
+                            f"pipelines[{p}].stages[{s}] expects chip {expected} at rank "
                             f"{rank}; cluster {cluster.name} has {found} there"
                         )
 
@@ -62,7 +62,7 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
 
 def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
     """Predicted peak bytes, by rank; the cluster may be a measured one."""
-    chips = {r.chip for p in plan.pipelines for stage in p.stages for r in stage.replicas}
+    chips = {chip for p in plan.pipelines for stage in p.stages for chip in stage.chips}
     profiles = tuple((chip, chip_profile(cluster, chip)) for chip in sorted(chips))
     return list(_rank_memory(replace(plan, profile=None, prediction=None), profiles))
 
@@ -80,13 +80,13 @@ def _rank_memory(
         for stage, place in zip(pipeline.stages, places, strict=True):
             alike: dict[tuple, Memory] = {}
             for replica in stage.replicas:
+                kind = replica.kind
                 for rank in replica.ranks:
                     summed = tuple(copies.get((rank, k)) for k in range(stage.ministages))
                     shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
-                    part = replica.token_shares, plan.cp_index(rank)
-                    key = replica.batch_share, replica.chip, shard, *part, *summed
+                    key = kind, plan.cp_index(rank), shard, *summed
                     if key not in alike:
-                        profile, shape = profile_of[replica.chip], stage_shape(plan, rank)
+                        profile, shape = profile_of[plan.chip(rank)], stage_shape(plan, rank)
                         whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
                         alike[key] = _peak(_Walked(whole, plan, rank, profile))
                     memory[rank] = alike[key]
@@ -134,20 +134,17 @@ def memory_walk(
     plan: Plan, rank: int, cluster: Cluster | None, table: Sequence[Action] | None = None
 ) -> MemoryWalk:
     """Returns the memory walk of a rank; table: its actions, where they are not the plan's."""
-    p, s, r, _ = plan.place(rank)
-    chip = plan.pipelines[p].stages[s].replicas[r].chip
-    return _walk(plan, rank, chip_profile(cluster, chip), table)
+    return _walk(plan, rank, chip_profile(cluster, plan.chip(rank)), table)
 
 
 def whole_sequences_memory(plan: Plan, rank: int, cluster: Cluster) -> Memory:
     """Returns what a rank of a replica that cuts sequences would need, if it had as many tokens at
     once in whole sequences, or one where that is more.
     """
-    shape, (p, s, r, _) = stage_shape(plan, rank), plan.place(rank)
-    replica = plan.pipelines[p].stages[s].replicas[r]
-    sequences = -(-shape.sequences // replica.cp)
+    shape, (p, s, *_) = stage_shape(plan, rank), plan.place(rank)
+    sequences = -(-shape.sequences // plan.pipelines[p].stages[s].cp)
     whole = replace(shape, sequences=sequences, token_shares=None, cp_index=0)
-    return _walk(plan, rank, chip_profile(cluster, replica.chip), shape=whole).peak()
+    return _walk(plan, rank, chip_profile(cluster, plan.chip(rank)), shape=whole).peak()
 
 
 def _walk(
@@ -194,11 +191,10 @@ def overrun(plan: Plan, cluster: Cluster, documents_apart: bool = False) -> str:
     """What the rank that lacks most memory needs, and has."""
     excess_bytes, rank = most_lacking(plan, cluster, documents_apart)
     capacity_bytes = cluster.chip(rank).memory.capacity_bytes
-    p, s, r, _ = plan.place(rank)
-    chip = plan.pipelines[p].stages[s].replicas[r].chip
+    _, s, _, _ = plan.place(rank)
     return (
         f"stage {s} needs {human_bytes(excess_bytes + capacity_bytes)} on rank {rank} "
-        f"(chip {chip}), which has {human_bytes(capacity_bytes)}"
+        f"(chip {plan.chip(rank)}), which has {human_bytes(capacity_bytes)}"
     )
 
 

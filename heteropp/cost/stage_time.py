@@ -94,9 +94,11 @@ def stage_time(
     across: Link,
     profile: ChipProfile | None = None,
     context: Link = NO_LINK,
+    pairs_apart: bool = False,
 ) -> Time:
     """Predicted seconds. `inside` links a tensor-parallel group, `across` links the ranks that hold
-    the same slices, and `context` those among which sequences are cut.
+    the same slices, and `context` those among which sequences are cut; pairs_apart: each two of
+    those have a link of their own, as emulated chips do.
 
     profile: what was measured of the chip, in place of what the chip file says of computing.
     Raises ProfileError where it does not know the stage.
@@ -107,7 +109,7 @@ def stage_time(
         figure
         for terms in (
             _computing(traces, model.dtype, chip),
-            _collectives(traces, shape.tp, inside, context),
+            _collectives(traces, shape.tp, inside, context, pairs_apart),
             _step(traces, model.wide_dtype, shape.dp, shards, chip, across),
         )
         for figure in _for_blocks(terms, shape.layers)
@@ -224,17 +226,23 @@ def _issuing(traces: StageTraces, chip: ChipSpec) -> KindTerms:
 
 
 @lru_cache(maxsize=65536)
-def _collectives(traces: StageTraces, tp: int, inside: Link, context: Link) -> KindTerms:
+def _collectives(
+    traces: StageTraces, tp: int, inside: Link, context: Link, pairs_apart: bool
+) -> KindTerms:
     """Returns the seconds that a replica's ranks exchange tensors for, for one layer and for two:
     in a micro-batch's forward, in both parts of its backward, and once a step.
     """
+
+    def exchange_s(piece: TracedPiece) -> float:
+        messages = piece.peer_bytes if pairs_apart else piece.exchange_bytes
+        return sum(n * context.seconds(size) for n, size in messages)
 
     def terms(t: StageTrace) -> Terms:
         return (
             *(
                 sum(n * all_reduce_s(size, tp, inside) for n, size in piece.all_reduce_bytes)
                 + sum(n * all_gather_s(size, tp, inside) for n, size in piece.gather_bytes)
-                + sum(n * context.seconds(size) for n, size in piece.exchange_bytes)
+                + exchange_s(piece)
                 for piece in (t.forward, t.backward_input, t.backward_weight)
             ),
             all_reduce_s(t.parts_bytes, tp, inside) if t.parts_bytes else 0.0,

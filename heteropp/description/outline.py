@@ -15,10 +15,7 @@ def outline(plan: Plan) -> str:
     for pipeline in plan.pipelines:
         alike: list[tuple[str, int]] = []
         for stage in pipeline.stages:
-            words = (
-                f"{together(r.chip for r in stage.replicas)} {layers_of(stage)} layers "
-                f"dp {stage.dp} tp {stage.tp}"
-            )
+            words = f"{together(stage.chips)} {layers_of(stage)} layers dp {stage.dp} tp {stage.tp}"
             words += f" cp {parts_of(stage)}" if stage.cp > 1 else ""
             words += " with sequence parallelism" if stage.sequence_parallel else ""
             words += " recompute" if stage.recompute else ""

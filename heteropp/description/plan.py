@@ -6,7 +6,7 @@ One shape serves every planner. A plan is JSON with a version; equal plans are e
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -17,6 +17,7 @@ from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from heteropp.description.files import FileError, read_json, write_json
 from heteropp.description.hyperparameters import OptimizerName
+from heteropp.description.prediction import Prediction
 from heteropp.description.schedules import INTERLEAVING, Schedule
 from heteropp.models.spec import ModelError, ModelSpec
 
@@ -29,23 +30,34 @@ Resharding = Literal["all-gather", "broadcast", "direct"]  # see heteropp.layout
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One group of ranks that holds a stage; all its chips are of one type.
+    """One group of ranks that holds a stage.
 
-    It is one tensor-parallel group. With context parallelism it is several, one after the other
-    in `ranks`, and each takes some tokens of every sequence: the first group the first
-    `token_shares[0]`, and so on.
+    It is one tensor-parallel group, of chips of one type. With context parallelism it is several,
+    one after the other in `ranks`, and each takes some tokens of every sequence: the first group
+    the first `token_shares[0]`, and so on. These groups may be of unlike chips.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     ranks: tuple[int, ...]  # its ranks, ascending
-    chip: str  # the chip of its ranks, as the cluster file names it
+    chip: str  # the chip of its ranks, or of its first group, as the cluster file names it
     batch_share: int  # number of sequences that it takes of each of the stage's micro-batches
     token_shares: tuple[int, ...] | None = None  # tokens of each sequence, by group; absent: one
+    group_chips: tuple[str, ...] | None = None  # the chip of each group; absent: all are `chip`
 
     @property
     def cp(self) -> int:
         """The context-parallel degree: the number of its tensor-parallel groups."""
         return len(self.token_shares) if self.token_shares else 1
+
+    @property
+    def chips(self) -> tuple[str, ...]:
+        """The chip of each of its tensor-parallel groups."""
+        return self.group_chips or (self.chip,) * self.cp
+
+    @property
+    def kind(self) -> Hashable:
+        """What its ranks take and hold depends on, beside its stage and their links."""
+        return self.chips, self.batch_share, self.token_shares
 
     @cached_property
     def token_ranges(self) -> tuple[tuple[int, int], ...] | None:
@@ -65,10 +77,11 @@ class Replica:
 
     @model_serializer(mode="wrap")
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves token_shares out of a file where there are none."""
+        """Leaves out of a file what only context parallelism has, where there is none."""
         written: dict[str, Any] = write(self)
-        if self.token_shares is None:
-            del written["token_shares"]
+        for name in ("token_shares", "group_chips"):
+            if written[name] is None:
+                del written[name]
         return written
 
 
@@ -110,6 +123,11 @@ class Stage:
         """The number of ranks that hold the same slices, and summands of their gradients."""
         return self.dp * self.cp
 
+    @property
+    def chips(self) -> tuple[str, ...]:
+        """The chip of each of its tensor-parallel groups, replica by replica."""
+        return tuple(chip for replica in self.replicas for chip in replica.chips)
+
     @cached_property
     def micro_batch(self) -> int:
         """Sequences that it works on at once; the plan's micro-batch may be several of them."""
@@ -150,20 +168,6 @@ class Pipeline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """What is expected of the plan: simulated, and under its planner's own cost model."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-    planner: str  # name of the planner that made the plan
-    step_s: float  # simulated seconds of a step
-    cost_s: float  # seconds of a step under the planner's own cost model
-    lower_bound_s: float  # lower bound of cost_s over all plans that the planner may choose
-    tokens_per_chip_per_s: float  # simulated tokens per second over the number of chips
-    memory_bytes: tuple[int, ...]  # peak memory of each rank, by rank
-    capacity_bytes: tuple[int, ...]  # memory of each rank's chip, by rank
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
     """How one training job lies on a cluster's chips: pipelines, stages, replicas, schedule."""
 
@@ -194,6 +198,11 @@ class Plan:
     def cp_index(self, rank: int) -> int:
         """Which of its replica's tensor-parallel groups, and so of its token shares, a rank has."""
         return self._place(rank)[4]
+
+    def chip(self, rank: int) -> str:
+        """The chip of a rank, as the cluster file names it."""
+        p, s, r, _, cp_index = self._place(rank)
+        return self.pipelines[p].stages[s].replicas[r].chips[cp_index]
 
     def tokens(self, rank: int) -> tuple[int, int] | None:
         """The tokens [first, last) of each of its sequences that a rank takes; None: all."""
@@ -300,7 +309,7 @@ def _validate_copies(plan: Plan) -> None:
         spans = ministage_layers(pipeline, plan.schedule)
         for stage, own in zip(pipeline.stages, spans, strict=True):
             for layer in (layer for span in own for layer in range(*span)):
-                chips[layer].append({replica.chip for replica in stage.replicas})
+                chips[layer].append(set(stage.chips))
     for layer, places in sorted(chips.items()):
         found = set().union(*places)
         if len(found) > 1 and (len(places) > 1 or not plan.zero_stage):
@@ -429,7 +438,12 @@ def _validate_stage(plan: Plan, stage: Stage, where: str) -> None:
 
 
 def _validate_tokens(plan: Plan, replica: Replica, where: str) -> None:
-    shares = replica.token_shares
+    shares, chips = replica.token_shares, replica.group_chips
+    if chips is not None and (len(chips) != len(shares or ()) or chips[:1] != (replica.chip,)):
+        raise PlanError(
+            f"{where}.group_chips is {list(chips)}; expected one for each of its "
+            f"{len(shares or ())} token_shares, the first of them its chip, {replica.chip}"
+        )
     if shares is None:
         return
     length, here = plan.model.sequence_length, f"{where}.token_shares"

@@ -38,7 +38,6 @@ def chips_in_words(plan: Plan) -> str:
     count: Counter[str] = Counter()
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            for replica in stage.replicas:
-                chip = Path(replica.chip).name.removesuffix(".toml")
-                count[chip] += len(replica.ranks)
+            for chip in stage.chips:
+                count[Path(chip).name.removesuffix(".toml")] += stage.tp
     return " and ".join(f"{number} {chip}" for chip, number in sorted(count.items()))

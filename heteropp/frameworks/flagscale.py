@@ -109,7 +109,7 @@ def _labels(stages: tuple[Stage, ...]) -> list[str]:
     """
     labels: list[str] = []
     runs: Counter[str] = Counter()
-    for chips, run in groupby(together(r.chip for r in s.replicas) for s in stages):
+    for chips, run in groupby(together(s.chips) for s in stages):
         runs[chips] += 1
         name = chips.replace(" + ", "-")
         labels += [f"{name}_{runs[chips]}" if runs[chips] > 1 else name] * len(list(run))

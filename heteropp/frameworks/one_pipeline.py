@@ -40,7 +40,7 @@ def single_pipeline(plan: Plan) -> SinglePipeline:
         found.append(
             Replacement("stages that take a micro-batch in parts", "one micro-batch for all stages")
         )
-    if any(len({r.chip for r in stage.replicas}) > 1 for stage in stages):
+    if any(len(set(stage.chips)) > 1 for stage in stages):
         found.append(
             Replacement(
                 "stages of chips of several types", "the stage waits for the slower replica"

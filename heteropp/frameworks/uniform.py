@@ -51,7 +51,7 @@ def uniform(plan: Plan, schedules: dict[Schedule, str]) -> UniformJob:
     single = single_pipeline(plan)
     found = list(single.replacements)
     stages = single.stages
-    chips = together(replica.chip for stage in stages for replica in stage.replicas)
+    chips = together(chip for stage in stages for chip in stage.chips)
     if " + " in chips:
         found.append(
             Replacement(

@@ -139,7 +139,12 @@ def messages(
 def _bare(stage: Stage, number: Mapping[int, int]) -> Stage:
     """Returns a stage with only that which its messages depend on, and with other ranks."""
     replicas = tuple(
-        replace(replica, ranks=tuple(number[rank] for rank in replica.ranks), chip="")
+        replace(
+            replica,
+            ranks=tuple(number[rank] for rank in replica.ranks),
+            chip="",
+            group_chips=None,
+        )
         for replica in stage.replicas
     )
     return replace(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from heteropp.cost.planned import check_cluster, fits, rank_memory
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Plan, PlanError, Prediction, validate
+from heteropp.description.plan import Plan, PlanError, validate
+from heteropp.description.prediction import Prediction
 from heteropp.description.profile import cited_profile
 from heteropp.description.used_chips import used_cluster
 from heteropp.search.planner import (

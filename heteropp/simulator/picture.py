@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from heteropp.description.outline import together
 from heteropp.description.timeline import COLOURS, draw_rows, drawing, height_of, name_rows, save
 from heteropp.simulator.program import ActorCoordinates
 from heteropp.simulator.simulate import Simulation
@@ -30,7 +31,7 @@ def label(simulation: Simulation, a: int) -> str:
     where = f"stage {seat.stage}"
     if len(plan.pipelines) > 1:
         where = f"pipeline {seat.pipeline} {where}"
-    chip = stage.replicas[seat.replica].chip
+    chip = together(stage.replicas[seat.replica].chips)
     if len(simulation.program.seats) <= MOST_REPLICAS:
         return f"{where} {_ranks(seat)} ({chip})"
     parts = f" x {stage.cp}" if stage.cp > 1 else ""
@@ -83,10 +84,7 @@ def _draw_memory(axes: Any, corner: Any, simulation: Simulation, rows: list[int]
     """Draws each row's memory as a share of its chip's: as curves, or many rows as shades."""
     corner.axis("off")
     axes.set_xlabel("seconds from the start of the step")
-    capacity = [
-        simulation.cluster.chip(simulation.program.seats[a].ranks[0]).memory.capacity_bytes
-        for a in rows
-    ]
+    capacity = list(map(simulation.capacity_bytes, rows))
     if len(rows) <= MOST_CURVES:
         for a, size in zip(rows, capacity, strict=True):
             curve = simulation.memory_of(a)

@@ -161,9 +161,7 @@ class _Compiler:
         """Returns the times of each ministage; where a seat's ranks differ, the slowest counts."""
         tp = self._stage(seat).tp
         parts = frozenset((i // tp, self.links[rank]) for i, rank in enumerate(seat.ranks))
-        replica = self._stage(seat).replicas[seat.replica]
-        kind = replica.chip, replica.batch_share, replica.token_shares
-        key = seat.pipeline, seat.stage, *kind, parts
+        key = seat.pipeline, seat.stage, self._stage(seat).replicas[seat.replica].kind, parts
         if key not in self.known_times:
             self.known_times[key] = self._make_times(seat, parts)
         return self.known_times[key]
@@ -176,31 +174,30 @@ class _Compiler:
         parts: the context-parallel index of each of its ranks, with the links that the rank has.
         The exchange in each layer joins context-parallel ranks, so that of them the slowest counts.
         """
-        chip = self.cluster.chip(seat.ranks[0])
-        profile = chip_profile(self.cluster, self.cluster.node(seat.ranks[0]).chip_name)
-        result = []
-        for first, last in self.layers[seat.pipeline][seat.stage]:
-            shape = replace(
-                stage_shape(self.plan, seat.ranks[0]),
-                layers=last - first,
-                first=first == 0,
-                last=last == self.plan.model.layers,
-                ministages=1,
-                blocks=self.plan.model.block_counts([(first, last)]),
-            )
-            result.append(
-                _slowest(
-                    [
-                        stage_time(
-                            self.plan.model,
-                            replace(shape, cp_index=cp_index),
-                            *(chip, link.inside, link.across, profile, link.context),
-                        )
-                        for cp_index, link in parts
-                    ]
-                )
-            )
-        return result
+        firsts = seat.ranks[:: self._stage(seat).tp]  # of each part
+        return [
+            _slowest([self._part_time(firsts[cp_index], span, link) for cp_index, link in parts])
+            for span in self.layers[seat.pipeline][seat.stage]
+        ]
+
+    def _part_time(self, rank: int, layers: tuple[int, int], links: GroupLinks) -> Time:
+        """Returns the times of layers [first, last) on a rank's chip, for its part of sequences."""
+        first, last = layers
+        shape = replace(
+            stage_shape(self.plan, rank),
+            layers=last - first,
+            first=first == 0,
+            last=last == self.plan.model.layers,
+            ministages=1,
+            blocks=self.plan.model.block_counts([layers]),
+        )
+        profile = chip_profile(self.cluster, self.cluster.node(rank).chip_name)
+        return stage_time(
+            self.plan.model,
+            shape,
+            self.cluster.chip(rank),
+            *(links.inside, links.across, profile, links.context, self.emulated),
+        )
 
     def _seconds(self, a: int) -> list[float]:
         """Returns the seconds of an actor's slots: every kind of WORKS for each ministage."""

@@ -113,13 +113,22 @@ class Simulation:
         return self._curve(a, self._fullest(a))
 
     def fullest_rank(self, a: int) -> int:
-        """Returns a rank of a replica that needs most: the first of those that do."""
+        """Returns the first of a replica's ranks that need the largest share of their memory."""
         return self._first_rank(a, self._fullest(a))
 
+    def capacity_bytes(self, a: int) -> int:
+        """The memory of that rank's chip."""
+        return self.cluster.chip(self.fullest_rank(a)).memory.capacity_bytes
+
     def _fullest(self, a: int) -> int:
-        """Returns the context-parallel index of a replica's ranks that need most."""
+        """Returns the context-parallel index of those ranks."""
         degree = self._stage(a).cp
-        return max(range(degree), key=lambda c: self._curve(a, c).peak_bytes) if degree > 1 else 0
+
+        def filled(cp_index: int) -> float:
+            chip = self.cluster.chip(self._first_rank(a, cp_index))
+            return self._curve(a, cp_index).peak_bytes / chip.memory.capacity_bytes
+
+        return max(range(degree), key=filled) if degree > 1 else 0
 
     def _curve(self, a: int, cp_index: int) -> MemoryCurve:
         key = a, cp_index
@@ -150,7 +159,7 @@ class Simulation:
         result = []
         for a in sorted(set(self._alike)):
             seat = self.program.seats[a]
-            capacity = self.cluster.chip(seat.ranks[0]).memory.capacity_bytes
+            capacity = self.capacity_bytes(a)
             over = self.memory_of(a).first_over(capacity)
             if over is None:
                 continue
@@ -172,10 +181,8 @@ class Simulation:
         first: dict[Hashable, int] = {}
         result = []
         for a, seat in enumerate(self.program.seats):
-            replica = self._stage(a).replicas[seat.replica]
-            kind = replica.chip, replica.batch_share, replica.token_shares
-            key = (seat.pipeline, seat.stage, *kind)
-            result.append(first.setdefault(key, a))
+            kind = self._stage(a).replicas[seat.replica].kind
+            result.append(first.setdefault((seat.pipeline, seat.stage, kind), a))
         return result
 
     @cached_property

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ablation import PUBLISHED, speedup_rows, table_9_rows
+from ablation import PUBLISHED, parts_rows, speedup_rows, table_9_rows
 
 TOOL = Path(__file__).parent.parent.parent / "tools" / "ablation"
 ORDER = "Table 9, neighbours in the paper's order"
@@ -81,11 +81,33 @@ def test_speedup_ratios_are_of_one_round() -> None:
     assert not found["HeteroSpeedupRatio, twin of Exp-A-2"]["not_judged"]
 
 
+def test_parts_of_sequences_are_held_against_equal_ones_and_the_simulator() -> None:
+    equal: list[float | None] = [5.2, 5.0, 5.1, None, 5.2, 5.0, 5.1, 5.3]
+    by_speed: list[float | None] = [4.0, 4.0, 4.08, 4.0, 4.0, 4.0, 4.0, None]
+    steps = {"equal parts": equal, "parts by speed": by_speed}
+    gain, off, also_off = parts_rows(steps, {"equal parts": 5.0, "parts by speed": 4.04})
+    assert gain["ours"] == pytest.approx(5.1 / 4.04, rel=0.02) and gain["bar"] == 1.25
+    assert gain["better"] == "higher" and gain["unit"] == "x"
+    assert off["ours"] == pytest.approx(100 * (1 - 5.0 / 5.1), rel=1e-3)
+    assert also_off["ours"] == pytest.approx(1.0) and also_off["bar"] == 2
+
+
+@pytest.mark.exhaustive
+def test_a_round_of_parts_of_sequences() -> None:
+    done = subprocess.run(
+        [TOOL, "--no-table-9", "--no-ratios", "--rounds", "1", "--json"],
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names = [row["name"] for row in json.loads(done.stdout)["rows"]]
+    assert names[0] == "parts by speed, tokens/s to those of equal parts" and len(names) == 5
+
+
 @pytest.mark.exhaustive
 def test_a_round_of_table_9() -> None:
     """It says what it could use, however busy the machine is."""
     done = subprocess.run(
-        [TOOL, "--no-ratios", "--rounds", "1", "--json"],
+        [TOOL, "--no-ratios", "--no-parts", "--rounds", "1", "--json"],
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,8 @@ from heteropp.cli.train import app
 from heteropp.data.convert import convert
 from heteropp.data.documents import Document
 from heteropp.data.tokenizer import Bytes
-from heteropp.description.plan import Plan, Prediction, write_plan
+from heteropp.description.plan import Plan, write_plan
+from heteropp.description.prediction import Prediction
 from heteropp.schedule.stage_actions import actions as table_of
 from hyperhetero.output import held
 

@@ -171,15 +171,9 @@ def choose_chip(plan: Plan, cluster: Path | None, rank: int) -> None:
     """Names this rank's chip to ditorch, which opens it as it is imported."""
     if "DITORCH_VENDOR" in os.environ or rank >= plan.world_size:
         return
-    chip = chip_of(plan, rank)
+    chip = plan.chip(rank)
     beside = cluster is not None and chip.endswith(".toml")
     os.environ["DITORCH_CHIP"] = str(cluster.parent / chip) if beside else chip  # type: ignore[union-attr]
-
-
-def chip_of(plan: Plan, rank: int) -> str:
-    """Returns the name of a rank's chip type, as the plan gives it."""
-    pipeline, stage, replica, _ = plan.place(rank)
-    return plan.pipelines[pipeline].stages[stage].replicas[replica].chip
 
 
 def chosen_hyperparameters(

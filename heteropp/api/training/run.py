@@ -20,7 +20,6 @@ from heteropp.api.training.checks import (
     check_runs,
     check_tracking,
     check_unused,
-    chip_of,
     choose_chip,
     chosen_hyperparameters,
     cluster_of,
@@ -299,7 +298,7 @@ class _Start:
             chips=tuple(
                 RankChip(str(machines.chip(rank).path), machines.chip(rank).chip_type)
                 if machines
-                else RankChip(chip_of(plan, rank), chip_of(plan, rank))
+                else RankChip(plan.chip(rank), plan.chip(rank))
                 for rank in range(plan.world_size)
             ),
             steps=options.steps,

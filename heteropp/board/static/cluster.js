@@ -11,10 +11,11 @@ function placesOf(details) {
     const colour = colourOf(STAGE_COLOURS, number++);
     const many = details.plan.pipelines.length > 1;
     for (const replica of stage.replicas) {
-      const chip = replica.chip.replace(/\.toml$/, "").split("/").pop();
-      for (const rank of replica.ranks) {
+      const chips = replica.group_chips ?? [replica.chip], size = replica.ranks.length / chips.length;
+      replica.ranks.forEach((rank, i) => {
+        const chip = chips[Math.floor(i / size)].replace(/\.toml$/, "").split("/").pop();
         places.set(rank, { rank, pipeline: p, stage: s, chip, colour, label: `rank ${rank} · ${chip}`, where: many ? `pipeline ${p}, stage ${s}` : `stage ${s}` });
-      }
+      });
     }
   }));
   return places;
@@ -57,10 +58,11 @@ function stageCard(stage, s, places, memory) {
     stage.offload && "offload", stage.slack && `slack ${stage.slack}`,
   ].filter(Boolean);
   const layers = stage.ministages > 1 ? `${last - first} layers` : last - first === 1 ? `layer ${first}` : `layers ${first} to ${last - 1}`;
+  const replica = stage.replicas[0], cp = replica.token_shares?.length ?? 1;
   const shares = stage.replicas.length > 1 ? `, batch shares ${runLengths(stage.replicas.map((r) => r.batch_share))}` : "";
   return element("article", { class: "stage", colour: place.colour },
     element("h3", {}, `stage ${s}`, element("span", {}, layers)),
-    element("p", { class: "facts" }, `${ranks.length} × ${chips} · dp ${stage.replicas.length} · tp ${stage.replicas[0].ranks.length}${shares}`,
+    element("p", { class: "facts" }, `${ranks.length} × ${chips} · dp ${stage.replicas.length} · tp ${replica.ranks.length / cp}${cp > 1 ? ` · cp ${cp}` : ""}${shares}`,
       also.length ? ` · ${also.join(" · ")}` : ""),
     element("div", { class: "memory" }, memoryRows(ranks, memory)));
 }

@@ -52,8 +52,10 @@ class Trace:
     operators: list[TracedOperator] = field(default_factory=list)
     all_reduce_bytes: list[int] = field(default_factory=list)
     gather_bytes: list[int] = field(default_factory=list)  # all-gathers and reduce-scatters
-    # between context-parallel ranks: what is sent, or received where that is more
+    # sent to other context-parallel ranks, which holds the sender until it is there; the receiver
+    # works meanwhile, and waits where it is ahead
     exchange_bytes: list[int] = field(default_factory=list)
+    peer_bytes: list[int] = field(default_factory=list)  # of that, the most to one of them
 
 
 class CountingGroup:
@@ -85,8 +87,9 @@ class CountingContext:
         self.parts = tuple(pairwise((0, *accumulate(shares))))
 
     def exchange(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> None:
-        sizes = (sum(t.numel() * t.element_size() for t in x.values()) for x in (sent, received))
-        self.group.trace.exchange_bytes.append(max(sizes))
+        sizes_bytes = [t.numel() * t.element_size() for t in sent.values()]
+        self.group.trace.exchange_bytes.append(sum(sizes_bytes))
+        self.group.trace.peer_bytes.append(max(sizes_bytes, default=0))
 
 
 class _Counter(TorchDispatchMode):

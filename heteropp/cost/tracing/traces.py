@@ -29,7 +29,7 @@ Shares = tuple[tuple[str, float], ...]  # kinds of blocks, and the share of the 
 Entry = dict[str, Any]  # of the cache: a traced stage, its sizes still in terms of sequences
 
 
-MESSAGES = ("all_reduces", "gathers", "exchanges")  # between the ranks of a replica
+MESSAGES = ("all_reduces", "gathers", "exchanges", "of_peers")  # between the ranks of a replica
 ATTENTION = {
     "_scaled_dot_product_attention": "attention",
     "_scaled_dot_product_attention_backward": "attention_backward",
@@ -55,8 +55,8 @@ class TracedPiece:
     products: tuple[TracedProduct, ...]  # of those, by shape
     all_reduce_bytes: tuple[tuple[int, int], ...]  # how many, bytes
     gather_bytes: tuple[tuple[int, int], ...]  # all-gathers and reduce-scatters, the same
-    # between context-parallel ranks, the same
-    exchange_bytes: tuple[tuple[int, int], ...] = ()
+    exchange_bytes: tuple[tuple[int, int], ...] = ()  # to context-parallel ranks, the same
+    peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most to one of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,6 +269,7 @@ def _outline_piece(
         [trace.all_reduce_bytes for trace in traces],
         [trace.gather_bytes for trace in traces],
         [trace.exchange_bytes for trace in traces],
+        [trace.peer_bytes for trace in traces],
     )
     counted = (Counter(map(size, zip(*each, strict=True))) for each in messages)
     return operators, products, *counted

@@ -25,7 +25,8 @@ def busy_s(plan: Plan, cluster: Cluster) -> float:
                 count = count // 2
             alike = {}
             for replica in stage.replicas:
-                alike[replica.chip, replica.batch_share, replica.token_shares] = replica.ranks[0]
+                for cp_index in range(stage.cp):
+                    alike[replica.kind, cp_index] = replica.group(cp_index)[0]
             forwards_s = []
             for rank in alike.values():
                 shape = stage_shape(plan, rank)
