@@ -137,8 +137,8 @@ def search(
             min=1,
             max=MOST_PARTS,
             help="The most ranks over which planner auto cuts sequences; 1: it cuts none, as "
-            "--elastic and --bucket ask. If absent, 8 where sequences have 4096 tokens or more, or "
-            "where nothing fits otherwise.",
+            "--elastic and --bucket ask. If absent, 8 where sequences have 16384 tokens or more or "
+            "nothing fits otherwise.",
         ),
     ] = None,
     profile: Annotated[

@@ -21,7 +21,7 @@ EVERY_SCHEDULE: tuple[Schedule, ...] = (
 )
 EVERY_ZERO: tuple[ZeroStage, ...] = (0, 1, 2)
 MOST_SIZES = 4  # of a replica's part of a micro-batch, each twice the one before
-LONG = 4096  # tokens, from which on it is tried to cut sequences that fit whole, too
+LONG = 16_384  # tokens, from which on it is tried to cut sequences that fit whole, too
 USUAL_PARTS = 8  # of a sequence, at most, where the request does not say it
 PAIRED = ("zb-v", "chimera")  # schedules of two ministages on every stage
 

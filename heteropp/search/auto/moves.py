@@ -108,12 +108,19 @@ def _sizes(plan: Plan) -> Iterator[Plan]:
             plan, lambda stage: _shared(stage, [2 * r.batch_share for r in stage.replicas])
         )
         yield _counted(replace(larger, micro_batch=2 * plan.micro_batch), 0.5)
+    if smaller := _half_as_large(plan):
+        yield smaller
+
+
+def _half_as_large(plan: Plan) -> Plan | None:
+    """Returns a plan with micro-batches half as large, or None where a share is odd."""
     shares = [r.batch_share for _, _, stage in _places(plan) for r in stage.replicas]
-    if all(share % 2 == 0 for share in shares):
-        smaller = _each(
-            plan, lambda stage: _shared(stage, [r.batch_share // 2 for r in stage.replicas])
-        )
-        yield _counted(replace(smaller, micro_batch=plan.micro_batch // 2), 2)
+    if any(share % 2 for share in shares):
+        return None
+    smaller = _each(
+        plan, lambda stage: _shared(stage, [r.batch_share // 2 for r in stage.replicas])
+    )
+    return _counted(replace(smaller, micro_batch=plan.micro_batch // 2), 2)
 
 
 def _counted(plan: Plan, factor: float) -> Plan:
@@ -165,11 +172,18 @@ def _context_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
     for more, of_ranks, at_once in itertools.product((True, False), repeat=3):
         changes.append(partial(_parts, plan, most, more, of_ranks, at_once))
     for change in changes:
-        yield _as_large(_each(plan, partial(_changed, change)))
+        yield from _and_smaller(_each(plan, partial(_changed, change)))
     for p, s, stage in _places(plan):
         for change in changes:
             if other := change(stage):
-                yield _as_large(_one(plan, p, s, other))
+                yield from _and_smaller(_one(plan, p, s, other))
+
+
+def _and_smaller(plan: Plan) -> Iterator[Plan]:
+    """Yields a plan whose stages have changed with their micro-batches, and with smaller ones."""
+    yield (plan := _as_large(plan))
+    if smaller := _half_as_large(plan):
+        yield smaller
 
 
 def _changed(change: Callable[[Stage], Stage | None], stage: Stage) -> Stage:
