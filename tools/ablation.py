@@ -167,7 +167,7 @@ def main(
     json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
     """Table 9 and HeteroSpeedupRatios of H2, and sequences cut over unlike chips, measured on
-    emulated twins in about ten minutes."""
+    emulated twins in about 20 minutes."""
     rows: list[Row] = []
     paced = Paced()
     with tempfile.TemporaryDirectory(prefix="ablation-") as folder:

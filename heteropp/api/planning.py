@@ -12,6 +12,7 @@ from heteropp.api.attention import says_attention, with_usual_attention
 from heteropp.api.checking import check_given
 from heteropp.api.errors import InputError
 from heteropp.api.given import AnyCluster, AnyModel, the_cluster, the_model
+from heteropp.cost.tracing.scores import kernel_takes_parts
 from heteropp.description.cluster import Cluster
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Plan, Schedule, ZeroStage
@@ -189,6 +190,11 @@ def _check_parts(model: ModelSpec, measured: Profile | None) -> None:
     if measured is not None:
         raise InputError(
             "context parallelism: profiles measure whole sequences; plan without one of the two"
+        )
+    if not kernel_takes_parts(model):
+        raise InputError(
+            "context parallelism: the model's attention is fused, through a window or with a soft "
+            "cap, for which chips have no kernel of parts of sequences; expected explicit attention"
         )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
+from heteropp.cost.tracing.scores import keeps_no_scores
 from heteropp.models.spec import ModelError, ModelSpec
 
 POINTS = 16  # lengths of which a model's FLOPs are asked; between them they are all but linear
@@ -66,6 +68,7 @@ def token_shares(
     return tuple(best)
 
 
+@lru_cache(maxsize=64)
 def _part_flops(model: ModelSpec) -> Callable[[int, int], float]:
     """Returns the FLOPs of tokens [first, last) of a sequence, as a function of the two."""
     ends = sorted({max(1, model.sequence_length * i // POINTS) for i in range(1, POINTS + 1)})
@@ -79,6 +82,6 @@ def _part_flops(model: ModelSpec) -> Callable[[int, int], float]:
         slope = (known[i] - known[i - 1]) / (ends[i] - ends[i - 1])
         return known[i] + (length - ends[i]) * slope
 
-    if model.keeps_no_scores:
+    if keeps_no_scores(model):
         return lambda first, last: last * each(last) - first * each(first)
     return lambda first, last: (last - first) * each(last)  # scores that a mask hides count, too

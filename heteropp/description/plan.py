@@ -439,13 +439,15 @@ def _validate_stage(plan: Plan, stage: Stage, where: str) -> None:
 
 def _validate_tokens(plan: Plan, replica: Replica, where: str) -> None:
     shares, chips = replica.token_shares, replica.group_chips
-    if chips is not None and (len(chips) != len(shares or ()) or chips[:1] != (replica.chip,)):
-        raise PlanError(
-            f"{where}.group_chips is {list(chips)}; expected one for each of its "
-            f"{len(shares or ())} token_shares, the first of them its chip, {replica.chip}"
-        )
     if shares is None:
+        if chips is not None:
+            raise PlanError(f"{where}.group_chips is for a replica with token_shares; it has none")
         return
+    if chips is not None and (len(chips) != len(shares) or chips[0] != replica.chip):
+        raise PlanError(
+            f"{where}.group_chips is {list(chips)}; expected one for each of its {len(shares)} "
+            f"token_shares, the first of them its chip, {replica.chip}"
+        )
     length, here = plan.model.sequence_length, f"{where}.token_shares"
     if len(shares) < 2:
         raise PlanError(f"{here} is {list(shares)}; expected at least two, or none at all")

@@ -51,16 +51,17 @@ void ConnectionManager::need(int rank) {
 
 // Throws Error where there is no thread left: nothing has begun then, and the next request tries.
 void ConnectionManager::start_dialler(std::function<void()> body) {
-  const auto self = diallers_.emplace(diallers_.end());
+  std::list<std::thread> starting(1);
+  const auto self = starting.begin();
   try {
     *self = std::thread([this, self, body = std::move(body)] {
       body();
       dialler_ended(self);
     });
   } catch (const std::system_error& error) {
-    diallers_.erase(self);
     throw Error(text("no thread left to connect with: ", error.what()));
   }
+  diallers_.splice(diallers_.end(), starting);  // under the mutex, as the thread's own end is
 }
 
 // A thread keeps its stack until it is joined: each joins the one that ended before it.

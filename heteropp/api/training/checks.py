@@ -147,6 +147,7 @@ def cluster_of(
     if path is None:
         raise InputError("--cluster is missing: it says which chips and links the plan has")
     from heteropp.cost.planned import check_cluster, check_memory
+    from heteropp.cost.tracing import cache
     from heteropp.description.cluster import read_cluster
     from heteropp.description.profile import ProfileError
     from heteropp.description.used_chips import used_cluster
@@ -164,6 +165,7 @@ def cluster_of(
         check_memory(plans[0], cluster)
     with suppress(ProfileError):  # every rank does so: what it takes is traced here, once
         simulate(plans[0], cluster, emulated=True)
+    cache.flush()
     return cluster
 
 

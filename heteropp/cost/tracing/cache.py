@@ -34,7 +34,7 @@ SOURCES = (  # of heteropp, beside those of the model's family
     *("cost/tracing/operators", "cost/tracing/stage", "cost/tracing/traces"),
 )
 
-UNWRITTEN = 1 / 8  # of a file's entries, at most, until this process ends: each write is of all
+UNWRITTEN = 1 / 8  # of a file's entries, at most, until flush() is called: each write is of all
 
 _read: dict[Path, dict[str, Any]] = {}  # what this process knows of each file
 _unwritten: dict[Path, dict[str, Any]] = {}  # and what it has not written of it
@@ -61,12 +61,14 @@ def get(model: ModelSpec, key: str, make: Callable[[], Any], use: Callable[[Any]
 
 def _write(path: Path) -> None:
     """Writes what is new to a file, in which stays what others wrote in the meantime."""
-    _read[path] = {**read_entries(path), **_unwritten.pop(path)}
+    new = _unwritten.pop(path, {})  # another thread may have written it meanwhile
+    _read[path] = {**read_entries(path), **new}
     write_entries(path, _read[path])
 
 
 @atexit.register
-def _write_all() -> None:
+def flush() -> None:
+    """Writes what this process alone knows: before it starts others that would trace it again."""
     for path in [*_unwritten]:
         _write(path)
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from heteropp.cost.tracing import cache
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan
 from heteropp.elastic.replanning.replan import Replanned, replan
@@ -67,7 +68,9 @@ def _beside(work: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             with searching:
-                future.set_result(work())
+                found = work()
+                cache.flush()  # members will read it
+                future.set_result(found)
         except BaseException as error:  # whoever asks for the result gets it
             future.set_exception(error)
 

@@ -114,13 +114,15 @@ def check_attention(model: ModelSpec, device: Device, apart: bool, cut: bool = F
         raise ModelError(
             "the model's attention is fused, through a window, within documents or with a soft "
             "cap, and the plan has token_shares, for which chips have no kernel yet; expected "
-            "explicit attention, or a plan without context parallelism"
+            "explicit attention, or a plan without context parallelism (heteropp-search "
+            "--context-parallel 1 finds one)"
         )
     import ditorch
 
     dtype = getattr(torch, model.dtype)
     within, capped = ", through a window or within documents", " with a soft cap"
     of_a_part = " of a sequence that is cut"
+    or_whole = ", or a plan that cuts none (heteropp-search --context-parallel 1 finds one)"
     kinds = ("", True), (within, apart), (capped, model.caps_fused_scores), (of_a_part, cut)
     for size, value_size in sorted(model.fused_head_sizes):
         of_values = "" if value_size == size else f", and values of {value_size}"
@@ -132,6 +134,7 @@ def check_attention(model: ModelSpec, device: Device, apart: bool, cut: bool = F
                     f"the model's attention is fused{kind}, for which chip "
                     f"{ditorch.chip().chip_type} has no kernel of {model.dtype} heads of "
                     f"{size}{of_values}; expected explicit, or chips that have one"
+                    f"{or_whole if kind == of_a_part else ''}"
                 )
 
 

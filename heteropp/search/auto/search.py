@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 from heteropp.description.plan import Plan
+from heteropp.description.profile import ProfileError
 from heteropp.search.auto.bound import step_bound_s
 from heteropp.search.auto.climb import climb
 from heteropp.search.auto.freedom import Freedom, as_schedule
@@ -111,9 +112,12 @@ def _seed(trials: Trials, request: Request) -> None:
 
 def _seed_parts(trials: Trials, request: Request) -> None:
     """Tries seeds that cut sequences, where that is left open."""
-    if not trials.done:
-        for plans in of_shorter(request, trials.freedom):
-            next((plan for plan in plans if _try(plan, trials) < math.inf), None)
+    if trials.done:
+        return
+    for plans in of_shorter(request, trials.freedom):
+        next((plan for plan in plans if _try(plan, trials) < math.inf), None)
+        if trials.done:
+            return
 
 
 def _seeds(trials: Trials, request: Request, made: dict) -> Seeds:
@@ -218,4 +222,6 @@ def _no_plan(request: Request) -> SearchError:
             return error
         except SearchError as error:
             errors.append(error)
+        except ProfileError:
+            continue  # a part of a node, say, of which nothing is measured
     return errors[0] if errors else SearchError("no plan that fits was found")

@@ -171,11 +171,13 @@ def of_shorter(request: Request, freedom: Freedom) -> Iterator[list[Plan]]:
 
 
 def _quickly(request: Request, freedom: Freedom) -> Iterator[Plan]:
+    if request.cluster.world_size > MANY:
+        yield from _of_many_chips(request)
+        return
     yield from _answers("exact", replace(request, uneven_layers=True, stage_degrees=True))
     yield from _answers("uniform", request)
-    if request.cluster.world_size <= MANY:
-        found = sorted(chains(request, freedom, {}), key=lambda seed: seed[0])
-        yield from (plan for _, plan in found)
+    found = sorted(chains(request, freedom, {}), key=lambda seed: seed[0])
+    yield from (plan for _, plan in found)
 
 
 def _answers(name: str, request: Request) -> Iterator[Plan]:

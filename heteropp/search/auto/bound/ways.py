@@ -69,9 +69,10 @@ def ways(
     for tp, cut, (fewest, most) in itertools.product(degrees, cuts, sizes):
         if cut and tp == 1:
             continue
-        # latency is left out of a range, as short messages take fewer of them than long ones
+        # latency is left out of a range, as short messages take fewer of them than long ones, and
+        # parts have shorter messages
         inside = link_inside(chip, tp)
-        if fewest < most:
+        if fewest < most or parts > 1:
             inside = replace(inside, latency_s=0.0)
         shape = StageShape(
             layers=1,
