@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import re
-import re
 import signal
 import subprocess
 import sys
