@@ -302,12 +302,11 @@ def test_the_bound_holds_of_more_problems(seed: int) -> None:
     against_brute_force(small_request(seed))
 
 
-@pytest.mark.parametrize("seed", [3, 9, 15])
-def test_the_bound_holds_where_sequences_are_cut(seed: int) -> None:
-    against_brute_force(cut_request(seed))
+def test_the_bound_holds_where_sequences_are_cut() -> None:
+    against_brute_force(cut_request(3))
 
 
-@pytest.mark.parametrize("seed", sampled([0, 1, 2, *range(4, 9), *range(10, 15)], 5))
+@pytest.mark.parametrize("seed", sampled([0, 1, 2, *range(4, 20)], 5))
 def test_the_bound_holds_of_more_problems_where_sequences_are_cut(seed: int) -> None:
     against_brute_force(cut_request(seed))
 

@@ -102,6 +102,7 @@ def write_two_vendors(folder: Path, *capacity_bytes: int) -> None:
     (folder / "cluster.toml").write_text(text)
 
 
+@pytest.mark.long
 def test_every_rank_of_a_replica_is_started_on_its_own_chip(tmp_path: Path) -> None:
     """The second, whose chip has too little memory, finds that out."""
     plan = unlike(plan_of(tiny_model(), (4,), (1,), (2,)), (6, 10))
@@ -166,6 +167,7 @@ def test_each_part_is_charged_on_its_own_chip_and_the_slower_counts() -> None:
     assert busy_s(plan, on(SPEEDS)) >= 4 * of_slower
 
 
+@pytest.mark.long
 def test_parts_by_speed_are_as_fast_as_any() -> None:
     """Some of all cuts are simulated; equal parts are far behind."""
 
