@@ -19,6 +19,7 @@ from heteropp.description.files import FileError, read_json, write_json
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.prediction import Prediction
 from heteropp.description.schedules import INTERLEAVING, Schedule
+from heteropp.description.stage_checks import PlanError, validate_stage
 from heteropp.models.spec import ModelError, ModelSpec
 
 PLAN_VERSION = 1
@@ -102,6 +103,9 @@ class Stage:
     selective_recompute: bool = False  # whether the backward computes attention's scores again
     offload: bool = False  # whether what idle ministages hold waits in host memory (Zorse, 4.1.3)
     slack: int = 0  # micro-batches in flight here beyond those that schedule 1f1b needs
+    # experts of every layer that each of so many tensor-parallel groups holds, the stage's groups
+    # (replica by replica) taking turns at them; absent: every group holds all
+    expert_shares: tuple[int, ...] | None = None
 
     @property
     def dp(self) -> int:
@@ -124,9 +128,24 @@ class Stage:
         return self.dp * self.cp
 
     @property
+    def ep(self) -> int:
+        """The expert-parallel degree: the number of ranks over which a layer's experts lie."""
+        return len(self.expert_shares) if self.expert_shares else 1
+
+    @property
     def chips(self) -> tuple[str, ...]:
         """The chip of each of its tensor-parallel groups, replica by replica."""
         return tuple(chip for replica in self.replicas for chip in replica.chips)
+
+    @cached_property
+    def expert_ranges(self) -> tuple[tuple[int, int], ...]:
+        """The experts [first, last) of every layer that each of `ep` groups holds."""
+        return tuple(pairwise((0, *accumulate(self.expert_shares or ()))))
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of its tensor-parallel groups, replica by replica."""
+        return tuple(r.group(i) for r in self.replicas for i in range(r.cp))
 
     @cached_property
     def micro_batch(self) -> int:
@@ -150,6 +169,14 @@ class Stage:
     def layer_count(self) -> int:
         """The number of layers, in all ministages together."""
         return self.layers[1] - self.layers[0]
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out of a file what only expert parallelism has, where there is none."""
+        written: dict[str, Any] = write(self)
+        if written["expert_shares"] is None:
+            del written["expert_shares"]
+        return written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +242,11 @@ class Plan:
         """Whether sequences are cut over the ranks of some stage."""
         return any(stage.cp > 1 for pipeline in self.pipelines for stage in pipeline.stages)
 
+    @cached_property
+    def has_expert_parallelism(self) -> bool:
+        """Whether the experts of a layer lie over the groups of some stage."""
+        return any(stage.ep > 1 for pipeline in self.pipelines for stage in pipeline.stages)
+
     def _place(self, rank: int) -> tuple[int, int, int, int, int]:
         if rank not in self._places:
             raise ValueError(
@@ -266,10 +298,6 @@ def ministage_layers(pipeline: Pipeline, schedule: Schedule) -> list[list[tuple[
             held[s].append((first, last))
             first = last
     return held
-
-
-class PlanError(ValueError):
-    """A plan that cannot run; the message is one sentence that says where and why."""
 
 
 def validate(plan: Plan) -> None:
@@ -349,7 +377,7 @@ def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:
         expected_first = last
         _validate_ministages(plan, stage, here)
         _validate_slack(plan, pipeline.stages, s, here)
-        _validate_stage(plan, stage, here)
+        validate_stage(plan.model, plan.micro_batch, stage, here)
     largest = max(stage.micro_batch for stage in pipeline.stages)
     if largest != plan.micro_batch:
         raise PlanError(
@@ -388,83 +416,6 @@ def _validate_slack(plan: Plan, stages: Sequence[Stage], s: int, where: str) -> 
     if stage.slack and plan.schedule != "1f1b":
         raise PlanError(
             f"{where}.slack is {stage.slack}; schedule {plan.schedule} says itself what is put off"
-        )
-
-
-def _validate_stage(plan: Plan, stage: Stage, where: str) -> None:
-    if not stage.replicas:
-        raise PlanError(f"{where}.replicas is empty; expected at least one")
-    for r, replica in enumerate(stage.replicas):
-        here = f"{where}.replicas[{r}]"
-        if not replica.ranks:
-            raise PlanError(f"{here}.ranks is empty; expected at least one")
-        _validate_tokens(plan, replica, here)
-        if replica.cp != stage.cp:
-            raise PlanError(
-                f"{here} has context-parallel degree {replica.cp} and replicas[0] {stage.cp}; "
-                "the replicas of a stage have one"
-            )
-        if len(replica.ranks) != stage.cp * stage.tp:
-            raise PlanError(
-                f"{here} has {len(replica.ranks)} ranks and replicas[0] "
-                f"{len(stage.replicas[0].ranks)}; "
-                "the replicas of a stage have one tensor-parallel degree"
-            )
-        if list(replica.ranks) != sorted(replica.ranks):  # as process groups number them
-            raise PlanError(f"{here}.ranks is {list(replica.ranks)}; expected ascending ranks")
-        if replica.batch_share < 1:
-            raise PlanError(f"{here}.batch_share is {replica.batch_share}; expected at least 1")
-    if stage.cp > 1 and (problem := plan.model.context_parallel_problem()):
-        raise PlanError(f"{where}.replicas[0].token_shares: {problem}")
-    if stage.cp > 1 and stage.offload:
-        raise PlanError(f"{where}: offload does not go with token_shares in this release")
-    if plan.micro_batch % stage.micro_batch:
-        raise PlanError(
-            f"{where}: the batch shares sum to {stage.micro_batch}, which does not divide "
-            f"micro_batch {plan.micro_batch}"
-        )
-    if stage.sequence_parallel and stage.tp == 1:
-        raise PlanError(
-            f"{where}.sequence_parallel cuts rows over a replica's ranks; this stage has one each"
-        )
-    if stage.selective_recompute and stage.recompute:
-        raise PlanError(f"{where}: recompute does already what selective_recompute asks for")
-    if stage.selective_recompute and (problem := plan.model.selective_recompute_problem()):
-        raise PlanError(f"{where}.selective_recompute: {problem}")
-    if stage.sequence_parallel and (problem := plan.model.sequence_parallel_problem()):
-        raise PlanError(f"{where}.sequence_parallel: {problem}")
-    if problem := plan.model.tp_problem(stage.tp):
-        raise PlanError(f"{where}: {problem}")
-
-
-def _validate_tokens(plan: Plan, replica: Replica, where: str) -> None:
-    shares, chips = replica.token_shares, replica.group_chips
-    if shares is None:
-        if chips is not None:
-            raise PlanError(f"{where}.group_chips is for a replica with token_shares; it has none")
-        return
-    if chips is not None and (len(chips) != len(shares) or chips[0] != replica.chip):
-        raise PlanError(
-            f"{where}.group_chips is {list(chips)}; expected one for each of its {len(shares)} "
-            f"token_shares, the first of them its chip, {replica.chip}"
-        )
-    length, here = plan.model.sequence_length, f"{where}.token_shares"
-    if len(shares) < 2:
-        raise PlanError(f"{here} is {list(shares)}; expected at least two, or none at all")
-    if min(shares) < 1 or sum(shares) != length:
-        raise PlanError(
-            f"{here} is {list(shares)}; expected numbers of tokens above 0 that sum to the model's "
-            f"sequence_length {length}"
-        )
-    tp, rest = divmod(len(replica.ranks), len(shares))
-    if rest:
-        raise PlanError(
-            f"{where} has {len(replica.ranks)} ranks for {len(shares)} token_shares; expected a "
-            "multiple of them, a tensor-parallel group for each"
-        )
-    if uneven := [share for share in shares if share % tp]:
-        raise PlanError(
-            f"{here}: tensor-parallel degree {tp} does not divide a share of {uneven[0]} tokens"
         )
 
 

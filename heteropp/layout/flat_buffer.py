@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from heteropp.layout.boxes import Box, Ranges
 from heteropp.layout.parameter import Parameter
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from heteropp.models.spec import ModelSpec
 
 ALIGNMENT = 32  # elements; kernels may take another path, with other last bits, when unaligned
+
+# What a buffer has of the experts: all of them beside all else, none, or [first, last) of every
+# layer and nothing else. Expert parallelism gives a rank one buffer of either of the last two.
+Experts = Literal["all", "none"] | tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -108,20 +112,29 @@ class Layout:
 
 @lru_cache(maxsize=4096)  # all who plan, move or sum ask for the same few
 def layout(
-    model: ModelSpec, layers: tuple[int, int], tp: int, tp_index: int, shards: int
+    model: ModelSpec,
+    layers: tuple[int, int],
+    tp: int,
+    tp_index: int,
+    shards: int,
+    experts: Experts = "all",
 ) -> Layout:
     """How one rank of a tensor-parallel group holds layers [first, last).
 
     Parameters that an optimizer mostly treats alike stand together: hidden matrices first, and last
     what has no weight decay.
     """
-    parameters = model.parameters(layers)
+    parameters, rows = model.parameters(layers), None
+    if experts != "all":
+        rows = None if experts == "none" else experts
+        wanted = rows is not None
+        parameters = [p for p in parameters if model.is_of_experts(p) == wanted]
 
     def placed(some: Iterable[Parameter], offset: int) -> tuple[tuple[Entry, ...], int]:
         """Returns the entries of some parameters, one behind the other, and where the next is."""
         entries = []
         for parameter in some:
-            boxes = parameter.boxes(tp, tp_index)
+            boxes = parameter.boxes(tp, tp_index, rows)
             last = offset + sum(box.size for box in boxes)
             sharded = parameter.states(tp).splits
             name = model.global_name(parameter.name)

@@ -65,17 +65,24 @@ class Parameter:
             PARTIAL,
         )
 
-    def boxes(self, tp: int, index: int) -> tuple[Box, ...]:
+    def boxes(self, tp: int, index: int, rows: tuple[int, int] | None = None) -> tuple[Box, ...]:
         """Returns what one rank of a tensor-parallel group holds, one box after another.
+
+        rows: of the first dimension those that the whole group holds, such as some experts of a
+        stack; None: all of them.
 
         Each box's elements stand together in memory: there is one for each piece, and where pieces
         stand within rows, as in a stack of experts' matrices, one for each row and piece. Raises
         ValueError where the degree does not divide what is cut.
         """
         try:
-            return _boxes(self.shape, self.split_dimension, self.packed, tp, index)
+            boxes = _boxes(self.shape, self.split_dimension, self.packed, tp, index)
         except ValueError as error:
             raise ValueError(f"parameter {self.name}: {error}") from None
+        if rows is None:
+            return boxes
+        held = Box((rows, *Box.whole(self.shape[1:]).ranges))
+        return tuple([common for box in boxes if (common := box.intersect(held))])
 
     def held_shape(self, tp: int) -> tuple[int, ...]:
         """Returns the shape of what one rank of a tensor-parallel group holds."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from heteropp.models.hugging_face_format import HuggingFaceFormat
     from heteropp.models.parallel.context_parallel import ContextParallelGroup
+    from heteropp.models.parallel.expert_parallel import ExpertParallelGroup
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
     from heteropp.models.stage_module import StageModule
 
@@ -174,6 +175,19 @@ class ModelSpec(ABC):
             "many of transformers' families can"
         )
 
+    @property
+    def experts(self) -> int:
+        """The number of experts in a layer that has some; 0: none has."""
+        return 0
+
+    def is_of_experts(self, parameter: Parameter) -> bool:
+        """Whether a parameter stacks those of a layer's experts, along its first dimension."""
+        return False
+
+    def expert_parallel_problem(self) -> str | None:
+        """Says in a clause why a layer's experts cannot lie over ranks; None: they can."""
+        return f"model {self.name} of family {self.family} has no experts that could lie over ranks"
+
     def selective_recompute_problem(self) -> str | None:
         """Says in a clause why attention's scores cannot be computed again; None: they can."""
         return None
@@ -242,11 +256,13 @@ class ModelSpec(ABC):
         selective_recompute: bool = False,
         seed: int = 0,
         context: ContextParallelGroup | None = None,
+        experts: ExpertParallelGroup | None = None,
     ) -> StageModule:
         """Returns blocks [first, last) as one rank of a tensor-parallel group holds them.
 
         The parameters are uninitialised. seed: that of dropout. context: the ranks over which
-        sequences are cut; None: they are not.
+        sequences are cut; None: they are not. experts: the ranks over which a layer's experts lie;
+        None: this one has all of them.
         """
 
     @abstractmethod

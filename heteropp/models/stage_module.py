@@ -22,6 +22,7 @@ class StageModule(nn.Module):
     """
 
     has_windows = False  # whether some attention sees a part of the tokens before alone
+    experts: tuple[int, int] | None = None  # those [first, last) that it has; None: all
 
     def __init__(
         self, model: ModelSpec, layers: tuple[int, int], group: TensorParallelGroup
@@ -55,16 +56,20 @@ class StageModule(nn.Module):
         parameters = {p.name: p for p in self.model.parameters(self.layer_range)}
         values = self.model.added_values if added_alone else self.model.initial_values
         for name, whole in values(self.layer_range, seed):
-            fill(held[name], parameters[name], whole, self.group)
+            fill(held[name], self.boxes(parameters[name]), whole)
+
+    def rows_of(self, parameter: Parameter) -> tuple[int, int] | None:
+        """Returns which of a parameter's rows, its first dimension, it has; None: all."""
+        return self.experts if self.model.is_of_experts(parameter) else None
+
+    def boxes(self, parameter: Parameter) -> tuple[Box, ...]:
+        """Returns what it holds of a parameter, one box after another."""
+        return parameter.boxes(self.group.size, self.group.index, self.rows_of(parameter))
 
 
-def fill(target: Tensor, parameter: Parameter, whole: Tensor, group: TensorParallelGroup) -> None:
+def fill(target: Tensor, boxes: Sequence[Box], whole: Tensor) -> None:
     """Copies a rank's slices of a whole parameter into what the rank holds of it."""
-    pieces = [
-        whole[box.within(Box.whole(whole.shape))]
-        for box in parameter.boxes(group.size, group.index)
-    ]
-    put(target, pieces)
+    put(target, [whole[box.within(Box.whole(whole.shape))] for box in boxes])
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from heteropp.layout.flat_buffer import Entry, Layout, layout
+from heteropp.layout.flat_buffer import Entry, Experts, Layout, layout
 from heteropp.models.stage_module import StageModule
 
 
@@ -18,14 +18,23 @@ class FlatBuffers:
     Backwards add to the gradients; a model of 16 bits sums them in float32.
     """
 
-    def __init__(self, module: StageModule, shards: int = 1, *, gradients: bool = True) -> None:
+    def __init__(
+        self,
+        module: StageModule,
+        shards: int = 1,
+        *,
+        gradients: bool = True,
+        experts: Experts = "all",
+    ) -> None:
         """Moves a module's parameters into a buffer that can be cut into equal shards.
 
-        What is frozen stands at its end, and has no gradient.
+        What is frozen stands at its end, and has no gradient. experts: which parameters these are.
         """
         tp = module.group
         self.module = module
-        self.layout: Layout = layout(module.model, module.layer_range, tp.size, tp.index, shards)
+        self.layout: Layout = layout(
+            module.model, module.layer_range, tp.size, tp.index, shards, experts
+        )
         self.parameters = dict(module.named_parameters())
         example = next(iter(self.parameters.values()))
         self.mixed = example.dtype.itemsize == 2
@@ -86,8 +95,8 @@ class FlatBuffers:
 
     def _let_gradients_go(self) -> None:
         self.gradients = None
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        for entry in self.entries:
+            self.parameters[entry.name].grad = None
 
 
 def place(parameter: Tensor, view: Tensor) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from heteropp.description.plan import Plan, Stage, ministage_layers
+from heteropp.description.sections import Section, sections
 from heteropp.layout.boxes import Box
 from heteropp.layout.flat_buffer import layout
 from heteropp.layout.hspmd.routing import HeldBox, Round, Wanted, route, volume_bytes
@@ -76,24 +77,32 @@ class _HeldCopy:
 
     layers: tuple[int, int]
     ministage: int
-    shards: int
-    peers: tuple[tuple[int, ...], ...]  # ranks, by place in the tensor-parallel group
+    zero_stage: int
+    sections: tuple[Section, ...]
 
     @property
     def ranks(self) -> list[int]:
-        return [rank for ranks in self.peers for rank in ranks]
+        """All of its ranks, which the first section has."""
+        return [rank for ranks in self.sections[0].peers for rank in ranks]
 
     def renumbered(self, number: Mapping[int, int]) -> _HeldCopy:
-        peers = tuple(tuple(number[rank] for rank in ranks) for ranks in self.peers)
-        return replace(self, peers=peers)
+        return replace(
+            self,
+            sections=tuple(
+                replace(
+                    section,
+                    peers=tuple(tuple(number[rank] for rank in ranks) for ranks in section.peers),
+                )
+                for section in self.sections
+            ),
+        )
 
 
 def _copy(plan: Plan, part: Part) -> _HeldCopy:
     p, s, k = part
     stage = plan.pipelines[p].stages[s]
     layers = ministage_layers(plan.pipelines[p], plan.schedule)[s][k]
-    peers = tuple(tuple(stage.peers(tp_index)) for tp_index in range(stage.tp))
-    return _HeldCopy(layers, k, shards(plan, stage), peers)
+    return _HeldCopy(layers, k, plan.zero_stage, sections(stage))
 
 
 def seat(rank: int, ministage: int) -> int:
@@ -210,10 +219,12 @@ def _holders(
     summed theirs, each with the ranks that keep it.
     """
     found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for tp_index, ranks in enumerate(copy.peers):
-        held = layout(model, copy.layers, len(copy.peers), tp_index, copy.shards)
-        for turn, rank in enumerate(ranks):
-            for piece in held.pieces(turn % copy.shards):
-                if piece.name in names:
-                    found[piece.name][piece.box].append(rank)
+    for section in copy.sections:
+        tp, shards = len(section.peers), section.shards(copy.zero_stage)
+        for tp_index, ranks in enumerate(section.peers):
+            held = layout(model, copy.layers, tp, tp_index, shards, section.experts)
+            for turn, rank in enumerate(ranks):
+                for piece in held.pieces(turn % shards):
+                    if piece.name in names:
+                        found[piece.name][piece.box].append(rank)
     return found

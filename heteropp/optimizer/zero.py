@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.layout.flat_buffer import BufferPiece, Entry
+from heteropp.layout.flat_buffer import BufferPiece, Entry, Experts
 from heteropp.layout.hspmd.annotation import DUPLICATE, PARTIAL, Annotation
 from heteropp.layout.hspmd.resolution import Kind, resolve
 from heteropp.models.stage_module import StageModule
@@ -31,11 +31,15 @@ class FlatParameters(FlatBuffers):
         group: dist.ProcessGroup | None,
         zero_stage: int,
         hyperparameters: Hyperparameters,
+        experts: Experts = "all",
     ) -> None:
+        """group: the ranks that hold the same slices; None: no other does. experts: which
+        parameters these are.
+        """
         self.group, self.zero_stage = group, zero_stage
         self.replica, replicas = (group.rank(), group.size()) if group is not None else (0, 1)
         shards = replicas if zero_stage else 1
-        super().__init__(module, shards, gradients=zero_stage < 2)
+        super().__init__(module, shards, gradients=zero_stage < 2, experts=experts)
         self.shard = self.layout.shard(self.replica % shards)
         self.summing, self.gathering = _collectives(replicas, shards, self.layout.size)
         # a model of 16 bits keeps a master copy in float32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.distributed as dist
 from torch import Tensor
 
@@ -18,6 +20,17 @@ def all_gather(output: Tensor, piece: Tensor, group: dist.ProcessGroup | None = 
 def reduce_scatter(output: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
     """Sums whole [n * size, ...] over the group; each rank gets its own part, [n, ...]."""
     _reduce_scatter(output, whole, group=group)
+
+
+def all_to_all(
+    output: Tensor,
+    rows: Tensor,
+    received: Sequence[int],
+    sent: Sequence[int],
+    group: dist.ProcessGroup,
+) -> None:
+    """Sends so many rows to each rank, in turn, and fills output with so many from each."""
+    dist.all_to_all_single(output, rows, list(received), list(sent), group=group)
 
 
 def start(

@@ -25,6 +25,7 @@ def stage_modules(
             selective_recompute=place.stage.selective_recompute,
             seed=seed,
             context=groups.context_parallel,
+            experts=groups.expert_parallel,
         )
         for layers in place.layers
     ]

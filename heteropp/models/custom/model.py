@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from heteropp.models.custom.stage import CustomStage
     from heteropp.models.parallel.context_parallel import ContextParallelGroup
+    from heteropp.models.parallel.expert_parallel import ExpertParallelGroup
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 
 
@@ -76,6 +77,7 @@ class CustomModel(PartedModel):
         selective_recompute: bool = False,
         seed: int = 0,
         context: ContextParallelGroup | None = None,
+        experts: ExpertParallelGroup | None = None,
     ) -> CustomStage:
         from heteropp.models.custom.source import definition_at
         from heteropp.models.custom.stage import CustomStage

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from heteropp.models.gpt2.hugging_face import GPT2Format
     from heteropp.models.gpt2.stage import GPT2Stage
     from heteropp.models.parallel.context_parallel import ContextParallelGroup
+    from heteropp.models.parallel.expert_parallel import ExpertParallelGroup
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 
 
@@ -119,6 +120,7 @@ class GPT2Model(ModelSpec):
         selective_recompute: bool = False,
         seed: int = 0,
         context: ContextParallelGroup | None = None,
+        experts: ExpertParallelGroup | None = None,
     ) -> GPT2Stage:
         from heteropp.models.gpt2.stage import GPT2Stage
 

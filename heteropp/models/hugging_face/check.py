@@ -255,7 +255,7 @@ def _fill(stage: HuggingFaceStage, values: dict[str, Tensor]) -> None:
     model = stage.model
     parameters = {p.name: p for p in model.untied().parameters()}
     for name, target in stage.named_parameters():
-        fill(target, parameters[name], values[model.global_name(name)], stage.group)
+        fill(target, stage.boxes(parameters[name]), values[model.global_name(name)])
 
 
 def _threads(size: int, sequence_parallel: bool) -> list[ThreadGroup]:

@@ -13,6 +13,12 @@ import torch
 from torch import Tensor
 
 from heteropp.models.parallel.backward import grouped_linear
+from heteropp.models.parallel.expert_parallel import (
+    ExpertParallelGroup,
+    Routes,
+    dispatched,
+    returned,
+)
 
 NAME = "heteropp"
 
@@ -27,20 +33,42 @@ def experts(
     each = top_k_index.shape[-1]
     chosen = top_k_index.reshape(-1)
     order = torch.argsort(chosen, stable=True)  # rows of one expert stand together
-    ends = _ends(chosen, module.num_experts)
     x = hidden_states.index_select(0, order // each)
+    group: ExpertParallelGroup | None = getattr(module, "expert_group", None)
+    if group is None:
+        x = _computed(module, x, _ends(chosen, module.num_experts))
+    else:
+        x = _computed_where_experts_are(module, x, chosen, group)
+    x = x * top_k_weights.reshape(-1).index_select(0, order).unsqueeze(-1)
+    x = x.index_select(0, _inverse(order)).view(-1, each, x.shape[-1]).sum(1)
+    return x.to(hidden_states.dtype)
+
+
+def _computed_where_experts_are(
+    module: Any, x: Tensor, chosen: Tensor, group: ExpertParallelGroup
+) -> Tensor:
+    routes = Routes(group, group.counts(chosen, module.num_experts))
+    x = dispatched(x, routes)
+    by_expert = routes.by_expert(x.device)
+    x = _computed(module, x.index_select(0, by_expert), routes.ends)
+    return returned(x.index_select(0, _inverse(by_expert)), routes)
+
+
+def _computed(module: Any, x: Tensor, ends: tuple[int, ...]) -> Tensor:
+    """Returns what experts make of rows, which stand by expert and end there."""
     first = module.gate_up_proj if module.has_gate else module.up_proj
     x = grouped_linear(x, first, _bias(module, "gate_up_proj_bias"), ends, module.is_transposed)
     x = module._apply_gate(x) if module.has_gate else module.act_fn(x)
     bias = _bias(module, "down_proj_bias")
     x = grouped_linear(x, module.down_proj, bias, ends, module.is_transposed)
-    if module.has_post_expert_norm:
-        x = module.post_expert_norm(x)
-    x = x * top_k_weights.reshape(-1).index_select(0, order).unsqueeze(-1)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=order.device)
-    x = x.index_select(0, back).view(-1, each, x.shape[-1]).sum(1)
-    return x.to(hidden_states.dtype)
+    return module.post_expert_norm(x) if module.has_post_expert_norm else x
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """Returns where each row stands in an order."""
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    return places
 
 
 def _ends(chosen: Tensor, experts: int) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from heteropp.models.hugging_face.lora import A, Lora, is_added
 from heteropp.models.hugging_face.norms import epsilon_of, fused
 from heteropp.models.hugging_face.rows import AllRows, modules_of_all_rows
 from heteropp.models.parallel.backward import linear
+from heteropp.models.parallel.expert_parallel import ExpertParallelGroup
 from heteropp.models.parallel.tensor_parallel import TensorParallelGroup, embed
 
 
@@ -102,11 +103,12 @@ def install(
     dtype: torch.dtype,
     length: int,
     lora: Lora | None = None,
+    experts: ExpertParallelGroup | None = None,
 ) -> nn.Module:
     """Returns a copy of a part as one rank holds it, with uninitialised parameters.
 
     parameters: by name in the part; prefix: of its names in the base model; length: tokens of a
-    sequence.
+    sequence; experts: the ranks over which experts lie, where these have some of them each.
     """
     part = found.copy_of(part)
     cuts = cuts_of(found, prefix, part)
@@ -131,6 +133,8 @@ def install(
         _cut(name, module, cuts, parameters, found, next(inside, GroupCommunication(group)))
         if lora and f"{name}.{A}.weight" in parameters:
             module.scale = lora.scale  # type: ignore[assignment]
+        if experts is not None and name.endswith(".experts"):
+            module.expert_group = experts  # type: ignore[assignment]
     for each in all_rows:
         each.surround()
     return part

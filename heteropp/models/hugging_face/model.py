@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
 
+from heteropp.layout.parameter import Parameter
 from heteropp.models.hugging_face import lora as products
 from heteropp.models.hugging_face.config import Config
 from heteropp.models.parted import PartedModel
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from heteropp.models.hugging_face.folder import HuggingFaceFolder
     from heteropp.models.hugging_face.stage import HuggingFaceStage
     from heteropp.models.parallel.context_parallel import ContextParallelGroup
+    from heteropp.models.parallel.expert_parallel import ExpertParallelGroup
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 
 CUTTABLE = (  # whose tokens meet in attention alone, as has been tried
     *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"),
     *("deepseek_v3", "gpt_oss"),
 )
+SPREADABLE = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")  # whose experts may lie over ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class HuggingFaceModel(PartedModel):
     family: Literal["hugging_face"] = "hugging_face"
     config: Config  # the model's config.json
     attention: Attention = "explicit"  # explicit keeps scores in memory; a fused kernel keeps none
-    experts: int = 0  # number of experts in a layer that has some; 0: none has
+    experts: int = 0  # type: ignore[assignment]  # number of experts in a layer that has some; 0: none has
     experts_of_token: int = 0  # number of experts that a token goes to
     mixes_documents: str = ""  # kind of a layer that mixes a sequence's documents; "": none
     lora: products.Lora | None = None  # what LoRA adds, which is among `parts`; absent: nothing
@@ -76,6 +79,19 @@ class HuggingFaceModel(PartedModel):
         rotary = f"{values.get('rope_scaling')} {values.get('rope_parameters')}"
         if "dynamic" in rotary or "longrope" in rotary:
             return "positions are turned by the longest of a forward's, and a part has others"
+        return None
+
+    def is_of_experts(self, parameter: Parameter) -> bool:
+        return ".experts." in parameter.name and parameter.shape[:1] == (self.experts,)
+
+    def expert_parallel_problem(self) -> str | None:
+        kind = self.config.values().get("model_type")
+        if kind not in SPREADABLE:
+            return f"experts of {kind} cannot lie over ranks; those of {', '.join(SPREADABLE)} can"
+        if not self.experts:
+            return f"model {self.name} of {kind} has no experts"
+        if self.lora is not None:
+            return "experts cannot lie over ranks where LoRA trains beside frozen weights"
         return None
 
     def selective_recompute_problem(self) -> str | None:
@@ -133,7 +149,7 @@ class HuggingFaceModel(PartedModel):
         experts = sum(
             math.prod(parameter.shape)
             for parameter in self.parameters()
-            if ".experts." in parameter.name and parameter.shape[:1] == (self.experts,)
+            if self.is_of_experts(parameter)
         )
         idle = experts * (self.experts - self.experts_of_token) // max(1, self.experts)
         return self.elements() - idle
@@ -155,10 +171,11 @@ class HuggingFaceModel(PartedModel):
         selective_recompute: bool = False,
         seed: int = 0,
         context: ContextParallelGroup | None = None,
+        experts: ExpertParallelGroup | None = None,
     ) -> HuggingFaceStage:
         from heteropp.models.hugging_face.stage import HuggingFaceStage
 
-        return HuggingFaceStage(self, layers, group, device, dtype, context)
+        return HuggingFaceStage(self, layers, group, device, dtype, context, experts)
 
     def initial_values(self, layers: tuple[int, int], seed: int) -> Iterator[tuple[str, Tensor]]:
         from heteropp.models.hugging_face.initial import initial_values

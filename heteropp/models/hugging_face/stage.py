@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from heteropp.layout.parameter import Parameter
 from heteropp.models.documents import Documents
 from heteropp.models.hugging_face.attention import Masks, given_mask, masked_by, windows_of
 from heteropp.models.hugging_face.family import LAYERS, around, family, shallow
 from heteropp.models.hugging_face.layers import CutEmbedding, install
 from heteropp.models.parallel.context_parallel import ContextParallelGroup, own_part
+from heteropp.models.parallel.expert_parallel import ExpertParallelGroup
 from heteropp.models.parallel.tensor_parallel import (
     SoloGroup,
     TensorParallelGroup,
@@ -36,20 +39,22 @@ class HuggingFaceStage(StageModule):
         device: torch.device | str,
         dtype: torch.dtype,
         context: ContextParallelGroup | None = None,
+        experts: ExpertParallelGroup | None = None,
     ) -> None:
         super().__init__(model, layers, group)
+        self.experts = None if experts is None else experts.parts[experts.index]
         self.first, self.last = own_part(context, model.sequence_length)  # tokens of a sequence
         self.length = self.last - self.first
         self.hidden, self.vocab = model.hidden, model.vocab
         found = family(model.config)
         sources = [found.source(kind) for kind in model.order]
-        own = {parameter.name: parameter for parameter in model.parameters(layers)}
+        own = {parameter.name: self._held(parameter) for parameter in model.parameters(layers)}
 
         def held(name: str, like: str) -> nn.Module:
             """Returns this rank's part of a module; like: the name of one that is alike."""
             start = f"{name}."
             mine = {n.removeprefix(start): p for n, p in own.items() if n.startswith(start)}
-            kind = (device, dtype, self.length, model.lora)
+            kind = (device, dtype, self.length, model.lora, experts)
             return install(found, found.module(like), f"{like}.", mine, group, *kind)
 
         names = list(found.first) if self.is_first else []
@@ -76,6 +81,13 @@ class HuggingFaceStage(StageModule):
         if self.is_last:
             setattr(whole, found.head_name, parts[found.head_name])
         self.whole = (whole,)  # in a tuple, as what is held has its names above
+
+    def _held(self, parameter: Parameter) -> Parameter:
+        """Returns a parameter as this rank's tensor-parallel group holds it."""
+        if (rows := self.rows_of(parameter)) is None:
+            return parameter
+        first, last = rows
+        return replace(parameter, shape=(last - first, *parameter.shape[1:]))
 
     def forward(
         self,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from heteropp.models.llama.hugging_face import LlamaFormat
     from heteropp.models.llama.stage import LlamaStage
     from heteropp.models.parallel.context_parallel import ContextParallelGroup
+    from heteropp.models.parallel.expert_parallel import ExpertParallelGroup
     from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 
 # what changes a stage's results, but neither its operators nor their sizes
@@ -161,6 +162,7 @@ class LlamaModel(ModelSpec):
         selective_recompute: bool = False,
         seed: int = 0,
         context: ContextParallelGroup | None = None,
+        experts: ExpertParallelGroup | None = None,
     ) -> LlamaStage:
         from heteropp.models.llama.stage import LlamaStage
 

@@ -12,11 +12,14 @@ from typing import Any, Literal, NamedTuple
 import torch.distributed as dist
 
 from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
+from heteropp.description.sections import Section, expert_group, sections_of
 from heteropp.models.parallel.context_parallel import ContextParallelGroup, ContextProcessGroup
+from heteropp.models.parallel.expert_parallel import ExpertParallelGroup, ExpertProcessGroup
 from heteropp.models.parallel.tensor_parallel import ProcessGroup, SoloGroup, TensorParallelGroup
 from heteropp.schedule.stage_actions import Part, links
 
-# of a rank and a plan without context parallelism: the world, its replica, and one of each replica
+# of a rank and a plan without context and expert parallelism: the world, its replica, and one of
+# each replica
 MOST_GROUPS = 3
 P2P = Literal["device-direct", "cpu-mediated"]  # dicomm's strategies (H2, section 3.2)
 
@@ -63,6 +66,11 @@ class Coordinates:
     def stage(self) -> Stage:
         return self.pipeline.stages[self.stage_index]
 
+    @property
+    def sections(self) -> list[Section]:
+        """The sections of the stage's parameters that the rank holds."""
+        return sections_of(self.stage, self.tp_index, self.rank)
+
     def before(self, ministage: int) -> AdjacentMinistage | None:
         """Returns the neighbour that a ministage receives its activations from, if any.
 
@@ -99,9 +107,14 @@ class Groups:
         if replica.token_ranges is not None:
             own = replica.across(place.tp_index)
             self.context_parallel = ContextProcessGroup(_new_group(own), replica.token_ranges)
-        # the ranks that hold the same slices
-        peers = tuple(place.stage.peers(place.tp_index))
-        self.data_parallel = None if len(peers) == 1 else _new_group(peers)
+        self.expert_parallel: ExpertParallelGroup | None = None
+        if place.stage.ep > 1:
+            parts = expert_group(place.stage, place.tp_index, place.rank)
+            group = _new_group(tuple(parts))
+            self.expert_parallel = ExpertProcessGroup(group, tuple(parts.values()))
+        # by section: the ranks that hold the same slices; None: no other rank does
+        peers = (section.peers[place.tp_index] for section in place.sections)
+        self.data_parallel = [None if len(each) == 1 else _new_group(each) for each in peers]
 
     def make_up(self, rank: int) -> None:
         """Makes groups of this rank alone until it has made as many as any rank may have.
@@ -121,9 +134,9 @@ class Groups:
             groups.append(self.tensor_parallel.group)
         if isinstance(self.context_parallel, ContextProcessGroup):
             groups.append(self.context_parallel.group)
-        if self.data_parallel is not None:
-            groups.append(self.data_parallel)
-        return groups
+        if isinstance(self.expert_parallel, ExpertProcessGroup):
+            groups.append(self.expert_parallel.group)
+        return groups + [group for group in self.data_parallel if group is not None]
 
 
 def _new_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:

@@ -7,6 +7,8 @@ for bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,17 +32,19 @@ ToSelf = dict[tuple[int, int], Tensor]  # messages between ministages of one ran
 
 
 class Sums:
-    """Sums the gradients of one ministage of a rank."""
+    """Sums the gradients of one ministage of a rank, which its flat buffers hold together."""
 
-    def __init__(self, plan: Plan, rank: int, part: Part, flat: FlatParameters) -> None:
-        self.rank, self.seat, self.flat = rank, seat(rank, part[2]), flat
+    def __init__(self, plan: Plan, rank: int, part: Part, flats: Sequence[FlatParameters]) -> None:
+        self.rank, self.seat, self.flats = rank, seat(rank, part[2]), flats
         ours = {places: names for places, names in shared(plan).items() if part in places}
         self.counted = {name for name, places in holders(plan).items() if places[0] == part}
         everywhere = {name for names in ours.values() for name in names}
-        self.pieces = [piece for piece in flat.pieces if piece.name in everywhere]
+        self.pieces = [
+            (flat, piece) for flat in flats for piece in flat.pieces if piece.name in everywhere
+        ]
         number = numbers(plan.model)
-        named = [(number[piece.name], piece.box) for piece in self.pieces]
-        transfers = [t for places in ours for t in sums(plan, places, flat.wide.itemsize)]
+        named = [(number[piece.name], piece.box) for _, piece in self.pieces]
+        transfers = [t for places in ours for t in sums(plan, places, flats[0].wide.itemsize)]
         self.messages = Messages(transfers, self.seat, named, named)
         self.sending: list[tuple[dist.Work, Tensor]] = []
         self.receiving: list[dist.Work] = []
@@ -85,11 +89,13 @@ class Sums:
         self.sending, self.receiving, self.received = [], [], {}
 
     def _gradients(self) -> list[Tensor]:
-        """Returns the reduced gradients of the pieces, as views of this rank's shard."""
-        shard, start = self.flat.reduced(), self.flat.shard.start
+        """Returns the reduced gradients of the pieces, as views of this rank's shards."""
+        reduced = {id(flat): flat.reduced() for flat in self.flats}
         return [
-            shard[piece.first - start : piece.last - start].view(piece.box.shape)
-            for piece in self.pieces
+            reduced[id(flat)][piece.first - flat.shard.start : piece.last - flat.shard.start].view(
+                piece.box.shape
+            )
+            for flat, piece in self.pieces
         ]
 
 

@@ -45,13 +45,18 @@ class Update:
         hyperparameters: Hyperparameters,
     ) -> None:
         self.hyperparameters = hyperparameters
-        self.flats = [
-            FlatParameters(module, groups.data_parallel, plan.zero_stage, hyperparameters)
+        # by ministage: one, or with expert parallelism the experts' beside it
+        self.sections = [
+            [
+                FlatParameters(module, group, plan.zero_stage, hyperparameters, section.experts)
+                for section, group in zip(place.sections, groups.data_parallel, strict=True)
+            ]
             for module in modules
         ]
+        self.flats = [flat for flats in self.sections for flat in flats]
         self.sums = [
-            Sums(plan, place.rank, (place.pipeline_index, place.stage_index, k), flat)
-            for k, flat in enumerate(self.flats)
+            Sums(plan, place.rank, (place.pipeline_index, place.stage_index, k), flats)
+            for k, flats in enumerate(self.sections)
         ]
         self.to_self: ToSelf = {}
         self.unsummed: list[int] = []  # ministages that are being reduced, in order
@@ -67,11 +72,13 @@ class Update:
         return self.scaler.scale if self.scaler else 1.0
 
     def each(self) -> Iterator[FlatParameters]:
-        """Yields the ministages in turn; one that was offloaded is on the chip in its turn."""
-        for k, flat in enumerate(self.flats):
+        """Yields the buffers of the ministages in turn; one that was offloaded is on the chip in
+        its turn.
+        """
+        for k, flats in enumerate(self.sections):
             if self.load_parameters:
                 self.load_parameters(k)
-            yield flat
+            yield from flats
 
     def begin(self, ministage: int) -> None:
         """Zeroes a ministage's gradients before its first backward of a step.
@@ -79,19 +86,21 @@ class Update:
         With ZeRO-2 the whole gradients of two ministages stand at once, one at work and one being
         reduced (Zorse, section 4.1.2).
         """
-        if self.flats[ministage].zero_stage == 2:
+        if self.flats[0].zero_stage == 2:
             while len(self.unsummed) > 1:
                 self._sum_next()
-        self.flats[ministage].begin()
+        for flat in self.sections[ministage]:
+            flat.begin()
 
     def reduce(self, ministage: int) -> None:
         """Starts to sum a ministage's gradients over all ranks that hold its layers.
 
         It is called after the ministage's last backward.
         """
-        self.flats[ministage].reduce()
+        for flat in self.sections[ministage]:
+            flat.reduce()
         self.unsummed.append(ministage)
-        while self.unsummed and self.flats[self.unsummed[0]].is_reduced():
+        while self.unsummed and all(f.is_reduced() for f in self.sections[self.unsummed[0]]):
             self._sum_next()
 
     def step(
@@ -146,8 +155,8 @@ class Update:
         """
         none = torch.zeros_like(loss)
         norms = [none] * len(self.column)
-        for flat, sums in zip(self.flats, self.sums, strict=True):
-            for name, norm in flat.norms().items():
+        for flats, sums in zip(self.sections, self.sums, strict=True):
+            for name, norm in (item for flat in flats for item in flat.norms().items()):
                 if sums.speaks_for(name):
                     norms[self.column[name]] = norm
         return torch.stack([*norms, loss])

@@ -208,12 +208,11 @@ def load_weights(folder: Path, module: StageModule) -> None:
 
     Those that are not the base model's stay as they are.
     """
-    group, model = module.group, module.model
+    model = module.model
     weights = Weights(folder, model)
     parameters = {parameter.name: parameter for parameter in weights.model.parameters()}
     for name, target in module.named_parameters():
         if (parameter := parameters.get(model.global_name(name))) is None:
             continue
-        boxes = parameter.boxes(group.size, group.index)
-        values = [weights.read(parameter, box) for box in boxes]
+        values = [weights.read(parameter, box) for box in module.boxes(parameter)]
         put(target, values)

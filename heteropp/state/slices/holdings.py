@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Plan, ministage_layers
+from heteropp.description.sections import sections_of
 from heteropp.layout.boxes import Box
 from heteropp.layout.flat_buffer import BufferPiece, Layout, layout
 from heteropp.state.slices.quantities import (
@@ -83,15 +84,17 @@ class BufferSlice(NamedTuple):
 
 
 def ministages(plan: Plan, rank: int) -> list[MinistageHoldings]:
-    """Returns what a rank of a plan holds, by ministage."""
+    """Returns what a rank of a plan holds, by flat buffer: one for each section of a ministage."""
     p, s, _, tp_index = plan.place(rank)
-    stage = plan.pipelines[p].stages[s]
-    shard, shards = plan.shard(rank)
+    stage, zero = plan.pipelines[p].stages[s], plan.zero_stage
     return [
         MinistageHoldings(
-            layout(plan.model, layers, stage.tp, tp_index, shards), shard, plan.optimizer
+            layout(plan.model, layers, stage.tp, tp_index, part.shards(zero), part.experts),
+            part.peers[tp_index].index(rank) % part.shards(zero),
+            plan.optimizer,
         )
         for layers in ministage_layers(plan.pipelines[p], plan.schedule)[s]
+        for part in sections_of(stage, tp_index, rank)
     ]
 
 

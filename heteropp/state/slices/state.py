@@ -47,7 +47,9 @@ class State:
         Those that another rank speaks for are among them: each element of the model is owned by
         one rank.
         """
-        parts = zip(self.update.each(), self.update.sums, self.ministages, strict=True)
+        counted = zip(self.update.sums, self.update.sections, strict=True)
+        sums_of = [sums for sums, flats in counted for _ in flats]
+        parts = zip(self.update.each(), sums_of, self.ministages, strict=True)
         for flat, sums, ministage in parts:
             everything = (*flat.entries, *flat.layout.frozen)
             entries = {entry.global_name: entry for entry in everything}

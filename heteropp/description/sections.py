@@ -1,0 +1,55 @@
+"""Which ranks hold which of a stage's parameters alike: all of them, or the experts apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from heteropp.description.plan import Stage
+from heteropp.layout.flat_buffer import Experts
+
+
+@dataclass(frozen=True)
+class Section:
+    """Parameters of a stage that some ranks hold the same slices of, in one flat buffer."""
+
+    experts: Experts  # which parameters these are
+    peers: tuple[tuple[int, ...], ...]  # those ranks, ascending, by tensor-parallel index
+
+    def shards(self, zero_stage: int) -> int:
+        """Returns the number of ranks over which ZeRO shards what one of them would hold."""
+        return len(self.peers[0]) if zero_stage else 1
+
+
+@lru_cache(maxsize=4096)
+def sections(stage: Stage) -> tuple[Section, ...]:
+    """Returns the sections of a stage: one, or what all groups hold and one for each of `ep`."""
+    everyone = tuple(tuple(stage.peers(tp_index)) for tp_index in range(stage.tp))
+    if stage.ep == 1:
+        return (Section("all", everyone),)
+    of_experts = (
+        Section(experts, tuple(tuple(sorted(peers)) for peers in zip(*holders, strict=True)))
+        for experts, holders in (
+            (experts, stage.groups[i :: stage.ep]) for i, experts in enumerate(stage.expert_ranges)
+        )
+    )
+    return (Section("none", everyone), *of_experts)
+
+
+def sections_of(stage: Stage, tp_index: int, rank: int) -> list[Section]:
+    """Returns the sections that a rank holds, in the order of its flat buffers."""
+    return [section for section in sections(stage) if rank in section.peers[tp_index]]
+
+
+def expert_group(stage: Stage, tp_index: int, rank: int) -> dict[int, tuple[int, int]]:
+    """Returns the ranks over which the experts of a rank's rows lie, with those that each holds.
+
+    They are the groups of one turn, at the same tensor-parallel index, in ascending order.
+    """
+    own = next(i for i, group in enumerate(stage.groups) if rank in group)
+    first = own // stage.ep * stage.ep
+    turn = stage.groups[first : first + stage.ep]
+    held = {
+        group[tp_index]: experts for group, experts in zip(turn, stage.expert_ranges, strict=True)
+    }
+    return dict(sorted(held.items()))

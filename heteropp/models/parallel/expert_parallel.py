@@ -1,0 +1,123 @@
+"""Expert parallelism: the experts of a layer spread over ranks that have rows of their own.
+
+Each rank has some experts whole, as many as its share says, and sends the rows that its tokens
+route elsewhere to the ranks that hold their experts. One all-to-all of uneven parts takes rows
+there, another one takes back what the experts made of them; the backward takes gradients the same
+ways. No row is dropped: how many come is what the routers say. As everything else, these messages
+are part of a backward's first half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from heteropp.process_groups.collective import all_gather, all_to_all
+
+Counts = Sequence[Sequence[int]]  # by rank and expert: the rows that the rank routes to it
+
+
+class ExpertParallelGroup(Protocol):
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def parts(self) -> Sequence[tuple[int, int]]:
+        """The experts [first, last) of a layer that each of its ranks holds."""
+
+    def counts(self, chosen: Tensor, experts: int) -> Counts:
+        """Tells all ranks how many rows go where; chosen: the expert of each of this rank's."""
+
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Sends rows, so many to each rank in turn, and returns those that come, in their order."""
+
+
+class ExpertProcessGroup:
+    """Ranks over which experts lie, over torch.distributed."""
+
+    def __init__(self, group: dist.ProcessGroup, parts: Sequence[tuple[int, int]]) -> None:
+        self.group, self.parts, self.index = group, parts, group.rank()
+
+    def counts(self, chosen: Tensor, experts: int) -> Counts:
+        own = torch.bincount(chosen, minlength=experts)
+        every = own.new_empty(len(self.parts) * experts)
+        all_gather(every, own, self.group)
+        result: Counts = every.view(-1, experts).tolist()
+        return result
+
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        result = rows.new_empty(sum(received), *rows.shape[1:])
+        all_to_all(result, rows.contiguous(), received, sent, self.group)
+        return result
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Where the rows of one layer go, and how those that come are told apart."""
+
+    group: ExpertParallelGroup
+    counts: Counts
+
+    @cached_property
+    def sent(self) -> list[int]:
+        """The rows that go to each rank: they stand in the order of their experts."""
+        own = self.counts[self.group.index]
+        return [sum(own[first:last]) for first, last in self.group.parts]
+
+    @cached_property
+    def _coming(self) -> list[Sequence[int]]:
+        """The rows that come, by rank and expert of this rank."""
+        first, last = self.group.parts[self.group.index]
+        return [of_rank[first:last] for of_rank in self.counts]
+
+    @cached_property
+    def received(self) -> list[int]:
+        """The rows that come from each rank."""
+        return [sum(rows) for rows in self._coming]
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Where the rows of each of this rank's experts end, from 0 on, once they are by expert."""
+        return (0, *accumulate(map(sum, zip(*self._coming, strict=True))))
+
+    def by_expert(self, device: torch.device) -> Tensor:
+        """Returns which of the rows that came stands where, so that one expert's are together."""
+        coming = torch.tensor(self._coming, dtype=torch.int64, device="cpu")
+        firsts = coming.flatten().cumsum(0).view_as(coming) - coming
+        pieces = [
+            torch.arange(first, first + count, device="cpu")
+            for first, count in zip(firsts.t().flatten(), coming.t().flatten(), strict=True)
+        ]
+        return torch.cat(pieces).to(device)
+
+
+def dispatched(x: Tensor, routes: Routes) -> Tensor:
+    """Returns the rows of this rank's experts, [received, ..]; x: its own, in experts' order."""
+    rows: Tensor = _AllToAll.apply(x, routes.group, routes.sent, routes.received)
+    return rows
+
+
+def returned(x: Tensor, routes: Routes) -> Tensor:
+    """Returns what experts made of this rank's own rows; x: of the rows that came to it."""
+    rows: Tensor = _AllToAll.apply(x, routes.group, routes.received, routes.sent)
+    return rows
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, group: ExpertParallelGroup, sent: list[int], received: list[int]
+    ) -> Tensor:
+        ctx.group, ctx.sent, ctx.received = group, sent, received
+        return group.all_to_all(x, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        return ctx.group.all_to_all(gradient, ctx.received, ctx.sent), None, None, None
