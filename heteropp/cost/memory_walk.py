@@ -38,7 +38,8 @@ class Ministage:
 
     flat: int
     gradient: int
-    shard: int  # of the reduced gradient
+    shard: int  # of the optimizer's averages, in bytes of gradients
+    reduced: int  # of the reduced gradient, where it is not the gradient itself
     constant: int
     input: int
     output: int  # none of the last, which ends in the loss
@@ -56,7 +57,7 @@ class Ministage:
     def figures(self) -> tuple[int, ...]:
         """What the native walk takes, in its order."""
         return (
-            *(self.flat, self.gradient, self.shard, self.input, self.output, self.kept),
+            *(self.flat, self.gradient, self.reduced, self.input, self.output, self.kept),
             *(self.forward_peak, self.backward_input_peak, self.backward_weight_peak),
             *(self.put_off, self.parts, self.update_peak),
             *(self.exchange.sent + self.exchange.received, self.exchange.to_self),
@@ -86,11 +87,15 @@ def ministage(
     def of(what: Callable[[StageTrace], int]) -> int:
         return traces.of(own.layers, what)
 
-    shards = shape.dp if shape.zero_stage else 1
+    shards, expert_shards = (shape.dp, shape.expert_copies) if shape.zero_stage else (1, 1)
     width = max(4, plan.model.dtype_bytes)
-    gradient = of(lambda t: t.gradient_bytes)
-    aligned = shards * ALIGNMENT * width
-    update_peak = of(lambda t: t.update_peak_bytes) // shards
+    gradient, of_experts = of(lambda t: t.gradient_bytes), of(lambda t: t.expert_gradient_bytes)
+    shard = _shard_bytes(gradient, shards, width)
+    expert_shard = _shard_bytes(of_experts, expert_shards, width)
+    update_peak = max(
+        of(lambda t: t.update_peak_bytes) // shards,
+        of(lambda t: t.expert_update_peak_bytes) // expert_shards,
+    )
     if shape.optimizer == "muon":
         update_peak = max(update_peak, orthogonal_bytes(plan.model, traces, gradient, shards))
     if shape.in_place_update:
@@ -98,8 +103,10 @@ def ministage(
     again = _gathered_again_bytes(plan, shape)
     return Ministage(
         flat=of(lambda t: t.flat_bytes),
-        gradient=gradient,
-        shard=-(-gradient // aligned) * ALIGNMENT * width,
+        gradient=gradient + of_experts,
+        shard=shard + expert_shard,
+        # ZeRO-2 lets go of all gradients, but those of which no other rank has a copy stay
+        reduced=shard + (expert_shard if expert_shards > 1 or shape.zero_stage == 2 else 0),
         constant=of(lambda t: t.constant_bytes),
         input=traces.one.input_bytes,
         output=0 if last else traces.one.output_bytes,
@@ -119,6 +126,12 @@ def ministage(
             to_self=exchange.to_self * width,
         ),
     )
+
+
+def _shard_bytes(gradient_bytes: int, shards: int, width: int) -> int:
+    """width: of an element, in bytes."""
+    aligned = shards * ALIGNMENT * width
+    return -(-gradient_bytes // aligned) * ALIGNMENT * width
 
 
 def _gathered_again_bytes(plan: Plan, shape: StageShape) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import gcd
 from typing import NamedTuple
 
 from heteropp.cost.documents import documents_bytes
 from heteropp.cost.memory_walk import MemoryWalk
 from heteropp.cost.stage_time import Memory, StageShape, Time, stage_time
+from heteropp.cost.tracing.kind import Spread
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link
 from heteropp.description.plan import (
@@ -21,6 +23,8 @@ from heteropp.description.plan import (
     ministage_layers,
 )
 from heteropp.description.profile import ChipProfile, chip_profile
+from heteropp.description.sections import expert_group
+from heteropp.models.spec import ModelSpec
 from heteropp.optimizer.replicated_gradients import exchanges
 from heteropp.schedule.action import Action
 from heteropp.schedule.inboxes import received_ahead
@@ -54,10 +58,39 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
         links = links_of[rank]
         profile = chip_profile(cluster, cluster.node(rank).chip_name)
         chip = cluster.chip(rank)
-        result.append(
-            stage_time(plan.model, shape, chip, links.inside, links.across, profile, links.context)
-        )
+        links_in = links.inside, links.across, profile, links.context, False, links.experts
+        result.append(stage_time(plan.model, shape, chip, *links_in))
     return result
+
+
+def span_time(
+    plan: Plan,
+    cluster: Cluster,
+    rank: int,
+    layers: tuple[int, int],
+    links: GroupLinks,
+    pairs_apart: bool = False,
+    twice_the_rows: bool = False,
+) -> Time:
+    """Returns the times of layers [first, last) of a rank's stage, as if they were its only ones.
+
+    pairs_apart: see stage_time. twice_the_rows: as if so many came to its experts.
+    """
+    first, last = layers
+    shape = replace(
+        stage_shape(plan, rank),
+        layers=last - first,
+        first=first == 0,
+        last=last == plan.model.layers,
+        ministages=1,
+        blocks=plan.model.block_counts([layers]),
+    )
+    chip = cluster.chip(rank)
+    profile = chip_profile(cluster, cluster.node(rank).chip_name)
+    given = links.inside, links.across, profile, links.context, pairs_apart, links.experts
+    if shape.spread is not None and twice_the_rows:
+        shape = replace(shape, spread=shape.spread.with_twice_the_rows())
+    return stage_time(plan.model, shape, chip, *given)
 
 
 def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
@@ -84,7 +117,8 @@ def _rank_memory(
                 for rank in replica.ranks:
                     summed = tuple(copies.get((rank, k)) for k in range(stage.ministages))
                     shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
-                    key = kind, plan.cp_index(rank), shard, *summed
+                    spread = stage_shape(plan, rank).spread
+                    key = kind, plan.cp_index(rank), spread, shard, *summed
                     if key not in alike:
                         profile, shape = profile_of[plan.chip(rank)], stage_shape(plan, rank)
                         whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
@@ -209,10 +243,13 @@ def human_bytes(size: float) -> str:
 def stage_shape(plan: Plan, rank: int) -> StageShape:
     p, s, r, _ = plan.place(rank)
     replica = plan.pipelines[p].stages[s].replicas[r]
-    return _shape(plan, plan.pipelines[p], s, replica, plan.cp_index(rank))
+    cp_index = plan.cp_index(rank)
+    return _shape(plan, plan.pipelines[p], s, replica, cp_index, r * replica.cp + cp_index)
 
 
-def _shape(plan: Plan, pipeline: Pipeline, s: int, replica: Replica, cp_index: int) -> StageShape:
+def _shape(
+    plan: Plan, pipeline: Pipeline, s: int, replica: Replica, cp_index: int, group: int
+) -> StageShape:
     stage = pipeline.stages[s]
     held = ministage_layers(pipeline, plan.schedule)[s]  # where a V ends, so does the model
     return StageShape(
@@ -233,7 +270,22 @@ def _shape(plan: Plan, pipeline: Pipeline, s: int, replica: Replica, cp_index: i
         blocks=plan.model.block_counts(held),
         token_shares=replica.token_shares,
         cp_index=cp_index,
+        spread=_spread(plan.model, stage, group),
     )
+
+
+def _spread(model: ModelSpec, stage: Stage, group: int) -> Spread | None:
+    """group: which of the stage's tensor-parallel groups it is."""
+    if stage.expert_shares is None:
+        return None
+    first = group // stage.ep * stage.ep
+    rows = [
+        replica.batch_share * tokens
+        for replica in stage.replicas
+        for tokens in replica.token_shares or (model.sequence_length,)
+    ][first : first + stage.ep]
+    unit = gcd(*rows)
+    return Spread(stage.expert_shares, tuple(row // unit for row in rows), group - first)
 
 
 class GroupLinks(NamedTuple):
@@ -242,6 +294,7 @@ class GroupLinks(NamedTuple):
     inside: Link  # its tensor-parallel group
     across: Link  # to those that hold the same slices
     context: Link  # to those among which the replica's sequences are cut
+    experts: Link  # to those over which the experts of its rows lie
 
 
 def group_links(plan: Plan, cluster: Cluster, rank: int) -> GroupLinks:
@@ -250,7 +303,9 @@ def group_links(plan: Plan, cluster: Cluster, rank: int) -> GroupLinks:
     inside = stage.replicas[r].group(plan.cp_index(rank))
     across = _peers(stage, tp_index)
     context = stage.replicas[r].across(tp_index)
-    return GroupLinks(*(slowest_link(cluster, rank, group) for group in (inside, across, context)))
+    experts = tuple(expert_group(stage, tp_index, rank))
+    groups = (inside, across, context, experts)
+    return GroupLinks(*(slowest_link(cluster, rank, group) for group in groups))
 
 
 def links_by_rank(plan: Plan, cluster: Cluster) -> dict[int, GroupLinks]:
@@ -259,6 +314,7 @@ def links_by_rank(plan: Plan, cluster: Cluster) -> dict[int, GroupLinks]:
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             inside, across, context = dict[int, Link](), dict[int, Link](), dict[int, Link]()
+            experts = dict[int, Link]()
             for replica in stage.replicas:
                 for cp_index in range(stage.cp):
                     inside |= slowest_links(cluster, replica.group(cp_index))
@@ -266,7 +322,10 @@ def links_by_rank(plan: Plan, cluster: Cluster) -> dict[int, GroupLinks]:
                     context |= slowest_links(cluster, replica.across(tp_index))
             for tp_index in range(stage.tp):
                 across |= slowest_links(cluster, _peers(stage, tp_index))
-            found |= {r: GroupLinks(inside[r], across[r], context[r]) for r in inside}
+                for first in range(0, stage.copies, stage.ep):
+                    turn = tuple(g[tp_index] for g in stage.groups[first : first + stage.ep])
+                    experts |= slowest_links(cluster, turn)
+            found |= {r: GroupLinks(inside[r], across[r], context[r], experts[r]) for r in inside}
     return found
 
 

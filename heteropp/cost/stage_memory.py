@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
-from heteropp.cost.tracing.kind import StageKind
+from heteropp.cost.tracing.kind import Spread, StageKind
 from heteropp.cost.tracing.traces import StageTrace, StageTraces, trace_stages
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Schedule
@@ -52,6 +52,12 @@ class StageShape:
     blocks: BlockCounts = ()  # its layers by kind; empty: mixed as in the whole model
     token_shares: tuple[int, ...] | None = None  # of a replica with context parallelism
     cp_index: int = 0  # which of them it has
+    spread: Spread | None = None  # of a stage with expert parallelism
+
+    @property
+    def expert_copies(self) -> int:
+        """The number of ranks that hold the same experts, where these lie over ranks."""
+        return self.dp // len(self.spread.shares) if self.spread else self.dp
 
     def rows(self, model: ModelSpec) -> int:
         """Returns the rows of a micro-batch that one tensor-parallel group works on."""
@@ -73,13 +79,14 @@ class StageShape:
             self.optimizer,
             self.token_shares,
             self.cp_index,
+            self.spread,
         )
 
     @property
     def is_profiled(self) -> bool:
         """Whether profiles measure such stages."""
         cut = self.sequence_parallel or self.selective_recompute or self.token_shares
-        return not cut and self.optimizer == "adamw"
+        return not cut and self.spread is None and self.optimizer == "adamw"
 
     @property
     def pieces(self) -> int:

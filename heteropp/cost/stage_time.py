@@ -95,22 +95,24 @@ def stage_time(
     profile: ChipProfile | None = None,
     context: Link = NO_LINK,
     pairs_apart: bool = False,
+    experts: Link = NO_LINK,
 ) -> Time:
     """Predicted seconds. `inside` links a tensor-parallel group, `across` links the ranks that hold
-    the same slices, and `context` those among which sequences are cut; pairs_apart: each two of
-    those have a link of their own, as emulated chips do.
+    the same slices, `context` those among which sequences are cut, and `experts` those over which
+    experts lie; pairs_apart: each two of the latter have a link of their own, as emulated chips do.
 
     profile: what was measured of the chip, in place of what the chip file says of computing.
     Raises ProfileError where it does not know the stage.
     """
     traces = trace_stages(model, shape.kind(), shape.blocks)
     shards = shape.dp if shape.zero_stage else 1
+    copies = shape.dp, shape.expert_copies
     forward, own, other, *collectives, reduce, norm, update, gather, flat_bytes = (
         figure
         for terms in (
             _computing(traces, model.dtype, chip),
-            _collectives(traces, shape.tp, inside, context, pairs_apart),
-            _step(traces, model.wide_dtype, shape.dp, shards, chip, across),
+            _collectives(traces, shape.tp, inside, context, experts, pairs_apart),
+            _step(traces, model.wide_dtype, copies, shape.zero_stage, chip, across),
         )
         for figure in _for_blocks(terms, shape.layers)
     )
@@ -121,8 +123,9 @@ def stage_time(
     if profile is not None:
         if not shape.is_profiled:
             raise ProfileError(
-                f"profile {profile.name} measured no stage with sequence or context parallelism, "
-                "selective recompute or Muon; plan without the profile, or without them"
+                f"profile {profile.name} measured no stage with sequence, context or expert "
+                "parallelism, selective recompute or Muon; plan without the profile, or without "
+                "them"
             )
         kind = (shape.first, shape.last, shape.tp, shape.sequences)
         forward, recompute, own, other, norm = (
@@ -227,7 +230,7 @@ def _issuing(traces: StageTraces, chip: ChipSpec) -> KindTerms:
 
 @lru_cache(maxsize=65536)
 def _collectives(
-    traces: StageTraces, tp: int, inside: Link, context: Link, pairs_apart: bool
+    traces: StageTraces, tp: int, inside: Link, context: Link, experts: Link, pairs_apart: bool
 ) -> KindTerms:
     """Returns the seconds that a replica's ranks exchange tensors for, for one layer and for two:
     in a micro-batch's forward, in both parts of its backward, and once a step.
@@ -235,7 +238,10 @@ def _collectives(
 
     def exchange_s(piece: TracedPiece) -> float:
         messages = piece.peer_bytes if pairs_apart else piece.exchange_bytes
-        return sum(n * context.seconds(size) for n, size in messages)
+        routed = piece.routed_peer_bytes if pairs_apart else piece.routed_bytes
+        return sum(n * context.seconds(size) for n, size in messages) + sum(
+            n * experts.seconds(size) for n, size in routed
+        )
 
     def terms(t: StageTrace) -> Terms:
         return (
@@ -253,21 +259,33 @@ def _collectives(
 
 @lru_cache(maxsize=65536)
 def _step(
-    traces: StageTraces, wide: str, dp: int, shards: int, chip: ChipSpec, across: Link
+    traces: StageTraces,
+    wide: str,
+    copies: tuple[int, int],
+    zero_stage: int,
+    chip: ChipSpec,
+    across: Link,
 ) -> KindTerms:
     """Returns what a step costs besides its micro-batches, for one layer and for two.
 
     It is the seconds of the gradients' reduction, of their norm, of the update of each element and
-    of gathering the parameters; and the parameters' bytes.
+    of gathering the parameters; and the parameters' bytes. copies: ranks that hold the same slices,
+    and of experts that lie over ranks.
     """
-    reduce = all_gather_s if shards > 1 else all_reduce_s
+    reduce = all_gather_s if zero_stage else all_reduce_s
+    dp, of_experts = copies
+    shards, expert_shards = copies if zero_stage else (1, 1)
 
     def terms(t: StageTrace) -> Terms:
         return (
-            reduce(t.gradient_bytes, dp, across),
-            _operators_s(t.norm, wide, chip, shards),
-            _operators_s(t.update, wide, chip, shards),
-            all_gather_s(t.training_bytes, shards, across),
+            reduce(t.gradient_bytes, dp, across)
+            + reduce(t.expert_gradient_bytes, of_experts, across),
+            _operators_s(t.norm, wide, chip, shards)
+            + _operators_s(t.expert_norm, wide, chip, expert_shards),
+            _operators_s(t.update, wide, chip, shards)
+            + _operators_s(t.expert_update, wide, chip, expert_shards),
+            all_gather_s(t.training_bytes, shards, across)
+            + all_gather_s(t.expert_training_bytes, expert_shards, across),
             t.flat_bytes,
         )
 

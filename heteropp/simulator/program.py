@@ -12,11 +12,16 @@ from functools import lru_cache
 from math import lcm
 
 from heteropp.cost.communication import gather_boundary_s
-from heteropp.cost.planned import GroupLinks, links_by_rank, slowest_link, stage_shape
-from heteropp.cost.stage_time import Time, all_gather_s, stage_time
+from heteropp.cost.planned import (
+    GroupLinks,
+    links_by_rank,
+    slowest_link,
+    span_time,
+    stage_shape,
+)
+from heteropp.cost.stage_time import Time, all_gather_s
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, Stage, ministage_layers
-from heteropp.description.profile import chip_profile
 from heteropp.layout.resharding import group_boxes, messages
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.stage_actions import TableKey, links, table_key, table_of
@@ -160,6 +165,8 @@ class _Compiler:
     def _times(self, seat: ActorCoordinates) -> list[Time]:
         """Returns the times of each ministage; where a seat's ranks differ, the slowest counts."""
         tp = self._stage(seat).tp
+        if self._stage(seat).ep > 1:
+            return self._together(seat)
         parts = frozenset((i // tp, self.links[rank]) for i, rank in enumerate(seat.ranks))
         key = seat.pipeline, seat.stage, self._stage(seat).replicas[seat.replica].kind, parts
         if key not in self.known_times:
@@ -180,24 +187,37 @@ class _Compiler:
             for span in self.layers[seat.pipeline][seat.stage]
         ]
 
-    def _part_time(self, rank: int, layers: tuple[int, int], links: GroupLinks) -> Time:
+    def _part_time(
+        self, rank: int, layers: tuple[int, int], links: GroupLinks, twice_the_rows: bool = False
+    ) -> Time:
         """Returns the times of layers [first, last) on a rank's chip, for its part of sequences."""
-        first, last = layers
-        shape = replace(
-            stage_shape(self.plan, rank),
-            layers=last - first,
-            first=first == 0,
-            last=last == self.plan.model.layers,
-            ministages=1,
-            blocks=self.plan.model.block_counts([layers]),
+        return span_time(
+            *(self.plan, self.cluster, rank, layers, links, self.emulated, twice_the_rows)
         )
-        profile = chip_profile(self.cluster, self.cluster.node(rank).chip_name)
-        return stage_time(
-            self.plan.model,
-            shape,
-            self.cluster.chip(rank),
-            *(links.inside, links.across, profile, links.context, self.emulated),
-        )
+
+    def _together(self, seat: ActorCoordinates) -> list[Time]:
+        """Returns the times of a seat's ministages where experts lie over the stage's ranks.
+
+        Rows go to experts and come back in every layer: the slowest rank's attention and the
+        slowest rank's experts count, one after the other, for all.
+        """
+        stage, own = self._stage(seat), self.known_times
+        key = seat.pipeline, seat.stage
+        if key not in own:
+            ranks = {
+                (stage_shape(self.plan, rank), self.links[rank], self.plan.chip(rank)): rank
+                for rank in (group[0] for group in stage.groups)
+            }.values()  # one of those that are alike
+            own[key] = [
+                _joined(
+                    *(
+                        [self._part_time(rank, span, self.links[rank], twice) for rank in ranks]
+                        for twice in (False, True)
+                    )
+                )
+                for span in self.layers[seat.pipeline][seat.stage]
+            ]
+        return own[key]
 
     def _seconds(self, a: int) -> list[float]:
         """Returns the seconds of an actor's slots: every kind of WORKS for each ministage."""
@@ -316,6 +336,31 @@ def _slowest(times: list[Time]) -> Time:
     if len(times) == 1:
         return times[0]
     return Time(**{f.name: max(getattr(time, f.name) for time in times) for f in fields(Time)})
+
+
+def _joined(times: list[Time], with_twice_the_rows: list[Time]) -> Time:
+    """Returns the times of ranks that wait for each other before and behind every layer's experts.
+
+    What twice the rows cost more is what the experts' products take.
+    """
+    pairs = list(zip(times, with_twice_the_rows, strict=True))
+
+    def slowest(name: str) -> float:
+        experts_s = [getattr(more, name) - getattr(time, name) for time, more in pairs]
+        rest_s = [
+            getattr(time, name) - own for (time, _), own in zip(pairs, experts_s, strict=True)
+        ]
+        return max(rest_s) + max(experts_s)
+
+    forward_s, recompute_s, input_s = map(slowest, ("forward_s", "recompute_s", "backward_input_s"))
+    most = _slowest(times)
+    return replace(
+        most,
+        forward_s=forward_s,
+        recompute_s=recompute_s,
+        backward_input_s=input_s,
+        backward_s=input_s + most.backward_weight_s,
+    )
 
 
 def _exchange_s(plan: Plan, cluster: Cluster) -> float:

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from layouts import MINISTAGES, SCHEDULES, plan_of, scheduled
 from parity import STEPS, TOLERANCE, Ranks, Trained
 from test_context_parallel import cut
+from test_memory import check as check_memory
+from test_memory import chip
 from test_parity import check
 from tiny_decoders import tiny_config
 
@@ -86,3 +89,43 @@ def alone(ranks: Ranks, plan: Plan) -> Trained:
 def test_it_trains_what_one_device_does(ranks: Ranks, layout: str) -> None:
     plan = LAYOUTS[layout](decoder())
     check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+@pytest.fixture(scope="module")
+def chips(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Chips compute with kernels of their own, exactly enough."""
+    found = Ranks(chip(tmp_path_factory.mktemp("chips"), 1 << 30))
+    yield found
+    found.close()
+
+
+def balanced(**changes: Any) -> HuggingFaceModel:
+    """Every token goes to all experts, so that each of them has as many rows as is assumed."""
+    sizes = dict(hidden_size=128, moe_intermediate_size=128, vocab_size=512, head_dim=32)
+    sizes |= dict(num_experts_per_tok=4, decoder_sparse_step=1) | changes
+    values = tiny_config("qwen3_moe", layers=4, **sizes).to_dict()
+    return read(values, "balanced", sequence_length=128)
+
+
+MEASURED: dict[str, Callable[[HuggingFaceModel], Plan]] = {
+    "unequal": lambda m: spread(
+        plan_of(m, (2, 2), (2, 1), (1, 1), shares={0: (1, 3)}), {0: (1, 3)}
+    ),
+    "two turns, zb-h1": lambda m: scheduled(
+        spread(plan_of(m, (2, 2), (4, 1), (1, 1)), {0: (3, 1)}), "zb-h1", 1
+    ),
+    "ZeRO-2, with tp, zb-v": lambda m: scheduled(
+        spread(plan_of(m, (2, 2), (2, 1), (2, 1), zero_stage=2), {0: (1, 3)}), "zb-v", 2
+    ),
+    "with cp, ZeRO-0": lambda m: spread(
+        cut(plan_of(m, (2, 2), (2, 1), (2, 1), zero_stage=0), {0: [(72, 56)]}), {0: (1, 1, 1, 1)}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_peak_is_within_5_percent_below_the_predicted(chips: Ranks, name: str) -> None:
+    check_memory(chips, MEASURED[name](balanced()))

@@ -29,7 +29,7 @@ SOURCES = (  # of heteropp, beside those of the model's family
     *("description/kept", "models/attention", "models/attention_work"),
     *("models/causal_attention", "models/documents", "models/fused_attention"),
     *("models/masked_flops", "cost/tracing/scores"),
-    *("models/last_tokens", "models/parallel/context_parallel"),
+    *("models/last_tokens", "models/parallel/context_parallel", "models/parallel/expert_parallel"),
     *("cost/tracing/cache", "cost/tracing/kind", "cost/tracing/liveness"),
     *("cost/tracing/operators", "cost/tracing/stage", "cost/tracing/traces"),
 )

@@ -7,7 +7,32 @@ from dataclasses import dataclass
 from heteropp.description.hyperparameters import OptimizerName
 
 # of a step, each traced by itself
-PIECES = ("forward", "backward_input", "backward_weight", "norm", "update", "orthogonal")
+PIECES = (
+    *("forward", "backward_input", "backward_weight", "norm", "update", "orthogonal"),
+    *("expert_norm", "expert_update"),  # of experts that lie over ranks, whose copies are fewer
+)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the experts of a layer lie over ranks, of which the stage's is one.
+
+    Every expert is taken to be given as many rows as any other.
+    """
+
+    shares: tuple[int, ...]  # numbers of experts, by rank
+    rows: tuple[int, ...]  # of each rank's own tokens, in any unit
+    index: int  # of the stage's rank
+
+    def with_twice_the_rows(self) -> Spread:
+        """Returns it with so many more rows of others that those which come are twice as many."""
+        own, total = self.rows[self.index], sum(self.rows)
+        others = total - own
+        rows = (
+            own * others if i == self.index else row * (total + others)
+            for i, row in enumerate(self.rows)
+        )
+        return Spread(self.shares, tuple(rows), self.index)
 
 
 @dataclass(frozen=True)
@@ -23,3 +48,4 @@ class StageKind:
     optimizer: OptimizerName = "adamw"
     token_shares: tuple[int, ...] | None = None  # of a replica with context parallelism
     cp_index: int = 0  # which of them it has
+    spread: Spread | None = None  # of a stage with expert parallelism

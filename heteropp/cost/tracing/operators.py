@@ -8,6 +8,7 @@ tensor; views and allocations are free.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -19,9 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from heteropp.cost.tracing.kind import Spread
 from heteropp.models.attention_work import backward_flops, forward_flops, seen_pairs
 from heteropp.models.causal_attention import causal_inputs
 from heteropp.models.fused_attention import capped_flash_attention
+from heteropp.models.parallel.expert_parallel import Counts
 
 ATTENTION = "_scaled_dot_product_attention"
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
@@ -56,6 +59,8 @@ class Trace:
     # works meanwhile, and waits where it is ahead
     exchange_bytes: list[int] = field(default_factory=list)
     peer_bytes: list[int] = field(default_factory=list)  # of that, the most to one of them
+    routed_bytes: list[int] = field(default_factory=list)  # to ranks with other experts, the same
+    routed_peer_bytes: list[int] = field(default_factory=list)
 
 
 class CountingGroup:
@@ -90,6 +95,32 @@ class CountingContext:
         sizes_bytes = [t.numel() * t.element_size() for t in sent.values()]
         self.group.trace.exchange_bytes.append(sum(sizes_bytes))
         self.group.trace.peer_bytes.append(max(sizes_bytes, default=0))
+
+
+class CountingExperts:
+    """Ranks over which experts lie, of which this is one, and whose messages are only counted."""
+
+    def __init__(self, group: CountingGroup, spread: Spread) -> None:
+        """group: the same rank's tensor-parallel group, which has the trace."""
+        self.group, self.spread, self.index = group, spread, spread.index
+        self.parts = tuple(pairwise((0, *accumulate(spread.shares))))
+
+    def counts(self, chosen: Tensor, experts: int) -> Counts:
+        self._charge([experts * chosen.element_size()] * len(self.parts))
+        own = self.spread.rows[self.index]
+        rows = [len(chosen) * each // own for each in self.spread.rows]
+        return [[n * (i + 1) // experts - n * i // experts for i in range(experts)] for n in rows]
+
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        row_bytes = rows.element_size() * math.prod(rows.shape[1:])
+        self._charge([count * row_bytes for count in sent])
+        return rows.new_empty(sum(received), *rows.shape[1:])
+
+    def _charge(self, sizes_bytes: list[int]) -> None:
+        """sizes_bytes: to each rank, of which this one needs no message."""
+        others = [size for i, size in enumerate(sizes_bytes) if i != self.index]
+        self.group.trace.routed_bytes.append(sum(others))
+        self.group.trace.routed_peer_bytes.append(max(others))
 
 
 class _Counter(TorchDispatchMode):

@@ -5,16 +5,25 @@ Needs torch; what comes of it is kept by traces.py, which does not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from heteropp.cost.tracing.kind import PIECES, StageKind
 from heteropp.cost.tracing.liveness import Liveness
-from heteropp.cost.tracing.operators import CountingContext, CountingGroup, Trace, count
+from heteropp.cost.tracing.operators import (
+    CountingContext,
+    CountingExperts,
+    CountingGroup,
+    Trace,
+    count,
+)
 from heteropp.description.hyperparameters import Hyperparameters
+from heteropp.layout.flat_buffer import Experts
 from heteropp.models.parallel.backward import WeightGradients, backward, put_off, same_storage
 from heteropp.models.spec import ModelSpec
 from heteropp.models.stage_module import StageModule
@@ -42,20 +51,28 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
     shares, tokens, context = kind.token_shares, model.sequence_length, None
     if shares is not None:
         tokens, context = shares[kind.cp_index], CountingContext(group, shares, kind.cp_index)
+    experts = None if kind.spread is None else CountingExperts(group, kind.spread)
     with torch.device("meta"):  # the module's tables too, which it makes on the host
         module = model.build(
             *(span, group, "meta", dtype),
             selective_recompute=kind.selective_recompute,
             context=context,
+            experts=experts,
         )
-    flat = FlatParameters(module, None, 0, Hyperparameters(optimizer=kind.optimizer))
+    settings = Hyperparameters(optimizer=kind.optimizer)
+    held: list[Experts] = ["all"] if experts is None else ["none", experts.parts[experts.index]]
+    flats = [FlatParameters(module, None, 0, settings, each) for each in held]
+    flat, of_experts = flats[0], flats[1:]
     rows = kind.sequences * tokens
     given = torch.empty(rows, dtype=torch.int64, device="meta")
 
     live = Liveness()
-    averages = (flat.optimizer.average, flat.optimizer.average_square)
-    assert flat.gradients is not None
-    for tensor in (flat.values, flat.gradients, flat.master, *averages, *module.buffers(), given):
+    for each in flats:
+        assert each.gradients is not None
+        averages = (each.optimizer.average, each.optimizer.average_square)
+        for tensor in (each.values, each.gradients, each.master, *averages):
+            live.ignore(tensor)
+    for tensor in (*module.buffers(), given):
         live.ignore(tensor)
     pieces = {name: Trace() for name in PIECES}
     spans = {}
@@ -94,21 +111,29 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
             count(pieces["backward_weight"], later.run)
         spans["backward_weight"] = (spans["backward_input"][1], len(live.events))
     group.trace = parts = Trace()  # of what every rank has a part of, where rows are cut
-    flat.reduce()
+    for each in flats:
+        each.reduce()
     count(pieces["norm"], flat.norms)
+    for each in of_experts:
+        count(pieces["expert_norm"], each.norms)
     with live:
         begin = len(live.events)
         count(pieces["update"], lambda: update(flat))
         spans["update"] = (begin, len(live.events))
+        for each in of_experts:
+            count(pieces["expert_update"], partial(update, each))
+        spans["expert_update"] = (spans["update"][1], len(live.events))
     group.trace = pieces["orthogonal"]
     with live:
         begin = len(live.events)
         count(group.trace, lambda: orthogonalise(flat))
         spans["orthogonal"] = (begin, len(live.events))
     sizes_bytes = ends_bytes | {
-        "flat": _bytes(flat.values),
+        "flat": sum(_bytes(each.values) for each in flats),
         "training": flat.layout.size * flat.values.element_size(),
-        "gradient": _bytes(flat.gradients),
+        "gradient": _gradient_bytes([flat]),
+        "expert_training": sum(_bytes(each.values) for each in of_experts),
+        "expert_gradient": _gradient_bytes(of_experts),
         "constant": sum(_bytes(buffer) for buffer in module.buffers()),
         "put_off": put_off_bytes,
         "parts": sum(parts.all_reduce_bytes),
@@ -143,6 +168,10 @@ def orthogonalise(flat: FlatParameters) -> None:
     """Runs the rest of Muon's update, for which the ranks of a replica gather their matrices."""
     if flat.optimizer.muon is not None:
         flat.optimizer.muon.update(flat.reduced(), 1e-3)
+
+
+def _gradient_bytes(flats: Sequence[FlatParameters]) -> int:
+    return sum(_bytes(flat.gradients) for flat in flats if flat.gradients is not None)
 
 
 def _largest_of_a_block(module: StageModule) -> int:

@@ -29,7 +29,8 @@ Shares = tuple[tuple[str, float], ...]  # kinds of blocks, and the share of the 
 Entry = dict[str, Any]  # of the cache: a traced stage, its sizes still in terms of sequences
 
 
-MESSAGES = ("all_reduces", "gathers", "exchanges", "of_peers")  # between the ranks of a replica
+# between the ranks of a replica, and between those over which experts lie
+MESSAGES = ("all_reduces", "gathers", "exchanges", "of_peers", "routed", "routed_to_peers")
 ATTENTION = {
     "_scaled_dot_product_attention": "attention",
     "_scaled_dot_product_attention_backward": "attention_backward",
@@ -57,6 +58,8 @@ class TracedPiece:
     gather_bytes: tuple[tuple[int, int], ...]  # all-gathers and reduce-scatters, the same
     exchange_bytes: tuple[tuple[int, int], ...] = ()  # to context-parallel ranks, the same
     peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most to one of them
+    routed_bytes: tuple[tuple[int, int], ...] = ()  # to ranks with other experts, the same
+    routed_peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most to one of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +77,14 @@ class StageTrace:
     # clipping, and all of the optimizer that looks at each element alone; zeroing the gradients
     update: TracedPiece
     orthogonal: TracedPiece  # Muon's other part: making each hidden matrix orthogonal
+    # of experts that lie over ranks: the norms of their gradients, and their update
+    expert_norm: TracedPiece
+    expert_update: TracedPiece
     flat_bytes: int  # of the flat parameter buffer
     training_bytes: int  # of its part that trains, which replicas gather
     gradient_bytes: int  # of the flat gradient buffer
+    expert_training_bytes: int  # the same two of experts that lie over ranks, which are not in it
+    expert_gradient_bytes: int
     constant_bytes: int
     input_bytes: int  # activations; tokens are held by the step, not by the micro-batch
     output_bytes: int  # activations; the loss of the last stage
@@ -85,6 +93,7 @@ class StageTrace:
     backward_input_peak_bytes: int  # the same during a backward's first half, or all of it
     backward_weight_peak_bytes: int  # the same during its second half, the put off included
     update_peak_bytes: int  # the same during the update of each element
+    expert_update_peak_bytes: int  # the same during that of experts that lie over ranks
     orthogonal_peak_bytes: int  # the same while matrices are made orthogonal, one after another
     matrix_bytes: int  # of hidden matrices, in the flat buffer of the optimizer's averages
     matrices: int  # that Muon updates
@@ -214,6 +223,7 @@ def outline(recordings: Sequence[Recording]) -> Entry:
     standing, backward = _alive(tensors, events, spans["backward_input"], kept)
     _, weights = _alive(tensors, events, spans["backward_weight"], standing)
     _, update = _alive(tensors, events, spans["update"])
+    _, expert_update = _alive(tensors, events, spans["expert_update"])
     _, orthogonal = _alive(tensors, events, spans["orthogonal"])
     return {
         "operators": {
@@ -243,6 +253,7 @@ def outline(recordings: Sequence[Recording]) -> Entry:
         "backward_input_peaks": _peaks(backward),
         "backward_weight_peaks": _peaks(weights),
         "update_peaks": _peaks(update),
+        "expert_update_peaks": _peaks(expert_update),
         "orthogonal_peaks": _peaks(orthogonal),
     }
 
@@ -270,6 +281,8 @@ def _outline_piece(
         [trace.gather_bytes for trace in traces],
         [trace.exchange_bytes for trace in traces],
         [trace.peer_bytes for trace in traces],
+        [trace.routed_bytes for trace in traces],
+        [trace.routed_peer_bytes for trace in traces],
     )
     counted = (Counter(map(size, zip(*each, strict=True))) for each in messages)
     return operators, products, *counted
@@ -364,6 +377,8 @@ def at(entry: Entry, sequences: int) -> StageTrace:
         flat_bytes=sizes["flat"],
         training_bytes=sizes["training"],
         gradient_bytes=sizes["gradient"],
+        expert_training_bytes=sizes["expert_training"],
+        expert_gradient_bytes=sizes["expert_gradient"],
         constant_bytes=sizes["constant"],
         input_bytes=sizes["input"],
         output_bytes=sizes["output"],
@@ -372,6 +387,7 @@ def at(entry: Entry, sequences: int) -> StageTrace:
         backward_input_peak_bytes=peak("backward_input_peaks") + sizes["second_gradient"],
         backward_weight_peak_bytes=peak("backward_weight_peaks") + sizes["second_gradient"],
         update_peak_bytes=peak("update_peaks"),
+        expert_update_peak_bytes=peak("expert_update_peaks"),
         orthogonal_peak_bytes=peak("orthogonal_peaks"),
         matrix_bytes=sizes["matrix"],
         matrices=sizes["matrices"],

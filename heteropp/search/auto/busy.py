@@ -4,13 +4,9 @@ begins when the first forward has come through the stages before it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from heteropp.cost.planned import group_links, stage_shape
-from heteropp.cost.stage_time import stage_time
+from heteropp.cost.planned import group_links, span_time
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, ministage_layers
-from heteropp.description.profile import chip_profile
 
 
 def busy_s(plan: Plan, cluster: Cluster) -> float:
@@ -29,23 +25,10 @@ def busy_s(plan: Plan, cluster: Cluster) -> float:
                     alike[replica.kind, cp_index] = replica.group(cp_index)[0]
             forwards_s = []
             for rank in alike.values():
-                shape = stage_shape(plan, rank)
                 links = group_links(plan, cluster, rank)
-                chip = cluster.chip(rank)
-                profile = chip_profile(cluster, cluster.node(rank).chip_name)
                 own_s = update_s = 0.0
-                for k, (first, last) in enumerate(held[s]):
-                    own = replace(
-                        shape,
-                        layers=last - first,
-                        first=first == 0,
-                        last=last == plan.model.layers,
-                        ministages=1,
-                        blocks=plan.model.block_counts([(first, last)]),
-                    )
-                    time = stage_time(
-                        plan.model, own, chip, links.inside, links.across, profile, links.context
-                    )
+                for k, span in enumerate(held[s]):
+                    time = span_time(plan, cluster, rank, span, links)
                     own_s += count * time.micro_batch_s + time.norm_s
                     update_s += time.update_s
                     if k == 0:
