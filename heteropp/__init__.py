@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from heteropp.api.planning import plan
     from heteropp.api.simulation import simulate
     from heteropp.api.training.train import train
+    from heteropp.cost.expert_shares import expert_shares
     from heteropp.cost.token_shares import token_shares
     from heteropp.description.cluster import Cluster, read_cluster
     from heteropp.description.files import FileError
@@ -43,6 +44,7 @@ __all__ = [
     "Simulation",
     "Trainer",
     "TrainingError",
+    "expert_shares",
     "plan",
     "read_cluster",
     "read_model",
@@ -58,6 +60,7 @@ _HOMES = {
     "heteropp.api.planning": ("plan",),
     "heteropp.api.simulation": ("simulate",),
     "heteropp.api.training.train": ("train",),
+    "heteropp.cost.expert_shares": ("expert_shares",),
     "heteropp.cost.token_shares": ("token_shares",),
     "heteropp.description.cluster": ("Cluster", "read_cluster"),
     "heteropp.description.files": ("FileError",),

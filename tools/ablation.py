@@ -1,4 +1,4 @@
-"""H2's ablation (Table 9) and HeteroSpeedupRatio (figure 11), and sequences cut over unlike chips.
+"""H2's ablation (Table 9, figure 11), and sequences and experts that lie over unlike chips.
 
 Trains small models on small clusters of slow emulated chips that keep the ratios of the paper's,
 and holds what comes out against what the paper published; on two chips of speeds 1 and 2, it holds
@@ -20,6 +20,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Annotated
 
+import spread_experts
 import typer
 from evidence import Row, row, show
 from paper_tables.h2 import MEDIATED, equal_layers
@@ -101,6 +102,7 @@ CP_MODEL = LlamaModel(
     attention="fused",
 )
 CP_SCALE = Scale(computing=1e5, memory=1e2, memory_bandwidth=1e3, links=1290, nics=340)
+EP_SCALE = Scale(computing=1e5, memory=1e2, memory_bandwidth=1e3, links=1290, nics=340)
 
 ASSUMPTIONS = [
     "the chips are those of tools/paper-tables (chip files a to d), each kind of figure divided by "
@@ -115,6 +117,8 @@ ASSUMPTIONS = [
     "scaled that B, C and D alone recompute and A does not (Table 6 has D offload)",
     "parts of sequences: twins of chip A, of which the second computes and reads memory twice as "
     "fast, in one replica of context-parallel degree 2",
+    "numbers of experts: the same two chips, as replicas with one and two sequences of a "
+    "micro-batch, between which six experts of a layer lie, to all of which each token goes",
 ]
 
 
@@ -164,15 +168,21 @@ def main(
     table9: Annotated[bool, typer.Option("--table-9/--no-table-9", help="Measure Table 9.")] = True,
     ratios: Annotated[bool, typer.Option(help="Measure HeteroSpeedupRatios.")] = True,
     parts: Annotated[bool, typer.Option(help="Measure sequences cut over unlike chips.")] = True,
+    experts: Annotated[
+        bool, typer.Option(help="Measure experts that lie over unlike chips.")
+    ] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
-    """Table 9 and HeteroSpeedupRatios of H2, and sequences cut over unlike chips, measured on
-    emulated twins in about 20 minutes."""
+    """Table 9 and HeteroSpeedupRatios of H2, and sequences and experts over unlike chips, measured
+    on emulated twins in about 20 minutes."""
     rows: list[Row] = []
     paced = Paced()
     with tempfile.TemporaryDirectory(prefix="ablation-") as folder:
         try:
-            wanted = (table_9, table9), (speedup_ratios, ratios), (parts_of_sequences, parts)
+            wanted = (
+                *((table_9, table9), (speedup_ratios, ratios)),
+                *((parts_of_sequences, parts), (numbers_of_experts, experts)),
+            )
             for measure, is_wanted in wanted:
                 rows += measure(Path(folder), paced, rounds, slower) if is_wanted else []
         except Failed as error:
@@ -313,6 +323,19 @@ def parts_of_sequences(folder: Path, paced: Paced, rounds: int, slower: float) -
         step_s = paced.take("parts of sequences", dict.fromkeys(plans, ranks), rounds)
     simulated_s = {n: simulate(plan, cluster, emulated=True).step_s for n, plan in plans.items()}
     return parts_rows(step_s, simulated_s)
+
+
+def numbers_of_experts(folder: Path, paced: Paced, rounds: int, slower: float) -> list[Row]:
+    """Experts that lie over two chips by their speeds, against equal numbers. Raises Failed."""
+    path = write_speeds(folder / "experts", spread_experts.SPEEDS, EP_SCALE.slower(slower))
+    cluster = read_cluster(path)
+    plans = spread_experts.plans(cluster)
+    with Ranks(cluster.world_size, partial(TrainingRank, plans, path, None)) as ranks:
+        step_s = paced.take("numbers of experts", dict.fromkeys(plans, ranks), rounds)
+    simulated_s = {n: simulate(plan, cluster, emulated=True).step_s for n, plan in plans.items()}
+    slower_s, faster_s = spread_experts.EQUAL, spread_experts.BY_SPEED
+    gains = [percent / 100 for percent in percents(step_s, slower_s, faster_s)]
+    return spread_experts.rows(gains, step_s, simulated_s)
 
 
 def parts_rows(step_s: Steps, simulated_s: Mapping[str, float]) -> list[Row]:

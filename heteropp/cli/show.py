@@ -33,8 +33,9 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
     table = Table(
         title=f"model {plan.model.name} on cluster {cluster.name}", box=None, padding=(0, 2, 0, 0)
     )
-    cut = plan.has_context_parallelism
-    headings = ["stage", "vendor", "chip", "ranks", "layers", "dp", "tp", *["cp"] * cut, "R"]
+    cut, spread = plan.has_context_parallelism, plan.has_expert_parallelism
+    headings = ["stage", "vendor", "chip", "ranks", "layers", "dp", "tp"]
+    headings += [*["cp"] * cut, *["ep"] * spread, "R"]
     for heading in ["pipeline", *headings] if several else headings:
         table.add_column(heading, no_wrap=True)
     for heading in ("memory", "time"):
@@ -56,6 +57,7 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
             str(stage.dp),
             f"{stage.tp}{' s' if stage.sequence_parallel else ''}",
             *[str(stage.cp)] * cut,
+            *[str(stage.ep)] * spread,
             "yes" if stage.recompute else "attention" if stage.selective_recompute else "no",
             f"{human_bytes(need)} ({need / capacity:.0%})",
             f"{max(times[rank].micro_batch_s for rank in ranks) * 1e3:.1f} ms",

@@ -17,6 +17,7 @@ def outline(plan: Plan) -> str:
         for stage in pipeline.stages:
             words = f"{together(stage.chips)} {layers_of(stage)} layers dp {stage.dp} tp {stage.tp}"
             words += f" cp {parts_of(stage)}" if stage.cp > 1 else ""
+            words += f" ep {experts_of(stage)}" if stage.ep > 1 else ""
             words += " with sequence parallelism" if stage.sequence_parallel else ""
             words += " recompute" if stage.recompute else ""
             words += " recompute of attention" if stage.selective_recompute else ""
@@ -35,6 +36,11 @@ def parts_of(stage: Stage) -> str:
     """Returns a stage's context-parallel degree, and the tokens of each part in every replica."""
     shares = dict.fromkeys(replica.token_shares or () for replica in stage.replicas)
     return f"{stage.cp} of {' | '.join(' + '.join(map(str, each)) for each in shares)} tokens"
+
+
+def experts_of(stage: Stage) -> str:
+    """Returns a stage's expert-parallel degree, and how many experts each rank has in turn."""
+    return f"{stage.ep} of {' + '.join(map(str, stage.expert_shares or ()))} experts"
 
 
 def layers_of(stage: Stage) -> str:

@@ -106,8 +106,8 @@ def _validate_experts(model: ModelSpec, stage: Stage, where: str) -> None:
             f"{where} is {list(shares)}; expected two shares or more, in a number that divides the "
             f"stage's {stage.copies} tensor-parallel groups"
         )
-    if min(shares) < 1 or sum(shares) != model.experts:
+    if min(shares) < 1 or sum(shares) != model.expert_count:
         raise PlanError(
             f"{where} is {list(shares)}; expected numbers of experts above 0 that sum to the "
-            f"model's {model.experts}"
+            f"model's {model.expert_count}"
         )

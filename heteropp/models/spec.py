@@ -176,7 +176,7 @@ class ModelSpec(ABC):
         )
 
     @property
-    def experts(self) -> int:
+    def expert_count(self) -> int:
         """The number of experts in a layer that has some; 0: none has."""
         return 0
 

@@ -341,19 +341,23 @@ def _slowest(times: list[Time]) -> Time:
 def _joined(times: list[Time], with_twice_the_rows: list[Time]) -> Time:
     """Returns the times of ranks that wait for each other before and behind every layer's experts.
 
-    What twice the rows cost more is what the experts' products take.
+    What computing takes longer with twice the rows is what the experts' products take.
     """
-    pairs = list(zip(times, with_twice_the_rows, strict=True))
-
-    def slowest(name: str) -> float:
-        experts_s = [getattr(more, name) - getattr(time, name) for time, more in pairs]
-        rest_s = [
-            getattr(time, name) - own for (time, _), own in zip(pairs, experts_s, strict=True)
-        ]
-        return max(rest_s) + max(experts_s)
-
-    forward_s, recompute_s, input_s = map(slowest, ("forward_s", "recompute_s", "backward_input_s"))
     most = _slowest(times)
+
+    def slowest(name: str, message_s: str) -> float:
+        rest_s, experts_s = [], []
+        for time, more in zip(times, with_twice_the_rows, strict=True):
+            computing_s, more_s = (
+                getattr(each, name) - getattr(each, message_s) for each in (time, more)
+            )
+            experts_s.append(more_s - computing_s)
+            rest_s.append(computing_s - experts_s[-1])
+        return max(rest_s) + max(experts_s) + getattr(most, message_s)
+
+    forward_s = slowest("forward_s", "forward_collective_s")
+    input_s = slowest("backward_input_s", "backward_collective_s")
+    recompute_s = slowest("recompute_s", "forward_collective_s") if most.recompute_s else 0.0
     return replace(
         most,
         forward_s=forward_s,

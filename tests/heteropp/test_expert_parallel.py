@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -9,17 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clusters import cluster_of
 from layouts import MINISTAGES, SCHEDULES, plan_of, scheduled
 from parity import STEPS, TOLERANCE, Ranks, Trained
 from test_context_parallel import cut
+from test_hugging_face_training import Decoder, compare
 from test_memory import check as check_memory
 from test_memory import chip
 from test_parity import check
-from tiny_decoders import tiny_config
+from test_unlike_context_parallel import of_speed
+from tiny_decoders import tiny_config, write_folder
+from training_run import moved, refusal, tiny_model, write_cluster
 
+from heteropp import expert_shares
+from heteropp.cost.planned import rank_memory
+from heteropp.description.outline import outline
 from heteropp.description.plan import Plan, PlanError, Schedule, read_plan, validate, write_plan
+from heteropp.frameworks.file import ExportError
+from heteropp.frameworks.one_pipeline import single_pipeline
 from heteropp.models.hugging_face.model import SPREADABLE, HuggingFaceModel
 from heteropp.models.hugging_face.reading import read
+from heteropp.models.spec import ModelError
+from heteropp.runtime.mixed_lengths.plans import by_length
+from heteropp.simulator.simulate import simulate
 
 Shares = Sequence[int]
 
@@ -61,7 +76,9 @@ LAYOUTS: dict[str, Callable[[HuggingFaceModel], Plan]] = {
     "sequence parallel": lambda m: spread(
         plan_of(m, (2, 2), (2, 1), (2, 1), sequence_parallel=True), {0: (1, 3)}
     ),
-    "with cp": lambda m: spread(cut(plan_of(m, (2, 2), (1, 1), (2, 1)), {0: [(10, 6)]}), {0: (1, 3)}),
+    "with cp": lambda m: spread(
+        cut(plan_of(m, (2, 2), (1, 1), (2, 1)), {0: [(10, 6)]}), {0: (1, 3)}
+    ),
     "with cp in replicas, 4 ways": lambda m: spread(
         cut(plan_of(m, (2, 2), (2, 1), (2, 1), zero_stage=0), {0: [(10, 6), (7, 9)]}), {0: (1,) * 4}
     ),
@@ -85,10 +102,69 @@ def alone(ranks: Ranks, plan: Plan) -> Trained:
     return ranks.train(replace(whole, optimizer=plan.optimizer))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+EVERYDAY = ("unequal, then another", "two turns of cp")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(n, marks=() if n in EVERYDAY else pytest.mark.long) for n in LAYOUTS],
+)
 def test_it_trains_what_one_device_does(ranks: Ranks, layout: str) -> None:
     plan = LAYOUTS[layout](decoder())
     check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
+
+
+def of_schedule(schedule: Schedule) -> Plan:
+    plan = plan_of(decoder(), (2, 2), (2, 3), (1, 1), shares={0: (1, 3), 1: (1, 1, 2)})
+    plan = scheduled(plan, schedule, MINISTAGES.get(schedule, 1))
+    return spread(plan, {0: (3, 1), 1: (1, 2, 1)})
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [pytest.param(s, marks=() if s == "zb-h1" else pytest.mark.long) for s in SCHEDULES],
+)
+def test_every_schedule(ranks: Ranks, schedule: Schedule) -> None:
+    """The second stage recomputes; Chimera's and ZB-V's stages hold layers at both ends."""
+    plan = of_schedule(schedule)
+    check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
+
+
+@pytest.mark.long
+def test_pipelines_with_and_without_sum_the_gradients_of_experts(ranks: Ranks) -> None:
+    """Each expert's gradient is summed over those alone that hold it, however they are cut."""
+    one = spread(plan_of(decoder(), (2, 2), (2, 1), (1, 2)), {0: (3, 1)}).pipelines[0]
+    other = plan_of(decoder(), (1, 3), (1, 1), (2, 1)).pipelines[0]
+    pipelines = replace(one, micro_batches=2), replace(moved(other, 4), micro_batches=3)
+    plan = replace(plan_of(decoder(), (4,), (1,), (1,)), global_batch=20, pipelines=pipelines)
+    whole = replace(plan_of(decoder(), (4,), (1,), (1,)), global_batch=20)
+    (pipeline,) = whole.pipelines
+    whole = replace(whole, pipelines=(replace(pipeline, micro_batches=5),))
+    check(ranks.train(plan), ranks.train(whole), TOLERANCE["float64"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", SPREADABLE)
+def test_families_of_transformers(ranks: Ranks, tmp_path: Path, family: str) -> None:
+    """What transformers' own loop trains, in float32: with biases, shared experts, latent heads."""
+    folder = tmp_path / family
+    write_folder(folder, family, noise=0.05, layers=4)
+    values = json.loads((folder / "config.json").read_text())
+    model = read(values, family, sequence_length=32)
+    plan = plan_of(model, (2, 2), (2, 2), (1, 2), shares={0: (1, 3)}, zero_stage=2)
+    compare(ranks, spread(plan, {0: (3, 1), 1: (1, 3)}), Decoder(model, folder))
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_other_shares(ranks: Ranks, tmp_path: Path) -> None:
+    """Experts by halves follow on uneven ones, and all on one rank on that."""
+    plans = [LAYOUTS["two turns, ZeRO-2"](decoder()), LAYOUTS["equal"](decoder())]
+    whole = plan_of(decoder(), (4,), (1,), (1,))
+    losses = [
+        loss
+        for steps, plan in ((2, plans[0]), (4, plans[1]), (STEPS, whole))
+        for loss in ranks.train(plan, steps, checkpoints=tmp_path).losses
+    ]
+    assert losses == pytest.approx(alone(ranks, plans[0]).losses, rel=TOLERANCE["float64"])
 
 
 # ---------------------------------------------------------------- what it costs
@@ -126,6 +202,128 @@ MEASURED: dict[str, Callable[[HuggingFaceModel], Plan]] = {
 }
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long if i else ()) for i, n in enumerate(MEASURED)]
+)
 def test_a_peak_is_within_5_percent_below_the_predicted(chips: Ranks, name: str) -> None:
     check_memory(chips, MEASURED[name](balanced()))
+
+
+SPEEDS = 1.0, 2.0
+COSTLY = dict(
+    hidden_size=64,
+    moe_intermediate_size=512,
+    num_experts=6,
+    num_local_experts=6,
+    num_experts_per_tok=6,
+)
+
+
+def on(plan: Plan, speeds: Sequence[float], bandwidth: float = 1e12) -> float:
+    """Returns the step's seconds on chips of these speeds, one a rank, that differ in name too."""
+    nodes = []
+    for i, speed in enumerate(speeds):
+        own = of_speed(speed)
+        links = replace(own.links, nic_bytes_per_s=bandwidth, nic_latency_s=0)
+        nodes.append((f"{i}.toml", replace(own, links=links), 1))
+    return simulate(plan, cluster_of(*nodes)).step_s
+
+
+def of_two(shares: Shares | None) -> Plan:
+    """One stage of two replicas, with sequences by SPEEDS."""
+    plan = plan_of(balanced(**COSTLY), (4,), (2,), (1,), shares={0: (1, 2)}, zero_stage=0)
+    return plan if shares is None else spread(plan, {0: shares})
+
+
+def test_experts_by_speed_are_as_fast_as_any_and_equal_ones_far_behind() -> None:
+    found = {n: on(of_two((n, 6 - n)), SPEEDS) for n in range(1, 6)}
+    best = expert_shares(of_two(None).model, SPEEDS)
+    assert best == (2, 4)
+    assert found[2] == min(found.values())
+    assert found[3] > 1.2 * found[2]
+    # wherever experts are, as much is computed, but that rows are sorted, and fewer are updated
+    assert found[2] == pytest.approx(on(of_two(None), SPEEDS), rel=0.1)
+
+
+def test_rows_there_and_back_are_charged() -> None:
+    """Every token goes to all six experts, in float32: there and back, and their gradients."""
+    plan = of_two((3, 3))
+    slower = (on(plan, (1, 1), 1e6) - on(plan, (1, 1), 1e7)) / (1 / 1e6 - 1 / 1e7)
+    model = plan.model
+    rows = 2 * model.sequence_length * 6 / 2  # of the larger replica, half of them to the other
+    routed = 4 * rows * model.hidden * 4 * model.layers * plan.pipelines[0].micro_batches
+    whole = sum(math.prod(p.shape) for p in model.parameters() if not model.is_of_experts(p))
+    gradients = 4 * whole  # in a ring of two, what both of them hold
+    assert slower == pytest.approx(routed + gradients, rel=0.01)
+
+
+def test_experts_take_the_memory_of_those_that_have_them() -> None:
+    (few, many), (whole, _) = (rank_memory(of_two(shares)) for shares in ((1, 5), None))
+    model = of_two(None).model
+    experts = sum(math.prod(p.shape) * 4 for p in model.parameters() if model.is_of_experts(p))
+    assert few.parameters == pytest.approx(whole.parameters - experts * 5 / 6, rel=0.01)
+    assert many.optimizer == pytest.approx(whole.optimizer - 2 * experts / 6, rel=0.01)
+
+
+# ---------------------------------------------------------------- what is written and said
+
+
+def test_a_plan_says_where_experts_lie(tmp_path: Path) -> None:
+    plan = LAYOUTS["two turns, ZeRO-2"](decoder())
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+    assert "dp 4 tp 1 ep 2 of 3 + 1 experts" in outline(plan)
+    whole = plan_of(decoder(), (4,), (2,), (1,))
+    write_plan(whole, tmp_path / "whole.json")
+    assert "expert_shares" not in (tmp_path / "whole.json").read_text()
+
+
+def refused(plan: Plan) -> str:
+    with pytest.raises(PlanError) as raised:
+        validate(plan)
+    return str(raised.value)
+
+
+def test_shares_that_do_not_go_with_the_stage_are_one_sentence() -> None:
+    plan = plan_of(decoder(), (4,), (4,), (1,))
+    where = "pipelines[0].stages[0].expert_shares"
+    for shares in ((4,), (2, 1, 1)):
+        said = f"{where} is {list(shares)}; expected two shares or more, in a number that divides"
+        assert refused(spread(plan, {0: shares})).startswith(said)
+    for shares in ((4, 0), (2, 3)):
+        said = f"{where} is {list(shares)}; expected numbers of experts above 0 that sum to the"
+        assert refused(spread(plan, {0: shares})).startswith(said)
+    dense = plan_of(tiny_model(), (4,), (2,), (1,))
+    assert "of family llama has no experts" in refused(spread(dense, {0: (1, 1)}))
+    other = plan_of(decoder("glm4_moe"), (4,), (2,), (1,))
+    assert "experts of glm4_moe cannot lie over ranks; those of mixtral" in refused(
+        spread(other, {0: (2, 2)})
+    )
+    offloaded = plan_of(decoder(), (4,), (2,), (1,), offload=True)
+    assert "offload does not go with expert parallelism" in refused(spread(offloaded, {0: (2, 2)}))
+
+
+def test_what_does_not_know_such_plans_yet_says_so(tmp_path: Path) -> None:
+    plan = LAYOUTS["equal"](decoder())
+    with pytest.raises(ExportError, match="the plan has expert_shares"):
+        single_pipeline(plan)
+    with pytest.raises(PlanError, match="mixed lengths do not go with expert parallelism yet"):
+        by_length([plan, replace(plan, model=replace(plan.model, sequence_length=32))])
+    write_plan(plan, tmp_path / "plan.json")
+    write_cluster(tmp_path, plan)
+    assert "a plan with expert_shares is not for --elastic" in refusal(tmp_path, "--elastic")
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        ((1.0,), "speeds is [1.0]; expected those of at least two ranks, all above 0"),
+        ((1.0, 0.0), "speeds is [1.0, 0.0]; expected those of at least two ranks, all above 0"),
+        ((1.0,) * 5, "the model's 4 experts are too few for 5 ranks, of which each holds one at"),
+    ],
+)
+def test_speeds_that_experts_do_not_go_with_are_one_sentence(
+    speeds: Sequence[float], said: str
+) -> None:
+    with pytest.raises(ModelError, match=re.escape(said)):
+        expert_shares(decoder(), speeds)

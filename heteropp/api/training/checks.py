@@ -99,6 +99,11 @@ def check_elastic(
             plan.has_context_parallelism,
             "it searches none such yet (heteropp-search --context-parallel 1 finds another)",
         ),
+        (
+            "a plan with expert_shares",
+            plan.has_expert_parallelism,
+            "snapshots do not know experts that lie over ranks yet",
+        ),
     ):
         if given:
             raise InputError(f"{option} is not for --elastic: {why}")

@@ -59,7 +59,8 @@ class Trace:
     # works meanwhile, and waits where it is ahead
     exchange_bytes: list[int] = field(default_factory=list)
     peer_bytes: list[int] = field(default_factory=list)  # of that, the most to one of them
-    routed_bytes: list[int] = field(default_factory=list)  # to ranks with other experts, the same
+    # to or from ranks with other experts, of the rank that all of them wait for, and between two
+    routed_bytes: list[int] = field(default_factory=list)
     routed_peer_bytes: list[int] = field(default_factory=list)
 
 
@@ -106,21 +107,28 @@ class CountingExperts:
         self.parts = tuple(pairwise((0, *accumulate(spread.shares))))
 
     def counts(self, chosen: Tensor, experts: int) -> Counts:
-        self._charge([experts * chosen.element_size()] * len(self.parts))
+        size_bytes = experts * chosen.element_size()
+        self._charge((len(self.parts) - 1) * size_bytes, size_bytes)
         own = self.spread.rows[self.index]
         rows = [len(chosen) * each // own for each in self.spread.rows]
+        # by rank: the rows that it sends each other one
+        sent = [
+            [n * share // experts if i != j else 0 for j, share in enumerate(self.spread.shares)]
+            for i, n in enumerate(rows)
+        ]
+        self.busiest = max(*map(sum, sent), *map(sum, zip(*sent, strict=True)))
+        self.most_to_peer = max(map(max, sent))
         return [[n * (i + 1) // experts - n * i // experts for i in range(experts)] for n in rows]
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """All wait for the rank that sends or receives most, whichever way rows go."""
         row_bytes = rows.element_size() * math.prod(rows.shape[1:])
-        self._charge([count * row_bytes for count in sent])
+        self._charge(self.busiest * row_bytes, self.most_to_peer * row_bytes)
         return rows.new_empty(sum(received), *rows.shape[1:])
 
-    def _charge(self, sizes_bytes: list[int]) -> None:
-        """sizes_bytes: to each rank, of which this one needs no message."""
-        others = [size for i, size in enumerate(sizes_bytes) if i != self.index]
-        self.group.trace.routed_bytes.append(sum(others))
-        self.group.trace.routed_peer_bytes.append(max(others))
+    def _charge(self, all_bytes: int, to_peer_bytes: int) -> None:
+        self.group.trace.routed_bytes.append(all_bytes)
+        self.group.trace.routed_peer_bytes.append(to_peer_bytes)
 
 
 class _Counter(TorchDispatchMode):

@@ -58,8 +58,8 @@ class TracedPiece:
     gather_bytes: tuple[tuple[int, int], ...]  # all-gathers and reduce-scatters, the same
     exchange_bytes: tuple[tuple[int, int], ...] = ()  # to context-parallel ranks, the same
     peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most to one of them
-    routed_bytes: tuple[tuple[int, int], ...] = ()  # to ranks with other experts, the same
-    routed_peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most to one of them
+    routed_bytes: tuple[tuple[int, int], ...] = ()  # between ranks with other experts, the same
+    routed_peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most between two of them
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ class HuggingFaceModel(PartedModel):
     family: Literal["hugging_face"] = "hugging_face"
     config: Config  # the model's config.json
     attention: Attention = "explicit"  # explicit keeps scores in memory; a fused kernel keeps none
-    experts: int = 0  # type: ignore[assignment]  # number of experts in a layer that has some; 0: none has
+    experts: int = 0  # number of experts in a layer that has some; 0: none has
     experts_of_token: int = 0  # number of experts that a token goes to
     mixes_documents: str = ""  # kind of a layer that mixes a sequence's documents; "": none
     lora: products.Lora | None = None  # what LoRA adds, which is among `parts`; absent: nothing
@@ -80,6 +80,10 @@ class HuggingFaceModel(PartedModel):
         if "dynamic" in rotary or "longrope" in rotary:
             return "positions are turned by the longest of a forward's, and a part has others"
         return None
+
+    @property
+    def expert_count(self) -> int:
+        return self.experts
 
     def is_of_experts(self, parameter: Parameter) -> bool:
         return ".experts." in parameter.name and parameter.shape[:1] == (self.experts,)

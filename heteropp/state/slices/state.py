@@ -48,13 +48,15 @@ class State:
         one rank.
         """
         counted = zip(self.update.sums, self.update.sections, strict=True)
-        sums_of = [sums for sums, flats in counted for _ in flats]
+        sums_of = [(sums, flats[0]) for sums, flats in counted for _ in flats]
         parts = zip(self.update.each(), sums_of, self.ministages, strict=True)
-        for flat, sums, ministage in parts:
+        for flat, (sums, first), ministage in parts:
             everything = (*flat.entries, *flat.layout.frozen)
             entries = {entry.global_name: entry for entry in everything}
             tp, own = flat.module.group, tensors(flat)
-            shard = Shard(tp.index, tp.size, ministage.shard, ministage.layout.shards)
+            # of what all groups hold, so that experts beside it are in the same file
+            parts_of_block = first.layout.shards
+            shard = Shard(tp.index, tp.size, first.replica % parts_of_block, parts_of_block)
             stored: list[tuple[BufferPiece, Tensors]] = [
                 (
                     piece,
