@@ -15,8 +15,10 @@ import pytest
 from clusters import cluster_of
 from layouts import MINISTAGES, SCHEDULES, plan_of, scheduled
 from parity import STEPS, TOLERANCE, Ranks, Trained
+from safetensors.torch import load_file, save_file
 from test_context_parallel import cut
 from test_hugging_face_training import Decoder, compare
+from test_hugging_face_training import check as check_decoder
 from test_memory import check as check_memory
 from test_memory import chip
 from test_parity import check
@@ -153,6 +155,34 @@ def test_families_of_transformers(ranks: Ranks, tmp_path: Path, family: str) -> 
     model = read(values, family, sequence_length=32)
     plan = plan_of(model, (2, 2), (2, 2), (1, 2), shares={0: (1, 3)}, zero_stage=2)
     compare(ranks, spread(plan, {0: (3, 1), 1: (1, 3)}), Decoder(model, folder))
+
+
+def with_idle_routers(folder: Path) -> Path:
+    """Every token of a tiny qwen3_moe goes to the first two experts: none to the others."""
+    write_folder(folder, "qwen3_moe", noise=0.05, layers=4)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    for name, value in weights.items():
+        if name.endswith(".mlp.gate.weight"):
+            value.zero_()
+    save_file(weights, file, {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("ranks", marks=pytest.mark.long), pytest.param("chips")]
+)
+def test_a_rank_that_is_given_all_rows_and_one_that_is_given_none(
+    request: pytest.FixtureRequest, tmp_path: Path, where: str
+) -> None:
+    own: Ranks = request.getfixturevalue(where)
+    folder = with_idle_routers(tmp_path / "idle")
+    values = json.loads((folder / "config.json").read_text())
+    model = read(values, "idle", sequence_length=32)
+    plan = spread(plan_of(model, (4,), (2,), (1,), zero_stage=0), {0: (2, 2)})
+    whole = plan_of(model, (4,), (1,), (1,))
+    got, expected = (own.train(each, 2, weights=folder) for each in (plan, whole))
+    check_decoder(got, expected)
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_other_shares(ranks: Ranks, tmp_path: Path) -> None:
