@@ -24,7 +24,7 @@ from test_memory import chip
 from test_parity import check
 from test_unlike_context_parallel import of_speed
 from tiny_decoders import tiny_config, write_folder
-from training_run import moved, refusal, tiny_model, write_cluster
+from training_run import CHIP, Training, moved, refusal, tiny_model, write_cluster
 
 from heteropp import expert_shares
 from heteropp.cost.planned import rank_memory
@@ -239,6 +239,37 @@ def test_a_peak_is_within_5_percent_below_the_predicted(chips: Ranks, name: str)
     check_memory(chips, MEASURED[name](balanced()))
 
 
+@pytest.mark.long
+def test_what_passes_each_link_are_the_rows_that_go_there_and_back(tmp_path: Path) -> None:
+    """As heteropp-train counts it on two nodes; other numbers of experts leave all else alike."""
+    model, sequences = balanced(), (1, 3)
+
+    def sent_bytes(shares: Shares) -> dict[str, int]:
+        plan = plan_of(model, (4,), (2,), (1,), shares={0: sequences}, zero_stage=0)
+        folder = tmp_path / f"{shares[0]}"
+        folder.mkdir()
+        write_cluster(folder, 1)
+        with (folder / "cluster.toml").open("a") as file:
+            file.write(f'[[nodes]]\nchip = "{CHIP}"\n')
+        Training(folder, spread(plan, {0: shares}), "--steps", "2").finish()
+        *_, last = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+        found: dict[str, int] = json.loads(last)["sent_bytes"]
+        assert len(found) == 2
+        return found
+
+    def rows(shares: Shares) -> int:
+        """Returns those of a layer's forward: each way, those sent there and those sent back."""
+        (one, other), (few, many) = sequences, shares
+        return (one * many + other * few) * model.sequence_length
+
+    by_shares = {shares: sent_bytes(shares) for shares in ((1, 3), (3, 1))}
+    micro_batches = 4
+    of_row = 2 * model.hidden * 4 * model.layers * micro_batches  # forward and backward
+    fewer, more = by_shares.values()
+    for link, size_bytes in fewer.items():
+        assert more[link] - size_bytes == (rows((3, 1)) - rows((1, 3))) * of_row
+
+
 SPEEDS = 1.0, 2.0
 COSTLY = dict(
     hidden_size=64,
@@ -340,7 +371,7 @@ def test_what_does_not_know_such_plans_yet_says_so(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="mixed lengths do not go with expert parallelism yet"):
         by_length([plan, replace(plan, model=replace(plan.model, sequence_length=32))])
     write_plan(plan, tmp_path / "plan.json")
-    write_cluster(tmp_path, plan)
+    write_cluster(tmp_path, plan.world_size)
     assert "a plan with expert_shares is not for --elastic" in refusal(tmp_path, "--elastic")
 
 
