@@ -110,6 +110,9 @@ LAYOUTS: dict[str, Callable[[LlamaModel], Plan]] = {
     "direct": lambda m: cut(
         replace(plan_of(m, (4, 4), (2, 1), (1, 4)), resharding="direct"), {1: [(6, 10)]}
     ),
+    "four parts": lambda m: cut(
+        plan_of(m, (5, 3), (1, 1), (4, 4)), {0: [(4, 4, 4, 4)], 1: [(6, 5, 3, 2)]}
+    ),
     "tied, two pipelines": lambda m: cut(
         two_pipelines(replace(m, tied_embeddings=True)), {1: [(9, 7)]}
     ),
