@@ -7,6 +7,7 @@ environment of each process does. `start` and `run` take what follows "python" o
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import runpy
@@ -22,6 +23,7 @@ import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,7 @@ def become(files: list[int]) -> None:
 
 def obey(request: dict[str, Any]) -> None:
     """What `python arguments...` does, in a process that has done its imports already."""
+    fork_fork_servers()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -216,6 +219,46 @@ def exit_code(request: dict[str, Any]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def fork_fork_servers() -> None:
+    """Lets multiprocessing's fork server be a fork of this process, which has done its imports."""
+    execute = util.spawnv_passfds
+
+    def fork(path: bytes, arguments: list[str], kept: list[int]) -> int:
+        if "multiprocessing.forkserver" not in arguments[-1]:
+            return execute(path, arguments, kept)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ours = set(open_files().values())
+        if pid := os.fork():
+            return pid
+        try:
+            # as a new program would not have them; libuv's, which are new, it keeps
+            for number, what in open_files().items():
+                if what in ours and number not in (0, 1, 2, *kept):
+                    os.close(number)
+            for number in map(signal.Signals, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+                signal.signal(number, signal.SIG_DFL)
+            forkserver._forkserver.__init__()  # its lock is held
+            exec(arguments[-1], {})
+        except SystemExit:
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    util.spawnv_passfds = fork
+
+
+def open_files() -> dict[int, int]:
+    """This process's, by number: what each of them is."""
+    found = {}
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the listing's own
+            found[number] = os.fstat(number).st_ino
+    return found
 
 
 def leave(code: int) -> None:
