@@ -7,7 +7,7 @@ environment of each process does. `start` and `run` take what follows "python" o
 from __future__ import annotations
 
 import atexit
-import contextlib
+import fcntl
 import json
 import os
 import runpy
@@ -23,9 +23,9 @@ import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from multiprocessing import forkserver, util
+from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MOST_BYTES = 128 << 10  # of a request
 
@@ -184,7 +184,6 @@ def become(files: list[int]) -> None:
 
 def obey(request: dict[str, Any]) -> None:
     """What `python arguments...` does, in a process that has done its imports already."""
-    fork_fork_servers()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -192,6 +191,8 @@ def obey(request: dict[str, Any]) -> None:
     first, *rest = request["arguments"]
     sys.orig_argv = [sys.executable, first, *rest]
     sys.path[:0] = folders
+    if any(argument.startswith("heteropp.") for argument in request["arguments"][:2]):
+        await_fork_server()
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]
         sys.path.insert(0, "")
@@ -221,44 +222,51 @@ def exit_code(request: dict[str, Any]) -> int:
     return 0
 
 
-def fork_fork_servers() -> None:
-    """Lets multiprocessing's fork server be a fork of this process, which has done its imports."""
-    execute = util.spawnv_passfds
+def await_fork_server() -> None:
+    """Forks, before anything else, what will be this process's fork server if it wants one.
 
-    def fork(path: bytes, arguments: list[str], kept: list[int]) -> int:
-        if "multiprocessing.forkserver" not in arguments[-1]:
-            return execute(path, arguments, kept)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        ours = set(open_files().values())
-        if pid := os.fork():
-            return pid
-        try:
-            # as a new program would not have them; libuv's, which are new, it keeps
-            for number, what in open_files().items():
-                if what in ours and number not in (0, 1, 2, *kept):
-                    os.close(number)
-            for number in map(signal.Signals, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
-                signal.signal(number, signal.SIG_DFL)
-            forkserver._forkserver.__init__()  # its lock is held
-            exec(arguments[-1], {})
-        except SystemExit:
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
+    multiprocessing would start a new Python, which imports torch anew.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (pid := os.fork()) == 0:
+        ours.close()
+        serve_forks(theirs)
+    theirs.close()
+    start = util.spawnv_passfds
 
-    util.spawnv_passfds = fork
+    def hand_over(path: bytes, arguments: list[str], files: list[int]) -> int:
+        if "multiprocessing.forkserver" not in arguments[-1] or ours.fileno() < 0:
+            return start(path, arguments, files)
+        request = {"program": arguments[-1], "files": files, "environment": dict(os.environ)}
+        with ours:
+            socket.send_fds(ours, [json.dumps(request).encode()], files)
+        return pid
+
+    util.spawnv_passfds = hand_over
 
 
-def open_files() -> dict[int, int]:
-    """This process's, by number: what each of them is."""
-    found = {}
-    for number in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # the listing's own
-            found[number] = os.fstat(number).st_ino
-    return found
+def serve_forks(requests: socket.socket) -> NoReturn:
+    """Is the fork server that is asked for, under the numbers of files that its program names."""
+    try:
+        message, files, *_ = socket.recv_fds(requests, MOST_BYTES, 3)
+        if message:  # else the process has ended without one
+            request = json.loads(message)
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            above = max(request["files"]) + 1
+            moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, above) for file in files]
+            for file in (requests.detach(), *files):
+                os.close(file)
+            for file, number in zip(moved, request["files"], strict=True):
+                os.dup2(file, number)
+                os.close(file)
+            exec(request["program"], {})
+    except SystemExit:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
 
 
 def leave(code: int) -> None:
