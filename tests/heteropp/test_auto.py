@@ -47,7 +47,7 @@ def step_s(request: Request) -> float:
     return verdict.best.simulation.step_s if verdict.judged else float("inf")
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("seed", sampled([1, 0, 2], 2, everyday=1))
 def test_no_other_planner_and_no_runner_up_is_faster(seed: int) -> None:
     request = random_request(seed)
     verdicts = ask_all(PLANNERS, request)
@@ -194,12 +194,12 @@ def never_worse(seed: int) -> None:
         assert step_s(helped(request)) <= before_s * ALLOWED, (seed, helped.__name__)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", sampled(range(2), 1, everyday=1))
 def test_what_helps_never_makes_the_step_longer(seed: int) -> None:
     never_worse(seed)
 
 
-@pytest.mark.parametrize("seed", sampled(range(2, 7), 3))
+@pytest.mark.parametrize("seed", sampled([5, 2, 3, 4, 6], 5))
 def test_what_helps_never_makes_more_steps_longer(seed: int) -> None:
     never_worse(seed)
 
