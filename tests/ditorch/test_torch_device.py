@@ -33,7 +33,7 @@ def test_a_chip_has_the_dtypes_that_cuda_has() -> None:
     run_checks("c-mini", "check_dtypes.py", "check_batch_norm.py")
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_chip_has_every_dtype_that_cuda_has() -> None:
     run_checks("c-mini", "check_dtypes.py", EVERY_PAIR="1")
 

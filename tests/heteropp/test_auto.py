@@ -90,7 +90,7 @@ def test_what_the_request_names_is_kept() -> None:
         assert all(share % 2 == 0 for share in shares)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # test_cli_search.py has another in CI
 def test_the_order_of_nodes_changes_nothing() -> None:
     request = random_request(2)
     nodes = list(request.cluster.nodes)

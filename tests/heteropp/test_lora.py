@@ -297,7 +297,7 @@ def test_peft_loads_the_adapter(run: Run, learnt: Tensor, tmp_path: Path) -> Non
 # ---------------------------------------------------------------- commands
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # test_fine_tuning.py runs them in CI
 def test_the_commands_search_train_and_export(tmp_path: Path) -> None:
     """A model of 16 bits, of a family that we have a form of our own of, and Muon."""
     folder = tmp_path / "small"
