@@ -14,6 +14,7 @@ CHIP = ROOT / "tests" / "benchmarks" / "chip.toml"
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_stored_run_is_compared_with(tmp_path: Path) -> None:
     # what tools/bench runs, with figures kept elsewhere
     command = [sys.executable, "-m", "pytest", "tests/benchmarks", "-o", "python_files=bench_*.py"]

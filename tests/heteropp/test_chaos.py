@@ -49,6 +49,7 @@ def test_the_load_computes_and_ends() -> None:
     assert busy.poll() is not None
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "seed",
     [
@@ -64,6 +65,7 @@ def test_a_disturbed_run_ends_as_it_must(seed: int, tmp_path: Path) -> None:
     assert verdict.happened
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "seed",
     [
