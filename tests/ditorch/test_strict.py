@@ -52,7 +52,7 @@ def test_another_value_is_refused() -> None:
     assert "DITORCH_STRICT is 'yes', expected 0 or 1" in done.stderr
 
 
-@pytest.mark.parametrize("chip", ["b-mini", "d"])
+@pytest.mark.parametrize("chip", sampled(["d", "b-mini"], 1, everyday=1))
 def test_sums_with_products_are_the_chips_own(chip: str) -> None:
     run_checks(chip, "check_products.py", DITORCH_STRICT="1")
 

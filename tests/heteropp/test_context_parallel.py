@@ -120,7 +120,6 @@ LAYOUTS: dict[str, Callable[[LlamaModel], Plan]] = {
 EVERYDAY = {  # of layouts, what they are tried with every day
     "unequal, then none": ("float64", "explicit"),
     "unlike parts in replicas, ZeRO-2": ("float32", "fused"),
-    "sequence parallel, dropout": ("float64", "fused"),
 }
 
 
@@ -160,7 +159,7 @@ def of_schedule(schedule: Schedule, model: LlamaModel) -> Plan:
 
 @pytest.mark.parametrize(
     "schedule",
-    sampled(["zb-h1", *(s for s in SCHEDULES if s != "zb-h1")], 2, everyday=1),
+    sampled(["zb-h1", *(s for s in SCHEDULES if s != "zb-h1")], 2),
 )
 def test_every_schedule(ranks: Ranks, schedule: Schedule) -> None:
     """The second stage recomputes."""
