@@ -26,7 +26,8 @@ READ_AND_RUN = [
 # whose commands other long tests run, too
 SLOW_PAGES = [
     *(DOCS / "guides" / f"{n}.md" for n in ("board", "data", "elastic", "fault-tolerance")),
-    *(DOCS / "guides" / f"{n}.md" for n in ("models", "precision", "training")),
+    *(DOCS / "guides" / f"{n}.md" for n in ("machines", "models", "planning", "precision")),
+    DOCS / "guides" / "training.md",
     *(DOCS / "tutorials" / f"{n}.md" for n in ("failing-nodes", "fine-tune", "own-model")),
     *(DOCS / "tutorials" / f"{n}.md" for n in ("real-chips", "vendor")),
 ]

@@ -88,8 +88,9 @@ def every_type(rank: int, size: int, cases: list[tuple[torch.dtype, Any]]) -> li
     return wrong
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("cases", sampled([REDUCED[first::5] for first in range(5)], 5))
+@pytest.mark.parametrize(
+    ("size", "cases"), sampled([(n, REDUCED[first::5]) for first in range(5) for n in (3, 2)], 10)
+)
 def test_every_type_is_reduced_as_by_one_process(size: int, cases: list[Any]) -> None:
     assert run_processes(size, every_type, size, cases, environment=environment()) == [[]] * size
 
@@ -163,7 +164,7 @@ def every_reduction(rank: int, size: int) -> int:
     return copies
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", sampled([3, 2, 4], 1, everyday=1))
 def test_the_host_copies_nothing(size: int) -> None:
     found = run_processes(size, every_reduction, size, environment=environment())
     assert found == [0] * size
@@ -223,7 +224,7 @@ def handed_over(bench: Bench) -> list[Tensor]:
     return bench.read(tensor, columns, doubled)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", sampled([1, 2], 1, everyday=1))
 def test_reductions_keep_the_order_of_streams(seed: int) -> None:
     chip = environment(seed, delay_us=2000)
     assert run_processes(2, in_order, seed, environment=chip) == [[], []]
@@ -446,8 +447,9 @@ def meets_a_death(rank: int, victim: int, late: bool) -> None:
         dist.all_reduce(tensor, group=group)
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    ("victim", "late"), sampled([(0, True), (2, False), (2, True), (0, False)], 1, everyday=2)
+)
 def test_a_death_is_named(victim: int, late: bool) -> None:
     processes = Processes(3, meets_a_death, victim, late, environment=environment())
     survivors = {0, 1, 2} - {victim}

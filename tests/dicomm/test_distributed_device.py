@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_processes
+from sampled import sampled
 from torch import nn
 
 STRATEGIES = ["device-direct", "cpu-mediated"]
@@ -90,7 +91,7 @@ def check_data_parallel(rank: int, device: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)  # two vendors' last bits differ
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", sampled(STRATEGIES, 1, everyday=1))
 def test_ddp_across_two_vendors(strategy: str) -> None:
     run_processes(2, train_on_chips, environment={"DICOMM_STRATEGY": strategy})
 
@@ -236,6 +237,6 @@ def large_messages(rank: int, on_host: int | None) -> None:
         dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("on_host", [None, 0, 1])
+@pytest.mark.parametrize("on_host", sampled([0, 1, None], 1, everyday=2))
 def test_large_chip_tensors_between_both_strategies(on_host: int | None) -> None:
     run_processes(2, large_messages, on_host)

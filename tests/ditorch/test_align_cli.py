@@ -340,6 +340,7 @@ def test_a_chip_whose_run_is_lost_fails_and_the_others_are_judged(tmp_path: Path
     assert "ended or stopped answering" in lost.verdict
 
 
+@pytest.mark.long
 def test_isolate_finds_nothing_where_losses_agree(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

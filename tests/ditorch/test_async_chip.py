@@ -67,7 +67,7 @@ def test_a_late_chip_trains_to_the_cpus_bits() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=LONG) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", sampled([1, 2, 3], 2, everyday=1))
 def test_a_late_chip_conforms(seed: int) -> None:
     wanted = ("copy", "stream", "event", "memory") if seed == 1 else ()
     done = run_python(conformance(*wanted), None, **async_chip.environment(seed))

@@ -12,6 +12,7 @@ from pathlib import Path
 import forks
 import pytest
 from on_chip import DEADLINE_S, environment, run_python
+from sampled import sampled
 
 from ditorch.chips import load_chip
 
@@ -97,8 +98,7 @@ def test_accelerate_takes_float16_under_cuda_compat(chip: Path) -> None:
     assert losses == pytest.approx(run_on_cpu("client_accelerate", "no")[1], rel=1e-2)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("also", [[], ["peft"], ["bf16"]])
+@pytest.mark.parametrize("also", sampled([["peft"], [], ["bf16"]], 2))
 def test_the_trainer_uses_the_chip(chip: Path, also: list[str]) -> None:
     on, losses, ours = run("client_trainer", chip, *also)
     assert on == [ours] == ["emuchip:0"]
@@ -108,9 +108,9 @@ def test_the_trainer_uses_the_chip(chip: Path, also: list[str]) -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "options", [[], ["accelerator=ditorch"], ["accelerator=gpu", "precision=bf16-mixed"]]
+    "options",
+    sampled([[], ["accelerator=ditorch"], ["accelerator=gpu", "precision=bf16-mixed"]], 2),
 )
 def test_lightning_uses_the_chip(chip: Path, options: list[str]) -> None:
     on, losses, fabric, ours = run("client_lightning", chip, *options)
@@ -228,10 +228,11 @@ def test_torchruns_idiom_and_a_group_without_a_name(tmp_path: Path) -> None:
 
 
 EVERYDAY = ["gpt2", "llama", "gemma3_text", "bloom", "mamba", "bert", "t5", "qwen2"]
+ON_CI = ["qwen3_moe", "gemma2", "gpt_neox", "phi3", "falcon", "bart"]
 REST = [
-    "qwen3_moe", "mistral", "mixtral", "qwen2_moe", "qwen3", "gemma", "gemma2", "gpt_neox", "gptj",
-    "gpt_neo", "gpt_bigcode", "opt", "phi", "phi3", "falcon", "olmo", "olmo2", "olmoe", "stablelm",
-    "starcoder2", "cohere", "granite", "xglm", "bart",
+    "mistral", "mixtral", "qwen2_moe", "qwen3", "gemma", "gptj",
+    "gpt_neo", "gpt_bigcode", "opt", "phi", "olmo", "olmo2", "olmoe", "stablelm",
+    "starcoder2", "cohere", "granite", "xglm",
 ]  # fmt: skip
 
 
@@ -252,11 +253,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list]:
         assert done.returncode == 0, done.stderr
         return {said[0]: said[1:] for said in map(json.loads, done.stdout.splitlines())}
 
-    return lambda family: train(tuple(EVERYDAY if family in EVERYDAY else REST))[family]
+    def one(family: str) -> list:
+        groups = (EVERYDAY, ON_CI, REST)
+        return train(tuple(next(group for group in groups if family in group)))[family]
+
+    return one
 
 
 @pytest.mark.parametrize(
-    "family", [*EVERYDAY, *(pytest.param(family, marks=pytest.mark.long) for family in REST)]
+    "family",
+    [
+        *EVERYDAY,
+        *(pytest.param(family, marks=pytest.mark.long) for family in ON_CI),
+        *(pytest.param(family, marks=pytest.mark.exhaustive) for family in REST),
+    ],
 )
 def test_a_family_of_transformers_agrees_with_the_cpu(
     trained: Callable[[str], list], family: str

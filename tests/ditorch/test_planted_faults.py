@@ -128,7 +128,7 @@ def test_looking_at_operators_names_operator_layer_and_line(name: str, tmp_path:
     assert is_guilty(departed.first_bad), departed.summary
 
 
-@pytest.mark.parametrize("name", sampled(FAULTS, 3))
+@pytest.mark.parametrize("name", sampled(FAULTS, len(FAULTS)))
 def test_isolate_names_operator_and_layer_from_losses_alone(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
     findings = isolate(PLANTED, arguments(name), chip=CHIP, output=tmp_path, bar=BAR)

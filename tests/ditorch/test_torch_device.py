@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from on_chip import run_checks, run_new_python, run_python
+from sampled import sampled
 
-MORE_CHIPS = [pytest.param(f"{letter}-mini", marks=pytest.mark.long) for letter in "bcd"]
 
-
-@pytest.mark.parametrize("chip", ["a-mini", None, *MORE_CHIPS])
+@pytest.mark.parametrize(
+    "chip", sampled(["a-mini", None, "b-mini", "c-mini", "d-mini"], 3, everyday=2)
+)
 def test_the_unified_name_is_the_honest_device(chip: str | None) -> None:
     run_checks(chip, "check_unified_name.py")
 
@@ -32,7 +33,7 @@ def test_a_chip_has_the_dtypes_that_cuda_has() -> None:
     run_checks("c-mini", "check_dtypes.py", "check_batch_norm.py")
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_chip_has_every_dtype_that_cuda_has() -> None:
     run_checks("c-mini", "check_dtypes.py", EVERY_PAIR="1")
 
@@ -127,11 +128,7 @@ def test_a_file_of_one_chip_is_read_elsewhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "ending",
-    [
-        "pass",
-        pytest.param("raise SystemExit(3)", marks=pytest.mark.long),
-        pytest.param("raise ValueError('mine')", marks=pytest.mark.long),
-    ],
+    sampled(["pass", "raise SystemExit(3)", "raise ValueError('mine')"], 2, everyday=1),
 )
 def test_a_process_that_ends_right_after_backward_ends_as_it_says(ending: str) -> None:
     code = (

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from layouts import SCHEDULES, lay_out
 from parity import STEPS, Ranks
+from sampled import sampled
 from training_run import write_cluster
 
 from heteropp.description.plan import Plan, Schedule, ministage_layers
@@ -28,10 +29,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 @pytest.mark.parametrize(
     ("schedule", "layout"),
-    [
-        pytest.param(schedule, LAYOUTS[i % len(LAYOUTS)], marks=pytest.mark.long if i % 3 else ())
-        for i, schedule in enumerate(SCHEDULES)
-    ],
+    sampled(
+        [(schedule, LAYOUTS[i % len(LAYOUTS)]) for i, schedule in enumerate(SCHEDULES)],
+        2,
+        everyday=1,
+    ),
 )
 def test_each_byte_crosses_once_and_no_more_room_waits_than_planned(
     ranks: Ranks, schedule: Schedule, layout: str

@@ -49,6 +49,7 @@ def test_the_load_computes_and_ends() -> None:
     assert busy.poll() is not None
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "seed",
     [
@@ -64,10 +65,11 @@ def test_a_disturbed_run_ends_as_it_must(seed: int, tmp_path: Path) -> None:
     assert verdict.happened
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(5, marks=pytest.mark.long, id="kill-1"),
+        pytest.param(5, marks=pytest.mark.exhaustive, id="kill-1"),
         pytest.param(11, marks=pytest.mark.long, id="kill-the-store"),
         pytest.param(6, marks=pytest.mark.exhaustive, id="stop-1"),
         pytest.param(10, marks=pytest.mark.exhaustive, id="cut-off-1-and-2"),

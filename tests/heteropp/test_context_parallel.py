@@ -16,6 +16,7 @@ import torch
 from clusters import cluster_of
 from layouts import MINISTAGES, SCHEDULES, plan_of, scheduled, two_pipelines
 from parity import STEPS, TOLERANCE, RankError, Ranks
+from sampled import sampled
 from test_attention_within import conversations, learnt_by
 from test_attention_within import plainly as learnt_plainly
 from test_gpt2 import tiny as tiny_gpt2
@@ -122,7 +123,6 @@ LAYOUTS: dict[str, Callable[[LlamaModel], Plan]] = {
 EVERYDAY = {  # of layouts, what they are tried with every day
     "unequal, then none": ("float64", "explicit"),
     "unlike parts in replicas, ZeRO-2": ("float32", "fused"),
-    "sequence parallel, dropout": ("float64", "fused"),
 }
 
 
@@ -131,7 +131,12 @@ def lay_out(name: str, dtype: str, **changes: object) -> Plan:
 
 
 def marks(layout: str, dtype: str, attention: str) -> tuple[pytest.MarkDecorator, ...]:
-    return () if EVERYDAY.get(layout) == (dtype, attention) else (pytest.mark.long,)
+    """Every layout is tried in one way, every day or in CI."""
+    if layout in EVERYDAY:
+        return () if EVERYDAY[layout] == (dtype, attention) else (pytest.mark.exhaustive,)
+    turn = list(LAYOUTS).index(layout) % 2
+    own = ("float64", "explicit") if turn or "selective" in layout else ("float32", "fused")
+    return (pytest.mark.long if own == (dtype, attention) else pytest.mark.exhaustive,)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def of_schedule(schedule: Schedule, model: LlamaModel) -> Plan:
 
 @pytest.mark.parametrize(
     "schedule",
-    [pytest.param(s, marks=() if s == "zb-h1" else pytest.mark.long) for s in SCHEDULES],
+    sampled(["zb-h1", *(s for s in SCHEDULES if s != "zb-h1")], 2),
 )
 def test_every_schedule(ranks: Ranks, schedule: Schedule) -> None:
     """The second stage recomputes."""
@@ -169,8 +174,8 @@ def test_every_schedule(ranks: Ranks, schedule: Schedule) -> None:
     ("layout", "attention"),
     [
         ("unlike parts in replicas, ZeRO-2", "fused"),
-        pytest.param("unlike parts in replicas, ZeRO-2", "explicit", marks=pytest.mark.long),
-        pytest.param("sequence parallel, dropout", "fused", marks=pytest.mark.long),
+        pytest.param("unlike parts in replicas, ZeRO-2", "explicit", marks=pytest.mark.exhaustive),
+        pytest.param("sequence parallel, dropout", "fused", marks=pytest.mark.exhaustive),
         pytest.param("sequence parallel, dropout", "explicit", marks=pytest.mark.long),
         pytest.param(
             "selective recompute, smaller micro-batch", "explicit", marks=pytest.mark.long
@@ -201,9 +206,21 @@ def test_a_run_goes_on_from_its_checkpoint_under_other_parts(ranks: Ranks, tmp_p
 # ---------------------------------------------------------------- families of transformers
 
 
-@pytest.mark.parametrize("attention", ["explicit", "fused"])
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=() if f == "qwen3" else pytest.mark.long) for f in CUTTABLE]
+    ("family", "attention"),
+    sampled(
+        [
+            ("qwen3", "fused"),
+            *(
+                (f, a)
+                for f in CUTTABLE
+                for a in ("explicit", "fused")
+                if (f, a) != ("qwen3", "fused")
+            ),
+        ],
+        5,
+        everyday=1,
+    ),
 )
 def test_families_of_transformers(
     ranks: Ranks, tmp_path: Path, family: str, attention: str
@@ -217,8 +234,7 @@ def test_families_of_transformers(
     compare(ranks, plan, Decoder(model, folder))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("attention", ["explicit", "fused"])
+@pytest.mark.parametrize("attention", sampled(["fused", "explicit"], 2))
 def test_documents_that_are_cut_in_a_family_of_transformers(
     ranks: Ranks, tmp_path: Path, attention: str
 ) -> None:
@@ -301,10 +317,7 @@ MEASURED: dict[str, Callable[[LlamaModel], Plan]] = {
 
 @pytest.mark.parametrize(
     ("name", "attention"),
-    [
-        pytest.param(n, attention, marks=pytest.mark.long if i else ())
-        for i, (n, attention) in enumerate(product(MEASURED, ("fused", "explicit")))
-    ],
+    sampled(product(MEASURED, ("fused", "explicit")), 3, everyday=1),
 )
 def test_a_peak_is_within_5_percent_below_the_predicted(
     chips: Ranks, name: str, attention: str
@@ -418,7 +431,7 @@ def test_what_does_not_go_with_it_yet_is_one_sentence(tmp_path: Path) -> None:
     [
         ("unequal, then none", "float64"),
         pytest.param("none, then unequal with tp", "float32", marks=pytest.mark.long),
-        pytest.param("sequence parallel, dropout", "float64", marks=pytest.mark.long),
+        pytest.param("sequence parallel, dropout", "float64", marks=pytest.mark.exhaustive),
     ],
 )
 def test_chips_attend_in_two_kernels(chips: Ranks, layout: str, dtype: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from installed import lack
+from sampled import sampled
 
 from heteropp.description.model import read_model
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, write_plan
@@ -216,7 +217,7 @@ def test_megatron_interleaves_ministages(tmp_path, megatron):
     assert not said
 
 
-@pytest.mark.parametrize("schedule", ["zb-v", "chimera"])
+@pytest.mark.parametrize("schedule", sampled(["zb-v", "chimera"], 1, everyday=1))
 def test_megatron_runs_1f1b_in_place_of_a_schedule_that_it_lacks(tmp_path, megatron, schedule):
     path, said = export(alike(schedule=schedule), "megatron", tmp_path, "plan.sh")
     assert layers_by_stage(megatron_config(megatron_arguments(path))) == [[2]] * 4
@@ -327,10 +328,11 @@ def test_torchtitan_reads_the_plan(tmp_path):
     assert "ZeRO stage 1" in said
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("schedule", "theirs"),
-    [("interleaved-1f1b", "ScheduleInterleaved1F1B"), ("zb-v", "ScheduleZBVZeroBubble")],
+    sampled(
+        [("zb-v", "ScheduleZBVZeroBubble"), ("interleaved-1f1b", "ScheduleInterleaved1F1B")], 2
+    ),
 )
 def test_torchtitan_has_schedules_with_ministages(tmp_path, schedule, theirs):
     plan = alike(schedule=schedule)

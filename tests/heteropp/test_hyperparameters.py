@@ -11,6 +11,7 @@ import torch
 from layouts import plan_of
 from parity import TOLERANCE, Ranks
 from plain_llama import decaying
+from sampled import sampled
 from test_own_model import check, own_model
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
 from training_run import make_plan, tiny_model, write_text
@@ -117,11 +118,7 @@ def in_groups(model: Any, module: torch.nn.Module) -> list[torch.optim.Optimizer
 
 @pytest.mark.parametrize(
     ("dp", "tp", "zero_stage"),
-    [
-        ((2, 1), (1, 2), 0),
-        pytest.param((3, 1), (1, 2), 1, marks=pytest.mark.long),
-        ((1, 2), (2, 1), 2),
-    ],
+    sampled([((1, 2), (2, 1), 2), ((3, 1), (1, 2), 1), ((2, 1), (1, 2), 0)], 2, everyday=1),
 )
 def test_groups_are_updated_as_torch_s_are(
     ranks: Ranks, dp: tuple[int, ...], tp: tuple[int, ...], zero_stage: int

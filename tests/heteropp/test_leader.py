@@ -201,13 +201,18 @@ def test_what_an_earlier_process_of_a_member_said_is_not_believed(tmp_path: Path
     assert not any("late" in sentence for sentence in recovery.told)
 
 
-def lose_b(recovery: Recovery, monkeypatch: pytest.MonkeyPatch) -> Generation:
-    """Its agent falls silent; returns the generation without it. Nobody says who ended."""
-    for _ in range(8):  # more than that at once would be a pause of the leader's own
+def let_pass(recovery: Recovery, monkeypatch: pytest.MonkeyPatch, turns: int = 8) -> None:
+    """Lets some seconds pass for the leader's pulse before each turn; in eight a deadline does."""
+    for _ in range(turns):  # more than that at once would be a pause of the leader's own
         clock = Clock(recovery.leader.pulse.next_s + 4)
         monkeypatch.setattr(pulse, "time", clock)
         recovery.leader.turn()
     monkeypatch.undo()
+
+
+def lose_b(recovery: Recovery, monkeypatch: pytest.MonkeyPatch) -> Generation:
+    """Its agent falls silent; returns the generation without it. Nobody says who ended."""
+    let_pass(recovery, monkeypatch)
     recovery.until(lambda: recovery.board.heard(str, "end", 1, f"{A}/0") is not None)
     recovery.board.say(Ended(code=-9, killed=True), "ended", 1, f"{A}/0")
     return recovery.generation(2)
@@ -239,10 +244,12 @@ def test_a_node_without_power_is_lost_as_often_as_it_is_offered_until_it_answers
         recovery.leader.turn()
 
     offer_b_again()
+    let_pass(recovery, monkeypatch)
     recovery.until(lambda: sum(f"{B}/0 is lost" in sentence for sentence in recovery.told) == 2)
     recovery.until(lambda: isinstance(recovery.leader.state.phase, Running))
     assert recovery.leader.state.roster.up() == recovery.leader.state.live.keys() == {f"{A}/0"}
     recovery.board.say(1, "beat", B)
+    let_pass(recovery, monkeypatch, turns=1)
     recovery.until(lambda: any("answers again" in sentence for sentence in recovery.told))
     offer_b_again()
     recovery.until(lambda: isinstance(recovery.leader.state.phase, Joining))
@@ -266,10 +273,7 @@ def test_a_node_that_dies_before_the_deadline_is_left_out_when_its_lease_is_over
     recovery.leader.turn()
     assert isinstance(recovery.leader.state.phase, Fencing)
     assert f"not ended yet: {B}/0; the lease is awaited, at most 30 s" in recovery.told
-    for _ in range(6):
-        monkeypatch.setattr(pulse, "time", Clock(recovery.leader.pulse.next_s + 4))
-        recovery.leader.turn()
-    monkeypatch.undo()
+    let_pass(recovery, monkeypatch, turns=6)
     second = recovery.generation(2)
     assert second.members == (f"{A}/0",)
     assert re.fullmatch(rf"{B}/0 {SILENT}", second.cause)

@@ -76,10 +76,18 @@ FAMILIES = ("llama", "phi3", "qwen3_moe", "deepseek_v3", "gpt_oss", "glm4", "gem
 EVERYDAY = ("phi3", "deepseek_v3")
 
 
-@pytest.mark.parametrize(("tp", "rows_cut"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize(
-    "family",
-    [pytest.param(f, marks=() if f in EVERYDAY else pytest.mark.long) for f in FAMILIES],
+    ("family", "tp", "rows_cut"),
+    sampled(
+        [
+            *((family, 2, True) for family in EVERYDAY),
+            *((family, 1, False) for family in FAMILIES),
+            *((family, 2, False) for family in FAMILIES),
+            *((family, 2, True) for family in FAMILIES if family not in EVERYDAY),
+        ],
+        4,
+        everyday=len(EVERYDAY),
+    ),
 )
 def test_gradients_of_any_family_are_those_of_peft(family: str, tp: int, rows_cut: bool) -> None:
     """Also of packed layers, of latent ones and of those that no rank has a part of."""
@@ -176,7 +184,7 @@ def test_embeddings_that_are_tied_and_frozen(
 
 
 @pytest.mark.parametrize(
-    ("family", "zero_stage"), sampled(product(["qwen2", "qwen3", "deepseek_v3"], [0, 1, 2]), 4)
+    ("family", "zero_stage"), sampled(product(["qwen2", "qwen3", "deepseek_v3"], [0, 1, 2]), 5)
 )
 def test_so_do_other_families(ranks: Ranks, folders: Folders, family: str, zero_stage: int) -> None:
     folder = folders(family)
@@ -184,8 +192,7 @@ def test_so_do_other_families(ranks: Ranks, folders: Folders, family: str, zero_
     check(ranks, plan, ranks.train(plan, STEPS, weights=folder), folder)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("zero_stage", [0, 2])
+@pytest.mark.parametrize("zero_stage", sampled([2, 0], 2))
 def test_a_model_of_16_bits_goes_on_to_the_bit(
     ranks: Ranks, tmp_path: Path, zero_stage: int
 ) -> None:
@@ -200,8 +207,7 @@ def test_a_model_of_16_bits_goes_on_to_the_bit(
         assert torch.equal(resumed.parameters[name], value), name
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["qwen2", "deepseek_v3"])
+@pytest.mark.parametrize("family", sampled(["deepseek_v3", "qwen2"], 2))
 def test_so_do_rows_that_are_cut(ranks: Ranks, folders: Folders, family: str) -> None:
     folder = folders(family)
     plan = plan_of(
@@ -291,7 +297,7 @@ def test_peft_loads_the_adapter(run: Run, learnt: Tensor, tmp_path: Path) -> Non
 # ---------------------------------------------------------------- commands
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # test_fine_tuning.py runs them in CI
 def test_the_commands_search_train_and_export(tmp_path: Path) -> None:
     """A model of 16 bits, of a family that we have a form of our own of, and Muon."""
     folder = tmp_path / "small"

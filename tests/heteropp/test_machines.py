@@ -62,7 +62,7 @@ def test_ranks_end_when_a_machine_vanishes(job: Job, lost: int) -> None:
 
 @pytest.mark.parametrize(
     ("when", "elastic"),
-    sampled(product(["before-they-call-it", "when-they-have-met"], [False, True]), 3),
+    sampled(product(["when-they-have-met", "before-they-call-it"], [True, False]), 4),
 )
 def test_processes_end_when_the_machine_of_the_store_vanishes_while_they_start(
     job: Job, when: str, elastic: bool

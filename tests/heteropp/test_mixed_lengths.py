@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from layouts import plan_of
 from parity import CLIP, RATE, STEPS, TOLERANCE, WARMUP, Ranks, Trained
 from plain_llama import Attention, PlainLlama, adamw
+from sampled import sampled
 from training_run import (
     checkpoint_parameters,
     several_pipelines,
@@ -198,18 +199,18 @@ def layouts(model: LlamaModel) -> dict[str, tuple[Plan, ...]]:
 
 
 CASES = list(layouts(tiny_model()))
-EVERYDAY = CASES[1]  # in float32
 
 
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    [
-        *((case, "float64") for case in CASES),
-        *(
-            pytest.param(case, "float32", marks=() if case == EVERYDAY else pytest.mark.long)
-            for case in CASES
-        ),
-    ],
+    sampled(
+        [
+            *zip(CASES, ("float64", "float32", "float32", "float64"), strict=True),
+            *zip(CASES, ("float32", "float64", "float64", "float32"), strict=True),
+        ],
+        3,
+        everyday=2,
+    ),
 )
 def test_a_plan_for_each_length_trains_what_each_document_alone_does(
     ranks: Ranks, data: Path, case: str, dtype: str

@@ -129,7 +129,7 @@ def test_a_run_goes_on_under_another_plan(ranks: Ranks, tmp_path: Path) -> None:
     assert resumed.losses == pytest.approx(whole.losses[3:], rel=1e-11)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_an_elastic_run_goes_on_after_members_leave_and_die(tmp_path: Path) -> None:
     """Its state is moved to another plan, and then recovered from snapshots."""
     model, muon = tiny_model(dtype="float64"), ("--optimizer", "muon")

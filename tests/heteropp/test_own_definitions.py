@@ -191,7 +191,7 @@ def test_a_model_that_says_not_how_it_is_cut_has_tp_1(tmp_path: Path) -> None:
     assert model.tp_degrees(16) == [1]
     with pytest.raises(PlanError, match="tensor-parallel degree 2 needs a definition that says"):
         validate(plan_of(model, (6,), (1,), (2,)))
-    plan = heteropp.plan(model, "quickstart", global_batch=8)
+    plan = heteropp.plan(model, "quickstart", global_batch=8, planner="exact")
     assert {stage.tp for stage in plan.pipelines[0].stages} == {1}
 
 
@@ -205,7 +205,7 @@ def test_a_file_that_plans_while_it_is_imported_is_refused(tmp_path: Path) -> No
 def test_models_that_differ_in_code_alone_are_traced_apart(tmp_path: Path) -> None:
     """Their names, shapes and cuts are the same."""
     steps_s = []
-    for times in (1, 20):
+    for times in (1, 8):
         file = tmp_path / f"own_{times}.py"
         again = (
             f"class Again(Block):\n    def forward(self, x):\n        for _ in range({times}):\n"

@@ -129,7 +129,7 @@ def checkpointing(folder: Path, reentrant: bool, dtype: str) -> Any:
 @pytest.mark.parametrize(
     ("reentrant", "name"),
     [
-        pytest.param(False, "zb-h1", marks=pytest.mark.long),
+        pytest.param(False, "zb-h1", marks=pytest.mark.exhaustive),
         pytest.param(False, "1f1b", marks=pytest.mark.exhaustive),
         pytest.param(True, "zb-h1", marks=pytest.mark.long),
     ],

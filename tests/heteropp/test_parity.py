@@ -76,7 +76,9 @@ def test_every_layout_in_float32(ranks: Ranks, layout: str) -> None:
 @pytest.mark.parametrize(
     ("schedule", "layout"),
     [
-        pytest.param(schedule, layout, marks=pytest.mark.long if (s + e) % 2 else ())
+        pytest.param(
+            schedule, layout, marks=[(), pytest.mark.long, pytest.mark.exhaustive][(s + e) % 3]
+        )
         for e, layout in enumerate(EXACT)
         for s, schedule in enumerate(SCHEDULES)
         if schedule != "chimera"
@@ -115,7 +117,7 @@ def test_300_steps(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize(
     "schedule",
-    [pytest.param(s, marks=pytest.mark.long if i % 2 else ()) for i, s in enumerate(SCHEDULES)],
+    sampled(SCHEDULES, 3, everyday=1),
 )
 def test_a_layer_runs_once_more_for_each_micro_batch_where_it_is_recomputed(
     ranks: Ranks, schedule: Schedule

@@ -12,6 +12,7 @@ from sampled import sampled
 TOOL = Path(__file__).parents[2] / "tools" / "strangers-bench"
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", sampled([500, 2000], 2))
 def test_strangers_do_not_change_the_losses_of_six_ranks(count: int) -> None:
     command = [str(TOOL), "--json", "--steps", "18", "--count", str(count)]

@@ -13,7 +13,7 @@ MORE = "float32 or bits or truth or casts"
     "chosen",
     [
         SOME,
-        pytest.param(MORE, marks=pytest.mark.long),
+        pytest.param(MORE, marks=pytest.mark.exhaustive),
         pytest.param("", marks=pytest.mark.exhaustive),
     ],
     ids=["some", "more", "all"],

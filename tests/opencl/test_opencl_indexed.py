@@ -14,10 +14,11 @@ from training_step import losses
     ("files", "chosen"),
     [
         (["check_indexed.py"], "float32"),
-        pytest.param(["check_composed.py"], "", marks=pytest.mark.long),
+        pytest.param(["check_composed.py"], "float32", marks=pytest.mark.long),
+        pytest.param(["check_composed.py"], "", marks=pytest.mark.exhaustive),
         pytest.param(["check_indexed.py"], "", marks=pytest.mark.exhaustive),
     ],
-    ids=["some", "composed", "indexed"],
+    ids=["some", "some composed", "composed", "indexed"],
 )
 @pytest.mark.timeout(900)
 def test_operators_on_indices_and_order_are_the_devices_own(files: list[str], chosen: str) -> None:
@@ -54,7 +55,7 @@ def test_a_faulty_index_is_named_before_anything_is_written() -> None:
 @pytest.mark.parametrize(
     ("family", "attention"),
     # those with experts, which do all that the others do
-    sampled([("Mixtral", "sdpa"), ("Llama", "eager"), ("Qwen3Moe", "eager"), ("Qwen3", "sdpa")], 2),
+    sampled([("Mixtral", "sdpa"), ("Llama", "eager"), ("Qwen3Moe", "eager"), ("Qwen3", "sdpa")], 4),
 )
 def test_the_host_computes_nothing_of_a_training_step(family: str, attention: str) -> None:
     found = losses(partial(run, DITORCH_STRICT="1"), family, attention)

@@ -6,6 +6,7 @@ Set DITORCH_VENDOR_LIBRARY to `library()` for a process that shall have it; see 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -35,7 +36,13 @@ def library() -> Path:
     if made.exists():
         return made
     made.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+    with (
+        (made.parent / "lock").open("w") as lock,
+        tempfile.TemporaryDirectory(dir=made.parent) as scratch,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test workers, one build
+        if made.exists():
+            return made
         fresh = Path(scratch) / made.name
         common = ["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread", f"-I{ABI}"]
         _compile("gcc", "-std=c11", *common, "-fvisibility=hidden", "-c", *KERNELS, folder=scratch)

@@ -7,6 +7,7 @@ environment of each process does. `start` and `run` take what follows "python" o
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import runpy
@@ -22,8 +23,9 @@ import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MOST_BYTES = 128 << 10  # of a request
 
@@ -189,6 +191,8 @@ def obey(request: dict[str, Any]) -> None:
     first, *rest = request["arguments"]
     sys.orig_argv = [sys.executable, first, *rest]
     sys.path[:0] = folders
+    if any(argument.startswith("heteropp.") for argument in request["arguments"][:2]):
+        await_fork_server()
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]
         sys.path.insert(0, "")
@@ -216,6 +220,53 @@ def exit_code(request: dict[str, Any]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def await_fork_server() -> None:
+    """Forks, before anything else, what will be this process's fork server if it wants one.
+
+    multiprocessing would start a new Python, which imports torch anew.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (pid := os.fork()) == 0:
+        ours.close()
+        serve_forks(theirs)
+    theirs.close()
+    start = util.spawnv_passfds
+
+    def hand_over(path: bytes, arguments: list[str], files: list[int]) -> int:
+        if "multiprocessing.forkserver" not in arguments[-1] or ours.fileno() < 0:
+            return start(path, arguments, files)
+        request = {"program": arguments[-1], "files": files, "environment": dict(os.environ)}
+        with ours:
+            socket.send_fds(ours, [json.dumps(request).encode()], files)
+        return pid
+
+    util.spawnv_passfds = hand_over
+
+
+def serve_forks(requests: socket.socket) -> NoReturn:
+    """Is the fork server that is asked for, under the numbers of files that its program names."""
+    try:
+        message, files, *_ = socket.recv_fds(requests, MOST_BYTES, 3)
+        if message:  # else the process has ended without one
+            request = json.loads(message)
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            above = max(request["files"]) + 1
+            moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, above) for file in files]
+            for file in (requests.detach(), *files):
+                os.close(file)
+            for file, number in zip(moved, request["files"], strict=True):
+                os.dup2(file, number)
+                os.close(file)
+            exec(request["program"], {})
+    except SystemExit:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
 
 
 def leave(code: int) -> None:
