@@ -24,8 +24,8 @@ class Connection {
   const PeerIdentity& peer() const { return peer_; }
   Stream& stream() const { return *stream_; }
 
-  // Queues; flush() writes. crowded: this host has more ranks than cores.
-  void send_message(RequestState& request, bool crowded);
+  // Queues; flush() writes.
+  void send_message(RequestState& request);
   void send_abort(const std::string& reason);
   void send_leave();
   // A receive was posted for a message that had arrived before.

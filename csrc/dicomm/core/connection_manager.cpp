@@ -52,6 +52,8 @@ void ConnectionManager::connected(int rank, const PeerIdentity& peer,
   live_.push_back(rank);
   awake_.push_back(rank);
   if (peer.host == me_.host) ++same_host_peers_;
+  if (crowded())
+    for (const int each : live_) peers_[each].connection->stream().become_crowded();
   there.crossed = Fd();
   poller_.watch(connection.stream().fd(), Poller::Source::peer, rank);
   events_.peer_connected(rank, connection);

@@ -39,9 +39,9 @@ void Connection::enqueue(Outgoing& frame) {
   if (&frame == &current_) start_writing();
 }
 
-void Connection::send_message(RequestState& request, bool crowded) {
+void Connection::send_message(RequestState& request) {
   const std::size_t cost = request.bytes + kMessageOverheadBytes;
-  const bool eager = !request.chip && request.bytes <= stream_->eager_bytes(crowded) &&
+  const bool eager = !request.chip && request.bytes <= stream_->eager_bytes() &&
                      eager_outstanding_ + cost <= kCreditBytes;
   if (!eager && offers_.size() == kMaxOffers)
     return ledger_.fail(request, Outcome::error,

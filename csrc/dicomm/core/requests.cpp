@@ -151,7 +151,7 @@ void Requests::hand_over(RequestState& request, std::int64_t ready_at_ns) {
   Outgoing& to = outgoing_[request.peer_number];
   request.delivered_at = pace(to, request.bytes, ready_at_ns);
   if (Connection* connection = connections_.live(request.peer_number)) {
-    connection->send_message(request, connections_.crowded());
+    connection->send_message(request);
     connections_.settle(*connection);
   } else {
     to.backlog.push_back(&request);
@@ -224,7 +224,7 @@ void Requests::fail_all(Outcome outcome, const std::string& reason,
 
 void Requests::peer_connected(int rank, Connection& connection) {
   auto& backlog = outgoing_[rank].backlog;
-  for (RequestState* request : backlog) connection.send_message(*request, connections_.crowded());
+  for (RequestState* request : backlog) connection.send_message(*request);
   backlog.clear();
 }
 

@@ -48,9 +48,10 @@ class Stream {
   virtual std::size_t write(const iovec* parts, int count) = 0;
   virtual std::size_t read(void* data, std::size_t bytes) = 0;
 
-  // Messages up to this length are sent at once, longer ones when the receiver is ready. crowded:
-  // this host has more ranks than cores.
-  virtual std::size_t eager_bytes(bool crowded) const = 0;
+  // Messages up to this length are sent at once, longer ones when the receiver is ready.
+  virtual std::size_t eager_bytes() const = 0;
+  // From here on this host has more ranks than cores: the peer may well run on this side's.
+  virtual void become_crowded() {}
 
   // Long messages are read from the sender's memory, where the transport can.
   virtual bool can_pull(const Pull& /*pull*/) { return false; }

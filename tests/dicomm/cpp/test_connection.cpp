@@ -21,7 +21,7 @@ class DeafStream final : public Stream {
     heard_ += got;
     return got;
   }
-  std::size_t eager_bytes(bool /*crowded*/) const override { return 1000; }
+  std::size_t eager_bytes() const override { return 1000; }
   int fd() const override { return -1; }
   LinkDescription describe() const override { return {}; }
   void finish_writing() override {}
@@ -123,7 +123,7 @@ TEST_CASE("a sender keeps to the bound itself: one more offer fails alone, in a 
   const auto send = [&]() -> RequestState& {
     sends.emplace_back(nullptr, true, nullptr, 1001, 1, 9);
     conversation.ledger.add(sends.back());
-    conversation.connection.send_message(sends.back(), false);
+    conversation.connection.send_message(sends.back());
     return sends.back();
   };
   for (std::size_t i = 0; i < kMaxOffers; ++i) CHECK_FALSE(send().done);

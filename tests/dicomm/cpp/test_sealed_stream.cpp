@@ -37,7 +37,7 @@ class PipedStream final : public Stream {
     in_.erase(0, got);
     return got;
   }
-  std::size_t eager_bytes(bool) const override { return 1000; }
+  std::size_t eager_bytes() const override { return 1000; }
   int fd() const override { return -1; }
   LinkDescription describe() const override { return {}; }
   void finish_writing() override {}

@@ -113,8 +113,9 @@ TEST_CASE("what the receiver can read is not sent unasked, nor copied through th
   Bytes into(from.size());
   Pull pull = pair.offer(from, into);
   REQUIRE(pair.receiver->can_pull(pull));
-  CHECK(pair.sender->eager_bytes(false) == shm::kEagerBytes);
-  CHECK(pair.sender->eager_bytes(true) == shm::kEagerByRingBytes);  // neither waits for a core
+  CHECK(pair.sender->eager_bytes() == shm::kEagerBytes);
+  pair.sender->become_crowded();
+  CHECK(pair.sender->eager_bytes() == shm::kEagerByRingBytes);  // neither waits for a core
   CHECK(finish(pair, pull) == Pulled::moved);
   CHECK(into == from);
 }
@@ -246,8 +247,7 @@ TEST_CASE("where the kernel forbids it, the ring carries long messages") {
           const Bytes from = payload(kLong, 11);
           Bytes into(from.size());
           require(!pair.receiver->can_pull(pair.offer(from, into)), "it can be pulled");
-          require(pair.sender->eager_bytes(false) == shm::kEagerByRingBytes,
-                  "it is not sent at once");
+          require(pair.sender->eager_bytes() == shm::kEagerByRingBytes, "it is not sent at once");
         }) == 0);
   CHECK(exit_code_of([] {  // reading alone is enough
           forbid({SYS_process_vm_writev});

@@ -142,7 +142,7 @@ std::size_t ShmStream::write_piece(Gather& source, std::size_t wanted) {
                             std::memory_order_release);
   ++written_slots_;
   if (!fits_slot) {
-    hand_over(piece, bytes);
+    if (!crowded_) hand_over(piece, bytes);
     written_bytes_ += Ring::aligned(bytes);
   }
   return bytes;

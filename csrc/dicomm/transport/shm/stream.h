@@ -24,10 +24,11 @@ class ShmStream final : public Stream {
 
   std::size_t write(const iovec* parts, int count) override;
   std::size_t read(void* data, std::size_t bytes) override;
-  std::size_t eager_bytes(bool crowded) const override {
+  std::size_t eager_bytes() const override {
     const bool readable = out_.finding.load(std::memory_order_relaxed) == Lane::readable;
-    return readable && !crowded ? shm::kEagerBytes : shm::kEagerByRingBytes;
+    return readable && !crowded_ ? shm::kEagerBytes : shm::kEagerByRingBytes;
   }
+  void become_crowded() override { crowded_ = true; }
 
   bool can_pull(const Pull& pull) override;
   MemoryKeys expose(std::uint64_t id, const void* data, std::size_t bytes) override;
@@ -75,6 +76,7 @@ class ShmStream final : public Stream {
   Lane& out_;
   Lane& in_;
   bool ended_ = false;
+  bool crowded_ = false;
 
   std::uint64_t written_slots_ = 0, written_bytes_ = 0;
   std::uint64_t consumed_slots_seen_ = 0, consumed_bytes_seen_ = 0;

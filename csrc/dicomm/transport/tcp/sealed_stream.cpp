@@ -93,7 +93,7 @@ class SealedStream final : public Stream {
     return taken;
   }
 
-  std::size_t eager_bytes(bool crowded) const override { return stream_->eager_bytes(crowded); }
+  std::size_t eager_bytes() const override { return stream_->eager_bytes(); }
   LinkDescription describe() const override { return stream_->describe(); }
   int fd() const override { return stream_->fd(); }
   bool watch_writable() const override { return stream_->watch_writable(); }

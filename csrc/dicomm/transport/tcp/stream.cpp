@@ -86,7 +86,7 @@ class TcpStream final : public Stream {
     return taken;
   }
 
-  std::size_t eager_bytes(bool /*crowded*/) const override { return 256 << 10; }
+  std::size_t eager_bytes() const override { return 256 << 10; }
   LinkDescription describe() const override { return {"tcp", {}}; }
   int fd() const override { return socket_.get(); }
   bool watch_writable() const override { return true; }

@@ -28,7 +28,7 @@ class VerbsStream final : public Stream {
 
   std::size_t write(const iovec* parts, int count) override;
   std::size_t read(void* data, std::size_t bytes) override;
-  std::size_t eager_bytes(bool /*crowded*/) const override { return 16 << 10; }
+  std::size_t eager_bytes() const override { return 16 << 10; }
 
   bool can_pull(const Pull& pull) override;
   std::size_t concurrent_pulls() const override { return kMaxPulls; }

@@ -43,7 +43,7 @@ class FuzzedStream final : public Stream {
     return got;
   }
 
-  std::size_t eager_bytes(bool /*crowded*/) const override { return 1000; }
+  std::size_t eager_bytes() const override { return 1000; }
   bool can_pull(const Pull&) override { return pulls_; }
   bool pulls_in_background() const override { return background_; }
   std::size_t concurrent_pulls() const override { return background_ ? 4 : 1; }
@@ -214,7 +214,7 @@ class Session {
       matcher_.post(request);
   }
 
-  void send() { connection_.send_message(add(true, 1), false); }
+  void send() { connection_.send_message(add(true, 1)); }
 
   // More than a peer may send of what nobody receives: it has to be cut off. Where the peer was in
   // the midst of something else, this may be its payload.

@@ -20,7 +20,7 @@ class Said final : public Stream {
     if (input_.remaining_bytes() == 0) throw StreamEnd{"over"};
     return input_.ConsumeData(data, std::min<std::size_t>(bytes, 1 + input_.remaining_bytes() / 2));
   }
-  std::size_t eager_bytes(bool) const override { return 1000; }
+  std::size_t eager_bytes() const override { return 1000; }
   int fd() const override { return -1; }
   LinkDescription describe() const override { return {}; }
   void finish_writing() override {}
