@@ -60,6 +60,8 @@ def search(request: Request) -> Result:
     found = trials.ranked()
     varied = [*_unlike(found, VARIED, _stages), *_unlike(found, VARIED, _chips)]
     for trial in dict.fromkeys(varied):
+        if trials.done:
+            break
         for plan in and_balanced(schedules(trial.draft.plan, freedom), freedom):
             _try(plan, trials)
     found = trials.ranked()
