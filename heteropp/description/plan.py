@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -272,7 +272,9 @@ class Plan:
         return stage.peers(tp_index).index(rank) % count, count
 
 
-def ministage_layers(pipeline: Pipeline, schedule: Schedule) -> list[list[tuple[int, int]]]:
+def ministage_layers(
+    pipeline: Pipeline, schedule: Schedule
+) -> tuple[tuple[tuple[int, int], ...], ...]:
     """The layers [first, last) of every ministage, by stage, then in the stage's own order.
 
     The model runs through the stages once a ministage: always from the first stage to the last,
@@ -282,22 +284,33 @@ def ministage_layers(pipeline: Pipeline, schedule: Schedule) -> list[list[tuple[
     """
     if schedule == "chimera":
         mirrored = reversed(pipeline.stages)
-        return [[s.layers, m.layers] for s, m in zip(pipeline.stages, mirrored, strict=True)]
-    held: list[list[tuple[int, int]]] = [[] for _ in pipeline.stages]
+        return tuple((s.layers, m.layers) for s, m in zip(pipeline.stages, mirrored, strict=True))
+    counts = tuple((stage.layer_count, stage.ministages) for stage in pipeline.stages)
+    return _in_turns(counts, schedule == "zb-v")
+
+
+@lru_cache(maxsize=4096)
+def _in_turns(
+    counts: tuple[tuple[int, int], ...], returns: bool
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Returns the layers of every ministage. A search asks for the same ones again and again.
+
+    counts: by stage, its layers and its ministages. returns: whether every second turn goes back.
+    """
+    held: list[list[tuple[int, int]]] = [[] for _ in counts]
     first = 0
-    for turn in range(max(stage.ministages for stage in pipeline.stages)):
-        order = list(range(len(pipeline.stages)))
-        if schedule == "zb-v" and turn % 2:
+    for turn in range(max(ministages for _, ministages in counts)):
+        order = list(enumerate(counts))
+        if returns and turn % 2:
             order.reverse()
-        for s in order:
-            stage = pipeline.stages[s]
-            if turn >= stage.ministages:
+        for s, (layers, ministages) in order:
+            if turn >= ministages:
                 continue
-            size, rest = divmod(stage.layer_count, stage.ministages)
+            size, rest = divmod(layers, ministages)
             last = first + size + (turn < rest)
             held[s].append((first, last))
             first = last
-    return held
+    return tuple(map(tuple, held))
 
 
 def validate(plan: Plan) -> None:

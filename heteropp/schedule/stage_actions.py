@@ -153,9 +153,13 @@ def paths(schedule: Schedule, pipeline: Pipeline) -> list[list[Part]]:
     if schedule == "chimera":
         stages = range(len(pipeline.stages))
         return [[(s, 0) for s in stages], [(s, 1) for s in reversed(stages)]]
-    held = ministage_layers(pipeline, schedule)
+    return [_by_layer(ministage_layers(pipeline, schedule))]
+
+
+@lru_cache(maxsize=4096)
+def _by_layer(held: tuple[tuple[tuple[int, int], ...], ...]) -> list[Part]:
     parts = [(first, s, k) for s, own in enumerate(held) for k, (first, _) in enumerate(own)]
-    return [[(s, k) for _, s, k in sorted(parts)]]
+    return [(s, k) for _, s, k in sorted(parts)]
 
 
 def links(schedule: Schedule, pipeline: Pipeline) -> list[tuple[Part, Part]]:

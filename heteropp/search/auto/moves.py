@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from heteropp.description.plan import Plan, Replica, Stage
+from heteropp.description.plan import Plan, PlanError, Replica, Stage, validate
+from heteropp.description.profile import ProfileError
+from heteropp.search.auto.busy import balanced, with_layers
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.regrouping import regrouped, way_of, ways_to_cut
 from heteropp.search.auto.trials import Draft, with_pipelines
@@ -28,16 +31,16 @@ def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
         _sequence_parallel(plan, freedom),
         _sizes(plan),
         _zero(plan, freedom),
-        schedules(plan, freedom),
-        _degrees(plan),
-        _context_parallel(plan, freedom),
-        _order(plan),
-        _joined(plan, freedom),
-        _cut(plan),
-        _moved(plan),
+        and_balanced(schedules(plan, freedom), freedom),
+        and_balanced(_degrees(plan), freedom),
+        and_balanced(_context_parallel(plan, freedom), freedom),
+        and_balanced(_order(plan), freedom),
+        and_balanced(_joined(plan, freedom), freedom),
+        and_balanced(_cut(plan), freedom),
+        and_balanced(_moved(plan), freedom),
         _shares(plan),
         _micro_batches(plan),
-        _fewer(plan),
+        and_balanced(_fewer(plan), freedom),
     ]
     same = [(Draft(other, _ahead(other, draft)) for other in kind) for kind in kinds]
     return [_slack(draft), *same]
@@ -54,6 +57,15 @@ def _slack(draft: Draft) -> Kind:
                 yield replace(draft, ahead=ahead)
 
 
+def and_balanced(plans: Iterable[Plan], freedom: Freedom) -> Iterator[Plan]:
+    """Yields plans whose stages are others than before, first with layers dealt anew to them."""
+    for plan in plans:
+        with suppress(PlanError, ProfileError):
+            validate(plan)
+            yield balanced(plan, freedom.request.cluster)
+        yield plan
+
+
 def _layers(plan: Plan) -> Iterator[Plan]:
     """Layers move from one stage to another, those between them shift."""
     for p, pipeline in enumerate(plan.pipelines):
@@ -64,7 +76,7 @@ def _layers(plan: Plan) -> Iterator[Plan]:
                     moved = list(counts)
                     moved[i] -= step
                     moved[j] += step
-                    yield _with(plan, p, _dealt(pipeline.stages, moved))
+                    yield _with(plan, p, with_layers(pipeline.stages, moved))
 
 
 def _recompute(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
@@ -236,7 +248,7 @@ def _order(plan: Plan) -> Iterator[Plan]:
                 continue
             swapped = list(stages)
             swapped[i], swapped[j] = swapped[j], swapped[i]
-            yield _with(plan, p, _dealt(swapped, [s.layer_count for s in swapped]))
+            yield _with(plan, p, with_layers(swapped, [s.layer_count for s in swapped]))
 
 
 def _joined(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
@@ -250,7 +262,7 @@ def _joined(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
             counts[s : s + 2] = [layers]
             for joined in _together(plan, one, other, max(freedom.context_parallel)):
                 stages = [*pipeline.stages[:s], joined, *pipeline.stages[s + 2 :]]
-                yield _with(plan, p, _dealt(stages, counts))
+                yield _with(plan, p, with_layers(stages, counts))
 
 
 def _together(plan: Plan, one: Stage, other: Stage, most_parts: int) -> Iterator[Stage]:
@@ -279,7 +291,7 @@ def _cut(plan: Plan) -> Iterator[Plan]:
             counts[s : s + 1] = [stage.layer_count - half, half]
             for halves in _halves(plan, stage):
                 stages = [*pipeline.stages[:s], *halves, *pipeline.stages[s + 1 :]]
-                yield _with(plan, p, _dealt(stages, counts))
+                yield _with(plan, p, with_layers(stages, counts))
 
 
 def _halves(plan: Plan, stage: Stage) -> Iterator[tuple[Stage, Stage]]:
@@ -397,7 +409,7 @@ def _fewer(plan: Plan) -> Iterator[Plan]:
                 layers = counts.pop(s)
                 for _ in range(layers):
                     counts[counts.index(min(counts))] += 1
-                yield _with(plan, p, _dealt(rest, counts))
+                yield _with(plan, p, with_layers(rest, counts))
             for r in range(stage.dp):
                 left = stage.replicas[:r] + stage.replicas[r + 1 :]
                 if shares := _even(plan.micro_batch, len(left)):
@@ -421,15 +433,6 @@ def _even(total: int, parts: int) -> list[int]:
 def _shared(stage: Stage, shares: Iterable[int]) -> Stage:
     pairs = zip(stage.replicas, shares, strict=True)
     return replace(stage, replicas=tuple(replace(r, batch_share=share) for r, share in pairs))
-
-
-def _dealt(stages: Sequence[Stage], counts: Sequence[int]) -> tuple[Stage, ...]:
-    """Returns the stages with so many layers each, in order."""
-    bounds = itertools.accumulate(counts, initial=0)
-    return tuple(
-        replace(stage, layers=span)
-        for stage, span in zip(stages, itertools.pairwise(bounds), strict=True)
-    )
 
 
 def _places(plan: Plan) -> Iterator[tuple[int, int, Stage]]:

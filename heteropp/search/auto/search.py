@@ -13,7 +13,7 @@ from heteropp.search.auto.bound import step_bound_s
 from heteropp.search.auto.climb import climb
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.idle import smaller, why_idle
-from heteropp.search.auto.moves import schedules
+from heteropp.search.auto.moves import and_balanced, schedules
 from heteropp.search.auto.seeds import chains, of_planners, of_shorter, on_skeletons
 from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
 from heteropp.search.judge import AHEAD
@@ -60,7 +60,9 @@ def search(request: Request) -> Result:
     found = trials.ranked()
     varied = [*_unlike(found, VARIED, _stages), *_unlike(found, VARIED, _chips)]
     for trial in dict.fromkeys(varied):
-        for plan in schedules(trial.draft.plan, freedom):
+        if trials.done:
+            break
+        for plan in and_balanced(schedules(trial.draft.plan, freedom), freedom):
             _try(plan, trials)
     found = trials.ranked()
     starts = [*_unlike(found, SEEDS_CLIMBED, _stages), *_unlike(found, SEEDS_CLIMBED, _chips)]

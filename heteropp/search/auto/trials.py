@@ -53,6 +53,7 @@ class Trials:
         self.best_s = math.inf
         self._known: dict[Draft, Trial | None] = {}
         self._least_s: dict[Draft, float] = {}  # with all slack, whatever memory has room for
+        self._busy_s: dict[Plan, float] = {}
         self._clusters: dict[tuple[int, ...], Cluster] = {}
 
     def try_(self, draft: Draft, cutoff_s: float = math.inf) -> Trial | None:
@@ -85,7 +86,9 @@ class Trials:
             plan, cluster = self._placed(draft.plan)
             try:
                 self._check(plan)
-                if (least_s := busy_s(plan, cluster)) >= cutoff_s or self.done:
+                if draft.plan not in self._busy_s:
+                    self._busy_s[draft.plan] = busy_s(plan, cluster)
+                if self._busy_s[draft.plan] >= cutoff_s or self.done:
                     return True
                 if draft.ahead is not None:
                     plan = with_most_slack(plan, draft.ahead)
