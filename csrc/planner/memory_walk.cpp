@@ -269,7 +269,7 @@ class Walk {
 
   void reduce(int k) {
     const MinistageBytes& own = stage_.ministages[k];
-    if (cut() && !stage_.in_place_update) gradients_.put(gradient(kReduced, k), own.shard);
+    if (cut() && !stage_.in_place_update) gradients_.put(gradient(kReduced, k), own.reduced);
     note(own.parts);
     unsummed_.push_back(k);
     if (stage_.dp == 1 || stage_.zero_stage < 2) sum_next();
@@ -278,7 +278,10 @@ class Walk {
   void sum_next() {
     int k = unsummed_.front();
     unsummed_.pop_front();
-    if (cut() && stage_.zero_stage == 2) gradients_.take(gradient(kWhole, k));
+    if (cut() && stage_.zero_stage == 2) {
+      gradients_.take(gradient(kWhole, k));
+      gradients_.put(gradient(kWhole, k), stage_.ministages[k].staying);
+    }
     gradients_.put(gradient(kExchanged, k), stage_.ministages[k].exchanged);
     gradients_.put(gradient(kToSelf, k), stage_.ministages[k].to_self);
     note();

@@ -28,8 +28,8 @@ enum ActionKind {
 using Coded = std::array<int, 3>;  // an action: its kind, micro-batch (0 where none) and ministage
 
 struct MinistageBytes {  // of one rank; see heteropp.cost.memory_walk.Ministage
-  std::int64_t flat, gradient, shard, input, output, kept, forward_peak, backward_input_peak,
-      backward_weight_peak, put_off, parts, update_peak, exchanged, to_self;
+  std::int64_t flat, gradient, reduced, input, output, kept, forward_peak, backward_input_peak,
+      backward_weight_peak, put_off, parts, update_peak, exchanged, to_self, staying;
 };
 
 struct WalkedStage {

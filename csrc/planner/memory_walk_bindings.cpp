@@ -18,7 +18,8 @@ constexpr std::size_t kFigures = sizeof(MinistageBytes) / sizeof(std::int64_t);
 using Figures = std::array<std::int64_t, kFigures>;
 
 MinistageBytes make_ministage(const Figures& f) {
-  return {f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], f[11], f[12], f[13]};
+  return {f[0], f[1], f[2],  f[3],  f[4],  f[5],  f[6], f[7],
+          f[8], f[9], f[10], f[11], f[12], f[13], f[14]};
 }
 
 void check(const WalkedStage& stage, const std::vector<Coded>& table) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from heteropp.models.spec import ModelError, ModelSpec
 
@@ -18,7 +19,7 @@ def expert_shares(model: ModelSpec, speeds: Sequence[float]) -> tuple[int, ...]:
     """
     if problem := model.expert_parallel_problem():
         raise ModelError(problem)
-    if len(speeds) < 2 or min(speeds) <= 0:
+    if len(speeds) < 2 or not all(0 < speed < inf for speed in speeds):
         raise ModelError(
             f"speeds is {list(speeds)}; expected those of at least two ranks, all above 0"
         )

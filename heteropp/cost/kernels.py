@@ -41,5 +41,6 @@ def host_s(piece: TracedPiece, chip: ChipSpec) -> float:
     """Returns the seconds in which the host issues a piece's operators and collectives."""
     assert chip.kernels is not None
     messages = *piece.all_reduce_bytes, *piece.gather_bytes, *piece.exchange_bytes
+    messages += piece.routed_bytes
     issued = sum(number for number, *_ in (*piece.operators, *messages))
     return chip.kernels.host_s * issued

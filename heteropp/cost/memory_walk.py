@@ -38,8 +38,10 @@ class Ministage:
 
     flat: int
     gradient: int
-    shard: int  # of the optimizer's averages, in bytes of gradients
+    shard: int  # of the gradient, that the optimizer updates
+    expert_shard: int  # the same of experts that lie over ranks
     reduced: int  # of the reduced gradient, where it is not the gradient itself
+    staying: int  # of the gradient, where ZeRO-2 lets go of all of which others have copies
     constant: int
     input: int
     output: int  # none of the last, which ends in the loss
@@ -60,7 +62,7 @@ class Ministage:
             *(self.flat, self.gradient, self.reduced, self.input, self.output, self.kept),
             *(self.forward_peak, self.backward_input_peak, self.backward_weight_peak),
             *(self.put_off, self.parts, self.update_peak),
-            *(self.exchange.sent + self.exchange.received, self.exchange.to_self),
+            *(self.exchange.sent + self.exchange.received, self.exchange.to_self, self.staying),
         )
 
 
@@ -104,9 +106,10 @@ def ministage(
     return Ministage(
         flat=of(lambda t: t.flat_bytes),
         gradient=gradient + of_experts,
-        shard=shard + expert_shard,
-        # ZeRO-2 lets go of all gradients, but those of which no other rank has a copy stay
-        reduced=shard + (expert_shard if expert_shards > 1 or shape.zero_stage == 2 else 0),
+        shard=shard,
+        expert_shard=expert_shard,
+        reduced=shard + (expert_shard if expert_shards > 1 else 0),
+        staying=of_experts if expert_shards == 1 else 0,
         constant=of(lambda t: t.constant_bytes),
         input=traces.one.input_bytes,
         output=0 if last else traces.one.output_bytes,
@@ -174,6 +177,7 @@ class MemoryWalk:
         turn, _ = plan.shard(rank)
         self._optimizer = sum(
             optimizer_bytes(plan.model, shape, m.shard, (turn + 1) * m.shard, m.matrix)
+            + optimizer_bytes(plan.model, shape, m.expert_shard, m.expert_shard, 0)
             for m in ministages
         )
         self._constants = sum(m.constant for m in ministages)

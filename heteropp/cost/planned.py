@@ -23,7 +23,7 @@ from heteropp.description.plan import (
     ministage_layers,
 )
 from heteropp.description.profile import ChipProfile, chip_profile
-from heteropp.description.sections import expert_group
+from heteropp.description.sections import turn_of
 from heteropp.models.spec import ModelSpec
 from heteropp.optimizer.replicated_gradients import exchanges
 from heteropp.schedule.action import Action
@@ -58,9 +58,24 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
         links = links_of[rank]
         profile = chip_profile(cluster, cluster.node(rank).chip_name)
         chip = cluster.chip(rank)
-        links_in = links.inside, links.across, profile, links.context, False, links.experts
-        result.append(stage_time(plan.model, shape, chip, *links_in))
+        result.append(_stage_time(plan.model, shape, chip, links, profile))
     return result
+
+
+def _stage_time(
+    model: ModelSpec,
+    shape: StageShape,
+    chip: ChipSpec,
+    links: GroupLinks,
+    profile: ChipProfile | None,
+    pairs_apart: bool = False,
+) -> Time:
+    return stage_time(
+        *(model, shape, chip, links.inside, links.across, profile),
+        context=links.context,
+        pairs_apart=pairs_apart,
+        experts=links.experts,
+    )
 
 
 def span_time(
@@ -87,10 +102,9 @@ def span_time(
     )
     chip = cluster.chip(rank)
     profile = chip_profile(cluster, cluster.node(rank).chip_name)
-    given = links.inside, links.across, profile, links.context, pairs_apart, links.experts
     if shape.spread is not None and twice_the_rows:
         shape = replace(shape, spread=shape.spread.with_twice_the_rows())
-    return stage_time(plan.model, shape, chip, *given)
+    return _stage_time(plan.model, shape, chip, links, profile, pairs_apart)
 
 
 def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
@@ -177,7 +191,7 @@ def whole_sequences_memory(plan: Plan, rank: int, cluster: Cluster) -> Memory:
     """
     shape, (p, s, *_) = stage_shape(plan, rank), plan.place(rank)
     sequences = -(-shape.sequences // plan.pipelines[p].stages[s].cp)
-    whole = replace(shape, sequences=sequences, token_shares=None, cp_index=0)
+    whole = replace(shape, sequences=sequences, token_shares=None, cp_index=0, spread=None)
     return _walk(plan, rank, chip_profile(cluster, plan.chip(rank)), shape=whole).peak()
 
 
@@ -303,8 +317,7 @@ def group_links(plan: Plan, cluster: Cluster, rank: int) -> GroupLinks:
     inside = stage.replicas[r].group(plan.cp_index(rank))
     across = _peers(stage, tp_index)
     context = stage.replicas[r].across(tp_index)
-    experts = tuple(expert_group(stage, tp_index, rank))
-    groups = (inside, across, context, experts)
+    groups = (inside, across, context, turn_of(stage, tp_index, rank))
     return GroupLinks(*(slowest_link(cluster, rank, group) for group in groups))
 
 

@@ -48,7 +48,8 @@ class Time:
     """
 
     forward_s: float
-    forward_collective_s: float  # part of forward_s: between a replica's ranks
+    # part of forward_s: between a replica's ranks, and those over which experts lie
+    forward_collective_s: float
     recompute_s: float  # a forward again, its collectives included
     backward_s: float
     backward_collective_s: float  # part of backward_s: the same
@@ -99,7 +100,7 @@ def stage_time(
 ) -> Time:
     """Predicted seconds. `inside` links a tensor-parallel group, `across` links the ranks that hold
     the same slices, `context` those among which sequences are cut, and `experts` those over which
-    experts lie; pairs_apart: each two of the latter have a link of their own, as emulated chips do.
+    experts lie; pairs_apart: each two of both have a link of their own, as emulated chips do.
 
     profile: what was measured of the chip, in place of what the chip file says of computing.
     Raises ProfileError where it does not know the stage.
@@ -232,7 +233,7 @@ def _issuing(traces: StageTraces, chip: ChipSpec) -> KindTerms:
 def _collectives(
     traces: StageTraces, tp: int, inside: Link, context: Link, experts: Link, pairs_apart: bool
 ) -> KindTerms:
-    """Returns the seconds that a replica's ranks exchange tensors for, for one layer and for two:
+    """Returns the seconds that ranks exchange activations for, for one layer and for two:
     in a micro-batch's forward, in both parts of its backward, and once a step.
     """
 
@@ -270,7 +271,7 @@ def _step(
 
     It is the seconds of the gradients' reduction, of their norm, of the update of each element and
     of gathering the parameters; and the parameters' bytes. copies: ranks that hold the same slices,
-    and of experts that lie over ranks.
+    and of experts that lie over ranks; the links of the latter are taken to be no faster.
     """
     reduce = all_gather_s if zero_stage else all_reduce_s
     dp, of_experts = copies

@@ -91,7 +91,9 @@ class Stage:
     """Contiguous layers [first, last) held by one or more replicas.
 
     With several ministages `layers` says how many layers the stage holds; which ones follows from
-    the schedule (`ministage_layers`).
+    the schedule (`ministage_layers`). With expert parallelism its tensor-parallel groups, replica
+    by replica, have the `expert_shares` in turn: the first group the first so many experts of every
+    layer, and so on until all are held, then the next group the first ones again.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -103,9 +105,7 @@ class Stage:
     selective_recompute: bool = False  # whether the backward computes attention's scores again
     offload: bool = False  # whether what idle ministages hold waits in host memory (Zorse, 4.1.3)
     slack: int = 0  # micro-batches in flight here beyond those that schedule 1f1b needs
-    # experts of every layer that each of so many tensor-parallel groups holds, the stage's groups
-    # (replica by replica) taking turns at them; absent: every group holds all
-    expert_shares: tuple[int, ...] | None = None
+    expert_shares: tuple[int, ...] | None = None  # experts that groups hold; absent: all of them
 
     @property
     def dp(self) -> int:

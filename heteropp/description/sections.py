@@ -41,15 +41,16 @@ def sections_of(stage: Stage, tp_index: int, rank: int) -> list[Section]:
     return [section for section in sections(stage) if rank in section.peers[tp_index]]
 
 
-def expert_group(stage: Stage, tp_index: int, rank: int) -> dict[int, tuple[int, int]]:
-    """Returns the ranks over which the experts of a rank's rows lie, with those that each holds.
-
-    They are the groups of one turn, at the same tensor-parallel index, in ascending order.
+def turn_of(stage: Stage, tp_index: int, rank: int) -> tuple[int, ...]:
+    """Returns the ranks over which the experts of a rank's rows lie, in the order of their shares:
+    those of one turn at the same tensor-parallel index, or the rank itself.
     """
     own = next(i for i, group in enumerate(stage.groups) if rank in group)
     first = own // stage.ep * stage.ep
-    turn = stage.groups[first : first + stage.ep]
-    held = {
-        group[tp_index]: experts for group, experts in zip(turn, stage.expert_ranges, strict=True)
-    }
-    return dict(sorted(held.items()))
+    return tuple(group[tp_index] for group in stage.groups[first : first + stage.ep])
+
+
+def expert_group(stage: Stage, tp_index: int, rank: int) -> dict[int, tuple[int, int]]:
+    """Returns the ranks of a rank's turn, ascending, with the experts that each holds."""
+    turn = turn_of(stage, tp_index, rank)
+    return dict(sorted(zip(turn, stage.expert_ranges, strict=True)))

@@ -16,7 +16,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from heteropp.description.plan import Plan, Stage, ministage_layers
+from heteropp.description.plan import Plan, ministage_layers
 from heteropp.description.sections import Section, sections
 from heteropp.layout.boxes import Box
 from heteropp.layout.flat_buffer import layout
@@ -203,13 +203,6 @@ def _shared(
         if parameter.trains and len(standing := everywhere[parameter.name]) > 1:
             found[tuple(standing)].append(parameter.name)
     return dict(found)
-
-
-def shards(plan: Plan, stage: Stage) -> int:
-    """Returns the number of ranks over which ZeRO shards what one of them would hold: all that hold
-    the same slices, or 1 without ZeRO.
-    """
-    return stage.copies if plan.zero_stage else 1
 
 
 def _holders(

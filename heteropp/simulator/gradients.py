@@ -9,9 +9,10 @@ from functools import lru_cache
 from heteropp.cost.communication import all_gather_s
 from heteropp.cost.planned import slowest_link
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Plan
+from heteropp.description.plan import Plan, Stage
+from heteropp.description.sections import sections
 from heteropp.models.spec import ModelSpec
-from heteropp.optimizer.replicated_gradients import Part, shards, shared
+from heteropp.optimizer.replicated_gradients import Part, shared
 from heteropp.schedule.action import Action, Kind
 from heteropp.simulator.reductions import ReductionGroup
 
@@ -47,20 +48,31 @@ def reductions(
     return groups, taken
 
 
-def _shared_bytes(plan: Plan) -> dict[tuple[Part, ...], int]:
-    """Returns the gradient bytes of parameters that several places hold, by those places.
+def _shared_bytes(plan: Plan) -> dict[tuple[Part, ...], tuple[int, int]]:
+    """Returns the gradient bytes of parameters that several places hold, by those places: of all
+    but experts, and of experts.
 
     The last layers come first, as their gradients are ready first.
     """
-    sizes = _gradient_bytes(plan.model)
+    common, of_experts = _gradient_bytes(plan.model)
     last_first = reversed(list(shared(plan).items()))
-    return {parts: sum(sizes[name] for name in names) for parts, names in last_first}
+    return {
+        parts: (
+            sum(common.get(name, 0) for name in names),
+            sum(of_experts.get(name, 0) for name in names),
+        )
+        for parts, names in last_first
+    }
 
 
 @lru_cache(maxsize=64)
-def _gradient_bytes(model: ModelSpec) -> dict[str, int]:
+def _gradient_bytes(model: ModelSpec) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns the bytes of each parameter's gradient, by name: of all but experts, and of these."""
     width = max(4, model.dtype_bytes)
-    return {p.name: width * math.prod(p.shape) for p in model.all_parameters}
+    sizes: tuple[dict[str, int], dict[str, int]] = {}, {}
+    for p in model.all_parameters:
+        sizes[model.is_of_experts(p)][p.name] = width * math.prod(p.shape)
+    return sizes
 
 
 def _reduced_at(tables: Mapping[tuple[int, int], Sequence[Action]], part: Part) -> int:
@@ -68,13 +80,26 @@ def _reduced_at(tables: Mapping[tuple[int, int], Sequence[Action]], part: Part) 
     return tables[p, s].index(Action(Kind.REDUCE, None, k))
 
 
-def _sum_s(plan: Plan, cluster: Cluster, parts: Sequence[Part], size_bytes: int) -> float:
+def _kept_bytes(plan: Plan, stage: Stage, common: int, of_experts: int) -> float:
+    """Returns the most that a rank of a stage keeps of so many bytes of gradients."""
+    everyone, *others = sections(stage)
+    whole = (common + (0 if others else of_experts)) / everyone.shards(plan.zero_stage)
+    if others:
+        most = max(stage.expert_shares or ()) / plan.model.expert_count
+        whole += of_experts * most / others[0].shards(plan.zero_stage)
+    return whole / stage.tp
+
+
+def _sum_s(
+    plan: Plan, cluster: Cluster, parts: Sequence[Part], size_bytes: tuple[int, int]
+) -> float:
     """Returns the seconds of a sum over several places.
 
     Every rank sends what it keeps to the other places, and the largest share takes longest.
+    size_bytes: of experts, and of all else before them.
     """
     stages = [plan.pipelines[p].stages[s] for p, s, _ in parts]
-    share_bytes = size_bytes / min(stage.tp * shards(plan, stage) for stage in stages)
+    share_bytes = max(_kept_bytes(plan, stage, *size_bytes) for stage in stages)
     ranks = tuple(stage.replicas[0].ranks[0] for stage in stages)
     links = [slowest_link(cluster, rank, ranks) for rank in ranks]
     slowest = min(links, key=lambda link: link.bytes_per_s)

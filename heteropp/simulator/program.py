@@ -192,7 +192,7 @@ class _Compiler:
     ) -> Time:
         """Returns the times of layers [first, last) on a rank's chip, for its part of sequences."""
         return span_time(
-            *(self.plan, self.cluster, rank, layers, links, self.emulated, twice_the_rows)
+            self.plan, self.cluster, rank, layers, links, self.emulated, twice_the_rows
         )
 
     def _together(self, seat: ActorCoordinates) -> list[Time]:
@@ -201,23 +201,18 @@ class _Compiler:
         Rows go to experts and come back in every layer: the slowest rank's attention and the
         slowest rank's experts count, one after the other, for all.
         """
-        stage, own = self._stage(seat), self.known_times
-        key = seat.pipeline, seat.stage
-        if key not in own:
+        stage, key = self._stage(seat), (seat.pipeline, seat.stage)
+        if key not in self.known_times:
             ranks = {
                 (stage_shape(self.plan, rank), self.links[rank], self.plan.chip(rank)): rank
                 for rank in (group[0] for group in stage.groups)
             }.values()  # one of those that are alike
-            own[key] = [
-                _joined(
-                    *(
-                        [self._part_time(rank, span, self.links[rank], twice) for rank in ranks]
-                        for twice in (False, True)
-                    )
-                )
-                for span in self.layers[seat.pipeline][seat.stage]
-            ]
-        return own[key]
+            self.known_times[key] = []
+            for span in self.layers[seat.pipeline][seat.stage]:
+                times = [self._part_time(rank, span, self.links[rank]) for rank in ranks]
+                twice = [self._part_time(rank, span, self.links[rank], True) for rank in ranks]
+                self.known_times[key].append(_joined(times, twice))
+        return self.known_times[key]
 
     def _seconds(self, a: int) -> list[float]:
         """Returns the seconds of an actor's slots: every kind of WORKS for each ministage."""
@@ -351,7 +346,8 @@ def _joined(times: list[Time], with_twice_the_rows: list[Time]) -> Time:
             computing_s, more_s = (
                 getattr(each, name) - getattr(each, message_s) for each in (time, more)
             )
-            experts_s.append(more_s - computing_s)
+            # none of a stage that its host holds up, which has longer messages to hide behind
+            experts_s.append(max(0.0, more_s - computing_s))
             rest_s.append(computing_s - experts_s[-1])
         return max(rest_s) + max(experts_s) + getattr(most, message_s)
 

@@ -89,13 +89,10 @@ class Routes:
 
     def by_expert(self, device: torch.device) -> Tensor:
         """Returns which of the rows that came stands where, so that one expert's are together."""
-        coming = torch.tensor(self._coming, dtype=torch.int64, device="cpu")
-        firsts = coming.flatten().cumsum(0).view_as(coming) - coming
-        pieces = [
-            torch.arange(first, first + count, device="cpu")
-            for first, count in zip(firsts.t().flatten(), coming.t().flatten(), strict=True)
-        ]
-        return torch.cat(pieces).to(device)
+        coming = torch.tensor(self._coming, dtype=torch.int64, device="cpu")  # [ranks, experts]
+        expert = torch.arange(coming.shape[1], device="cpu").expand_as(coming).flatten()
+        rows = expert.repeat_interleave(coming.flatten())  # the expert of each that came
+        return rows.argsort(stable=True).to(device)
 
 
 def dispatched(x: Tensor, routes: Routes) -> Tensor:
