@@ -16,6 +16,7 @@ from elastic_run import SETTINGS as ELASTIC_SETTINGS
 from layouts import mixed_chips, plan_of, scheduled, two_pipelines
 from parity import Ranks, Trained
 from plain_llama import decaying
+from sampled import sampled
 from test_own_model import own_model
 from training_run import Training, refusal, tiny_model
 
@@ -73,11 +74,11 @@ PLANS: dict[str, Callable[[Any], Plan]] = {
     "two pipelines": two_pipelines,
     "mixed chips": mixed_chips,
 }
-ON_CI = ("ZeRO 2, zb-v", "offload", "mixed chips")
+EVERYDAY = ("one rank", "ZeRO 2, both")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long if n in ON_CI else ()) for n in PLANS]
+    "name", [*EVERYDAY, *sampled((name for name in PLANS if name not in EVERYDAY), 2)]
 )
 def test_it_trains_as_torch_s_muon_does(ranks: Ranks, name: str) -> None:
     plan = replace(PLANS[name](MODEL), optimizer="muon")
