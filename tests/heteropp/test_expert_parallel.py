@@ -133,6 +133,16 @@ def test_every_schedule(ranks: Ranks, schedule: Schedule) -> None:
 
 
 @pytest.mark.long
+def test_muon_trains_experts_elsewhere_as_on_one_device(ranks: Ranks) -> None:
+    """Hidden matrices are Muon's, and experts' stacks AdamW's."""
+    plan = replace(LAYOUTS["two turns, ZeRO-2"](decoder()), optimizer="muon")
+    muon = {"optimizer": "muon"}
+    whole = replace(plan_of(decoder(), (4,), (1,), (1,)), optimizer="muon")
+    got, expected = (ranks.train(each, settings=muon) for each in (plan, whole))
+    assert got.losses == pytest.approx(expected.losses, rel=1e-9)
+
+
+@pytest.mark.long
 def test_pipelines_with_and_without_sum_the_gradients_of_experts(ranks: Ranks) -> None:
     """Each expert's gradient is summed over those alone that hold it, however they are cut."""
     one = spread(plan_of(decoder(), (2, 2), (2, 1), (1, 2)), {0: (3, 1)}).pipelines[0]
@@ -229,6 +239,13 @@ MEASURED: dict[str, Callable[[HuggingFaceModel], Plan]] = {
     "with cp, ZeRO-0": lambda m: spread(
         cut(plan_of(m, (2, 2), (2, 1), (2, 1), zero_stage=0), {0: [(72, 56)]}), {0: (1, 1, 1, 1)}
     ),
+    "ZeRO-2, each expert once": lambda m: spread(
+        plan_of(m, (4,), (2,), (1,), zero_stage=2), {0: (3, 1)}
+    ),
+    "Muon": lambda m: replace(spread(plan_of(m, (4,), (2,), (1,)), {0: (2, 2)}), optimizer="muon"),
+    "bfloat16": lambda m: spread(
+        plan_of(replace(m, dtype="bfloat16"), (2, 2), (2, 1), (1, 1)), {0: (3, 1)}
+    ),
 }
 
 
@@ -241,7 +258,7 @@ def test_a_peak_is_within_5_percent_below_the_predicted(chips: Ranks, name: str)
 
 @pytest.mark.long
 def test_what_passes_each_link_are_the_rows_that_go_there_and_back(tmp_path: Path) -> None:
-    """As heteropp-train counts it on two nodes; other numbers of experts leave all else alike."""
+    """Other numbers of experts leave alike all else that heteropp-train counts on two nodes."""
     model, sequences = balanced(), (1, 3)
 
     def sent_bytes(shares: Shares) -> dict[str, int]:
@@ -318,6 +335,27 @@ def test_rows_there_and_back_are_charged() -> None:
     assert slower == pytest.approx(routed + gradients, rel=0.01)
 
 
+def test_places_sum_what_ranks_keep_of_experts() -> None:
+    """The largest share decides how long two pipelines sum, where ranks have experts of others."""
+    one = plan_of(balanced(**COSTLY), (4,), (2,), (1,), zero_stage=0)
+
+    def summed_s(shares: Shares | None) -> float:
+        own = one if shares is None else spread(one, {0: shares})
+        (pipeline,) = own.pipelines
+        several = (pipeline, moved(pipeline, 2))
+        plan = replace(own, global_batch=2 * own.global_batch, pipelines=several)
+        validate(plan)
+        found = simulate(plan, cluster_of(("x", of_speed(1), 4)))
+        return max(group.seconds for group in found.program.groups if len(group.members) == 4)
+
+    model = one.model
+    experts = sum(math.prod(p.shape) for p in model.parameters() if model.is_of_experts(p))
+    part = experts / sum(math.prod(p.shape) for p in model.parameters())
+    for shares in ((1, 5), (3, 3)):
+        expected = 1 - part + part * max(shares) / 6
+        assert summed_s(shares) / summed_s(None) == pytest.approx(expected, rel=0.05)
+
+
 def test_experts_take_the_memory_of_those_that_have_them() -> None:
     (few, many), (whole, _) = (rank_memory(of_two(shares)) for shares in ((1, 5), None))
     model = of_two(None).model
@@ -378,6 +416,7 @@ def test_what_does_not_know_such_plans_yet_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("speeds", "said"),
     [
+        ((1.0, math.nan), "speeds is [1.0, nan]; expected those of at least two ranks"),
         ((1.0,), "speeds is [1.0]; expected those of at least two ranks, all above 0"),
         ((1.0, 0.0), "speeds is [1.0, 0.0]; expected those of at least two ranks, all above 0"),
         ((1.0,) * 5, "the model's 4 experts are too few for 5 ranks, of which each holds one at"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from clusters import cluster_of, tiny_model
 
+from heteropp.cost import planned
 from heteropp.cost.planned import rank_memory, rank_times
 from heteropp.cost.stage_time import Time, all_reduce_s
 from heteropp.description.chips import ChipSpec, load_chip
@@ -82,7 +83,7 @@ def layer_time(**seconds: float):
     """
     seconds.setdefault("backward_input_s", seconds.get("backward_s", 0.0))
 
-    def stage_time(_model, shape, *_):
+    def stage_time(_model, shape, *_, **__):
         given = {name: shape.layers * value for name, value in seconds.items()}
         return Time(**{**dict.fromkeys((f.name for f in fields(Time)), 0.0), **given})
 
@@ -104,7 +105,7 @@ def compute_end_s(simulation) -> float:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_1f1b_and_gpipe(monkeypatch, schedule: Schedule, stages: int, micro_batches: int) -> None:
     """m (F + B) + (P - 1) (F + I), with the update after it."""
-    monkeypatch.setattr(program, "stage_time", layer_time(**SECONDS, update_s=5.0))
+    monkeypatch.setattr(planned, "stage_time", layer_time(**SECONDS, update_s=5.0))
     plan, cluster = uniform(stages, micro_batches, schedule=schedule)
     rest_s = simulate(plan, cluster).program.exchange_s + 5.0
     filled = micro_batches * (F + INPUT + WEIGHT) + (stages - 1) * (F + INPUT)
@@ -117,7 +118,7 @@ def test_ministages_divide_the_bubble(
     monkeypatch, schedule: Schedule, stages: int, micro_batches: int
 ) -> None:
     """m v (F + B) + (P - 1) (F + I) of a ministage, where P divides m."""
-    monkeypatch.setattr(program, "stage_time", layer_time(**SECONDS))
+    monkeypatch.setattr(planned, "stage_time", layer_time(**SECONDS))
     for ministages in (2, 3):
         plan, cluster = uniform(stages, micro_batches, schedule=schedule, ministages=ministages)
         expected = micro_batches * ministages * (F + INPUT + WEIGHT)
@@ -128,7 +129,7 @@ def test_ministages_divide_the_bubble(
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (4, 16), (8, 17)])
 def test_zero_bubble(monkeypatch, stages: int, micro_batches: int) -> None:
     """ZB-H1 leaves (P - 1) (F + I - W), ZB-V nothing within a stage, where F = I = W."""
-    monkeypatch.setattr(program, "stage_time", layer_time(**EQUAL))
+    monkeypatch.setattr(planned, "stage_time", layer_time(**EQUAL))
     plan, cluster = uniform(stages, micro_batches, schedule="zb-h1")
     assert compute_end_s(simulate(plan, cluster)) == 3 * micro_batches + stages - 1
     plan, cluster = uniform(stages, micro_batches, schedule="zb-v", ministages=2)
@@ -143,7 +144,7 @@ def test_zero_bubble(monkeypatch, stages: int, micro_batches: int) -> None:
 def test_recompute_fills_the_wait_for_the_gradient(monkeypatch) -> None:
     """Stage 0 recomputes while it waits for stage 1, so that its recompute costs no time."""
     seconds = dict(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
-    monkeypatch.setattr(program, "stage_time", layer_time(**seconds))
+    monkeypatch.setattr(planned, "stage_time", layer_time(**seconds))
     plan, cluster = uniform(2, 1, recompute=True)
     # F0 then, while stage 1 works for 3, R0; then B0
     assert compute_end_s(simulate(plan, cluster)) == 1 + 3 + 1
@@ -155,7 +156,7 @@ def test_recompute_fills_the_wait_for_the_gradient(monkeypatch) -> None:
 
 def test_without_overlap_sends_hold_and_recomputes_wait(monkeypatch) -> None:
     seconds = dict(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
-    monkeypatch.setattr(program, "stage_time", layer_time(**seconds))
+    monkeypatch.setattr(planned, "stage_time", layer_time(**seconds))
     plan = plan_of(2, 2, recompute=True)
     size = plan.model.sequence_length * plan.model.hidden * 4
     slow = chip_with(intra_node_bytes_per_s=size / 10.0, intra_node_latency_s=0.0)  # 10 s
@@ -181,7 +182,7 @@ def test_without_overlap_sends_hold_and_recomputes_wait(monkeypatch) -> None:
 
 
 def test_slower_messages_take_so_many_times_as_long(monkeypatch) -> None:
-    monkeypatch.setattr(program, "stage_time", layer_time(forward_s=1.0, backward_s=2.0))
+    monkeypatch.setattr(planned, "stage_time", layer_time(forward_s=1.0, backward_s=2.0))
     plan = plan_of(2, 1)
     size = plan.model.sequence_length * plan.model.hidden * 4
     chip = chip_with(intra_node_bytes_per_s=size / 0.25, intra_node_latency_s=0.5)
@@ -197,7 +198,7 @@ def test_offloading_counts_where_computing_does_not_hide_it(monkeypatch) -> None
         (dict(store_s=0.5, fetch_s=2.5), 1 + 1 + 2),
         (dict(store_s=1.5, fetch_s=4.0), 1.5 + 4),
     ):
-        monkeypatch.setattr(program, "stage_time", layer_time(**seconds, **offload, load_s=9.0))
+        monkeypatch.setattr(planned, "stage_time", layer_time(**seconds, **offload, load_s=9.0))
         plan, cluster = uniform(1, 4, recompute=True)
         simulation = simulate(plan, cluster)
         assert compute_end_s(simulation) == 4 * expected
@@ -220,12 +221,12 @@ def test_unequal_replicas_and_chip_types_within_a_stage(monkeypatch) -> None:
     fast, slow = FREE, replace(FREE, memory=replace(FREE.memory, capacity_bytes=1))
     cluster = cluster_of(("x", fast, 1), ("y", slow, 1))
 
-    def stage_time(_model, shape, chip, *_):
+    def stage_time(_model, shape, chip, *_, **__):
         busy = shape.sequences * (1.0 if chip is fast else 2.5)
         zeros = dict.fromkeys((f.name for f in fields(Time)), 0.0)
         return Time(**{**zeros, "forward_s": busy, "backward_s": busy, "reduce_s": 7.0})
 
-    monkeypatch.setattr(program, "stage_time", stage_time)
+    monkeypatch.setattr(planned, "stage_time", stage_time)
     replicas = tuple(
         Replica(ranks=(rank,), chip=chip, batch_share=share)
         for rank, chip, share in ((0, "x", 3), (1, "y", 1))
@@ -248,7 +249,7 @@ def test_unequal_replicas_and_chip_types_within_a_stage(monkeypatch) -> None:
 
 def test_pipelines_of_unlike_cuts_sum_gradients_slice_by_slice(monkeypatch) -> None:
     """Layers [0, 3), [3, 4), [4, 6) are the common slices of 3 + 3 and 4 + 2 layers."""
-    monkeypatch.setattr(program, "stage_time", layer_time(**EQUAL))
+    monkeypatch.setattr(planned, "stage_time", layer_time(**EQUAL))
     model = replace(tiny_model(6), hidden=64, intermediate=512)
     links = dict(intra_node_bytes_per_s=1e6, intra_node_latency_s=0.0)
     cluster = cluster_of(("x", chip_with(**links), 4))
@@ -292,7 +293,7 @@ def test_pipelines_of_unlike_cuts_sum_gradients_slice_by_slice(monkeypatch) -> N
 
 
 def test_a_straggler_slows_the_whole_pipeline(monkeypatch) -> None:
-    monkeypatch.setattr(program, "stage_time", layer_time(forward_s=1.0, backward_s=2.0))
+    monkeypatch.setattr(planned, "stage_time", layer_time(forward_s=1.0, backward_s=2.0))
     plan, cluster = uniform(4, 16)
     plain = compute_end_s(simulate(plan, cluster))
     slowed = compute_end_s(simulate(plan, cluster, slowdown={2: 1.5}))
@@ -426,7 +427,7 @@ def test_pictures_of_few_and_of_many_stages(tmp_path: Path) -> None:
 
 
 def test_a_trace_has_reductions_beside_the_work_and_memory(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(program, "stage_time", layer_time(**SECONDS, reduce_s=3.0))
+    monkeypatch.setattr(planned, "stage_time", layer_time(**SECONDS, reduce_s=3.0))
     plan, cluster = uniform(2, 3, schedule="gpipe", ministages=2)
     simulation = simulate(plan, cluster)
     path = tmp_path / "trace.json"
