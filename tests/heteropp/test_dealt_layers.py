@@ -1,16 +1,23 @@
-"""Layers are dealt to stages of unlike chips so that the busiest one has the least work."""
+"""Layers are dealt to stages of unlike chips so that the busiest one has the least work; and stages
+join or part all at once.
+"""
 
 from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from clusters import random_chip, tiny_model
 
 from heteropp.description.cluster import Cluster, Node, in_order
-from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage
+from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, validate
 from heteropp.search.auto.busy import balanced
+from heteropp.search.auto.freedom import Freedom
+from heteropp.search.auto.moves import neighbours
+from heteropp.search.auto.trials import Draft
+from heteropp.search.planner import Request
 from heteropp.simulator.simulate import simulate
 
 LAYERS = 12
@@ -62,3 +69,30 @@ def test_no_other_deal_gives_the_busiest_stage_less_work(
     least_s = min(most_work_s(plan, cluster) for plan in every)
     assert most_work_s(dealt, cluster) <= least_s * (1 + 1e-9)
     assert most_work_s(even, cluster) > least_s * 1.1
+
+
+def test_one_move_joins_all_stages_of_a_chain_in_pairs() -> None:
+    chip = random_chip(random.Random("pairs"))
+    cluster = Cluster("four", in_order([Node("a", chip, range(4))]))
+    request = Request(cluster=cluster, model=tiny_model(4), global_batch=4)
+    stages = tuple(
+        Stage(
+            layers=(rank, rank + 1),
+            recompute=False,
+            replicas=(Replica(ranks=(rank,), chip="a", batch_share=2),),
+        )
+        for rank in range(4)
+    )
+    chain = replace(
+        plan_of((4, 4, 4), "1f1b", 1),
+        model=request.model,
+        micro_batch=2,
+        pipelines=(Pipeline(micro_batches=2, stages=stages),),
+    )
+    pairs = set()
+    for draft in itertools.chain(*neighbours(Draft(chain), Freedom(request))):
+        (pipeline,) = draft.plan.pipelines
+        if [stage.layers for stage in pipeline.stages] == [(0, 2), (2, 4)]:
+            validate(draft.plan)
+            pairs |= {(stage.dp, stage.tp) for stage in pipeline.stages}
+    assert pairs == {(2, 1), (1, 2)}

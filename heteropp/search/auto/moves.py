@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from heteropp.description.plan import Plan, PlanError, Replica, Stage, validate
+from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
 from heteropp.description.profile import ProfileError
 from heteropp.search.auto.busy import balanced, with_layers
 from heteropp.search.auto.freedom import Freedom, as_schedule
@@ -18,6 +18,7 @@ from heteropp.search.auto.trials import Draft, with_pipelines
 SLACK = 0  # the first kind: less slack than there could be may be faster than all of it
 AHEAD = (None, 0, 1, 2)  # how far stages of 1F1B may run ahead
 MINISTAGES = (2, 3, 4)  # of schedules that interleave them
+WAYS_TO_JOIN = 3  # two stages
 STEPS = (1, 2, 4)  # layers, sequences or micro-batches that move at once
 Kind = Iterator[Draft]
 
@@ -159,18 +160,20 @@ def schedules(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
 
 
 def _degrees(plan: Plan) -> Iterator[Plan]:
-    """A stage's chips as other tensor-parallel groups, or as other replicas."""
+    """Chips as tensor-parallel groups twice or half as large, of all stages at once or of one."""
+    for factor in (2, 0.5):
+        yield _each(plan, lambda stage: _with_tp(plan, stage, factor) or stage)  # noqa: B023
     for p, s, stage in _places(plan):
-        if len({replica.chip for replica in stage.replicas}) > 1:
-            continue
-        for tp in (2 * stage.tp, stage.tp // 2):
-            if tp and (other := _with_tp(plan, stage, tp)):
+        for factor in (2, 0.5):
+            if other := _with_tp(plan, stage, factor):
                 yield _one(plan, p, s, other)
 
 
-def _with_tp(plan: Plan, stage: Stage, tp: int) -> Stage | None:
-    way = way_of(stage, plan.model)
-    return regrouped(stage, plan.model, plan.micro_batch, tp, stage.cp, way)
+def _with_tp(plan: Plan, stage: Stage, factor: float) -> Stage | None:
+    tp = int(factor * stage.tp)
+    if not tp or len({replica.chip for replica in stage.replicas}) > 1:
+        return None
+    return regrouped(stage, plan.model, plan.micro_batch, tp, stage.cp, way_of(stage, plan.model))
 
 
 def _context_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
@@ -252,21 +255,36 @@ def _order(plan: Plan) -> Iterator[Plan]:
 
 
 def _joined(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
-    """Two neighbours become one stage: with the replicas of both, or larger ones."""
+    """Two neighbours become one stage: with the replicas of both, or larger ones. Or all do."""
+    join = partial(_together, plan, max(freedom.context_parallel))
+    for way in range(WAYS_TO_JOIN):
+        yield with_pipelines(plan, [_in_pairs(p, join, way) for p in plan.pipelines])
     for p, pipeline in enumerate(plan.pipelines):
         for s, (one, other) in enumerate(itertools.pairwise(pipeline.stages)):
-            if (one.tp, one.cp) != (other.tp, other.cp):
-                continue
-            layers = one.layer_count + other.layer_count
-            counts = [st.layer_count for st in pipeline.stages]
-            counts[s : s + 2] = [layers]
-            for joined in _together(plan, one, other, max(freedom.context_parallel)):
-                stages = [*pipeline.stages[:s], joined, *pipeline.stages[s + 2 :]]
-                yield _with(plan, p, with_layers(stages, counts))
+            for joined in join(one, other):
+                yield _with(plan, p, [*pipeline.stages[:s], joined, *pipeline.stages[s + 2 :]])
 
 
-def _together(plan: Plan, one: Stage, other: Stage, most_parts: int) -> Iterator[Stage]:
-    both = replace(one, replicas=one.replicas + other.replicas)
+def _in_pairs(
+    pipeline: Pipeline, join: Callable[[Stage, Stage], Iterator[Stage]], way: int
+) -> Pipeline:
+    """Returns a pipeline of which every two neighbours of the same chips are joined in one way."""
+    stages: list[Stage] = []
+    left = list(pipeline.stages)
+    while left:
+        one, *left = left
+        if left and one.chips[0] == left[0].chips[0]:
+            joined = next(itertools.islice(join(one, left[0]), way, None), None)
+            one, left = (joined, left[1:]) if joined else (one, left)
+        stages.append(one)
+    return replace(pipeline, stages=tuple(stages))
+
+
+def _together(plan: Plan, most_parts: int, one: Stage, other: Stage) -> Iterator[Stage]:
+    if (one.tp, one.cp) != (other.tp, other.cp):
+        return
+    layers = one.layers[0], other.layers[1]
+    both = replace(one, layers=layers, replicas=one.replicas + other.replicas)
     shares = _even(plan.micro_batch, both.dp)
     if shares:
         yield _shared(both, shares)
