@@ -19,7 +19,9 @@ class Ucx(OneShot):
 
     def __init__(self, name: str, transport: str, nics: tuple[str, ...]) -> None:
         super().__init__(name)
-        self._environments = [{"UCX_TLS": self.TLS[transport]} for _ in range(2)]
+        tls = self.TLS[transport]
+        # Its buffers in huge pages, as everyone's.
+        self._environments = [{"UCX_TLS": tls, "UCX_ALLOC_PRIO": "thp,mmap"} for _ in range(2)]
         if transport == "tcp":
             for environment in self._environments:
                 environment["UCX_NET_DEVICES"] = "lo"

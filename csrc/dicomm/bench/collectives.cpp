@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "bench/file_store.h"
+#include "core/huge_pages.h"
 
 namespace dicomm::bench {
 
@@ -39,7 +40,7 @@ struct Order {
   std::uint64_t bytes = 0, window = 0, count = 0;
 };
 
-// Page-aligned, as the vectors of the others that dicomm-bench measures are.
+// Page-aligned and in huge pages, as the vectors of the others that dicomm-bench measures are.
 template <class T>
 struct PageAllocator {
   using value_type = T;
@@ -49,7 +50,9 @@ struct PageAllocator {
   template <class U>
   PageAllocator(const PageAllocator<U>&) {}
   T* allocate(std::size_t count) {
-    return static_cast<T*>(::operator new(count * sizeof(T), kPage));
+    void* const memory = ::operator new(count * sizeof(T), kPage);
+    prefer_huge_pages(memory, count * sizeof(T));
+    return static_cast<T*>(memory);
   }
   void deallocate(T* memory, std::size_t) { ::operator delete(memory, kPage); }
   bool operator==(const PageAllocator&) const = default;

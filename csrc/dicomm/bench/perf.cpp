@@ -9,6 +9,7 @@
 #include "bench/file_store.h"
 #include "bench/options.h"
 #include "core/communicator.h"
+#include "core/huge_pages.h"
 
 namespace dicomm::bench {
 
@@ -36,7 +37,8 @@ class Buffer {
       : memory_(std::aligned_alloc(kPage, (bytes + offset + kPage) / kPage * kPage), std::free),
         data_(static_cast<std::byte*>(memory_.get()) + offset) {
     if (!memory_) throw Error("not enough memory for the buffers");
-    std::fill_n(data_, bytes, std::byte{1});  // the pages exist from here on
+    prefer_huge_pages(memory_.get(), offset + bytes);  // as every contestant of dicomm-bench
+    std::fill_n(data_, bytes, std::byte{1});           // the pages exist from here on
   }
   std::byte* data() { return data_; }
 

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/huge_pages.h"
+
 namespace dicomm {
 
 class Scratch {
@@ -16,7 +18,9 @@ class Scratch {
       block_ = std::move(kept.back());
       kept.pop_back();
     }
-    if (block_.bytes < bytes) block_ = {std::unique_ptr<std::byte[]>(new std::byte[bytes]), bytes};
+    if (block_.bytes >= bytes) return;
+    block_ = {std::unique_ptr<std::byte[]>(new std::byte[bytes]), bytes};
+    prefer_huge_pages(block_.data.get(), bytes);
   }
   ~Scratch() { kept_blocks().push_back(std::move(block_)); }
   Scratch(const Scratch&) = delete;
