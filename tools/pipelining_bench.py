@@ -4,16 +4,17 @@ The same model, stage modules, number of processes and threads, and transport; b
 over all ranks and update with AdamW. Every contestant has processes of its own: ours as
 heteropp-train sets them up, which keep the memory that a step frees, and torch's with the
 allocator's defaults. In each round each takes a step, one after another; the rows compare medians
-over the rounds. The spread is that of the middle half of a contestant's steps; the CPU is that of
-all its ranks together, their waits included. With slack 1 a stage holds one micro-batch more than
-1F1B's own number: the first stages run a forward more ahead, the last puts a weight gradient off.
-Figures are asked of two stages.
+over the rounds. Beside it a layer of experts that lie over two ranks is held against a plain
+program of all_to_all_single. The spread is that of the middle half of a contestant's steps; the CPU
+is that of all its ranks together, their waits included. With slack 1 a stage holds one micro-batch
+more than 1F1B's own number: the first stages run a forward more ahead, the last puts a weight
+gradient off. Figures are asked of two stages.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +25,9 @@ from typing import Annotated, Any
 
 import typer
 from evidence import Row, row
+from pipelines.expert_layers import ROWS, ExpertRank
 from pipelines.ranks import BadInput, Failed, Ranks, chosen
-from pipelines.turns import report, take_turns
+from pipelines.turns import Case, report, take_turns
 
 from dicomm.bench.quiet import Quiet
 from heteropp.description.model import read_model
@@ -60,6 +62,8 @@ BARS = {
     "1F1B": (("1f1b", "1f1b, slack 1"), "torch 1F1B", 1.10),
     "zero bubble": (("zb-h1", "zb-v"), "torch ZBV", 1.05),
 }
+EXPERTS = {"experts": False, "plain all_to_all_single": True}  # whether they are the peer's
+EXPERT_RANKS = 2
 LOSS_TOLERANCE = 1e-4  # relative: contestants take the same steps
 
 app = CommandLine()
@@ -130,19 +134,50 @@ def measure(model: LlamaModel, backend: str, stages: int, rounds: int) -> tuple[
         # our executor first learns which stages wait: see heteropp/runtime/step/whole.py
         what = f"training {stages} stages over {backend}"
         answers, quiet = take_turns(what, contestants, rounds, untimed=STEPS)
+    return samples_of(answers), quiet
+
+
+def samples_of(answers: Mapping[Case, list[list[Any]]]) -> Samples:
+    """Returns the steps of contestants that train alike. Raises Failed where they do not."""
     for turn in zip(*answers.values(), strict=True):
         losses = [max(loss for *_, loss in ranks) for ranks in turn]
         if max(losses) - min(losses) > LOSS_TOLERANCE * min(losses):
-            named = {name: loss for (name,), loss in zip(cases, losses, strict=True)}
+            named = {name: loss for (name,), loss in zip(answers, losses, strict=True)}
             raise Failed(f"the contestants do not train alike: their losses are {named}")
-    samples = {
+    return {
         name: Steps(
             seconds=[max(seconds for seconds, _, _ in ranks) for ranks in steps],
             cpu_s=[sum(cpu_s for _, cpu_s, _ in ranks) for ranks in steps],
         )
         for (name,), steps in answers.items()
     }
-    return samples, quiet
+
+
+def measure_experts(backend: str, rounds: int) -> tuple[list[Row], Quiet]:
+    """Holds a layer of experts over two ranks against a plain program's. Raises Failed."""
+    with ExitStack() as stack:
+        contestants: dict[Case, Ranks] = {
+            (name,): stack.enter_context(
+                Ranks(EXPERT_RANKS, partial(ExpertRank, backend, EXPERT_RANKS, plain))
+            )
+            for name, plain in EXPERTS.items()
+        }
+        answers, quiet = take_turns(f"experts over {backend}", contestants, rounds)
+    samples = samples_of(answers)
+    ours, plain = EXPERTS
+    rate = {
+        name: EXPERT_RANKS * ROWS / statistics.median(steps.seconds)
+        for name, steps in samples.items()
+    }
+    where = f"{EXPERT_RANKS} ranks over {backend}"
+    return [
+        row(f"experts of {where}", "rows/s", rate[ours], peer=rate[plain], peer_name=plain,
+            better="higher"),
+        row(f"experts of {where}, against {plain}", "x", rate[ours] / rate[plain], bar=1.0,
+            better="higher"),
+        row(f"experts of {where}, spread", "%", spread(samples[ours].seconds),
+            peer=spread(samples[plain].seconds), peer_name=plain),
+    ], quiet  # fmt: skip
 
 
 def rows_of(model: LlamaModel, where: str, asked: bool, samples: Samples) -> list[Row]:
@@ -218,6 +253,8 @@ def parts(
         samples, quiet = measure(trained, backend, count, rounds)
         where = f"{count} stages over {backend}"
         yield rows_of(trained, where, count == ASKED, samples), quiet
+    for backend in backends:
+        yield measure_experts(backend, rounds)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,9 @@ def test_against_torch(tmp_path: Path) -> None:
         assert rows[f"zero bubble, {where}, best against torch ZBV"]["bar"] == asked[1]
         assert rows[f"1F1B, {where}, spread of the best"]["ours"] >= 0
         assert rows[f"1F1B, {where}, CPU of the best"]["ours"] > 0
+    for transport in ("gloo", "dicomm"):
+        row = rows[f"experts of 2 ranks over {transport}, against plain all_to_all_single"]
+        assert row["ours"] > 0 and row["bar"] == 1.0
 
 
 @pytest.mark.long
