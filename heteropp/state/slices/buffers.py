@@ -11,17 +11,17 @@ from torch import Tensor
 from heteropp.description.plan import Plan
 from heteropp.layout.flat_buffer import BufferPiece
 from heteropp.optimizer.zero import FlatParameters
-from heteropp.state.slices.holdings import BufferSlice, ministages
+from heteropp.state.slices.holdings import BufferSlice, flat_holdings
 from heteropp.state.slices.quantities import Quantity, QuantityName, quantities_of
 
 if TYPE_CHECKING:  # what a rank trains with is handed in
     from heteropp.runtime.step.update import Update
 
-Buffers = dict[tuple[int, QuantityName], Tensor]  # by ministage and quantity
+Buffers = dict[tuple[int, QuantityName], Tensor]  # by flat buffer of the rank, and quantity
 
 
 def tensors(flat: FlatParameters) -> dict[QuantityName, Tensor]:
-    """Returns a ministage's own tensors, by quantity.
+    """Returns a flat buffer's own tensors, by quantity.
 
     The value is a view of the parameter, unless the model has 16 bits.
     """
@@ -62,9 +62,9 @@ def to_host(buffers: Buffers) -> None:
 def fresh(plan: Plan, rank: int, quantities: Sequence[Quantity], device: torch.device) -> Buffers:
     return {
         (k, quantity.name): torch.zeros(
-            ministage.size(quantity), dtype=getattr(torch, quantity.dtype), device=device
+            held.size(quantity), dtype=getattr(torch, quantity.dtype), device=device
         )
-        for k, ministage in enumerate(ministages(plan, rank))
+        for k, held in enumerate(flat_holdings(plan, rank))
         for quantity in quantities
     }
 

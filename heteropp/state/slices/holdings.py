@@ -21,10 +21,10 @@ from heteropp.state.slices.quantities import (
 
 
 @dataclass(frozen=True)
-class MinistageHoldings:
-    """The slices of a ministage that a rank holds."""
+class FlatHoldings:
+    """The slices that a rank holds in one of its flat buffers, and in the optimizer's beside it."""
 
-    layout: Layout  # of all parameters
+    layout: Layout
     shard: int  # the one of the layout's that the rank keeps
     optimizer: OptimizerName
 
@@ -75,7 +75,7 @@ class MinistageHoldings:
 class BufferSlice(NamedTuple):
     """A slice that a rank holds, elements [first, last) of a buffer."""
 
-    ministage: int
+    flat: int  # which of the rank's flat buffers it is of
     quantity: Quantity
     name: str  # of the parameter, global
     box: Box
@@ -83,12 +83,15 @@ class BufferSlice(NamedTuple):
     last: int
 
 
-def ministages(plan: Plan, rank: int) -> list[MinistageHoldings]:
-    """Returns what a rank of a plan holds, by flat buffer: one for each section of a ministage."""
+def flat_holdings(plan: Plan, rank: int) -> list[FlatHoldings]:
+    """Returns what a rank of a plan holds, by flat buffer.
+
+    A ministage has one, or with expert parallelism another one behind it.
+    """
     p, s, _, tp_index = plan.place(rank)
     stage, zero = plan.pipelines[p].stages[s], plan.zero_stage
     return [
-        MinistageHoldings(
+        FlatHoldings(
             layout(plan.model, layers, stage.tp, tp_index, part.shards(zero), part.experts),
             part.peers[tp_index].index(rank) % part.shards(zero),
             plan.optimizer,
@@ -103,16 +106,16 @@ def holdings(plan: Plan, rank: int, quantities: Sequence[Quantity]) -> Iterator[
 
     A parameter may stand in two of its ministages.
     """
-    for k, ministage in enumerate(ministages(plan, rank)):
+    for k, held in enumerate(flat_holdings(plan, rank)):
         for quantity in quantities:
-            for piece in ministage.pieces(quantity):
+            for piece in held.pieces(quantity):
                 yield BufferSlice(k, quantity, piece.name, piece.box, piece.first, piece.last)
 
 
 def state_bytes(plan: Plan, rank: int) -> int:
     """Returns the bytes of all the state that a rank holds."""
     return sum(
-        ministage.size(quantity) * quantity.itemsize
-        for ministage in ministages(plan, rank)
+        held.size(quantity) * quantity.itemsize
+        for held in flat_holdings(plan, rank)
         for quantity in quantities_of(plan.model)
     )

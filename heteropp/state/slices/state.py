@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -13,12 +14,13 @@ from heteropp.layout.boxes import Box
 from heteropp.layout.flat_buffer import BufferPiece
 from heteropp.state.slices.block_files import HeldSlice, Tensors
 from heteropp.state.slices.buffers import tensors, view
-from heteropp.state.slices.holdings import MinistageHoldings
+from heteropp.state.slices.holdings import FlatHoldings
 from heteropp.state.slices.parameter_slice import ParameterSlice, Shard, block_of
 from heteropp.state.slices.quantities import STORED, StoredName, quantities_of
 from heteropp.state.slices.scalars import Scalars
 
 if TYPE_CHECKING:  # what a rank trains with is handed in
+    from heteropp.optimizer.zero import FlatParameters
     from heteropp.runtime.step.guard import Guard
     from heteropp.runtime.step.update import Update
 
@@ -34,8 +36,8 @@ class State:
     def __init__(self, update: Update, guard: Guard) -> None:
         self.update, self.guard = update, guard
         self.quantities = quantities_of(update.flats[0].module.model)
-        self.ministages = [
-            MinistageHoldings(
+        self.holdings = [  # by flat buffer
+            FlatHoldings(
                 flat.layout, flat.replica % flat.layout.shards, update.hyperparameters.optimizer
             )
             for flat in update.flats
@@ -47,34 +49,14 @@ class State:
         Those that another rank speaks for are among them: each element of the model is owned by
         one rank.
         """
-        counted = zip(self.update.sums, self.update.sections, strict=True)
-        sums_of = [(sums, flats[0]) for sums, flats in counted for _ in flats]
-        parts = zip(self.update.each(), sums_of, self.ministages, strict=True)
-        for flat, (sums, first), ministage in parts:
-            everything = (*flat.entries, *flat.layout.frozen)
-            entries = {entry.global_name: entry for entry in everything}
-            tp, own = flat.module.group, tensors(flat)
-            # of what all groups hold, so that experts beside it are in the same file
-            parts_of_block = first.layout.shards
-            shard = Shard(tp.index, tp.size, first.replica % parts_of_block, parts_of_block)
-            stored: list[tuple[BufferPiece, Tensors]] = [
-                (
-                    piece,
-                    {
-                        what: view(own[what], place)
-                        for what in STORED
-                        if (place := ministage.place(what, piece))
-                    },
-                )
-                for piece in ministage.shard_pieces
-            ]
-            stored += [
-                (piece, {"value": view(own["parameter"], piece)})
-                for piece in ministage.frozen_pieces
-            ]
-            for piece, quantities in stored:
-                owned = flat.speaks_for(entries[piece.name]) and sums.speaks_for(piece.name)
-                yield HeldSlice(shard, ParameterSlice(piece.name, piece.box), quantities, owned)
+        flats = zip(self.update.each(), self.holdings, strict=True)
+        for sections, sums in zip(self.update.sections, self.update.sums, strict=True):
+            shard = _shard(sections[0])  # experts beside it are in the same file
+            for flat, holdings in islice(flats, len(sections)):
+                entries = {e.global_name: e for e in (*flat.entries, *flat.layout.frozen)}
+                for piece, quantities in _stored(flat, holdings):
+                    owned = flat.speaks_for(entries[piece.name]) and sums.speaks_for(piece.name)
+                    yield HeldSlice(shard, ParameterSlice(piece.name, piece.box), quantities, owned)
 
     def wanted(self) -> set[tuple[StoredName, ParameterSlice]]:
         """Returns the quantities and slices that `restore` reads, but for those within others."""
@@ -82,15 +64,15 @@ class State:
             (quantity.stored, ParameterSlice(piece.name, piece.box))
             for quantity in self.quantities
             if quantity.name != "value"  # within those of the parameter
-            for ministage in self.ministages
-            for piece in ministage.pieces(quantity)
+            for held in self.holdings
+            for piece in held.pieces(quantity)
         }
 
     def blocks(self) -> dict[str, set[ParameterSlice]]:
         """Returns the slices that this rank holds of each block of the model."""
         found: dict[str, set[ParameterSlice]] = defaultdict(set)
-        for ministage in self.ministages:
-            for piece in (*ministage.shard_pieces, *ministage.frozen_pieces):
+        for held in self.holdings:
+            for piece in (*held.shard_pieces, *held.frozen_pieces):
                 found[block_of(piece.name)].add(ParameterSlice(piece.name, piece.box))
         return dict(found)
 
@@ -111,10 +93,10 @@ class State:
 
         Raises CheckpointError where the source lacks some of them.
         """
-        for flat, ministage in zip(self.update.each(), self.ministages, strict=True):
+        for flat, held in zip(self.update.each(), self.holdings, strict=True):
             own = tensors(flat)
             for quantity in self.quantities:
-                for piece in ministage.pieces(quantity):
+                for piece in held.pieces(quantity):
                     found = source.read(quantity.stored, piece.name, piece.box)
                     view(own[quantity.name], piece).copy_(found)
         self.take(scalars)
@@ -127,3 +109,18 @@ class State:
             self.update.scaler.scale = scalars.loss_scale
             self.update.scaler.good_steps = scalars.good_steps
         self.guard.restore(scalars)
+
+
+def _shard(flat: FlatParameters) -> Shard:
+    tp, shards = flat.module.group, flat.layout.shards
+    return Shard(tp.index, tp.size, flat.replica % shards, shards)
+
+
+def _stored(flat: FlatParameters, holdings: FlatHoldings) -> Iterator[tuple[BufferPiece, Tensors]]:
+    """Yields the slices of a flat buffer in this rank's shard, with all that is kept of each."""
+    own = tensors(flat)
+    for piece in holdings.shard_pieces:
+        places = {what: place for what in STORED if (place := holdings.place(what, piece))}
+        yield piece, {what: view(own[what], place) for what, place in places.items()}
+    for piece in holdings.frozen_pieces:
+        yield piece, {"value": view(own["parameter"], piece)}

@@ -15,7 +15,7 @@ def pieces(plan: Plan, rank: int, table: Table, buffers: Buffers) -> list[Tensor
         TensorPiece(
             table.tensors[held.name, held.quantity.name],
             held.box,
-            view(buffers[held.ministage, held.quantity.name], held),
+            view(buffers[held.flat, held.quantity.name], held),
         )
         for held in holdings(plan, rank, table.quantities)
     ]
