@@ -82,7 +82,8 @@ class Layout:
         """Gives a called module this rank's slices."""
         for parameter in parameters:
             target = module.get_parameter(parameter.name)
-            fill(target, parameter, values[parameter.name], self.group)
+            boxes = parameter.boxes(self.group.size, self.group.index)
+            fill(target, boxes, values[parameter.name])
         return module
 
     def gradients(

@@ -8,10 +8,10 @@ import pytest
 from clusters import cluster_of
 from test_simulate import chip_with, layer_time, plan_of, uniform
 
+from heteropp.cost import planned
 from heteropp.description.cluster import Cluster
 from heteropp.description.fabric import Fabric, LinkEntry
 from heteropp.schedule.action import Kind
-from heteropp.simulator import program
 from heteropp.simulator.simulate import simulate
 
 
@@ -29,7 +29,7 @@ def two_nodes(size: int, nics: int, **links: float) -> Cluster:
 
 
 def test_chips_of_a_node_share_its_nics(monkeypatch) -> None:
-    monkeypatch.setattr(program, "stage_time", layer_time())
+    monkeypatch.setattr(planned, "stage_time", layer_time())
     size = 16 * 16 * 4
     alone = size / 1e3 + 0.5
     assert sent_through(two_nodes(2, 2), 2) == pytest.approx([alone, alone])
@@ -41,7 +41,7 @@ def test_chips_of_a_node_share_its_nics(monkeypatch) -> None:
 
 
 def test_nodes_share_the_link_between_their_regions(monkeypatch) -> None:
-    monkeypatch.setattr(program, "stage_time", layer_time())
+    monkeypatch.setattr(planned, "stage_time", layer_time())
     cluster = two_nodes(3, 3)
     link = LinkEntry(between=("east", "west"), latency_s=0.25, bytes_per_s=500.0)
     nodes = tuple(
