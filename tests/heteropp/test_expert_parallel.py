@@ -313,6 +313,7 @@ def of_two(shares: Shares | None) -> Plan:
     return plan if shares is None else spread(plan, {0: shares})
 
 
+@pytest.mark.long
 def test_experts_by_speed_are_as_fast_as_any_and_equal_ones_far_behind() -> None:
     found = {n: on(of_two((n, 6 - n)), SPEEDS) for n in range(1, 6)}
     best = expert_shares(of_two(None).model, SPEEDS)
@@ -335,6 +336,7 @@ def test_rows_there_and_back_are_charged() -> None:
     assert slower == pytest.approx(routed + gradients, rel=0.01)
 
 
+@pytest.mark.long
 def test_places_sum_what_ranks_keep_of_experts() -> None:
     """The largest share decides how long two pipelines sum, where ranks have experts of others."""
     one = plan_of(balanced(**COSTLY), (4,), (2,), (1,), zero_stage=0)
