@@ -23,7 +23,7 @@ from heteropp.description.plan import (
     ministage_layers,
 )
 from heteropp.description.profile import ChipProfile, chip_profile
-from heteropp.description.sections import turn_of
+from heteropp.description.sections import turn_of, turns
 from heteropp.models.spec import ModelSpec
 from heteropp.optimizer.replicated_gradients import exchanges
 from heteropp.schedule.action import Action
@@ -131,8 +131,7 @@ def _rank_memory(
                 for rank in replica.ranks:
                     summed = tuple(copies.get((rank, k)) for k in range(stage.ministages))
                     shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
-                    spread = stage_shape(plan, rank).spread
-                    key = kind, plan.cp_index(rank), spread, shard, *summed
+                    key = kind, plan.cp_index(rank), spread_of(plan, rank), shard, *summed
                     if key not in alike:
                         profile, shape = profile_of[plan.chip(rank)], stage_shape(plan, rank)
                         whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
@@ -257,12 +256,12 @@ def human_bytes(size: float) -> str:
 def stage_shape(plan: Plan, rank: int) -> StageShape:
     p, s, r, _ = plan.place(rank)
     replica = plan.pipelines[p].stages[s].replicas[r]
-    cp_index = plan.cp_index(rank)
-    return _shape(plan, plan.pipelines[p], s, replica, cp_index, r * replica.cp + cp_index)
+    spread = spread_of(plan, rank)
+    return _shape(plan, plan.pipelines[p], s, replica, plan.cp_index(rank), spread)
 
 
 def _shape(
-    plan: Plan, pipeline: Pipeline, s: int, replica: Replica, cp_index: int, group: int
+    plan: Plan, pipeline: Pipeline, s: int, replica: Replica, cp_index: int, spread: Spread | None
 ) -> StageShape:
     stage = pipeline.stages[s]
     held = ministage_layers(pipeline, plan.schedule)[s]  # where a V ends, so does the model
@@ -284,19 +283,22 @@ def _shape(
         blocks=plan.model.block_counts(held),
         token_shares=replica.token_shares,
         cp_index=cp_index,
-        spread=_spread(plan.model, stage, group),
+        spread=spread,
     )
 
 
-def _spread(model: ModelSpec, stage: Stage, group: int) -> Spread | None:
-    """group: which of the stage's tensor-parallel groups it is."""
+def spread_of(plan: Plan, rank: int) -> Spread | None:
+    """Returns how experts lie over the ranks of a rank's turn; None without expert parallelism."""
+    p, s, r, _ = plan.place(rank)
+    stage = plan.pipelines[p].stages[s]
     if stage.expert_shares is None:
         return None
+    group = r * stage.cp + plan.cp_index(rank)  # of the stage's
     first = group // stage.ep * stage.ep
     rows = [
         replica.batch_share * tokens
         for replica in stage.replicas
-        for tokens in replica.token_shares or (model.sequence_length,)
+        for tokens in replica.token_shares or (plan.model.sequence_length,)
     ][first : first + stage.ep]
     unit = gcd(*rows)
     return Spread(stage.expert_shares, tuple(row // unit for row in rows), group - first)
@@ -335,8 +337,7 @@ def links_by_rank(plan: Plan, cluster: Cluster) -> dict[int, GroupLinks]:
                     context |= slowest_links(cluster, replica.across(tp_index))
             for tp_index in range(stage.tp):
                 across |= slowest_links(cluster, _peers(stage, tp_index))
-                for first in range(0, stage.copies, stage.ep):
-                    turn = tuple(g[tp_index] for g in stage.groups[first : first + stage.ep])
+                for turn in turns(stage, tp_index):
                     experts |= slowest_links(cluster, turn)
             found |= {r: GroupLinks(inside[r], across[r], context[r], experts[r]) for r in inside}
     return found

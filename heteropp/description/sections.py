@@ -41,13 +41,17 @@ def sections_of(stage: Stage, tp_index: int, rank: int) -> list[Section]:
     return [section for section in sections(stage) if rank in section.peers[tp_index]]
 
 
-def turn_of(stage: Stage, tp_index: int, rank: int) -> tuple[int, ...]:
-    """Returns the ranks over which the experts of a rank's rows lie, in the order of their shares:
-    those of one turn at the same tensor-parallel index, or the rank itself.
+def turns(stage: Stage, tp_index: int) -> list[tuple[int, ...]]:
+    """Returns the ranks of each turn at a tensor-parallel index, in the order of their shares;
+    without expert parallelism each rank is one.
     """
-    own = next(i for i, group in enumerate(stage.groups) if rank in group)
-    first = own // stage.ep * stage.ep
-    return tuple(group[tp_index] for group in stage.groups[first : first + stage.ep])
+    ranks = [group[tp_index] for group in stage.groups]
+    return [tuple(ranks[i : i + stage.ep]) for i in range(0, len(ranks), stage.ep)]
+
+
+def turn_of(stage: Stage, tp_index: int, rank: int) -> tuple[int, ...]:
+    """Returns the turn of a rank: those over which the experts of its rows lie."""
+    return next(turn for turn in turns(stage, tp_index) if rank in turn)
 
 
 def expert_group(stage: Stage, tp_index: int, rank: int) -> dict[int, tuple[int, int]]:

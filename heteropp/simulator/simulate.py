@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add, mul
 
-from heteropp.cost.planned import human_bytes, stage_shape
+from heteropp.cost.planned import human_bytes, spread_of
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, Stage
 from heteropp.description.timeline import Span
@@ -182,7 +182,7 @@ class Simulation:
         result = []
         for a, seat in enumerate(self.program.seats):
             kind = self._stage(a).replicas[seat.replica].kind
-            experts = tuple(stage_shape(self.plan, rank).spread for rank in seat.ranks)
+            experts = tuple(spread_of(self.plan, rank) for rank in seat.ranks)
             result.append(first.setdefault((seat.pipeline, seat.stage, kind, experts), a))
         return result
 
