@@ -26,8 +26,12 @@ class LastTokens(torch.autograd.Function):
         largest = torch.maximum(earlier_sums, own_sums)
         powers = (earlier_sums - largest).exp() + (own_sums - largest).exp()
         sums = largest + powers.log()
-        share = (own_sums - sums).exp().transpose(1, 2).unsqueeze(-1)  # of the tokens' own
-        mixed = torch.addcmul(earlier, own - earlier, share.to(own.dtype))
+        # each by its own share: in 16 bits, what one share leaves to the other may be all lost
+        of_earlier, of_own = (
+            (each - sums).exp().transpose(1, 2).unsqueeze(-1).to(own.dtype)
+            for each in (earlier_sums, own_sums)
+        )
+        mixed = (earlier * of_earlier).addcmul_(own, of_own)
         ctx.save_for_backward(query, key, value, mixed, sums, *beside[:2])
         ctx.scale = scale
         return mixed

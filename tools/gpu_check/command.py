@@ -1,4 +1,4 @@
-"""Whether HyperHetero runs well on this machine's NVIDIA GPU, in less than eight minutes.
+"""Whether HyperHetero runs well on this machine's NVIDIA GPU, in less than ten minutes.
 
 It builds, computes as the CPU does, trains to the CPU's losses, sends messages, trains together
 with the CPU and an emulated chip, and predicts its steps. A step that fails is a row with its

@@ -1,4 +1,4 @@
-"""Step 6: how well heteropp-profile's measurements of the GPU alone predict it."""
+"""Step 7: how well heteropp-profile's measurements of the GPU alone predict it."""
 
 from __future__ import annotations
 

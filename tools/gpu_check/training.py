@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def found(part: Part, folder: Path) -> Found:
     profile, plan, output = (folder / name for name in ("profile.json", "plan.json", "run"))
     for chip, environment in environments.items():
         measure(cluster, MODEL, chip, profile, environment)
-    ranks = _ranks(cluster, environments)
+    ranks = ranks_of(_by_rank(cluster, environments))
     model = "--cluster", cluster, "--model", MODEL
     run_together("heteropp.cli.profile", *model, "-o", profile, environments=ranks)
     search(cluster, MODEL, profile, plan)
@@ -76,9 +76,9 @@ def found(part: Part, folder: Path) -> Found:
     return Found(rows, [f"training together: {_who(plan, part)}"])
 
 
-def write_cluster(folder: Path, name: str, *chips: str) -> Path:
-    """Writes a cluster of a node for each chip."""
-    nodes = "".join(f'[[nodes]]\nchip = "{chip}"\nchips = 1\n' for chip in chips)
+def write_cluster(folder: Path, name: str, *nodes_chips: str, chips: int = 1) -> Path:
+    """Writes a cluster of a node of so many chips for each chip."""
+    nodes = "".join(f'[[nodes]]\nchip = "{chip}"\nchips = {chips}\n' for chip in nodes_chips)
     path = folder / f"{name}.toml"
     path.write_text(f'name = "{name}"\n{nodes}')
     return path
@@ -123,11 +123,8 @@ def step_rows(name: str, steps: list[dict]) -> list[dict]:
     ]
 
 
-def _ranks(cluster: Path, environments: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:
-    """Returns the ranks' environments, with what torchrun on each node would add."""
-    from heteropp.description.cluster import read_cluster
-
-    machines = read_cluster(cluster)
+def ranks_of(environments: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Returns each rank's environment, with what torchrun on a node of its own would add."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # free, and soon taken by rank 0
     shared = {
@@ -137,8 +134,17 @@ def _ranks(cluster: Path, environments: Mapping[str, Mapping[str, str]]) -> list
         "LOCAL_RANK": "0",
         "OMP_NUM_THREADS": "1",
     }
-    placed = {machines.ranks_of(chip)[0]: own for chip, own in environments.items()}
-    return [{**placed[rank], **shared, "RANK": str(rank)} for rank in range(len(placed))]
+    return [{**own, **shared, "RANK": str(rank)} for rank, own in enumerate(environments)]
+
+
+def _by_rank(
+    cluster: Path, environments: Mapping[str, Mapping[str, str]]
+) -> list[Mapping[str, str]]:
+    """Returns the environments, which are named by chips, in the order of the cluster's ranks."""
+    from heteropp.description.cluster import read_cluster
+
+    machines = read_cluster(cluster)
+    return [environments[chip] for chip in sorted(environments, key=machines.ranks_of)]
 
 
 def _alone(plan: Path, folder: Path) -> list[dict]:
