@@ -28,7 +28,7 @@ from torch import Tensor
 import dicomm.distributed
 
 Op = dist.ReduceOp
-LONG = 70_001  # elements, which is long enough of every type, and not a multiple of anything
+LONG = 270_001  # elements of four bytes, which is long enough, and not a multiple of anything
 PIECES = 3 * 2**20 + 7  # elements that a chip does not reduce in one piece
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -80,7 +80,7 @@ def every_type(rank: int, size: int, cases: list[tuple[torch.dtype, Any]]) -> li
     device, group = join()
     wrong = []
     for dtype, op in cases:
-        inputs = [given(r, LONG, dtype) for r in range(size)]
+        inputs = [given(r, 4 * LONG // dtype.itemsize, dtype) for r in range(size)]
         tensor = inputs[rank].to(device)
         dist.all_reduce(tensor, op, group=group)
         if not same(tensor, alone(inputs, op)):
@@ -110,7 +110,7 @@ def every_reduction(rank: int, size: int) -> int:
     tensor = inputs[rank].to(device)
     check(lambda: dist.all_reduce(tensor, group=group), (tensor, alone(inputs)))
 
-    inputs = [given(r, LONG, torch.bfloat16) for r in range(size)]
+    inputs = [given(r, 2 * LONG, torch.bfloat16) for r in range(size)]
     tensor = inputs[rank].to(device)
     check(
         lambda: dist.reduce(tensor, size - 1, Op.AVG, group=group),
@@ -144,10 +144,10 @@ def every_reduction(rank: int, size: int) -> int:
 
     check(coalesced, *zip(tensors, totals, strict=True))
 
-    inputs = [given(r, 300 * 250) for r in range(size)]
-    columns = inputs[rank].to(device).view(300, 250).t()
+    inputs = [given(r, 600 * 500) for r in range(size)]
+    columns = inputs[rank].to(device).view(600, 500).t()
     check(
-        lambda: dist.all_reduce(columns, group=group), (columns, alone(inputs).view(300, 250).t())
+        lambda: dist.all_reduce(columns, group=group), (columns, alone(inputs).view(600, 500).t())
     )
     step = torch.zeros(2 * LONG, device=device)[::2]
     step += rank + 1
@@ -156,9 +156,9 @@ def every_reduction(rank: int, size: int) -> int:
         (step, torch.full((LONG,), float(size * (size + 1) // 2))),
     )
     with torch.inference_mode():
-        strange = inputs[rank].to(device).view(300, 250).t()
+        strange = inputs[rank].to(device).view(600, 500).t()
         work: Any = dist.all_reduce(strange, group=group, async_op=True)
-    check(work.wait, (strange, alone(inputs).view(300, 250).t()))
+    check(work.wait, (strange, alone(inputs).view(600, 500).t()))
     weight = torch.nn.Parameter(inputs[rank].to(device))
     check(lambda: dist.all_reduce(weight, group=group), (weight.detach(), alone(inputs)))
     return copies
@@ -213,9 +213,9 @@ def in_order(rank: int, seed: int) -> list[str]:
 
 def handed_over(bench: Bench) -> list[Tensor]:
     """The call returns while older work still holds the chip, and a callback reads the result."""
-    tensor, columns = bench.given(LONG, 300 * 250, until_read=True)
+    tensor, columns = bench.given(LONG, 600 * 500, until_read=True)
     work = dist.all_reduce(tensor, group=bench.group, async_op=True)
-    other = dist.all_reduce(columns.view(300, 250).t(), group=bench.group, async_op=True)
+    other = dist.all_reduce(columns.view(600, 500).t(), group=bench.group, async_op=True)
     if bench.device != "cpu":
         assert not work.is_completed()
         async_chip.release()
@@ -242,9 +242,9 @@ def other_ways(rank: int, shares: list[bool]) -> int:
         target = torch.zeros(LONG, device=where[rank])
         dist.reduce_scatter_tensor(target, whole, group=group)
         assert same(target, alone(inputs)), where
-        columns = inputs[rank][: 300 * 200].view(300, 200).to(where[rank], copy=True).t()
+        columns = inputs[rank][: 600 * 450].view(600, 450).to(where[rank], copy=True).t()
         dist.all_reduce(columns, group=group)
-        assert same(columns, alone(inputs)[: 300 * 200].view(300, 200).t()), where
+        assert same(columns, alone(inputs)[: 600 * 450].view(600, 450).t()), where
     return async_chip.imports()[0]
 
 

@@ -22,7 +22,7 @@ import dicomm.distributed
 from dicomm import _c10d
 
 FOREVER_MS = 600_000  # longer than a test may take
-SEGMENT = 2**18  # elements, of which two tensors do not share a segment of the allocator
+SEGMENT = 2**19  # elements, of which two tensors do not share a segment of the allocator
 
 
 def refused(rank: int) -> None:

@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evidence import row
 
@@ -17,12 +18,16 @@ from gpu_check.part import Found, Part
 from gpu_check.processes import run, run_together
 from gpu_check.training import metrics, ranks_of, write_cluster
 
+if TYPE_CHECKING:
+    from heteropp.description.plan import Plan
+    from heteropp.models.spec import ModelSpec
+
 STEPS, GLOBAL_BATCH, MICRO_BATCH = 8, 8, 2
 BAR = 1.5  # percent, of losses, as ditorch-align asks for
 CORES_A_RUN = 4  # a run is two processes
 # on a GPU FlashAttention takes 16 bits alone; the emulated chip that rehearses takes all
 LLAMA = """\
-name            = "shared"
+name            = "llama"
 layers          = 4
 hidden          = {hidden}
 heads           = 8
@@ -35,7 +40,7 @@ attention       = "fused"
 """
 SIZES = {"hidden": 512, "intermediate": 1408, "sequence_length": 1024}
 REHEARSED = {"hidden": 128, "intermediate": 256, "sequence_length": 64}
-EXPERTS = {
+EXPERTS: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
     "num_hidden_layers": 2,
@@ -65,30 +70,35 @@ class Shared:
 
 
 def found(part: Part, folder: Path) -> Found:
+    from heteropp.api.given import the_model
+
     sizes = REHEARSED if part.is_rehearsed else SIZES
-    llama = folder / "llama.toml"
-    llama.write_text(LLAMA.format(**sizes))
-    experts = folder / "experts"
-    experts.mkdir()
-    (experts / "config.json").write_text(json.dumps(EXPERTS))
+    (folder / "llama.toml").write_text(LLAMA.format(**sizes))
+    (folder / "experts").mkdir()
+    (folder / "experts" / "config.json").write_text(json.dumps(EXPERTS))
     length = sizes["sequence_length"]
+    # read before any thread is, as transformers cannot be imported by several at once
+    llama = the_model(str(folder / "llama.toml"))
+    experts = the_model(str(folder / "experts"), EXPERTS["max_position_embeddings"])
+    unequal = 5 * length // 8, 3 * length // 8
     ways = {
         llama: (
             Shared("data parallel"),
             Shared("tensor parallel", tp=2),
-            Shared("context parallel, unequal", token_shares=(5 * length // 8, 3 * length // 8)),
+            Shared("context parallel, unequal", token_shares=unequal),
         ),
         experts: (Shared("expert parallel, unequal", expert_shares=(5, 3)),),
     }
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // CORES_A_RUN)) as pool:
-        runs = {
-            model: [pool.submit(_train, part, model, way) for way in (None, *shared)]
-            for model, shared in ways.items()
-        }
     rows = []
-    for model, (alone, *others) in runs.items():
-        for way, together in zip(ways[model], others, strict=True):
-            rows += _rows(way.name, together.result(), alone.result())
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // CORES_A_RUN)) as pool:
+        train = partial(_train, part, folder)
+        runs = [
+            (pool.submit(train, model, None), [(w, pool.submit(train, model, w)) for w in shared])
+            for model, shared in ways.items()
+        ]
+        for alone, others in runs:
+            for way, together in others:
+                rows += _rows(way.name, together.result(), alone.result())
     return Found(rows, [])
 
 
@@ -109,12 +119,14 @@ def _rows(name: str, steps: Sequence[dict], alone: Sequence[dict]) -> list[dict[
     ]
 
 
-def _train(part: Part, model: Path, way: Shared | None) -> list[dict]:
+def _train(part: Part, folder: Path, model: ModelSpec, way: Shared | None) -> list[dict]:
     """Trains by two ranks, or by one where no way is given; returns what each step measured."""
-    name = f"{model.stem}-{way.name.split(',')[0].replace(' ', '-') if way else 'alone'}"
-    cluster = write_cluster(model.parent, name, part.chip, chips=2 if way else 1)
-    output, plan = (model.parent / f"{name}{suffix}" for suffix in ("", ".json"))
-    _write_plan(part, model, way, plan)
+    from heteropp.description.plan import write_plan
+
+    name = f"{model.name}-{way.name.split(',')[0].replace(' ', '-') if way else 'alone'}"
+    cluster = write_cluster(folder, name, part.chip, chips=2 if way else 1)
+    output, plan = folder / name, folder / f"{name}.json"
+    write_plan(_plan(part, model, way), plan)
     options = "--cluster", cluster, "--plan", plan, "--steps", STEPS, "--output", output
     if way is None:
         run("heteropp.cli.train", *options, environment=part.environment)
@@ -123,9 +135,8 @@ def _train(part: Part, model: Path, way: Shared | None) -> list[dict]:
     return metrics(output)
 
 
-def _write_plan(part: Part, model: Path, way: Shared | None, path: Path) -> None:
-    from heteropp.api.given import the_model
-    from heteropp.description.plan import Pipeline, Plan, Replica, Stage, write_plan
+def _plan(part: Part, model: ModelSpec, way: Shared | None) -> Plan:
+    from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 
     way, count = (way, 2) if way else (Shared("alone"), 1)
     together = way.tp > 1 or way.token_shares is not None
@@ -139,19 +150,15 @@ def _write_plan(part: Part, model: Path, way: Shared | None, path: Path) -> None
         )
         for ranks in groups
     )
-    spec = the_model(str(model), 128 if model.is_dir() else None)
+    layers = 0, model.layers
     stage = Stage(
-        layers=(0, spec.layers), recompute=False, replicas=replicas, expert_shares=way.expert_shares
+        layers=layers, recompute=False, replicas=replicas, expert_shares=way.expert_shares
     )
-    pipeline = Pipeline(micro_batches=GLOBAL_BATCH // MICRO_BATCH, stages=(stage,))
-    write_plan(
-        Plan(
-            model=spec,
-            global_batch=GLOBAL_BATCH,
-            micro_batch=MICRO_BATCH,
-            schedule="1f1b",
-            zero_stage=1,
-            pipelines=(pipeline,),
-        ),
-        path,
+    return Plan(
+        model=model,
+        global_batch=GLOBAL_BATCH,
+        micro_batch=MICRO_BATCH,
+        schedule="1f1b",
+        zero_stage=1,
+        pipelines=(Pipeline(micro_batches=GLOBAL_BATCH // MICRO_BATCH, stages=(stage,)),),
     )
