@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from heteropp.api.errors import InputError
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.model import read_model
 from heteropp.description.plan import Plan, read_plan
+from heteropp.description.profile import Profile, measured_cluster, read_profile
 from heteropp.models.spec import ModelError, ModelSpec
 
 if TYPE_CHECKING:
@@ -76,6 +77,40 @@ def the_plan(plan: AnyPlan, trust_remote_code: bool = False) -> Plan:
     found = plan if isinstance(plan, Plan) else read_plan(Path(plan))
     allow_code(found.model, trust_remote_code)
     return found
+
+
+def measured_as(cluster: Cluster, profile: Path | None, model: ModelSpec) -> Cluster:
+    """Returns a cluster with the times that were measured on it, if a profile says some.
+
+    Raises FileError, or InputError for a profile of another model.
+    """
+    if profile is None:
+        return cluster
+    found = read_profile(Path(profile))
+    check_profile(Path(profile), found, model)
+    return measured_cluster(cluster, found)
+
+
+def unused_profile(plan: Plan, profile: Path | None) -> str | None:
+    """Returns what is to be said where a plan was made from a profile and now none is given."""
+    if plan.profile is None or profile is not None:
+        return None
+    return (
+        f"the plan was made from profile {plan.profile}; without --profile, the chips' files say "
+        "how fast they are"
+    )
+
+
+def check_profile(path: Path, profile: Profile, model: ModelSpec) -> None:
+    """Raises InputError where a profile is not of the model."""
+    if model.base() is not model:
+        raise InputError("a profile measures the training of all weights; plan LoRA without one")
+    theirs = asdict(profile.model)
+    for name, value in asdict(replace(model, name=profile.model.name)).items():
+        if theirs.get(name) != value:
+            raise InputError(
+                f"{path} is of a model with {name} {theirs.get(name)}; this one has {value}"
+            )
 
 
 def allow_code(model: ModelSpec, trust_remote_code: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +11,8 @@ from pydantic import Field
 from heteropp.api.attention import says_attention, with_usual_attention
 from heteropp.api.checking import check_given
 from heteropp.api.errors import InputError
-from heteropp.api.given import AnyCluster, AnyModel, the_cluster, the_model
+from heteropp.api.given import AnyCluster, AnyModel, check_profile, the_cluster, the_model
 from heteropp.cost.tracing.scores import kernel_takes_parts
-from heteropp.description.cluster import Cluster
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Plan, Schedule, ZeroStage
 from heteropp.description.profile import Profile, measured_cluster, read_profile
@@ -158,7 +157,8 @@ def request(
         like = None if measured is None else measured.model
         spec = with_usual_attention(spec, machines, like)
     if profile is not None and measured is not None:
-        machines = _measured(machines, Path(profile), measured, spec)
+        check_profile(Path(profile), measured, spec)
+        machines = measured_cluster(machines, measured)
     if (context_parallel or 1) > 1:
         _check_parts(spec, measured)
     return Request(
@@ -196,15 +196,3 @@ def _check_parts(model: ModelSpec, measured: Profile | None) -> None:
             "context parallelism: the model's attention is fused, through a window or with a soft "
             "cap, for which chips have no kernel of parts of sequences; expected explicit attention"
         )
-
-
-def _measured(cluster: Cluster, path: Path, measured: Profile, model: ModelSpec) -> Cluster:
-    if model.base() is not model:
-        raise InputError("a profile measures the training of all weights; plan LoRA without one")
-    theirs = asdict(measured.model)
-    for name, value in asdict(replace(model, name=measured.model.name)).items():
-        if theirs.get(name) != value:
-            raise InputError(
-                f"{path} is of a model with {name} {theirs.get(name)}; this one has {value}"
-            )
-    return measured_cluster(cluster, measured)

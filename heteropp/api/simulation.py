@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from heteropp.api.checking import check_given
 from heteropp.api.errors import InputError
-from heteropp.api.given import AnyCluster, AnyPlan, the_cluster, the_plan
+from heteropp.api.given import AnyCluster, AnyPlan, measured_as, the_cluster, the_plan
 from heteropp.cost.planned import check_cluster
 from heteropp.description.used_chips import used_cluster
 from heteropp.search.planner import MOST_SEQUENCES
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 class SimulationOptions:
     """The bounds of what a simulation can be asked."""
 
+    profile: str | None
     emulated: bool
     slack: Annotated[int, Field(ge=0, le=MOST_SEQUENCES)] | None
     noise: Annotated[float, Field(ge=0, le=2)]
@@ -35,6 +37,7 @@ def simulate(
     plan: AnyPlan,
     cluster: AnyCluster,
     *,
+    profile: Path | None = None,
     emulated: bool = False,
     slack: int | None = None,
     noise: float = 0.0,
@@ -44,10 +47,12 @@ def simulate(
 ) -> Simulation:
     """Returns one step of a plan as heteropp-simulate shows it: seconds, bubble, memory, spans.
 
-    emulated: messages as emulated chips pace them. slack: sends that may wait for their receive, 0:
-    nothing is buffered. noise: sigma of a random factor on each piece of work, drawn from `seed`.
-    slowdown: how many times as long a rank's work takes, by rank. trust_remote_code: whether code
-    that came with the plan's model may run.
+    profile: what heteropp-profile measured on the cluster's chips; absent, their files say how fast
+    they are, also where the plan was made from a profile. emulated: messages as emulated chips pace
+    them. slack: sends that may wait for their receive, 0: nothing is buffered. noise: sigma of a
+    random factor on each piece of work, drawn from `seed`. slowdown: how many times as long a
+    rank's work takes, by rank. trust_remote_code: whether code that came with the plan's model may
+    run.
 
     Raises FileError, InputError, PlanError, or DeadlockError for a plan that would hang.
     """
@@ -56,6 +61,7 @@ def simulate(
     check_given(
         SimulationOptions,
         {
+            "profile": None if profile is None else str(profile),
             "emulated": emulated,
             "slack": slack,
             "noise": noise,
@@ -66,6 +72,7 @@ def simulate(
     )
     content = the_plan(plan, trust_remote_code)
     machines = used_cluster(content, the_cluster(cluster))
+    machines = measured_as(machines, profile, content.model)
     check_cluster(content, machines)
     for rank in slowdown or {}:
         if not isinstance(rank, int) or not 0 <= rank < content.world_size:

@@ -33,6 +33,7 @@ Examples:
   heteropp-simulate --plan plan.json --cluster cluster.toml \\
     --straggler 3:1.5 --noise 0.05 --seed 7
   heteropp-simulate --plan plan.json --cluster cluster.toml --slack 1
+  heteropp-simulate --plan plan.json --cluster cluster.toml --profile profile.json
 """
 STUCK = 1
 
@@ -41,6 +42,10 @@ STUCK = 1
 def simulate(
     plan: Annotated[Path, typer.Option(help="What heteropp-search wrote.")],
     cluster: Annotated[Path, typer.Option(help="The cluster file of the plan.")],
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Times that heteropp-profile measured, in place of the chip files'."),
+    ] = None,
     trace: Annotated[Path | None, output_file(help="Write a Chrome trace here.")] = None,
     picture: Annotated[
         Path | None, output_file(help="Draw timeline, shares and memory here (PNG).")
@@ -70,17 +75,21 @@ def simulate(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     with one_sentence():
+        from heteropp.api.given import unused_profile
         from heteropp.api.simulation import simulate as run
         from heteropp.description.plan import read_plan
         from heteropp.simulator.picture import draw_simulation
         from heteropp.simulator.simulate import DeadlockError
 
         content = read_plan(plan)
+        if said := unused_profile(content, profile):
+            print(said, file=sys.stderr)
         slowdown = _slowdown(straggler or [], content.world_size, seed)
         try:
             result = run(
                 content,
                 cluster,
+                profile=profile,
                 emulated=emulated,
                 slack=slack,
                 noise=noise,

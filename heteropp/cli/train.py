@@ -74,6 +74,13 @@ def train(
         int | None, typer.Option(min=1, help="With --bucket: documents of an optimizer step.")
     ] = None,
     cluster: Annotated[Path | None, typer.Option(help="The cluster file of the plan.")] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Times that heteropp-profile measured: what the run expects of its steps, in "
+            "place of what the chip files say."
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps in all.")] = 60,
     data: Annotated[
         Path | None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from heteropp.description.cluster import read_cluster
 from heteropp.description.plan import Plan
-from heteropp.description.profile import ProfileError
+from heteropp.description.profile import ProfileError, measured_cluster, read_profile
 from heteropp.description.timeline import Span
 from heteropp.description.used_chips import used_cluster
 from heteropp.schedule.action import Kind
@@ -50,12 +50,15 @@ class ExpectedStep:
 
 
 @lru_cache(maxsize=2)  # of a process: the plan that runs, and the one that may follow
-def expected_step(plan: Plan, cluster: Path) -> ExpectedStep | None:
-    """Returns what to expect, or None where the cluster's profile measured no such stage.
+def expected_step(plan: Plan, cluster: Path, profile: Path | None = None) -> ExpectedStep | None:
+    """Returns what to expect, or None where the profile measured no such stage.
 
-    Raises FileError where the cluster cannot be read.
+    profile: of the cluster's chips; absent, their files say how fast they are. Raises FileError
+    where one of the files cannot be read.
     """
     machines = used_cluster(plan, read_cluster(cluster))
+    if profile is not None:
+        machines = measured_cluster(machines, read_profile(profile))
     try:
         return ExpectedStep(simulate(plan, machines, emulated=True))
     except ProfileError:

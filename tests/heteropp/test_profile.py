@@ -133,15 +133,15 @@ def test_a_killed_profile_goes_on_and_agrees_with_the_prediction(tmp_path: Path)
     assert given.latency_s <= link.latency_s < 100 * given.latency_s  # the host's own time is in it
 
 
-def made_up(forward_s: dict[tuple[int, bool, bool], float]) -> Profile:
-    """Makes a profile of chip x, tp 1 and 1 sequence, with these forward seconds.
+def made_up(forward_s: dict[tuple[int, bool, bool], float], chip: str = "x") -> Profile:
+    """Makes a profile of a chip, tp 1 and 1 sequence, with these forward seconds.
 
     forward_s is by (layers, whether first, whether last) of the stage. The update takes longer with
     layers; all other times are constant.
     """
     blocks = tuple(
         Measured(
-            block=Block(chip="x", tp=1, sequences=1, layers=n, first=first, last=last),
+            block=Block(chip=chip, tp=1, sequences=1, layers=n, first=first, last=last),
             forward_s=seconds,
             recompute_s=0.5,
             backward_input_s=0.0,

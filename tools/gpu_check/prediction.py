@@ -76,8 +76,8 @@ def _trained(part: Part, cluster: Path, model: Path | str) -> list[dict[str, Any
     measure(cluster, model, part.chip, profile, part.environment)
     search(cluster, model, profile, plan)
     run(
-        "heteropp.cli.train", "--cluster", cluster, "--plan", plan, "--steps", STEPS,
-        "--output", output,
+        "heteropp.cli.train", "--cluster", cluster, "--plan", plan, "--profile", profile,
+        "--steps", STEPS, "--output", output,
         environment=part.environment,
     )  # fmt: skip
     steps = metrics(output)

@@ -60,8 +60,11 @@ def found(part: Part, folder: Path) -> Found:
     model = "--cluster", cluster, "--model", MODEL
     run_together("heteropp.cli.profile", *model, "-o", profile, environments=ranks)
     search(cluster, MODEL, profile, plan)
-    training = "--cluster", cluster, "--plan", plan, "--steps", STEPS, "--output", output
-    run_together("heteropp.cli.train", *training, environments=ranks)
+    run_together(
+        "heteropp.cli.train", "--cluster", cluster, "--plan", plan, "--profile", profile,
+        "--steps", STEPS, "--output", output,
+        environments=ranks,
+    )  # fmt: skip
     steps = metrics(output)
     alone = _alone(plan, folder)
     error = 100 * statistics.mean(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heteropp.api.errors import InputError
+from heteropp.api.given import measured_as
 from heteropp.api.proof import prove
 from heteropp.description.files import make_folder
 from heteropp.description.hyperparameters import Hyperparameters
@@ -80,6 +81,7 @@ def check_not_elastic(given: Collection[str]) -> None:
 
 def check_elastic(
     cluster: Path | None,
+    profile: Path | None,
     bucket: list[Path] | None,
     resume_from: int | None,
     restarts: int,
@@ -90,6 +92,7 @@ def check_elastic(
     if cluster is None:
         raise InputError("--elastic needs --cluster: it names the nodes, with --device cpu, too")
     for option, given, why in (
+        ("--profile", profile is not None, "the plans that it searches are of the chips' files"),
         ("--bucket", bool(bucket), "one plan at a time changes into another"),
         ("--resume-from", resume_from is not None, "it goes on from the newest step it finds"),
         ("--restarts", restarts > 0, "it starts again by itself"),
@@ -140,7 +143,7 @@ def check_tracking(tracking: Tracking, here: bool) -> None:
 
 
 def cluster_of(
-    plans: Sequence[Plan], path: Path | None, device: str, force: bool
+    plans: Sequence[Plan], path: Path | None, profile: Path | None, device: str, force: bool
 ) -> Cluster | None:
     """Reads the cluster, on which the plans must fit. Raises InputError, PlanError or FileError."""
     if device not in ("chip", "cpu"):
@@ -148,9 +151,13 @@ def cluster_of(
     if device == "cpu":
         if force:
             raise InputError("--force skips the check of the chips' memory; --device cpu has none")
+        if profile is not None:
+            raise InputError("--profile says how fast chips are; --device cpu has none")
         return None
     if path is None:
         raise InputError("--cluster is missing: it says which chips and links the plan has")
+    if profile is not None and len(plans) > 1:
+        raise InputError("--profile is not for --bucket: it is of one length of sequence")
     from heteropp.cost.planned import check_cluster, check_memory
     from heteropp.cost.tracing import cache
     from heteropp.description.cluster import read_cluster
@@ -160,6 +167,7 @@ def cluster_of(
     from heteropp.simulator.simulate import simulate
 
     cluster = used_cluster(plans[0], read_cluster(path))
+    cluster = measured_as(cluster, profile, plans[0].model)
     for plan in plans:
         check_cluster(plan, cluster)
     if len(plans) > 1:

@@ -25,6 +25,7 @@ class TrainingOptions:
     bucket: list[Path] | None = None  # in place of a plan: one for each length of sequence
     documents: Positive | None = None  # of an optimizer step, with buckets
     cluster: Path | None = None
+    profile: Path | None = None  # of its chips; None: their files say how fast they are
     steps: Positive = 60  # of the optimizer, in all
     data: Path | None = None  # None: the Python standard library's sources
     validation: list[str] | None = None  # [NAME=]FILE; heteropp.train also takes paths by name

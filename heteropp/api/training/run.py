@@ -7,10 +7,11 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from heteropp.api.errors import InputError
-from heteropp.api.given import allow_code
+from heteropp.api.given import allow_code, unused_profile
 from heteropp.api.training.checks import (
     check_elastic,
     check_families,
@@ -93,7 +94,7 @@ class _Start:
         from heteropp.state.checkpoint.writer import remove_partial
 
         code = launch(
-            train_rank, run, options.json, expected_step,
+            train_rank, run, options.json, partial(expected_step, profile=options.profile),
             labels=run.labels, logs=run.logs, restarts=options.restarts,
         )  # fmt: skip
         remove_partial(run.checkpoints)  # a full disk has room again
@@ -110,7 +111,8 @@ class _Start:
             from heteropp.runtime.train import train_rank
             from heteropp.simulator.expectation import expected_step
 
-            train_rank(run, self.options.json, expected_step)
+            expectation = partial(expected_step, profile=self.options.profile)
+            train_rank(run, self.options.json, expectation)
             code = 0
         if self.keeps and code == 0:  # no start of this job follows
             forget_secret(run.output)
@@ -136,6 +138,8 @@ class _Start:
         if self.launched and self.keeps:  # before this rank's chip is open
             check_families(plans, options.elastic)
         machines = self._open_chips()
+        if self.keeps and machines and (said := unused_profile(self.plan, options.profile)):
+            print(said, file=sys.stderr)
         for file in files:
             check_runs(self.plan, file, self.launched and not options.elastic)
         self._check_data(machines, hyperparameters)
@@ -173,6 +177,7 @@ class _Start:
 
             check_elastic(
                 options.cluster,
+                options.profile,
                 options.bucket,
                 options.resume_from,
                 options.restarts,
@@ -212,7 +217,7 @@ class _Start:
             else:
                 leave_tools_to_ranks()
         plans = self.by_length or (self.plan,)
-        return cluster_of(plans, options.cluster, options.device, options.force)
+        return cluster_of(plans, options.cluster, options.profile, options.device, options.force)
 
     def _hyperparameters(self) -> Hyperparameters:
         """Returns those that were asked for, over those of the run that goes on."""

@@ -43,7 +43,7 @@ VERSION = 1
 # what another start says for itself
 NOT_KEPT = {"folder", "output", "resume", "resume_from", "node_name", "json", "trust_remote_code"}
 # files, folders or URLs, which processes in another folder have to find
-LOCATIONS = {"data", "weights", "disk", "availability", "remote"}
+LOCATIONS = {"profile", "data", "weights", "disk", "availability", "remote"}
 PACKAGES = ("hyperhetero", "torch", "numpy", "safetensors")
 
 
