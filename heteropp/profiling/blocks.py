@@ -39,14 +39,16 @@ class ProfiledBlock:
         self.flat = FlatParameters(self.module, None, 0, Hyperparameters())
         self.flat.reduce()  # nothing to sum: what follows the backward may be measured alone
         self.rows = block.sequences * model.sequence_length
-        self.tokens = torch.zeros(self.rows, dtype=torch.int64, device=device.device)
-        self.shape, self.dtype = (self.rows, model.hidden), dtype
+        # a GPU takes less power for values that are alike, and is a tenth faster with them
+        random = torch.Generator().manual_seed(0)
+        tokens = torch.randint(model.vocab, (self.rows,), generator=random)
+        self.tokens = tokens.to(device.device)
+        self.values = torch.randn(self.rows, model.hidden, generator=random).to(
+            device.device, dtype
+        )
 
     def input(self) -> Tensor:
-        if self.block.first:
-            return self.tokens
-        x = torch.ones(self.shape, device=self.device.device, dtype=self.dtype)
-        return x.requires_grad_()
+        return self.tokens if self.block.first else self.values.clone().requires_grad_()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.block.last:
@@ -64,9 +66,7 @@ class ProfiledBlock:
         return lambda: later.backward(output, gradient), later
 
     def gradient(self) -> Tensor | None:
-        if self.block.last:
-            return None
-        return torch.ones(self.shape, device=self.device.device, dtype=self.dtype)
+        return None if self.block.last else self.values.clone()
 
 
 def measure(model: ModelSpec, block: Block, device: Device) -> Measured:
