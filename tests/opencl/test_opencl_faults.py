@@ -92,7 +92,7 @@ def test_memory_that_makes_no_sense_is_refused(given: str) -> None:
     assert f"DITORCH_OPENCL_MEMORY_BYTES is '{given}', expected bytes, at most the " in said
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # its compiler takes minutes; emulated chips' faults are named so every day
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_a_fault_in_one_kernel_is_named(interposed: Path, tmp_path: Path) -> None:
     """A comparison of two captures names it, and so do the losses alone."""
