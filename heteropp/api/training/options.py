@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Le
 
-from heteropp.runtime.measuring.trackers.tracking import Tracking
 from hyperhetero.input import LONGEST_WAIT_S
+
+if TYPE_CHECKING:
+    from heteropp.runtime.measuring.trackers.tracking import Tracking
 
 OUTPUT = Path("runs/train")
 
@@ -76,6 +78,10 @@ class TrainingOptions:
 
     def tracking(self) -> Tracking:
         """Returns what is to follow the run; a text may name several services."""
+        from heteropp.runtime.measuring.trackers.tracking import (
+            Tracking,
+        )  # --help has no use for it
+
         named = [name.strip() for text in self.track or [] for name in text.split(",")]
         names = tuple(dict.fromkeys(name for name in named if name))
         return Tracking(names, self.metrics_port, self.metrics_host)
