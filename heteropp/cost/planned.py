@@ -53,12 +53,16 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
     """Predicted seconds, by rank."""
     result = []
     links_of = links_by_rank(plan, cluster)
+    alike: dict[Hashable, Time] = {}
     for rank in range(plan.world_size):
-        shape = stage_shape(plan, rank)
-        links = links_of[rank]
-        profile = chip_profile(cluster, cluster.node(rank).chip_name)
-        chip = cluster.chip(rank)
-        result.append(_stage_time(plan.model, shape, chip, links, profile))
+        p, s, r, _ = plan.place(rank)
+        kind, links = plan.pipelines[p].stages[s].replicas[r].kind, links_of[rank]
+        key = p, s, kind, plan.cp_index(rank), spread_of(plan, rank), links
+        if key not in alike:
+            node, shape = cluster.node(rank), stage_shape(plan, rank)
+            profile = chip_profile(cluster, node.chip_name)
+            alike[key] = _stage_time(plan.model, shape, node.chip, links, profile)
+        result.append(alike[key])
     return result
 
 
@@ -304,6 +308,9 @@ def spread_of(plan: Plan, rank: int) -> Spread | None:
     return Spread(stage.expert_shares, tuple(row // unit for row in rows), group - first)
 
 
+TO_NOBODY = Link(0.0, float("inf"))  # of a rank that is alone in its group
+
+
 class GroupLinks(NamedTuple):
     """The slowest links of a rank in each of its groups."""
 
@@ -357,9 +364,14 @@ def slowest_link(cluster: Cluster, rank: int, group: Sequence[int]) -> Link:
 
 def slowest_links(cluster: Cluster, group: Sequence[int]) -> dict[int, Link]:
     """Returns the slowest_link of every rank of a group."""
+    if len(group) == 1:
+        return {group[0]: TO_NOBODY}
     found: dict[int, Link] = {}
     peers = _PeersByNode(cluster, group)
     for n, ranks in peers.ranks_of.items():
+        if len(ranks) == 1:
+            found[ranks[0]] = peers.slowest_of_only(n)
+            continue
         found |= dict.fromkeys(ranks, peers.slowest(n, ranks[-1]))
         found[ranks[0]] = peers.slowest(n, ranks[0])
     return found
@@ -388,10 +400,26 @@ class _PeersByNode:
             self.ranks_of.setdefault(cluster.node_index(rank), []).append(rank)
         self.kinds: dict[Hashable, list[int]] = {}  # nodes
         for n in self.ranks_of:
-            node = cluster.nodes[n]
-            nic = node.nic_share_bytes_per_s, node.chip.links.nic_latency_s
-            self.kinds.setdefault((*nic, node.place), []).append(n)
+            self.kinds.setdefault(self._kind(n), []).append(n)
         self.place_of = {rank: place for place, rank in enumerate(group)}
+        self.known: dict[Hashable, Link] = {}  # of nodes with one rank
+
+    def _kind(self, n: int) -> Hashable:
+        """How a node is attached to others; of its chip, links may have been measured."""
+        node = self.cluster.nodes[n]
+        nic = node.nic_share_bytes_per_s, node.chip.links.nic_latency_s
+        return *nic, node.place, node.chip_name
+
+    def slowest_of_only(self, n: int) -> Link:
+        """Returns the slowest link of the only rank on node n, of others of a group of several.
+
+        Nodes of a kind ask the same peers, but for the one that is asked for its kind.
+        """
+        kind = self._kind(n)
+        key = kind, self.kinds[kind][0] == n
+        if key not in self.known:
+            self.known[key] = self.slowest(n, self.ranks_of[n][0])
+        return self.known[key]
 
     def slowest(self, n: int, rank: int) -> Link:
         """Returns the slowest link of a rank, which is on node n."""
@@ -402,4 +430,4 @@ class _PeersByNode:
         peers = [self.ranks_of[m][0] for m in others if m != n]
         peers += [mate for mate in mates[:2] if mate != rank][:1]
         links = [cluster.link(rank, p) for p in sorted(peers, key=self.place_of.__getitem__)]
-        return min(links, key=lambda link: link.bytes_per_s, default=Link(0.0, float("inf")))
+        return min(links, key=lambda link: link.bytes_per_s, default=TO_NOBODY)

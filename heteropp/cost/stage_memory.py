@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 from heteropp.cost.tracing.kind import Spread, StageKind
 from heteropp.cost.tracing.traces import StageTrace, StageTraces, trace_stages
@@ -111,7 +112,7 @@ class Memory:
     boundary: int  # pieces received ahead, and tensors under way
     framework: int  # scalars, the rounding of allocations, and what libraries keep for good
 
-    @property
+    @cached_property  # ranks that are alike share one
     def total(self) -> int:
         return sum(getattr(self, f.name) for f in fields(self) if f.name != "recomputed")
 
