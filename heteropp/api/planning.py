@@ -37,6 +37,7 @@ class PlanningOptions:
     sequence_length: Annotated[int, Field(ge=1, le=LARGEST)] | None
     lora: str | None
     context_parallel: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None
+    expert_parallel: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None
     budget_s: Annotated[float, Field(gt=0, le=86400)] | None
     trust_remote_code: bool
 
@@ -57,6 +58,7 @@ def plan(
     lora: str | None = None,
     profile: Path | None = None,
     context_parallel: int | None = None,
+    expert_parallel: int | None = None,
     budget_s: float | None = None,
     trust_remote_code: bool = False,
 ) -> Plan:
@@ -69,6 +71,7 @@ def plan(
     micro-batch in each replica. What is None of this, the schedule and the ZeRO stage, planner auto
     chooses; the others take 1, 1F1B and 1. context_parallel: the most ranks over which planner auto
     cuts sequences; None: 8 where they are long or nothing fits without; other planners cut none.
+    expert_parallel: the most ranks over which it lets the experts of a layer lie; None: 64.
     budget_s: of planner auto, by the clock, on which the plan then depends. sequence_length:
     tokens, in place of the model's. lora: what trains beside a Hugging Face folder's frozen
     weights, such as "r=16,alpha=32,targets=q_proj+v_proj". profile: what heteropp-profile measured,
@@ -82,7 +85,7 @@ def plan(
 
     if planner not in PLANNERS:
         raise InputError(f"planner is {planner}; expected one of {', '.join(PLANNERS)}")
-    check_planner_of_parts(planner, context_parallel)
+    check_planner_of_parts(planner, context_parallel, expert_parallel)
     verdict = ask(
         planner,
         request(
@@ -99,6 +102,7 @@ def plan(
             lora=lora,
             profile=profile,
             context_parallel=context_parallel,
+            expert_parallel=expert_parallel,
             budget_s=budget_s,
             trust_remote_code=trust_remote_code,
         ),
@@ -123,6 +127,7 @@ def request(
     lora: str | None,
     profile: Path | None,
     context_parallel: int | None,
+    expert_parallel: int | None,
     budget_s: float | None,
     trust_remote_code: bool,
 ) -> Request:
@@ -141,6 +146,7 @@ def request(
             "lora": lora,
             "profile": profile,
             "context_parallel": context_parallel,
+            "expert_parallel": expert_parallel,
             "budget_s": budget_s,
             "trust_remote_code": trust_remote_code,
         },
@@ -161,6 +167,8 @@ def request(
         machines = measured_cluster(machines, measured)
     if (context_parallel or 1) > 1:
         _check_parts(spec, measured)
+    if (expert_parallel or 1) > 1:
+        _check_experts(spec, measured)
     return Request(
         cluster=machines,
         model=spec,
@@ -173,14 +181,19 @@ def request(
         stage_degrees=stage_degrees,
         open=frozenset(name for name, value in asked.items() if value is None),
         context_parallel=context_parallel,
+        expert_parallel=expert_parallel,
         budget_s=budget_s,
     )
 
 
-def check_planner_of_parts(planner: str, context_parallel: int | None) -> None:
-    """Raises InputError where a planner does not ask how many ranks sequences may be cut over."""
+def check_planner_of_parts(
+    planner: str, context_parallel: int | None, expert_parallel: int | None
+) -> None:
+    """Raises InputError where a planner neither cuts sequences nor spreads experts."""
     if context_parallel is not None and planner not in ("auto", "all"):
         raise InputError(f"context parallelism is for planner auto; {planner} cuts no sequences")
+    if expert_parallel is not None and planner not in ("auto", "all"):
+        raise InputError(f"expert parallelism is for planner auto; {planner} spreads no experts")
 
 
 def _check_parts(model: ModelSpec, measured: Profile | None) -> None:
@@ -195,4 +208,15 @@ def _check_parts(model: ModelSpec, measured: Profile | None) -> None:
         raise InputError(
             "context parallelism: the model's attention is fused, through a window or with a soft "
             "cap, for which chips have no kernel of parts of sequences; expected explicit attention"
+        )
+
+
+def _check_experts(model: ModelSpec, measured: Profile | None) -> None:
+    """Raises InputError where no expert can lie elsewhere, as was asked for."""
+    if problem := model.expert_parallel_problem():
+        raise InputError(f"expert parallelism: {problem}")
+    if measured is not None:
+        raise InputError(
+            "expert parallelism: profiles measure ranks with all experts; plan without one of the "
+            "two"
         )

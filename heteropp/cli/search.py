@@ -19,6 +19,7 @@ from heteropp.cli.show import (
     as_dict,
     say,
     show_all,
+    show_experts,
     show_parts,
     show_plan,
     show_prediction,
@@ -141,6 +142,15 @@ def search(
             "nothing fits otherwise.",
         ),
     ] = None,
+    expert_parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_PARTS,
+            help="The most ranks over which planner auto lets the experts of a layer lie; 1: each "
+            "rank has all of them, as --elastic asks. If absent, 64.",
+        ),
+    ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="What heteropp-profile measured, in place of chip files.")
     ] = None,
@@ -171,7 +181,7 @@ def search(
         from heteropp.api.planning import request as asked
         from heteropp.description.plan import write_plan
 
-        check_planner_of_parts(planner, context_parallel)
+        check_planner_of_parts(planner, context_parallel, expert_parallel)
         request = asked(
             model,
             cluster,
@@ -186,6 +196,7 @@ def search(
             lora=lora,
             profile=profile,
             context_parallel=context_parallel,
+            expert_parallel=expert_parallel,
             budget_s=_budget_s(budget, planner),
             trust_remote_code=trust_remote_code,
         )
@@ -220,6 +231,7 @@ def search(
         _show_elsewhere(console, text, machines, verdict, best)
     if explain and best.judged:
         show_parts(console, best.best.plan, best.best.simulation.cluster)
+        show_experts(console, best.best.plan, best.best.simulation.cluster)
         show_terms(console, best.best.plan, best.best.simulation.cluster)
     if output:
         say(console, f"written to {output}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from heteropp.api.console import seconds
-from heteropp.description.outline import layers_of, outline, parts_of, together
+from heteropp.description.outline import experts_of, layers_of, outline, parts_of, together
 
 if TYPE_CHECKING:
     from heteropp.description.cluster import Cluster
@@ -150,6 +150,39 @@ def show_parts(console: Console, plan: Plan, cluster: Cluster) -> None:
                 why = f"fits with whole ones, too ({need} of {has}), but was not found to be faster"
             place = _place((p, s), plan)
             say(console, f"stage {place} cuts sequences over {parts_of(stage)}: it {why}")
+
+
+def show_experts(console: Console, plan: Plan, cluster: Cluster) -> None:
+    """Why the experts of each stage with expert parallelism lie over ranks."""
+    from heteropp.cost.planned import human_bytes, rank_memory
+
+    if not plan.has_expert_parallelism:
+        return
+    memory = rank_memory(_with_all_experts(plan), cluster)
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if stage.ep == 1:
+                continue
+            capacity = {
+                rank: cluster.chip(rank).memory.capacity_bytes
+                for replica in stage.replicas
+                for rank in replica.ranks
+            }
+            rank = max(capacity, key=lambda rank: memory[rank].total / capacity[rank])
+            need, has = human_bytes(memory[rank].total), human_bytes(capacity[rank])
+            if memory[rank].total > capacity[rank]:
+                why = f"needs {need} with all on each rank on rank {rank}, which has {has}"
+            else:
+                why = f"fits with all on each rank, too ({need} of {has}), but not as fast"
+            say(console, f"stage {_place((p, s), plan)} has ep {experts_of(stage)}: it {why}")
+
+
+def _with_all_experts(plan: Plan) -> Plan:
+    pipelines = (
+        replace(p, stages=tuple(replace(stage, expert_shares=None) for stage in p.stages))
+        for p in plan.pipelines
+    )
+    return replace(plan, pipelines=tuple(pipelines))
 
 
 def show_terms(console: Console, plan: Plan, cluster: Cluster) -> None:

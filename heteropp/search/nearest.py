@@ -14,7 +14,12 @@ from heteropp.search.what_if import ClusterChange, changed
 MOST_NODES = 64  # of a chip type, more or fewer
 OFFLOADING = "--planner zorse"
 CUTTING = "--context-parallel 8"
-ASKED = {OFFLOADING: "zorse", CUTTING: "auto"}  # planners that have what an option asks for
+SPREADING = "--expert-parallel 8"
+ASKED = {
+    OFFLOADING: "zorse",
+    CUTTING: "auto",
+    SPREADING: "auto",
+}  # planners that have what an option asks for
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,8 @@ def remedies(request: Request, name: str = "exact") -> Iterator[Remedy]:
     """Yields every kind of change that alone makes the request possible, as small as it can be.
 
     Changes that leave the training's result as it is come first: ZeRO, smaller micro-batches,
-    unlike stages, cut sequences, another schedule, offloading; then other global batches, then
-    other node counts.
+    unlike stages, cut sequences, experts over ranks, another schedule, offloading; then other
+    global batches, then other node counts.
     """
     if name == "auto":  # which has every freedom of these; the exact planner answers sooner
         name, request = "exact", replace(request, uneven_layers=True, stage_degrees=True)
@@ -55,6 +60,7 @@ def _changes(request: Request) -> Iterator[Iterator[Candidate]]:
     yield _micro_batch(request)
     yield _freer(request)
     yield _parts(request)
+    yield _experts(request)
     yield _schedule(request)
     yield iter([("offload to host memory, as planner zorse does", OFFLOADING, request)])
     yield _global_batch(request)
@@ -101,6 +107,13 @@ def _parts(request: Request) -> Iterator[Candidate]:
     """Only where the request forbids it, as it is tried otherwise."""
     if request.context_parallel == 1 and request.model.context_parallel_problem() is None:
         yield "cut sequences over up to 8 ranks", CUTTING, replace(request, context_parallel=8)
+
+
+def _experts(request: Request) -> Iterator[Candidate]:
+    """Only where the request forbids it, as it is tried otherwise."""
+    if request.expert_parallel == 1 and request.model.expert_parallel_problem() is None:
+        changes = replace(request, expert_parallel=8)
+        yield "let experts lie over up to 8 ranks", SPREADING, changes
 
 
 def _schedule(request: Request) -> Iterator[Candidate]:

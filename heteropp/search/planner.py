@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from heteropp.models.spec import ModelSpec
 
 MOST_SEQUENCES = 65536  # of a global batch
-MOST_PARTS = 1024  # of a sequence
+MOST_PARTS = 1024  # of a sequence, or ranks over which the experts of a layer lie
 PLANNERS = ("auto", "exact", "heteroauto", "metis", "metis-oom", "autohet", "zorse", "uniform")
 # what planner auto may choose where the request does not say it; other planners take the defaults
 OPTIONS = ("sequences", "zero_stage", "schedule")
@@ -35,6 +35,7 @@ class Request:
     stage_degrees: bool = False  # and have unlike tensor- and data-parallel degrees
     open: frozenset[str] = frozenset()  # of OPTIONS: left to planner auto
     context_parallel: int | None = None  # most parts of a sequence; None: planner auto chooses
+    expert_parallel: int | None = None  # most ranks over which experts lie; None: auto chooses
     budget_s: float | None = None  # of planner auto, by the clock; None: by problem size alone
 
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 import pytest
 from clusters import random_chip, tiny_model
 from sampled import sampled
+from tiny_decoders import tiny_config
 
 from heteropp import token_shares
 from heteropp.cost.planned import fits
 from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
+from heteropp.models.hugging_face.reading import read
 from heteropp.search.auto.bound import step_bound_s
 from heteropp.search.auto.bound.nodes import NodeKind, Work, most_done
 from heteropp.search.auto.freedom import Freedom
@@ -50,7 +52,8 @@ def small_request(seed: int) -> Request:
 def every_plan(request: Request) -> Iterator[tuple[Plan, Cluster]]:
     """Every plan without recompute, on every set of chips.
 
-    Where sequences may be cut, they are in two, equal or not.
+    Where sequences may be cut, they are in two, equal or not, and where experts may lie over ranks,
+    they lie over all of a stage's.
     """
     cluster, batch = request.cluster, request.global_batch
     for size in range(1, cluster.world_size + 1):
@@ -116,8 +119,22 @@ def stages(
                 Replica(ranks=own, chip=chip, batch_share=share, token_shares=parts)
                 for own, (chip,), share in zip(held, chips, shares, strict=True)
             )
-            for cut in (False, True)[:tp]:
-                yield Stage(layers=span, recompute=False, replicas=replicas, sequence_parallel=cut)
+            for cut, experts in itertools.product(
+                (False, True)[:tp], ways_to_spread(request, len(groups))
+            ):
+                yield Stage(
+                    layers=span,
+                    recompute=False,
+                    replicas=replicas,
+                    sequence_parallel=cut,
+                    expert_shares=experts,
+                )
+
+
+def ways_to_spread(request: Request, groups: int) -> list[tuple[int, ...] | None]:
+    most = min(request.expert_parallel or 1, request.model.expert_count)
+    shares = compositions(request.model.expert_count, groups) if 1 < groups <= most else []
+    return [None, *shares]
 
 
 def ways_to_cut(request: Request, tp: int) -> list[tuple[int, ...] | None]:
@@ -185,6 +202,37 @@ def cut_request(seed: int) -> Request:
         schedule=generator.choice(["1f1b", "gpipe", "zb-h1"]),
         open=OPEN,
         context_parallel=2,
+    )
+
+
+def expert_request(seed: int) -> Request:
+    """Two chips, alike or not, perhaps apart, and a model most of which is experts."""
+    generator = random.Random(f"experts {seed}")
+    chips = [random_chip(generator), random_chip(generator)]
+    nodes = []
+    together = generator.choice([False, True])
+    for name, chip in zip("ab", chips, strict=True):
+        memory = replace(chip.memory, capacity_bytes=generator.choice([250_000, 10**8]))
+        links = replace(chip.links, nic_bytes_per_s=10 ** generator.uniform(5, 9))
+        chip = replace(chip, memory=memory, links=links)
+        nodes.append(Node(name, chip, range(2 if together else 1)))
+    config = tiny_config(
+        "mixtral",
+        layers=generator.choice([1, 2]),
+        hidden_size=16,
+        intermediate_size=generator.choice([16, 64]),
+        head_dim=4,
+        vocab_size=32,
+        num_local_experts=generator.choice([2, 3, 4]),
+        num_experts_per_tok=2,
+    )
+    return Request(
+        cluster=Cluster("experts", in_order(nodes[:1] if together else nodes)),
+        model=read(config.to_dict(), "mixtral", sequence_length=16, dtype="float32"),
+        global_batch=generator.choice([2, 4]),
+        schedule=generator.choice(["1f1b", "gpipe", "zb-h1"]),
+        open=OPEN,
+        expert_parallel=2,
     )
 
 
@@ -309,6 +357,15 @@ def test_the_bound_holds_where_sequences_are_cut() -> None:
 @pytest.mark.parametrize("seed", sampled([0, 1, 2, *range(4, 20)], 10))
 def test_the_bound_holds_of_more_problems_where_sequences_are_cut(seed: int) -> None:
     against_brute_force(cut_request(seed))
+
+
+def test_the_bound_holds_where_experts_lie_over_ranks() -> None:
+    against_brute_force(expert_request(0))
+
+
+@pytest.mark.parametrize("seed", sampled(range(1, 20), 6))
+def test_the_bound_holds_of_more_problems_where_experts_lie_over_ranks(seed: int) -> None:
+    against_brute_force(expert_request(seed))
 
 
 @pytest.mark.exhaustive

@@ -101,6 +101,9 @@ def alone(ranks: Ranks, plan: Plan) -> Trained:
         stages = tuple(replace(stage, expert_shares=None) for stage in pipeline.stages)
         return ranks.train(replace(plan, pipelines=(replace(pipeline, stages=stages),)))
     whole = plan_of(plan.model, (plan.model.layers,), (1,), (1,))
+    micro_batches = plan.global_batch // whole.micro_batch
+    same = replace(whole.pipelines[0], micro_batches=micro_batches)
+    whole = replace(whole, global_batch=plan.global_batch, pipelines=(same,))
     return ranks.train(replace(whole, optimizer=plan.optimizer))
 
 

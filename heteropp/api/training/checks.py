@@ -105,7 +105,8 @@ def check_elastic(
         (
             "a plan with expert_shares",
             plan.has_expert_parallelism,
-            "snapshots do not know experts that lie over ranks yet",
+            "snapshots do not know experts that lie over ranks yet (heteropp-search "
+            "--expert-parallel 1 finds another)",
         ),
     ):
         if given:

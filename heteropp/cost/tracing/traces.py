@@ -106,7 +106,11 @@ def trace_stage(model: ModelSpec, layers: int, kind: StageKind) -> StageTrace:
 
     It is traced, which needs torch, unless that was done before on this machine.
     """
-    counts = (2, 3) if kind.sequences > 1 else (1,)
+    unit = 1
+    if kind.spread is not None:  # other ranks' rows are so many times these, a whole number
+        own = kind.spread.rows[kind.spread.index]
+        unit = own if kind.sequences % own == 0 else 1
+    counts = (2 * unit, 3 * unit) if kind.sequences > unit else (unit,)
     key = f"layers={layers} {replace(kind, sequences=counts[0])}"
 
     def trace() -> Entry:
@@ -114,7 +118,7 @@ def trace_stage(model: ModelSpec, layers: int, kind: StageKind) -> StageTrace:
 
         return outline([record_stage(model, layers, replace(kind, sequences=n)) for n in counts])
 
-    return trace_cache.get(model, key, trace, lambda entry: at(entry, kind.sequences))
+    return trace_cache.get(model, key, trace, lambda entry: at(entry, kind.sequences // unit))
 
 
 @dataclass(frozen=True, eq=False)

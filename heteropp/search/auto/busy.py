@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from heteropp.cost.planned import group_links, span_time
+from heteropp.cost.planned import group_links, span_time, spread_of
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
 
@@ -94,7 +94,8 @@ def _works(plan: Plan, pipeline: Pipeline, cluster: Cluster) -> Iterator[list[Re
         alike = {}
         for replica in stage.replicas:
             for cp_index in range(stage.cp):
-                alike[replica.kind, cp_index] = replica.group(cp_index)[0]
+                rank = replica.group(cp_index)[0]
+                alike[replica.kind, cp_index, spread_of(plan, rank)] = rank
         yield [_work(plan, rank, held, count, cluster) for rank in alike.values()]
 
 

@@ -23,6 +23,7 @@ EVERY_ZERO: tuple[ZeroStage, ...] = (0, 1, 2)
 MOST_SIZES = 4  # of a replica's part of a micro-batch, each twice the one before
 LONG = 16_384  # tokens, from which on it is tried to cut sequences that fit whole, too
 USUAL_PARTS = 8  # of a sequence, at most, where the request does not say it
+USUAL_EXPERT_RANKS = 64  # over which experts lie, at most, where the request does not say it
 PAIRED = ("zb-v", "chimera")  # schedules of two ministages on every stage
 
 
@@ -61,8 +62,8 @@ class Freedom:
 
     @cached_property
     def measured(self) -> bool:
-        """Whether some chip has a profile, which knows neither sequence nor context parallelism,
-        nor selective recompute.
+        """Whether some chip has a profile, which knows neither sequence, context nor expert
+        parallelism, nor selective recompute.
         """
         cluster = self.request.cluster
         return any(chip_profile(cluster, name) for name in cluster.chip_names())
@@ -88,6 +89,15 @@ class Freedom:
         ):
             most = 1
         return tuple(1 << n for n in range(most.bit_length()))
+
+    @cached_property
+    def expert_parallel(self) -> int:
+        """The most ranks over which the experts of a layer may lie; 1: each rank has them all."""
+        model, most = self.request.model, self.request.expert_parallel
+        if self.measured or model.expert_parallel_problem() is not None:
+            return 1
+        most = USUAL_EXPERT_RANKS if most is None else most
+        return max(1, min(most, model.expert_count, self.request.cluster.world_size))
 
     @cached_property
     def selective_recompute(self) -> bool:

@@ -13,6 +13,15 @@ from heteropp.description.profile import ProfileError
 from heteropp.search.auto.busy import balanced, with_layers
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.regrouping import regrouped, way_of, ways_to_cut
+from heteropp.search.auto.spreading import (
+    DEGREES,
+    WAYS,
+    By,
+    degrees,
+    gathered,
+    spread,
+    with_shares_that_fit,
+)
 from heteropp.search.auto.trials import Draft, with_pipelines
 
 SLACK = 0  # the first kind: less slack than there could be may be faster than all of it
@@ -35,6 +44,7 @@ def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
         and_balanced(schedules(plan, freedom), freedom),
         and_balanced(_degrees(plan), freedom),
         and_balanced(_context_parallel(plan, freedom), freedom),
+        and_balanced(_expert_parallel(plan, freedom), freedom),
         and_balanced(_order(plan), freedom),
         and_balanced(_joined(plan, freedom), freedom),
         and_balanced(_cut(plan), freedom),
@@ -60,7 +70,8 @@ def _slack(draft: Draft) -> Kind:
 
 def and_balanced(plans: Iterable[Plan], freedom: Freedom) -> Iterator[Plan]:
     """Yields plans whose stages are others than before, first with layers dealt anew to them."""
-    for plan in plans:
+    for made in plans:
+        plan = with_shares_that_fit(made, freedom)
         with suppress(PlanError, ProfileError):
             validate(plan)
             yield balanced(plan, freedom.request.cluster)
@@ -233,6 +244,54 @@ def _parts(
     if not at_once:
         sequences = sequences * stage.tp * stage.cp // (tp * cp)
     return regrouped(stage, plan.model, sequences, tp, cp, way_of(stage, plan.model))
+
+
+def _expert_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
+    """Experts lie over groups in another way, in all stages at once or in one."""
+    most = freedom.expert_parallel
+    if most == 1:
+        return
+    if plan.has_expert_parallelism:
+        yield _each(plan, gathered)
+    yield from spread_everywhere(plan, freedom)
+    for p, s, stage in _places(plan):
+        if stage.ep > 1:
+            yield _one(plan, p, s, gathered(stage))
+            for shares in _moved_experts(stage):
+                yield _one(plan, p, s, replace(stage, expert_shares=shares))
+        for degree, by in itertools.product(degrees(stage, most), WAYS):
+            yield _one(plan, p, s, spread(stage, freedom, degree, by))
+
+
+def spread_everywhere(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
+    """Experts lie over groups in all stages, in each of the ways there are."""
+    if freedom.expert_parallel > 1:
+        for by, n in itertools.product(WAYS, range(DEGREES)):
+            yield _each(plan, lambda stage: _nth_spread(stage, freedom, n, by))  # noqa: B023
+
+
+def _nth_spread(stage: Stage, freedom: Freedom, n: int, by: By) -> Stage:
+    """Returns a stage with the n-th of its largest expert-parallel degrees, or as it is."""
+    found = degrees(stage, freedom.expert_parallel)
+    return spread(stage, freedom, found[n], by) if n < len(found) else stage
+
+
+def _moved_experts(stage: Stage) -> Iterator[tuple[int, ...]]:
+    """Yields shares of which experts go from the most that a chip type has to another's least."""
+    shares, chips = stage.expert_shares or (), stage.chips
+    for giver, taker in itertools.permutations(dict.fromkeys(chips[: stage.ep]), 2):
+        source = max(
+            (i for i in range(stage.ep) if chips[i] == giver), key=lambda i: (shares[i], -i)
+        )
+        target = min(
+            (i for i in range(stage.ep) if chips[i] == taker), key=lambda i: (shares[i], i)
+        )
+        for step in STEPS:
+            if shares[source] > step:
+                moved = list(shares)
+                moved[source] -= step
+                moved[target] += step
+                yield tuple(moved)
 
 
 def _as_large(plan: Plan) -> Plan:

@@ -13,8 +13,8 @@ from heteropp.search.auto.bound import step_bound_s
 from heteropp.search.auto.climb import climb
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.idle import smaller, why_idle
-from heteropp.search.auto.moves import and_balanced, schedules
-from heteropp.search.auto.seeds import chains, of_planners, of_shorter, on_skeletons
+from heteropp.search.auto.moves import and_balanced, schedules, spread_everywhere
+from heteropp.search.auto.seeds import chains, of_planners, of_shorter, of_spread, on_skeletons
 from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
 from heteropp.search.judge import AHEAD
 from heteropp.search.planner import (
@@ -52,7 +52,8 @@ def search(request: Request) -> Result:
     freedom = Freedom(request)
     passes = PASSES if request.cluster.world_size <= FEW_CHIPS else PASSES_OF_MANY
     trials = Trials(request, freedom, Budget(passes, request.budget_s))
-    if not _found(trials, _seed):
+    _found(trials, _seed)
+    if not _found(trials, _seed_experts):
         freedom = trials.freedom = replace(freedom, cuts_short=True)
     if not _found(trials, _seed_parts):
         raise _no_plan(request)
@@ -62,8 +63,9 @@ def search(request: Request) -> Result:
     for trial in dict.fromkeys(varied):
         if trials.done:
             break
-        for plan in and_balanced(schedules(trial.draft.plan, freedom), freedom):
-            _try(plan, trials)
+        for change in (schedules, spread_everywhere):
+            for plan in and_balanced(change(trial.draft.plan, freedom), freedom):
+                _try(plan, trials)
     found = trials.ranked()
     starts = [*_unlike(found, SEEDS_CLIMBED, _stages), *_unlike(found, SEEDS_CLIMBED, _chips)]
     _climb_unlike(trials, dict.fromkeys(starts))
@@ -119,6 +121,15 @@ def _seed_parts(trials: Trials, request: Request) -> None:
     for plans in of_shorter(request, trials.freedom):
         next((plan for plan in plans if _try(plan, trials) < math.inf), None)
         if trials.done:
+            return
+
+
+def _seed_experts(trials: Trials, request: Request) -> None:
+    """Tries seeds whose experts lie over ranks, in turns that need more memory, until some fit."""
+    for turn in of_spread(request, trials.freedom):
+        for plans in turn:
+            next((plan for plan in plans if _try(plan, trials) < math.inf), None)
+        if trials.ranked() or trials.done:
             return
 
 

@@ -15,11 +15,13 @@ from dataclasses import replace
 
 from heteropp import _planner
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Plan
+from heteropp.description.plan import Plan, Stage
 from heteropp.description.profile import ProfileError
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.auto.idle import rounded
 from heteropp.search.auto.regrouping import WAYS, for_longer
+from heteropp.search.auto.spreading import WAYS as SPREAD_BY
+from heteropp.search.auto.spreading import degrees, roomier, spread
 from heteropp.search.auto.trials import renumbered
 from heteropp.search.balance import Balance
 from heteropp.search.costs import Costs
@@ -34,6 +36,8 @@ FEW_ORDERS = 6  # of many chips
 FREE = 32  # chips, up to which stages of one type may have unlike degrees
 OTHERS = ("autohet", "zorse", "uniform")  # planners that answer in a moment, as the exact one does
 OF_SHORTER = 6  # plans made of those for sequences so many times as short
+ROOMIER = (2, 4, 8, 16)  # times the memory, for which plans are made whose experts are then spread
+OF_ROOMIER = 6  # plans of each kind made for each of these
 MANY = 1024  # chips, beyond which only that does, and in the space that was asked for
 Seed = tuple[float, Plan]  # with its estimated seconds
 
@@ -128,8 +132,8 @@ def of_planners(request: Request) -> Iterator[Plan]:
     if request.cluster.world_size > MANY:
         yield from _of_many_chips(request)
         return
-    for uneven, degrees in itertools.product((False, True), repeat=2):
-        yield from _answers("exact", replace(request, uneven_layers=uneven, stage_degrees=degrees))
+    for uneven, unlike in itertools.product((False, True), repeat=2):
+        yield from _answers("exact", replace(request, uneven_layers=uneven, stage_degrees=unlike))
     for name in OTHERS:
         yield from _answers(name, request)
 
@@ -168,6 +172,42 @@ def of_shorter(request: Request, freedom: Freedom) -> Iterator[list[Plan]]:
             for plan in plans
         )
         yield from itertools.islice(filter(None, longer), OF_SHORTER)
+
+
+def of_spread(request: Request, freedom: Freedom) -> Iterator[list[list[Plan]]]:
+    """Yields plans whose experts lie over ranks, which need less memory for it.
+
+    They are made of quick planners' plans for chips with more memory, twice as much in each turn.
+    Of each the fastest way to spread experts comes first, and stages that recompute last.
+    """
+    if freedom.expert_parallel == 1:
+        return
+    for factor in ROOMIER:
+        roomy = replace(request, cluster=roomier(request.cluster, factor))
+        kinds = _quickly(roomy, Freedom(roomy)), (plan for _, plan in on_skeletons(roomy, freedom))
+        yield [
+            _spread_ways(plan, freedom)
+            for kind in kinds
+            for plan in itertools.islice(filter(_has_copies, dict.fromkeys(kind)), OF_ROOMIER)
+        ]
+
+
+def _has_copies(plan: Plan) -> bool:
+    return any(stage.copies > 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+
+
+def _spread_ways(plan: Plan, freedom: Freedom) -> list[Plan]:
+    found = []
+    for recompute, by in itertools.product((False, True), SPREAD_BY):
+
+        def change(stage: Stage) -> Stage:
+            own = degrees(stage, freedom.expert_parallel)
+            stage = spread(stage, freedom, own[0], by) if own else stage  # noqa: B023
+            return replace(stage, recompute=stage.recompute or recompute)  # noqa: B023
+
+        pipelines = (replace(p, stages=tuple(map(change, p.stages))) for p in plan.pipelines)
+        found.append(replace(plan, pipelines=tuple(pipelines)))
+    return list(dict.fromkeys(found))
 
 
 def _quickly(request: Request, freedom: Freedom) -> Iterator[Plan]:

@@ -118,6 +118,12 @@ def _gradient_bytes(model: ModelSpec) -> tuple[int, int, int, int]:
     return size(model.all_parameters), min(blocks.values()), end(0), end(model.layers - 1)
 
 
+def all_done(kinds: Sequence[NodeKind], speeds: Sequence[float], step_s: float) -> float:
+    """Returns the work that nodes do in a step of so many seconds, where NICs limit none."""
+    chips_speeds = zip(kinds, speeds, strict=True)
+    return sum(kind.count * kind.chips * speed * step_s for kind, speed in chips_speeds)
+
+
 def most_done(
     kinds: Sequence[NodeKind], speeds: Sequence[float], work: Work, step_s: float
 ) -> float:

@@ -11,7 +11,7 @@ from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster
 from heteropp.description.profile import chip_profile
 from heteropp.models.spec import ModelSpec
-from heteropp.search.auto.bound.nodes import NodeKind, Work, most_done
+from heteropp.search.auto.bound.nodes import NodeKind, Work, all_done, most_done
 from heteropp.search.auto.bound.ways import Sizes, Ways, sizes, ways
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.planner import Request
@@ -37,6 +37,10 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
     sequences' way. No chip then earns more than its best way to work on blocks gives it. Where all
     chips' earnings and the price of all sequences' steps are less than the price of the batch, the
     step is too short. That is so for any price of the way; several are tried.
+
+    Where experts may lie over ranks, another chip may do a sequence's experts than does the rest of
+    a block. So both have prices of their own, experts are no part of a sequence's way, and NICs,
+    through which rows may come that are no boundary tensors, limit nobody.
     """
     nodes = Counter((node.chip_name, node.chip, len(node.ranks)) for node in cluster.nodes)
     largest: dict[str, int] = {}  # node of each chip type
@@ -50,14 +54,14 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
         for name, chip, _ in nodes
         if (found := _ways(request, freedom, chip, name, largest[name], parts[name]))
     }
-    if not known or any(own.chip_s[:, 0].min() <= 0 for own in known.values()):
+    if not known or any(own.block_s.min() <= 0 for own in known.values()):
         return 0.0  # nobody can work, or somebody takes no time
     kinds = [
         NodeKind.of(request.model, name, chip, chips, count, parts[name])
         for (name, chip, chips), count in nodes.items()
         if name in known
     ]
-    problem = _StepProblem.of(request, known, kinds)
+    problem = _StepProblem.of(request, known, kinds, freedom.expert_parallel > 1)
     bound_s = 0.0
     for worth in WORTHS:
         bound_s = problem.raised(bound_s, worth)
@@ -74,7 +78,8 @@ def _ways(
     else:
         found = tuple((n, n) for n in sorted({sequences for *_, sequences in profile.found}))
     cuts = freedom.sequence_parallel
-    return ways(request.model, chip, chips, request.optimizer, found, cuts, parts, profile)
+    spread = freedom.expert_parallel > 1
+    return ways(request.model, chip, chips, request.optimizer, found, cuts, parts, profile, spread)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +91,17 @@ class _StepProblem:
     updated: numpy.ndarray  # of each piece, parameters of its own
     ways: dict[str, Ways]  # by chip type
     kinds: list[NodeKind]
+    spread: bool  # whether experts may lie over ranks
 
     @classmethod
-    def of(cls, request: Request, known: dict[str, Ways], kinds: list[NodeKind]) -> _StepProblem:
+    def of(
+        cls, request: Request, known: dict[str, Ways], kinds: list[NodeKind], spread: bool
+    ) -> _StepProblem:
         counts = _counts(request.model)
         updated = counts.copy()
         if request.model.tied:  # the head is the embedding, where one stage holds both
             updated[-1] = 0
-        return cls(request.global_batch, counts, updated, known, kinds)
+        return cls(request.global_batch, counts, updated, known, kinds, spread)
 
     def raised(self, bound_s: float, worth: float) -> float:
         """Returns a bound raised as far as one price of a sequence's way lets it."""
@@ -112,7 +120,7 @@ class _StepProblem:
 
     def _alone_s(self) -> float:
         """Returns the seconds in which the fastest chips, each on blocks, did all blocks."""
-        block_s = min(own.chip_s[:, 0].min() for own in self.ways.values())
+        block_s = min(own.block_s.min() for own in self.ways.values())
         chips = sum(kind.chips * kind.count for kind in self.kinds)
         return float(self.batch * self.counts.sum() * block_s / chips)
 
@@ -120,7 +128,7 @@ class _StepProblem:
         """Whether a step of so many seconds may be long enough, for all that one price says."""
         chain_price = worth * self.counts.sum() / step_s  # of a second of one sequence's way
         speed = {
-            name: float(((1 - chain_price * own.chain_s[:, 0]) / own.chip_s[:, 0]).max())
+            name: float(((1 - chain_price * own.chain_s[:, 0]) / own.block_s).max())
             for name, own in self.ways.items()
         }
         speed = {name: max(0.0, own) for name, own in speed.items()}
@@ -134,12 +142,18 @@ class _StepProblem:
         update_prices = numpy.min(
             [(speed[name] * own.update_s).min(axis=0) for name, own in self.ways.items()], axis=0
         )
-        sequence = float(prices @ self.counts)
+        of_experts = numpy.min(
+            [(speed[name] * own.expert_s).min(axis=0) for name, own in self.ways.items()], axis=0
+        )
+        sequence = float(prices @ self.counts) + float(of_experts @ self.counts)
         updates = float(update_prices @ self.updated)
         speeds = [speed[kind.chip_name] for kind in self.kinds]
-        *blocks, embedding, head = map(float, prices)
-        work = Work(self.batch, sequence, max(blocks), embedding, head, updates)
-        done = most_done(self.kinds, speeds, work, step_s)
+        if self.spread:
+            done = all_done(self.kinds, speeds, step_s)
+        else:
+            *blocks, embedding, head = map(float, prices)
+            work = Work(self.batch, sequence, max(blocks), embedding, head, updates)
+            done = most_done(self.kinds, speeds, work, step_s)
         return done + chain_price * self.batch * step_s >= self.batch * sequence + updates
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy
 
 from heteropp.cost.planned import link_inside
 from heteropp.cost.stage_time import StageShape, Time, stage_time
+from heteropp.cost.tracing.kind import Spread
 from heteropp.cost.tracing.scores import keeps_no_scores
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Link
@@ -28,7 +29,8 @@ class Ways:
     """What a chip of one type takes at least, by way and by piece of the model.
 
     The pieces are a block of each kind, then the embedding, then the head. A way is a
-    tensor-parallel degree, whether rows are cut over it, and the sequences in a replica.
+    tensor-parallel degree, whether rows are cut over it, and the sequences in a replica. Where
+    experts may lie over ranks, those of a block are no part of it but apart.
     """
 
     chip_s: numpy.ndarray  # chip-seconds of a piece for one sequence, forward and backward
@@ -36,6 +38,13 @@ class Ways:
     # input, without what lies between: nothing else goes on with these sequences meanwhile
     chain_s: numpy.ndarray
     update_s: numpy.ndarray  # chip-seconds to update a piece's parameters, norm included
+    expert_s: numpy.ndarray  # chip-seconds of a piece's experts for one sequence, where apart
+
+    @property
+    def block_s(self) -> numpy.ndarray:
+        """Chip-seconds of a block of the first kind with its experts, by way."""
+        block_s: numpy.ndarray = self.chip_s[:, 0] + self.expert_s[:, 0]
+        return block_s
 
 
 @lru_cache(maxsize=4096)
@@ -48,11 +57,13 @@ def ways(
     cuts: tuple[bool, ...],
     parts: int,
     profile: ChipProfile | None,
+    spread: bool = False,
 ) -> Ways | None:
     """Returns the ways of a chip type; None where a profile knows none.
 
     chips: of the largest node. cuts: whether rows are cut over tensor-parallel ranks. parts: of a
-    sequence, at most, that context-parallel groups take.
+    sequence, at most, that context-parallel groups take. spread: whether experts may lie over
+    ranks.
 
     A sequence takes no longer among many than among few, and that is said of a range of sizes: a
     replica computes a sequence as fast as with the most of them, but takes at least as long for all
@@ -65,6 +76,8 @@ def ways(
     """
     work = 1.0 if parts == 1 or keeps_no_scores(model) else (1 + 1 / parts) / 2
     rows: list[numpy.ndarray] = []
+    if spread and chip.kernels is not None:  # what its host hides may be experts' or not
+        chip = replace(chip, kernels=replace(chip.kernels, host_s=0.0))
     degrees = model.tp_degrees(min(chips, chip.tp_limit))
     for tp, cut, (fewest, most) in itertools.product(degrees, cuts, sizes):
         if cut and tp == 1:
@@ -87,34 +100,71 @@ def ways(
             sequence_parallel=cut,
         )
         with suppress(ProfileError):
-            pieces = numpy.array(list(_pieces(model, shape, chip, inside, profile)))
-            scale = tp / most * work, fewest / most * work / parts, tp
+            pieces = numpy.array(list(_pieces(model, shape, chip, inside, profile, spread)))
+            scale = tp / most * work, fewest / most * work / parts, tp, tp / most
             rows.append(pieces.T * numpy.array(scale)[:, None])
     return Ways(*numpy.stack(rows, axis=1)) if rows else None
 
 
 def _pieces(
-    model: ModelSpec, shape: StageShape, chip: ChipSpec, inside: Link, profile: ChipProfile | None
-) -> Iterator[tuple[float, float, float]]:
-    """Yields the three seconds of each piece, of a replica and all its sequences."""
+    model: ModelSpec,
+    shape: StageShape,
+    chip: ChipSpec,
+    inside: Link,
+    profile: ChipProfile | None,
+    spread: bool,
+) -> Iterator[tuple[float, ...]]:
+    """Yields the three seconds of each piece, of a replica and all its sequences, and those of its
+    experts, where these are apart.
+    """
 
-    def times(layers: int, kind: str, end: str = "") -> numpy.ndarray:
+    def times(layers: int, kind: str, end: str = "", held: Spread | None = None) -> numpy.ndarray:
         blocks = ((kind, layers),)
         own = replace(shape, layers=layers, blocks=blocks, first=end == "first", last=end == "last")
+        if held is not None:
+            own = replace(own, spread=held, dp=len(held.shares))
         return _seconds(stage_time(model, own, chip, inside, inside, profile))
 
     kinds = [kind for kind, _ in model.block_counts([(0, model.layers)])]
     # blocks that were measured together are no multiples of one
     counts = range(1, model.layers + 1) if profile else (1, 2)
     for kind in kinds:
-        more = [numpy.zeros(3), *(times(n, kind) for n in counts)]
+        more = [numpy.zeros(4)]
+        for n in counts:
+            least_s = most_s = numpy.zeros(3)
+            if spread:
+                least_s, most_s = _experts_s(model, kind, partial(times, n, kind, ""))
+            more.append(numpy.append(times(n, kind) - most_s, least_s[0]))
         added = [after - before for before, after in itertools.pairwise(more)]
         yield tuple(numpy.maximum(0.0, numpy.min(added, axis=0)))
     # beside many blocks, a host that issues operators late may hide some of an end's
     beside = (1, model.layers) if chip.kernels else (1,)
     for end in ("first", "last"):
         added = [times(n, kind, end) - times(n, kind) for kind in kinds for n in beside]
-        yield tuple(numpy.maximum(0.0, numpy.min(added, axis=0)))
+        yield *numpy.maximum(0.0, numpy.min(added, axis=0)), 0.0
+
+
+def _experts_s(
+    model: ModelSpec, kind: str, times: Callable[[Spread], numpy.ndarray]
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Returns the least and the most of each three seconds that are those of a block's experts, but
+    for updates, of which each chip does at most its part.
+
+    times: what a block takes where a rank has some of the experts, and no rows but its own. What
+    all of them take longer than one does is the others', and each takes as long, but for the
+    rounding of its rows.
+    """
+    experts, layer = model.expert_count, _layer_of(model, kind)
+    if not any(map(model.is_of_experts, model.parameters((layer, layer + 1)))):
+        return numpy.zeros(3), numpy.zeros(3)
+    one, every = (times(Spread((n, experts - n), (1, 0), 0)) for n in (1, experts))
+    all_s = (every - one) * experts / (experts - 1) * (1.0, 1.0, 0.0)
+    rounding = 2 * experts / model.sequence_length if model.sequence_length % experts else 0.0
+    return all_s * max(0.0, 1 - rounding), all_s * (1 + rounding)
+
+
+def _layer_of(model: ModelSpec, kind: str) -> int:
+    return next(layer for layer in range(model.layers) if model.block_kind(layer) == kind)
 
 
 def _seconds(time: Time) -> numpy.ndarray:

@@ -1,0 +1,102 @@
+"""How the experts of a stage may lie over its tensor-parallel groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Literal, get_args
+
+from heteropp.cost.expert_shares import expert_shares
+from heteropp.cost.planned import link_inside
+from heteropp.cost.stage_time import NO_LINK, StageShape, stage_time
+from heteropp.description.chips import ChipSpec
+from heteropp.description.cluster import Cluster
+from heteropp.description.plan import Plan, Stage
+from heteropp.models.spec import ModelSpec
+from heteropp.search.auto.freedom import Freedom
+from heteropp.search.auto.trials import with_pipelines
+
+By = Literal["speed", "equal", "memory"]  # what the chips of groups have experts by
+WAYS: tuple[By, ...] = get_args(By)
+DEGREES = 3  # of a stage, at most, the largest ones
+
+
+def degrees(stage: Stage, most: int) -> list[int]:
+    """Returns the expert-parallel degrees to try, the largest first; none of a single group.
+
+    most: ranks over which experts may lie.
+    """
+    copies = stage.copies
+    found = [copies // n for n in range(1, copies) if copies % n == 0 and copies // n <= most]
+    return found[:DEGREES]
+
+
+def spread(stage: Stage, freedom: Freedom, degree: int, by: By) -> Stage:
+    """Returns a stage whose experts lie over so many groups, each of which has them by its chip.
+
+    Of groups that are to hold the same experts, the slowest or smallest chip counts.
+    """
+    model, cluster = freedom.request.model, freedom.request.cluster
+    chips = [cluster.chip(group[0]) for group in stage.groups]
+    if by == "equal":
+        values = [1.0] * len(chips)
+    elif by == "memory":
+        values = [float(chip.memory.capacity_bytes) for chip in chips]
+    else:
+        sequences = -(-stage.micro_batch // stage.copies)
+        values = [_speed(model, chip, stage.tp, sequences) for chip in chips]
+    least = [min(values[i::degree]) for i in range(degree)]
+    return replace(stage, expert_shares=expert_shares(model, least), offload=False)
+
+
+@lru_cache(maxsize=1024)
+def _speed(model: ModelSpec, chip: ChipSpec, tp: int, sequences: int) -> float:
+    """Returns the layers a second of a group that has all experts."""
+    shape = StageShape(
+        layers=1,
+        first=False,
+        last=False,
+        tp=tp,
+        dp=1,
+        sequences=sequences,
+        zero_stage=0,
+        optimizer="adamw",
+        recompute=False,
+    )
+    return 1 / stage_time(model, shape, chip, link_inside(chip, tp), NO_LINK).micro_batch_s
+
+
+def with_shares_that_fit(plan: Plan, freedom: Freedom) -> Plan:
+    """Returns a plan some of whose stages have other groups than before, with experts spread over
+    as many of these as before at most.
+    """
+    if not plan.has_expert_parallelism:
+        return plan
+    change = partial(_that_fits, freedom)
+    return with_pipelines(
+        plan, [replace(p, stages=tuple(map(change, p.stages))) for p in plan.pipelines]
+    )
+
+
+def _that_fits(freedom: Freedom, stage: Stage) -> Stage:
+    if stage.ep == 1 or stage.copies % stage.ep == 0:
+        return stage
+    degree = next(iter(degrees(stage, stage.ep)), 1)
+    return spread(stage, freedom, degree, "speed") if degree > 1 else gathered(stage)
+
+
+def gathered(stage: Stage) -> Stage:
+    """Returns a stage every group of which has all experts."""
+    return replace(stage, expert_shares=None)
+
+
+def roomier(cluster: Cluster, factor: int) -> Cluster:
+    """Returns a cluster whose chips have so many times the memory."""
+
+    def more(chip: ChipSpec) -> ChipSpec:
+        memory = chip.memory
+        return replace(chip, memory=replace(memory, capacity_bytes=factor * memory.capacity_bytes))
+
+    return replace(
+        cluster, nodes=tuple(replace(node, chip=more(node.chip)) for node in cluster.nodes)
+    )

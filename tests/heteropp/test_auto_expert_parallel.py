@@ -1,0 +1,113 @@
+"""The default planner lets experts lie over ranks that fit no other way, or are faster so."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from clusters import cluster_of, write_cluster
+from parity import TOLERANCE, Ranks
+from test_cli_search import command
+from test_expert_parallel import alone
+from test_parity import check
+from tiny_decoders import tiny_config
+
+import ditorch.chips
+from ditorch.chips import load_chip
+from heteropp.cost.planned import fits
+from heteropp.description.cluster import Cluster
+from heteropp.description.used_chips import used_cluster
+from heteropp.models.hugging_face.model import HuggingFaceModel
+from heteropp.models.hugging_face.reading import read
+from heteropp.search.judge import ask
+from heteropp.search.planner import OPTIONS, Request
+
+OPEN = frozenset(OPTIONS)
+
+
+@cache
+def decoder(**changes: int) -> HuggingFaceModel:
+    """One layer, most of which is four experts."""
+    values = tiny_config("mixtral", layers=1, **changes).to_dict()
+    return read(values, "mixtral", sequence_length=16, dtype="float64")
+
+
+def two_types(capacity_bytes: int) -> Cluster:
+    """Two chips of each of two types, none of which joins another in tensor parallelism."""
+    chips = []
+    for name in ("a-mini", "b-mini"):
+        chip = load_chip(name)
+        memory = replace(chip.memory, capacity_bytes=capacity_bytes)
+        chips.append((name, replace(chip, memory=memory, tp_limit=1), 2))
+    return cluster_of(*chips)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    found = Ranks()
+    yield found
+    found.close()
+
+
+def test_a_plan_with_experts_over_ranks_is_shorter_than_the_best_without() -> None:
+    request = Request(
+        cluster=two_types(10**8),
+        model=decoder(intermediate_size=256),
+        global_batch=8,
+        open=OPEN,
+    )
+    whole = ask("auto", replace(request, expert_parallel=1), 1).best
+    assert not whole.plan.has_expert_parallelism
+    judged = ask("auto", request, 1).best
+    assert judged.plan.has_expert_parallelism
+    assert judged.simulation.step_s < 0.8 * whole.simulation.step_s
+    assert judged.plan.prediction is not None
+    assert 0 < judged.plan.prediction.lower_bound_s <= judged.simulation.step_s
+
+
+def test_experts_over_ranks_fit_where_nothing_else_does_and_train_the_same(ranks: Ranks) -> None:
+    request = Request(
+        cluster=two_types(3_000_000),
+        model=decoder(intermediate_size=256),
+        global_batch=8,
+        open=OPEN,
+    )
+    whole = ask("auto", replace(request, expert_parallel=1))
+    assert "no plan fits" in str(whole.error)
+    plan = ask("auto", request, 1).best.plan
+    assert plan.has_expert_parallelism
+    assert fits(plan, used_cluster(plan, request.cluster))
+    check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
+
+
+def test_the_command_shows_experts_and_says_why(tmp_path: Path) -> None:
+    """All experts do not fit on any of the chips of the file, whose memory is small."""
+    chip = (Path(ditorch.chips.__file__).parent / "a-mini.toml").read_text()
+    for key, value in (("capacity_bytes", 3_000_000), ("tp_limit", 1)):
+        chip = re.sub(rf"{key} *= [\d_]+", f"{key} = {value}", chip)
+    (tmp_path / "small.toml").write_text(chip)
+    cluster = write_cluster(tmp_path / "cluster.toml", ("small.toml", 2))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = tiny_config("mixtral", layers=1, intermediate_size=256).to_dict()
+    (folder / "config.json").write_text(json.dumps(config))
+    asked = ("search", "--cluster", cluster, "--model", folder, "--sequence-length", 16)
+    kept = ("--global-batch", 2, "--schedule", "gpipe", "--zero-stage", 0)
+    found = command(*asked, *kept, "--explain")
+    assert found.exit_code == 0, found.stderr
+    assert re.search(r"dp +tp +ep +R", found.stdout)
+    why = r"it needs [\d.]+ MiB with all on each rank on rank 0, which has 2\.9 MiB"
+    assert re.search(rf"stage 0 has ep 2 of 2 \+ 2 experts: {why}", found.stdout), found.stdout
+    whole = command(*asked, *kept, "--expert-parallel", 1)
+    assert whole.exit_code == 2
+    assert "let experts lie over up to 8 ranks (--expert-parallel 8)" in whole.stderr
+    exact = command(*asked, "--global-batch", 2, "--planner", "exact", "--expert-parallel", 2)
+    assert "expert parallelism is for planner auto; exact spreads no experts" in exact.stderr
+    dense = ("search", "--cluster", cluster, "--model", "gpt2", "--global-batch", 1)
+    refused = command(*dense, "--expert-parallel", 2)
+    assert "has no experts that could lie over ranks" in refused.stderr
