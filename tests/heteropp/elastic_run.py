@@ -153,7 +153,7 @@ class Undisturbed:
         if steps > len(self.found):
             resume = ("--resume",) if self.found else ()
             arguments = (*SETTINGS, *self.arguments, "--steps", str(steps + 20), *resume)
-            plan = plan_of(self.model, (4,), (1,), (1,))
+            plan = plan_of(self.model, (self.model.layers,), (1,), (1,))
             self.found = Training(self.folder, plan, *arguments, device="cpu").finish().losses
         return self.found[:steps]
 

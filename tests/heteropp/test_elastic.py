@@ -34,7 +34,8 @@ from elastic_run import (
     write_nodes,
 )
 from layouts import plan_of
-from training_run import CHIP, command, refusal, session, write_text
+from test_context_parallel import cut
+from training_run import CHIP, command, make_plan, refusal, session, tiny_model, write_text
 
 from heteropp.cost.planned import rank_memory
 from heteropp.description.cluster import read_cluster
@@ -309,6 +310,29 @@ def test_emulated_chips_are_lost_and_noticed(launch: Launch, undisturbed: Undist
     after_switch = training.metrics[generations[1]["step"] + 1]
     for peak, expected in zip(after_switch["peak_memory_bytes"], predicted, strict=True):
         assert peak <= 1.05 * expected.total  # the old state is gone
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", ["cpu", pytest.param("chip", marks=pytest.mark.exhaustive)])
+def test_parts_of_sequences_are_dealt_anew(launch: Launch, tmp_path: Path, device: str) -> None:
+    """Sequences fit in no other way on four chips, nor on three or two of them."""
+    model = tiny_model(layers=2, kv_heads=1, sequence_length=128)
+    (tmp_path / "alone").mkdir()
+    alone = Undisturbed(tmp_path / "alone", model)
+    plan = make_plan(model, (2,), (1,), (4,), (False,), micro_batch=1, micro_batches=16)
+    plan = cut(plan, {0: [(32, 32, 32, 32)]})
+    training = launch("--notice", "250", plan=plan, device=device, capacity_bytes=1_600_000)
+    training.until(2)
+    training.send(signal.SIGTERM, f"{NODE}-0/1")
+    training.until_generation(2)
+    training.until(training.changes[-1]["step"] + 2)
+    training.send(signal.SIGKILL, f"{NODE}-1/0")
+    training.until_generation(3)
+    assert_as_undisturbed(training, alone)
+    assert [change["start"] for change in training.changes] == ["initial", "switch", "recover"]
+    folders = (training.output / "generations" / f"{number:04d}" for number in (1, 2, 3))
+    plans = [read_plan(folder / "plan.json") for folder in folders]
+    assert [plan.pipelines[0].stages[0].cp for plan in plans] == [4, 3, 2]
 
 
 def test_bad_requests_are_one_sentence(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from layouts import figure_8, plan_of, three_pipelines, two_pipelines
 from recovery_ranks import Counted, Hanging, Ranks, fetched_bytes, keep, recovered
 from sampled import sampled
+from test_context_parallel import cut
 from tiny_decoders import tiny_config
 from training_run import make_plan, several_pipelines, tiny_model
 
@@ -67,7 +68,7 @@ def kept(ranks: Ranks, plan: Plan, nodes: list[str], *arguments: object) -> None
         assert warnings == []
 
 
-PAIRS: dict[str, tuple[Plan, Plan]] = {  # the first four every day
+PAIRS: dict[str, tuple[Plan, Plan]] = {  # the first five every day
     "tp 2 to 4": (tp(2), tp(4)),
     "two pipelines to one": (GROUPS, plan_of(MODEL, (4,), (1,), (2,))),
     "16 bits": (
@@ -77,6 +78,14 @@ PAIRS: dict[str, tuple[Plan, Plan]] = {  # the first four every day
     "ZeRO on four to ZeRO on three": (
         make_plan(MODEL, (4,), (4,), (1,), (False,)),
         plan_of(MODEL, (2, 2), (3, 1), (1, 2), shares={0: (1, 2, 1)}),
+    ),
+    "context parallelism in replicas to less of it": (
+        cut(plan_of(MODEL, (3, 1), (2, 1), (2, 2)), {0: [(10, 6), (4, 12)], 1: [(9, 7)]}),
+        cut(plan_of(MODEL, (2, 2), (1, 2), (3, 1)), {0: [(8, 5, 3)]}),
+    ),
+    "context parallelism beside tp to one rank, ZeRO-0": (
+        cut(plan_of(MODEL, (4,), (1,), (4,), zero_stage=0), {0: [(10, 6)]}),
+        tp(1),
     ),
     "unlike pipelines to tied embeddings' twins": (
         three_pipelines(tiny_model(layers=8)),
@@ -91,7 +100,7 @@ PAIRS: dict[str, tuple[Plan, Plan]] = {  # the first four every day
 }
 
 
-@pytest.mark.parametrize("name", sampled(PAIRS, 1, everyday=4))
+@pytest.mark.parametrize("name", sampled(PAIRS, 1, everyday=5))
 def test_another_plan_has_the_state_that_was_kept(ranks: Ranks, name: str) -> None:
     first, second = PAIRS[name]
     nodes = [f"a-{rank // 2}" for rank in range(first.world_size)]

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from clusters import cluster_of, random_chip, tiny_model, write_cluster
 from sampled import sampled
-from training_run import Training
+from test_context_parallel import cut
+from training_run import Training, make_plan
 
-from ditorch.chips import load_chip
+from ditorch.chips import ChipSpec, load_chip
 from heteropp.cost.planned import check_cluster, check_memory, most_lacking, rank_memory
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Plan, validate
@@ -215,3 +216,67 @@ def test_what_is_found_trains(tmp_path: Path, lost: tuple[int, ...]) -> None:
         folder.mkdir()
         losses.append(Training(folder, plan, "--steps", "2", device="cpu").finish().losses)
     assert losses[0] == pytest.approx(losses[1], rel=2e-6)
+
+
+# ---------------------------------------------------------------- sequences in parts
+
+
+def long_model() -> LlamaModel:
+    """Its attention scores are most of what it needs memory for."""
+    return tiny_model(2, kv_heads=1, sequence_length=128, vocab=256)
+
+
+def small(name: str, capacity_bytes: int) -> ChipSpec:
+    chip = load_chip(name)
+    return replace(chip, memory=replace(chip.memory, capacity_bytes=capacity_bytes))
+
+
+def fits_whole(cluster: Cluster, old: Plan) -> bool:
+    request = Request(cluster=cluster, model=old.model, global_batch=old.global_batch)
+    return any(verdict.judged for verdict in ask_all(PLANNERS, request))
+
+
+def has_parts_by_speed(plan: Plan) -> bool:
+    """Whether some replica is of both types, and a group of the faster one has most tokens."""
+    replicas = [r for p in plan.pipelines for s in p.stages for r in s.replicas]
+    return any(
+        len(set(r.chips)) == 2 and r.chips[r.token_shares.index(max(r.token_shares))] == "a-mini"
+        for r in replicas
+        if r.token_shares
+    )
+
+
+def test_sequences_are_cut_on_chips_that_are_left_by_their_speed() -> None:
+    """Two types in a replica, of which a chip of either goes."""
+    chips = ("a-mini", "a-mini", "b-mini", "b-mini")
+    full = cluster_of(*((name, small(name, 850_000), 2) for name in ("a-mini", "b-mini")))
+    plan = make_plan(long_model(), (2,), (1,), (4,), (False,), micro_batch=1, micro_batches=8)
+    plan = cut(plan, {0: [(40, 40, 24, 24)]})
+    (pipeline,) = plan.pipelines
+    (replica,) = pipeline.stages[0].replicas
+    replica = replace(replica, chip=chips[0], group_chips=chips)
+    stage = replace(pipeline.stages[0], replicas=(replica,))
+    old = replace(plan, pipelines=(replace(pipeline, stages=(stage,)),))
+    validate(old)
+    check_memory(old, full)
+    for lost in (0, 3):
+        left = full.kept(set(range(4)) - {lost})
+        assert not fits_whole(left, old)
+        found = replan(left, old, full.members)
+        check(found, left, old)
+        assert found.plan.has_context_parallelism
+        assert found.cluster.world_size == 3 and has_parts_by_speed(found.plan)
+        assert 0 < found.plan.prediction.lower_bound_s <= found.step_s
+    with pytest.raises(SearchError, match="no plan for the chips that are left"):
+        replan(full.kept([0]), old, full.members)
+
+
+def test_sequences_are_cut_where_nothing_fits_otherwise() -> None:
+    """The old plan has whole ones, on chips of more memory than those that come."""
+    full = cluster_of(("a-mini", load_chip("a-mini"), 2))
+    old = first_plan(full, long_model(), global_batch=8)
+    left = cluster_of(("a-mini", small("a-mini", 850_000), 2))
+    assert not old.has_context_parallelism and not fits_whole(left, old)
+    found = replan(left, old, full.members)
+    check(found, left, old)
+    assert found.plan.has_context_parallelism and found.cluster.world_size == 2

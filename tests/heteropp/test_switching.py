@@ -16,6 +16,7 @@ import pytest
 from layouts import plan_of, scheduled, turned
 from members import Members, whole
 from sampled import sampled
+from test_context_parallel import cut
 from tiny_decoders import tiny_config
 from training_run import CHIP, several_pipelines, tiny_model, write_cluster
 
@@ -54,6 +55,9 @@ PLANS: dict[str, Callable[[LlamaModel], Plan]] = {
     ),
     "ZeRO-0": lambda m: plan_of(m, (4, 4), (2, 1), (1, 2), zero_stage=0),
     "ZeRO-2": lambda m: micro_batch_2(plan_of(m, (6, 2), (2, 2), (1, 1), zero_stage=2)),
+    "cp 2 and 4": lambda m: cut(
+        plan_of(m, (5, 3), (1, 1), (2, 4)), {0: [(10, 6)], 1: [(6, 5, 3, 2)]}
+    ),
     "chimera": lambda m: scheduled(plan_of(m, (4, 4), (2, 1), (1, 2)), "chimera", 2),
     "offload": offloaded,
 }

@@ -98,11 +98,6 @@ def check_elastic(
         ("--restarts", restarts > 0, "it starts again by itself"),
         ("--force", force, "the plans that it searches fit"),
         (
-            "a plan with token_shares",
-            plan.has_context_parallelism,
-            "it searches none such yet (heteropp-search --context-parallel 1 finds another)",
-        ),
-        (
             "a plan with expert_shares",
             plan.has_expert_parallelism,
             "snapshots do not know experts that lie over ranks yet (heteropp-search "

@@ -24,11 +24,11 @@ def adapted(plan: Plan, rank_of: Sequence[int | None], cluster: Cluster) -> Skel
         stages: list[Stage] = []
         for stage in pipeline.stages:
             left = [
-                sorted(r for rank in replica.ranks if (r := rank_of[rank]) is not None)
-                for replica in stage.replicas
+                sorted(r for rank in group if (r := rank_of[rank]) is not None)
+                for group in stage.groups
             ]
-            if stage.dp > 1 and any(len(ranks) % stage.tp for ranks in left):
-                # its replicas stay together, each of the largest degree that all have
+            if len(left) > 1 and any(len(ranks) % stage.tp for ranks in left):
+                # its groups stay together, each of the largest degree that all have
                 whole = math.gcd(*map(len, left)) or 1
                 tp = next(tp for tp in powers_down(stage.tp) if whole % tp == 0)
             else:

@@ -3,7 +3,8 @@
 What is left of the old plan, with its numbers dealt out anew, is the first to beat. Then come the
 planners, and skeletons of all the chips; last clusters with chips left out, such as those that
 leave whole nodes or one chip type. What cannot beat the best so far is skipped; of plans about as
-fast, the one is taken that moves least.
+fast, the one is taken that moves least. Sequences are cut over chips where the old plan cuts them,
+or where nothing fits otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, Schedule, validate
 from heteropp.description.profile import ProfileError
 from heteropp.elastic.replanning.adapted import adapted
+from heteropp.elastic.replanning.in_parts import in_parts, of_shorter
 from heteropp.elastic.replanning.moved import moved_bytes
+from heteropp.models.spec import ModelError
+from heteropp.search.auto.freedom import USUAL_PARTS, Freedom
 from heteropp.search.balance import Balance, Sketch
 from heteropp.search.judge import Judged, ask, judge, relaxed
 from heteropp.search.planner import (
@@ -35,6 +39,7 @@ from heteropp.search.skeletons import Skeleton, skeletons
 NEAR = 1.02  # plans that take so many times as long as the best are about as fast
 COMPARED = 8  # of those, at most
 SIMULATED = 96  # ranks of plans on skeletons of a cluster, in all
+PARTED = 6  # plans that cut sequences, on a cluster, for each number of parts
 RELAXED = 3  # of the best plans
 SMALL = 32  # chips, up to which stages may have degrees of their own, and AutoHet is asked
 
@@ -86,6 +91,7 @@ def replan(
         errors += search.errors
     else:
         search.ask("zorse", cluster)
+        search.cut_sequences()
         if not search.found:
             raise _no_plan(cluster, errors)
     search.relax()
@@ -133,15 +139,26 @@ class _ReplanSearch:
         present = {member: rank for rank, member in enumerate(self.cluster.members)}
         left = adapted(self.like, [present.get(m) for m in self.old_members], self.cluster)
         self._try("the old plan", balance, [left])
+        if self.like.has_context_parallelism:
+            self._try_parts(self.cluster, [left])
         self._everything(balance)
         for smaller in filter(self._may_do, _smaller(self.cluster)):
             balance = Balance(smaller, self.like)
             if balance.bound_s() < self.best_s:
                 self._everything(balance)
-        fewer = (self.cluster.kept(range(n)) for n in _fewer(self.cluster.world_size))
-        for smaller in filter(self._may_do, fewer):
+        for smaller in self._fewer_chips():
             if not self.found:
                 self._everything(Balance(smaller, self.like))
+
+    def cut_sequences(self) -> None:
+        """Cuts sequences if no plan with whole ones was found to fit."""
+        for cluster in (self.cluster, *self._fewer_chips()):
+            if not self.found:
+                self._try_parts(cluster)
+
+    def _fewer_chips(self) -> Iterator[Cluster]:
+        fewer = (self.cluster.kept(range(n)) for n in _fewer(self.cluster.world_size))
+        return filter(self._may_do, fewer)
 
     def _may_do(self, smaller: Cluster) -> bool:
         return set(smaller.node_names).issuperset(self.nodes)
@@ -154,11 +171,21 @@ class _ReplanSearch:
             self.ask("exact", cluster, uneven_layers=True, stage_degrees=True)
             self.ask("autohet", cluster)
         self._try("skeletons", balance, skeletons(cluster, self.like.model, balance.power))
+        if self.like.has_context_parallelism:
+            self._try_parts(cluster)
 
     def ask(self, name: str, cluster: Cluster, **options: Any) -> None:
         """Adds the plans that a planner finds for a cluster."""
+        with suppress(ProfileError):  # what was not measured is not planned with
+            verdict = ask(name, self._request(cluster, **options), simulated=2)
+            for judged in verdict.judged:
+                self._add(_Candidate(cluster, judged))
+            if verdict.error:
+                self.errors.append(verdict.error)
+
+    def _request(self, cluster: Cluster, **options: Any) -> Request:
         like = self.like
-        request = Request(
+        return Request(
             cluster=cluster,
             model=like.model,
             global_batch=like.global_batch,
@@ -167,12 +194,6 @@ class _ReplanSearch:
             schedule=like.schedule,
             **options,
         )
-        with suppress(ProfileError):  # what was not measured is not planned with
-            verdict = ask(name, request, simulated=2)
-            for judged in verdict.judged:
-                self._add(_Candidate(cluster, judged))
-            if verdict.error:
-                self.errors.append(verdict.error)
 
     def _add(self, candidate: _Candidate) -> None:
         """Adds a plan that planners know to fit, if there is room for what they do not know of."""
@@ -185,23 +206,55 @@ class _ReplanSearch:
 
     def _try(self, name: str, balance: Balance, tried: Iterable[Skeleton]) -> None:
         """Adds the best plans on skeletons, judged in the order of their estimates."""
-        sketches: list[tuple[float, Sketch]] = []
-        for skeleton in dict.fromkeys(tried):
-            with suppress(ProfileError):
-                sketches += [(balance.estimate_s(s), s) for s in balance.sketches(skeleton)]
-        cluster, judged = balance.cluster, 0
-        for _, sketch in sorted(sketches):
-            if judged * cluster.world_size >= SIMULATED:
+        judged = 0
+        for candidate in _candidates(balance, tried):
+            if judged * balance.cluster.world_size >= SIMULATED:
                 break
-            # a schedule may ask for more than there is, and memory be less than estimated
-            with suppress(PlanError, ProfileError):
-                if (candidate := balance.candidate(sketch)) is None:
-                    continue
-                validate(candidate.plan)
-                check_memory(candidate.plan, cluster, self.documents_apart)
-                result = Result(name, candidate, [], self.bound_s, 1)
-                self.found.append(_Candidate(cluster, judge(candidate, result, cluster)))
-                judged += 1
+            judged += self._judge(name, candidate, balance.cluster)
+
+    def _try_parts(self, cluster: Cluster, tried: Sequence[Skeleton] = ()) -> None:
+        """Adds plans that cut sequences: on some skeletons, or on the best of a cluster's.
+
+        As short sequences attend to fewer keys than parts do, what these take at least holds.
+        """
+        model = self.like.model
+        for factor in self._factors(cluster):
+            if (shorter := of_shorter(self.like, factor)) is None:
+                continue
+            balance, judged = Balance(cluster, shorter), 0
+            self.bound_s = min(self.bound_s, balance.bound_s())
+            of_cluster = skeletons(cluster, shorter.model, balance.power)
+            for short in _candidates(balance, tried or of_cluster):
+                if judged == PARTED or (short.cost_s > NEAR * self.best_s and not tried):
+                    break
+                with suppress(ModelError):  # too few tokens for so many parts
+                    for plan in in_parts(short.plan, model, factor, balance.power):
+                        judged += 1
+                        if self._judge("parts", Candidate(plan, short.cost_s), cluster):
+                            break
+
+    def _factors(self, cluster: Cluster) -> Iterator[int]:
+        """Yields how many times as short sequences may be, of which parts are made.
+
+        The last may be more than there are chips, which then have unlike numbers of them.
+        """
+        stages = (stage for pipeline in self.like.pipelines for stage in pipeline.stages)
+        degree = max(stage.cp for stage in stages)
+        most = degree if degree > 1 else USUAL_PARTS
+        if len(Freedom(self._request(cluster, context_parallel=most)).context_parallel) > 1:
+            most = min(most, 2 * cluster.world_size - 1)
+            yield from (1 << n for n in range(1, most.bit_length()))
+
+    def _judge(self, name: str, candidate: Candidate, cluster: Cluster) -> bool:
+        """Adds a plan if it can run; whether it can."""
+        # a schedule may ask for more than there is, and memory be less than estimated
+        with suppress(PlanError, ProfileError):
+            validate(candidate.plan)
+            check_memory(candidate.plan, cluster, self.documents_apart)
+            result = Result(name, candidate, [], self.bound_s, 1)
+            self.found.append(_Candidate(cluster, judge(candidate, result, cluster)))
+            return True
+        return False
 
     def relax(self) -> None:
         """Gives the best few the slack that memory has room for."""
@@ -228,6 +281,18 @@ class _ReplanSearch:
             for found in near
         )
         return min(counted, key=lambda found: (found.moved_bytes, found.step_s))
+
+
+def _candidates(balance: Balance, tried: Iterable[Skeleton]) -> Iterator[Candidate]:
+    """Yields plans on skeletons that memory holds, as far as is estimated, the fastest first."""
+    sketches: list[tuple[float, Sketch]] = []
+    for skeleton in dict.fromkeys(tried):
+        with suppress(ProfileError):
+            sketches += [(balance.estimate_s(s), s) for s in balance.sketches(skeleton)]
+    for _, sketch in sorted(sketches):
+        with suppress(ProfileError):
+            if candidate := balance.candidate(sketch):
+                yield candidate
 
 
 def _planner(plan: Plan) -> str:
