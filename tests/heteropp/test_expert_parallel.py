@@ -65,6 +65,14 @@ def spread(plan: Plan, shares: dict[int, Shares]) -> Plan:
     return replace(plan, pipelines=(replace(first, stages=stages), *others))
 
 
+def reversed_replicas(plan: Plan) -> Plan:
+    """The last ranks of the first stage have the first sequences, and experts."""
+    (pipeline,) = plan.pipelines
+    first, *others = pipeline.stages
+    first = replace(first, replicas=tuple(reversed(first.replicas)))
+    return replace(plan, pipelines=(replace(pipeline, stages=(first, *others)),))
+
+
 LAYOUTS: dict[str, Callable[[HuggingFaceModel], Plan]] = {
     "equal": lambda m: spread(plan_of(m, (4,), (2,), (1,)), {0: (2, 2)}),
     "unequal, then another": lambda m: spread(
@@ -73,6 +81,9 @@ LAYOUTS: dict[str, Callable[[HuggingFaceModel], Plan]] = {
     ),
     "two turns, ZeRO-2": lambda m: spread(
         plan_of(m, (2, 2), (4, 1), (1, 1), zero_stage=2), {0: (3, 1)}
+    ),
+    "replicas in another order": lambda m: spread(
+        reversed_replicas(plan_of(m, (2, 2), (3, 1), (1, 1), shares={0: (1, 1, 2)})), {0: (2, 1, 1)}
     ),
     "with tp": lambda m: spread(plan_of(m, (2, 2), (1, 2), (2, 2)), {1: (1, 3)}),
     "sequence parallel": lambda m: spread(
@@ -107,7 +118,7 @@ def alone(ranks: Ranks, plan: Plan) -> Trained:
     return ranks.train(replace(whole, optimizer=plan.optimizer))
 
 
-EVERYDAY = ("unequal, then another", "two turns of cp")
+EVERYDAY = ("unequal, then another", "replicas in another order", "two turns of cp")
 
 
 @pytest.mark.parametrize(

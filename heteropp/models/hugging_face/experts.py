@@ -16,6 +16,7 @@ from heteropp.models.parallel.backward import grouped_linear
 from heteropp.models.parallel.expert_parallel import (
     ExpertParallelGroup,
     Routes,
+    by_rank,
     dispatched,
     returned,
 )
@@ -32,9 +33,10 @@ def experts(
     """
     each = top_k_index.shape[-1]
     chosen = top_k_index.reshape(-1)
-    order = torch.argsort(chosen, stable=True)  # rows of one expert stand together
-    x = hidden_states.index_select(0, order // each)
     group: ExpertParallelGroup | None = getattr(module, "expert_group", None)
+    numbers = chosen if group is None else by_rank(chosen, group)
+    order = torch.argsort(numbers, stable=True)  # rows of one expert stand together
+    x = hidden_states.index_select(0, order // each)
     if group is None:
         x = _computed(module, x, _ends(chosen, module.num_experts))
     else:

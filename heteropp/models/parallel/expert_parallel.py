@@ -58,6 +58,17 @@ class ExpertProcessGroup:
         return result
 
 
+def by_rank(chosen: Tensor, group: ExpertParallelGroup) -> Tensor:
+    """Returns the experts of rows by other numbers, of which those that a rank holds follow on
+    those of the rank before: a stage's replicas need not have experts in the order of their ranks.
+    """
+    if list(group.parts) == sorted(group.parts):
+        return chosen
+    experts = [expert for first, last in group.parts for expert in range(first, last)]
+    numbers = torch.tensor(experts, device="cpu").argsort()
+    return numbers.to(chosen.device).index_select(0, chosen)
+
+
 @dataclass(frozen=True)
 class Routes:
     """Where the rows of one layer go, and how those that come are told apart."""
@@ -67,7 +78,7 @@ class Routes:
 
     @cached_property
     def sent(self) -> list[int]:
-        """The rows that go to each rank: they stand in the order of their experts."""
+        """The rows that go to each rank: they stand by rank, and then by expert."""
         own = self.counts[self.group.index]
         return [sum(own[first:last]) for first, last in self.group.parts]
 
@@ -96,7 +107,7 @@ class Routes:
 
 
 def dispatched(x: Tensor, routes: Routes) -> Tensor:
-    """Returns the rows of this rank's experts, [received, ..]; x: its own, in experts' order."""
+    """Returns the rows of this rank's experts, [received, ..]; x: its own, by rank and expert."""
     rows: Tensor = _AllToAll.apply(x, routes.group, routes.sent, routes.received)
     return rows
 
