@@ -1,9 +1,10 @@
 """Elastic training under disturbances: ranks killed, paused, told to go and added at any moment.
 
 Each seed draws a small cluster, a first plan, how often copies are kept, and 1 to 5 events in the
-midst of steps, of saves, of switches and of recoveries; every fifth runs on emulated chips. A run
-must reach its last step on the loss curve of an undisturbed run, every step once, or say that a
-layer has no snapshot left where that is so; it must end in time and leave nothing behind.
+midst of steps, of saves, of switches and of recoveries; every fifth runs on emulated chips, and
+every third cuts sequences over chips to begin with, where a stage has several replicas. A run must
+reach its last step on the loss curve of an undisturbed run, every step once, or say that a layer
+has no snapshot left where that is so; it must end in time and leave nothing behind.
 
 With --machines, one to two machines of namespaces are cut off, stopped or killed instead, the
 store's among them: then all others must end, and name it first.

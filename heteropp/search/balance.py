@@ -120,10 +120,13 @@ class Balance:
         assert dealt is not None
         return dealt.cost_s
 
-    def candidate(self, sketch: Sketch) -> Candidate | None:
-        """A plan that memory holds, by its estimate; it recomputes where it has to."""
+    def candidate(self, sketch: Sketch, capped: bool = True) -> Candidate | None:
+        """A plan that memory holds, by its estimate; it recomputes where it has to.
+
+        capped: False: whatever memory holds, with layers dealt by time alone.
+        """
         for recompute in (False, True):
-            if dealt := self._deal(sketch, recompute, capped=True):
+            if dealt := self._deal(sketch, recompute, capped):
                 parts = zip(
                     dealt.micro_batches, sketch.skeleton, dealt.seats, dealt.layers, strict=True
                 )

@@ -25,6 +25,7 @@ from heteropp.description.plan import Plan, validate
 from heteropp.layout.boxes import Box
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks.transport import Coordinates, Groups, connect
+from heteropp.runtime.stage_modules import stage_modules
 from heteropp.runtime.step.guard import Guard
 from heteropp.runtime.step.update import Update
 from heteropp.state.checkpoint.manifest import Manifest
@@ -67,17 +68,7 @@ class Here:
     def __post_init__(self) -> None:
         place = Coordinates.of(self.plan, self.control.rank)
         groups = Groups(place)
-        modules = [
-            self.plan.model.build(
-                layers,
-                groups.tensor_parallel,
-                torch.device("cpu"),
-                getattr(torch, self.plan.model.dtype),
-                selective_recompute=False,
-                seed=0,
-            )
-            for layers in place.layers
-        ]
+        modules = stage_modules(self.plan, place, groups, torch.device("cpu"), seed=0)
         settings = Hyperparameters()
         self.update = Update(self.plan, place, groups, modules, settings)
         self.state = State(self.update, Guard(settings))

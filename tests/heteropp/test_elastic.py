@@ -35,6 +35,7 @@ from elastic_run import (
 )
 from layouts import plan_of
 from test_context_parallel import cut
+from test_expert_parallel import decoder, spread
 from training_run import CHIP, command, make_plan, refusal, session, tiny_model, write_text
 
 from heteropp.cost.planned import rank_memory
@@ -333,6 +334,20 @@ def test_parts_of_sequences_are_dealt_anew(launch: Launch, tmp_path: Path, devic
     folders = (training.output / "generations" / f"{number:04d}" for number in (1, 2, 3))
     plans = [read_plan(folder / "plan.json") for folder in folders]
     assert [plan.pipelines[0].stages[0].cp for plan in plans] == [4, 3, 2]
+
+
+@pytest.mark.long
+def test_experts_over_chips_are_recovered(launch: Launch, tmp_path: Path) -> None:
+    """The chip that is killed had experts that no other had."""
+    model = decoder()
+    (tmp_path / "alone").mkdir()
+    alone = Undisturbed(tmp_path / "alone", model)
+    plan = spread(plan_of(model, (2, 2), (2, 2), (1, 1)), {0: (1, 3), 1: (2, 2)})
+    training = launch("--steps", "24", plan=plan)
+    training.until(8)
+    training.send(signal.SIGKILL, f"{NODE}-0/1")
+    assert_as_undisturbed(training, alone, 24)
+    assert [change["start"] for change in training.changes] == ["initial", "recover"]
 
 
 def test_bad_requests_are_one_sentence(tmp_path: Path) -> None:

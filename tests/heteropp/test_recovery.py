@@ -13,6 +13,8 @@ from layouts import figure_8, plan_of, three_pipelines, two_pipelines
 from recovery_ranks import Counted, Hanging, Ranks, fetched_bytes, keep, recovered
 from sampled import sampled
 from test_context_parallel import cut
+from test_expert_parallel import LAYOUTS as SPREAD
+from test_expert_parallel import decoder
 from tiny_decoders import tiny_config
 from training_run import make_plan, several_pipelines, tiny_model
 
@@ -68,7 +70,7 @@ def kept(ranks: Ranks, plan: Plan, nodes: list[str], *arguments: object) -> None
         assert warnings == []
 
 
-PAIRS: dict[str, tuple[Plan, Plan]] = {  # the first five every day
+PAIRS: dict[str, tuple[Plan, Plan]] = {  # the first six every day
     "tp 2 to 4": (tp(2), tp(4)),
     "two pipelines to one": (GROUPS, plan_of(MODEL, (4,), (1,), (2,))),
     "16 bits": (
@@ -82,6 +84,10 @@ PAIRS: dict[str, tuple[Plan, Plan]] = {  # the first five every day
     "context parallelism in replicas to less of it": (
         cut(plan_of(MODEL, (3, 1), (2, 1), (2, 2)), {0: [(10, 6), (4, 12)], 1: [(9, 7)]}),
         cut(plan_of(MODEL, (2, 2), (1, 2), (3, 1)), {0: [(8, 5, 3)]}),
+    ),
+    "experts over parts of sequences, ZeRO-0, to over other ranks": (
+        SPREAD["with cp in replicas, 4 ways"](decoder(dtype="float32")),
+        SPREAD["unequal, then another"](decoder(dtype="float32")),
     ),
     "context parallelism beside tp to one rank, ZeRO-0": (
         cut(plan_of(MODEL, (4,), (1,), (4,), zero_stage=0), {0: [(10, 6)]}),
@@ -100,7 +106,7 @@ PAIRS: dict[str, tuple[Plan, Plan]] = {  # the first five every day
 }
 
 
-@pytest.mark.parametrize("name", sampled(PAIRS, 1, everyday=5))
+@pytest.mark.parametrize("name", sampled(PAIRS, 1, everyday=6))
 def test_another_plan_has_the_state_that_was_kept(ranks: Ranks, name: str) -> None:
     first, second = PAIRS[name]
     nodes = [f"a-{rank // 2}" for rank in range(first.world_size)]

@@ -10,6 +10,8 @@ import pytest
 from clusters import cluster_of, random_chip, tiny_model, write_cluster
 from sampled import sampled
 from test_context_parallel import cut
+from test_expert_parallel import spread
+from tiny_decoders import tiny_config
 from training_run import Training, make_plan
 
 from ditorch.chips import ChipSpec, load_chip
@@ -18,6 +20,7 @@ from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Plan, validate
 from heteropp.elastic.replanning.moved import moved_bytes
 from heteropp.elastic.replanning.replan import Replanned, replan
+from heteropp.models.hugging_face.reading import read
 from heteropp.models.llama.model import LlamaModel
 from heteropp.search.judge import ask, ask_all
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
@@ -280,3 +283,24 @@ def test_sequences_are_cut_where_nothing_fits_otherwise() -> None:
     found = replan(left, old, full.members)
     check(found, left, old)
     assert found.plan.has_context_parallelism and found.cluster.world_size == 2
+
+
+# ---------------------------------------------------------------- experts over chips
+
+
+def test_experts_lie_over_the_chips_that_are_left() -> None:
+    """Experts are most of what the model needs memory for, and fit in no other way."""
+    sizes = {"num_local_experts": 8, "intermediate_size": 256}
+    model = read(tiny_config("mixtral", layers=2).to_dict() | sizes, "mixtral", sequence_length=16)
+    full = cluster_of(("a-mini", small("a-mini", 4_000_000), 4))
+    whole = make_plan(model, (2,), (4,), (1,), (False,))
+    old = spread(whole, {0: (2, 2, 2, 2)})
+    check_memory(old, full)
+    left = full.kept([0, 1, 3])
+    assert not fits_whole(left, old)
+    found = replan(left, old, full.members)
+    check(found, left, old)
+    ((stage,),) = (pipeline.stages for pipeline in found.plan.pipelines)
+    assert (stage.ep, sum(stage.expert_shares)) == (3, 8)
+    with pytest.raises(SearchError, match="no plan for the chips that are left"):
+        replan(full.kept([0]), old, full.members)

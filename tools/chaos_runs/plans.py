@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import TypeVar
 
@@ -10,9 +11,11 @@ from chaos_runs.scene import MICRO_BATCH, MICRO_BATCHES, Curve, Scene
 
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, ZeroStage, validate
+from heteropp.models.spec import ModelSpec
 
 T = TypeVar("T")
 Ranks = tuple[int, ...]  # of a replica
+EVERY_PARTS = 3  # every how many seeds cut sequences, where a stage has several replicas
 
 
 def one_rank(curve: Curve) -> Plan:
@@ -41,6 +44,11 @@ def first_plan(scene: Scene, cluster: Cluster) -> Plan:
     for p, group in enumerate(_cut(random, units, count)):
         stages = _stages(random, group, model.layers, cluster)
         pipelines.append(Pipeline(micro_batches=len(taken[p]), stages=stages))
+    if scene.seed % EVERY_PARTS == 0:
+        pipelines = [
+            replace(pipeline, stages=tuple(_in_parts(random, s, model) for s in pipeline.stages))
+            for pipeline in pipelines
+        ]
     plan = _plan(scene.curve, tuple(pipelines), scene.schedule, scene.zero_stage)
     validate(plan)
     return plan
@@ -86,6 +94,27 @@ def _stages(
         )
         for span, group in zip(spans, groups, strict=True)
     )
+
+
+def _in_parts(random: Random, stage: Stage, model: ModelSpec) -> Stage:
+    """Replicas become parts of fewer ones, with unequal numbers of tokens."""
+    cp = random.choice([n for n in range(2, stage.dp + 1) if stage.dp % n == 0] or [1])
+    if cp == 1:
+        return stage
+    replicas = []
+    for first in range(0, stage.dp, cp):
+        parts = stage.replicas[first : first + cp]
+        tokens = _cut(random, range(model.sequence_length // stage.tp), cp)
+        replicas.append(
+            Replica(
+                ranks=tuple(rank for part in parts for rank in part.ranks),
+                chip=parts[0].chip,
+                batch_share=sum(part.batch_share for part in parts),
+                token_shares=tuple(len(own) * stage.tp for own in tokens),
+                group_chips=tuple(part.chip for part in parts),
+            )
+        )
+    return replace(stage, replicas=tuple(replicas))
 
 
 def _alike(units: Sequence[Ranks]) -> list[Ranks]:

@@ -86,7 +86,6 @@ def check_elastic(
     resume_from: int | None,
     restarts: int,
     force: bool,
-    plan: Plan,
 ) -> None:
     """Raises InputError for options that an elastic job has no use for, or lacks."""
     if cluster is None:
@@ -97,12 +96,6 @@ def check_elastic(
         ("--resume-from", resume_from is not None, "it goes on from the newest step it finds"),
         ("--restarts", restarts > 0, "it starts again by itself"),
         ("--force", force, "the plans that it searches fit"),
-        (
-            "a plan with expert_shares",
-            plan.has_expert_parallelism,
-            "snapshots do not know experts that lie over ranks yet (heteropp-search "
-            "--expert-parallel 1 finds another)",
-        ),
     ):
         if given:
             raise InputError(f"{option} is not for --elastic: {why}")

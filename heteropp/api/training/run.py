@@ -182,7 +182,6 @@ class _Start:
                 options.resume_from,
                 options.restarts,
                 options.force,
-                self.plan,
             )
             return job_goes_on(options.output)
         check_not_elastic(self.given)

@@ -4,7 +4,7 @@ What is left of the old plan, with its numbers dealt out anew, is the first to b
 planners, and skeletons of all the chips; last clusters with chips left out, such as those that
 leave whole nodes or one chip type. What cannot beat the best so far is skipped; of plans about as
 fast, the one is taken that moves least. Sequences are cut over chips where the old plan cuts them,
-or where nothing fits otherwise.
+and experts lie over them where the old plan's do, or where nothing fits otherwise.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from heteropp.description.profile import ProfileError
 from heteropp.elastic.replanning.adapted import adapted
 from heteropp.elastic.replanning.in_parts import in_parts, of_shorter
 from heteropp.elastic.replanning.moved import moved_bytes
+from heteropp.elastic.replanning.spread import spread
 from heteropp.models.spec import ModelError
 from heteropp.search.auto.freedom import USUAL_PARTS, Freedom
 from heteropp.search.balance import Balance, Sketch
@@ -39,7 +40,9 @@ from heteropp.search.skeletons import Skeleton, skeletons
 NEAR = 1.02  # plans that take so many times as long as the best are about as fast
 COMPARED = 8  # of those, at most
 SIMULATED = 96  # ranks of plans on skeletons of a cluster, in all
-PARTED = 6  # plans that cut sequences, on a cluster, for each number of parts
+# once some plan is found to fit, so many others on a cluster's skeletons are tried
+PARTED = 4  # that cut sequences, for each number of parts
+SPREAD = 4  # whose experts are spread
 RELAXED = 3  # of the best plans
 SMALL = 32  # chips, up to which stages may have degrees of their own, and AutoHet is asked
 
@@ -91,7 +94,7 @@ def replan(
         errors += search.errors
     else:
         search.ask("zorse", cluster)
-        search.cut_sequences()
+        search.rescue()
         if not search.found:
             raise _no_plan(cluster, errors)
     search.relax()
@@ -125,6 +128,7 @@ class _ReplanSearch:
         self.cluster, self.old, self.old_members = cluster, old, old_members
         self.documents_apart = documents_apart
         self.like, self.nodes = replace(old, schedule=schedule), nodes
+        self.spreads = old.has_expert_parallelism
         self.found: list[_Candidate] = []
         self.errors: list[SearchError] = []
         self.bound_s = 0.0
@@ -141,6 +145,7 @@ class _ReplanSearch:
         self._try("the old plan", balance, [left])
         if self.like.has_context_parallelism:
             self._try_parts(self.cluster, [left])
+            self._try_parts(self.cluster)
         self._everything(balance)
         for smaller in filter(self._may_do, _smaller(self.cluster)):
             balance = Balance(smaller, self.like)
@@ -150,11 +155,17 @@ class _ReplanSearch:
             if not self.found:
                 self._everything(Balance(smaller, self.like))
 
-    def cut_sequences(self) -> None:
-        """Cuts sequences if no plan with whole ones was found to fit."""
-        for cluster in (self.cluster, *self._fewer_chips()):
+    def rescue(self) -> None:
+        """Cuts sequences, then spreads experts, if no other plan was found to fit."""
+        clusters = (self.cluster, *self._fewer_chips())
+        for cluster in clusters:
             if not self.found:
                 self._try_parts(cluster)
+        self.spreads = True
+        for cluster in clusters:
+            if not self.found and self.like.model.expert_parallel_problem() is None:
+                balance = Balance(cluster, self.like)
+                self._try("skeletons", balance, skeletons(cluster, self.like.model, balance.power))
 
     def _fewer_chips(self) -> Iterator[Cluster]:
         fewer = (self.cluster.kept(range(n)) for n in _fewer(self.cluster.world_size))
@@ -171,8 +182,6 @@ class _ReplanSearch:
             self.ask("exact", cluster, uneven_layers=True, stage_degrees=True)
             self.ask("autohet", cluster)
         self._try("skeletons", balance, skeletons(cluster, self.like.model, balance.power))
-        if self.like.has_context_parallelism:
-            self._try_parts(cluster)
 
     def ask(self, name: str, cluster: Cluster, **options: Any) -> None:
         """Adds the plans that a planner finds for a cluster."""
@@ -207,10 +216,25 @@ class _ReplanSearch:
     def _try(self, name: str, balance: Balance, tried: Iterable[Skeleton]) -> None:
         """Adds the best plans on skeletons, judged in the order of their estimates."""
         judged = 0
-        for candidate in _candidates(balance, tried):
-            if judged * balance.cluster.world_size >= SIMULATED:
+        for tries, candidate in enumerate(self._candidates(balance, tried)):
+            many = self.spreads and self.found and tries >= SPREAD
+            if many or judged * balance.cluster.world_size >= SIMULATED:
                 break
-            judged += self._judge(name, candidate, balance.cluster)
+            judged += self._judge(name, candidate, balance)
+
+    def _candidates(self, balance: Balance, tried: Iterable[Skeleton]) -> Iterator[Candidate]:
+        """Yields plans on skeletons, the fastest first: such as memory holds, as far as is
+        estimated, or, to have their experts spread, such as memory might hold then.
+        """
+        sketches: list[tuple[float, Sketch]] = []
+        for skeleton in dict.fromkeys(tried):
+            with suppress(ProfileError):
+                sketches += [(balance.estimate_s(s), s) for s in balance.sketches(skeleton)]
+        for _, sketch in sorted(sketches):
+            for capped in (True, False)[: 1 + self.spreads]:
+                with suppress(ProfileError):
+                    if candidate := balance.candidate(sketch, capped):
+                        yield candidate
 
     def _try_parts(self, cluster: Cluster, tried: Sequence[Skeleton] = ()) -> None:
         """Adds plans that cut sequences: on some skeletons, or on the best of a cluster's.
@@ -221,17 +245,16 @@ class _ReplanSearch:
         for factor in self._factors(cluster):
             if (shorter := of_shorter(self.like, factor)) is None:
                 continue
-            balance, judged = Balance(cluster, shorter), 0
+            balance = Balance(cluster, shorter)
             self.bound_s = min(self.bound_s, balance.bound_s())
             of_cluster = skeletons(cluster, shorter.model, balance.power)
-            for short in _candidates(balance, tried or of_cluster):
-                if judged == PARTED or (short.cost_s > NEAR * self.best_s and not tried):
+            for tries, short in enumerate(self._candidates(balance, tried or of_cluster)):
+                many = self.found and tries >= PARTED
+                if many or (short.cost_s > NEAR * self.best_s and not tried):
                     break
                 with suppress(ModelError):  # too few tokens for so many parts
-                    for plan in in_parts(short.plan, model, factor, balance.power):
-                        judged += 1
-                        if self._judge("parts", Candidate(plan, short.cost_s), cluster):
-                            break
+                    plans = in_parts(short.plan, model, factor, balance.power)
+                    any(self._judge("parts", Candidate(p, short.cost_s), balance) for p in plans)
 
     def _factors(self, cluster: Cluster) -> Iterator[int]:
         """Yields how many times as short sequences may be, of which parts are made.
@@ -245,16 +268,25 @@ class _ReplanSearch:
             most = min(most, 2 * cluster.world_size - 1)
             yield from (1 << n for n in range(1, most.bit_length()))
 
-    def _judge(self, name: str, candidate: Candidate, cluster: Cluster) -> bool:
-        """Adds a plan if it can run; whether it can."""
-        # a schedule may ask for more than there is, and memory be less than estimated
-        with suppress(PlanError, ProfileError):
-            validate(candidate.plan)
-            check_memory(candidate.plan, cluster, self.documents_apart)
-            result = Result(name, candidate, [], self.bound_s, 1)
-            self.found.append(_Candidate(cluster, judge(candidate, result, cluster)))
-            return True
-        return False
+    def _judge(self, name: str, candidate: Candidate, balance: Balance) -> bool:
+        """Adds a plan if it can run, and the same with its experts spread, where they may be;
+        whether either can.
+        """
+        plans = [candidate.plan]
+        if self.spreads and (other := spread(candidate.plan, balance.power)):
+            self.bound_s = 0.0  # experts on another chip type than the rest may take less
+            plans.append(other)
+        before = len(self.found)
+        for plan in plans:
+            # a schedule may ask for more than there is, and memory be less than estimated
+            with suppress(PlanError, ProfileError):
+                validate(plan)
+                check_memory(plan, balance.cluster, self.documents_apart)
+                own = Candidate(plan, candidate.cost_s)
+                result = Result(name, own, [], self.bound_s, 1)
+                judged = judge(own, result, balance.cluster)
+                self.found.append(_Candidate(balance.cluster, judged))
+        return len(self.found) > before
 
     def relax(self) -> None:
         """Gives the best few the slack that memory has room for."""
@@ -281,18 +313,6 @@ class _ReplanSearch:
             for found in near
         )
         return min(counted, key=lambda found: (found.moved_bytes, found.step_s))
-
-
-def _candidates(balance: Balance, tried: Iterable[Skeleton]) -> Iterator[Candidate]:
-    """Yields plans on skeletons that memory holds, as far as is estimated, the fastest first."""
-    sketches: list[tuple[float, Sketch]] = []
-    for skeleton in dict.fromkeys(tried):
-        with suppress(ProfileError):
-            sketches += [(balance.estimate_s(s), s) for s in balance.sketches(skeleton)]
-    for _, sketch in sorted(sketches):
-        with suppress(ProfileError):
-            if candidate := balance.candidate(sketch):
-                yield candidate
 
 
 def _planner(plan: Plan) -> str:

@@ -1,0 +1,39 @@
+"""Plans whose experts lie over the chips of each stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from heteropp.cost.expert_shares import expert_shares
+from heteropp.description.plan import Plan, Stage
+from heteropp.models.spec import ModelError
+from heteropp.search.skeletons import Power
+
+
+def spread(plan: Plan, power: Power) -> Plan | None:
+    """Returns a plan with the experts of each stage over as many of its groups as can be, more of
+    them on faster ones; None where no stage has several, or the model has no such experts.
+
+    power: of a tensor-parallel group.
+    """
+    try:
+        pipelines = tuple(
+            replace(
+                pipeline, stages=tuple(_spread(plan, stage, power) for stage in pipeline.stages)
+            )
+            for pipeline in plan.pipelines
+        )
+    except ModelError:
+        return None
+    found = replace(plan, pipelines=pipelines)
+    return found if found.has_expert_parallelism else None
+
+
+def _spread(plan: Plan, stage: Stage, power: Power) -> Stage:
+    most = min(stage.copies, plan.model.expert_count)
+    ep = next((n for n in range(most, 1, -1) if stage.copies % n == 0), 1)
+    if ep == 1:
+        return stage
+    # the groups that hold the same experts work on one turn's rows each
+    speeds = [sum(map(power, stage.groups[i::ep])) for i in range(ep)]
+    return replace(stage, expert_shares=expert_shares(plan.model, speeds))
