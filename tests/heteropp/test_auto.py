@@ -208,3 +208,19 @@ def test_what_helps_never_makes_more_steps_longer(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(7, 300))
 def test_what_helps_never_makes_any_step_longer(seed: int) -> None:
     never_worse(seed)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_no_group_is_larger_than_its_chips_allow(limit: int) -> None:
+    """The memory of a chip makes two share the layer, by tensor parallelism where they may."""
+    chip = load_chip("a-mini")
+    memory = replace(chip.memory, capacity_bytes=80_000)
+    chip = replace(chip, memory=memory, tp_limit=limit)
+    request = Request(
+        cluster=cluster_of(("x", chip, 2)),
+        model=tiny_model(1, heads=4, kv_heads=4),
+        global_batch=2,
+        open=OPEN,
+    )
+    (pipeline,) = ask("auto", request, 1).best.plan.pipelines
+    assert [stage.tp for stage in pipeline.stages] == [limit]

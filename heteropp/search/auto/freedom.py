@@ -108,15 +108,22 @@ class Freedom:
         """Whether a plan keeps to what the request says."""
         if plan.schedule not in self.schedules or plan.zero_stage not in self.zero_stages:
             return False
+        stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+        if any(stage.tp > min(map(self._tp_limits.__getitem__, stage.chips)) for stage in stages):
+            return False
         if self.sequences_open:
             return True
         own = self.request.sequences
         return all(
             replica.batch_share >= own and replica.batch_share % own == 0
-            for pipeline in plan.pipelines
-            for stage in pipeline.stages
+            for stage in stages
             for replica in stage.replicas
         )
+
+    @cached_property
+    def _tp_limits(self) -> dict[str, int]:
+        """The most ranks of a tensor-parallel group, by chip."""
+        return {node.chip_name: node.chip.tp_limit for node in self.request.cluster.nodes}
 
 
 def as_schedule(plan: Plan, schedule: Schedule, ministages: int) -> Plan | None:
