@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 from heteropp.description.plan import Plan
 from heteropp.description.profile import ProfileError
@@ -63,9 +63,10 @@ def search(request: Request) -> Result:
     for trial in dict.fromkeys(varied):
         if trials.done:
             break
-        for change in (schedules, spread_everywhere):
-            for plan in and_balanced(change(trial.draft.plan, freedom), freedom):
-                _try(plan, trials)
+        first = trial.draft.plan
+        spread = islice(spread_everywhere(first, freedom), 1)  # by speed; each way takes new traces
+        for other in and_balanced(chain(schedules(first, freedom), spread), freedom):
+            _try(other, trials)
     found = trials.ranked()
     starts = [*_unlike(found, SEEDS_CLIMBED, _stages), *_unlike(found, SEEDS_CLIMBED, _chips)]
     _climb_unlike(trials, dict.fromkeys(starts))
