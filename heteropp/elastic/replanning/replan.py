@@ -214,11 +214,16 @@ class _ReplanSearch:
             self.found.append(candidate)
 
     def _try(self, name: str, balance: Balance, tried: Iterable[Skeleton]) -> None:
-        """Adds the best plans on skeletons, judged in the order of their estimates."""
+        """Adds the best plans on skeletons, judged in the order of their estimates.
+
+        Of those whose experts are spread a few are enough, as each takes long to trace.
+        """
         judged = 0
         for tries, candidate in enumerate(self._candidates(balance, tried)):
-            many = self.spreads and self.found and tries >= SPREAD
-            if many or judged * balance.cluster.world_size >= SIMULATED:
+            enough = tries >= SPREAD or candidate.cost_s > NEAR * self.best_s
+            if self.spreads and self.found and enough:
+                break
+            if judged * balance.cluster.world_size >= SIMULATED:
                 break
             judged += self._judge(name, candidate, balance)
 
@@ -249,8 +254,8 @@ class _ReplanSearch:
             self.bound_s = min(self.bound_s, balance.bound_s())
             of_cluster = skeletons(cluster, shorter.model, balance.power)
             for tries, short in enumerate(self._candidates(balance, tried or of_cluster)):
-                many = self.found and tries >= PARTED
-                if many or (short.cost_s > NEAR * self.best_s and not tried):
+                enough = tries >= PARTED or (short.cost_s > NEAR * self.best_s and not tried)
+                if self.found and enough:
                     break
                 with suppress(ModelError):  # too few tokens for so many parts
                     plans = in_parts(short.plan, model, factor, balance.power)
