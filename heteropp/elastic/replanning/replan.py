@@ -41,7 +41,7 @@ NEAR = 1.02  # plans that take so many times as long as the best are about as fa
 COMPARED = 8  # of those, at most
 SIMULATED = 96  # ranks of plans on skeletons of a cluster, in all
 # once some plan is found to fit, so many others on a cluster's skeletons are tried
-PARTED = 4  # that cut sequences, for each number of parts
+PARTED = 2  # that cut sequences, for each number of parts
 SPREAD = 4  # whose experts are spread
 RELAXED = 3  # of the best plans
 SMALL = 32  # chips, up to which stages may have degrees of their own, and AutoHet is asked
