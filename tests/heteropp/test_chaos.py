@@ -33,12 +33,15 @@ def test_a_loss_off_the_curve_is_seen() -> None:
 
 
 def test_a_seed_draws_the_same_again(tmp_path: Path) -> None:
+    cut = 0
     for seed in range(100):
         scene = draw(seed)
         assert draw(seed) == scene and scene.events
         (folder := tmp_path / str(seed)).mkdir()
         chips, _, plan = chaos.write_files(scene, folder)
         assert plan.world_size == sum(chips.values()) >= 4
+        cut += plan.has_context_parallelism
+    assert cut > 10
 
 
 def test_the_load_computes_and_ends() -> None:
@@ -54,6 +57,7 @@ def test_the_load_computes_and_ends() -> None:
     "seed",
     [
         pytest.param(4, marks=pytest.mark.long),
+        pytest.param(24, marks=pytest.mark.long, id="24-in-parts"),
         *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (8, 17)),
     ],
 )

@@ -41,7 +41,7 @@ NEAR = 1.02  # plans that take so many times as long as the best are about as fa
 COMPARED = 8  # of those, at most
 SIMULATED = 96  # ranks of plans on skeletons of a cluster, in all
 # once some plan is found to fit, so many others on a cluster's skeletons are tried
-PARTED = 4  # that cut sequences, for each number of parts
+PARTED = 2  # that cut sequences, for each number of parts
 SPREAD = 4  # whose experts are spread
 RELAXED = 3  # of the best plans
 SMALL = 32  # chips, up to which stages may have degrees of their own, and AutoHet is asked
@@ -214,11 +214,16 @@ class _ReplanSearch:
             self.found.append(candidate)
 
     def _try(self, name: str, balance: Balance, tried: Iterable[Skeleton]) -> None:
-        """Adds the best plans on skeletons, judged in the order of their estimates."""
+        """Adds the best plans on skeletons, judged in the order of their estimates.
+
+        Of those whose experts are spread a few are enough, as each takes long to trace.
+        """
         judged = 0
         for tries, candidate in enumerate(self._candidates(balance, tried)):
-            many = self.spreads and self.found and tries >= SPREAD
-            if many or judged * balance.cluster.world_size >= SIMULATED:
+            enough = tries >= SPREAD or candidate.cost_s > NEAR * self.best_s
+            if self.spreads and self.found and enough:
+                break
+            if judged * balance.cluster.world_size >= SIMULATED:
                 break
             judged += self._judge(name, candidate, balance)
 
@@ -249,8 +254,8 @@ class _ReplanSearch:
             self.bound_s = min(self.bound_s, balance.bound_s())
             of_cluster = skeletons(cluster, shorter.model, balance.power)
             for tries, short in enumerate(self._candidates(balance, tried or of_cluster)):
-                many = self.found and tries >= PARTED
-                if many or (short.cost_s > NEAR * self.best_s and not tried):
+                enough = tries >= PARTED or (short.cost_s > NEAR * self.best_s and not tried)
+                if self.found and enough:
                     break
                 with suppress(ModelError):  # too few tokens for so many parts
                     plans = in_parts(short.plan, model, factor, balance.power)
