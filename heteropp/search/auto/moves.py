@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -11,17 +11,11 @@ from functools import partial
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
 from heteropp.description.profile import ProfileError
 from heteropp.search.auto.busy import balanced, with_layers
+from heteropp.search.auto.changed import places, with_each, with_one, with_stages
+from heteropp.search.auto.expert_moves import expert_parallel
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.regrouping import regrouped, way_of, ways_to_cut
-from heteropp.search.auto.spreading import (
-    DEGREES,
-    WAYS,
-    By,
-    degrees,
-    gathered,
-    spread,
-    with_shares_that_fit,
-)
+from heteropp.search.auto.spreading import with_shares_that_fit
 from heteropp.search.auto.trials import Draft, with_pipelines
 
 SLACK = 0  # the first kind: less slack than there could be may be faster than all of it
@@ -44,7 +38,7 @@ def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
         and_balanced(schedules(plan, freedom), freedom),
         and_balanced(_degrees(plan), freedom),
         and_balanced(_context_parallel(plan, freedom), freedom),
-        and_balanced(_expert_parallel(plan, freedom), freedom),
+        and_balanced(expert_parallel(plan, freedom), freedom),
         and_balanced(_order(plan), freedom),
         and_balanced(_joined(plan, freedom), freedom),
         and_balanced(_cut(plan), freedom),
@@ -88,7 +82,7 @@ def _layers(plan: Plan) -> Iterator[Plan]:
                     moved = list(counts)
                     moved[i] -= step
                     moved[j] += step
-                    yield _with(plan, p, with_layers(pipeline.stages, moved))
+                    yield with_stages(plan, p, with_layers(pipeline.stages, moved))
 
 
 def _recompute(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
@@ -97,14 +91,14 @@ def _recompute(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
     if freedom.selective_recompute:
         modes.insert(1, (False, True))
     for mode in modes:
-        yield _each(plan, partial(_again, mode))
-    for p, s, stage in _places(plan):
+        yield with_each(plan, partial(_again, mode))
+    for p, s, stage in places(plan):
         for mode in modes:
-            yield _one(plan, p, s, _again(mode, stage))
-    for p, s, stage in _places(plan):
+            yield with_one(plan, p, s, _again(mode, stage))
+    for p, s, stage in places(plan):
         if stage.offload:
-            yield _one(plan, p, s, replace(stage, offload=False))
-    yield _each(plan, lambda stage: replace(stage, offload=False))
+            yield with_one(plan, p, s, replace(stage, offload=False))
+    yield with_each(plan, lambda stage: replace(stage, offload=False))
 
 
 def _again(mode: tuple[bool, bool], stage: Stage) -> Stage:
@@ -116,9 +110,9 @@ def _sequence_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
     if True not in freedom.sequence_parallel:
         return
     for cut in (True, False):
-        yield _each(plan, partial(_rows, cut))
-    for p, s, stage in _places(plan):
-        yield _one(plan, p, s, _rows(not stage.sequence_parallel, stage))
+        yield with_each(plan, partial(_rows, cut))
+    for p, s, stage in places(plan):
+        yield with_one(plan, p, s, _rows(not stage.sequence_parallel, stage))
 
 
 def _rows(cut: bool, stage: Stage) -> Stage:
@@ -128,7 +122,7 @@ def _rows(cut: bool, stage: Stage) -> Stage:
 def _sizes(plan: Plan) -> Iterator[Plan]:
     """Micro-batches twice or half as large, and the other way round as many."""
     if all(pipeline.micro_batches % 2 == 0 for pipeline in plan.pipelines):
-        larger = _each(
+        larger = with_each(
             plan, lambda stage: _shared(stage, [2 * r.batch_share for r in stage.replicas])
         )
         yield _counted(replace(larger, micro_batch=2 * plan.micro_batch), 0.5)
@@ -138,10 +132,10 @@ def _sizes(plan: Plan) -> Iterator[Plan]:
 
 def _half_as_large(plan: Plan) -> Plan | None:
     """Returns a plan with micro-batches half as large, or None where a share is odd."""
-    shares = [r.batch_share for _, _, stage in _places(plan) for r in stage.replicas]
+    shares = [r.batch_share for _, _, stage in places(plan) for r in stage.replicas]
     if any(share % 2 for share in shares):
         return None
-    smaller = _each(
+    smaller = with_each(
         plan, lambda stage: _shared(stage, [r.batch_share // 2 for r in stage.replicas])
     )
     return _counted(replace(smaller, micro_batch=plan.micro_batch // 2), 2)
@@ -173,11 +167,11 @@ def schedules(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
 def _degrees(plan: Plan) -> Iterator[Plan]:
     """Chips as tensor-parallel groups twice or half as large, of all stages at once or of one."""
     for factor in (2, 0.5):
-        yield _each(plan, lambda stage: _with_tp(plan, stage, factor) or stage)  # noqa: B023
-    for p, s, stage in _places(plan):
+        yield with_each(plan, lambda stage: _with_tp(plan, stage, factor) or stage)  # noqa: B023
+    for p, s, stage in places(plan):
         for factor in (2, 0.5):
             if other := _with_tp(plan, stage, factor):
-                yield _one(plan, p, s, other)
+                yield with_one(plan, p, s, other)
 
 
 def _with_tp(plan: Plan, stage: Stage, factor: float) -> Stage | None:
@@ -198,11 +192,11 @@ def _context_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
     for more, of_ranks, at_once in itertools.product((True, False), repeat=3):
         changes.append(partial(_parts, plan, most, more, of_ranks, at_once))
     for change in changes:
-        yield from _and_smaller(_each(plan, partial(_changed, change)))
-    for p, s, stage in _places(plan):
+        yield from _and_smaller(with_each(plan, partial(_changed, change)))
+    for p, s, stage in places(plan):
         for change in changes:
             if other := change(stage):
-                yield from _and_smaller(_one(plan, p, s, other))
+                yield from _and_smaller(with_one(plan, p, s, other))
 
 
 def _and_smaller(plan: Plan) -> Iterator[Plan]:
@@ -246,57 +240,9 @@ def _parts(
     return regrouped(stage, plan.model, sequences, tp, cp, way_of(stage, plan.model))
 
 
-def _expert_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
-    """Experts lie over groups in another way, in all stages at once or in one."""
-    most = freedom.expert_parallel
-    if most == 1:
-        return
-    if plan.has_expert_parallelism:
-        yield _each(plan, gathered)
-    yield from spread_everywhere(plan, freedom)
-    for p, s, stage in _places(plan):
-        if stage.ep > 1:
-            yield _one(plan, p, s, gathered(stage))
-            for shares in _moved_experts(stage):
-                yield _one(plan, p, s, replace(stage, expert_shares=shares))
-        for degree, by in itertools.product(degrees(stage, most), WAYS):
-            yield _one(plan, p, s, spread(stage, freedom, degree, by))
-
-
-def spread_everywhere(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
-    """Experts lie over groups in all stages, in each of the ways there are."""
-    if freedom.expert_parallel > 1:
-        for by, n in itertools.product(WAYS, range(DEGREES)):
-            yield _each(plan, lambda stage: _nth_spread(stage, freedom, n, by))  # noqa: B023
-
-
-def _nth_spread(stage: Stage, freedom: Freedom, n: int, by: By) -> Stage:
-    """Returns a stage with the n-th of its largest expert-parallel degrees, or as it is."""
-    found = degrees(stage, freedom.expert_parallel)
-    return spread(stage, freedom, found[n], by) if n < len(found) else stage
-
-
-def _moved_experts(stage: Stage) -> Iterator[tuple[int, ...]]:
-    """Yields shares of which experts go from the most that a chip type has to another's least."""
-    shares, chips = stage.expert_shares or (), stage.chips
-    for giver, taker in itertools.permutations(dict.fromkeys(chips[: stage.ep]), 2):
-        source = max(
-            (i for i in range(stage.ep) if chips[i] == giver), key=lambda i: (shares[i], -i)
-        )
-        target = min(
-            (i for i in range(stage.ep) if chips[i] == taker), key=lambda i: (shares[i], i)
-        )
-        for step in STEPS:
-            if shares[source] > step:
-                moved = list(shares)
-                moved[source] -= step
-                moved[target] += step
-                yield tuple(moved)
-
-
 def _as_large(plan: Plan) -> Plan:
     """Returns a plan with micro-batches of its largest stage's, and as many as these then are."""
-    largest = max(stage.micro_batch for _, _, stage in _places(plan))
+    largest = max(stage.micro_batch for _, _, stage in places(plan))
     return _counted(replace(plan, micro_batch=largest), plan.micro_batch / largest)
 
 
@@ -310,7 +256,7 @@ def _order(plan: Plan) -> Iterator[Plan]:
                 continue
             swapped = list(stages)
             swapped[i], swapped[j] = swapped[j], swapped[i]
-            yield _with(plan, p, with_layers(swapped, [s.layer_count for s in swapped]))
+            yield with_stages(plan, p, with_layers(swapped, [s.layer_count for s in swapped]))
 
 
 def _joined(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
@@ -321,7 +267,9 @@ def _joined(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
     for p, pipeline in enumerate(plan.pipelines):
         for s, (one, other) in enumerate(itertools.pairwise(pipeline.stages)):
             for joined in join(one, other):
-                yield _with(plan, p, [*pipeline.stages[:s], joined, *pipeline.stages[s + 2 :]])
+                yield with_stages(
+                    plan, p, [*pipeline.stages[:s], joined, *pipeline.stages[s + 2 :]]
+                )
 
 
 def _in_pairs(
@@ -368,7 +316,7 @@ def _cut(plan: Plan) -> Iterator[Plan]:
             counts[s : s + 1] = [stage.layer_count - half, half]
             for halves in _halves(plan, stage):
                 stages = [*pipeline.stages[:s], *halves, *pipeline.stages[s + 1 :]]
-                yield _with(plan, p, with_layers(stages, counts))
+                yield with_stages(plan, p, with_layers(stages, counts))
 
 
 def _halves(plan: Plan, stage: Stage) -> Iterator[tuple[Stage, Stage]]:
@@ -428,7 +376,7 @@ def _moved(plan: Plan) -> Iterator[Plan]:
                         rest = _scaled(taker, plan.micro_batch - share)
                         joined = (*rest.replicas, replace(moved, batch_share=share))
                         stages[j] = replace(taker, replicas=joined)
-                        yield _with(plan, p, stages)
+                        yield with_stages(plan, p, stages)
 
 
 def _scaled(stage: Stage, total: int) -> Stage:
@@ -442,7 +390,7 @@ def _scaled(stage: Stage, total: int) -> Stage:
 
 def _shares(plan: Plan) -> Iterator[Plan]:
     """Sequences move between replicas of unlike chips."""
-    for p, s, stage in _places(plan):
+    for p, s, stage in places(plan):
         chips: dict[str, list[int]] = {}
         for r, replica in enumerate(stage.replicas):
             chips.setdefault(replica.chip, []).append(r)
@@ -461,7 +409,7 @@ def _shares(plan: Plan) -> Iterator[Plan]:
                     for r in chips[taker]:
                         shares[r] += given // len(chips[taker])
                 if min(shares) > 0:
-                    yield _one(plan, p, s, _shared(stage, shares))
+                    yield with_one(plan, p, s, _shared(stage, shares))
 
 
 def _micro_batches(plan: Plan) -> Iterator[Plan]:
@@ -486,11 +434,11 @@ def _fewer(plan: Plan) -> Iterator[Plan]:
                 layers = counts.pop(s)
                 for _ in range(layers):
                     counts[counts.index(min(counts))] += 1
-                yield _with(plan, p, with_layers(rest, counts))
+                yield with_stages(plan, p, with_layers(rest, counts))
             for r in range(stage.dp):
                 left = stage.replicas[:r] + stage.replicas[r + 1 :]
                 if shares := _even(plan.micro_batch, len(left)):
-                    yield _one(plan, p, s, _shared(replace(stage, replicas=left), shares))
+                    yield with_one(plan, p, s, _shared(replace(stage, replicas=left), shares))
         if len(plan.pipelines) > 1:
             left_over = [*plan.pipelines[:p], *plan.pipelines[p + 1 :]]
             taken = pipeline.micro_batches
@@ -510,31 +458,3 @@ def _even(total: int, parts: int) -> list[int]:
 def _shared(stage: Stage, shares: Iterable[int]) -> Stage:
     pairs = zip(stage.replicas, shares, strict=True)
     return replace(stage, replicas=tuple(replace(r, batch_share=share) for r, share in pairs))
-
-
-def _places(plan: Plan) -> Iterator[tuple[int, int, Stage]]:
-    for p, pipeline in enumerate(plan.pipelines):
-        for s, stage in enumerate(pipeline.stages):
-            yield p, s, stage
-
-
-def _with(plan: Plan, p: int, stages: Sequence[Stage]) -> Plan:
-    pipelines = list(plan.pipelines)
-    pipelines[p] = replace(pipelines[p], stages=tuple(stages))
-    return with_pipelines(plan, pipelines)
-
-
-def _one(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
-    stages = list(plan.pipelines[p].stages)
-    stages[s] = stage
-    return _with(plan, p, stages)
-
-
-def _each(plan: Plan, change: Callable[[Stage], Stage]) -> Plan:
-    return with_pipelines(
-        plan,
-        [
-            replace(pipeline, stages=tuple(map(change, pipeline.stages)))
-            for pipeline in plan.pipelines
-        ],
-    )

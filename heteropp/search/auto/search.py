@@ -11,9 +11,10 @@ from heteropp.description.plan import Plan
 from heteropp.description.profile import ProfileError
 from heteropp.search.auto.bound import step_bound_s
 from heteropp.search.auto.climb import climb
+from heteropp.search.auto.expert_moves import spread_everywhere
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.idle import smaller, why_idle
-from heteropp.search.auto.moves import and_balanced, schedules, spread_everywhere
+from heteropp.search.auto.moves import and_balanced, schedules
 from heteropp.search.auto.seeds import chains, of_planners, of_shorter, of_spread, on_skeletons
 from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
 from heteropp.search.judge import AHEAD

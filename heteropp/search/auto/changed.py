@@ -1,0 +1,37 @@
+"""Plans some of whose stages are others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from heteropp.description.plan import Plan, Stage
+from heteropp.search.auto.trials import with_pipelines
+
+
+def places(plan: Plan) -> Iterator[tuple[int, int, Stage]]:
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            yield p, s, stage
+
+
+def with_stages(plan: Plan, p: int, stages: Sequence[Stage]) -> Plan:
+    pipelines = list(plan.pipelines)
+    pipelines[p] = replace(pipelines[p], stages=tuple(stages))
+    return with_pipelines(plan, pipelines)
+
+
+def with_one(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
+    stages = list(plan.pipelines[p].stages)
+    stages[s] = stage
+    return with_stages(plan, p, stages)
+
+
+def with_each(plan: Plan, change: Callable[[Stage], Stage]) -> Plan:
+    return with_pipelines(
+        plan,
+        [
+            replace(pipeline, stages=tuple(map(change, pipeline.stages)))
+            for pipeline in plan.pipelines
+        ],
+    )
