@@ -71,12 +71,12 @@ def plan(
     micro-batch in each replica. What is None of this, the schedule and the ZeRO stage, planner auto
     chooses; the others take 1, 1F1B and 1. context_parallel: the most ranks over which planner auto
     cuts sequences; None: 8 where they are long or nothing fits without; other planners cut none.
-    expert_parallel: the most ranks over which it lets the experts of a layer lie; None: 64.
-    budget_s: of planner auto, by the clock, on which the plan then depends. sequence_length:
-    tokens, in place of the model's. lora: what trains beside a Hugging Face folder's frozen
-    weights, such as "r=16,alpha=32,targets=q_proj+v_proj". profile: what heteropp-profile measured,
-    in place of chip files. trust_remote_code: whether code in a Hugging Face folder, of a family
-    that transformers lacks, may run.
+    expert_parallel: the most ranks over which it lets the experts of a layer lie; None: 64 where
+    nothing fits without. budget_s: of planner auto, by the clock, on which the plan then depends.
+    sequence_length: tokens, in place of the model's. lora: what trains beside a Hugging Face
+    folder's frozen weights, such as "r=16,alpha=32,targets=q_proj+v_proj". profile: what
+    heteropp-profile measured, in place of chip files. trust_remote_code: whether code in a Hugging
+    Face folder, of a family that transformers lacks, may run.
 
     Raises FileError, InputError or SearchError, one sentence each; of these, DoesNotFitError has
     the nearest plan.

@@ -148,7 +148,8 @@ def search(
             min=1,
             max=MOST_PARTS,
             help="The most ranks over which planner auto lets the experts of a layer lie; 1: each "
-            "rank has all of them, as --elastic asks. If absent, 64.",
+            "rank has all of them. If absent, 64 where nothing fits otherwise; a model's first such "
+            "search takes minutes.",
         ),
     ] = None,
     profile: Annotated[

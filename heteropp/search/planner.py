@@ -35,7 +35,7 @@ class Request:
     stage_degrees: bool = False  # and have unlike tensor- and data-parallel degrees
     open: frozenset[str] = frozenset()  # of OPTIONS: left to planner auto
     context_parallel: int | None = None  # most parts of a sequence; None: planner auto chooses
-    expert_parallel: int | None = None  # most ranks over which experts lie; None: auto chooses
+    expert_parallel: int | None = None  # over which experts lie at most; None: 1 if anything fits
     budget_s: float | None = None  # of planner auto, by the clock; None: by problem size alone
 
 

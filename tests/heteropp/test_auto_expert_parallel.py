@@ -59,9 +59,10 @@ def test_a_plan_with_experts_over_ranks_is_shorter_than_the_best_without() -> No
         cluster=two_types(10**8),
         model=decoder(intermediate_size=256),
         global_batch=8,
+        expert_parallel=4,
         open=OPEN,
     )
-    whole = ask("auto", replace(request, expert_parallel=1), 1).best
+    whole = ask("auto", replace(request, expert_parallel=None), 1).best
     assert not whole.plan.has_expert_parallelism
     judged = ask("auto", request, 1).best
     assert judged.plan.has_expert_parallelism

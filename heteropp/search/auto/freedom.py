@@ -33,6 +33,7 @@ class Freedom:
 
     request: Request
     cuts_short: bool = False  # whether sequences may be cut that are not long
+    spreads: bool = False  # whether experts may lie over ranks though nobody asked for it
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
@@ -96,7 +97,8 @@ class Freedom:
         model, most = self.request.model, self.request.expert_parallel
         if self.measured or model.expert_parallel_problem() is not None:
             return 1
-        most = USUAL_EXPERT_RANKS if most is None else most
+        if most is None:  # each way to spread them takes traces of its own
+            most = USUAL_EXPERT_RANKS if self.spreads else 1
         return max(1, min(most, model.expert_count, self.request.cluster.world_size))
 
     @cached_property

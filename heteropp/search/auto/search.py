@@ -50,14 +50,15 @@ Seeds = tuple[list[Plan], list[Plan]]  # pipelines, and plans on skeletons
 
 def search(request: Request) -> Result:
     """The best plan found. Raises SearchError, or DoesNotFitError where none was found to fit."""
-    freedom = Freedom(request)
     passes = PASSES if request.cluster.world_size <= FEW_CHIPS else PASSES_OF_MANY
-    trials = Trials(request, freedom, Budget(passes, request.budget_s))
-    _found(trials, _seed)
+    trials = Trials(request, Freedom(request), Budget(passes, request.budget_s))
+    if not _found(trials, _seed):
+        trials.freedom = replace(trials.freedom, spreads=True)
     if not _found(trials, _seed_experts):
-        freedom = trials.freedom = replace(freedom, cuts_short=True)
+        trials.freedom = replace(trials.freedom, cuts_short=True)
     if not _found(trials, _seed_parts):
         raise _no_plan(request)
+    freedom = trials.freedom
     bound_s = step_bound_s(request, freedom, request.cluster)
     found = trials.ranked()
     varied = [*_unlike(found, VARIED, _stages), *_unlike(found, VARIED, _chips)]
