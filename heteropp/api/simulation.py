@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SimulationOptions:
     """The bounds of what a simulation can be asked."""
 
-    profile: str | None
+    profile: Path | str | None
     emulated: bool
     slack: Annotated[int, Field(ge=0, le=MOST_SEQUENCES)] | None
     noise: Annotated[float, Field(ge=0, le=2)]
@@ -54,14 +54,15 @@ def simulate(
     rank's work takes, by rank. trust_remote_code: whether code that came with the plan's model may
     run.
 
-    Raises FileError, InputError, PlanError, or DeadlockError for a plan that would hang.
+    Raises FileError, InputError, PlanError, ProfileError where the profile measured no such stages,
+    or DeadlockError for a plan that would hang.
     """
     from heteropp.simulator.simulate import simulate as run
 
     check_given(
         SimulationOptions,
         {
-            "profile": None if profile is None else str(profile),
+            "profile": profile,
             "emulated": emulated,
             "slack": slack,
             "noise": noise,

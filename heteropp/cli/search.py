@@ -138,7 +138,7 @@ def search(
             min=1,
             max=MOST_PARTS,
             help="The most ranks over which planner auto cuts sequences; 1: it cuts none, as "
-            "--elastic and --bucket ask. If absent, 8 where sequences have 16384 tokens or more or "
+            "--bucket asks. If absent, 8 where sequences have 16384 tokens or more or "
             "nothing fits otherwise.",
         ),
     ] = None,
@@ -148,8 +148,8 @@ def search(
             min=1,
             max=MOST_PARTS,
             help="The most ranks over which planner auto lets the experts of a layer lie; 1: each "
-            "rank has all of them. If absent, 64 where nothing fits otherwise; a model's first such "
-            "search takes minutes.",
+            "rank has all of them. If absent, 64 where nothing fits otherwise. The first such "
+            "search for a model may take minutes.",
         ),
     ] = None,
     profile: Annotated[

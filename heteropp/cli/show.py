@@ -171,10 +171,10 @@ def show_experts(console: Console, plan: Plan, cluster: Cluster) -> None:
             rank = max(capacity, key=lambda rank: memory[rank].total / capacity[rank])
             need, has = human_bytes(memory[rank].total), human_bytes(capacity[rank])
             if memory[rank].total > capacity[rank]:
-                why = f"needs {need} with all on each rank on rank {rank}, which has {has}"
+                why = f"with all experts rank {rank} would need {need}, and has {has}"
             else:
-                why = f"fits with all on each rank, too ({need} of {has}), but not as fast"
-            say(console, f"stage {_place((p, s), plan)} has ep {experts_of(stage)}: it {why}")
+                why = f"with all experts on each rank it would fit, too ({need} of {has})"
+            say(console, f"stage {_place((p, s), plan)} has ep {experts_of(stage)}: {why}")
 
 
 def _with_all_experts(plan: Plan) -> Plan:

@@ -102,7 +102,7 @@ def test_the_command_shows_experts_and_says_why(tmp_path: Path) -> None:
     found = command(*asked, *kept, "--explain")
     assert found.exit_code == 0, found.stderr
     assert re.search(r"dp +tp +ep +R", found.stdout)
-    why = r"it needs [\d.]+ MiB with all on each rank on rank 0, which has 1\.9 MiB"
+    why = r"with all experts rank 0 would need [\d.]+ MiB, and has 1\.9 MiB"
     assert re.search(rf"stage 0 has ep 2 of 2 \+ 2 experts: {why}", found.stdout), found.stdout
     whole = command(*asked, *kept, "--expert-parallel", 1)
     assert whole.exit_code == 2

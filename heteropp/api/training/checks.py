@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,8 +165,10 @@ def cluster_of(
         return cluster
     if not force:
         check_memory(plans[0], cluster)
-    with suppress(ProfileError):  # every rank does so: what it takes is traced here, once
+    try:  # every rank does so: what it takes is traced here, once
         simulate(plans[0], cluster, emulated=True)
+    except ProfileError as error:
+        raise InputError(f"--profile: {error}") from None
     cache.flush()
     return cluster
 

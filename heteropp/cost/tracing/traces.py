@@ -2,7 +2,8 @@
 
 The truth is the real stage module, run on meta tensors (stage.py), which needs torch. A stage with
 one sequence in its micro-batch is traced as it is. With more, every size is affine in the number of
-sequences, so that two traces, of 2 and 3, tell all; some operators are others with one.
+sequences, so that two traces, of 2 and 3, tell all; some operators are others with one. Where
+experts lie over ranks, sequences are counted by as many as make other ranks' rows whole numbers.
 """
 
 from __future__ import annotations
@@ -112,6 +113,8 @@ def trace_stage(model: ModelSpec, layers: int, kind: StageKind) -> StageTrace:
         unit = own if kind.sequences % own == 0 else 1
     counts = (2 * unit, 3 * unit) if kind.sequences > unit else (unit,)
     key = f"layers={layers} {replace(kind, sequences=counts[0])}"
+    if kind.spread is not None:
+        key += f" of {counts}"  # by one of which it would not be known what the unit was
 
     def trace() -> Entry:
         from heteropp.cost.tracing.stage import record_stage

@@ -24,13 +24,14 @@ WAYS = ((False, False), (True, False), (True, True))
 def of_shorter(plan: Plan, factor: int) -> Plan | None:
     """Returns a plan for so many times as many sequences, that many times as short.
 
-    Its pipelines are yet to be made. None where the length is no whole number of tokens.
+    Its pipelines are those of the plan: what is made of it takes their ministages alone. None where
+    the length is no whole number of tokens.
     """
     length, rest = divmod(plan.model.sequence_length, factor)
     if rest:
         return None
     model = replace(plan.model, sequence_length=length)
-    return replace(plan, model=model, global_batch=factor * plan.global_batch, pipelines=())
+    return replace(plan, model=model, global_batch=factor * plan.global_batch)
 
 
 def in_parts(plan: Plan, model: ModelSpec, factor: int, power: Power) -> Iterator[Plan]:

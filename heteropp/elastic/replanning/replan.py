@@ -42,7 +42,7 @@ COMPARED = 8  # of those, at most
 SIMULATED = 96  # ranks of plans on skeletons of a cluster, in all
 # once some plan is found to fit, so many others on a cluster's skeletons are tried
 PARTED = 2  # that cut sequences, for each number of parts
-SPREAD = 4  # whose experts are spread
+SPREAD, FAILED = 4, 24  # whose experts are spread: once one fits, and where none does
 RELAXED = 3  # of the best plans
 SMALL = 32  # chips, up to which stages may have degrees of their own, and AutoHet is asked
 
@@ -221,7 +221,7 @@ class _ReplanSearch:
         judged = 0
         for tries, candidate in enumerate(self._candidates(balance, tried)):
             enough = tries >= SPREAD or candidate.cost_s > NEAR * self.best_s
-            if self.spreads and self.found and enough:
+            if self.spreads and (enough if self.found else tries >= FAILED):
                 break
             if judged * balance.cluster.world_size >= SIMULATED:
                 break
@@ -274,12 +274,12 @@ class _ReplanSearch:
             yield from (1 << n for n in range(1, most.bit_length()))
 
     def _judge(self, name: str, candidate: Candidate, balance: Balance) -> bool:
-        """Adds a plan if it can run, and the same with its experts spread, where they may be;
-        whether either can.
+        """Adds a plan if it can run, and the same with its experts spread, where they may be.
+
+        Returns whether one of the two can.
         """
         plans = [candidate.plan]
         if self.spreads and (other := spread(candidate.plan, balance.power)):
-            self.bound_s = 0.0  # experts on another chip type than the rest may take less
             plans.append(other)
         before = len(self.found)
         for plan in plans:
@@ -288,10 +288,16 @@ class _ReplanSearch:
                 validate(plan)
                 check_memory(plan, balance.cluster, self.documents_apart)
                 own = Candidate(plan, candidate.cost_s)
-                result = Result(name, own, [], self.bound_s, 1)
+                result = Result(name, own, [], self._bound_of(plan), 1)
                 judged = judge(own, result, balance.cluster)
                 self.found.append(_Candidate(balance.cluster, judged))
         return len(self.found) > before
+
+    def _bound_of(self, plan: Plan) -> float:
+        """Returns a bound of plans like this one; none is known where experts are spread: on
+        another chip type than the rest of a layer they may take less.
+        """
+        return 0.0 if plan.has_expert_parallelism else self.bound_s
 
     def relax(self) -> None:
         """Gives the best few the slack that memory has room for."""
@@ -299,7 +305,7 @@ class _ReplanSearch:
             return
         for found in sorted(self.found, key=lambda found: found.step_s)[:RELAXED]:
             plan, cost_s = found.judged.plan, found.judged.cost_s
-            result = Result(_planner(plan), Candidate(plan, cost_s), [], self.bound_s, 1)
+            result = Result(_planner(plan), Candidate(plan, cost_s), [], self._bound_of(plan), 1)
             judged = relaxed(found.judged, result, found.cluster)
             self._add(replace(found, judged=judged))
 

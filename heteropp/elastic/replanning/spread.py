@@ -34,6 +34,6 @@ def _spread(plan: Plan, stage: Stage, power: Power) -> Stage:
     ep = next((n for n in range(most, 1, -1) if stage.copies % n == 0), 1)
     if ep == 1:
         return stage
-    # the groups that hold the same experts work on one turn's rows each
-    speeds = [sum(map(power, stage.groups[i::ep])) for i in range(ep)]
+    # each of the groups that hold the same experts has a turn's rows, and the slowest counts
+    speeds = [min(map(power, stage.groups[i::ep])) for i in range(ep)]
     return replace(stage, expert_shares=expert_shares(plan.model, speeds))

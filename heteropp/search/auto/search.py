@@ -129,10 +129,14 @@ def _seed_parts(trials: Trials, request: Request) -> None:
 
 def _seed_experts(trials: Trials, request: Request) -> None:
     """Tries seeds whose experts lie over ranks, in turns that need more memory, until some fit."""
+    if trials.done:
+        return
     for turn in of_spread(request, trials.freedom):
         for plans in turn:
             next((plan for plan in plans if _try(plan, trials) < math.inf), None)
-        if trials.ranked() or trials.done:
+            if trials.done:
+                return
+        if trials.ranked():
             return
 
 
