@@ -57,7 +57,8 @@ def test_the_load_computes_and_ends() -> None:
     "seed",
     [
         pytest.param(4, marks=pytest.mark.long),
-        pytest.param(24, marks=pytest.mark.long, id="24-in-parts"),
+        # on a busy machine its first search of parts alone may take longer than the bound
+        pytest.param(24, marks=pytest.mark.exhaustive, id="24-in-parts"),
         *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (8, 17)),
     ],
 )
