@@ -78,9 +78,8 @@ class TrainingOptions:
 
     def tracking(self) -> Tracking:
         """Returns what is to follow the run; a text may name several services."""
-        from heteropp.runtime.measuring.trackers.tracking import (
-            Tracking,
-        )  # --help has no use for it
+        # --help has no use for it
+        from heteropp.runtime.measuring.trackers.tracking import Tracking
 
         named = [name.strip() for text in self.track or [] for name in text.split(",")]
         names = tuple(dict.fromkeys(name for name in named if name))

@@ -17,6 +17,7 @@ from heteropp import _planner
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, Stage
 from heteropp.description.profile import ProfileError
+from heteropp.search.auto.changed import with_each
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.auto.idle import rounded
 from heteropp.search.auto.regrouping import WAYS, for_longer
@@ -205,8 +206,7 @@ def _spread_ways(plan: Plan, freedom: Freedom) -> list[Plan]:
             stage = spread(stage, freedom, own[0], by) if own else stage  # noqa: B023
             return replace(stage, recompute=stage.recompute or recompute)  # noqa: B023
 
-        pipelines = (replace(p, stages=tuple(map(change, p.stages))) for p in plan.pipelines)
-        found.append(replace(plan, pipelines=tuple(pipelines)))
+        found.append(with_each(plan, change))
     return list(dict.fromkeys(found))
 
 

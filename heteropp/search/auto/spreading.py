@@ -13,8 +13,8 @@ from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, Stage
 from heteropp.models.spec import ModelSpec
+from heteropp.search.auto.changed import with_each
 from heteropp.search.auto.freedom import Freedom
-from heteropp.search.auto.trials import with_pipelines
 
 By = Literal["speed", "equal", "memory"]  # what the chips of groups have experts by
 WAYS: tuple[By, ...] = get_args(By)
@@ -72,10 +72,7 @@ def with_shares_that_fit(plan: Plan, freedom: Freedom) -> Plan:
     """
     if not plan.has_expert_parallelism:
         return plan
-    change = partial(_that_fits, freedom)
-    return with_pipelines(
-        plan, [replace(p, stages=tuple(map(change, p.stages))) for p in plan.pipelines]
-    )
+    return with_each(plan, partial(_that_fits, freedom))
 
 
 def _that_fits(freedom: Freedom, stage: Stage) -> Stage:
