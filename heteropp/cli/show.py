@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -155,10 +155,12 @@ def show_parts(console: Console, plan: Plan, cluster: Cluster) -> None:
 def show_experts(console: Console, plan: Plan, cluster: Cluster) -> None:
     """Why the experts of each stage with expert parallelism lie over ranks."""
     from heteropp.cost.planned import human_bytes, rank_memory
+    from heteropp.search.auto.changed import with_each
+    from heteropp.search.auto.spreading import gathered
 
     if not plan.has_expert_parallelism:
         return
-    memory = rank_memory(_with_all_experts(plan), cluster)
+    memory = rank_memory(with_each(plan, gathered), cluster)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             if stage.ep == 1:
@@ -175,14 +177,6 @@ def show_experts(console: Console, plan: Plan, cluster: Cluster) -> None:
             else:
                 why = f"with all experts on each rank it would fit, too ({need} of {has})"
             say(console, f"stage {_place((p, s), plan)} has ep {experts_of(stage)}: {why}")
-
-
-def _with_all_experts(plan: Plan) -> Plan:
-    pipelines = (
-        replace(p, stages=tuple(replace(stage, expert_shares=None) for stage in p.stages))
-        for p in plan.pipelines
-    )
-    return replace(plan, pipelines=tuple(pipelines))
 
 
 def show_terms(console: Console, plan: Plan, cluster: Cluster) -> None:
