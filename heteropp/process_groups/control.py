@@ -6,6 +6,7 @@ each of the others asks the store for one text, however many ranks there are.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
@@ -56,6 +57,17 @@ class Control:
         """Waits until every rank is here; the key must be new. Raises UntrueError."""
         self.publish(key, "")
         self.answered(key, lambda _: "")
+
+    def leave(self) -> None:
+        """Ends this rank's use of the store, which may be in the process of rank 0: that waits.
+
+        It does so until all ranks have left, or for as long as the store waits, as one may have
+        died.
+        """
+        with contextlib.suppress(dist.DistError):
+            self.publish("left the store", "")
+            if self.rank == 0:
+                self.collect("left the store")
 
     def announce(self, key: str, text: str) -> None:
         """Says something once for all ranks."""

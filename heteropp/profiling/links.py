@@ -87,6 +87,7 @@ def _measure_links(run: LinkRun, control: Control) -> None:
             control.barrier(f"link/{index}")
             progress.advance(task)
     dist.destroy_process_group()
+    control.leave()
 
 
 def _missing(run: LinkRun, control: Control) -> list[int]:

@@ -125,6 +125,7 @@ def train_rank(run: TrainingRun, json_summary: bool = False, expect: Expect | No
         control.barrier("finish")
         watch.finish()
         dist.destroy_process_group()
+        control.leave()
         if watch.told_to_stop:
             _end_without_launcher()
         return 128 + signal.SIGTERM if stopped else 0
