@@ -106,7 +106,7 @@ def teams(world_size: int, transport: str, peers: Sequence[str], folder: str) ->
     if "gloo" in peers:
         found.add(_gloo(world_size, folder), None)
         found.peers[transport].append(GLOO)
-    if "mpi" in peers and transport in mpi.LAYERS:
+    if "mpi" in peers and transport in mpi.LAYERS[mpi.OWN]:
         name = f"MPI {transport}"
         found.add((name, partial(mpi.Mpi, name, transport, world_size, folder)), mpi.why_absent())
         found.peers[transport].append(name)
@@ -122,12 +122,16 @@ def _peers(
     transport: str, peers: Sequence[str], nics: tuple[str, ...], folder: str
 ) -> list[Candidate]:
     rows: list[Candidate] = []
-    if "mpi" in peers and transport in mpi.LAYERS:
+    if "mpi" in peers and transport in mpi.LAYERS[mpi.OWN]:
         name = f"MPI {transport}"
         rows.append((name, partial(mpi.Mpi, name, transport, 2, folder), mpi.why_absent()))
     if "ucx" in peers:
         name = f"UCX {transport}"
         rows.append((name, partial(ucx.Ucx, name, transport, nics), ucx.why_absent()))
+    if "ucx" in peers and transport in mpi.LAYERS[mpi.UCX]:
+        name = f"MPI over UCX {transport}"
+        program = partial(mpi.Mpi, name, transport, 2, folder, mpi.UCX)
+        rows.append((name, program, mpi.why_no_ucx()))
     if "perftest" in peers and transport == "verbs":
         for verb in perftest.VERBS:
             name = f"perftest {verb}"
