@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from brute_force import BruteForce, random_request
-from invented import invented_trace
+from brute_force import BruteForce, random_request, random_request_of_parts
+from invented import invented_trace, made_anew
 from rich.console import Console
 from rich.table import Table
 
-from heteropp.cost.tracing import traces
+from heteropp.cost.tracing import cache, traces
 from heteropp.search import space
 from heteropp.search.exact import search
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
 from hyperhetero.cli import CommandLine
 from hyperhetero.progress import Progress
+
+KINDS = (random_request, random_request_of_parts, random_request_of_parts)
 
 app = CommandLine()
 
@@ -37,6 +39,8 @@ class Compared:
     own_s: float | None  # brute force's cost of our plan
     gap: float
     bites: bool  # memory rules out some plan
+    parts: bool  # sequences may be cut
+    cuts: bool = False  # and are, in our plan
 
     @property
     def equal(self) -> bool:
@@ -51,7 +55,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the random instances.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    traces.trace_stage = invented_trace
+    traces.trace_stage, cache.get = invented_trace, made_anew
     with Progress() as progress:
         requests = progress.track(list(_requests(instances, seed)), description="comparing")
         found = [_compare(*request) for request in requests]
@@ -62,6 +66,8 @@ def main(
         _row("unlike brute force", len(wrong), 0, "lower"),
         _row("with a gap", sum(compared.gap > 0 for compared in found), 0, "lower"),
         _row("with plans that do not fit", sum(c.bites for c in found), None, "higher"),
+        _row("with context parallelism allowed", sum(c.parts for c in found), 300, "higher"),
+        _row("with context parallelism chosen", sum(c.cuts for c in found), None, "higher"),
         *(_row(kind, count, None, "higher") for kind, count in sorted(kinds.items())),
     ]
     if json:
@@ -77,7 +83,7 @@ def _requests(instances: int, seed: int) -> Iterator[tuple[Request, BruteForce, 
     while instances:
         subgroup = generator.choice([2, 4, 128])
         space.SUBGROUP = subgroup
-        request = random_request(generator)
+        request = generator.choice(KINDS)(generator)
         brute = BruteForce(request)
         best_s = brute.best()
         if brute.plans:
@@ -91,14 +97,17 @@ def _compare(request: Request, brute: BruteForce, true_s: float | None, subgroup
     options += ["uneven layers"] * request.uneven_layers
     options += ["stage degrees"] * request.stage_degrees
     kind = ", ".join(options) + ("" if true_s is not None else ": nothing fits")
+    parts = (request.context_parallel or 1) > 1
     try:
         result = search(request)
     except DoesNotFitError:
-        return Compared(kind, None, true_s, None, 0.0, True)
+        return Compared(kind, None, true_s, None, 0.0, True, parts)
     except SearchError as error:
-        return Compared(f"{kind}: {error}", None, true_s, None, 1.0, True)
-    own_s = brute.plan_cost_s(result.best.plan)
-    return Compared(kind, result.best.cost_s, true_s, own_s, result.gap, brute.overruns > 0)
+        return Compared(f"{kind}: {error}", None, true_s, None, 1.0, True, parts)
+    plan, ours_s = result.best.plan, result.best.cost_s
+    own_s, bites = brute.plan_cost_s(plan), brute.overruns > 0
+    cuts = plan.has_context_parallelism
+    return Compared(kind, ours_s, true_s, own_s, result.gap, bites, parts, cuts)
 
 
 def _row(name: str, ours: int, bar: int | None, better: str) -> dict:

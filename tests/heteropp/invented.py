@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import pytest
 
 from heteropp.cost import planned, stage_time
-from heteropp.cost.tracing import traces
+from heteropp.cost.tracing import cache, traces
 from heteropp.cost.tracing.kind import StageKind
 from heteropp.models.llama.model import LlamaModel
 from heteropp.search import costs
+
+T, U = TypeVar("T"), TypeVar("U")
 
 
 @contextmanager
@@ -21,8 +24,14 @@ def invented_traces_alone() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         _forget()
         patch.setattr(traces, "trace_stage", invented_trace)
+        patch.setattr(cache, "get", made_anew)
         yield
     _forget()
+
+
+def made_anew(model: LlamaModel, key: str, make: Callable[[], T], use: Callable[[T], U]) -> U:
+    """What heteropp.cost.tracing.cache.get would give, without a file for each invented model."""
+    return use(make())
 
 
 def _forget() -> None:
@@ -37,8 +46,11 @@ def invented_trace(model: LlamaModel, layers: int, kind: StageKind) -> traces.St
 
     Tracing thousands of shapes for real takes a minute; planners must be right whatever it says.
     """
-    first, last, tp, sequences = kind.first, kind.last, kind.tp, kind.sequences
-    generator = random.Random(f"{model.name} {tp} {first} {last}")
+    first, last, tp = kind.first, kind.last, kind.tp
+    shares, part = kind.token_shares or (model.sequence_length,), kind.cp_index
+    sequences = kind.sequences * shares[part] / model.sequence_length
+    of_part = f" {shares} {part}" if kind.token_shares else ""
+    generator = random.Random(f"{model.name} {tp} {first} {last}{of_part}")
 
     def size(fixed: float, per_layer: float, grows: bool = True) -> int:
         """Drawn around those for one rank without tensor parallelism."""
@@ -52,8 +64,11 @@ def invented_trace(model: LlamaModel, layers: int, kind: StageKind) -> traces.St
         product = (layers, True, size(0, weight * 2e6 / layers, grows), 1000)
         other = (3 * layers, False, 100, size(0, weight * 5e4 / layers, grows))
         ends = (first + last, True, size(weight * 2e6, 0, grows), 1000)
-        reduces = ((layers, 2000 * sequences),) if tp > 1 and grows else ()
-        return traces.TracedPiece((product, other, ends), (), reduces, ())
+        reduces = ((layers, int(2000 * sequences)),) if tp > 1 and grows else ()
+        exchanges = ()
+        if kind.token_shares and grows:
+            exchanges = ((2 * layers, int(generator.uniform(0, 4000) * kind.sequences)),)
+        return traces.TracedPiece((product, other, ends), (), reduces, (), exchanges)
 
     # beyond where collectives change their algorithm: their time is then a line over the layers
     held = 70_000 + size(4000, 10_000, grows=False)
@@ -77,8 +92,8 @@ def invented_trace(model: LlamaModel, layers: int, kind: StageKind) -> traces.St
         training_bytes=held,
         gradient_bytes=held,
         constant_bytes=512,
-        input_bytes=0 if first else 1024 * sequences,
-        output_bytes=4 if last else 1024 * sequences,
+        input_bytes=0 if first else int(1024 * sequences),
+        output_bytes=4 if last else int(1024 * sequences),
         kept_bytes=size(2000, 8_000),
         forward_peak_bytes=peak,
         backward_input_peak_bytes=peak + 1000,

@@ -1,0 +1,49 @@
+"""How planners may cut sequences, for context parallelism: into how many parts, and where."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from heteropp.cost.token_shares import token_shares
+from heteropp.cost.tracing.scores import kernel_takes_parts
+from heteropp.description.profile import chip_profile
+from heteropp.models.spec import ModelSpec
+from heteropp.search.planner import Request
+
+WAYS = 3  # to cut a sequence into so many parts, at most
+
+
+def numbers_of_parts(request: Request, most: int) -> tuple[int, ...]:
+    """Returns the powers of two, from 1 on, into which stages may cut sequences.
+
+    most: parts that the request lets them have. Only 1 is left where the model, its kernel or a
+    measured profile has to do with whole sequences.
+    """
+    cluster, model = request.cluster, request.model
+    most = min(most, cluster.world_size)
+    if most > 1 and (
+        any(chip_profile(cluster, name) for name in cluster.chip_names())
+        or model.context_parallel_problem() is not None
+        or not kernel_takes_parts(model)
+    ):
+        most = 1
+    return tuple(1 << n for n in range(most.bit_length()))
+
+
+@lru_cache(maxsize=1024)
+def ways_to_cut(model: ModelSpec, cp: int, tp: int) -> tuple[tuple[int, ...] | None, ...]:
+    """Returns ways to cut a sequence over so many tensor-parallel groups of chips that are alike.
+
+    By the first each has as much work, and the first group most tokens; by the last all have as
+    many tokens, and about as much memory. Not cutting is the one way for one group. Raises
+    ModelError where sequences cannot be cut so.
+    """
+    if cp == 1:
+        return (None,)
+    speeds = (1.0,) * cp
+    by_work = token_shares(model, speeds, tp)
+    fewest = -(-model.sequence_length // (cp * tp)) * tp
+    between = (fewest + max(by_work)) // 2
+    return tuple(
+        dict.fromkeys([by_work, *(token_shares(model, speeds, tp, n) for n in (between, fewest))])
+    )
