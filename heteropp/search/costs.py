@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from heteropp.cost.stage_memory import boundary_bytes, stage_traces
 from heteropp.cost.stage_time import Memory, StageShape, Time, stage_memory, stage_time
 from heteropp.description.chips import ChipSpec
 from heteropp.description.profile import ChipProfile, chip_profile
@@ -166,17 +167,13 @@ def _shape_costs(
         ]
 
     def memory(recompute: bool) -> tuple[list[Working], list[Line]]:
-        working, alone = [], []
-        for cp_index in sorted({kind.cp_index for kind in kinds}):
-            own = replace(shape, cp_index=cp_index, recompute=recompute)
-
-            def bytes_(layers: int, in_flight: float) -> Memory:
-                long = replace(own, layers=layers)  # noqa: B023
-                return stage_memory(model, long, in_flight, micro_batches, profile)
-
-            working.append((_working_plane(bytes_), _boundary(micro_batches, bytes_)))
-            alone += _alone_lines(model.layers, bytes_)
-        return list(dict.fromkeys(working)), sorted(set(alone))
+        shapes = [
+            replace(shape, cp_index=cp_index, recompute=recompute)
+            for cp_index in sorted({kind.cp_index for kind in kinds})
+        ]
+        found = [_shape_memory(model, own, micro_batches, profile) for own in shapes]
+        working = dict.fromkeys(working for working, _ in found)
+        return list(working), sorted({line for _, alone in found for line in alone})
 
     one, two = times(1), times(2)
     all_s = _lines([t.micro_batch_s for t in one], [t.micro_batch_s for t in two])
@@ -198,6 +195,24 @@ def _shape_costs(
     return costs[0], costs[1]
 
 
+@lru_cache(maxsize=65536)  # chips of all types share it
+def _shape_memory(
+    model: ModelSpec, shape: StageShape, micro_batches: int, profile: ChipProfile | None
+) -> tuple[Working, tuple[Line, ...]]:
+    """Returns a rank's bytes at work, and alone, as functions of its layers."""
+
+    def bytes_(layers: int, in_flight: float) -> Memory:
+        return stage_memory(model, replace(shape, layers=layers), in_flight, micro_batches, profile)
+
+    most = min(SENDS_UNDER_WAY + 1, micro_batches - 1)  # with more of them, as many tensors
+    one = stage_traces(model, shape, profile).one
+    boundary = tuple(
+        float(boundary_bytes(model, one, shape, micro_batches - n, micro_batches))
+        for n in range(most + 1)  # micro-batches not in flight
+    )
+    return (_working_plane(bytes_), boundary), _alone_lines(model.layers, bytes_)
+
+
 def _plain_s(time: Time) -> float:
     return replace(time, recompute_s=0.0).micro_batch_s
 
@@ -209,20 +224,14 @@ def _working_plane(bytes_: Callable[[int, float], Memory]) -> Plane:
     return (*working, *_line(1, one.kept / MANY, two.kept / MANY))
 
 
-def _boundary(micro_batches: int, bytes_: Callable[[int, float], Memory]) -> tuple[float, ...]:
-    """Returns the bytes of boundary tensors, by the number of micro-batches not in flight."""
-    most = min(SENDS_UNDER_WAY + 1, micro_batches - 1)  # with more of them, as many tensors
-    return tuple(float(bytes_(1, micro_batches - n).boundary) for n in range(most + 1))
-
-
-def _alone_lines(layers: int, bytes_: Callable[[int, float], Memory]) -> list[Line]:
+def _alone_lines(layers: int, bytes_: Callable[[int, float], Memory]) -> tuple[Line, ...]:
     """Returns lines whose larger one is the bytes with one micro-batch in flight.
 
     The update may need more than that micro-batch, so the bytes are the larger of two lines over
     the layers. They are drawn through the first two and the last two numbers of layers.
     """
     ends = sorted({1, max(1, layers - 1)})
-    return sorted({_line(at, *(bytes_(at + more, 1).total for more in (0, 1))) for at in ends})
+    return tuple(_line(at, *(bytes_(at + more, 1).total for more in (0, 1))) for at in ends)
 
 
 def _lines(ones: list[float], twos: list[float]) -> list[Line]:

@@ -285,8 +285,9 @@ class Space:
         for tp in {tp for chips in self.types for tp in chips.tp_degrees}:
             for cp in numbers:
                 with suppress(ModelError):  # sequences are too short for so many parts
-                    ways = (shares or () for shares in ways_to_cut(self.model, cp, tp))
-                    cuts.setdefault(tp, []).extend(ways)
+                    ways = ways_to_cut(self.model, cp, tp)
+                    ends = (shares or () for shares in (ways[0], ways[-1]))
+                    cuts.setdefault(tp, []).extend(dict.fromkeys(ends))
         return cuts
 
     def degrees(self, group: ChipGroup, share: BatchCut) -> list[Degrees]:

@@ -117,7 +117,7 @@ class BruteForce:
                         yield stage
 
     def cuts(self, tp: int) -> list[tuple[int, ...]]:
-        """Sequences whole, or cut for equal work, for equal numbers of tokens, or between them."""
+        """Sequences whole, or cut for equal work, or for equal numbers of tokens."""
         if tp not in self.ways:
             found: dict[tuple[int, ...], None] = {(): None}
             length = self.model.sequence_length
@@ -126,8 +126,7 @@ class BruteForce:
                     continue
                 work = token_shares(self.model, [1.0] * parts, tp)
                 even = length // parts  # lengths are multiples of all parts and degrees here
-                middle = token_shares(self.model, [1.0] * parts, tp, (even + work[0]) // 2)
-                found |= dict.fromkeys([work, middle, (even,) * parts])
+                found |= dict.fromkeys([work, (even,) * parts])
             self.ways[tp] = list(found)
         return self.ways[tp]
 
