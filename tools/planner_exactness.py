@@ -12,19 +12,26 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from brute_force import BruteForce, random_request, random_request_of_parts
+from brute_force import (
+    BruteForce,
+    random_request,
+    random_request_of_experts,
+    random_request_of_parts,
+)
 from invented import invented_trace, made_anew
 from rich.console import Console
 from rich.table import Table
 
 from heteropp.cost.tracing import cache, traces
+from heteropp.description.plan import Plan
 from heteropp.search import space
 from heteropp.search.exact import search
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
 from hyperhetero.cli import CommandLine
 from hyperhetero.progress import Progress
 
-KINDS = (random_request, random_request_of_parts, random_request_of_parts)
+# two of five may cut sequences, and two more spread experts
+KINDS = (random_request, *2 * (random_request_of_parts, random_request_of_experts))
 
 app = CommandLine()
 
@@ -39,8 +46,14 @@ class Compared:
     own_s: float | None  # brute force's cost of our plan
     gap: float
     bites: bool  # memory rules out some plan
-    parts: bool  # sequences may be cut
-    cuts: bool = False  # and are, in our plan
+    request: Request
+    plan: Plan | None = None  # ours
+
+    @property
+    def allowed(self) -> tuple[bool, bool]:
+        """Whether it may have context parallelism, and expert parallelism."""
+        parts, experts = self.request.context_parallel, self.request.expert_parallel
+        return (parts or 1) > 1, (experts or 1) > 1
 
     @property
     def equal(self) -> bool:
@@ -60,14 +73,18 @@ def main(
         requests = progress.track(list(_requests(instances, seed)), description="comparing")
         found = [_compare(*request) for request in requests]
     wrong = [compared for compared in found if not compared.equal]
+    plans = [compared.plan for compared in found if compared.plan is not None]
     kinds = Counter(compared.kind for compared in found)
     rows = [
         _row("instances", len(found), 500, "higher"),
         _row("unlike brute force", len(wrong), 0, "lower"),
         _row("with a gap", sum(compared.gap > 0 for compared in found), 0, "lower"),
         _row("with plans that do not fit", sum(c.bites for c in found), None, "higher"),
-        _row("with context parallelism allowed", sum(c.parts for c in found), 300, "higher"),
-        _row("with context parallelism chosen", sum(c.cuts for c in found), None, "higher"),
+        _row("with cp or ep allowed", sum(any(c.allowed) for c in found), 300, "higher"),
+        _row("with cp allowed", sum(c.allowed[0] for c in found), None, "higher"),
+        _row("with cp chosen", sum(p.has_context_parallelism for p in plans), None, "higher"),
+        _row("with ep allowed", sum(c.allowed[1] for c in found), None, "higher"),
+        _row("with ep chosen", sum(p.has_expert_parallelism for p in plans), None, "higher"),
         *(_row(kind, count, None, "higher") for kind, count in sorted(kinds.items())),
     ]
     if json:
@@ -97,17 +114,15 @@ def _compare(request: Request, brute: BruteForce, true_s: float | None, subgroup
     options += ["uneven layers"] * request.uneven_layers
     options += ["stage degrees"] * request.stage_degrees
     kind = ", ".join(options) + ("" if true_s is not None else ": nothing fits")
-    parts = (request.context_parallel or 1) > 1
     try:
         result = search(request)
     except DoesNotFitError:
-        return Compared(kind, None, true_s, None, 0.0, True, parts)
+        return Compared(kind, None, true_s, None, 0.0, True, request)
     except SearchError as error:
-        return Compared(f"{kind}: {error}", None, true_s, None, 1.0, True, parts)
+        return Compared(f"{kind}: {error}", None, true_s, None, 1.0, True, request)
     plan, ours_s = result.best.plan, result.best.cost_s
     own_s, bites = brute.plan_cost_s(plan), brute.overruns > 0
-    cuts = plan.has_context_parallelism
-    return Compared(kind, ours_s, true_s, own_s, result.gap, bites, parts, cuts)
+    return Compared(kind, ours_s, true_s, own_s, result.gap, bites, request, plan)
 
 
 def _row(name: str, ours: int, bar: int | None, better: str) -> dict:

@@ -147,9 +147,10 @@ def search(
         typer.Option(
             min=1,
             max=MOST_PARTS,
-            help="The most ranks over which planner auto lets the experts of a layer lie; 1: each "
-            "rank has all of them. If absent, 64 where nothing fits otherwise. The first such "
-            "search for a model may take minutes.",
+            help="The most ranks over which planners auto and exact let the experts of a layer "
+            "lie; 1: each rank has all of them. If absent, planner auto takes 64 where nothing "
+            "fits otherwise, and planner exact spreads none. The first such search for a model "
+            "may take minutes.",
         ),
     ] = None,
     profile: Annotated[

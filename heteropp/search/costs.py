@@ -156,22 +156,23 @@ def _shape_costs(
     `kinds` are those of its ranks, of which the slowest counts, and whichever needs most memory.
     """
 
+    shapes = [replace(shape, cp_index=kind.cp_index, spread=kind.spread) for kind in kinds]
+
     def times(layers: int) -> list[Time]:
         return [
             stage_time(
-                *(model, replace(shape, layers=layers, cp_index=kind.cp_index), chip),
-                *(kind.inside, kind.across, profile),
+                *(model, replace(own, layers=layers), chip, kind.inside, kind.across, profile),
                 context=kind.context,
+                experts=kind.experts,
             )
-            for kind in kinds
+            for kind, own in zip(kinds, shapes, strict=True)
         ]
 
     def memory(recompute: bool) -> tuple[list[Working], list[Line]]:
-        shapes = [
-            replace(shape, cp_index=cp_index, recompute=recompute)
-            for cp_index in sorted({kind.cp_index for kind in kinds})
+        found = [
+            _shape_memory(model, replace(own, recompute=recompute), micro_batches, profile)
+            for own in dict.fromkeys(shapes)
         ]
-        found = [_shape_memory(model, own, micro_batches, profile) for own in shapes]
         working = dict.fromkeys(working for working, _ in found)
         return list(working), sorted({line for _, alone in found for line in alone})
 

@@ -6,7 +6,8 @@ number of stages, its layers (the same for each of its stages) and recompute; or
 memory come first (Observation #4). `uneven_layers` lets every stage hold its own number of layers,
 with or without recompute; `stage_degrees` lets it have its own degrees, which divide the
 micro-batch among its replicas; `context_parallel` lets a type's stages, or each stage, also cut
-sequences over the groups of a replica. The formula of section 4.3.2,
+sequences over the groups of a replica, and `expert_parallel` spread experts over groups. The
+formula of section 4.3.2,
     T = max_i (b T_i + U_i + alpha sum_{j != i} T_j),
 is minimised by a dynamic programme over stages, chips and layers (csrc/planner/chain.cpp).
 """
@@ -22,8 +23,8 @@ from heteropp import _planner
 from heteropp.description.plan import Plan
 from heteropp.search.costs import Costs
 from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
-from heteropp.search.space import Space, StageChoice
-from heteropp.search.tables import Allowed, Tables, Widths, check_schedule
+from heteropp.search.space import Space, StageChoice, Widths
+from heteropp.search.tables import Allowed, Tables, check_schedule
 
 RUNNERS_UP = 3
 THOROUGH = 1 << 15  # chains of one length that are kept; what is dropped shows in the bound

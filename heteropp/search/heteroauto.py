@@ -40,8 +40,8 @@ class Dealt:
 def search(request: Request) -> Result:
     """The best plan found. Raises SearchError, or DoesNotFitError where none found fits."""
     check_schedule("heteroauto", request)
-    usual = replace(request, uneven_layers=False, stage_degrees=False, context_parallel=None)
-    space = Space(usual)
+    usual = replace(request, uneven_layers=False, stage_degrees=False)
+    space = Space(replace(usual, context_parallel=None, expert_parallel=None))
     costs = Costs(space)
     whole, *cut = space.groupings
     walks = [_Walk(space, costs, share, whole) for share in space.shares]

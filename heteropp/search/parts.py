@@ -1,4 +1,4 @@
-"""How planners may cut sequences, for context parallelism: into how many parts, and where."""
+"""How planners may cut sequences, for context parallelism, and spread experts over ranks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,30 @@ def numbers_of_parts(request: Request, most: int) -> tuple[int, ...]:
     most: parts that the request lets them have. Only 1 is left where the model, its kernel or a
     measured profile has to do with whole sequences.
     """
-    cluster, model = request.cluster, request.model
-    most = min(most, cluster.world_size)
+    model, most = request.model, min(most, request.cluster.world_size)
     if most > 1 and (
-        any(chip_profile(cluster, name) for name in cluster.chip_names())
+        _measured(request)
         or model.context_parallel_problem() is not None
         or not kernel_takes_parts(model)
     ):
         most = 1
     return tuple(1 << n for n in range(most.bit_length()))
+
+
+def most_expert_ranks(request: Request, most: int) -> int:
+    """Returns the most ranks over which the experts of a layer may lie; 1: each rank has them all.
+
+    most: ranks that the request lets them have.
+    """
+    model = request.model
+    if most == 1 or _measured(request) or model.expert_parallel_problem() is not None:
+        return 1
+    return max(1, min(most, model.expert_count, request.cluster.world_size))
+
+
+def _measured(request: Request) -> bool:
+    cluster = request.cluster
+    return any(chip_profile(cluster, name) for name in cluster.chip_names())
 
 
 @lru_cache(maxsize=1024)

@@ -36,7 +36,8 @@ class Request:
     open: frozenset[str] = frozenset()  # of OPTIONS: left to planner auto
     # most parts of a sequence; None: planner auto chooses, planner exact cuts none
     context_parallel: int | None = None
-    expert_parallel: int | None = None  # over which experts lie at most; None: 1 if anything fits
+    # ranks over which experts lie at most; None: 1, but of planner auto if nothing fits
+    expert_parallel: int | None = None
     budget_s: float | None = None  # of planner auto, by the clock; None: by problem size alone
 
 

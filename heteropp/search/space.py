@@ -5,7 +5,9 @@ links that its ranks meet, and most of its places are alike.
 
 A stage may cut sequences, if the request lets it: each replica is then several tensor-parallel
 groups, one after the other in rank order, in a number that is a power of two. They are of one chip
-type, so they take parts of as much work each or, to need less memory, of as many tokens each.
+type, so they take parts of as much work each or, to need less memory, of as many tokens each. And
+it may let the experts of a layer lie over its tensor-parallel groups, in equal numbers as nearly as
+can be, over a number of groups that is a power of two; groups take turns at them.
 """
 
 from __future__ import annotations
@@ -19,43 +21,52 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
+from heteropp.cost.expert_shares import expert_shares
 from heteropp.cost.planned import link_inside
+from heteropp.cost.tracing.kind import Spread
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link, Node
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
 from heteropp.models.spec import ModelError, ModelSpec
-from heteropp.search.parts import numbers_of_parts, ways_to_cut
+from heteropp.search.parts import most_expert_ranks, numbers_of_parts, ways_to_cut
 from heteropp.search.planner import Request, SearchError
 
 SUBGROUP = 128  # chips
 ALONE = Link(0.0, math.inf)  # of a rank that has no peers
+Widths = tuple[int, int, int]  # the degrees of tensor, context and expert parallelism
 
 
 class RankKind(NamedTuple):
     """What the time of a rank depends on, beside its stage."""
 
     cp_index: int  # which part of each sequence it has
+    spread: Spread | None  # how experts lie over ranks, of which it is one
     inside: Link  # to its tensor-parallel group
     across: Link  # to those that hold the same slices
     context: Link  # to those among which its sequences are cut
+    experts: Link  # to those over which the experts of its rows lie
 
 
 @dataclass(frozen=True, order=True)
 class Degrees:
-    """The degrees of tensor, data and context parallelism of a stage."""
+    """The degrees of tensor, data, context and expert parallelism of a stage."""
 
     tp: int
     dp: int
     token_shares: tuple[int, ...] = ()  # of a sequence, by group of a replica; empty: it is whole
+    expert_shares: tuple[int, ...] = ()  # of a layer, by group of a turn; empty: each has them all
 
     @property
     def cp(self) -> int:
         return len(self.token_shares) or 1
 
     @property
-    def widths(self) -> tuple[int, int]:
-        """The degrees by which what a rank does of a sequence is less than all of it."""
-        return self.tp, self.cp
+    def ep(self) -> int:
+        return len(self.expert_shares) or 1
+
+    @property
+    def widths(self) -> Widths:
+        return self.tp, self.cp, self.ep
 
     @property
     def copies(self) -> int:
@@ -65,6 +76,16 @@ class Degrees:
     @property
     def chips(self) -> int:
         return self.tp * self.copies
+
+    def spread(self, group: int) -> Spread | None:
+        """Returns how experts lie over the turn of a tensor-parallel group of the stage."""
+        if not self.expert_shares:
+            return None
+        first = group // self.ep * self.ep
+        tokens = self.token_shares or (1,)
+        rows = [tokens[(first + i) % self.cp] for i in range(self.ep)]
+        unit = math.gcd(*rows)
+        return Spread(self.expert_shares, tuple(row // unit for row in rows), group - first)
 
 
 @dataclass(frozen=True)
@@ -156,10 +177,10 @@ class ChipType:
         return self._rank_kinds[key]
 
     def _find_rank_kinds(self, start: int, degrees: Degrees) -> Iterator[RankKind]:
-        tp, cp, stop = degrees.tp, degrees.cp, start + degrees.chips
-        nodes = self._nodes_of(start, stop)
-        if self._alike:  # after so many nodes replicas lie as before
-            period = tp * cp // math.gcd(tp * cp, len(self.nodes[0].ranks))
+        tp, cp, ep, stop = *degrees.widths, start + degrees.chips
+        nodes, again = self._nodes_of(start, stop), tp * math.lcm(cp, ep)
+        if self._alike:  # after so many nodes replicas and turns lie as before
+            period = again // math.gcd(again, len(self.nodes[0].ranks))
             if len(nodes) > period + 3:
                 nodes = [*nodes[: period + 2], nodes[-1]]
         groups = self._groups_on(nodes, start, stop, tp)
@@ -168,11 +189,23 @@ class ChipType:
             inside = link_inside(chip, tp) if tp > 1 else ALONE
             across = self._slowest_link(node, groups)
             first = (max(start, self._starts[node]) - start) // tp
-            for number in range(first, first + (count if cp > 1 else 1)):  # else they are alike
-                begin = start + number // cp * tp * cp
-                end = begin + tp * cp
-                mates = self._groups_on(self._nodes_of(begin, end), begin, end, tp)
-                yield RankKind(number % cp, inside, across, self._slowest_link(node, mates))
+            alike = again == tp
+            for number in range(first, first + (1 if alike else count)):
+                context, experts = (
+                    self._link_of_block(node, start + number // size * size * tp, size, tp)
+                    for size in (cp, ep)
+                )
+                spread = degrees.spread(number)
+                yield RankKind(number % cp, spread, inside, across, context, experts)
+
+    def _link_of_block(self, node: int, start: int, size: int, tp: int) -> Link:
+        """Returns the slowest link of a rank on a node in so many groups that follow each other."""
+        if size == 1:
+            return ALONE
+        stop = start + size * tp
+        return self._slowest_link(
+            node, self._groups_on(self._nodes_of(start, stop), start, stop, tp)
+        )
 
     def _nodes_of(self, start: int, stop: int) -> Sequence[int]:
         """Returns the nodes of the chips [start, stop)."""
@@ -290,13 +323,26 @@ class Space:
                     cuts.setdefault(tp, []).extend(dict.fromkeys(ends))
         return cuts
 
+    def _spreads(self, copies: int) -> list[tuple[int, ...]]:
+        """Returns the ways to spread experts over groups; the first is not to spread them."""
+        most = most_expert_ranks(self.request, self.request.expert_parallel or 1)
+        degrees = (1 << n for n in range(1, most.bit_length()))
+        spreads = (expert_shares(self.model, (1.0,) * n) for n in degrees if copies % n == 0)
+        return [(), *spreads]
+
     def degrees(self, group: ChipGroup, share: BatchCut) -> list[Degrees]:
         """Returns the degrees that a stage of a group may have, fewest chips first, then tp."""
         dps = [share.replicas]
         if self.request.stage_degrees:
             dps = [dp for dp in range(1, share.replicas + 1) if share.replicas % dp == 0]
         tps = self.types[group.type_index].tp_degrees
-        found = (Degrees(tp, dp, shares) for tp in tps for dp in dps for shares in self._cuts[tp])
+        found = (
+            Degrees(tp, dp, tokens, experts)
+            for tp in tps
+            for dp in dps
+            for tokens in self._cuts[tp]
+            for experts in self._spreads(Degrees(tp, dp, tokens).copies)
+        )
         return sorted((d for d in found if self._may_use(group, d)), key=lambda d: (d.chips, d.tp))
 
     def _may_use(self, group: ChipGroup, degrees: Degrees) -> bool:
@@ -357,6 +403,7 @@ class Space:
                 layers=(layer, layer + stage.layers),
                 recompute=stage.recompute,
                 sequence_parallel=self.sequence_parallel and tp > 1,
+                expert_shares=stage.degrees.expert_shares or None,
                 replicas=tuple(
                     Replica(
                         ranks=tuple(range(first, first + tp * cp)),

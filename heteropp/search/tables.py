@@ -10,11 +10,18 @@ from heteropp.schedule.in_flight import whole_in_flight
 from heteropp.schedule.stage_actions import bubble_coefficient
 from heteropp.search.costs import ROUNDING_BYTES, Costs
 from heteropp.search.planner import Request, SearchError
-from heteropp.search.space import BatchCut, ChipGroup, Degrees, RankKind, Space, StageChoice
+from heteropp.search.space import (
+    BatchCut,
+    ChipGroup,
+    Degrees,
+    RankKind,
+    Space,
+    StageChoice,
+    Widths,
+)
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")  # those of one ministage a stage
 
-Widths = tuple[int, int]  # the degrees of tensor and context parallelism
 Allowed = tuple[frozenset[Widths], ...]  # by group
 
 
@@ -65,7 +72,7 @@ class Tables:
         )
 
     def degrees(self, solution: _planner.Solution) -> tuple[Widths, ...]:
-        """Returns the degrees of tensor and context parallelism of each group's first stage."""
+        """Returns the degrees of each group's first stage, but for its replicas."""
         widths: dict[int, Widths] = {}
         for index, choice, _ in solution.stages:
             widths.setdefault(index, self.keys[index][choice][0].widths)

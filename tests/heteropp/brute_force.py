@@ -7,15 +7,18 @@ with heteropp.cost.stage_time on its own ranks, and section 4.3.2's formula is a
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from clusters import random_chip, tiny_model
+from invented import ModelOfExperts
 
 from heteropp.cost.planned import slowest_link
 from heteropp.cost.stage_time import StageShape, stage_memory, stage_time
 from heteropp.cost.token_shares import token_shares
+from heteropp.cost.tracing.kind import Spread
 from heteropp.description.chips import Collectives
 from heteropp.description.cluster import Cluster, Node
 from heteropp.description.fabric import Fabric, LinkEntry
@@ -38,6 +41,7 @@ class One:
     layers: int
     recompute: bool
     token_shares: tuple[int, ...] = ()  # of each replica's tensor-parallel groups; empty: one group
+    expert_shares: tuple[int, ...] = ()  # of the stage's groups, in turn; empty: each has all
 
     @property
     def chips(self) -> int:
@@ -114,7 +118,8 @@ class BruteForce:
                 ):
                     stage = One(type_index, ranks[used], tp, dp, held, recompute, cut)
                     if used + stage.chips <= len(ranks):
-                        yield stage
+                        for shares in self.spreads(stage.chips // tp):
+                            yield replace(stage, expert_shares=shares)
 
     def cuts(self, tp: int) -> list[tuple[int, ...]]:
         """Sequences whole, or cut for equal work, or for equal numbers of tokens."""
@@ -130,6 +135,15 @@ class BruteForce:
             self.ways[tp] = list(found)
         return self.ways[tp]
 
+    def spreads(self, groups: int) -> Iterator[tuple[int, ...]]:
+        """Experts on every group, or over some in turn, the first of which have one more."""
+        yield ()
+        count = self.model.expert_count
+        for degree in (2, 4, 8):
+            if degree <= min(self.request.expert_parallel or 1, count) and groups % degree == 0:
+                each, more = divmod(count, degree)
+                yield tuple(each + (i < more) for i in range(degree))
+
     def agree(self, own: tuple[One, ...]) -> bool:
         """Whether the stages of one type are as alike as the request wants them."""
         if not self.cut:
@@ -143,7 +157,7 @@ class BruteForce:
         return all(self.alike(tuple(group)) for group in groups.values())
 
     def alike(self, own: tuple[One, ...]) -> bool:
-        degrees = {(stage.tp, stage.dp, stage.token_shares) for stage in own}
+        degrees = {(s.tp, s.dp, s.token_shares, s.expert_shares) for s in own}
         if not self.request.stage_degrees and len(degrees) > 1:
             return False
         return self.request.uneven_layers or len({(s.layers, s.recompute) for s in own}) == 1
@@ -187,20 +201,33 @@ class BruteForce:
         groups = [ranks[i : i + stage.tp] for i in range(0, len(ranks), stage.tp)]
         held = in_flight(self.request.schedule, self.pipeline(count, stages), index)
         busy_s = update_s = need = 0.0
+        tokens, ep = stage.token_shares or (1,), len(stage.expert_shares)
         for n, group in enumerate(groups):
             replica = groups[n - n % parts : n - n % parts + parts]
-            own = replace(shape, cp_index=n % parts)
+            turn, spread = [group], None
+            if ep:
+                begin = n - n % ep
+                turn, rows = (
+                    groups[begin : begin + ep],
+                    [tokens[i % parts] for i in range(begin, begin + ep)],
+                )
+                least = math.gcd(*rows)
+                spread = Spread(stage.expert_shares, tuple(row // least for row in rows), n % ep)
+            own = replace(shape, cp_index=n % parts, spread=spread)
             need = max(need, stage_memory(self.model, own, held, count).total)
             for j, rank in enumerate(group):
-                link, across, context = (
+                link, across, context, experts = (
                     slowest_link(self.cluster, rank, peers)
                     for peers in (
                         tuple(group),
                         tuple(other[j] for other in groups),
                         tuple(other[j] for other in replica),
+                        tuple(other[j] for other in turn),
                     )
                 )
-                time = stage_time(self.model, own, chip, link, across, context=context)
+                time = stage_time(
+                    *(self.model, own, chip, link, across), context=context, experts=experts
+                )
                 busy_s = max(busy_s, time.micro_batch_s)
                 update_s = max(update_s, time.step_s)
         return busy_s, update_s, need <= chip.memory.capacity_bytes
@@ -220,6 +247,7 @@ class BruteForce:
                 stage.layers[1] - stage.layers[0],
                 stage.recompute,
                 stage.replicas[0].token_shares or (),
+                stage.expert_shares or (),
             )
             for stage in plan.pipelines[0].stages
         )
@@ -258,6 +286,20 @@ def random_request_of_parts(generator: random.Random) -> Request:
             attention=generator.choice(["explicit", "fused"]),
         ),
         context_parallel=generator.choice([2, 4, 4, 8]),
+    )
+
+
+def random_request_of_experts(generator: random.Random) -> Request:
+    """A smaller instance, whose experts may lie over ranks, and whose sequences now and then be
+    cut.
+    """
+    request = random_request_of_parts(generator)
+    sizes = {field.name: getattr(request.model, field.name) for field in fields(request.model)}
+    return replace(
+        request,
+        model=ModelOfExperts(**sizes, experts=generator.choice([2, 3, 4, 8])),
+        expert_parallel=generator.choice([2, 4, 4, 8]),
+        context_parallel=generator.choice([None, None, 2]),
     )
 
 

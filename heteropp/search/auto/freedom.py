@@ -7,7 +7,7 @@ from functools import cached_property
 
 from heteropp.description.plan import Plan, Schedule, Stage, ZeroStage
 from heteropp.description.profile import chip_profile
-from heteropp.search.parts import numbers_of_parts
+from heteropp.search.parts import most_expert_ranks, numbers_of_parts
 from heteropp.search.planner import Request
 from heteropp.search.tables import SCHEDULES
 
@@ -87,12 +87,10 @@ class Freedom:
     @cached_property
     def expert_parallel(self) -> int:
         """The most ranks over which the experts of a layer may lie; 1: each rank has them all."""
-        model, most = self.request.model, self.request.expert_parallel
-        if self.measured or model.expert_parallel_problem() is not None:
-            return 1
+        most = self.request.expert_parallel
         if most is None:  # each way to spread them takes traces of its own
             most = USUAL_EXPERT_RANKS if self.spreads else 1
-        return max(1, min(most, model.expert_count, self.request.cluster.world_size))
+        return most_expert_ranks(self.request, most)
 
     @cached_property
     def selective_recompute(self) -> bool:

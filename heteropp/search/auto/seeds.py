@@ -71,6 +71,7 @@ def chains(request: Request, freedom: Freedom, made: dict) -> Iterator[Seed]:
             uneven_layers=True,
             stage_degrees=request.cluster.world_size <= FREE,
             context_parallel=None,
+            expert_parallel=None,
         )
         for order in orders(request.cluster):
             # rows cut over the ranks of a replica save memory, and mostly time
@@ -213,7 +214,7 @@ def _spread_ways(plan: Plan, freedom: Freedom) -> list[Plan]:
 
 
 def _quickly(request: Request, freedom: Freedom) -> Iterator[Plan]:
-    request = replace(request, context_parallel=None)
+    request = replace(request, context_parallel=None, expert_parallel=None)
     if request.cluster.world_size > MANY:
         yield from _of_many_chips(request)
         return
