@@ -9,7 +9,8 @@ class Cost:
         *,
         time_s: Sequence[Line],
         update_s: Sequence[Line],
-        memory: Sequence[Plane],
+        working: Sequence[tuple[Plane, Sequence[float]]],
+        alone: Sequence[Line],
         measured_s: Sequence[tuple[float, float]],
     ) -> None: ...
 

@@ -12,17 +12,26 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from brute_force import BruteForce, random_request
-from invented import invented_trace
+from brute_force import (
+    BruteForce,
+    random_request,
+    random_request_of_experts,
+    random_request_of_parts,
+)
+from invented import invented_trace, made_anew
 from rich.console import Console
 from rich.table import Table
 
-from heteropp.cost.tracing import traces
+from heteropp.cost.tracing import cache, traces
+from heteropp.description.plan import Plan
 from heteropp.search import space
 from heteropp.search.exact import search
 from heteropp.search.planner import DoesNotFitError, Request, SearchError
 from hyperhetero.cli import CommandLine
 from hyperhetero.progress import Progress
+
+# two of five may cut sequences, and two more spread experts
+KINDS = (random_request, *2 * (random_request_of_parts, random_request_of_experts))
 
 app = CommandLine()
 
@@ -37,6 +46,14 @@ class Compared:
     own_s: float | None  # brute force's cost of our plan
     gap: float
     bites: bool  # memory rules out some plan
+    request: Request
+    plan: Plan | None = None  # ours
+
+    @property
+    def allowed(self) -> tuple[bool, bool]:
+        """Whether it may have context parallelism, and expert parallelism."""
+        parts, experts = self.request.context_parallel, self.request.expert_parallel
+        return (parts or 1) > 1, (experts or 1) > 1
 
     @property
     def equal(self) -> bool:
@@ -51,17 +68,23 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the random instances.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    traces.trace_stage = invented_trace
+    traces.trace_stage, cache.get = invented_trace, made_anew
     with Progress() as progress:
         requests = progress.track(list(_requests(instances, seed)), description="comparing")
         found = [_compare(*request) for request in requests]
     wrong = [compared for compared in found if not compared.equal]
+    plans = [compared.plan for compared in found if compared.plan is not None]
     kinds = Counter(compared.kind for compared in found)
     rows = [
         _row("instances", len(found), 500, "higher"),
         _row("unlike brute force", len(wrong), 0, "lower"),
         _row("with a gap", sum(compared.gap > 0 for compared in found), 0, "lower"),
         _row("with plans that do not fit", sum(c.bites for c in found), None, "higher"),
+        _row("with cp or ep allowed", sum(any(c.allowed) for c in found), 300, "higher"),
+        _row("with cp allowed", sum(c.allowed[0] for c in found), None, "higher"),
+        _row("with cp chosen", sum(p.has_context_parallelism for p in plans), None, "higher"),
+        _row("with ep allowed", sum(c.allowed[1] for c in found), None, "higher"),
+        _row("with ep chosen", sum(p.has_expert_parallelism for p in plans), None, "higher"),
         *(_row(kind, count, None, "higher") for kind, count in sorted(kinds.items())),
     ]
     if json:
@@ -77,7 +100,7 @@ def _requests(instances: int, seed: int) -> Iterator[tuple[Request, BruteForce, 
     while instances:
         subgroup = generator.choice([2, 4, 128])
         space.SUBGROUP = subgroup
-        request = random_request(generator)
+        request = generator.choice(KINDS)(generator)
         brute = BruteForce(request)
         best_s = brute.best()
         if brute.plans:
@@ -94,11 +117,12 @@ def _compare(request: Request, brute: BruteForce, true_s: float | None, subgroup
     try:
         result = search(request)
     except DoesNotFitError:
-        return Compared(kind, None, true_s, None, 0.0, True)
+        return Compared(kind, None, true_s, None, 0.0, True, request)
     except SearchError as error:
-        return Compared(f"{kind}: {error}", None, true_s, None, 1.0, True)
-    own_s = brute.plan_cost_s(result.best.plan)
-    return Compared(kind, result.best.cost_s, true_s, own_s, result.gap, brute.overruns > 0)
+        return Compared(f"{kind}: {error}", None, true_s, None, 1.0, True, request)
+    plan, ours_s = result.best.plan, result.best.cost_s
+    own_s, bites = brute.plan_cost_s(plan), brute.overruns > 0
+    return Compared(kind, ours_s, true_s, own_s, result.gap, bites, request, plan)
 
 
 def _row(name: str, ours: int, bar: int | None, better: str) -> dict:

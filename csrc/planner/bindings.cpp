@@ -27,14 +27,17 @@ std::vector<Line> make_lines(const Lines& given) {
   return lines;
 }
 
-Cost make_cost(const Lines& time_s, const Lines& update_s, const std::array<double, 4>& working,
-               const std::vector<double>& boundary, const Lines& alone, const Lines& measured_s) {
-  if (boundary.empty()) throw std::invalid_argument("no boundary");
+using Workings = std::vector<std::pair<std::array<double, 4>, std::vector<double>>>;
+
+Cost make_cost(const Lines& time_s, const Lines& update_s, const Workings& working,
+               const Lines& alone, const Lines& measured_s) {
   Cost cost;
   cost.time_s = make_lines(time_s);
   cost.update_s = make_lines(update_s);
-  cost.working = {working[0], working[1], working[2], working[3]};
-  cost.boundary = boundary;
+  for (const auto& [plane, boundary] : working) {
+    if (boundary.empty()) throw std::invalid_argument("no boundary");
+    cost.working.push_back({{plane[0], plane[1], plane[2], plane[3]}, boundary});
+  }
   cost.alone = make_lines(alone);
   cost.measured_s = measured_s;
   return cost;
@@ -68,7 +71,7 @@ PYBIND11_MODULE(_planner, m) {
 
   py::class_<Cost>(m, "Cost", "What a stage costs as a function of its layers.")
       .def(py::init(&make_cost), py::kw_only(), py::arg("time_s"), py::arg("update_s"),
-           py::arg("working"), py::arg("boundary"), py::arg("alone"), py::arg("measured_s"));
+           py::arg("working"), py::arg("alone"), py::arg("measured_s"));
 
   py::class_<Choice>(m, "Choice", "One way to run a stage on chips of one type.")
       .def(py::init([](int chips, int align, const std::vector<std::array<Cost, kKinds>>& costs,

@@ -41,8 +41,11 @@ Table tabulate(const Problem& problem, const Cost& cost, double capacity_bytes) 
   }
   const auto fits = [&](int layers, double in_flight) {
     const auto before = static_cast<std::size_t>(problem.micro_batches - in_flight);
-    const double boundary = cost.boundary[std::min(before, cost.boundary.size() - 1)];
-    return bytes(cost.working, layers, in_flight) + boundary <= capacity_bytes &&
+    const auto rank_fits = [&](const Working& working) {
+      const double boundary = working.boundary[std::min(before, working.boundary.size() - 1)];
+      return bytes(working.plane, layers, in_flight) + boundary <= capacity_bytes;
+    };
+    return std::all_of(cost.working.begin(), cost.working.end(), rank_fits) &&
            largest(cost.alone, layers) <= capacity_bytes;
   };
   int most = problem.layers;

@@ -25,12 +25,17 @@ struct Plane {
   double kept_per_layer = 0.0;
 };
 
+// Bytes of a rank with a micro-batch at work.
+struct Working {
+  Plane plane;                   // without boundary tensors
+  std::vector<double> boundary;  // of those, by micro-batches not in flight; the last for more
+};
+
 // What a stage costs; each is the largest of its lines, and memory the larger of working and alone.
 struct Cost {
   std::vector<Line> time_s;                       // T of section 4.3.2, of a micro-batch
   std::vector<Line> update_s;                     // U of section 4.3.2, of a step
-  Plane working;                                  // with a micro-batch at work
-  std::vector<double> boundary;                   // bytes beside, by micro-batches not in flight
+  std::vector<Working> working;                   // of unlike ranks, of which each has to fit
   std::vector<Line> alone;                        // of the update, or of one micro-batch
   std::vector<std::array<double, 2>> measured_s;  // T and U by layers, where no line tells them
 };

@@ -69,10 +69,12 @@ def plan(
     cluster: a preset's name, a cluster file, or a cluster.
     global_batch: sequences of an optimizer step; micro_batch_per_replica: sequences of a
     micro-batch in each replica. What is None of this, the schedule and the ZeRO stage, planner auto
-    chooses; the others take 1, 1F1B and 1. context_parallel: the most ranks over which planner auto
-    cuts sequences; None: 8 where they are long or nothing fits without; other planners cut none.
-    expert_parallel: the most ranks over which it lets the experts of a layer lie; None: 64 where
-    nothing fits without. budget_s: of planner auto, by the clock, on which the plan then depends.
+    chooses; the others take 1, 1F1B and 1. context_parallel: the most ranks over which planners
+    auto and exact cut sequences; None: planner auto takes 8 where they are long or nothing fits
+    without, and planner exact cuts none; other planners never do.
+    expert_parallel: the most ranks over which these two let the experts of a layer lie; None: 1,
+    but of planner auto 64 where nothing fits without. budget_s: of planner auto, by the clock, on
+    which the plan then depends.
     sequence_length: tokens, in place of the model's. lora: what trains beside a Hugging Face
     folder's frozen weights, such as "r=16,alpha=32,targets=q_proj+v_proj". profile: what
     heteropp-profile measured, in place of chip files. trust_remote_code: whether code in a Hugging
@@ -190,10 +192,14 @@ def check_planner_of_parts(
     planner: str, context_parallel: int | None, expert_parallel: int | None
 ) -> None:
     """Raises InputError where a planner neither cuts sequences nor spreads experts."""
-    if context_parallel is not None and planner not in ("auto", "all"):
-        raise InputError(f"context parallelism is for planner auto; {planner} cuts no sequences")
-    if expert_parallel is not None and planner not in ("auto", "all"):
-        raise InputError(f"expert parallelism is for planner auto; {planner} spreads no experts")
+    if context_parallel is not None and planner not in ("auto", "exact", "all"):
+        raise InputError(
+            f"context parallelism is for planners auto and exact; {planner} cuts no sequences"
+        )
+    if expert_parallel is not None and planner not in ("auto", "exact", "all"):
+        raise InputError(
+            f"expert parallelism is for planners auto and exact; {planner} spreads no experts"
+        )
 
 
 def _check_parts(model: ModelSpec, measured: Profile | None) -> None:

@@ -137,9 +137,9 @@ def search(
         typer.Option(
             min=1,
             max=MOST_PARTS,
-            help="The most ranks over which planner auto cuts sequences; 1: it cuts none, as "
-            "--bucket asks. If absent, 8 where sequences have 16384 tokens or more or "
-            "nothing fits otherwise.",
+            help="The most ranks over which planners auto and exact cut sequences; 1: they cut "
+            "none, as --bucket asks. If absent, planner auto takes 8 where sequences have 16384 "
+            "tokens or more or nothing fits otherwise, and planner exact cuts none.",
         ),
     ] = None,
     expert_parallel: Annotated[
@@ -147,9 +147,10 @@ def search(
         typer.Option(
             min=1,
             max=MOST_PARTS,
-            help="The most ranks over which planner auto lets the experts of a layer lie; 1: each "
-            "rank has all of them. If absent, 64 where nothing fits otherwise. The first such "
-            "search for a model may take minutes.",
+            help="The most ranks over which planners auto and exact let the experts of a layer "
+            "lie; 1: each rank has all of them. If absent, planner auto takes 64 where nothing "
+            "fits otherwise, and planner exact spreads none. The first such search for a model "
+            "may take minutes.",
         ),
     ] = None,
     profile: Annotated[

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from heteropp.cost.tracing.kind import Spread, StageKind
@@ -114,7 +114,8 @@ class Memory:
 
     @cached_property  # ranks that are alike share one
     def total(self) -> int:
-        return sum(getattr(self, f.name) for f in fields(self) if f.name != "recomputed")
+        standing = self.parameters + self.gradients + self.optimizer + self.constants + self.tokens
+        return standing + self.kept + self.working + self.boundary + self.framework
 
 
 def stage_memory(
@@ -144,9 +145,10 @@ def stage_memory(
     def ministages(count: int, what: Callable[[StageTrace], int]) -> int:
         return of(min(count * longest, shape.layers), what)
 
-    shards = _shards(shape)
+    shards, expert_shards = _shards(shape)
     parameters = ministages(2 if shape.offload else shape.ministages, lambda t: t.flat_bytes)
     gradient = of(shape.layers, lambda t: t.gradient_bytes)
+    of_experts = of(shape.layers, lambda t: t.expert_gradient_bytes) // expert_shards
 
     own = of(longest, lambda t: t.input_bytes if shape.recompute else t.kept_bytes)
     whole = _kept_bytes(model, shape, traces)
@@ -160,9 +162,9 @@ def stage_memory(
     if shape.offload and shape.schedule not in PUTTING_OFF:
         kept = min(kept, own)
     gradients = _gradient_bytes(
-        model, shape, kept, lambda count: ministages(count, lambda t: t.gradient_bytes)
+        model, shape, kept, lambda count: ministages(count, _whole_gradient_bytes)
     )
-    boundary = _boundary_bytes(model, traces.one, shape, in_flight, micro_batches)
+    boundary = boundary_bytes(model, traces.one, shape, in_flight, micro_batches)
     # of the model's first stage, which has no one to send a gradient to, nothing is put off
     if shape.first and shape.ministages == 1 and shape.schedule not in PUTTING_OFF:
         at_work = stage_traces(model, shape, profile, whole_backward=True)
@@ -178,7 +180,8 @@ def stage_memory(
         gradients=gradients,
         optimizer=optimizer_bytes(
             model, shape, gradient // shards, gradient, of(shape.layers, lambda t: t.matrix_bytes)
-        ),
+        )
+        + optimizer_bytes(model, shape, of_experts, of_experts, 0),
         constants=of(shape.layers, lambda t: t.constant_bytes),
         tokens=tokens_bytes(model, shape, micro_batches),
         kept=kept,
@@ -231,19 +234,25 @@ def _update_bytes(
 ) -> int:
     """Most that the update holds, beside what stays: the last boundary tensors are leaving."""
     of = traces.of
-    shards = _shards(shape)
+    shards, expert_shards = _shards(shape)
     longest = math.ceil(shape.layers / shape.ministages)  # they are updated one after another
     gradient = of(shape.layers, lambda t: t.gradient_bytes)
+    of_experts = of(shape.layers, lambda t: t.expert_gradient_bytes)
     updating, late = of(longest, lambda t: t.update_peak_bytes) // shards, 0
+    updating = max(updating, of(longest, lambda t: t.expert_update_peak_bytes) // expert_shards)
     if shape.optimizer == "muon":
         together = of(longest, lambda t: t.gradient_bytes)
         updating = max(updating, orthogonal_bytes(model, traces, together, shards))
     if shape.ministages == 1:  # the reduced gradient comes when no micro-batch is at work
         late = gradient // shards if shards > 1 else 0
+        late += of_experts // expert_shards if expert_shards > 1 else 0
         updating = max(updating, _summed_bytes(model, shape, gradient))
     if shape.zero_stage == 2 and shards > 1:  # the whole gradients have gone
         standing = min(2 * longest, shape.layers) if shape.schedule == "gpipe" else shape.layers
-        updating = max(0, updating - of(standing, lambda t: t.gradient_bytes))
+        gone = of(standing, lambda t: t.gradient_bytes)
+        if expert_shards > 1:
+            gone = of(standing, _whole_gradient_bytes)
+        updating = max(0, updating - gone)
     leaving = traces.one.input_bytes + _output_bytes(traces.one, shape)
     return updating + late + min(SENDS_UNDER_WAY, micro_batches) * leaving
 
@@ -268,7 +277,7 @@ def _gradient_bytes(
     Under GPipe activations are freed, ministage by ministage, as reduced gradients arrive, so
     `kept` is taken off again: the caller adds it.
     """
-    count, shards = shape.ministages, _shards(shape)
+    count, (shards, _) = shape.ministages, _shards(shape)
     gradient = of_ministages(count)
     coming = 0  # bytes of reduced and exchanged gradients once all ministages are reduced
     if count > 1:
@@ -291,10 +300,10 @@ def _summed_bytes(model: ModelSpec, shape: StageShape, gradient_bytes: int) -> i
     if shape.first != shape.last or shape.ministages > 1:
         width = max(4, model.dtype_bytes)
         result += 2 * shape.copies * width * model.tied_elements // shape.tp
-    return result // _shards(shape)
+    return result // _shards(shape)[0]
 
 
-def _boundary_bytes(
+def boundary_bytes(
     model: ModelSpec, one: StageTrace, shape: StageShape, in_flight: float, micro_batches: int
 ) -> int:
     """Pieces awaited and tensors leaving while the most micro-batches are in flight.
@@ -323,8 +332,13 @@ def _output_bytes(trace: StageTrace, shape: StageShape) -> int:
     return 0 if shape.last else trace.output_bytes
 
 
-def _shards(shape: StageShape) -> int:
-    return shape.dp if shape.zero_stage else 1
+def _shards(shape: StageShape) -> tuple[int, int]:
+    """Returns the number of ranks that shard what all hold alike, and the same of experts."""
+    return (shape.dp, shape.expert_copies) if shape.zero_stage else (1, 1)
+
+
+def _whole_gradient_bytes(trace: StageTrace) -> int:
+    return trace.gradient_bytes + trace.expert_gradient_bytes
 
 
 def kept_bytes(model: ModelSpec, shape: StageShape, profile: ChipProfile | None = None) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from heteropp.cost.stage_memory import boundary_bytes, stage_traces
 from heteropp.cost.stage_time import Memory, StageShape, Time, stage_memory, stage_time
 from heteropp.description.chips import ChipSpec
 from heteropp.description.profile import ChipProfile, chip_profile
@@ -14,13 +15,16 @@ from heteropp.layout.resharding import SENDS_UNDER_WAY
 from heteropp.models.spec import ModelSpec
 from heteropp.schedule.in_flight import whole_in_flight
 from heteropp.schedule.stage_actions import bubble_coefficient
-from heteropp.search.space import BatchCut, Degrees, Links, Space, StageChoice
+from heteropp.search.space import BatchCut, Degrees, RankKind, Space, StageChoice
 
 MANY = 2.0**20  # micro-batches in flight, beside which the update does not count
 ROUNDING_BYTES = 16  # what rounding may hide where memory is interpolated over the layers
 
 Line = tuple[float, float]  # fixed, and per layer
 Plane = tuple[float, float, float, float]  # and the same for each micro-batch in flight but one
+# of a rank with a micro-batch at work: its bytes without boundary tensors, and those of these, by
+# micro-batches not in flight; the last for more
+Working = tuple[Plane, tuple[float, ...]]
 
 
 class StageCost(NamedTuple):
@@ -31,8 +35,7 @@ class StageCost(NamedTuple):
 
     time_s: list[Line]  # T of section 4.3.2, of a micro-batch
     update_s: list[Line]  # U of section 4.3.2, of a step
-    working: Plane  # bytes with a micro-batch at work, without boundary tensors
-    boundary: list[float]  # bytes of those, by micro-batches not in flight; the last for more
+    working: list[Working]  # bytes with a micro-batch at work, of unlike ranks
     alone: list[Line]  # bytes of the update, or of one micro-batch
     measured_s: tuple[tuple[float, float], ...] = ()  # T and U by layers, where they are no lines
 
@@ -43,10 +46,11 @@ class StageCost(NamedTuple):
         return _largest(self.time_s, layers), _largest(self.update_s, layers)
 
     def bytes(self, layers: int, in_flight: int, micro_batches: int) -> float:
-        fixed, each, kept, kept_each = self.working
-        working = fixed + layers * each + (in_flight - 1) * (kept + layers * kept_each)
-        working += self.boundary[min(micro_batches - in_flight, len(self.boundary) - 1)]
-        return ROUNDING_BYTES + max(working, _largest(self.alone, layers))
+        needs = [_largest(self.alone, layers)]
+        for (fixed, each, kept, kept_each), boundary in self.working:
+            working = fixed + layers * each + (in_flight - 1) * (kept + layers * kept_each)
+            needs.append(working + boundary[min(micro_batches - in_flight, len(boundary) - 1)])
+        return ROUNDING_BYTES + max(needs)
 
 
 class Costs:
@@ -64,17 +68,17 @@ class Costs:
         type_index: int,
         degrees: Degrees,
         share: BatchCut,
-        links: tuple[Links, ...],
+        kinds: tuple[RankKind, ...],
         *,
         recompute: bool,
         first: bool,
         last: bool,
     ) -> StageCost:
         cut = self.space.sequence_parallel and degrees.tp > 1
-        key = (self.space.types[type_index].name, degrees, share, links, first, last, cut)
+        key = (self.space.types[type_index].name, degrees, share, kinds, first, last, cut)
         if key not in self.made:
             self.made[key] = _stage_costs(
-                self.space, type_index, degrees, share, links, first, last
+                self.space, type_index, degrees, share, kinds, first, last
             )
         costs: tuple[StageCost, StageCost] = self.made[key]
         return costs[recompute]
@@ -88,11 +92,11 @@ def evaluate(costs: Costs, share: BatchCut, stages: Sequence[StageChoice]) -> tu
     begins = [0] * len(costs.space.types)  # the next stage's first chip, by chip type
     for index, stage in enumerate(stages):
         chips = costs.space.types[stage.type_index]
-        links = chips.links(begins[stage.type_index], stage.degrees)
+        kinds = chips.rank_kinds(begins[stage.type_index], stage.degrees)
         begins[stage.type_index] += stage.degrees.chips
         after = len(stages) - 1 - index
         cost = costs.of(
-            *(stage.type_index, stage.degrees, share, links),
+            *(stage.type_index, stage.degrees, share, kinds),
             recompute=stage.recompute,
             first=index == 0,
             last=after == 0,
@@ -115,7 +119,7 @@ def _stage_costs(
     type_index: int,
     degrees: Degrees,
     share: BatchCut,
-    links: tuple[Links, ...],
+    kinds: tuple[RankKind, ...],
     first: bool,
     last: bool,
 ) -> tuple[StageCost, StageCost]:
@@ -125,16 +129,17 @@ def _stage_costs(
         first=first,
         last=last,
         tp=degrees.tp,
-        dp=degrees.dp,
+        dp=degrees.copies,
         sequences=share.replicas * share.sequences // degrees.dp,
         zero_stage=space.request.zero_stage,
         optimizer=space.request.optimizer,
         recompute=True,
         schedule=space.request.schedule,
         sequence_parallel=space.sequence_parallel and degrees.tp > 1,
+        token_shares=degrees.token_shares or None,
     )
     profile = chip_profile(space.request.cluster, chips.name)
-    return _shape_costs(space.model, chips.chip, profile, shape, share.micro_batches, links)
+    return _shape_costs(space.model, chips.chip, profile, shape, share.micro_batches, kinds)
 
 
 @lru_cache(maxsize=65536)  # the planners that one asks share them
@@ -144,33 +149,39 @@ def _shape_costs(
     profile: ChipProfile | None,
     shape: StageShape,
     micro_batches: int,
-    links: tuple[Links, ...],
+    kinds: tuple[RankKind, ...],
 ) -> tuple[StageCost, StageCost]:
     """Returns a stage's costs without and with recompute.
 
-    `links` are the unlike pairs that its ranks meet; the rank that is slowest with them counts.
+    `kinds` are those of its ranks, of which the slowest counts, and whichever needs most memory.
     """
 
-    def times(layers: int) -> list[Time]:
-        long = replace(shape, layers=layers)
-        return [stage_time(model, long, chip, *met, profile) for met in links]
+    shapes = [replace(shape, cp_index=kind.cp_index, spread=kind.spread) for kind in kinds]
 
-    def bytes_(layers: int, in_flight: float, recompute: bool) -> Memory:
-        long = replace(shape, layers=layers, recompute=recompute)
-        return stage_memory(model, long, in_flight, micro_batches, profile)
+    def times(layers: int) -> list[Time]:
+        return [
+            stage_time(
+                *(model, replace(own, layers=layers), chip, kind.inside, kind.across, profile),
+                context=kind.context,
+                experts=kind.experts,
+            )
+            for kind, own in zip(kinds, shapes, strict=True)
+        ]
+
+    def memory(recompute: bool) -> tuple[list[Working], list[Line]]:
+        found = [
+            _shape_memory(model, replace(own, recompute=recompute), micro_batches, profile)
+            for own in dict.fromkeys(shapes)
+        ]
+        working = dict.fromkeys(working for working, _ in found)
+        return list(working), sorted({line for _, alone in found for line in alone})
 
     one, two = times(1), times(2)
     all_s = _lines([t.micro_batch_s for t in one], [t.micro_batch_s for t in two])
     plain_s = _lines([_plain_s(t) for t in one], [_plain_s(t) for t in two])
     update_s = _lines([t.step_s for t in one], [t.step_s for t in two])
     costs = [
-        StageCost(
-            time_s,
-            update_s,
-            _working_plane(bytes_, again),
-            _boundary(micro_batches, bytes_, again),
-            _alone_lines(model.layers, bytes_, again),
-        )
+        StageCost(time_s, update_s, *memory(again))
         for time_s, again in ((plain_s, False), (all_s, True))
     ]
     if profile is not None:  # measured times are sums of blocks of layers
@@ -185,36 +196,43 @@ def _shape_costs(
     return costs[0], costs[1]
 
 
+@lru_cache(maxsize=65536)  # chips of all types share it
+def _shape_memory(
+    model: ModelSpec, shape: StageShape, micro_batches: int, profile: ChipProfile | None
+) -> tuple[Working, tuple[Line, ...]]:
+    """Returns a rank's bytes at work, and alone, as functions of its layers."""
+
+    def bytes_(layers: int, in_flight: float) -> Memory:
+        return stage_memory(model, replace(shape, layers=layers), in_flight, micro_batches, profile)
+
+    most = min(SENDS_UNDER_WAY + 1, micro_batches - 1)  # with more of them, as many tensors
+    one = stage_traces(model, shape, profile).one
+    boundary = tuple(
+        float(boundary_bytes(model, one, shape, micro_batches - n, micro_batches))
+        for n in range(most + 1)  # micro-batches not in flight
+    )
+    return (_working_plane(bytes_), boundary), _alone_lines(model.layers, bytes_)
+
+
 def _plain_s(time: Time) -> float:
     return replace(time, recompute_s=0.0).micro_batch_s
 
 
-def _working_plane(bytes_: Callable[[int, float, bool], Memory], recompute: bool) -> Plane:
+def _working_plane(bytes_: Callable[[int, float], Memory]) -> Plane:
     """Returns the bytes with one micro-batch at work, and what each other one in flight keeps."""
-    one, two = (bytes_(layers, MANY + 1, recompute) for layers in (1, 2))
+    one, two = (bytes_(layers, MANY + 1) for layers in (1, 2))
     working = _line(1, *(found.total - found.kept - found.boundary for found in (one, two)))
     return (*working, *_line(1, one.kept / MANY, two.kept / MANY))
 
 
-def _boundary(
-    micro_batches: int, bytes_: Callable[[int, float, bool], Memory], recompute: bool
-) -> list[float]:
-    """Returns the bytes of boundary tensors, by the number of micro-batches not in flight."""
-    most = min(SENDS_UNDER_WAY + 1, micro_batches - 1)  # with more of them, as many tensors
-    return [float(bytes_(1, micro_batches - n, recompute).boundary) for n in range(most + 1)]
-
-
-def _alone_lines(
-    layers: int, bytes_: Callable[[int, float, bool], Memory], recompute: bool
-) -> list[Line]:
+def _alone_lines(layers: int, bytes_: Callable[[int, float], Memory]) -> tuple[Line, ...]:
     """Returns lines whose larger one is the bytes with one micro-batch in flight.
 
     The update may need more than that micro-batch, so the bytes are the larger of two lines over
     the layers. They are drawn through the first two and the last two numbers of layers.
     """
     ends = sorted({1, max(1, layers - 1)})
-    lines = {_line(at, *(bytes_(at + more, 1, recompute).total for more in (0, 1))) for at in ends}
-    return sorted(lines)
+    return tuple(_line(at, *(bytes_(at + more, 1).total for more in (0, 1))) for at in ends)
 
 
 def _lines(ones: list[float], twos: list[float]) -> list[Line]:

@@ -5,7 +5,9 @@ number of stages, its layers (the same for each of its stages) and recompute; or
 128 chips of a type, as in the second stage of section 4.3.3. All chips are used; chips with more
 memory come first (Observation #4). `uneven_layers` lets every stage hold its own number of layers,
 with or without recompute; `stage_degrees` lets it have its own degrees, which divide the
-micro-batch among its replicas. The formula of section 4.3.2,
+micro-batch among its replicas; `context_parallel` lets a type's stages, or each stage, also cut
+sequences over the groups of a replica, and `expert_parallel` spread experts over groups. The
+formula of section 4.3.2,
     T = max_i (b T_i + U_i + alpha sum_{j != i} T_j),
 is minimised by a dynamic programme over stages, chips and layers (csrc/planner/chain.cpp).
 """
@@ -21,7 +23,7 @@ from heteropp import _planner
 from heteropp.description.plan import Plan
 from heteropp.search.costs import Costs
 from heteropp.search.planner import Candidate, Request, Result, SearchError, does_not_fit
-from heteropp.search.space import Space, StageChoice
+from heteropp.search.space import Space, StageChoice, Widths
 from heteropp.search.tables import Allowed, Tables, check_schedule
 
 RUNNERS_UP = 3
@@ -43,7 +45,7 @@ class _BestStages:
     cost_s: float
     part: int
     allowed: Allowed
-    degrees: tuple[int, ...]
+    degrees: tuple[Widths, ...]
     stages: tuple[StageChoice, ...]
 
     def key(self) -> tuple:
@@ -185,5 +187,5 @@ def _without(found: _BestStages) -> Iterator[Allowed]:
     for index, allowed in enumerate(found.allowed):
         rest = allowed - {found.degrees[index]}
         if rest:
-            kept = tuple(frozenset([tp]) for tp in found.degrees[:index])
+            kept = tuple(frozenset([widths]) for widths in found.degrees[:index])
             yield (*kept, rest, *found.allowed[index + 1 :])

@@ -40,7 +40,8 @@ class Dealt:
 def search(request: Request) -> Result:
     """The best plan found. Raises SearchError, or DoesNotFitError where none found fits."""
     check_schedule("heteroauto", request)
-    space = Space(replace(request, uneven_layers=False, stage_degrees=False))
+    usual = replace(request, uneven_layers=False, stage_degrees=False)
+    space = Space(replace(usual, context_parallel=None, expert_parallel=None))
     costs = Costs(space)
     whole, *cut = space.groupings
     walks = [_Walk(space, costs, share, whole) for share in space.shares]
@@ -100,12 +101,12 @@ class Setting:
     def cost(self, first: bool, last: bool) -> StageCost:
         if (first, last) not in self.costs:
             chips = self.space.types[self.group.type_index]
-            met = chips.stage_links(self.group, self.degrees, self.degrees.chips)
+            kinds = chips.stage_rank_kinds(self.group, self.degrees, self.degrees.chips)
             self.costs[first, last] = self.table.of(
                 self.group.type_index,
                 self.degrees,
                 self.share,
-                tuple(dict.fromkeys(itertools.chain(*met))),  # of its slowest stage
+                tuple(dict.fromkeys(itertools.chain(*kinds))),  # of its slowest stage
                 recompute=self.recompute,
                 first=first,
                 last=last,

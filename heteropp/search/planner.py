@@ -34,8 +34,10 @@ class Request:
     uneven_layers: bool = False  # the stages of one chip type may hold unlike numbers of layers
     stage_degrees: bool = False  # and have unlike tensor- and data-parallel degrees
     open: frozenset[str] = frozenset()  # of OPTIONS: left to planner auto
-    context_parallel: int | None = None  # most parts of a sequence; None: planner auto chooses
-    expert_parallel: int | None = None  # over which experts lie at most; None: 1 if anything fits
+    # most parts of a sequence; None: planner auto chooses, planner exact cuts none
+    context_parallel: int | None = None
+    # ranks over which experts lie at most; None: 1, but of planner auto if nothing fits
+    expert_parallel: int | None = None
     budget_s: float | None = None  # of planner auto, by the clock; None: by problem size alone
 
 

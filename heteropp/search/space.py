@@ -2,6 +2,12 @@
 
 A type's stages take its ranks in order. What a stage costs depends on its place only through the
 links that its ranks meet, and most of its places are alike.
+
+A stage may cut sequences, if the request lets it: each replica is then several tensor-parallel
+groups, one after the other in rank order, in a number that is a power of two. They are of one chip
+type, so they take parts of as much work each or, to need less memory, of as many tokens each. And
+it may let the experts of a layer lie over its tensor-parallel groups, in equal numbers as nearly as
+can be, over a number of groups that is a power of two; groups take turns at them.
 """
 
 from __future__ import annotations
@@ -9,32 +15,77 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
+from heteropp.cost.expert_shares import expert_shares
 from heteropp.cost.planned import link_inside
+from heteropp.cost.tracing.kind import Spread
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link, Node
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
-from heteropp.models.spec import ModelSpec
+from heteropp.models.spec import ModelError, ModelSpec
+from heteropp.search.parts import most_expert_ranks, numbers_of_parts, ways_to_cut
 from heteropp.search.planner import Request, SearchError
 
 SUBGROUP = 128  # chips
 ALONE = Link(0.0, math.inf)  # of a rank that has no peers
-Links = tuple[Link, Link]  # inside the tensor-parallel group, and across the replicas
+Widths = tuple[int, int, int]  # the degrees of tensor, context and expert parallelism
+
+
+class RankKind(NamedTuple):
+    """What the time of a rank depends on, beside its stage."""
+
+    cp_index: int  # which part of each sequence it has
+    spread: Spread | None  # how experts lie over ranks, of which it is one
+    inside: Link  # to its tensor-parallel group
+    across: Link  # to those that hold the same slices
+    context: Link  # to those among which its sequences are cut
+    experts: Link  # to those over which the experts of its rows lie
 
 
 @dataclass(frozen=True, order=True)
 class Degrees:
-    """The degrees of tensor and of data parallelism of a stage."""
+    """The degrees of tensor, data, context and expert parallelism of a stage."""
 
     tp: int
     dp: int
+    token_shares: tuple[int, ...] = ()  # of a sequence, by group of a replica; empty: it is whole
+    expert_shares: tuple[int, ...] = ()  # of a layer, by group of a turn; empty: each has them all
+
+    @property
+    def cp(self) -> int:
+        return len(self.token_shares) or 1
+
+    @property
+    def ep(self) -> int:
+        return len(self.expert_shares) or 1
+
+    @property
+    def widths(self) -> Widths:
+        return self.tp, self.cp, self.ep
+
+    @property
+    def copies(self) -> int:
+        """The number of ranks that hold the same slices."""
+        return self.dp * self.cp
 
     @property
     def chips(self) -> int:
-        return self.tp * self.dp
+        return self.tp * self.copies
+
+    def spread(self, group: int) -> Spread | None:
+        """Returns how experts lie over the turn of a tensor-parallel group of the stage."""
+        if not self.expert_shares:
+            return None
+        first = group // self.ep * self.ep
+        tokens = self.token_shares or (1,)
+        rows = [tokens[(first + i) % self.cp] for i in range(self.ep)]
+        unit = math.gcd(*rows)
+        return Spread(self.expert_shares, tuple(row // unit for row in rows), group - first)
 
 
 @dataclass(frozen=True)
@@ -66,7 +117,7 @@ class ChipType:
         self.ranks = range(self.nodes[0].ranks.start, self.nodes[-1].ranks.stop)
         self.chip: ChipSpec = self.nodes[0].chip
         self.tp_degrees = self._tp_degrees(model)
-        self._links: dict[tuple[int, Degrees], tuple[Links, ...]] = {}
+        self._rank_kinds: dict[tuple[int, Degrees], tuple[RankKind, ...]] = {}
 
     @property
     def chips(self) -> int:
@@ -101,61 +152,91 @@ class ChipType:
         """Where each node begins, counted in chips of this type."""
         return [node.ranks.start - self.ranks.start for node in self.nodes]
 
-    def stage_links(
+    def stage_rank_kinds(
         self, group: ChipGroup, degrees: Degrees, align: int
-    ) -> list[tuple[Links, ...]]:
-        """Returns the links of a stage that starts at each multiple of `align` in a group.
+    ) -> list[tuple[RankKind, ...]]:
+        """Returns the kinds of ranks of a stage that starts at each multiple of `align` in a group.
 
         Later starts repeat the list.
         """
         stop = group.chips - degrees.chips + 1
         if self._alike:
             stop = min(stop, math.lcm(len(self.nodes[0].ranks), align))
-        return [self.links(group.start + at, degrees) for at in range(0, stop, align)]
+        return [self.rank_kinds(group.start + at, degrees) for at in range(0, stop, align)]
 
-    def links(self, start: int, degrees: Degrees) -> tuple[Links, ...]:
-        """Returns the unlike pairs of links that the ranks of a stage meet.
+    def rank_kinds(self, start: int, degrees: Degrees) -> tuple[RankKind, ...]:
+        """Returns the unlike kinds of ranks of a stage.
 
         start: the stage's first chip, counted in chips of this type.
         """
         if self._alike:  # so it is the same wherever it starts in a node
             start %= len(self.nodes[0].ranks)
         key = (start, degrees)
-        if key not in self._links:
-            self._links[key] = self._find_links(start, degrees)
-        return self._links[key]
+        if key not in self._rank_kinds:
+            self._rank_kinds[key] = tuple(dict.fromkeys(self._find_rank_kinds(start, degrees)))
+        return self._rank_kinds[key]
 
-    def _find_links(self, start: int, degrees: Degrees) -> tuple[Links, ...]:
-        stop = start + degrees.chips
+    def _find_rank_kinds(self, start: int, degrees: Degrees) -> Iterator[RankKind]:
+        tp, cp, ep, stop = *degrees.widths, start + degrees.chips
+        nodes, again = self._nodes_of(start, stop), tp * math.lcm(cp, ep)
+        if self._alike:  # after so many nodes replicas and turns lie as before
+            period = again // math.gcd(again, len(self.nodes[0].ranks))
+            if len(nodes) > period + 3:
+                nodes = [*nodes[: period + 2], nodes[-1]]
+        groups = self._groups_on(nodes, start, stop, tp)
+        for node, count in groups.items():
+            chip = self.nodes[node].chip
+            inside = link_inside(chip, tp) if tp > 1 else ALONE
+            across = self._slowest_link(node, groups)
+            first = (max(start, self._starts[node]) - start) // tp
+            alike = again == tp
+            for number in range(first, first + (1 if alike else count)):
+                context, experts = (
+                    self._link_of_block(node, start + number // size * size * tp, size, tp)
+                    for size in (cp, ep)
+                )
+                spread = degrees.spread(number)
+                yield RankKind(number % cp, spread, inside, across, context, experts)
+
+    def _link_of_block(self, node: int, start: int, size: int, tp: int) -> Link:
+        """Returns the slowest link of a rank on a node in so many groups that follow each other."""
+        if size == 1:
+            return ALONE
+        stop = start + size * tp
+        return self._slowest_link(
+            node, self._groups_on(self._nodes_of(start, stop), start, stop, tp)
+        )
+
+    def _nodes_of(self, start: int, stop: int) -> Sequence[int]:
+        """Returns the nodes of the chips [start, stop)."""
         first = bisect_right(self._starts, start) - 1
         last = bisect_left(self._starts, stop) - 1
-        nodes: Sequence[int] = range(first, last + 1)
-        if self._alike and len(nodes) > 4:  # those between meet the same
-            nodes = [first, first + 1, first + 2, last]
-        replicas = {}
+        return range(first, last + 1)
+
+    def _groups_on(self, nodes: Sequence[int], start: int, stop: int, tp: int) -> dict[int, int]:
+        """Returns how many tensor-parallel groups of the chips [start, stop) some nodes have."""
+        groups = {}
         for node in nodes:
             begin, size = self._starts[node], len(self.nodes[node].ranks)
-            replicas[node] = (min(stop, begin + size) - max(start, begin)) // degrees.tp
-        found = (self._links_of(node, replicas, degrees) for node in nodes)
-        return tuple(dict.fromkeys(found))
+            groups[node] = (min(stop, begin + size) - max(start, begin)) // tp
+        return groups
 
-    def _links_of(self, node: int, replicas: dict[int, int], degrees: Degrees) -> Links:
-        """Returns a node's links: that inside its replicas, and the slowest one across replicas.
+    def _slowest_link(self, node: int, groups: dict[int, int]) -> Link:
+        """Returns the slowest link of a rank on a node to its peers, one in each of some groups.
 
-        Of several slowest links the first in rank order is taken.
+        Of several slowest links the first in rank order is taken. groups: their number by node.
         """
         own = self.nodes[node]
-        inside = link_inside(own.chip, degrees.tp) if degrees.tp > 1 else ALONE
-        if len(replicas) == 1 < degrees.dp:
-            return inside, link_inside(own.chip, degrees.dp)
-        across = {}
-        for other in replicas:
+        if len(groups) == 1:
+            return link_inside(own.chip, groups[node]) if groups[node] > 1 else ALONE
+        links: dict[tuple[int, bool], Link] = {}
+        for other in groups:
             kind = (self._kinds[other], other == node)
-            if other == node and replicas[node] > 1:
-                across[kind] = self.cluster.link(own.ranks.start, own.ranks.start + 1)
-            elif other != node and kind not in across:
-                across[kind] = self.cluster.link(own.ranks.start, self.nodes[other].ranks.start)
-        return inside, min(across.values(), key=lambda link: link.bytes_per_s, default=ALONE)
+            if other == node and groups[node] > 1:
+                links[kind] = self.cluster.link(own.ranks.start, own.ranks.start + 1)
+            elif other != node and kind not in links:
+                links[kind] = self.cluster.link(own.ranks.start, self.nodes[other].ranks.start)
+        return min(links.values(), key=lambda link: link.bytes_per_s, default=ALONE)
 
 
 @dataclass(frozen=True)
@@ -229,13 +310,39 @@ class Space:
             raise self.no_degrees()
         return found
 
+    @cached_property
+    def _cuts(self) -> dict[int, list[tuple[int, ...]]]:
+        """The ways to cut sequences, by tensor-parallel degree; the first is not to cut them."""
+        cuts: dict[int, list[tuple[int, ...]]] = {}
+        numbers = numbers_of_parts(self.request, self.request.context_parallel or 1)
+        for tp in {tp for chips in self.types for tp in chips.tp_degrees}:
+            for cp in numbers:
+                with suppress(ModelError):  # sequences are too short for so many parts
+                    ways = ways_to_cut(self.model, cp, tp)
+                    ends = (shares or () for shares in (ways[0], ways[-1]))
+                    cuts.setdefault(tp, []).extend(dict.fromkeys(ends))
+        return cuts
+
+    def _spreads(self, copies: int) -> list[tuple[int, ...]]:
+        """Returns the ways to spread experts over groups; the first is not to spread them."""
+        most = most_expert_ranks(self.request, self.request.expert_parallel or 1)
+        degrees = (1 << n for n in range(1, most.bit_length()))
+        spreads = (expert_shares(self.model, (1.0,) * n) for n in degrees if copies % n == 0)
+        return [(), *spreads]
+
     def degrees(self, group: ChipGroup, share: BatchCut) -> list[Degrees]:
         """Returns the degrees that a stage of a group may have, fewest chips first, then tp."""
         dps = [share.replicas]
         if self.request.stage_degrees:
             dps = [dp for dp in range(1, share.replicas + 1) if share.replicas % dp == 0]
         tps = self.types[group.type_index].tp_degrees
-        found = (Degrees(tp, dp) for tp in tps for dp in dps)
+        found = (
+            Degrees(tp, dp, tokens, experts)
+            for tp in tps
+            for dp in dps
+            for tokens in self._cuts[tp]
+            for experts in self._spreads(Degrees(tp, dp, tokens).copies)
+        )
         return sorted((d for d in found if self._may_use(group, d)), key=lambda d: (d.chips, d.tp))
 
     def _may_use(self, group: ChipGroup, degrees: Degrees) -> bool:
@@ -265,8 +372,9 @@ class Space:
             if self.request.uneven_layers
             else "a type's stages hold the same number"
         )
+        degrees = "tp x dp x cp" if (self.request.context_parallel or 1) > 1 else "tp x dp"
         return SearchError(
-            f"no degrees use all chips ({counts}): each count must be stages x tp x dp, dp must "
+            f"no degrees use all chips ({counts}): each count must be stages x {degrees}, dp must "
             f"divide {slots}, and {layers} of the {self.model.layers} layers"
         )
 
@@ -287,19 +395,21 @@ class Space:
     def _stages(self, micro_batch: int, stages: Iterable[StageChoice]) -> Iterator[Stage]:
         layer, begins = 0, [chips.ranks.start for chips in self.types]
         for stage in stages:
-            tp, dp = stage.degrees.tp, stage.degrees.dp
+            tp, dp, cp = stage.degrees.tp, stage.degrees.dp, stage.degrees.cp
             rank = begins[stage.type_index]
-            begins[stage.type_index] += tp * dp
-            firsts = range(rank, rank + tp * dp, tp)
+            begins[stage.type_index] += stage.degrees.chips
+            firsts = range(rank, rank + stage.degrees.chips, tp * cp)
             yield Stage(
                 layers=(layer, layer + stage.layers),
                 recompute=stage.recompute,
                 sequence_parallel=self.sequence_parallel and tp > 1,
+                expert_shares=stage.degrees.expert_shares or None,
                 replicas=tuple(
                     Replica(
-                        ranks=tuple(range(first, first + tp)),
+                        ranks=tuple(range(first, first + tp * cp)),
                         chip=self.types[stage.type_index].name,
                         batch_share=micro_batch // dp,
+                        token_shares=stage.degrees.token_shares or None,
                     )
                     for first in firsts
                 ),

@@ -10,11 +10,19 @@ from heteropp.schedule.in_flight import whole_in_flight
 from heteropp.schedule.stage_actions import bubble_coefficient
 from heteropp.search.costs import ROUNDING_BYTES, Costs
 from heteropp.search.planner import Request, SearchError
-from heteropp.search.space import BatchCut, ChipGroup, Degrees, Links, Space, StageChoice
+from heteropp.search.space import (
+    BatchCut,
+    ChipGroup,
+    Degrees,
+    RankKind,
+    Space,
+    StageChoice,
+    Widths,
+)
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")  # those of one ministage a stage
 
-Allowed = tuple[frozenset[int], ...]  # tensor-parallel degrees, by group
+Allowed = tuple[frozenset[Widths], ...]  # by group
 
 
 class Tables:
@@ -34,14 +42,14 @@ class Tables:
 
     @property
     def everything(self) -> Allowed:
-        return tuple(frozenset(degrees.tp for degrees, _ in keys) for keys in self.keys)
+        return tuple(frozenset(degrees.widths for degrees, _ in keys) for keys in self.keys)
 
     def problems(self, allowed: Allowed) -> Iterator[_planner.Problem]:
         """Yields the native planner's problems.
 
         With zb-h1, memory depends on the number of stages, so that each number is a problem.
         """
-        types = [self._chip_type(index, tp) for index, tp in enumerate(allowed)]
+        types = [self._chip_type(index, widths) for index, widths in enumerate(allowed)]
         schedule, count = self.request.schedule, self.share.micro_batches
         layers = self.space.model.layers
         most = min(layers, sum(group.chips for group in self.groups))
@@ -63,12 +71,12 @@ class Tables:
             for index, choice, layers in solution.stages
         )
 
-    def degrees(self, solution: _planner.Solution) -> tuple[int, ...]:
-        """Returns the tensor-parallel degree of each group's first stage."""
-        tp: dict[int, int] = {}
+    def degrees(self, solution: _planner.Solution) -> tuple[Widths, ...]:
+        """Returns the degrees of each group's first stage, but for its replicas."""
+        widths: dict[int, Widths] = {}
         for index, choice, _ in solution.stages:
-            tp.setdefault(index, self.keys[index][choice][0].tp)
-        return tuple(tp[index] for index in range(len(self.groups)))
+            widths.setdefault(index, self.keys[index][choice][0].widths)
+        return tuple(widths[index] for index in range(len(self.groups)))
 
     def _keys(self, group: ChipGroup) -> list[tuple[Degrees, bool]]:
         return [
@@ -102,16 +110,17 @@ class Tables:
     def _make_choice(self, index: int, degrees: Degrees, recompute: bool) -> _planner.Choice:
         group = self.groups[index]
         align = degrees.tp if self.request.stage_degrees else degrees.chips
-        links = self.space.types[group.type_index].stage_links(group, degrees, align)
-        unlike = list(dict.fromkeys(links))
+        chips = self.space.types[group.type_index]
+        kinds = chips.stage_rank_kinds(group, degrees, align)
+        unlike = list(dict.fromkeys(kinds))
         costs = [
             [
-                self._cost(index, degrees, recompute, met, first, last)
+                self._cost(index, degrees, recompute, own, first, last)
                 for first, last in itertools.product((False, True), repeat=2)
             ]
-            for met in unlike
+            for own in unlike
         ]
-        places = [unlike.index(met) for met in links]
+        places = [unlike.index(own) for own in kinds]
         return _planner.Choice(chips=degrees.chips, align=align, costs=costs, places=places)
 
     def _cost(
@@ -119,7 +128,7 @@ class Tables:
         index: int,
         degrees: Degrees,
         recompute: bool,
-        links: tuple[Links, ...],
+        kinds: tuple[RankKind, ...],
         first: bool,
         last: bool,
     ) -> _planner.Cost:
@@ -129,10 +138,10 @@ class Tables:
         """
         ends = (first and index == 0, last and index == len(self.groups) - 1)
         type_index = self.groups[index].type_index
-        key = (type_index, degrees, recompute, links, ends)
+        key = (type_index, degrees, recompute, kinds, ends)
         if key not in self._made:
             cost = self.costs.of(
-                *(type_index, degrees, self.share, links),
+                *(type_index, degrees, self.share, kinds),
                 recompute=recompute,
                 first=ends[0],
                 last=ends[1],
@@ -140,21 +149,21 @@ class Tables:
             self._made[key] = _planner.Cost(**cost._asdict())
         return self._made[key]
 
-    def _chip_type(self, index: int, tp: frozenset[int]) -> _planner.ChipType:
+    def _chip_type(self, index: int, widths: frozenset[Widths]) -> _planner.ChipType:
         group = self.groups[index]
         capacity = self.space.types[group.type_index].chip.memory.capacity_bytes
         return _planner.ChipType(
             chips=group.chips,
             capacity_bytes=capacity - ROUNDING_BYTES + self.more_bytes,
             choices=self.choices[index],
-            lanes=self._lanes(index, tp),
+            lanes=self._lanes(index, widths),
         )
 
-    def _lanes(self, index: int, allowed: frozenset[int]) -> list[_planner.Lane]:
+    def _lanes(self, index: int, allowed: frozenset[Widths]) -> list[_planner.Lane]:
         """Returns the sets of choices that the stages of a group may mix."""
         together: dict[object, list[int]] = {}
         for choice, (degrees, recompute) in enumerate(self.keys[index]):
-            if degrees.tp in allowed:
+            if degrees.widths in allowed:
                 lane = (
                     None if self.request.stage_degrees else degrees,
                     None if self.request.uneven_layers else recompute,

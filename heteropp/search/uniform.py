@@ -35,7 +35,8 @@ class Uniform:
 def search(request: Request) -> Result:
     """The best uniform plan. Raises SearchError, or DoesNotFitError where none fits."""
     check_schedule("uniform", request)
-    return _UniformSearch(Space(replace(request, stage_degrees=False))).run()
+    usual = replace(request, stage_degrees=False, context_parallel=None, expert_parallel=None)
+    return _UniformSearch(Space(usual)).run()
 
 
 class _UniformSearch:

@@ -6,14 +6,19 @@ with heteropp.cost.stage_time on its own ranks, and section 4.3.2's formula is a
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from clusters import random_chip, tiny_model
+from invented import ModelOfExperts
 
 from heteropp.cost.planned import slowest_link
 from heteropp.cost.stage_time import StageShape, stage_memory, stage_time
+from heteropp.cost.token_shares import token_shares
+from heteropp.cost.tracing.kind import Spread
 from heteropp.description.chips import Collectives
 from heteropp.description.cluster import Cluster, Node
 from heteropp.description.fabric import Fabric, LinkEntry
@@ -35,6 +40,12 @@ class One:
     dp: int
     layers: int
     recompute: bool
+    token_shares: tuple[int, ...] = ()  # of each replica's tensor-parallel groups; empty: one group
+    expert_shares: tuple[int, ...] = ()  # of the stage's groups, in turn; empty: each has all
+
+    @property
+    def chips(self) -> int:
+        return self.tp * self.dp * max(1, len(self.token_shares))
 
 
 class BruteForce:
@@ -43,6 +54,7 @@ class BruteForce:
         self.names = self.cluster.chip_names()
         self.cut = False  # whether chip types are cut into groups of space.SUBGROUP chips
         self.evaluated: dict = {}
+        self.ways: dict[int, list[tuple[int, ...]]] = {}  # to cut sequences, by tp
         self.plans = self.overruns = 0  # how many plans there are, and how many do not fit
 
     def best(self) -> float | None:
@@ -83,7 +95,7 @@ class BruteForce:
             return
         for stage in self.stages(replicas, type_index, used, layers):
             if self.agree((*own, stage)):
-                more = used + stage.tp * stage.dp
+                more = used + stage.chips
                 for rest in self.chains(
                     replicas, type_index, more, layers - stage.layers, (*own, stage)
                 ):
@@ -101,11 +113,36 @@ class BruteForce:
             for dp in range(1, replicas + 1):
                 if dp != replicas and not (self.request.stage_degrees and replicas % dp == 0):
                     continue
-                if used + tp * dp > len(ranks):
+                for cut, held, recompute in itertools.product(
+                    self.cuts(tp), range(1, layers + 1), (False, True)
+                ):
+                    stage = One(type_index, ranks[used], tp, dp, held, recompute, cut)
+                    if used + stage.chips <= len(ranks):
+                        for shares in self.spreads(stage.chips // tp):
+                            yield replace(stage, expert_shares=shares)
+
+    def cuts(self, tp: int) -> list[tuple[int, ...]]:
+        """Sequences whole, or cut for equal work, or for equal numbers of tokens."""
+        if tp not in self.ways:
+            found: dict[tuple[int, ...], None] = {(): None}
+            length = self.model.sequence_length
+            for parts in (2, 4, 8):
+                if parts > (self.request.context_parallel or 1) or parts * tp > length:
                     continue
-                for held in range(1, layers + 1):
-                    for recompute in (False, True):
-                        yield One(type_index, ranks[used], tp, dp, held, recompute)
+                work = token_shares(self.model, [1.0] * parts, tp)
+                even = length // parts  # lengths are multiples of all parts and degrees here
+                found |= dict.fromkeys([work, (even,) * parts])
+            self.ways[tp] = list(found)
+        return self.ways[tp]
+
+    def spreads(self, groups: int) -> Iterator[tuple[int, ...]]:
+        """Experts on every group, or over some in turn, the first of which have one more."""
+        yield ()
+        count = self.model.expert_count
+        for degree in (2, 4, 8):
+            if degree <= min(self.request.expert_parallel or 1, count) and groups % degree == 0:
+                each, more = divmod(count, degree)
+                yield tuple(each + (i < more) for i in range(degree))
 
     def agree(self, own: tuple[One, ...]) -> bool:
         """Whether the stages of one type are as alike as the request wants them."""
@@ -114,13 +151,14 @@ class BruteForce:
         groups: dict[int, list[One]] = {}
         for stage in own:
             start = stage.start - own[0].start
-            if start // space.SUBGROUP != (start + stage.tp * stage.dp - 1) // space.SUBGROUP:
+            if start // space.SUBGROUP != (start + stage.chips - 1) // space.SUBGROUP:
                 return False
             groups.setdefault(start // space.SUBGROUP, []).append(stage)
         return all(self.alike(tuple(group)) for group in groups.values())
 
     def alike(self, own: tuple[One, ...]) -> bool:
-        if not self.request.stage_degrees and len({(s.tp, s.dp) for s in own}) > 1:
+        degrees = {(s.tp, s.dp, s.token_shares, s.expert_shares) for s in own}
+        if not self.request.stage_degrees and len(degrees) > 1:
             return False
         return self.request.uneven_layers or len({(s.layers, s.recompute) for s in own}) == 1
 
@@ -145,31 +183,53 @@ class BruteForce:
     ) -> tuple[float, float, bool]:
         """T, U, and whether the stage fits."""
         sequences = replicas * self.request.sequences // stage.dp
+        parts = max(1, len(stage.token_shares))
         shape = StageShape(
             layers=stage.layers,
             first=index == 0,
             last=index == stages - 1,
             tp=stage.tp,
-            dp=stage.dp,
+            dp=stage.dp * parts,
             sequences=sequences,
             zero_stage=self.request.zero_stage,
             recompute=stage.recompute,
             schedule=self.request.schedule,
+            token_shares=stage.token_shares or None,
         )
         chip = self.cluster.chip(stage.start)
-        ranks = list(range(stage.start, stage.start + stage.tp * stage.dp))
+        ranks = list(range(stage.start, stage.start + stage.chips))
         groups = [ranks[i : i + stage.tp] for i in range(0, len(ranks), stage.tp)]
-        busy_s = update_s = 0.0
-        for group in groups:
+        held = in_flight(self.request.schedule, self.pipeline(count, stages), index)
+        busy_s = update_s = need = 0.0
+        tokens, ep = stage.token_shares or (1,), len(stage.expert_shares)
+        for n, group in enumerate(groups):
+            replica = groups[n - n % parts : n - n % parts + parts]
+            turn, spread = [group], None
+            if ep:
+                begin = n - n % ep
+                turn, rows = (
+                    groups[begin : begin + ep],
+                    [tokens[i % parts] for i in range(begin, begin + ep)],
+                )
+                least = math.gcd(*rows)
+                spread = Spread(stage.expert_shares, tuple(row // least for row in rows), n % ep)
+            own = replace(shape, cp_index=n % parts, spread=spread)
+            need = max(need, stage_memory(self.model, own, held, count).total)
             for j, rank in enumerate(group):
-                across = tuple(other[j] for other in groups)
-                inside_link = slowest_link(self.cluster, rank, tuple(group))
-                across_link = slowest_link(self.cluster, rank, across)
-                time = stage_time(self.model, shape, chip, inside_link, across_link)
+                link, across, context, experts = (
+                    slowest_link(self.cluster, rank, peers)
+                    for peers in (
+                        tuple(group),
+                        tuple(other[j] for other in groups),
+                        tuple(other[j] for other in replica),
+                        tuple(other[j] for other in turn),
+                    )
+                )
+                time = stage_time(
+                    *(self.model, own, chip, link, across), context=context, experts=experts
+                )
                 busy_s = max(busy_s, time.micro_batch_s)
                 update_s = max(update_s, time.step_s)
-        held = in_flight(self.request.schedule, self.pipeline(count, stages), index)
-        need = stage_memory(self.model, shape, held, count).total
         return busy_s, update_s, need <= chip.memory.capacity_bytes
 
     def pipeline(self, count: int, stages: int) -> Pipeline:
@@ -182,10 +242,12 @@ class BruteForce:
             One(
                 self.names.index(stage.replicas[0].chip),
                 stage.replicas[0].ranks[0],
-                len(stage.replicas[0].ranks),
-                len(stage.replicas),
+                stage.tp,
+                stage.dp,
                 stage.layers[1] - stage.layers[0],
                 stage.recompute,
+                stage.replicas[0].token_shares or (),
+                stage.expert_shares or (),
             )
             for stage in plan.pipelines[0].stages
         )
@@ -206,6 +268,38 @@ def random_request(generator: random.Random) -> Request:
         schedule=generator.choice(["1f1b", "1f1b", "1f1b", "gpipe", "zb-h1"]),
         uneven_layers=uneven,
         stage_degrees=degrees,
+    )
+
+
+def random_request_of_parts(generator: random.Random) -> Request:
+    """A smaller instance, whose sequences may be cut."""
+    request = random_request(generator)
+    wide = request.uneven_layers + 2 * request.stage_degrees
+    layers = min(request.model.layers, (6, 4, 4, 3)[wide])
+    return replace(
+        request,
+        cluster=random_cluster(generator, (12, 8, 6, 4)[wide]),
+        model=replace(
+            request.model,
+            layers=layers,
+            sequence_length=generator.choice([8, 32, 64]),
+            attention=generator.choice(["explicit", "fused"]),
+        ),
+        context_parallel=generator.choice([2, 4, 4, 8]),
+    )
+
+
+def random_request_of_experts(generator: random.Random) -> Request:
+    """A smaller instance, whose experts may lie over ranks, and whose sequences now and then be
+    cut.
+    """
+    request = random_request_of_parts(generator)
+    sizes = {field.name: getattr(request.model, field.name) for field in fields(request.model)}
+    return replace(
+        request,
+        model=ModelOfExperts(**sizes, experts=generator.choice([2, 3, 4, 8])),
+        expert_parallel=generator.choice([2, 4, 4, 8]),
+        context_parallel=generator.choice([None, None, 2]),
     )
 
 

@@ -106,8 +106,8 @@ def test_the_command_shows_parts_and_says_why(tmp_path: Path) -> None:
     assert whole.exit_code == 2
     assert "which has 878.9 KiB" in whole.stderr
     assert "cut sequences over up to 8 ranks (--context-parallel 8)" in whole.stderr
-    exact = command(*asked, "--planner", "exact", "--context-parallel", 2)
-    assert "context parallelism is for planner auto; exact cuts no sequences" in exact.stderr
+    uniform = command(*asked, "--planner", "uniform", "--context-parallel", 2)
+    assert "for planners auto and exact; uniform cuts no sequences" in uniform.stderr
     other = ("search", "--cluster", cluster, "--model", "gpt2", "--global-batch", 1)
     refused = command(*other, "--context-parallel", 2)
     assert "sequences of family gpt2 cannot be cut over ranks" in refused.stderr

@@ -107,8 +107,8 @@ def test_the_command_shows_experts_and_says_why(tmp_path: Path) -> None:
     whole = command(*asked, *kept, "--expert-parallel", 1)
     assert whole.exit_code == 2
     assert "let experts lie over up to 8 ranks (--expert-parallel 8)" in whole.stderr
-    exact = command(*asked, "--global-batch", 2, "--planner", "exact", "--expert-parallel", 2)
-    assert "expert parallelism is for planner auto; exact spreads no experts" in exact.stderr
+    uniform = command(*asked, "--global-batch", 2, "--planner", "uniform", "--expert-parallel", 2)
+    assert "for planners auto and exact; uniform spreads no experts" in uniform.stderr
     dense = ("search", "--cluster", cluster, "--model", "gpt2", "--global-batch", 1)
     refused = command(*dense, "--expert-parallel", 2)
     assert "has no experts that could lie over ranks" in refused.stderr

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from brute_force import BruteForce, random_request
+from brute_force import (
+    BruteForce,
+    random_request,
+    random_request_of_experts,
+    random_request_of_parts,
+)
 from clusters import cluster_of, tiny_model
 from invented import invented_traces_alone
 
@@ -37,19 +42,46 @@ def test_equals_brute_force(invented_traces: None, seed: int) -> None:
     """Ten small instances a seed, every option; tools/planner-exactness runs any number."""
     generator = random.Random(f"exact {seed}")
     for _ in range(10):
-        small = random_request(generator)
-        brute = BruteForce(small)
-        best = brute.best()
-        if best is None:
-            with pytest.raises(DoesNotFitError if brute.plans else SearchError):
-                search(small)
-            continue
-        result = search(small)
-        assert result.best.cost_s == pytest.approx(best, rel=1e-9)
-        assert brute.plan_cost_s(result.best.plan) == pytest.approx(best, rel=1e-9)
-        assert result.gap == 0
-        validate(result.best.plan)
-        check_memory(result.best.plan, small.cluster)
+        against_brute_force(random_request(generator))
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 20))]
+)
+def test_equals_brute_force_where_sequences_may_be_cut(invented_traces: None, seed: int) -> None:
+    """Ten such instances a seed, of which some are cut."""
+    generator = random.Random(f"exact parts {seed}")
+    plans = [against_brute_force(random_request_of_parts(generator)) for _ in range(10)]
+    assert seed > 1 or any(plan is not None and plan.has_context_parallelism for plan in plans)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 20))]
+)
+def test_equals_brute_force_where_experts_may_lie_over_ranks(
+    invented_traces: None, seed: int
+) -> None:
+    """Ten such instances a seed, of which some have experts lie over ranks."""
+    generator = random.Random(f"exact experts {seed}")
+    plans = [against_brute_force(random_request_of_experts(generator)) for _ in range(10)]
+    assert seed > 1 or any(plan is not None and plan.has_expert_parallelism for plan in plans)
+
+
+def against_brute_force(small: Request) -> Plan | None:
+    """Returns the exact planner's plan; None where there is none."""
+    brute = BruteForce(small)
+    best = brute.best()
+    if best is None:
+        with pytest.raises(DoesNotFitError if brute.plans else SearchError):
+            search(small)
+        return None
+    result = search(small)
+    assert result.best.cost_s == pytest.approx(best, rel=1e-9)
+    assert brute.plan_cost_s(result.best.plan) == pytest.approx(best, rel=1e-9)
+    assert result.gap == 0
+    validate(result.best.plan)
+    check_memory(result.best.plan, small.cluster)
+    return result.best.plan
 
 
 def test_runners_up_are_the_best_of_unlike_degrees(invented_traces: None) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from heteropp.cost.tracing.scores import kernel_takes_parts
 from heteropp.description.plan import Plan, Schedule, Stage, ZeroStage
 from heteropp.description.profile import chip_profile
+from heteropp.search.parts import most_expert_ranks, numbers_of_parts
 from heteropp.search.planner import Request
 from heteropp.search.tables import SCHEDULES
 
@@ -78,28 +78,19 @@ class Freedom:
     @cached_property
     def context_parallel(self) -> tuple[int, ...]:
         """The degrees that stages may have: numbers of parts that sequences are cut into."""
-        model, most = self.request.model, self.request.context_parallel
+        most = self.request.context_parallel
         if most is None:
-            long = self.cuts_short or model.sequence_length >= LONG
+            long = self.cuts_short or self.request.model.sequence_length >= LONG
             most = USUAL_PARTS if long else 1
-        most = min(most, self.request.cluster.world_size)
-        if most > 1 and (
-            self.measured
-            or model.context_parallel_problem() is not None
-            or not kernel_takes_parts(model)
-        ):
-            most = 1
-        return tuple(1 << n for n in range(most.bit_length()))
+        return numbers_of_parts(self.request, most)
 
     @cached_property
     def expert_parallel(self) -> int:
         """The most ranks over which the experts of a layer may lie; 1: each rank has them all."""
-        model, most = self.request.model, self.request.expert_parallel
-        if self.measured or model.expert_parallel_problem() is not None:
-            return 1
+        most = self.request.expert_parallel
         if most is None:  # each way to spread them takes traces of its own
             most = USUAL_EXPERT_RANKS if self.spreads else 1
-        return max(1, min(most, model.expert_count, self.request.cluster.world_size))
+        return most_expert_ranks(self.request, most)
 
     @cached_property
     def selective_recompute(self) -> bool:

@@ -14,9 +14,10 @@ from heteropp.search.auto.busy import balanced, with_layers
 from heteropp.search.auto.changed import places, with_each, with_one, with_stages
 from heteropp.search.auto.expert_moves import expert_parallel
 from heteropp.search.auto.freedom import Freedom, as_schedule
-from heteropp.search.auto.regrouping import regrouped, way_of, ways_to_cut
+from heteropp.search.auto.regrouping import regrouped, way_of
 from heteropp.search.auto.spreading import with_shares_that_fit
 from heteropp.search.auto.trials import Draft, with_pipelines
+from heteropp.search.parts import ways_to_cut
 
 SLACK = 0  # the first kind: less slack than there could be may be faster than all of it
 AHEAD = (None, 0, 1, 2)  # how far stages of 1F1B may run ahead

@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
-from heteropp.cost.token_shares import token_shares
 from heteropp.description.plan import Plan, Replica, Stage
 from heteropp.models.spec import ModelError, ModelSpec
 from heteropp.search.auto.trials import with_pipelines
-
-WAYS = 3  # to cut a sequence into so many parts, at most
-
-
-@lru_cache(maxsize=1024)
-def ways_to_cut(model: ModelSpec, cp: int, tp: int) -> tuple[tuple[int, ...] | None, ...]:
-    """Returns ways to cut a sequence over so many tensor-parallel groups of chips that are alike.
-
-    By the first each has as much work, and the first group most tokens; by the last all have as
-    many tokens, and about as much memory. Not cutting is the one way for one group. Raises
-    ModelError where sequences cannot be cut so.
-    """
-    if cp == 1:
-        return (None,)
-    speeds = (1.0,) * cp
-    by_work = token_shares(model, speeds, tp)
-    fewest = -(-model.sequence_length // (cp * tp)) * tp
-    between = (fewest + max(by_work)) // 2
-    return tuple(
-        dict.fromkeys([by_work, *(token_shares(model, speeds, tp, n) for n in (between, fewest))])
-    )
+from heteropp.search.parts import ways_to_cut
 
 
 def way_of(stage: Stage, model: ModelSpec) -> int:

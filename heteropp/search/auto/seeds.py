@@ -20,12 +20,13 @@ from heteropp.description.profile import ProfileError
 from heteropp.search.auto.changed import with_each
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.auto.idle import rounded
-from heteropp.search.auto.regrouping import WAYS, for_longer
+from heteropp.search.auto.regrouping import for_longer
 from heteropp.search.auto.spreading import WAYS as SPREAD_BY
 from heteropp.search.auto.spreading import degrees, roomier, spread
 from heteropp.search.auto.trials import renumbered
 from heteropp.search.balance import Balance
 from heteropp.search.costs import Costs
+from heteropp.search.parts import WAYS
 from heteropp.search.planner import Request, SearchError, planner
 from heteropp.search.skeletons import Skeleton, skeletons
 from heteropp.search.space import Space
@@ -69,6 +70,8 @@ def chains(request: Request, freedom: Freedom, made: dict) -> Iterator[Seed]:
             schedule=freedom.chain_schedule,
             uneven_layers=True,
             stage_degrees=request.cluster.world_size <= FREE,
+            context_parallel=None,
+            expert_parallel=None,
         )
         for order in orders(request.cluster):
             # rows cut over the ranks of a replica save memory, and mostly time
@@ -211,6 +214,7 @@ def _spread_ways(plan: Plan, freedom: Freedom) -> list[Plan]:
 
 
 def _quickly(request: Request, freedom: Freedom) -> Iterator[Plan]:
+    request = replace(request, context_parallel=None, expert_parallel=None)
     if request.cluster.world_size > MANY:
         yield from _of_many_chips(request)
         return

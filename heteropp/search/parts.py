@@ -1,0 +1,64 @@
+"""How planners may cut sequences, for context parallelism, and spread experts over ranks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from heteropp.cost.token_shares import token_shares
+from heteropp.cost.tracing.scores import kernel_takes_parts
+from heteropp.description.profile import chip_profile
+from heteropp.models.spec import ModelSpec
+from heteropp.search.planner import Request
+
+WAYS = 3  # to cut a sequence into so many parts, at most
+
+
+def numbers_of_parts(request: Request, most: int) -> tuple[int, ...]:
+    """Returns the powers of two, from 1 on, into which stages may cut sequences.
+
+    most: parts that the request lets them have. Only 1 is left where the model, its kernel or a
+    measured profile has to do with whole sequences.
+    """
+    model, most = request.model, min(most, request.cluster.world_size)
+    if most > 1 and (
+        _measured(request)
+        or model.context_parallel_problem() is not None
+        or not kernel_takes_parts(model)
+    ):
+        most = 1
+    return tuple(1 << n for n in range(most.bit_length()))
+
+
+def most_expert_ranks(request: Request, most: int) -> int:
+    """Returns the most ranks over which the experts of a layer may lie; 1: each rank has them all.
+
+    most: ranks that the request lets them have.
+    """
+    model = request.model
+    if most == 1 or _measured(request) or model.expert_parallel_problem() is not None:
+        return 1
+    return max(1, min(most, model.expert_count, request.cluster.world_size))
+
+
+def _measured(request: Request) -> bool:
+    cluster = request.cluster
+    return any(chip_profile(cluster, name) for name in cluster.chip_names())
+
+
+@lru_cache(maxsize=1024)
+def ways_to_cut(model: ModelSpec, cp: int, tp: int) -> tuple[tuple[int, ...] | None, ...]:
+    """Returns ways to cut a sequence over so many tensor-parallel groups of chips that are alike.
+
+    By the first each has as much work, and the first group most tokens; by the last all have as
+    many tokens, and about as much memory. Not cutting is the one way for one group. Raises
+    ModelError where sequences cannot be cut so.
+    """
+    if cp == 1:
+        return (None,)
+    speeds = (1.0,) * cp
+    by_work = token_shares(model, speeds, tp)
+    fewest = -(-model.sequence_length // (cp * tp)) * tp
+    between = (fewest + max(by_work)) // 2
+    return tuple(
+        dict.fromkeys([by_work, *(token_shares(model, speeds, tp, n) for n in (between, fewest))])
+    )
