@@ -36,6 +36,8 @@ class Request:
     open: frozenset[str] = frozenset()  # of OPTIONS: left to planner auto
     context_parallel: int | None = None  # most parts of a sequence; None: planner auto chooses
     expert_parallel: int | None = None  # over which experts lie at most; None: 1 if anything fits
+    # times the even number of rows that a rank's experts take at most; None: they are taken even
+    expert_capacity: float | None = None
     budget_s: float | None = None  # of planner auto, by the clock; None: by problem size alone
 
 

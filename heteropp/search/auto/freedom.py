@@ -63,8 +63,8 @@ class Freedom:
 
     @cached_property
     def measured(self) -> bool:
-        """Whether some chip has a profile, which knows neither sequence, context nor expert
-        parallelism, nor selective recompute.
+        """Whether some chip has a profile, which knows neither sequence nor context parallelism,
+        nor selective recompute.
         """
         cluster = self.request.cluster
         return any(chip_profile(cluster, name) for name in cluster.chip_names())
@@ -95,7 +95,7 @@ class Freedom:
     def expert_parallel(self) -> int:
         """The most ranks over which the experts of a layer may lie; 1: each rank has them all."""
         model, most = self.request.model, self.request.expert_parallel
-        if self.measured or model.expert_parallel_problem() is not None:
+        if model.expert_parallel_problem() is not None:
             return 1
         if most is None:  # each way to spread them takes traces of its own
             most = USUAL_EXPERT_RANKS if self.spreads else 1
