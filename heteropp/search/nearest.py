@@ -15,10 +15,12 @@ MOST_NODES = 64  # of a chip type, more or fewer
 OFFLOADING = "--planner zorse"
 CUTTING = "--context-parallel 8"
 SPREADING = "--expert-parallel 8"
+SPREADING_AS_AUTO = f"--planner auto {SPREADING}"
 ASKED = {
     OFFLOADING: "zorse",
     CUTTING: "auto",
     SPREADING: "auto",
+    SPREADING_AS_AUTO: "auto",
 }  # planners that have what an option asks for
 
 
@@ -39,9 +41,10 @@ def remedies(request: Request, name: str = "exact") -> Iterator[Remedy]:
     unlike stages, cut sequences, experts over ranks, another schedule, offloading; then other
     global batches, then other node counts.
     """
+    spreads = name == "auto"
     if name == "auto":  # which has every freedom of these; the exact planner answers sooner
         name, request = "exact", replace(request, uneven_layers=True, stage_degrees=True)
-    for candidates in _changes(request):
+    for candidates in _changes(request, spreads):
         for what, option, wanted in candidates:
             search = planner(ASKED.get(option, name))
             try:
@@ -54,13 +57,16 @@ def remedies(request: Request, name: str = "exact") -> Iterator[Remedy]:
 Candidate = tuple[str, str, Request]  # what, option, request
 
 
-def _changes(request: Request) -> Iterator[Iterator[Candidate]]:
-    """Yields the kinds of change, each as candidates from the smallest on."""
+def _changes(request: Request, spreads: bool) -> Iterator[Iterator[Candidate]]:
+    """Yields the kinds of change, each as candidates from the smallest on.
+
+    spreads: whether the planner lets experts lie over ranks.
+    """
     yield _zero(request)
     yield _micro_batch(request)
     yield _freer(request)
     yield _parts(request)
-    yield _experts(request)
+    yield _experts(request, spreads)
     yield _schedule(request)
     yield iter([("offload to host memory, as planner zorse does", OFFLOADING, request)])
     yield _global_batch(request)
@@ -109,11 +115,15 @@ def _parts(request: Request) -> Iterator[Candidate]:
         yield "cut sequences over up to 8 ranks", CUTTING, replace(request, context_parallel=8)
 
 
-def _experts(request: Request) -> Iterator[Candidate]:
-    """Only where the request forbids it, as it is tried otherwise."""
-    if request.expert_parallel == 1 and request.model.expert_parallel_problem() is None:
-        changes = replace(request, expert_parallel=8)
-        yield "let experts lie over up to 8 ranks", SPREADING, changes
+def _experts(request: Request, spreads: bool) -> Iterator[Candidate]:
+    """Only where the request forbids it, or the planner has no such plans: or else it was tried."""
+    if request.model.expert_parallel_problem() is not None:
+        return
+    changes, what = replace(request, expert_parallel=8), "let experts lie over up to 8 ranks"
+    if not spreads:
+        yield f"{what}, as planner auto does", SPREADING_AS_AUTO, changes
+    elif request.expert_parallel == 1:
+        yield what, SPREADING, changes
 
 
 def _schedule(request: Request) -> Iterator[Candidate]:
