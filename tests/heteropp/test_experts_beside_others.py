@@ -102,7 +102,7 @@ def test_so_they_do_on_chips_within_the_predicted_memory(chips: Ranks, zero_stag
 
 @cache
 def by_length(model: HuggingFaceModel) -> dict[str, tuple[Plan, ...]]:
-    """By name: the plan of short sequences, and those of longer ones."""
+    """Returns the plan of short sequences and those of longer ones, by name."""
     over_two = spread(plan_of(model, (4,), (2,), (2,)), {0: (3, 1)})
     over_four = spread(plan_of(model, (4,), (4,), (1,)), {0: (1,) * 4})
     in_line = spread(plan_of(model, (2, 2), (2, 2), (1, 1)), {1: (1, 3)})
