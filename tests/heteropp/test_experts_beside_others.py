@@ -22,7 +22,7 @@ from test_lora import check as check_lora
 from test_lora import folders, model_of
 from test_memory import check as check_memory
 from test_memory import chip
-from test_mixed_lengths import DOCUMENTS, of_length
+from test_mixed_lengths import DOCUMENTS, of_length, plainly
 from test_mixed_lengths import check as check_lengths
 from test_parity import check
 
@@ -31,6 +31,7 @@ from heteropp.cost.planned import rank_memory
 from heteropp.cost.stage_time import NO_LINK, StageShape, stage_memory, stage_time
 from heteropp.cost.tracing.kind import Spread
 from heteropp.cost.tracing.traces import trace_stages
+from heteropp.data.source import open_tokens
 from heteropp.description.plan import Plan
 from heteropp.description.profile import Block, Measured, Profile, measured_cluster
 from heteropp.models.hugging_face.model import HuggingFaceModel
@@ -147,6 +148,18 @@ def test_plans_by_length_train_what_one_device_does_with_the_longest(
     whole = of_length(whole, plans[-1].model.sequence_length, 1)
     one = ranks.train(whole, by_length=(whole,), **given)
     check_lengths(ranks.train(plans[0], by_length=plans, **given), one, TOLERANCE["float64"])
+
+
+def test_plans_by_length_train_what_transformers_learns_of_each_document_alone(
+    ranks: Ranks, documents: Path
+) -> None:
+    plans = by_length(decoder(dtype="float32"))[LENGTHS[0]]
+    tokens = open_tokens(documents, Path(ranks.folder.name, "cache", "hyperhetero"))
+    got = ranks.train(plans[0], by_length=plans, documents=DOCUMENTS, data=documents)
+    expected = plainly(plans[-1].model, tokens, DOCUMENTS)
+    assert got.losses == pytest.approx(expected.losses, rel=2e-6)
+    assert got.norms == pytest.approx(expected.norms, rel=1e-5)
+    assert got.losses[-1] != pytest.approx(got.losses[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("case", LENGTHS)
