@@ -114,7 +114,7 @@ def by_length(model: HuggingFaceModel) -> dict[str, tuple[Plan, ...]]:
         ),
         "in a pipeline, then whole, then over four": (
             of_length(in_line, SHORT, 2),
-            of_length(plan_of(model, (4,), (1,), (4,)), MIDDLE, 2),
+            of_length(plan_of(model, (4,), (2,), (2,)), MIDDLE, 2),
             of_length(over_four, LONG, 1),
         ),
         "the same layout": (of_length(over_two, SHORT, 2), of_length(over_two, MIDDLE, 2)),
