@@ -1,10 +1,11 @@
 """Elastic training under disturbances: ranks killed, paused, told to go and added at any moment.
 
 Each seed draws a small cluster, a first plan, how often copies are kept, and 1 to 5 events in the
-midst of steps, of saves, of switches and of recoveries; every fifth runs on emulated chips, and
-every third cuts sequences over chips to begin with, where a stage has several replicas. A run must
-reach its last step on the loss curve of an undisturbed run, every step once, or say that a layer
-has no snapshot left where that is so; it must end in time and leave nothing behind.
+midst of steps, of saves, of switches and of recoveries; every fifth runs on emulated chips. Every
+fourth trains a model with experts, which lie over chips to begin with, and every third cuts
+sequences over them, where a stage has several replicas. A run must reach its last step on the loss
+curve of an undisturbed run, every step once, or say that a layer has no snapshot left where that is
+so; it must end in time and leave nothing behind.
 
 With --machines, one to two machines of namespaces are cut off, stopped or killed instead, the
 store's among them: then all others must end, and name it first.
@@ -35,6 +36,7 @@ from chaos_runs.scene import (
     Scene,
     draw,
     first_chips,
+    of_experts,
     write_cluster,
     write_text,
 )
@@ -112,7 +114,7 @@ def write_files(scene: Scene, folder: Path) -> tuple[Chips, Chips, Plan]:
     return chips, sizes, plan
 
 
-def prepare(folder: Path, wanted: Collection[Curve] = CURVES) -> tuple[Path, Curves]:
+def prepare(folder: Path, wanted: Collection[Curve]) -> tuple[Path, Curves]:
     """The text to train on, and the undisturbed losses."""
     text = write_text(folder / "text")
     curves = {}
@@ -190,7 +192,7 @@ def main(
     ] = False,
 ) -> None:
     root = Path(tempfile.mkdtemp(prefix="chaos-"))
-    text, curves = prepare(root)
+    text, curves = prepare(root, (*CURVES, of_experts()))
 
     def one(number: int) -> Verdict:
         folder = root / f"seed-{number}"

@@ -38,6 +38,7 @@ class PlanningOptions:
     lora: str | None
     context_parallel: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None
     expert_parallel: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None
+    expert_capacity: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None
     budget_s: Annotated[float, Field(gt=0, le=86400)] | None
     trust_remote_code: bool
 
@@ -59,6 +60,7 @@ def plan(
     profile: Path | None = None,
     context_parallel: int | None = None,
     expert_parallel: int | None = None,
+    expert_capacity: float | None = None,
     budget_s: float | None = None,
     trust_remote_code: bool = False,
 ) -> Plan:
@@ -73,8 +75,10 @@ def plan(
     auto and exact cut sequences; None: planner auto takes 8 where they are long or nothing fits
     without, and planner exact cuts none; other planners never do.
     expert_parallel: the most ranks over which these two let the experts of a layer lie; None: 1,
-    but of planner auto 64 where nothing fits without. budget_s: of planner auto, by the clock, on
-    which the plan then depends.
+    but of planner auto 64 where nothing fits without. expert_capacity: how many times the even
+    number of a micro-batch's rows experts that lie over ranks take at most, for which memory then
+    has room; None: rows are taken to be even. budget_s: of planner auto, by the clock, on which the
+    plan then depends.
     sequence_length: tokens, in place of the model's. lora: what trains beside a Hugging Face
     folder's frozen weights, such as "r=16,alpha=32,targets=q_proj+v_proj". profile: what
     heteropp-profile measured, in place of chip files. trust_remote_code: whether code in a Hugging
@@ -105,6 +109,7 @@ def plan(
             profile=profile,
             context_parallel=context_parallel,
             expert_parallel=expert_parallel,
+            expert_capacity=expert_capacity,
             budget_s=budget_s,
             trust_remote_code=trust_remote_code,
         ),
@@ -130,6 +135,7 @@ def request(
     profile: Path | None,
     context_parallel: int | None,
     expert_parallel: int | None,
+    expert_capacity: float | None,
     budget_s: float | None,
     trust_remote_code: bool,
 ) -> Request:
@@ -149,6 +155,7 @@ def request(
             "profile": profile,
             "context_parallel": context_parallel,
             "expert_parallel": expert_parallel,
+            "expert_capacity": expert_capacity,
             "budget_s": budget_s,
             "trust_remote_code": trust_remote_code,
         },
@@ -170,7 +177,7 @@ def request(
     if (context_parallel or 1) > 1:
         _check_parts(spec, measured)
     if (expert_parallel or 1) > 1:
-        _check_experts(spec, measured)
+        _check_experts(spec)
     return Request(
         cluster=machines,
         model=spec,
@@ -184,6 +191,7 @@ def request(
         open=frozenset(name for name, value in asked.items() if value is None),
         context_parallel=context_parallel,
         expert_parallel=expert_parallel,
+        expert_capacity=expert_capacity,
         budget_s=budget_s,
     )
 
@@ -217,12 +225,7 @@ def _check_parts(model: ModelSpec, measured: Profile | None) -> None:
         )
 
 
-def _check_experts(model: ModelSpec, measured: Profile | None) -> None:
+def _check_experts(model: ModelSpec) -> None:
     """Raises InputError where no expert can lie elsewhere, as was asked for."""
     if problem := model.expert_parallel_problem():
         raise InputError(f"expert parallelism: {problem}")
-    if measured is not None:
-        raise InputError(
-            "expert parallelism: profiles measure ranks with all experts; plan without one of the "
-            "two"
-        )

@@ -153,6 +153,15 @@ def search(
             "may take minutes.",
         ),
     ] = None,
+    expert_capacity: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Where experts lie over ranks: how many times the even number of a micro-batch's "
+            "rows those of a rank take at most. Memory then has room for them, and a step in which "
+            "more come says so and ends. If absent, rows are taken to be even.",
+        ),
+    ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="What heteropp-profile measured, in place of chip files.")
     ] = None,
@@ -199,6 +208,7 @@ def search(
             profile=profile,
             context_parallel=context_parallel,
             expert_parallel=expert_parallel,
+            expert_capacity=expert_capacity,
             budget_s=_budget_s(budget, planner),
             trust_remote_code=trust_remote_code,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
@@ -107,7 +108,7 @@ def span_time(
     chip = cluster.chip(rank)
     profile = chip_profile(cluster, cluster.node(rank).chip_name)
     if shape.spread is not None and twice_the_rows:
-        shape = replace(shape, spread=shape.spread.with_twice_the_rows())
+        shape = replace(shape, spread=shape.spread.with_more_rows(Fraction(2)))
     return _stage_time(plan.model, shape, chip, links, profile, pairs_apart)
 
 
@@ -288,6 +289,7 @@ def _shape(
         token_shares=replica.token_shares,
         cp_index=cp_index,
         spread=spread,
+        expert_capacity=stage.expert_capacity,
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 
 from heteropp.cost.tracing.kind import Spread, StageKind
@@ -54,6 +55,8 @@ class StageShape:
     token_shares: tuple[int, ...] | None = None  # of a replica with context parallelism
     cp_index: int = 0  # which of them it has
     spread: Spread | None = None  # of a stage with expert parallelism
+    # times the even number of rows that its experts take at most; None: taken to be even
+    expert_capacity: float | None = None
 
     @property
     def expert_copies(self) -> int:
@@ -85,9 +88,9 @@ class StageShape:
 
     @property
     def is_profiled(self) -> bool:
-        """Whether profiles measure such stages."""
+        """Whether profiles measure such stages, or others that differ in experts alone."""
         cut = self.sequence_parallel or self.selective_recompute or self.token_shares
-        return not cut and self.spread is None and self.optimizer == "adamw"
+        return not cut and self.optimizer == "adamw"
 
     @property
     def pieces(self) -> int:
@@ -362,31 +365,48 @@ def stage_traces(
 ) -> StageTraces:
     """Returns a stage's traces, with the bytes that the chip's profile measured if it measured
     the memory of such stages.
+
+    Profiles measure ranks with all experts; where these lie over ranks, the bytes that were
+    measured change as those that are traced do. A rank's experts are taken to be given as many rows
+    as they have capacity for.
     """
+    if shape.spread is not None and shape.expert_capacity is not None:
+        most = shape.spread.with_more_rows(Fraction(str(shape.expert_capacity)))
+        shape = replace(shape, spread=most)
     if shape.ministages > 1:  # both ends of the model are in two of them, each with its embedding
         model = model.untied()
     traces = trace_stages(model, shape.kind(whole_backward), shape.blocks)
     kind = shape.first, shape.last, shape.tp, shape.sequences
     if profile is None or not shape.is_profiled or not profile.knows_memory(kind):
         return traces
-    (block,) = traces.kinds
+    whole = replace(shape, spread=None).kind(whole_backward)
+    (block,), (measured,) = traces.kinds, trace_stages(model, whole, shape.blocks).kinds
     return StageTraces(
         (
             replace(
                 block,
-                one=_measured(block.one, 1, profile, kind),
-                two=_measured(block.two, 2, profile, kind),
+                one=_measured(block.one, measured.one, 1, profile, kind),
+                two=_measured(block.two, measured.two, 2, profile, kind),
             ),
         )
     )
 
 
-def _measured(trace: StageTrace, layers: int, profile: ChipProfile, kind: Kind) -> StageTrace:
+def _measured(
+    trace: StageTrace, whole: StageTrace, layers: int, profile: ChipProfile, kind: Kind
+) -> StageTrace:
+    """Returns a trace with what was measured; whole: the trace of what it was measured of."""
+
+    def found(term: str, here: int, measured: int) -> int:
+        return profile.bytes(term, layers, kind) + here - measured
+
     return replace(
         trace,
-        input_bytes=profile.bytes("kept_recompute_bytes", layers, kind),
-        kept_bytes=profile.bytes("kept_bytes", layers, kind),
+        input_bytes=found("kept_recompute_bytes", trace.input_bytes, whole.input_bytes),
+        kept_bytes=found("kept_bytes", trace.kept_bytes, whole.kept_bytes),
         forward_peak_bytes=0,  # the backward's peak is of both
-        backward_input_peak_bytes=profile.bytes("working_bytes", layers, kind),
-        update_peak_bytes=profile.bytes("update_bytes", layers, kind),
+        backward_input_peak_bytes=found(
+            "working_bytes", trace.backward_input_peak_bytes, whole.backward_input_peak_bytes
+        ),
+        update_peak_bytes=found("update_bytes", trace.update_peak_bytes, whole.update_peak_bytes),
     )

@@ -106,7 +106,6 @@ def stage_time(
     Raises ProfileError where it does not know the stage.
     """
     traces = trace_stages(model, shape.kind(), shape.blocks)
-    shards = shape.dp if shape.zero_stage else 1
     copies = shape.dp, shape.expert_copies
     forward, own, other, *collectives, reduce, norm, update, gather, flat_bytes = (
         figure
@@ -122,17 +121,10 @@ def stage_time(
     reduce += parts
     recompute = forward
     if profile is not None:
-        if not shape.is_profiled:
-            raise ProfileError(
-                f"profile {profile.name} measured no stage with sequence, context or expert "
-                "parallelism, selective recompute or Muon; plan without the profile, or without "
-                "them"
-            )
-        kind = (shape.first, shape.last, shape.tp, shape.sequences)
-        forward, recompute, own, other, norm = (
-            profile.seconds(term, shape.layers, kind) for term in MEASURED
+        expected = forward, forward, own, other, norm, update
+        forward, recompute, own, other, norm, update = _measured(
+            model, shape, chip, across, profile, expected
         )
-        norm, update = norm / shards, profile.update_s(shape.layers, kind, shards)
     elif chip.kernels is not None:
         forward, own, other = (
             max(computing, issued - collective)
@@ -166,6 +158,49 @@ def stage_time(
         gather_s=gather,
         # the first ministage comes before anything runs, and the last one leaves when all is done
         load_s=2 * flat_bytes / shape.ministages / host if shape.offload else 0.0,
+    )
+
+
+def _measured(
+    model: ModelSpec,
+    shape: StageShape,
+    chip: ChipSpec,
+    across: Link,
+    profile: ChipProfile,
+    expected: Terms,
+) -> Terms:
+    """Returns the seconds that a profile says of a forward, of one again, of both parts of a
+    backward, of the norm and of the update.
+
+    Profiles measure ranks with all experts. Where these lie over ranks, what was measured changes
+    as the chip file says that it does. expected: the seconds by the chip file.
+    """
+    if not shape.is_profiled:
+        raise ProfileError(
+            f"profile {profile.name} measured no stage with sequence or context parallelism, "
+            "selective recompute or Muon; plan without the profile, or without them"
+        )
+    shards = shape.dp if shape.zero_stage else 1
+    kind = (shape.first, shape.last, shape.tp, shape.sequences)
+    *micro_batch, norm = (profile.seconds(term, shape.layers, kind) for term in MEASURED)
+    measured = (*micro_batch, norm / shards, profile.update_s(shape.layers, kind, shards))
+    if shape.spread is None:
+        return measured
+    whole = replace(shape, spread=None)
+    traces = trace_stages(model, whole.kind(), whole.blocks)
+    copies = whole.dp, whole.expert_copies
+    forward, own, other, _, norm, update, *_ = (
+        figure
+        for terms in (
+            _computing(traces, model.dtype, chip),
+            _step(traces, model.wide_dtype, copies, shape.zero_stage, chip, across),
+        )
+        for figure in _for_blocks(terms, shape.layers)
+    )
+    with_all = forward, forward, own, other, norm, update
+    return tuple(
+        seconds * here_s / all_s if all_s else seconds
+        for seconds, here_s, all_s in zip(measured, expected, with_all, strict=True)
     )
 
 

@@ -106,6 +106,8 @@ class Stage:
     offload: bool = False  # whether what idle ministages hold waits in host memory (Zorse, 4.1.3)
     slack: int = 0  # micro-batches in flight here beyond those that schedule 1f1b needs
     expert_shares: tuple[int, ...] | None = None  # experts that groups hold; absent: all of them
+    # absent: as many as its routers say, and memory is counted for even ones
+    expert_capacity: float | None = None  # times the even number of rows that groups take at most
 
     @property
     def dp(self) -> int:
@@ -174,8 +176,9 @@ class Stage:
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out of a file what only expert parallelism has, where there is none."""
         written: dict[str, Any] = write(self)
-        if written["expert_shares"] is None:
-            del written["expert_shares"]
+        for name in ("expert_shares", "expert_capacity"):
+            if written[name] is None:
+                del written[name]
         return written
 
 

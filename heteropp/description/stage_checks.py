@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from heteropp.models.spec import ModelSpec
@@ -94,13 +95,16 @@ def _validate_tokens(model: ModelSpec, replica: Replica, where: str) -> None:
 
 
 def _validate_experts(model: ModelSpec, stage: Stage, where: str) -> None:
-    shares = stage.expert_shares
+    shares, capacity = stage.expert_shares, stage.expert_capacity
+    if capacity is not None and (shares is None or not 1 <= capacity < inf):
+        raise PlanError(
+            f"{where.replace('shares', 'capacity')} is {capacity}; expected a number from 1 on, in "
+            "a stage with expert_shares"
+        )
     if shares is None:
         return
     if problem := model.expert_parallel_problem():
         raise PlanError(f"{where}: {problem}")
-    if stage.offload:
-        raise PlanError(f"{where}: offload does not go with expert parallelism in this release")
     if len(shares) < 2 or stage.copies % len(shares):
         raise PlanError(
             f"{where} is {list(shares)}; expected two shares or more, in a number that divides the "

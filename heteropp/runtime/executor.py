@@ -47,7 +47,7 @@ class Executor(Passes):
         # the first of a ministage's micro-batches, whose forwards and backwards go in one order
         self.first = {a.ministage: a.micro_batch for a in self.actions[::-1] if a.kind == Kind.F}
         if place.stage.offload:
-            self.offload = Offload(self.actions, self.update.flats)
+            self.offload = Offload(self.actions, self.update.sections)
             self.update.load_parameters = self.offload.load_for_update
         self.guard = Guard(hyperparameters)
         self.tokens = plan.global_batch * plan.model.sequence_length

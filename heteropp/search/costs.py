@@ -137,6 +137,7 @@ def _stage_costs(
         schedule=space.request.schedule,
         sequence_parallel=space.sequence_parallel and degrees.tp > 1,
         token_shares=degrees.token_shares or None,
+        expert_capacity=space.request.expert_capacity,
     )
     profile = chip_profile(space.request.cluster, chips.name)
     return _shape_costs(space.model, chips.chip, profile, shape, share.micro_batches, kinds)

@@ -15,11 +15,8 @@ MOST_NODES = 64  # of a chip type, more or fewer
 OFFLOADING = "--planner zorse"
 CUTTING = "--context-parallel 8"
 SPREADING = "--expert-parallel 8"
-ASKED = {
-    OFFLOADING: "zorse",
-    CUTTING: "auto",
-    SPREADING: "auto",
-}  # planners that have what an option asks for
+SPREADING_AS_AUTO = f"--planner auto {SPREADING}"
+DIVIDING = ("auto", "exact")  # planners that cut sequences and spread experts
 
 
 @dataclass(frozen=True)
@@ -39,11 +36,13 @@ def remedies(request: Request, name: str = "exact") -> Iterator[Remedy]:
     unlike stages, cut sequences, experts over ranks, another schedule, offloading; then other
     global batches, then other node counts.
     """
+    having = {OFFLOADING: "zorse", CUTTING: name, SPREADING: name, SPREADING_AS_AUTO: "auto"}
+    usual = name
     if name == "auto":  # which has every freedom of these; the exact planner answers sooner
-        name, request = "exact", replace(request, uneven_layers=True, stage_degrees=True)
-    for candidates in _changes(request):
+        usual, request = "exact", replace(request, uneven_layers=True, stage_degrees=True)
+    for candidates in _changes(request, name):
         for what, option, wanted in candidates:
-            search = planner(ASKED.get(option, name))
+            search = planner(having.get(option, usual))
             try:
                 yield Remedy(what, option, wanted, search(wanted))
                 break
@@ -54,13 +53,13 @@ def remedies(request: Request, name: str = "exact") -> Iterator[Remedy]:
 Candidate = tuple[str, str, Request]  # what, option, request
 
 
-def _changes(request: Request) -> Iterator[Iterator[Candidate]]:
-    """Yields the kinds of change, each as candidates from the smallest on."""
+def _changes(request: Request, name: str) -> Iterator[Iterator[Candidate]]:
+    """Yields the kinds of change, each as candidates from the smallest on; name: the planner's."""
     yield _zero(request)
     yield _micro_batch(request)
     yield _freer(request)
-    yield _parts(request)
-    yield _experts(request)
+    yield _parts(request, name)
+    yield _experts(request, name)
     yield _schedule(request)
     yield iter([("offload to host memory, as planner zorse does", OFFLOADING, request)])
     yield _global_batch(request)
@@ -103,17 +102,28 @@ def _freer(request: Request) -> Iterator[Candidate]:
         )
 
 
-def _parts(request: Request) -> Iterator[Candidate]:
-    """Only where the request forbids it, as it is tried otherwise."""
-    if request.context_parallel == 1 and request.model.context_parallel_problem() is None:
+def _parts(request: Request, name: str) -> Iterator[Candidate]:
+    """Only where the planner was not let do it, as it is tried otherwise."""
+    if request.model.context_parallel_problem() is None and _was_kept(
+        name, request.context_parallel
+    ):
         yield "cut sequences over up to 8 ranks", CUTTING, replace(request, context_parallel=8)
 
 
-def _experts(request: Request) -> Iterator[Candidate]:
-    """Only where the request forbids it, as it is tried otherwise."""
-    if request.expert_parallel == 1 and request.model.expert_parallel_problem() is None:
-        changes = replace(request, expert_parallel=8)
-        yield "let experts lie over up to 8 ranks", SPREADING, changes
+def _experts(request: Request, name: str) -> Iterator[Candidate]:
+    """Only where the planner was not let do it, or has no such plans: or else it was tried."""
+    if request.model.expert_parallel_problem() is not None:
+        return
+    changes, what = replace(request, expert_parallel=8), "let experts lie over up to 8 ranks"
+    if name not in DIVIDING:
+        yield f"{what}, as planner auto does", SPREADING_AS_AUTO, changes
+    elif _was_kept(name, request.expert_parallel):
+        yield what, SPREADING, changes
+
+
+def _was_kept(name: str, most: int | None) -> bool:
+    """Whether a planner that may divide a stage over so many ranks was kept from it."""
+    return most == 1 or (most is None and name == "exact")
 
 
 def _schedule(request: Request) -> Iterator[Candidate]:

@@ -21,7 +21,7 @@ def numbers_of_parts(request: Request, most: int) -> tuple[int, ...]:
     """
     model, most = request.model, min(most, request.cluster.world_size)
     if most > 1 and (
-        _measured(request)
+        any(chip_profile(request.cluster, name) for name in request.cluster.chip_names())
         or model.context_parallel_problem() is not None
         or not kernel_takes_parts(model)
     ):
@@ -35,14 +35,9 @@ def most_expert_ranks(request: Request, most: int) -> int:
     most: ranks that the request lets them have.
     """
     model = request.model
-    if most == 1 or _measured(request) or model.expert_parallel_problem() is not None:
+    if most == 1 or model.expert_parallel_problem() is not None:
         return 1
     return max(1, min(most, model.expert_count, request.cluster.world_size))
-
-
-def _measured(request: Request) -> bool:
-    cluster = request.cluster
-    return any(chip_profile(cluster, name) for name in cluster.chip_names())
 
 
 @lru_cache(maxsize=1024)

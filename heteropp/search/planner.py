@@ -38,6 +38,8 @@ class Request:
     context_parallel: int | None = None
     # ranks over which experts lie at most; None: 1, but of planner auto if nothing fits
     expert_parallel: int | None = None
+    # times the even number of rows that a rank's experts take at most; None: they are taken even
+    expert_capacity: float | None = None
     budget_s: float | None = None  # of planner auto, by the clock; None: by problem size alone
 
 

@@ -404,6 +404,9 @@ class Space:
                 recompute=stage.recompute,
                 sequence_parallel=self.sequence_parallel and tp > 1,
                 expert_shares=stage.degrees.expert_shares or None,
+                expert_capacity=(
+                    self.request.expert_capacity if stage.degrees.expert_shares else None
+                ),
                 replicas=tuple(
                     Replica(
                         ranks=tuple(range(first, first + tp * cp)),

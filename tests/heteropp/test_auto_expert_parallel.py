@@ -86,6 +86,23 @@ def test_experts_over_ranks_fit_where_nothing_else_does_and_train_the_same(ranks
     check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
 
 
+@pytest.mark.long
+def test_sequences_are_cut_and_experts_spread_where_neither_is_enough(ranks: Ranks) -> None:
+    """Explicit scores of long sequences, and experts, each of which alone fill a chip."""
+    values = tiny_config("mixtral", layers=1, intermediate_size=512, sliding_window=None).to_dict()
+    model = read(values, "mixtral", sequence_length=128, dtype="float64")
+    chip = load_chip("a-mini")
+    memory = replace(chip.memory, capacity_bytes=4_500_000)
+    cluster = cluster_of(("a-mini", replace(chip, memory=memory, tp_limit=1), 4))
+    request = Request(cluster=cluster, model=model, global_batch=4, open=OPEN)
+    for without in ("expert_parallel", "context_parallel"):
+        assert "no plan fits" in str(ask("auto", replace(request, **{without: 1})).error)
+    plan = ask("auto", request, 1).best.plan
+    assert plan.has_expert_parallelism and plan.has_context_parallelism
+    assert fits(plan, used_cluster(plan, request.cluster))
+    check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
+
+
 def test_the_command_shows_experts_and_says_why(tmp_path: Path) -> None:
     """All experts do not fit on either chip, and no tensor parallelism divides 15 tokens."""
     chip = (Path(ditorch.chips.__file__).parent / "a-mini.toml").read_text()
@@ -107,6 +124,11 @@ def test_the_command_shows_experts_and_says_why(tmp_path: Path) -> None:
     whole = command(*asked, *kept, "--expert-parallel", 1)
     assert whole.exit_code == 2
     assert "let experts lie over up to 8 ranks (--expert-parallel 8)" in whole.stderr
+    exact = command(*asked, *kept, "--planner", "exact")
+    assert "let experts lie over up to 8 ranks (--expert-parallel 8)" in exact.stderr
+    other = command(*asked, *kept, "--planner", "uniform")
+    said = "let experts lie over up to 8 ranks, as planner auto does"
+    assert f"{said} (--planner auto --expert-parallel 8)" in other.stderr
     uniform = command(*asked, "--global-batch", 2, "--planner", "uniform", "--expert-parallel", 2)
     assert "for planners auto and exact; uniform spreads no experts" in uniform.stderr
     dense = ("search", "--cluster", cluster, "--model", "gpt2", "--global-batch", 1)

@@ -35,7 +35,6 @@ from heteropp.frameworks.one_pipeline import single_pipeline
 from heteropp.models.hugging_face.model import SPREADABLE, HuggingFaceModel
 from heteropp.models.hugging_face.reading import read
 from heteropp.models.spec import ModelError
-from heteropp.runtime.mixed_lengths.plans import by_length
 from heteropp.simulator.simulate import simulate
 
 Shares = Sequence[int]
@@ -181,9 +180,9 @@ def test_families_of_transformers(ranks: Ranks, tmp_path: Path, family: str) -> 
     compare(ranks, spread(plan, {0: (3, 1), 1: (1, 3)}), Decoder(model, folder))
 
 
-def with_idle_routers(folder: Path) -> Path:
+def with_idle_routers(folder: Path, **sizes: int) -> Path:
     """Every token of a tiny qwen3_moe goes to the first two experts: none to the others."""
-    write_folder(folder, "qwen3_moe", noise=0.05, layers=4)
+    write_folder(folder, "qwen3_moe", noise=0.05, layers=4, **sizes)
     file = folder / "model.safetensors"
     weights = load_file(file)
     for name, value in weights.items():
@@ -414,16 +413,12 @@ def test_shares_that_do_not_go_with_the_stage_are_one_sentence() -> None:
     assert "experts of glm4_moe cannot lie over ranks; those of mixtral" in refused(
         spread(other, {0: (2, 2)})
     )
-    offloaded = plan_of(decoder(), (4,), (2,), (1,), offload=True)
-    assert "offload does not go with expert parallelism" in refused(spread(offloaded, {0: (2, 2)}))
 
 
 def test_what_does_not_know_such_plans_yet_says_so() -> None:
     plan = LAYOUTS["equal"](decoder())
     with pytest.raises(ExportError, match="the plan has expert_shares"):
         single_pipeline(plan)
-    with pytest.raises(PlanError, match="mixed lengths do not go with expert parallelism yet"):
-        by_length([plan, replace(plan, model=replace(plan.model, sequence_length=32))])
 
 
 @pytest.mark.parametrize(

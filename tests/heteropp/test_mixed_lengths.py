@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import plan_of
 from parity import CLIP, RATE, STEPS, TOLERANCE, WARMUP, Ranks, Trained
-from plain_llama import Attention, PlainLlama, adamw
+from plain_llama import Attention, adamw, plain_module
 from sampled import sampled
 from training_run import (
     checkpoint_parameters,
@@ -44,6 +44,7 @@ from heteropp.data.token_file import TokenFile
 from heteropp.data.whole_documents import WholeDocuments, pack
 from heteropp.description.plan import Plan, PlanError, validate, write_plan
 from heteropp.models.llama.model import LlamaModel
+from heteropp.models.spec import ModelSpec
 from heteropp.runtime.mixed_lengths.deliveries import deliveries
 from heteropp.runtime.mixed_lengths.memory import memory_bytes
 from heteropp.runtime.mixed_lengths.parameters import alike
@@ -94,7 +95,7 @@ class Plain:
     parameters: dict[str, torch.Tensor]
 
 
-def plainly(model: LlamaModel, tokens: TokenFile, count: int, steps: int = STEPS) -> Plain:
+def plainly(model: ModelSpec, tokens: TokenFile, count: int, steps: int = STEPS) -> Plain:
     """A plain loop of one process, each document alone and as long as it is."""
     documents = WholeDocuments(tokens, model, seed=0)
 
@@ -105,11 +106,11 @@ def plainly(model: LlamaModel, tokens: TokenFile, count: int, steps: int = STEPS
 
 
 def learnt_alone(
-    model: LlamaModel, texts_of: Callable[[int], Iterable[Text]], steps: int = STEPS
+    model: ModelSpec, texts_of: Callable[[int], Iterable[Text]], steps: int = STEPS
 ) -> Plain:
     """A plain loop that learns the texts of each step one by one; without targets it skips it."""
     torch.set_num_threads(1)
-    module = PlainLlama(model, seed=0)
+    module = plain_module(model, seed=0)
     (optimizer,) = adamw(model, module)
     losses, norms = [], []
     for step in range(steps):
@@ -146,11 +147,12 @@ def texts(documents: WholeDocuments, numbers: Sequence[int]) -> Iterator[Text]:
             yield torch.from_numpy(inputs), torch.from_numpy(targets).flatten(), 0
 
 
-def alone(module: PlainLlama, inputs: torch.Tensor, first_row: int = 0) -> torch.Tensor:
+def alone(module: torch.nn.Module, inputs: torch.Tensor, first_row: int = 0) -> torch.Tensor:
     for part in module.modules():
         if isinstance(part, Attention):
             part.length = inputs.shape[1]
-    return module(inputs, first_row)
+    logits: torch.Tensor = module(inputs, first_row)
+    return logits
 
 
 def check(got: Trained, expected: Trained | Plain, tolerance: float) -> None:

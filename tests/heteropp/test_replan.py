@@ -304,3 +304,18 @@ def test_experts_lie_over_the_chips_that_are_left() -> None:
     assert (stage.ep, sum(stage.expert_shares)) == (3, 8)
     with pytest.raises(SearchError, match="no plan for the chips that are left"):
         replan(full.kept([0]), old, full.members)
+
+
+@pytest.mark.long
+def test_sequences_are_cut_and_experts_spread_where_neither_is_enough() -> None:
+    """The old plan has all of both on each chip, and those that come have little memory."""
+    sizes = {"num_local_experts": 4, "intermediate_size": 512, "sliding_window": None}
+    model = read(tiny_config("mixtral", layers=1).to_dict() | sizes, "mixtral", sequence_length=128)
+    full = cluster_of(("a-mini", load_chip("a-mini"), 4))
+    old = make_plan(model, (1,), (4,), (1,), (False,), micro_batch=4, micro_batches=1)
+    chip = replace(small("a-mini", 2_400_000), tp_limit=1)
+    left = cluster_of(("a-mini", chip, 4))
+    assert not fits_whole(left, old)
+    found = replan(left, old, full.members)
+    check(found, left, old)
+    assert found.plan.has_expert_parallelism and found.plan.has_context_parallelism

@@ -49,6 +49,11 @@ def first_plan(scene: Scene, cluster: Cluster) -> Plan:
             replace(pipeline, stages=tuple(_in_parts(random, s, model) for s in pipeline.stages))
             for pipeline in pipelines
         ]
+    if model.expert_count:
+        pipelines = [
+            replace(pipeline, stages=tuple(_spread(random, s, model) for s in pipeline.stages))
+            for pipeline in pipelines
+        ]
     plan = _plan(scene.curve, tuple(pipelines), scene.schedule, scene.zero_stage)
     validate(plan)
     return plan
@@ -115,6 +120,16 @@ def _in_parts(random: Random, stage: Stage, model: ModelSpec) -> Stage:
             )
         )
     return replace(stage, replicas=tuple(replicas))
+
+
+def _spread(random: Random, stage: Stage, model: ModelSpec) -> Stage:
+    """Experts lie over the groups of a stage that has several, in unequal numbers."""
+    most = min(stage.copies, model.expert_count)
+    ep = random.choice([n for n in range(2, most + 1) if stage.copies % n == 0] or [1])
+    if ep == 1:
+        return stage
+    shares = tuple(map(len, _cut(random, range(model.expert_count), ep)))
+    return replace(stage, expert_shares=shares)
 
 
 def _alike(units: Sequence[Ranks]) -> list[Ranks]:

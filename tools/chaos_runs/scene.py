@@ -9,6 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -17,7 +18,9 @@ from twins import CHIP
 
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Schedule, ZeroStage
+from heteropp.models.hugging_face.reading import read
 from heteropp.models.llama.model import LlamaModel
+from heteropp.models.spec import ModelSpec
 
 Deed = Literal["kill", "kill node", "pause", "notice", "short notice", "withdraw", "add", "tear"]
 Phase = Literal["step", "save", "change", "switch"]  # that a moment lies in
@@ -27,6 +30,7 @@ LONGEST = 160  # steps
 DEADLINE_S = 12
 NOTICE_S = 20
 EVERY_CHIPS = 5  # every how many seeds run on emulated chips; the others on the host
+EVERY_EXPERTS = 4  # every how many seeds train a model with experts
 FEWEST_LEFT = 2  # chips that no event goes below
 
 
@@ -34,7 +38,7 @@ FEWEST_LEFT = 2  # chips that no event goes below
 class Curve:
     """What is trained; its losses are those of every run of it, to rounding."""
 
-    model: LlamaModel
+    model: ModelSpec
     learning_rate: float
     tolerance: float  # relative
 
@@ -55,6 +59,26 @@ CURVES = (
     Curve(replace(_TINY, dtype="float64"), 3e-3, 1e-9),
     Curve(replace(_TINY, name="tiny-6", layers=6), 1e-4, 2e-6),
 )
+
+
+@cache
+def of_experts() -> Curve:
+    """Five layers of four experts, to two of which each token goes."""
+    values = {
+        "model_type": "mixtral",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": _TINY.layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 256,
+        "max_position_embeddings": 64,
+        "sliding_window": None,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    model = read(values, "tiny-experts", sequence_length=64, dtype="float64")
+    return Curve(model, 3e-3, 1e-9)
 
 
 @dataclass(frozen=True)
@@ -102,7 +126,7 @@ def draw(seed: int) -> Scene:
     nodes = _nodes(random)
     steps = random.randint(24, 36) if device == "chip" else random.randint(110, LONGEST)
     remote = random.choice([0, 0, 4, 7])
-    return Scene(
+    scene = Scene(
         seed=seed,
         device=device,
         nodes=nodes,
@@ -114,6 +138,8 @@ def draw(seed: int) -> Scene:
         keep_every=(random.choice([1, 1, 2, 3]), random.choice([0, 3, 5]), remote),
         events=tuple(_events(random, steps)),
     )
+    has_experts = seed % EVERY_EXPERTS == EVERY_EXPERTS - 2
+    return replace(scene, curve=of_experts()) if has_experts else scene
 
 
 def _nodes(random: Random) -> tuple[tuple[str, int], ...]:

@@ -22,7 +22,7 @@ from chaos_runs.scene import Curve
 
 from heteropp.description.plan import read_plan
 from heteropp.layout.boxes import Box, uncovered
-from heteropp.models.llama.model import LlamaModel
+from heteropp.models.spec import ModelSpec
 from heteropp.state.slices.holdings import holdings
 from heteropp.state.slices.quantities import STORED, quantities_of
 
@@ -243,7 +243,7 @@ def _parts(folder: Path, name: str) -> Iterator[tuple[tuple[str, str], Box]]:
                 yield (part["quantity"], part["name"]), Box(ranges)
 
 
-def missing(model: LlamaModel, held: Boxes) -> list[str]:
+def missing(model: ModelSpec, held: Boxes) -> list[str]:
     """Parameters some of whose state nobody holds."""
     found = []
     for parameter in model.parameters():

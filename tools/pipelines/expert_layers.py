@@ -65,7 +65,7 @@ class OurExperts(ExpertLayer):
         from heteropp.models.parallel.expert_parallel import ExpertProcessGroup
 
         super().__init__(rank, ranks)
-        parts = tuple((i * self.each, (i + 1) * self.each) for i in range(ranks))
+        parts = {i: (i * self.each, (i + 1) * self.each) for i in range(ranks)}
         world = dist.group.WORLD
         assert world is not None
         self.module = SimpleNamespace(
@@ -77,6 +77,7 @@ class OurExperts(ExpertLayer):
             down_proj=self.down,
             _apply_gate=gated,
             expert_group=ExpertProcessGroup(world, parts),
+            expert_layer=0,
         )
 
     def computed(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, lcm
 
 from heteropp.description.hyperparameters import OptimizerName
 
@@ -24,15 +26,18 @@ class Spread:
     rows: tuple[int, ...]  # of each rank's own tokens, in any unit
     index: int  # of the stage's rank
 
-    def with_twice_the_rows(self) -> Spread:
-        """Returns it with so many more rows of others that those which come are twice as many."""
+    def with_more_rows(self, times: Fraction) -> Spread:
+        """Returns it with so many more rows of others that those which come are as many times as
+        many, or all that there could be.
+        """
         own, total = self.rows[self.index], sum(self.rows)
-        others = total - own
-        rows = (
-            own * others if i == self.index else row * (total + others)
-            for i, row in enumerate(self.rows)
-        )
-        return Spread(self.shares, tuple(rows), self.index)
+        times = min(times, Fraction(sum(self.shares), self.shares[self.index]))
+        others, needed = total - own, times * total - own
+        rows = [row * needed / others for row in self.rows]
+        rows[self.index] = Fraction(own)
+        unit = lcm(*(row.denominator for row in rows))
+        whole = [int(row * unit) for row in rows]
+        return Spread(self.shares, tuple(row // gcd(*whole) for row in whole), self.index)
 
 
 @dataclass(frozen=True)

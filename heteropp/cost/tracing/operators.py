@@ -106,7 +106,7 @@ class CountingExperts:
         self.group, self.spread, self.index = group, spread, spread.index
         self.parts = tuple(pairwise((0, *accumulate(spread.shares))))
 
-    def counts(self, chosen: Tensor, experts: int) -> Counts:
+    def counts(self, chosen: Tensor, experts: int, layer: int) -> Counts:
         size_bytes = experts * chosen.element_size()
         self._charge((len(self.parts) - 1) * size_bytes, size_bytes)
         own = self.spread.rows[self.index]

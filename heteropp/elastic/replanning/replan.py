@@ -129,6 +129,8 @@ class _ReplanSearch:
         self.documents_apart = documents_apart
         self.like, self.nodes = replace(old, schedule=schedule), nodes
         self.spreads = old.has_expert_parallelism
+        stages = (stage for pipeline in old.pipelines for stage in pipeline.stages)
+        self.expert_capacity = max(filter(None, (s.expert_capacity for s in stages)), default=None)
         self.found: list[_Candidate] = []
         self.errors: list[SearchError] = []
         self.bound_s = 0.0
@@ -156,16 +158,21 @@ class _ReplanSearch:
                 self._everything(Balance(smaller, self.like))
 
     def rescue(self) -> None:
-        """Cuts sequences, then spreads experts, if no other plan was found to fit."""
+        """Cuts sequences, then spreads experts, then both, if no other plan was found to fit."""
         clusters = (self.cluster, *self._fewer_chips())
         for cluster in clusters:
             if not self.found:
                 self._try_parts(cluster)
+        if self.like.model.expert_parallel_problem() is not None:
+            return
         self.spreads = True
         for cluster in clusters:
-            if not self.found and self.like.model.expert_parallel_problem() is None:
+            if not self.found:
                 balance = Balance(cluster, self.like)
                 self._try("skeletons", balance, skeletons(cluster, self.like.model, balance.power))
+        for cluster in clusters:
+            if not self.found:
+                self._try_parts(cluster)
 
     def _fewer_chips(self) -> Iterator[Cluster]:
         fewer = (self.cluster.kept(range(n)) for n in _fewer(self.cluster.world_size))
@@ -255,7 +262,7 @@ class _ReplanSearch:
             of_cluster = skeletons(cluster, shorter.model, balance.power)
             for tries, short in enumerate(self._candidates(balance, tried or of_cluster)):
                 enough = tries >= PARTED or (short.cost_s > NEAR * self.best_s and not tried)
-                if self.found and enough:
+                if (enough and self.found) or (self.spreads and tries >= FAILED):
                     break
                 with suppress(ModelError):  # too few tokens for so many parts
                     plans = in_parts(short.plan, model, factor, balance.power)
@@ -279,7 +286,7 @@ class _ReplanSearch:
         Returns whether one of the two can.
         """
         plans = [candidate.plan]
-        if self.spreads and (other := spread(candidate.plan, balance.power)):
+        if self.spreads and (other := spread(candidate.plan, balance.power, self.expert_capacity)):
             plans.append(other)
         before = len(self.found)
         for plan in plans:

@@ -10,16 +10,17 @@ from heteropp.models.spec import ModelError
 from heteropp.search.skeletons import Power
 
 
-def spread(plan: Plan, power: Power) -> Plan | None:
+def spread(plan: Plan, power: Power, capacity: float | None) -> Plan | None:
     """Returns a plan with the experts of each stage over as many of its groups as can be, more of
     them on faster ones; None where no stage has several, or the model has no such experts.
 
-    power: of a tensor-parallel group.
+    power: of a tensor-parallel group. capacity: see Stage.expert_capacity.
     """
     try:
         pipelines = tuple(
             replace(
-                pipeline, stages=tuple(_spread(plan, stage, power) for stage in pipeline.stages)
+                pipeline,
+                stages=tuple(_spread(plan, stage, power, capacity) for stage in pipeline.stages),
             )
             for pipeline in plan.pipelines
         )
@@ -29,11 +30,12 @@ def spread(plan: Plan, power: Power) -> Plan | None:
     return found if found.has_expert_parallelism else None
 
 
-def _spread(plan: Plan, stage: Stage, power: Power) -> Stage:
+def _spread(plan: Plan, stage: Stage, power: Power, capacity: float | None) -> Stage:
     most = min(stage.copies, plan.model.expert_count)
     ep = next((n for n in range(most, 1, -1) if stage.copies % n == 0), 1)
     if ep == 1:
         return stage
     # each of the groups that hold the same experts has a turn's rows, and the slowest counts
     speeds = [min(map(power, stage.groups[i::ep])) for i in range(ep)]
-    return replace(stage, expert_shares=expert_shares(plan.model, speeds))
+    shares = expert_shares(plan.model, speeds)
+    return replace(stage, expert_shares=shares, expert_capacity=capacity)

@@ -49,7 +49,7 @@ def experts(
 def _computed_where_experts_are(
     module: Any, x: Tensor, chosen: Tensor, group: ExpertParallelGroup
 ) -> Tensor:
-    routes = Routes(group, group.counts(chosen, module.num_experts))
+    routes = Routes(group, group.counts(chosen, module.num_experts, module.expert_layer))
     x = dispatched(x, routes)
     by_expert = routes.by_expert(x.device)
     x = _computed(module, x.index_select(0, by_expert), routes.ends)

@@ -94,8 +94,6 @@ class HuggingFaceModel(PartedModel):
             return f"experts of {kind} cannot lie over ranks; those of {', '.join(SPREADABLE)} can"
         if not self.experts:
             return f"model {self.name} of {kind} has no experts"
-        if self.lora is not None:
-            return "experts cannot lie over ranks where LoRA trains beside frozen weights"
         return None
 
     def selective_recompute_problem(self) -> str | None:
@@ -145,9 +143,6 @@ class HuggingFaceModel(PartedModel):
         if self.mixes_documents:
             return f"a layer of kind {self.mixes_documents} goes from one document to the next"
         return None
-
-    def mixed_lengths_problem(self) -> str | None:
-        return "the masks of transformers' modules are for sequences of one length"
 
     def active_elements(self) -> int:
         experts = sum(

@@ -61,7 +61,11 @@ class HuggingFaceStage(StageModule):
         names += [*found.last, found.head_name] if self.is_last else []
         parts = {name: held(name, name) for name in names}
         for i in range(*layers):
-            parts[f"{LAYERS}.{i}"] = held(f"{LAYERS}.{i}", f"{LAYERS}.{sources[i]}")
+            layer = held(f"{LAYERS}.{i}", f"{LAYERS}.{sources[i]}")
+            for module in layer.modules():
+                if hasattr(module, "expert_group"):
+                    module.expert_layer = i  # type: ignore[assignment]
+            parts[f"{LAYERS}.{i}"] = layer
         for name in names:
             self.add_module(name, parts[name])
         self.layers = nn.ModuleDict({str(i): parts[f"{LAYERS}.{i}"] for i in range(*layers)})

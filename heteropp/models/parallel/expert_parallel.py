@@ -3,13 +3,14 @@
 Each rank has some experts whole, as many as its share says, and sends the rows that its tokens
 route elsewhere to the ranks that hold their experts. One all-to-all of uneven parts takes rows
 there, another one takes back what the experts made of them; the backward takes gradients the same
-ways. No row is dropped: how many come is what the routers say. As everything else, these messages
-are part of a backward's first half.
+ways. No row is dropped: how many come is what the routers say, and if that is more than a plan has
+room for, the step ends with a sentence on all of these ranks, before memory runs out. As everything
+else, these messages are part of a backward's first half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -19,9 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from heteropp.models.spec import ModelError
 from heteropp.process_groups.collective import all_gather, all_to_all
 
 Counts = Sequence[Sequence[int]]  # by rank and expert: the rows that the rank routes to it
+
+
+class ExpertCapacityError(ModelError):
+    """Routers give experts more rows than their rank has room for; the message is one sentence."""
 
 
 class ExpertParallelGroup(Protocol):
@@ -32,8 +38,11 @@ class ExpertParallelGroup(Protocol):
     def parts(self) -> Sequence[tuple[int, int]]:
         """The experts [first, last) of a layer that each of its ranks holds."""
 
-    def counts(self, chosen: Tensor, experts: int) -> Counts:
-        """Tells all ranks how many rows go where; chosen: the expert of each of this rank's."""
+    def counts(self, chosen: Tensor, experts: int, layer: int) -> Counts:
+        """Tells all ranks how many rows go where; chosen: the expert of each of this rank's.
+
+        Raises ExpertCapacityError, on all ranks, where one of them has no room for its rows.
+        """
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Sends rows, so many to each rank in turn, and returns those that come, in their order."""
@@ -42,15 +51,38 @@ class ExpertParallelGroup(Protocol):
 class ExpertProcessGroup:
     """Ranks over which experts lie, over torch.distributed."""
 
-    def __init__(self, group: dist.ProcessGroup, parts: Sequence[tuple[int, int]]) -> None:
-        self.group, self.parts, self.index = group, parts, group.rank()
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        parts: Mapping[int, tuple[int, int]],
+        capacity: float | None = None,
+    ) -> None:
+        """parts: by rank of the plan. capacity: how many times the even number of rows each takes
+        at most; None: as many as come.
+        """
+        self.group, self.index, self.capacity = group, group.rank(), capacity
+        self.ranks, self.parts = tuple(parts), tuple(parts.values())
 
-    def counts(self, chosen: Tensor, experts: int) -> Counts:
+    def counts(self, chosen: Tensor, experts: int, layer: int) -> Counts:
         own = torch.bincount(chosen, minlength=experts)
         every = own.new_empty(len(self.parts) * experts)
         all_gather(every, own, self.group)
         result: Counts = every.view(-1, experts).tolist()
+        if self.capacity is not None:
+            self._check(result, layer, self.capacity)
         return result
+
+    def _check(self, counts: Counts, layer: int, capacity: float) -> None:
+        total, experts = sum(map(sum, counts)), len(counts[0])
+        for rank, (first, last) in zip(self.ranks, self.parts, strict=True):
+            rows = sum(sum(of_rank[first:last]) for of_rank in counts)
+            most = int(capacity * total * (last - first) / experts)
+            if rows > most:
+                raise ExpertCapacityError(
+                    f"the routers of layer {layer} send {rows} rows of a micro-batch to the "
+                    f"experts of rank {rank}, which have room for {most}: {capacity:g} times their "
+                    f"part of {total}, as expert_capacity of the plan's stage says"
+                )
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         result = rows.new_empty(sum(received), *rows.shape[1:])

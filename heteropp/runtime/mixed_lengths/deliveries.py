@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from heteropp.description.plan import Plan, Stage, ministage_layers
 from heteropp.layout.boxes import Box
-from heteropp.layout.hspmd.annotation import holdings
 from heteropp.layout.parameter import Parameter
+from heteropp.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -115,20 +115,28 @@ def _summands(plan: Plan) -> dict[str, list[Summand]]:
             stage = pipeline.stages[s]
             for k, layers in enumerate(ministages):
                 for parameter in plan.model.parameters(layers):
+                    if not parameter.trains:
+                        continue
                     name = plan.model.global_name(parameter.name)
-                    for (box, own, r), ranks in sorted(_having(stage, parameter).items()):
+                    having = sorted(_having(plan.model, stage, parameter).items())
+                    for (box, own, r), ranks in having:
                         found[name].append(Summand(box, tuple(ranks), k, (p, s, r, k, own)))
     return found
 
 
-def _having(stage: Stage, parameter: Parameter) -> dict[tuple[Box, int, int], list[int]]:
+def _having(
+    model: ModelSpec, stage: Stage, parameter: Parameter
+) -> dict[tuple[Box, int, int], list[int]]:
     """Returns the ranks that have the same part of a parameter's gradient, by its box, its number
-    among the summands within the replica, and the replica.
+    among the summands within the place, and the place: a tensor-parallel group, or as many of them
+    as hold all of a layer's experts together.
     """
-    groups = [replica.ranks for replica in stage.replicas]
-    annotation = parameter.gradient_annotation(groups, stage.sequence_parallel)
+    turn = stage.ep if model.is_of_experts(parameter) else 1
+    is_summand = parameter.gradient_states(stage.tp, stage.sequence_parallel).summands > 1
     found: dict[tuple[Box, int, int], list[int]] = defaultdict(list)
-    for holding in holdings(annotation, parameter.shape):
-        _, own = holding.summand or (0, 0)
-        found[holding.box, own, holding.subgroup].append(holding.rank)
+    for i, group in enumerate(stage.groups):
+        experts = stage.expert_ranges[i % turn] if turn > 1 else None
+        for tp_index, rank in enumerate(group):
+            for box in parameter.boxes(stage.tp, tp_index, experts):
+                found[box, tp_index if is_summand else 0, i // turn].append(rank)
     return found

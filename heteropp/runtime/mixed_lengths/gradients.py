@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from heteropp.description.plan import Plan
-from heteropp.layout.flat_buffer import Entry
+from heteropp.layout.boxes import Box
 from heteropp.layout.hspmd.exchange import TensorPiece, exchange
 from heteropp.layout.hspmd.routing import HeldBox, Wanted, route
 from heteropp.optimizer.flat import FlatBuffers
@@ -24,9 +24,10 @@ class Gradients:
         home: Plan,
         other: Plan,
         rank: int,
-        ours: Sequence[FlatBuffers],
-        theirs: Sequence[FlatBuffers],
+        ours: Sequence[Sequence[FlatBuffers]],
+        theirs: Sequence[Sequence[FlatBuffers]],
     ) -> None:
+        """ours, theirs: home's buffers and the other plan's, by ministage."""
         self.rank, self.ours, self.theirs = rank, ours, theirs
         self.wide = getattr(torch, home.model.wide_dtype)
         found = deliveries(home, other)
@@ -45,12 +46,12 @@ class Gradients:
     @torch.no_grad()
     def move(self) -> None:
         held = [
-            TensorPiece(d.tensor, d.whole, self._gradient(self.theirs[d.source], d.name))
+            TensorPiece(d.tensor, d.whole, _gradient(self.theirs[d.source], d.name, d.whole))
             for d in self.sent
         ]
         wanted = {
             (d.tensor, d.box): torch.empty(
-                d.box.shape, dtype=self.wide, device=self.theirs[0].values.device
+                d.box.shape, dtype=self.wide, device=self.theirs[0][0].values.device
             )
             for d in self.added
             if self.rank not in d.senders
@@ -61,20 +62,16 @@ class Gradients:
         for d in self.added:  # in one order on all ranks that keep the same
             come = wanted.get((d.tensor, d.box))
             if come is None:
-                whole = self._gradient(self.theirs[d.source], d.name)
-                come = whole[d.box.within(d.whole)]
-            target = self.ours[d.target]
-            entry = _entry(target, d.name)
-            self._gradient(target, d.name)[d.box.within(entry.box)].add_(come)
-
-    def _gradient(self, flat: FlatBuffers, name: str) -> Tensor:
-        assert flat.gradients is not None
-        return _of(flat.gradients, _entry(flat, name))
+                come = _gradient(self.theirs[d.source], d.name, d.box)
+            _gradient(self.ours[d.target], d.name, d.box).add_(come)
 
 
-def _entry(flat: FlatBuffers, name: str) -> Entry:
-    return next(entry for entry in flat.entries if entry.global_name == name)
-
-
-def _of(buffer: Tensor, entry: Entry) -> Tensor:
-    return buffer[entry.first : entry.last].view(entry.box.shape)
+def _gradient(flats: Sequence[FlatBuffers], name: str, box: Box) -> Tensor:
+    """Returns a slice of a parameter's gradient as a view of the buffer that has it."""
+    for flat in flats:
+        for piece in flat.layout.boxes():
+            if piece.name == name and piece.box.intersect(box) == box:
+                assert flat.gradients is not None
+                whole = flat.gradients[piece.first : piece.last].view(piece.box.shape)
+                return whole[box.within(piece.box)]
+    raise KeyError(name)

@@ -8,6 +8,7 @@ from heteropp.cost.documents import apart_bytes, given_bytes
 from heteropp.cost.planned import human_bytes, rank_memory
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, ministage_layers
+from heteropp.description.sections import sections_of
 from heteropp.layout.flat_buffer import layout
 from heteropp.runtime.mixed_lengths.parameters import alike
 
@@ -80,6 +81,7 @@ def _elements(plan: Plan, rank: int) -> int:
     p, s, _, tp_index = plan.place(rank)
     stage = plan.pipelines[p].stages[s]
     return sum(
-        layout(plan.model, layers, stage.tp, tp_index, 1).size
+        layout(plan.model, layers, stage.tp, tp_index, 1, section.experts).size
         for layers in ministage_layers(plan.pipelines[p], plan.schedule)[s]
+        for section in sections_of(stage, tp_index, rank)
     )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from heteropp.description.plan import Plan, ministage_layers
+from heteropp.description.sections import sections_of
 from heteropp.layout.hspmd.exchange import TensorPiece, exchange
 from heteropp.optimizer.flat import FlatBuffers
 from heteropp.state.slices.quantities import Quantity
@@ -25,10 +26,11 @@ def alike(home: Plan, other: Plan, rank: int) -> bool:
     """
 
     def found(plan: Plan) -> tuple[object, ...]:
-        p, s, r, _ = plan.place(rank)
+        p, s, r, tp_index = plan.place(rank)
         stage = plan.pipelines[p].stages[s]
         layers = ministage_layers(plan.pipelines[p], plan.schedule)[s]
-        return stage.replicas[r].ranks, layers, stage.sequence_parallel
+        experts = [section.experts for section in sections_of(stage, tp_index, rank)]
+        return stage.replicas[r].ranks, layers, stage.sequence_parallel, experts
 
     return found(home) == found(other)
 

@@ -48,11 +48,6 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
                 "with context parallelism yet (heteropp-search --context-parallel 1 finds another "
                 "plan)"
             )
-        if plan.has_expert_parallelism:
-            raise PlanError(
-                f"the plan of sequence_length {length} has expert_shares; mixed lengths do not go "
-                "with expert parallelism yet"
-            )
         if problem := plan.model.mixed_lengths_problem():
             raise PlanError(problem)
     return tuple(plans)

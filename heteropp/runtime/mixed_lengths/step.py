@@ -42,11 +42,13 @@ class PlanOfLength:
         rank: int,
         groups: Groups,
         modules: Sequence[StageModule],
-        flats: Sequence[FlatBuffers],
+        sections: Sequence[Sequence[FlatBuffers]],
         clock: Clock,
     ) -> None:
+        """sections: the flat buffers of each module."""
         self.plan, self.rank, self.groups = plan, rank, groups
-        self.modules, self.flats, self.clock = modules, flats, clock
+        self.modules, self.sections, self.clock = modules, sections, clock
+        self.flats = [flat for flats in sections for flat in flats]
         self.passes: dict[int, Passes] = {}  # by micro-batches
 
     def with_micro_batches(self, count: int) -> Passes:
@@ -70,16 +72,19 @@ class Away(PlanOfLength):
         modules: Sequence[StageModule],
     ) -> None:
         """`modules`, uninitialised, are given home's parameters where both hold the same."""
-        rank, flats = home.rank, home.flats
+        rank, sections = home.rank, home.sections
         self.shares = alike(home.plan, plan, rank)
         if self.shares:
             for module, ours in zip(modules, home.modules, strict=True):
                 _give(module, ours)
         else:
-            flats = [FlatBuffers(module) for module in modules]
-        super().__init__(plan, rank, groups, modules, flats, home.clock)
-        self.parameters = Parameters(home.plan, plan, rank, home.flats, flats)
-        self.gradients = Gradients(home.plan, plan, rank, home.flats, flats)
+            held = [section.experts for section in Coordinates.of(plan, rank).sections]
+            sections = [
+                [FlatBuffers(module, experts=experts) for experts in held] for module in modules
+            ]
+        super().__init__(plan, rank, groups, modules, sections, home.clock)
+        self.parameters = Parameters(home.plan, plan, rank, home.flats, self.flats)
+        self.gradients = Gradients(home.plan, plan, rank, home.sections, sections)
         self.is_old = True  # home's parameters have changed
 
     def fetch(self) -> None:
@@ -113,7 +118,7 @@ class MixedLengths:
             plans[0], Coordinates.of(plans[0], rank), groups[0], modules[0], hyperparameters
         )
         self.guard = Guard(hyperparameters)
-        self.home = PlanOfLength(plans[0], rank, groups[0], modules[0], self.update.flats, clock)
+        self.home = PlanOfLength(plans[0], rank, groups[0], modules[0], self.update.sections, clock)
         self.away = [
             Away(plan, self.home, own_groups, own_modules)
             for plan, own_groups, own_modules in zip(
@@ -148,7 +153,7 @@ class MixedLengths:
             self._accumulate(plan, passes)
             with self._marked(Kind.SWITCH):
                 plan.gradients.move()
-        for k in range(len(self.update.flats)):
+        for k in range(len(self.update.sections)):
             with self._marked(Kind.REDUCE, k):
                 self.update.reduce(k)
 

@@ -18,9 +18,9 @@ from heteropp.models.parallel.expert_parallel import ExpertParallelGroup, Expert
 from heteropp.models.parallel.tensor_parallel import ProcessGroup, SoloGroup, TensorParallelGroup
 from heteropp.schedule.stage_actions import Part, links
 
-# of a rank and a plan without context and expert parallelism: the world, its replica, and one of
-# each replica
-MOST_GROUPS = 3
+# of a rank and a plan without context parallelism: the world, its replica, those over which experts
+# lie, and those that hold the same slices of these and of all else
+MOST_GROUPS = 5
 P2P = Literal["device-direct", "cpu-mediated"]  # dicomm's strategies (H2, section 3.2)
 
 
@@ -111,7 +111,7 @@ class Groups:
         if place.stage.ep > 1:
             parts = expert_group(place.stage, place.tp_index, place.rank)
             group = _new_group(tuple(parts))
-            self.expert_parallel = ExpertProcessGroup(group, tuple(parts.values()))
+            self.expert_parallel = ExpertProcessGroup(group, parts, place.stage.expert_capacity)
         # by section: the ranks that hold the same slices; None: no other rank does
         peers = (section.peers[place.tp_index] for section in place.sections)
         self.data_parallel = [None if len(each) == 1 else _new_group(each) for each in peers]

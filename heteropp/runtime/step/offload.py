@@ -32,9 +32,15 @@ class Offload:
     inside `keeping`.
     """
 
-    def __init__(self, actions: Sequence[Action], flats: Sequence[FlatParameters]) -> None:
+    def __init__(
+        self, actions: Sequence[Action], sections: Sequence[Sequence[FlatParameters]]
+    ) -> None:
+        """sections: the flat buffers of each ministage."""
+        flats = [flat for own in sections for flat in own]
         self.link = HostLink(flats[0].values.device)
-        self.parameters = [Moving(flat.values.untyped_storage(), self.link) for flat in flats]
+        self.parameters = [
+            [Moving(flat.values.untyped_storage(), self.link) for flat in own] for own in sections
+        ]
         buffers = [buffer for flat in flats for buffer in flat.module.buffers()]
         self.staying = {_key(tensor) for tensor in [*buffers, *(flat.values for flat in flats)]}
         self.following = following(actions)
@@ -85,20 +91,23 @@ class Offload:
 
     def load_parameters(self, ministage: int) -> None:
         """Brings a ministage's parameters to the chip between steps, to be read."""
-        others = [k for k, p in enumerate(self.parameters) if k != ministage and not p.is_away]
-        self._hold(ministage, others[0] if others else ministage)
+        others = (k for k, own in enumerate(self.parameters) if not any(p.is_away for p in own))
+        self._hold(ministage, next((k for k in others if k != ministage), ministage))
 
     def load_for_update(self, ministage: int) -> None:
         self.load_parameters(ministage)
-        self.parameters[ministage].forget()
+        for parameters in self.parameters[ministage]:
+            parameters.forget()
 
     def _hold(self, ministage: int, other: int) -> None:
-        for k, parameters in enumerate(self.parameters):
+        for k, own in enumerate(self.parameters):
             if k not in (ministage, other):
-                parameters.leave()
-        self.parameters[ministage].come()
-        self.parameters[other].come()
-        self.parameters[ministage].wait()
+                for parameters in own:
+                    parameters.leave()
+        for parameters in (*self.parameters[ministage], *self.parameters[other]):
+            parameters.come()
+        for parameters in self.parameters[ministage]:
+            parameters.wait()
 
     def _begin_backward(self) -> None:
         for moving in self.kept.pop(self.backwards[self.begun]):

@@ -63,8 +63,8 @@ class Freedom:
 
     @cached_property
     def measured(self) -> bool:
-        """Whether some chip has a profile, which knows neither sequence, context nor expert
-        parallelism, nor selective recompute.
+        """Whether some chip has a profile, which knows neither sequence nor context parallelism,
+        nor selective recompute.
         """
         cluster = self.request.cluster
         return any(chip_profile(cluster, name) for name in cluster.chip_names())

@@ -15,7 +15,14 @@ from heteropp.search.auto.expert_moves import spread_everywhere
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.idle import smaller, why_idle
 from heteropp.search.auto.moves import and_balanced, schedules
-from heteropp.search.auto.seeds import chains, of_planners, of_shorter, of_spread, on_skeletons
+from heteropp.search.auto.seeds import (
+    chains,
+    of_planners,
+    of_shorter,
+    of_shorter_and_spread,
+    of_spread,
+    on_skeletons,
+)
 from heteropp.search.auto.trials import Budget, Draft, Trial, Trials, ranks_of, renumbered
 from heteropp.search.judge import AHEAD
 from heteropp.search.planner import (
@@ -56,7 +63,7 @@ def search(request: Request) -> Result:
         trials.freedom = replace(trials.freedom, spreads=True)
     if not _found(trials, _seed_experts):
         trials.freedom = replace(trials.freedom, cuts_short=True)
-    if not _found(trials, _seed_parts):
+    if not _found(trials, _seed_parts) and not _found(trials, _seed_both):
         raise _no_plan(request)
     freedom = trials.freedom
     bound_s = step_bound_s(request, freedom, request.cluster)
@@ -124,6 +131,13 @@ def _seed_parts(trials: Trials, request: Request) -> None:
     for plans in of_shorter(request, trials.freedom):
         next((plan for plan in plans if _try(plan, trials) < math.inf), None)
         if trials.done:
+            return
+
+
+def _seed_both(trials: Trials, request: Request) -> None:
+    """Tries seeds that cut sequences and spread experts, until some plan fits."""
+    for plans in of_shorter_and_spread(request, trials.freedom):
+        if any(_try(plan, trials) < math.inf for plan in plans):
             return
 
 

@@ -38,6 +38,7 @@ FEW_ORDERS = 6  # of many chips
 FREE = 32  # chips, up to which stages of one type may have unlike degrees
 OTHERS = ("autohet", "zorse", "uniform")  # planners that answer in a moment, as the exact one does
 OF_SHORTER = 6  # plans made of those for sequences so many times as short
+FEW_OF_SHORTER = 2  # of them, where experts are spread, too
 ROOMIER = (2, 4, 8, 16)  # times the memory, for which plans are made whose experts are then spread
 OF_ROOMIER = 6  # plans of each kind made for each of these
 MANY = 1024  # chips, beyond which only that does, and in the space that was asked for
@@ -154,12 +155,13 @@ def _of_many_chips(request: Request) -> Iterator[Plan]:
             yield renumbered(plan, number)
 
 
-def of_shorter(request: Request, freedom: Freedom) -> Iterator[list[Plan]]:
+def of_shorter(request: Request, freedom: Freedom, count: int = OF_SHORTER) -> Iterator[list[Plan]]:
     """Yields plans that cut sequences, which cost about what as many shorter ones would.
 
     They are made of quick planners' plans for those. Replicas that had a short sequence each take a
     part of a long one, for which keys and values go from part to part. Of each the fastest way to
-    cut comes first, and the one that needs least memory last.
+    cut comes first, and the one that needs least memory last. count: of plans made of those for
+    sequences so many times as short.
     """
     for factor in freedom.context_parallel[1:]:
         length, rest = divmod(request.model.sequence_length, factor)
@@ -175,7 +177,7 @@ def of_shorter(request: Request, freedom: Freedom) -> Iterator[list[Plan]]:
             list(filter(None, (for_longer(plan, request.model, factor, n) for n in range(WAYS))))
             for plan in plans
         )
-        yield from itertools.islice(filter(None, longer), OF_SHORTER)
+        yield from itertools.islice(filter(None, longer), count)
 
 
 def of_spread(request: Request, freedom: Freedom) -> Iterator[list[list[Plan]]]:
@@ -194,6 +196,18 @@ def of_spread(request: Request, freedom: Freedom) -> Iterator[list[list[Plan]]]:
             for kind in kinds
             for plan in itertools.islice(filter(_has_copies, dict.fromkeys(kind)), OF_ROOMIER)
         ]
+
+
+def of_shorter_and_spread(request: Request, freedom: Freedom) -> Iterator[list[Plan]]:
+    """Yields plans that cut sequences and whose experts lie over ranks, made as those that do one
+    of the two: of each the ones that need least memory for parts.
+    """
+    if freedom.expert_parallel == 1:
+        return
+    for factor in ROOMIER:
+        roomy = replace(request, cluster=roomier(request.cluster, factor))
+        for plans in of_shorter(roomy, freedom, FEW_OF_SHORTER):
+            yield _spread_ways(plans[-1], freedom)
 
 
 def _has_copies(plan: Plan) -> bool:

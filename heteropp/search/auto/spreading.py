@@ -46,7 +46,12 @@ def spread(stage: Stage, freedom: Freedom, degree: int, by: By) -> Stage:
         sequences = -(-stage.micro_batch // stage.copies)
         values = [_speed(model, chip, stage.tp, sequences) for chip in chips]
     least = [min(values[i::degree]) for i in range(degree)]
-    return replace(stage, expert_shares=expert_shares(model, least), offload=False)
+    return replace(
+        stage,
+        expert_shares=expert_shares(model, least),
+        expert_capacity=freedom.request.expert_capacity,
+        offload=False,
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -84,7 +89,7 @@ def _that_fits(freedom: Freedom, stage: Stage) -> Stage:
 
 def gathered(stage: Stage) -> Stage:
     """Returns a stage every group of which has all experts."""
-    return replace(stage, expert_shares=None)
+    return replace(stage, expert_shares=None, expert_capacity=None)
 
 
 def roomier(cluster: Cluster, factor: int) -> Cluster:
