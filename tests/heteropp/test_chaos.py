@@ -72,8 +72,8 @@ LONG = (4, 7, 8, 10, 14, 17, 34, 38, 46)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "seed",
-    # on a busy machine a first search of parts, or of experts over ranks, may alone take longer than
-    # the bound: each way is traced once
+    # on a busy machine a first search of parts, or of experts over ranks, alone may take longer
+    # than the bound: each way is traced once
     [pytest.param(n, marks=pytest.mark.long) for n in LONG]
     + [pytest.param(n, marks=pytest.mark.exhaustive) for n in range(50) if n not in LONG],
 )
