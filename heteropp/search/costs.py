@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from heteropp.cost.stage_memory import boundary_bytes, stage_traces
@@ -204,7 +204,11 @@ def _shape_memory(
     """Returns a rank's bytes at work, and alone, as functions of its layers."""
 
     def bytes_(layers: int, in_flight: float) -> Memory:
-        return stage_memory(model, replace(shape, layers=layers), in_flight, micro_batches, profile)
+        return stage_memory(model, longer(layers), in_flight, micro_batches, profile)
+
+    @cache
+    def longer(layers: int) -> StageShape:
+        return shape if layers == shape.layers else replace(shape, layers=layers)
 
     most = min(SENDS_UNDER_WAY + 1, micro_batches - 1)  # with more of them, as many tensors
     one = stage_traces(model, shape, profile).one

@@ -7,7 +7,9 @@ A stage may cut sequences, if the request lets it: each replica is then several 
 groups, one after the other in rank order, in a number that is a power of two. They are of one chip
 type, so they take parts of as much work each or, to need less memory, of as many tokens each. And
 it may let the experts of a layer lie over its tensor-parallel groups, in equal numbers as nearly as
-can be, over a number of groups that is a power of two; groups take turns at them.
+can be, over a number of groups that is a power of two; groups take turns at them. Of a stage that
+cuts sequences each part is a case of its own: experts then lie over as many groups as may be, of
+parts of as much work, or not at all.
 """
 
 from __future__ import annotations
@@ -323,12 +325,18 @@ class Space:
                     cuts.setdefault(tp, []).extend(dict.fromkeys(ends))
         return cuts
 
-    def _spreads(self, copies: int) -> list[tuple[int, ...]]:
+    def _spreads(self, degrees: Degrees) -> list[tuple[int, ...]]:
         """Returns the ways to spread experts over groups; the first is not to spread them."""
+        found = [n for n in self._expert_degrees if degrees.copies % n == 0]
+        if degrees.cp > 1:
+            by_work = ways_to_cut(self.model, degrees.cp, degrees.tp)[0]
+            found = found[-1:] if degrees.token_shares == by_work else []
+        return [(), *(expert_shares(self.model, (1.0,) * n) for n in found)]
+
+    @cached_property
+    def _expert_degrees(self) -> list[int]:
         most = most_expert_ranks(self.request, self.request.expert_parallel or 1)
-        degrees = (1 << n for n in range(1, most.bit_length()))
-        spreads = (expert_shares(self.model, (1.0,) * n) for n in degrees if copies % n == 0)
-        return [(), *spreads]
+        return [1 << n for n in range(1, most.bit_length())]
 
     def degrees(self, group: ChipGroup, share: BatchCut) -> list[Degrees]:
         """Returns the degrees that a stage of a group may have, fewest chips first, then tp."""
@@ -341,7 +349,7 @@ class Space:
             for tp in tps
             for dp in dps
             for tokens in self._cuts[tp]
-            for experts in self._spreads(Degrees(tp, dp, tokens).copies)
+            for experts in self._spreads(Degrees(tp, dp, tokens))
         )
         return sorted((d for d in found if self._may_use(group, d)), key=lambda d: (d.chips, d.tp))
 

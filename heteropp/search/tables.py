@@ -113,13 +113,11 @@ class Tables:
         chips = self.space.types[group.type_index]
         kinds = chips.stage_rank_kinds(group, degrees, align)
         unlike = list(dict.fromkeys(kinds))
-        costs = [
-            [
-                self._cost(index, degrees, recompute, own, first, last)
-                for first, last in itertools.product((False, True), repeat=2)
-            ]
-            for own in unlike
-        ]
+        ends = [self._ends(index, *ends) for ends in itertools.product((False, True), repeat=2)]
+        costs = []
+        for own in unlike:
+            made = {end: self._cost(index, degrees, recompute, own, end) for end in set(ends)}
+            costs.append([made[end] for end in ends])
         places = [unlike.index(own) for own in kinds]
         return _planner.Choice(chips=degrees.chips, align=align, costs=costs, places=places)
 
@@ -129,14 +127,9 @@ class Tables:
         degrees: Degrees,
         recompute: bool,
         kinds: tuple[RankKind, ...],
-        first: bool,
-        last: bool,
+        ends: tuple[bool, bool],
     ) -> _planner.Cost:
-        """Returns the cost of a stage.
-
-        first, last: whether it is the pipeline's, which counts only if its group can hold that one.
-        """
-        ends = (first and index == 0, last and index == len(self.groups) - 1)
+        """Returns the cost of a stage; ends: whether it is the pipeline's first, and its last."""
         type_index = self.groups[index].type_index
         key = (type_index, degrees, recompute, kinds, ends)
         if key not in self._made:
@@ -148,6 +141,10 @@ class Tables:
             )
             self._made[key] = _planner.Cost(**cost._asdict())
         return self._made[key]
+
+    def _ends(self, index: int, first: bool, last: bool) -> tuple[bool, bool]:
+        """Returns which ends of the pipeline a stage is, as far as its group can hold them."""
+        return first and index == 0, last and index == len(self.groups) - 1
 
     def _chip_type(self, index: int, widths: frozenset[Widths]) -> _planner.ChipType:
         group = self.groups[index]

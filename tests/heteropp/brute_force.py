@@ -55,6 +55,7 @@ class BruteForce:
         self.cut = False  # whether chip types are cut into groups of space.SUBGROUP chips
         self.evaluated: dict = {}
         self.ways: dict[int, list[tuple[int, ...]]] = {}  # to cut sequences, by tp
+        self.for_work: set[tuple[int, tuple[int, ...]]] = set()  # those for equal work, with tp
         self.plans = self.overruns = 0  # how many plans there are, and how many do not fit
 
     def best(self) -> float | None:
@@ -118,7 +119,7 @@ class BruteForce:
                 ):
                     stage = One(type_index, ranks[used], tp, dp, held, recompute, cut)
                     if used + stage.chips <= len(ranks):
-                        for shares in self.spreads(stage.chips // tp):
+                        for shares in self.spreads(stage.chips // tp, tp, cut):
                             yield replace(stage, expert_shares=shares)
 
     def cuts(self, tp: int) -> list[tuple[int, ...]]:
@@ -130,19 +131,24 @@ class BruteForce:
                 if parts > (self.request.context_parallel or 1) or parts * tp > length:
                     continue
                 work = token_shares(self.model, [1.0] * parts, tp)
+                self.for_work.add((tp, work))
                 even = length // parts  # lengths are multiples of all parts and degrees here
                 found |= dict.fromkeys([work, (even,) * parts])
             self.ways[tp] = list(found)
         return self.ways[tp]
 
-    def spreads(self, groups: int) -> Iterator[tuple[int, ...]]:
-        """Experts on every group, or over some in turn, the first of which have one more."""
-        yield ()
-        count = self.model.expert_count
+    def spreads(self, groups: int, tp: int, cut: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Experts on every group, or over some in turn, the first of which have one more; where
+        sequences are cut, which is then for equal work, over as many as may be.
+        """
+        if cut and (tp, cut) not in self.for_work:
+            return [()]
+        count, found = self.model.expert_count, []
         for degree in (2, 4, 8):
             if degree <= min(self.request.expert_parallel or 1, count) and groups % degree == 0:
                 each, more = divmod(count, degree)
-                yield tuple(each + (i < more) for i in range(degree))
+                found.append(tuple(each + (i < more) for i in range(degree)))
+        return [(), *(found[-1:] if cut else found)]
 
     def agree(self, own: tuple[One, ...]) -> bool:
         """Whether the stages of one type are as alike as the request wants them."""
