@@ -89,7 +89,7 @@ def plan(
 
     if planner not in PLANNERS:
         raise InputError(f"planner is {planner}; expected one of {', '.join(PLANNERS)}")
-    check_planner_of_parts(planner, context_parallel, expert_parallel)
+    check_planner_of_parts(planner, context_parallel, expert_parallel, expert_capacity)
     verdict = ask(
         planner,
         request(
@@ -174,8 +174,13 @@ def request(
         machines = measured_cluster(machines, measured)
     if (context_parallel or 1) > 1:
         _check_parts(spec, measured)
-    if (expert_parallel or 1) > 1:
+    if (expert_parallel or 1) > 1 or expert_capacity is not None:
         _check_experts(spec)
+    if expert_capacity is not None and expert_parallel == 1:
+        raise InputError(
+            f"expert capacity is {expert_capacity:g} and expert parallelism 1, which spreads no "
+            "experts; expected one of the two"
+        )
     return Request(
         cluster=machines,
         model=spec,
@@ -195,13 +200,18 @@ def request(
 
 
 def check_planner_of_parts(
-    planner: str, context_parallel: int | None, expert_parallel: int | None
+    planner: str,
+    context_parallel: int | None,
+    expert_parallel: int | None,
+    expert_capacity: float | None,
 ) -> None:
     """Raises InputError where a planner neither cuts sequences nor spreads experts."""
     if context_parallel is not None and planner not in ("auto", "all"):
         raise InputError(f"context parallelism is for planner auto; {planner} cuts no sequences")
     if expert_parallel is not None and planner not in ("auto", "all"):
         raise InputError(f"expert parallelism is for planner auto; {planner} spreads no experts")
+    if expert_capacity is not None and planner not in ("auto", "all"):
+        raise InputError(f"expert capacity is for planner auto; {planner} spreads no experts")
 
 
 def _check_parts(model: ModelSpec, measured: Profile | None) -> None:

@@ -106,9 +106,8 @@ class Stage:
     offload: bool = False  # whether what idle ministages hold waits in host memory (Zorse, 4.1.3)
     slack: int = 0  # micro-batches in flight here beyond those that schedule 1f1b needs
     expert_shares: tuple[int, ...] | None = None  # experts that groups hold; absent: all of them
-    # how many times the even number of a micro-batch's rows a rank's experts take at most; absent:
-    # as many as its routers say
-    expert_capacity: float | None = None
+    # absent: as many as its routers say, and memory is counted for even ones
+    expert_capacity: float | None = None  # times the even number of rows that groups take at most
 
     @property
     def dp(self) -> int:

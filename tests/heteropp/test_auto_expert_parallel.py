@@ -130,5 +130,12 @@ def test_the_command_shows_experts_and_says_why(tmp_path: Path) -> None:
     exact = command(*asked, "--global-batch", 2, "--planner", "exact", "--expert-parallel", 2)
     assert "expert parallelism is for planner auto; exact spreads no experts" in exact.stderr
     dense = ("search", "--cluster", cluster, "--model", "gpt2", "--global-batch", 1)
-    refused = command(*dense, "--expert-parallel", 2)
-    assert "has no experts that could lie over ranks" in refused.stderr
+    for option in ("--expert-parallel", "--expert-capacity"):
+        refused = command(*dense, option, 2)
+        assert "has no experts that could lie over ranks" in refused.stderr
+    capacity = ("--global-batch", 2, "--expert-capacity", 1.5)
+    exact = command(*asked, *capacity, "--planner", "exact")
+    assert "expert capacity is for planner auto; exact spreads no experts" in exact.stderr
+    none = command(*asked, *capacity, "--expert-parallel", 1)
+    said = "expert capacity is 1.5 and expert parallelism 1, which spreads no experts"
+    assert none.exit_code == 2 and said in none.stderr
