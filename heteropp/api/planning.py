@@ -91,7 +91,7 @@ def plan(
 
     if planner not in PLANNERS:
         raise InputError(f"planner is {planner}; expected one of {', '.join(PLANNERS)}")
-    check_planner_of_parts(planner, context_parallel, expert_parallel)
+    check_planner_of_parts(planner, context_parallel, expert_parallel, expert_capacity)
     verdict = ask(
         planner,
         request(
@@ -176,8 +176,13 @@ def request(
         machines = measured_cluster(machines, measured)
     if (context_parallel or 1) > 1:
         _check_parts(spec, measured)
-    if (expert_parallel or 1) > 1:
+    if (expert_parallel or 1) > 1 or expert_capacity is not None:
         _check_experts(spec)
+    if expert_capacity is not None and expert_parallel == 1:
+        raise InputError(
+            f"expert capacity is {expert_capacity:g} and expert parallelism 1, which spreads no "
+            "experts; expected one of the two"
+        )
     return Request(
         cluster=machines,
         model=spec,
@@ -197,16 +202,24 @@ def request(
 
 
 def check_planner_of_parts(
-    planner: str, context_parallel: int | None, expert_parallel: int | None
+    planner: str,
+    context_parallel: int | None,
+    expert_parallel: int | None,
+    expert_capacity: float | None,
 ) -> None:
     """Raises InputError where a planner neither cuts sequences nor spreads experts."""
-    if context_parallel is not None and planner not in ("auto", "exact", "all"):
+    asked = {
+        "context parallelism": (context_parallel, "cuts no sequences"),
+        "expert parallelism": (expert_parallel, "spreads no experts"),
+        "expert capacity": (expert_capacity, "spreads no experts"),
+    }
+    for what, (value, why) in asked.items():
+        if value is not None and planner not in ("auto", "exact", "all"):
+            raise InputError(f"{what} is for planners auto and exact; {planner} {why}")
+    if planner == "exact" and expert_capacity is not None and expert_parallel is None:
         raise InputError(
-            f"context parallelism is for planners auto and exact; {planner} cuts no sequences"
-        )
-    if expert_parallel is not None and planner not in ("auto", "exact", "all"):
-        raise InputError(
-            f"expert parallelism is for planners auto and exact; {planner} spreads no experts"
+            "expert capacity is for experts that lie over ranks; planner exact spreads none unless "
+            "expert parallelism is given"
         )
 
 

@@ -192,7 +192,7 @@ def search(
         from heteropp.api.planning import request as asked
         from heteropp.description.plan import write_plan
 
-        check_planner_of_parts(planner, context_parallel, expert_parallel)
+        check_planner_of_parts(planner, context_parallel, expert_parallel, expert_capacity)
         request = asked(
             model,
             cluster,

@@ -371,8 +371,10 @@ def stage_traces(
     as they have capacity for.
     """
     if shape.spread is not None and shape.expert_capacity is not None:
-        most = shape.spread.with_more_rows(Fraction(str(shape.expert_capacity)))
-        shape = replace(shape, spread=most)
+        shares, index = shape.spread.shares, shape.spread.index
+        all_rows = Fraction(sum(shares), shares[index])  # times the even number
+        times = min(Fraction(str(shape.expert_capacity)), all_rows)
+        shape = replace(shape, spread=shape.spread.with_more_rows(times))
     if shape.ministages > 1:  # both ends of the model are in two of them, each with its embedding
         model = model.untied()
     traces = trace_stages(model, shape.kind(whole_backward), shape.blocks)

@@ -121,9 +121,8 @@ def stage_time(
     reduce += parts
     recompute = forward
     if profile is not None:
-        expected = forward, forward, own, other, norm, update
         forward, recompute, own, other, norm, update = _measured(
-            model, shape, chip, across, profile, expected
+            model, shape, chip, across, profile
         )
     elif chip.kernels is not None:
         forward, own, other = (
@@ -162,46 +161,52 @@ def stage_time(
 
 
 def _measured(
-    model: ModelSpec,
-    shape: StageShape,
-    chip: ChipSpec,
-    across: Link,
-    profile: ChipProfile,
-    expected: Terms,
+    model: ModelSpec, shape: StageShape, chip: ChipSpec, across: Link, profile: ChipProfile
 ) -> Terms:
     """Returns the seconds that a profile says of a forward, of one again, of both parts of a
     backward, of the norm and of the update.
 
-    Profiles measure ranks with all experts. Where these lie over ranks, what was measured changes
-    as the chip file says that it does. expected: the seconds by the chip file.
+    Profiles measure ranks with all experts. Where these lie over ranks, what was measured of the
+    blocks changes as the chip file says that it does; embedding and head have no experts.
     """
     if not shape.is_profiled:
         raise ProfileError(
             f"profile {profile.name} measured no stage with sequence or context parallelism, "
             "selective recompute or Muon; plan without the profile, or without them"
         )
+    measured = _profiled(shape, profile)
+    if shape.spread is None:
+        return measured
+    blocks = replace(shape, first=False, last=False)
+    whole = replace(blocks, spread=None)
+    return tuple(
+        seconds + of_blocks * (here_s / all_s - 1) if all_s else seconds
+        for seconds, of_blocks, here_s, all_s in zip(
+            measured,
+            _profiled(blocks, profile),
+            _by_chip_file(model, blocks, chip, across),
+            _by_chip_file(model, whole, chip, across),
+            strict=True,
+        )
+    )
+
+
+def _profiled(shape: StageShape, profile: ChipProfile) -> Terms:
+    """Returns what was measured of a stage with all experts, term by term of _measured."""
     shards = shape.dp if shape.zero_stage else 1
     kind = (shape.first, shape.last, shape.tp, shape.sequences)
     *micro_batch, norm = (profile.seconds(term, shape.layers, kind) for term in MEASURED)
-    measured = (*micro_batch, norm / shards, profile.update_s(shape.layers, kind, shards))
-    if shape.spread is None:
-        return measured
-    whole = replace(shape, spread=None)
-    traces = trace_stages(model, whole.kind(), whole.blocks)
-    copies = whole.dp, whole.expert_copies
-    forward, own, other, _, norm, update, *_ = (
-        figure
-        for terms in (
-            _computing(traces, model.dtype, chip),
-            _step(traces, model.wide_dtype, copies, shape.zero_stage, chip, across),
-        )
-        for figure in _for_blocks(terms, shape.layers)
-    )
-    with_all = forward, forward, own, other, norm, update
-    return tuple(
-        seconds * here_s / all_s if all_s else seconds
-        for seconds, here_s, all_s in zip(measured, expected, with_all, strict=True)
-    )
+    return (*micro_batch, norm / shards, profile.update_s(shape.layers, kind, shards))
+
+
+def _by_chip_file(model: ModelSpec, shape: StageShape, chip: ChipSpec, across: Link) -> Terms:
+    """Returns what the chip file says of a stage, term by term of _measured."""
+    traces = trace_stages(model, shape.kind(), shape.blocks)
+    copies = shape.dp, shape.expert_copies
+    forward, own, other = _for_blocks(_computing(traces, model.dtype, chip), shape.layers)
+    step = _step(traces, model.wide_dtype, copies, shape.zero_stage, chip, across)
+    _, norm, update, *_ = _for_blocks(step, shape.layers)
+    return forward, forward, own, other, norm, update
 
 
 def _by_kind(traces: StageTraces, terms: Callable[[StageTrace], Terms]) -> KindTerms:

@@ -132,5 +132,14 @@ def test_the_command_shows_experts_and_says_why(tmp_path: Path) -> None:
     uniform = command(*asked, "--global-batch", 2, "--planner", "uniform", "--expert-parallel", 2)
     assert "for planners auto and exact; uniform spreads no experts" in uniform.stderr
     dense = ("search", "--cluster", cluster, "--model", "gpt2", "--global-batch", 1)
-    refused = command(*dense, "--expert-parallel", 2)
-    assert "has no experts that could lie over ranks" in refused.stderr
+    for option in ("--expert-parallel", "--expert-capacity"):
+        refused = command(*dense, option, 2)
+        assert "has no experts that could lie over ranks" in refused.stderr
+    capacity = ("--global-batch", 2, "--expert-capacity", 1.5)
+    uniform = command(*asked, *capacity, "--planner", "uniform")
+    assert "capacity is for planners auto and exact; uniform spreads no experts" in uniform.stderr
+    exact = command(*asked, *capacity, "--planner", "exact")
+    assert "planner exact spreads none unless expert parallelism is given" in exact.stderr
+    none = command(*asked, *capacity, "--expert-parallel", 1)
+    said = "expert capacity is 1.5 and expert parallelism 1, which spreads no experts"
+    assert none.exit_code == 2 and said in none.stderr

@@ -6,9 +6,11 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import torch
 from layouts import plan_of
 from parity import RankError, Ranks
 from test_expert_parallel import balanced, refused, spread, with_idle_routers
@@ -16,8 +18,11 @@ from test_memory import chip
 from training_run import Training
 
 from heteropp.cost.planned import rank_memory
+from heteropp.cost.tracing.kind import Spread
+from heteropp.cost.tracing.operators import CountingExperts, CountingGroup
 from heteropp.description.plan import Plan, read_plan, write_plan
 from heteropp.models.hugging_face.reading import read
+from heteropp.models.parallel.expert_parallel import Routes
 
 STEPS = 2
 
@@ -105,6 +110,20 @@ def test_more_capacity_takes_more_memory_up_to_all_rows() -> None:
     assert all(
         one.parameters == other.parameters for one, other in zip(even, others[3], strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "capacity"), [(64, 512, "1.1"), (32, 8192, "1.25"), (8, 64, "1.5")]
+)
+def test_there_is_room_for_every_row_that_may_come(ranks: int, tokens: int, capacity: str) -> None:
+    """Also where many ranks each have a few, whose parts of rows are more than nothing."""
+    even = Spread((2,) * ranks, (1,) * ranks, ranks // 2)
+    group = CountingExperts(CountingGroup(1), even.with_more_rows(Fraction(capacity)))
+    chosen = torch.empty(tokens, dtype=torch.int64, device="meta")
+    routes = Routes(group, group.counts(chosen, 2 * ranks, 0))
+    allowed = int(Fraction(capacity) * tokens)
+    assert sum(routes.sent) == tokens
+    assert allowed <= sum(routes.received) <= allowed + 2 * ranks
 
 
 def test_a_plan_says_it_and_what_it_cannot_be_is_one_sentence(tmp_path: Path) -> None:

@@ -337,6 +337,19 @@ def test_experts_by_speed_are_as_fast_as_any_and_equal_ones_far_behind() -> None
     assert found[2] == pytest.approx(on(of_two(None), SPEEDS), rel=0.1)
 
 
+def test_a_stage_waits_for_its_slowest_attention_and_for_its_slowest_experts() -> None:
+    """A chip of speed 3 has three of four experts, and its rest waits for that of the other chip:
+    a step takes as long as if both were of speed 1 and had one expert each.
+    """
+    four = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), 4)
+    model = balanced(**COSTLY | four)
+    plan = plan_of(model, (4,), (2,), (1,), zero_stage=0)
+    three, two = (on(spread(plan, {0: shares}), (1, 1)) for shares in ((3, 1), (2, 2)))
+    of_one_expert = three - two
+    found = on(spread(plan, {0: (3, 1)}), (3, 1))
+    assert found == pytest.approx(two - of_one_expert, rel=0.01)
+
+
 def test_rows_there_and_back_are_charged() -> None:
     """Every token goes to all six experts, in float32: there and back, and their gradients."""
     plan = of_two((3, 3))

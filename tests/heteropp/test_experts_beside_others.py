@@ -17,6 +17,7 @@ from clusters import cluster_of
 from layouts import plan_of, scheduled
 from parity import STEPS, TOLERANCE, Ranks
 from test_auto_expert_parallel import decoder as one_layer
+from test_expert_capacity import with_capacity
 from test_expert_parallel import alone, balanced, decoder, spread
 from test_lora import check as check_lora
 from test_lora import folders, model_of
@@ -32,12 +33,14 @@ from heteropp.cost.stage_time import NO_LINK, StageShape, stage_memory, stage_ti
 from heteropp.cost.tracing.kind import Spread
 from heteropp.cost.tracing.traces import trace_stages
 from heteropp.data.source import open_tokens
-from heteropp.description.plan import Plan
+from heteropp.description.plan import Plan, PlanError
 from heteropp.description.profile import Block, Measured, Profile, measured_cluster
 from heteropp.models.hugging_face.model import HuggingFaceModel
 from heteropp.models.spec import ModelSpec
 from heteropp.runtime.mixed_lengths.deliveries import deliveries
+from heteropp.runtime.mixed_lengths.memory import memory_bytes
 from heteropp.runtime.mixed_lengths.parameters import alike
+from heteropp.runtime.mixed_lengths.plans import by_length as sorted_by_length
 from heteropp.search.judge import ask
 from heteropp.search.planner import Request
 
@@ -179,6 +182,53 @@ def test_every_part_of_a_gradient_is_added_once(case: str) -> None:
             assert all(d.receiver in d.senders for d in deliveries(home, other))
 
 
+def of_lora(folder: Path) -> tuple[Plan, Plan]:
+    """Few of its weights train."""
+    model = replace(model_of(folder, "q_proj+v_proj"), dtype="float64")
+    short = spread(plan_of(model, (4,), (2,), (1,)), {0: (3, 1)})
+    return of_length(short, SHORT, 2), of_length(plan_of(model, (4,), (1,), (2,)), LONG, 1)
+
+
+def test_copies_of_what_is_frozen_count_where_plans_hold_other_slices(folders) -> None:
+    plans = of_lora(folders("qwen3_moe"))
+    model = plans[1].model
+    alone, together = rank_memory(plans[0]), memory_bytes(plans)[0]
+    for rank, need in enumerate(together):
+        frozen = [p for p in model.parameters() if not p.trains]
+        copies = sum(box.size for p in frozen for box in p.boxes(2, rank)) * model.dtype_bytes
+        assert need >= alone[rank].total + copies
+
+
+@pytest.mark.long
+def test_lora_by_length_stays_within_the_predicted_memory(
+    chips: Ranks, folders, documents: Path
+) -> None:
+    folder = folders("qwen3_moe")
+    plans = of_lora(folder)
+    given = dict(documents=DOCUMENTS, data=documents, weights=folder)
+    peaks = chips.train(plans[0], by_length=plans, **given).peak_memory_bytes
+    needs = [max(needs) for needs in zip(*memory_bytes(plans), strict=True)]
+    assert all(peak <= need for peak, need in zip(peaks, needs, strict=True))
+
+
+@pytest.mark.long
+def test_lora_by_length_trains_what_one_device_does_with_the_longest(
+    ranks: Ranks, folders, documents: Path
+) -> None:
+    folder = folders("qwen3_moe")
+    plans = of_lora(folder)
+    given = dict(documents=DOCUMENTS, data=documents, weights=folder)
+    whole = of_length(plan_of(plans[1].model, (4,), (1,), (1,)), LONG, 1)
+    one = ranks.train(whole, by_length=(whole,), **given)
+    check_lengths(ranks.train(plans[0], by_length=plans, **given), one, TOLERANCE["float64"])
+
+
+def test_plans_by_length_cannot_say_how_many_rows_come_of_padding() -> None:
+    short, long = by_length(decoder())["the same layout"]
+    with pytest.raises(PlanError, match="of sequence_length 16 has expert_capacity; padding is"):
+        sorted_by_length([short, with_capacity(long, 2)])
+
+
 # ---------------------------------------------------------------- profiles
 
 
@@ -187,12 +237,22 @@ TERMS = ("forward_s", "backward_input_s", "backward_weight_s", "norm_s", "update
 ENDS = ((1, False, False), (2, False, False), (4, False, False), (1, True, False), (1, False, True))
 
 
-def measured(model: ModelSpec, spec: ChipSpec, names: Sequence[str], sequences: int) -> Profile:
-    """What measuring ranks with all experts might have said of chips."""
+def measured(
+    model: ModelSpec, spec: ChipSpec, names: Sequence[str], sequences: int, ends: float = SLOWER
+) -> Profile:
+    """What measuring ranks with all experts might have said of chips; ends: how many times slower
+    an embedding and a head are than chip files say.
+    """
 
     def block(chip: str, layers: int, first: bool, last: bool) -> Measured:
         own = shape(layers, first=first, last=last, sequences=sequences)
-        time = stage_time(model, own, spec, NO_LINK, NO_LINK)
+        blocks = replace(own, first=False, last=False)
+        time, inner = (stage_time(model, s, spec, NO_LINK, NO_LINK) for s in (own, blocks))
+
+        def slower(term: str) -> float:
+            of_blocks = getattr(inner, term)
+            return SLOWER * of_blocks + ends * (getattr(time, term) - of_blocks)
+
         traced = trace_stages(model, own.kind())
         of = {
             name: traced.of(layers, lambda t, name=name: getattr(t, name)) + MORE_BYTES
@@ -202,12 +262,12 @@ def measured(model: ModelSpec, spec: ChipSpec, names: Sequence[str], sequences: 
             block=Block(
                 chip=chip, tp=1, sequences=sequences, layers=layers, first=first, last=last
             ),
-            recompute_s=SLOWER * time.forward_s,
+            recompute_s=slower("forward_s"),
             kept_recompute_bytes=of["input_bytes"],
             kept_bytes=of["kept_bytes"],
             working_bytes=traced.peak(layers, lambda t: t.backward_input_peak_bytes) + MORE_BYTES,
             update_bytes=of["update_peak_bytes"],
-            **{term: SLOWER * getattr(time, term) for term in TERMS},
+            **{term: slower(term) for term in TERMS},
         )
 
     blocks = tuple(block(name, *kind) for name in names for kind in ENDS)
@@ -219,18 +279,25 @@ def shape(layers: int, **changes: Any) -> StageShape:
     return StageShape(layers=layers, **{**given, **changes})
 
 
+@pytest.mark.parametrize("ends", [SLOWER, 4 * SLOWER])
 @pytest.mark.parametrize("shares", [(1, 3), (3, 1)])
-def test_a_chip_measured_as_slower_is_so_wherever_experts_lie(shares: tuple[int, ...]) -> None:
+def test_a_chip_measured_as_slower_is_so_wherever_experts_lie(
+    shares: tuple[int, ...], ends: float
+) -> None:
+    """Where experts lie has no part in what a head takes, which may be slower by another factor."""
     model, spec = balanced(), load_chip("a-mini")
-    profile = measured(model, spec, ["x"], 2).of("x")
+    profile = measured(model, spec, ["x"], 2, ends).of("x")
     spread_over = Spread(shares, (1, 1), 0)
-    for layers, last in ((2, False), (3, True)):
+    for layers, last in ((2, False), (3, True), (1, True)):
         own = shape(layers, last=last, dp=2, spread=spread_over)
-        ours, theirs = (
-            stage_time(model, own, spec, NO_LINK, NO_LINK, found) for found in (profile, None)
+        blocks = replace(own, last=False)
+        ours, theirs, inner = (
+            stage_time(model, one, spec, NO_LINK, NO_LINK, found)
+            for one, found in ((own, profile), (own, None), (blocks, None))
         )
         for term in set(TERMS) - {"norm_s"}:  # whose launches profiles do not tell apart
-            expected = SLOWER * getattr(theirs, term)
+            of_blocks = getattr(inner, term)
+            expected = SLOWER * of_blocks + ends * (getattr(theirs, term) - of_blocks)
             assert getattr(ours, term) == pytest.approx(expected, rel=0.02), term
 
 

@@ -10,6 +10,7 @@ import pytest
 from clusters import cluster_of, random_chip, tiny_model, write_cluster
 from sampled import sampled
 from test_context_parallel import cut
+from test_expert_capacity import with_capacity
 from test_expert_parallel import spread
 from tiny_decoders import tiny_config
 from training_run import Training, make_plan
@@ -20,6 +21,7 @@ from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Plan, validate
 from heteropp.elastic.replanning.moved import moved_bytes
 from heteropp.elastic.replanning.replan import Replanned, replan
+from heteropp.elastic.replanning.spread import stated_capacity
 from heteropp.models.hugging_face.reading import read
 from heteropp.models.llama.model import LlamaModel
 from heteropp.search.judge import ask, ask_all
@@ -304,6 +306,19 @@ def test_experts_lie_over_the_chips_that_are_left() -> None:
     assert (stage.ep, sum(stage.expert_shares)) == (3, 8)
     with pytest.raises(SearchError, match="no plan for the chips that are left"):
         replan(full.kept([0]), old, full.members)
+
+
+def test_experts_have_the_first_plan_s_capacity_after_one_that_spreads_none() -> None:
+    sizes = {"num_local_experts": 8, "intermediate_size": 256}
+    model = read(tiny_config("mixtral", layers=2).to_dict() | sizes, "mixtral", sequence_length=16)
+    whole = make_plan(model, (2,), (4,), (1,), (False,))
+    first = with_capacity(spread(whole, {0: (2, 2, 2, 2)}), 1.5)
+    full = cluster_of(("a-mini", small("a-mini", 1 << 30), 4))
+    left = cluster_of(("a-mini", small("a-mini", 4_000_000), 3))
+    found = replan(left, whole, full.members, expert_capacity=stated_capacity(first))
+    check(found, left, whole)
+    stages = [stage for pipeline in found.plan.pipelines for stage in pipeline.stages]
+    assert {stage.expert_capacity for stage in stages if stage.ep > 1} == {1.5}
 
 
 @pytest.mark.long

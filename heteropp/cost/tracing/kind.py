@@ -28,10 +28,9 @@ class Spread:
 
     def with_more_rows(self, times: Fraction) -> Spread:
         """Returns it with so many more rows of others that those which come are as many times as
-        many, or all that there could be.
+        many.
         """
         own, total = self.rows[self.index], sum(self.rows)
-        times = min(times, Fraction(sum(self.shares), self.shares[self.index]))
         others, needed = total - own, times * total - own
         rows = [row * needed / others for row in self.rows]
         rows[self.index] = Fraction(own)

@@ -110,7 +110,7 @@ class CountingExperts:
         size_bytes = experts * chosen.element_size()
         self._charge((len(self.parts) - 1) * size_bytes, size_bytes)
         own = self.spread.rows[self.index]
-        rows = [len(chosen) * each // own for each in self.spread.rows]
+        rows = [-(-len(chosen) * each // own) for each in self.spread.rows]
         # by rank: the rows that it sends each other one
         sent = [
             [n * share // experts if i != j else 0 for j, share in enumerate(self.spread.shares)]
@@ -118,7 +118,10 @@ class CountingExperts:
         ]
         self.busiest = max(*map(sum, sent), *map(sum, zip(*sent, strict=True)))
         self.most_to_peer = max(map(max, sent))
-        return [[n * (i + 1) // experts - n * i // experts for i in range(experts)] for n in rows]
+        # of each rank's rows, those that come here are rounded up: memory must have room for them
+        first, _ = self.parts[self.index]
+        ends = [[(n * (i - first) - 1) // experts for i in range(experts + 1)] for n in rows]
+        return [[b - a for a, b in pairwise(of_rank)] for of_rank in ends]
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """All wait for the rank that sends or receives most, whichever way rows go."""

@@ -201,7 +201,7 @@ class Leader:
             case RecordChange():
                 self._record(command)
             case RehearseSearch(members=members):
-                rehearse_beside(self._cluster_of(members), self.plan)
+                rehearse_beside(self._cluster_of(members), self.plan, self.job.run.plan)
             case ForgetMemory(nodes=nodes):
                 self._forget_memory(nodes)
             case NameSilentMembers(generations=generations):
@@ -220,8 +220,8 @@ class Leader:
         if command.may_keep and cluster.members == command.before:
             known.set_result(Planned(cluster, self.plan, 0))
             return known
-        apart = self.job.run.attention_within == "document"
-        return search_beside(cluster, self.plan, command.before, command.nodes, apart)
+        first, apart = self.job.run.plan, self.job.run.attention_within == "document"
+        return search_beside(cluster, self.plan, command.before, command.nodes, apart, first)
 
     def _start(self, planned: PlannedGeneration) -> None:
         assert self.found is not None  # or else there would be no generation

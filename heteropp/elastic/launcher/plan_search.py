@@ -13,6 +13,7 @@ from heteropp.cost.tracing import cache
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan
 from heteropp.elastic.replanning.replan import Replanned, replan
+from heteropp.elastic.replanning.spread import stated_capacity
 from heteropp.search.planner import SearchError
 
 T = TypeVar("T")
@@ -34,18 +35,21 @@ def search_beside(
     old_members: tuple[str, ...],
     nodes: Collection[str],
     documents_apart: bool,
+    first: Plan,
 ) -> Future[Planned]:
     """Begins the search of a plan in a thread, as `replan` does it.
 
     nodes: a plan that uses these nodes is preferred, if there is one; documents_apart: memory is to
-    have room for attention within documents.
+    have room for attention within documents; first: the job's first plan, which may state an
+    expert_capacity that `old` does not, where each of its ranks has all experts.
     """
+    capacity = stated_capacity(first)
 
     def search() -> Planned:
         if nodes:
             with suppress(SearchError):
-                return planned(replan(cluster, old, old_members, nodes, documents_apart))
-        return planned(replan(cluster, old, old_members, (), documents_apart))
+                return planned(replan(cluster, old, old_members, nodes, documents_apart, capacity))
+        return planned(replan(cluster, old, old_members, (), documents_apart, capacity))
 
     def planned(found: Replanned) -> Planned:
         return Planned(found.cluster, found.plan, found.search_s)
@@ -53,9 +57,10 @@ def search_beside(
     return _beside(search)
 
 
-def rehearse_beside(cluster: Cluster, plan: Plan) -> None:
+def rehearse_beside(cluster: Cluster, plan: Plan, first: Plan) -> None:
     """Searches once and drops the result, to fill the planners' caches before a chip is lost."""
-    _beside(lambda: replan(cluster, plan, cluster.members))
+    capacity = stated_capacity(first)
+    _beside(lambda: replan(cluster, plan, cluster.members, expert_capacity=capacity))
 
 
 def _beside(work: Callable[[], T]) -> Future[T]:

@@ -23,7 +23,7 @@ from heteropp.description.profile import ProfileError
 from heteropp.elastic.replanning.adapted import adapted
 from heteropp.elastic.replanning.in_parts import in_parts, of_shorter
 from heteropp.elastic.replanning.moved import moved_bytes
-from heteropp.elastic.replanning.spread import spread
+from heteropp.elastic.replanning.spread import spread, stated_capacity
 from heteropp.models.spec import ModelError
 from heteropp.search.auto.freedom import USUAL_PARTS, Freedom
 from heteropp.search.balance import Balance, Sketch
@@ -75,19 +75,22 @@ def replan(
     old_members: Sequence[str],
     nodes: Collection[str] = (),
     documents_apart: bool = False,
+    expert_capacity: float | None = None,
 ) -> Replanned:
     """The best plan on a cluster for the model and global batch of an old plan.
 
     old_members: the names of the old plan's chips, by its ranks; nodes: the plan is to use chips of
     each of them, even if another would be faster; documents_apart: memory is to have room for
-    attention within documents. The schedule and ZeRO stage are the old ones
-    where a plan with them fits, else 1F1B, or Zorse's. Raises SearchError, one sentence, where no
-    plan fits.
+    attention within documents; expert_capacity: of stages whose experts the plan spreads; None:
+    as the old one says. The schedule and ZeRO stage are the old ones where a plan with them fits,
+    else 1F1B, or Zorse's. Raises SearchError, one sentence, where no plan fits.
     """
     began_s = time.perf_counter()
     errors: list[SearchError] = []
     for schedule in dict.fromkeys((old.schedule, "1f1b")):
-        search = _ReplanSearch(cluster, old, old_members, schedule, nodes, documents_apart)
+        search = _ReplanSearch(
+            cluster, old, old_members, schedule, nodes, documents_apart, expert_capacity
+        )
         search.run()
         if search.found:
             break
@@ -124,13 +127,13 @@ class _ReplanSearch:
         schedule: Schedule,
         nodes: Collection[str],
         documents_apart: bool,
+        expert_capacity: float | None,
     ) -> None:
         self.cluster, self.old, self.old_members = cluster, old, old_members
         self.documents_apart = documents_apart
+        self.expert_capacity = expert_capacity or stated_capacity(old)
         self.like, self.nodes = replace(old, schedule=schedule), nodes
         self.spreads = old.has_expert_parallelism
-        stages = (stage for pipeline in old.pipelines for stage in pipeline.stages)
-        self.expert_capacity = max(filter(None, (s.expert_capacity for s in stages)), default=None)
         self.found: list[_Candidate] = []
         self.errors: list[SearchError] = []
         self.bound_s = 0.0

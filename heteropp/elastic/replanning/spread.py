@@ -39,3 +39,9 @@ def _spread(plan: Plan, stage: Stage, power: Power, capacity: float | None) -> S
     speeds = [min(map(power, stage.groups[i::ep])) for i in range(ep)]
     shares = expert_shares(plan.model, speeds)
     return replace(stage, expert_shares=shares, expert_capacity=capacity)
+
+
+def stated_capacity(plan: Plan) -> float | None:
+    """Returns the largest expert_capacity that a stage of a plan states; None: none does."""
+    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
+    return max(filter(None, (stage.expert_capacity for stage in stages)), default=None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
@@ -60,7 +61,8 @@ class ExpertProcessGroup:
         """parts: by rank of the plan. capacity: how many times the even number of rows each takes
         at most; None: as many as come.
         """
-        self.group, self.index, self.capacity = group, group.rank(), capacity
+        self.group, self.index = group, group.rank()
+        self.capacity = None if capacity is None else Fraction(str(capacity))  # exact, as in plans
         self.ranks, self.parts = tuple(parts), tuple(parts.values())
 
     def counts(self, chosen: Tensor, experts: int, layer: int) -> Counts:
@@ -72,7 +74,7 @@ class ExpertProcessGroup:
             self._check(result, layer, self.capacity)
         return result
 
-    def _check(self, counts: Counts, layer: int, capacity: float) -> None:
+    def _check(self, counts: Counts, layer: int, capacity: Fraction) -> None:
         total, experts = sum(map(sum, counts)), len(counts[0])
         for rank, (first, last) in zip(self.ranks, self.parts, strict=True):
             rows = sum(sum(of_rank[first:last]) for of_rank in counts)
@@ -80,8 +82,8 @@ class ExpertProcessGroup:
             if rows > most:
                 raise ExpertCapacityError(
                     f"the routers of layer {layer} send {rows} rows of a micro-batch to the "
-                    f"experts of rank {rank}, which have room for {most}: {capacity:g} times their "
-                    f"part of {total}, as expert_capacity of the plan's stage says"
+                    f"experts of rank {rank}, which have room for {most}: {float(capacity):g} "
+                    f"times their part of {total}, as expert_capacity of the plan's stage says"
                 )
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from heteropp.description.plan import Plan, Stage, ministage_layers
-from heteropp.layout.boxes import Box
+from heteropp.layout.boxes import Box, Ranges
 from heteropp.layout.parameter import Parameter
 from heteropp.models.spec import ModelSpec
 
@@ -56,10 +56,11 @@ def deliveries(home: Plan, other: Plan) -> list[Delivery]:
     result: list[Delivery] = []
     tensor = 0
     for name, summands in sorted(_summands(other).items()):
-        places: dict[tuple[int, ...], list[Summand]] = defaultdict(list)
+        # by place, and by range in the first dimension: packed experts have boxes of their own
+        places: dict[tuple[int, ...], dict[Ranges, list[Summand]]] = defaultdict(dict)
         of_rank: dict[int, set[tuple[int, ...]]] = defaultdict(set)
         for target in at_home[name]:
-            places[target.place].append(target)
+            places[target.place].setdefault(target.box.ranges[:1], []).append(target)
             for rank in target.ranks:
                 of_rank[rank].add(target.place)
         for summand in summands:
@@ -77,10 +78,16 @@ def deliveries(home: Plan, other: Plan) -> list[Delivery]:
 
 
 def _delivered(
-    tensor: int, name: str, summand: Summand, targets: Sequence[Summand]
+    tensor: int, name: str, summand: Summand, by_first_range: Mapping[Ranges, Sequence[Summand]]
 ) -> list[Delivery]:
+    near = (
+        target
+        for range_, targets in by_first_range.items()
+        if _meet(range_, summand.box.ranges[:1])
+        for target in targets
+    )
     result = []
-    for target in targets:
+    for target in near:
         common = target.box.intersect(summand.box)
         if common is None:
             continue
@@ -98,6 +105,10 @@ def _delivered(
                 )
             )
     return result
+
+
+def _meet(one: Ranges, other: Ranges) -> bool:
+    return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def _cost(option: Sequence[Delivery], summand: Summand, loads: Counter[int]) -> tuple[int, ...]:

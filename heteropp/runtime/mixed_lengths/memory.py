@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from heteropp.cost.documents import apart_bytes, given_bytes
 from heteropp.cost.planned import human_bytes, rank_memory
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, PlanError, ministage_layers
 from heteropp.description.sections import sections_of
-from heteropp.layout.flat_buffer import layout
+from heteropp.layout.flat_buffer import Layout, layout
 from heteropp.runtime.mixed_lengths.parameters import alike
 
 MOVING = 3  # copies of gradients under way: what leaves, what comes, and what that is taken to
@@ -70,18 +70,19 @@ def _copy_bytes(home: Plan, plan: Plan) -> list[tuple[int, int]]:
 
 
 def _parameter_bytes(plan: Plan, rank: int) -> int:
-    return _elements(plan, rank) * plan.model.dtype_bytes
+    """Returns the bytes of all parameters, frozen ones included."""
+    elements = sum(buffer.whole_size for buffer in _buffers(plan, rank))
+    return elements * plan.model.dtype_bytes
 
 
 def _gradient_bytes(plan: Plan, rank: int) -> int:
-    return _elements(plan, rank) * max(4, plan.model.dtype_bytes)
+    elements = sum(buffer.size for buffer in _buffers(plan, rank))
+    return elements * max(4, plan.model.dtype_bytes)
 
 
-def _elements(plan: Plan, rank: int) -> int:
+def _buffers(plan: Plan, rank: int) -> Iterator[Layout]:
     p, s, _, tp_index = plan.place(rank)
     stage = plan.pipelines[p].stages[s]
-    return sum(
-        layout(plan.model, layers, stage.tp, tp_index, 1, section.experts).size
-        for layers in ministage_layers(plan.pipelines[p], plan.schedule)[s]
-        for section in sections_of(stage, tp_index, rank)
-    )
+    for layers in ministage_layers(plan.pipelines[p], plan.schedule)[s]:
+        for section in sections_of(stage, tp_index, rank):
+            yield layout(plan.model, layers, stage.tp, tp_index, 1, section.experts)

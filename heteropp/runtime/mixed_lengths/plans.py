@@ -48,6 +48,11 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
                 "with context parallelism yet (heteropp-search --context-parallel 1 finds another "
                 "plan)"
             )
+        if any(stage.expert_capacity for p in plan.pipelines for stage in p.stages):
+            raise PlanError(
+                f"the plan of sequence_length {length} has expert_capacity; padding is routed to "
+                "the same few experts, which may exceed any; expected none"
+            )
         if problem := plan.model.mixed_lengths_problem():
             raise PlanError(problem)
     return tuple(plans)
