@@ -286,6 +286,10 @@ void ProgressDriver::finish_chip_copies(Lock& lock, Time deadline) {
   lead_until(lock, deadline, [this] { return !connections_.chip_copies_since(); });
 }
 
+void ProgressDriver::finish_requests(Lock& lock, std::uint32_t context, Time deadline) {
+  lead_until(lock, deadline, [&] { return !ledger_.holds(context); });
+}
+
 void ProgressDriver::drain(Lock& lock, Time deadline) {
   lead_until(lock, deadline, [this] { return connections_.handed_over(); });
 }

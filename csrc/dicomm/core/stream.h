@@ -23,7 +23,7 @@ using MemoryKeys = std::array<std::uint32_t, 8>;
 
 // A long message on its way from the peer's memory into ours.
 struct Pull {
-  std::uint64_t id;  // the offer's
+  std::uint32_t id;  // the offer's
   std::byte* data;
   std::uint64_t address;  // the peer's
   std::uint64_t bytes;

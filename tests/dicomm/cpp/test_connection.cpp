@@ -94,7 +94,7 @@ TEST_CASE("offers are bounded, and so are those taken back while the peer reads 
   const auto [offers, why] = said_until_the_end(
       [](int i) {
         return FrameHeader{
-            .kind = FrameKind::offer, .bytes = 1 << 20, .id = static_cast<std::uint64_t>(i)};
+            .kind = FrameKind::offer, .bytes = 1 << 20, .id = static_cast<std::uint32_t>(i)};
       },
       2 * kMaxOffers);
   CHECK(offers == kMaxOffers);
@@ -103,7 +103,7 @@ TEST_CASE("offers are bounded, and so are those taken back while the peer reads 
       [](int i) {
         return FrameHeader{.kind = i % 2 ? FrameKind::cancel : FrameKind::offer,
                            .bytes = 1 << 20,
-                           .id = static_cast<std::uint64_t>(i / 2)};
+                           .id = static_cast<std::uint32_t>(i / 2)};
       },
       4 * kMaxOffers);
   CHECK(frames == 2 * kMaxOffers);
@@ -112,7 +112,7 @@ TEST_CASE("offers are bounded, and so are those taken back while the peer reads 
 
 TEST_CASE("taking back what was never offered makes nobody answer") {
   Conversation conversation;
-  for (std::uint64_t id = 0; id < 100; ++id)
+  for (std::uint32_t id = 0; id < 100; ++id)
     conversation.hear({.kind = FrameKind::cancel, .id = id});
   CHECK_FALSE(conversation.connection.has_output());
 }

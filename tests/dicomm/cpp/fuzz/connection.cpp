@@ -175,14 +175,12 @@ class Session {
       case 0:
         return stream_->end();
       case 1:
-        return connection_.send_abort("because");
+        return connection_.send_abort(0, "because");
       case 2:
-        return connection_.send_leave();
+        return connection_.send_goodbye();
       case 3:  // as in Requests::fail_all()
-        connection_.release_all();
-        matcher_.clear();
-        for (const auto& call : calls_)
-          if (!call->request.done) ledger_.fail(call->request, Outcome::aborted, "gone");
+        for (const auto& arrival : matcher_.end(0)) connection_.turn_down(*arrival);
+        for (const auto& call : calls_) give_up(call->request);
         return forget_finished();
       case 4:
         return flood();
@@ -242,7 +240,7 @@ class Session {
 
   void hear_frame() {
     FrameHeader header;
-    header.kind = static_cast<FrameKind>(input_.ConsumeIntegralInRange<int>(0, 11));
+    header.kind = static_cast<FrameKind>(input_.ConsumeIntegralInRange<int>(0, 13));
     header.tag = input_.ConsumeIntegralInRange<int>(0, 3);
     header.bytes = input_.ConsumeBool() ? length() : input_.ConsumeIntegral<std::uint64_t>();
     header.id = input_.ConsumeIntegralInRange<int>(0, 6);
@@ -253,6 +251,15 @@ class Session {
     const std::string words(input_.ConsumeBool() ? payload : payload / 2, 'p');
     if (words.size() < header.payload_bytes()) in_step_ = false;
     stream_->say(words.data(), words.size());
+  }
+
+  void give_up(RequestState& request) {
+    if (request.done) return;
+    const bool reached = request.peer_number == 1;
+    if (!reached || connection_.release(request))
+      ledger_.fail(request, Outcome::aborted, "gone");
+    else
+      Ledger::doom(request, Outcome::aborted, "gone");
   }
 
   // As in Requests::cancel(), which waits where the buffer is still in use.

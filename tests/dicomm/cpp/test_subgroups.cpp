@@ -1,0 +1,289 @@
+// Communicators of some ranks of another one, which share its connections.
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <iterator>
+
+#include "transports.h"
+
+using namespace dicomm;
+using namespace dicomm::testing;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Ranks = std::shared_ptr<Communicator>;
+
+struct Job {
+  std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
+  std::string transport;
+
+  Options options_of(int rank, int size, const std::string& name) const {
+    Options asked = options(rank, size, transport);
+    asked.name = name;
+    return asked;
+  }
+  // The group of those of the world's ranks, made by one of them.
+  Ranks group(const Ranks& world, const std::string& name, const std::vector<int>& ranks) const {
+    const auto own = std::find(ranks.begin(), ranks.end(), world->rank());
+    const auto rank = static_cast<int>(own - ranks.begin());
+    return world->subgroup(store, options_of(rank, static_cast<int>(ranks.size()), name), ranks);
+  }
+};
+
+// body(world, job) on one thread a rank.
+void run_world(int size, const std::string& transport,
+               const std::function<void(const Ranks&, const Job&)>& body) {
+  Job job;
+  job.transport = transport;
+  run_threads(size, [&](int rank) {
+    const auto world = Communicator::create(job.store, job.options_of(rank, size, "world"));
+    body(world, job);
+  });
+}
+
+void tell(Communicator& ranks, int peer, std::uint64_t tag, const Bytes& data = {}) {
+  ranks.send(data.data(), data.size(), peer, tag);
+}
+
+bool hears(Communicator& ranks, int peer, std::uint64_t tag, std::size_t bytes = 0,
+           std::uint64_t key = 0) {
+  Bytes got(bytes);
+  return ranks.recv(got.data(), got.size(), peer, tag) == bytes &&
+         !difference(got.data(), bytes, key);
+}
+
+// Every rank has said something to every other one.
+void meet(Communicator& ranks, std::uint64_t tag) {
+  std::vector<std::shared_ptr<Request>> all;
+  for (int peer = 0; peer < ranks.world_size(); ++peer) {
+    if (peer == ranks.rank()) continue;
+    all.push_back(ranks.isend(nullptr, 0, peer, tag));
+    all.push_back(ranks.irecv(nullptr, 0, peer, tag));
+  }
+  for (const auto& request : all) request->wait();
+}
+
+template <class E>
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "no such error";
+}
+
+std::ptrdiff_t entries(const char* folder) {
+  return std::distance(std::filesystem::directory_iterator(folder), {});
+}
+
+}  // namespace
+
+TRANSPORT_TEST_CASE("messages of one tag keep to their group, whose ranks have its own numbers") {
+  run_world(3, transport, [](const Ranks& world, const Job& job) {
+    const Ranks turned = job.group(world, "turned", {2, 0, 1});
+    std::vector<Ranks> all{world, turned};
+    if (world->rank() != 1) all.push_back(job.group(world, "pair", {2, 0}));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      Communicator& ranks = *all[i];
+      CHECK(ranks.world_size() == (i == 2 ? 2 : 3));
+      std::vector<std::shared_ptr<Request>> sends;
+      std::vector<Bytes> data;
+      for (int peer = 0; peer < ranks.world_size(); ++peer)
+        data.push_back(payload(peer % 2 ? 100 : 300'000, mix(i, ranks.rank(), peer)));
+      for (int peer = 0; peer < ranks.world_size(); ++peer)
+        if (peer != ranks.rank())
+          sends.push_back(ranks.isend(data[peer].data(), data[peer].size(), peer, 7));
+      for (std::size_t k = 0; k < sends.size(); ++k) {
+        Bytes got(300'000);
+        const auto receive = ranks.irecv(got.data(), got.size(), Communicator::any_source, 7);
+        const std::size_t bytes = receive->wait();
+        CHECK(bytes == (ranks.rank() % 2 ? 100 : 300'000));
+        CHECK_FALSE(difference(got.data(), bytes, mix(i, receive->peer(), ranks.rank())));
+      }
+      for (const auto& send : sends) send->wait();
+    }
+    for (const Ranks& ranks : all) meet(*ranks, 8);
+  });
+}
+
+TRANSPORT_TEST_CASE("a message may come before its receiver has made the group") {
+  run_world(2, transport, [](const Ranks& world, const Job& job) {
+    const Bytes small = payload(1000, 1), large = payload(2 << 20, 2);
+    if (world->rank() == 0) {
+      const Ranks late = job.group(world, "late", {0, 1});
+      const auto first = late->isend(small.data(), small.size(), 1, 3);
+      const auto second = late->isend(large.data(), large.size(), 1, 3);
+      first->wait();
+      tell(*world, 1, 1);
+      second->wait();
+      CHECK(hears(*late, 1, 4));
+      return;
+    }
+    CHECK(hears(*world, 0, 1));
+    const Ranks late = job.group(world, "late", {0, 1});
+    CHECK(hears(*late, 0, 3, small.size(), 1));
+    CHECK(hears(*late, 0, 3, large.size(), 2));
+    tell(*late, 0, 4);
+  });
+}
+
+TRANSPORT_TEST_CASE("groups add no thread and no descriptor to those of the world") {
+  constexpr int kRanks = 6, kGroups = 50;
+  std::atomic<std::ptrdiff_t> threads{0}, descriptors{0};
+  run_world(kRanks, transport, [&](const Ranks& world, const Job& job) {
+    const auto together = [&](std::uint64_t tag) {
+      meet(*world, tag);
+      meet(*world, tag + 1);
+    };
+    together(1);
+    std::this_thread::sleep_for(50ms);  // threads that connected end
+    together(3);
+    if (world->rank() == 0)
+      threads = entries("/proc/self/task"), descriptors = entries("/proc/self/fd");
+    together(5);
+    std::vector<Ranks> groups;
+    for (int i = 0; i < kGroups; ++i)
+      groups.push_back(job.group(world, "group " + std::to_string(i), {0, 1, 2, 3, 4, 5}));
+    for (const Ranks& group : groups) meet(*group, 9);
+    together(7);
+    if (world->rank() == 0) {
+      CHECK(entries("/proc/self/task") <= threads);
+      CHECK(entries("/proc/self/fd") <= descriptors);
+    }
+    together(9);
+  });
+}
+
+TRANSPORT_TEST_CASE("a group is closed while others work on, also that of all ranks") {
+  run_world(2, transport, [](const Ranks& world, const Job& job) {
+    const int peer = 1 - world->rank();
+    Ranks first = job.group(world, "first", {0, 1});
+    const Ranks second = job.group(world, "second", {1, 0});
+    meet(*first, 1);
+    meet(*second, 1);
+    meet(*world, 1);
+    std::byte got[8];
+    const auto of_first = first->irecv(got, sizeof got, peer, 2);
+    if (world->rank() == 0) {
+      tell(*first, 1, 5, payload(4, 5));
+      first->close();
+      CHECK(contains(error_of<AbortedError>([&] { of_first->wait(); }), "closed"));
+      CHECK(contains(error_of<AbortedError>([&] { tell(*first, 1, 3); }), "closed"));
+    } else {
+      CHECK(contains(error_of<PeerError>([&] { of_first->wait(); }), "left"));
+      CHECK(hears(*first, 0, 5, 4, 5));  // its last words count
+      CHECK(contains(error_of<PeerError>([&] { tell(*first, 0, 3); }), "left"));
+    }
+    for (int i = 0; i < 100; ++i) meet(i % 2 ? *second : *world, 2);
+    world->close();
+    for (int i = 0; i < 100; ++i) meet(*second, 3);
+    CHECK(world->failure() == "");
+    CHECK(second->failure() == "");
+  });
+}
+
+TRANSPORT_TEST_CASE("who comes to a group late learns who has left it, or why it failed") {
+  run_world(2, transport, [](const Ranks& world, const Job& job) {
+    meet(*world, 1);
+    if (world->rank() == 0) {
+      job.group(world, "left", {0, 1})->close();
+      const Ranks failed = job.group(world, "failed", {0, 1});
+      failed->abort("of no use");
+      meet(*world, 2);
+      meet(*world, 3);
+      return;
+    }
+    meet(*world, 2);
+    const Ranks left = job.group(world, "left", {0, 1}),
+                failed = job.group(world, "failed", {0, 1});
+    std::byte got[8];
+    CHECK(contains(error_of<PeerError>([&] { left->recv(got, sizeof got, 0, 1); }), "left"));
+    CHECK(contains(error_of<PeerError>([&] { failed->recv(got, sizeof got, 0, 1); }), "of no use"));
+    meet(*world, 3);
+  });
+}
+
+TRANSPORT_TEST_CASE("a group that fails with messages under way leaves the others alone") {
+  run_world(3, transport, [](const Ranks& world, const Job& job) {
+    const Ranks failing = job.group(world, "failing", {0, 1, 2});
+    const Ranks working = job.group(world, "working", {0, 1, 2});
+    meet(*failing, 1);
+    meet(*working, 1);
+    const int next = (world->rank() + 1) % 3, before = (world->rank() + 2) % 3;
+    for (int round = 0; round < 3; ++round) {
+      const Bytes data = payload(3 << 20, mix(round, world->rank()));
+      Bytes got(data.size());
+      const auto send = working->isend(data.data(), data.size(), next, 2);
+      std::vector<std::shared_ptr<Request>> doomed;
+      std::vector<Bytes> buffers(8, Bytes(1 << 20));
+      for (std::size_t i = 0; round == 1 && i < buffers.size(); ++i)
+        doomed.push_back(i % 2 ? failing->isend(buffers[i].data(), buffers[i].size(), next, i)
+                               : failing->irecv(buffers[i].data(), buffers[i].size(), before,
+                                                i % 4 ? i + 1 : i + 100));
+      if (round == 1 && world->rank() == 0) failing->abort("on purpose");
+      for (const auto& request : doomed) try {
+          request->wait();
+        } catch (const Error& error) {
+          CHECK(contains(error.what(), "on purpose"));
+        }
+      doomed.clear();
+      for (Bytes& buffer : buffers) fill(buffer.data(), buffer.size(), 99);
+      CHECK(working->recv(got.data(), got.size(), before, 2) == data.size());
+      CHECK_FALSE(difference(got.data(), got.size(), mix(round, before)));
+      send->wait();
+    }
+    CHECK(contains(failing->failure(), "on purpose"));
+    CHECK(working->failure() == "");
+    meet(*working, 3);
+    meet(*world, 3);
+  });
+}
+
+TRANSPORT_TEST_CASE("two groups are used from two threads") {
+  run_world(2, transport, [](const Ranks& world, const Job& job) {
+    const Ranks groups[] = {job.group(world, "one", {0, 1}), job.group(world, "two", {1, 0})};
+    run_threads(2, [&](int thread) {
+      Communicator& ranks = *groups[thread];
+      const int peer = 1 - ranks.rank();
+      for (std::size_t i = 0; i < 500; ++i) {
+        const std::size_t bytes = i % 50 == 0 ? 400'000 : 64;
+        const Bytes data = payload(bytes, mix(thread, i, ranks.rank()));
+        const auto send = ranks.isend(data.data(), bytes, peer, 1);
+        CHECK(hears(ranks, peer, 1, bytes, mix(thread, i, peer)));
+        send->wait();
+      }
+    });
+  });
+}
+
+TEST_CASE("a group over another transport has connections of its own, if all agree") {
+  run_world(2, "shm", [](const Ranks& world, const Job& job) {
+    Job other = job;
+    other.transport = "tcp";
+    const Ranks ranks = other.group(world, "other", {0, 1});
+    meet(*world, 1);
+    meet(*ranks, 1);
+    CHECK(world->describe_link(1 - world->rank()).transport == "shm");
+    CHECK(ranks->describe_link(1 - world->rank()).transport == "tcp");
+    const Ranks shared = world->rank() == 0 ? job.group(world, "unlike", {0, 1}) : nullptr;
+    if (world->rank() == 1)
+      CHECK(contains(error_of<Error>([&] { other.group(world, "unlike", {0, 1}); }),
+                     "expected the same on every rank"));
+    meet(*world, 2);
+  });
+}
+
+TEST_CASE("a group that names its ranks wrongly is refused in one sentence") {
+  run_world(1, "shm", [](const Ranks& world, const Job& job) {
+    const auto refused = [&](int rank, int size, const std::vector<int>& ranks) {
+      return error_of<Error>(
+          [&] { world->subgroup(job.store, job.options_of(rank, size, "wrong"), ranks); });
+    };
+    CHECK(contains(refused(0, 2, {0, 1}), "rank 1 is not one of the 1 ranks"));
+    CHECK(contains(refused(0, 2, {0, 0}), "named twice"));
+    CHECK(contains(refused(1, 2, {0}), "in the 1 ranks that were named"));
+    CHECK_NOTHROW(world->subgroup(job.store, job.options_of(0, 1, "alone"), {0}));
+  });
+}
