@@ -76,10 +76,10 @@ def abort_one_while_another_works(rank: int, size: int) -> None:
     assert total(one, 1) == total(other, 1) == size
     if rank == 0:
         one._get_backend(torch.device("cpu")).abort()
-        with pytest.raises(dist.DistBackendError, match="aborted"):
-            total(one, 1)
     for _ in range(50):
         assert total(other, rank) == sum(everyone)
+    with pytest.raises(dist.DistBackendError, match=r"rank 0.* aborted|this rank aborted"):
+        total(one, 1)  # the job ends here
 
 
 def test_a_group_is_aborted_while_another_works() -> None:
@@ -112,12 +112,12 @@ def test_two_groups_are_used_from_two_threads() -> None:
 def use_another_transport(rank: int, size: int) -> None:
     import dicomm.distributed
 
-    options = dicomm.distributed.Options(transport="tcp")
-    group = dist.new_group(list(range(size)), pg_options=options)
     assert total(dist.group.WORLD, rank) == sum(range(size))
     before = entries("fd")
+    options = dicomm.distributed.Options(transport="tcp")
+    group = dist.new_group(list(range(size)), pg_options=options)
     assert total(group, rank) == sum(range(size))
-    assert entries("fd") > before  # connections of its own
+    assert entries("fd") >= before + 4  # listeners and connections of its own
 
 
 def test_a_group_over_another_transport_has_connections_of_its_own() -> None:

@@ -51,6 +51,7 @@ class Connection {
   bool copying() const { return pulling() || !offers_.empty() || !chip_copies_.empty(); }
   // Since when the chip copies something; nothing but copy() learns that it is through.
   std::optional<std::chrono::steady_clock::time_point> chip_copies_since() const;
+  bool has_chip_copies(std::uint32_t context) const;
 
   // Lets go of a request's buffer. False: it is still being read or written, finish() will tell.
   bool release(RequestState& request);
@@ -103,7 +104,8 @@ class Connection {
     // A sender's, to the host, to be streamed then. Null: a receiver's, of what the peer holds; it
     // is delivered, as its receiver waits as its chip's streams do.
     RequestState* to_stream;
-    std::uint32_t id;  // the offer's
+    std::uint32_t id;  // the offer's, and the next
+    std::uint32_t context;
     std::shared_ptr<ChipWork> copy;
     std::chrono::steady_clock::time_point begun;
   };

@@ -212,8 +212,8 @@ void Connection::stream_accepted(std::uint32_t id) {
   if (request->bytes == 0) return ledger_.finish(*request, 0);
   request->on_host();
   if (request->after)
-    chip_copies_.push_back(
-        {request, id, std::move(request->after), std::chrono::steady_clock::now()});
+    chip_copies_.push_back({request, id, request->context, std::move(request->after),
+                            std::chrono::steady_clock::now()});
   else
     streaming_.push_back(request);
 }
@@ -302,7 +302,8 @@ bool Connection::pull_by_chip(RequestState& request, const Arrival& offer) {
   const bool is_here = request.chip && stream_->is_within_host();
   auto copy = is_here ? request.chip->pull(*offer.chip, offer.bytes) : nullptr;
   if (!copy) return false;
-  chip_copies_.push_back({nullptr, offer.id, std::move(copy), std::chrono::steady_clock::now()});
+  chip_copies_.push_back(
+      {nullptr, offer.id, offer.context, std::move(copy), std::chrono::steady_clock::now()});
   deliver(request, offer.bytes, offer.delivered_at_ns);
   return true;
 }
@@ -322,6 +323,11 @@ bool Connection::end_chip_copies() {
 std::optional<std::chrono::steady_clock::time_point> Connection::chip_copies_since() const {
   if (chip_copies_.empty()) return std::nullopt;
   return chip_copies_.front().begun;
+}
+
+bool Connection::has_chip_copies(std::uint32_t context) const {
+  return std::ranges::any_of(
+      chip_copies_, [&](const ChipCopying& copying) { return copying.context == context; });
 }
 
 // A piece of as many messages as the stream moves at once; the others get their turn later. A

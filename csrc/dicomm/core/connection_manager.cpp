@@ -225,6 +225,11 @@ std::optional<ConnectionManager::Time> ConnectionManager::chip_copies_since() co
   return since;
 }
 
+bool ConnectionManager::has_chip_copies(std::uint32_t context) const {
+  return std::ranges::any_of(
+      awake_, [&](int rank) { return peers_[rank].connection->has_chip_copies(context); });
+}
+
 // A caller costs nobody but itself, not even where memory is short.
 void ConnectionManager::serve_lobby() {
   try {

@@ -88,6 +88,7 @@ class ConnectionManager {
   Time check_alive();
   // Since when the chip copies messages of peers, who hold their memory until they are told.
   std::optional<Time> chip_copies_since() const;
+  bool has_chip_copies(std::uint32_t context) const;
 
   void serve_lobby();
   Time lobby_wakes_at() const { return lobby_.wake_at(); }

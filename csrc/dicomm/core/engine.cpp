@@ -87,13 +87,10 @@ void Engine::open(Requests& requests) {
 
 void Engine::close(Requests& requests) {
   Lock lock(guard_.mutex);
-  const auto found = open_.find(requests.context());
-  if (found == open_.end() || closed_) return;
-  if (open_.size() > 1) {
-    open_.erase(found);
-    close_one(lock, requests);
-    return;
-  }
+  if (!requests.begins_to_close()) return;
+  progress_.finish_chip_copies(lock, requests.context(),
+                               deadline_after(requests.options().timeout));
+  if (open_.size() > 1) return close_one(lock, requests);
   close_last(lock);
   lock.unlock();
   end();
@@ -101,6 +98,7 @@ void Engine::close(Requests& requests) {
 
 // The others work on. What peers still read of this one's memory they let go of when they are told.
 void Engine::close_one(Lock& lock, Requests& requests) {
+  open_.erase(requests.context());
   requests.close();
   progress_.finish_requests(lock, requests.context(), Clock::now() + kReleaseTimeout);
   std::set<int> holding;
@@ -113,7 +111,6 @@ void Engine::close_one(Lock& lock, Requests& requests) {
 
 void Engine::close_last(Lock& lock) {
   closed_ = true;
-  progress_.finish_chip_copies(lock, deadline_after(options_.timeout));
   connections_.leave_all();
   for (const auto& [context, requests] : std::exchange(open_, {})) requests->close();
   // Those of communicators that were closed before, whose buffers peers still held.

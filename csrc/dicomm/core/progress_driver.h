@@ -44,8 +44,8 @@ class ProgressDriver {
   // Lets others in meanwhile, as the next four do: sleeps until the request is done, or
   // `deadline`.
   void block(Lock& lock, RequestState& request, Time deadline);
-  // Until the chip has copied all that peers hold for it, or `deadline`.
-  void finish_chip_copies(Lock& lock, Time deadline);
+  // Until the chip has copied all that peers hold for that communicator, or `deadline`.
+  void finish_chip_copies(Lock& lock, std::uint32_t context, Time deadline);
   // Until no request of that communicator is left, or `deadline`.
   void finish_requests(Lock& lock, std::uint32_t context, Time deadline);
   // Until everything that connections have to say is handed over, or `deadline`.

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/communicator.h"
@@ -62,7 +63,9 @@ class Requests final : public std::enable_shared_from_this<Requests> {
   // Waits until nobody else reads or writes the buffer.
   void cancel(RequestState& request);
 
-  // The rest is under the mutex. Fails every request, refuses new ones, and tells the peers.
+  // The rest is under the mutex. Whether nobody began before.
+  bool begins_to_close() { return !std::exchange(closes_, true); }
+  // Fails every request, refuses new ones, and tells the peers.
   void close();
   void chip_is_through(RequestState& request);
   void chip_failed(RequestState& request, const char* what);
@@ -126,7 +129,8 @@ class Requests final : public std::enable_shared_from_this<Requests> {
   const std::uint32_t context_;
   std::vector<Peer> peers_;   // by rank
   std::vector<int> rank_of_;  // by world rank
-  bool closing_ = false;
+  bool closes_ = false;       // somebody sees to it
+  bool closing_ = false;      // refuses requests
   std::optional<Failure> failure_;
   std::atomic<bool> paced_{false};  // whether any link ever was
 };
