@@ -78,6 +78,9 @@ def abort_one_while_another_works(rank: int, size: int) -> None:
         one._get_backend(torch.device("cpu")).abort()
     for _ in range(50):
         assert total(other, rank) == sum(everyone)
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"worked/{rank}", "")
+    store.wait([f"worked/{each}" for each in everyone])
     with pytest.raises(dist.DistBackendError, match=r"rank 0.* aborted|this rank aborted"):
         total(one, 1)  # the job ends here
 
