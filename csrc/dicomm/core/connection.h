@@ -149,8 +149,8 @@ class Connection {
 
   // Out.
   std::deque<Outgoing> frames_;
-  std::deque<RequestState*> streaming_;  // accepted by the peer
-  std::unordered_map<std::uint32_t, RequestState*> offers_;
+  std::deque<RequestState*> streaming_;                      // accepted by the peer
+  std::unordered_map<std::uint32_t, RequestState*> offers_;  // null: taken back, yet to be answered
   Outgoing current_;
   bool writing_ = false;
   std::size_t written_ = 0;  // of current_, header included

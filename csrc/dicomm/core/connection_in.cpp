@@ -209,7 +209,8 @@ void Connection::end_offer() {
 void Connection::stream_accepted(std::uint32_t id) {
   RequestState* request = offer_ended(id);
   if (!request) return;
-  if (request->bytes == 0) return ledger_.finish(*request, 0);
+  if (request->bytes == 0 || request->outcome != Outcome::success)
+    return ledger_.finish(*request, 0);  // a cancel is on its way where nobody wants it sent
   request->on_host();
   if (request->after)
     chip_copies_.push_back({request, id, request->context, std::move(request->after),

@@ -1,6 +1,7 @@
 #include "core/connection_manager.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "core/clock.h"
@@ -135,8 +136,18 @@ void ConnectionManager::stream_ended(int rank, const StreamEnd& end) {
   events_.peer_failed(rank);
 }
 
-void ConnectionManager::cut_off(int rank, const std::string& reason) {
-  stream_ended(rank, {reason});
+void ConnectionManager::cut_off_holder(int rank) {
+  stream_ended(rank, {"it did not let go of a cancelled message and was cut off", false});
+}
+
+void ConnectionManager::cut_off_holders(Time now) {
+  std::set<int> holders;
+  ledger_.for_each([&](const RequestState& request) {
+    if (request.outcome != Outcome::success && request.release_by <= now)
+      holders.insert(request.peer_number);
+  });
+  for (const int rank : holders)
+    if (live(rank)) cut_off_holder(rank);
 }
 
 // One look at a connection: reads, copies, writes, and draws the conclusions.
@@ -214,6 +225,7 @@ ConnectionManager::Time ConnectionManager::check_alive() {
       conclude(*connection, &end);
     }
   }
+  cut_off_holders(now);
   return next_check_;
 }
 

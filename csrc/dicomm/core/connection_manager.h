@@ -84,7 +84,7 @@ class ConnectionManager {
   // slept: it was ready to.
   void woke(bool slept);
   void handle(const Poller::Event& event);
-  // Returns when to come again.
+  // Cuts off those that hold buffers for too long, too. Returns when to come again.
   Time check_alive();
   // Since when the chip copies messages of peers, who hold their memory until they are told.
   std::optional<Time> chip_copies_since() const;
@@ -93,8 +93,8 @@ class ConnectionManager {
   void serve_lobby();
   Time lobby_wakes_at() const { return lobby_.wake_at(); }
 
-  // Ends a connection whose peer does not do what it must.
-  void cut_off(int rank, const std::string& reason);
+  // Ends the connection with a peer that does not let go of a buffer.
+  void cut_off_holder(int rank);
 
   // Says goodbye to every peer, and lets go of all buffers. Nobody is connected from here on.
   void leave_all();
@@ -130,6 +130,7 @@ class ConnectionManager {
   // connecting.cpp
   void open_transports();
   Transport& transport_of(const PendingConnection& pending);
+  void cut_off_holders(Time now);
   void validate(PendingConnection& pending);
   void finish_accepting(const PeerIdentity& peer, std::unique_ptr<Acceptor> acceptor, Fd caller);
   std::string addresses(int rank) const;

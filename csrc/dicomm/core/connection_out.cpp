@@ -206,7 +206,11 @@ bool Connection::release(RequestState& request) {
     return true;
   }
   queue({.kind = FrameKind::cancel, .id = request.id});
-  return false;
+  // The peer's chip may be at it already, and asks nobody.
+  const bool chip_reads = request.chip && stream_->is_within_host();
+  if (chip_reads || !stream_->take_back(request.id)) return false;
+  offer->second = nullptr;
+  return true;
 }
 
 void Connection::end() {

@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include <set>
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -18,8 +18,6 @@ namespace {
 
 // How long the end tries to hand over what was already counted as sent.
 constexpr std::chrono::seconds kLinger{2};
-// How long a communicator that is closed waits for its peers to let go of its buffers.
-constexpr std::chrono::seconds kReleaseTimeout{5};
 // Of a context: the world rank that made it, and its number there.
 constexpr int kContextNumberBits = 16;
 
@@ -96,17 +94,12 @@ void Engine::close(Requests& requests) {
   end();
 }
 
-// The others work on. What peers still read of this one's memory they let go of when they are told.
+// The others work on. What peers still read of this one's memory they let go of when they are told;
+// a peer that does not is cut off at the request's release_by.
 void Engine::close_one(Lock& lock, Requests& requests) {
   open_.erase(requests.context());
   requests.close();
-  progress_.finish_requests(lock, requests.context(), Clock::now() + kReleaseTimeout);
-  std::set<int> holding;
-  ledger_.for_each([&](RequestState& request) {
-    if (request.context == requests.context()) holding.insert(request.peer_number);
-  });
-  for (const int rank : holding)
-    connections_.cut_off(rank, "it did not let go of a cancelled message and was cut off");
+  progress_.finish_requests(lock, requests.context());
 }
 
 void Engine::close_last(Lock& lock) {

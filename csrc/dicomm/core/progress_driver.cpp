@@ -286,8 +286,8 @@ void ProgressDriver::finish_chip_copies(Lock& lock, std::uint32_t context, Time 
   lead_until(lock, deadline, [&] { return !connections_.has_chip_copies(context); });
 }
 
-void ProgressDriver::finish_requests(Lock& lock, std::uint32_t context, Time deadline) {
-  lead_until(lock, deadline, [&] { return !ledger_.holds(context); });
+void ProgressDriver::finish_requests(Lock& lock, std::uint32_t context) {
+  lead_until(lock, Time::max(), [&] { return !ledger_.holds(context); });
 }
 
 void ProgressDriver::drain(Lock& lock, Time deadline) {

@@ -46,8 +46,8 @@ class ProgressDriver {
   void block(Lock& lock, RequestState& request, Time deadline);
   // Until the chip has copied all that peers hold for that communicator, or `deadline`.
   void finish_chip_copies(Lock& lock, std::uint32_t context, Time deadline);
-  // Until no request of that communicator is left, or `deadline`.
-  void finish_requests(Lock& lock, std::uint32_t context, Time deadline);
+  // Until no request of that communicator, which is closed, is left.
+  void finish_requests(Lock& lock, std::uint32_t context);
   // Until everything that connections have to say is handed over, or `deadline`.
   void drain(Lock& lock, Time deadline);
   // Nobody moves bytes afterwards but the driver's thread, which join() waits for.

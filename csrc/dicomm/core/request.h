@@ -91,6 +91,8 @@ class RequestState final : public Request {
   std::size_t moved = 0;               // bytes so far; when done, the result
   Outcome outcome = Outcome::success;  // of one that is not done: how it ends once it is let go
   std::string failure;
+  std::chrono::steady_clock::time_point
+      release_by{};  // then its peer is cut off, where outcome is set
   std::atomic<bool> done{false};
   std::chrono::nanoseconds age() const;
   // The buffer, or the host's in its place: see ChipBuffer::on_host().

@@ -18,8 +18,9 @@ std::string describe_tag(std::uint64_t tag) {
   return tag >> 63 ? ", of a collective" : text(", tag ", tag);
 }
 
-// How long a destroyed send waits for its receiver to let go of the buffer.
-constexpr std::chrono::seconds kCancelTimeout{5};
+// How long a peer may hold a buffer that nobody here waits for any more, of a request that was
+// destroyed or has failed.
+constexpr std::chrono::seconds kReleaseTimeout{5};
 
 // For a request that ends before its communicator does.
 std::shared_ptr<Requests> unowned(Requests& requests) {
@@ -214,7 +215,7 @@ void Requests::join(Peer& peer, Connection& connection) {
 
 void Requests::start_receive(RequestState& request) {
   add(request);
-  if (failure_ || !waits_for_chip(request)) post(request);
+  if (failure_ || closing_ || !waits_for_chip(request)) post(request);
 }
 
 // Its buffer may be written to.
@@ -264,11 +265,13 @@ void Requests::fail(RequestState& request, Outcome outcome, const std::string& r
 // The same for one that is under way: where its peer may still read or write the buffer, it ends
 // once the peer has let go of it.
 void Requests::let_go(RequestState& request, Outcome outcome, const std::string& reason) {
+  if (request.outcome != Outcome::success) return;  // it was let go, and why counts
   Connection* connection = request.peer_number == Communicator::any_source
                                ? nullptr
                                : engine_->connections().live(request.peer_number);
   if (!connection || connection->release(request)) return fail(request, outcome, reason);
   Ledger::doom(request, outcome, failure_of(request, reason));
+  request.release_by = failure_ ? Clock::now() + kReleaseTimeout : deadline_after(options_.timeout);
 }
 
 template <class F>
@@ -410,6 +413,8 @@ void Requests::wait(RequestState& request, Communicator::Timeout timeout) {
   if (engine_->progress().wait(request, timeout.value_or(options_.timeout))) return;
   Lock lock(engine_->guard().mutex);
   if (request.done) return;
+  if (request.outcome != Outcome::success)
+    throw TimeoutError(request.failure + "; its peer has yet to let go of the buffer");
   throw TimeoutError(
       text(describe(request), ": not done after ", seconds(request.age()), hint(request)));
 }
@@ -435,11 +440,14 @@ void Requests::cancel(RequestState& request) {
   if (!request.is_send) engine_->matcher().remove(request);
   if (request.is_send) std::erase(peer_of(request).backlog, &request);
   engine_->chip_queue().remove(request);
-  if (connection && !connection->release(request)) {
+  const bool let_go = request.outcome != Outcome::success;  // before: it failed
+  if (connection && (let_go || !connection->release(request))) {
+    const auto deadline = Clock::now() + kReleaseTimeout;
+    if (!let_go) Ledger::doom(request, Outcome::aborted, "");
+    request.release_by = let_go ? std::min(request.release_by, deadline) : deadline;
     connections.settle(*connection);
-    engine_->progress().block(lock, request, Clock::now() + kCancelTimeout);
-    if (!request.done)
-      connections.cut_off(rank, "it did not let go of a cancelled message and was cut off");
+    engine_->progress().block(lock, request, request.release_by);
+    if (!request.done) connections.cut_off_holder(rank);
   } else if (connection) {
     connections.settle(*connection);
   }

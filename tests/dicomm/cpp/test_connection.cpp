@@ -11,10 +11,15 @@ using namespace dicomm::testing;
 
 namespace {
 
-// Says what it is given, and takes nothing.
+// Says what it is given, and takes nothing unless it listens.
 class DeafStream final : public Stream {
  public:
-  std::size_t write(const iovec*, int) override { return 0; }
+  std::size_t write(const iovec* parts, int count) override {
+    std::size_t bytes = 0;
+    for (int i = 0; listens && i < count; ++i) bytes += parts[i].iov_len;
+    return bytes;
+  }
+  bool take_back(std::uint64_t) override { return !peer_reads; }
   std::size_t read(void* data, std::size_t bytes) override {
     const std::size_t got = std::min(bytes, said_.size() - heard_);
     std::memcpy(data, said_.data() + heard_, got);
@@ -32,6 +37,9 @@ class DeafStream final : public Stream {
     said_.append(reinterpret_cast<const char*>(&header), header.header_bytes());
     said_.append(header.payload_bytes(), 'p');
   }
+
+  bool listens = false;
+  bool peer_reads = false;  // what is offered, without asking
 
  private:
   std::string said_;
@@ -136,4 +144,24 @@ TEST_CASE("a sender keeps to the bound itself: one more offer fails alone, in a 
   conversation.connection.release_all();
   for (RequestState& request : sends)
     if (!request.done) conversation.ledger.finish(request, 0);
+}
+
+TEST_CASE("a message that was given up is not sent, though the peer accepts it meanwhile") {
+  for (const bool peer_reads : {false, true}) {
+    Conversation conversation;
+    conversation.stream->listens = true;
+    conversation.stream->peer_reads = peer_reads;
+    Bytes data(1 << 20);
+    RequestState send(nullptr, true, data.data(), data.size(), 1, 9);
+    conversation.ledger.add(send);
+    conversation.connection.send_message(send);
+    CHECK(conversation.connection.flush());
+    CHECK(conversation.connection.release(send) == !peer_reads);
+    Ledger::doom(send, Outcome::aborted, "given up");
+    if (!peer_reads) conversation.ledger.finish(send, 0);
+    CHECK(conversation.connection.flush());
+    conversation.hear({.kind = FrameKind::accept, .id = send.id});
+    CHECK(send.done);
+    CHECK_FALSE(conversation.connection.has_output());
+  }
 }

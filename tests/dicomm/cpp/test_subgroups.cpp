@@ -1,9 +1,13 @@
 // Communicators of some ranks of another one, which share its connections.
+#include <signal.h>
+
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 
+#include "processes.h"
 #include "transports.h"
 
 using namespace dicomm;
@@ -15,7 +19,7 @@ namespace {
 using Ranks = std::shared_ptr<Communicator>;
 
 struct Job {
-  std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
+  std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
   std::string transport;
 
   Options options_of(int rank, int size, const std::string& name) const {
@@ -72,6 +76,12 @@ std::string error_of(const std::function<void()>& action) {
     return error.what();
   }
   return "no such error";
+}
+
+bool is_stopped(pid_t process) {
+  std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
+  std::string id, name, state;
+  return stat >> id >> name >> state && state == "T";
 }
 
 std::ptrdiff_t entries(const char* folder) {
@@ -286,4 +296,48 @@ TEST_CASE("a group that names its ranks wrongly is refused in one sentence") {
     CHECK(contains(refused(1, 2, {0}), "in the 1 ranks that were named"));
     CHECK_NOTHROW(world->subgroup(job.store, job.options_of(0, 1, "alone"), {0}));
   });
+}
+
+TRANSPORT_TEST_CASE("a rank that is stopped holds up neither an abort nor a close, and lives on") {
+  const TemporaryFolder folder;
+  const Processes ranks(2, transport, [&](const Ranks& world) {
+    const Job job{std::make_shared<FileStore>(folder.path()), transport};
+    const Ranks aborted = job.group(world, "aborted", {0, 1});
+    const Ranks closed = job.group(world, "closed", {0, 1});
+    for (const Ranks& each : {world, aborted, closed}) meet(*each, 1);
+    if (world->rank() == 0) {
+      pid_t other = 0;
+      world->recv(&other, sizeof other, 1, 2);
+      while (!is_stopped(other)) std::this_thread::sleep_for(1ms);
+      Bytes data = payload(2 << 20, 1);
+      const auto first = aborted->isend(data.data(), data.size(), 1, 3);
+      const auto second = closed->isend(data.data(), data.size(), 1, 3);
+      auto third = world->isend(data.data(), data.size(), 1, 3);
+      aborted->abort("give up");
+      require(first->finished(), "the abort left a send unfinished");
+      require(contains(error_of<AbortedError>([&] { first->wait(); }), "give up"), "no reason");
+      closed->close();
+      require(second->finished(), "the close left a send unfinished");
+      third.reset();
+      fill(data.data(), data.size(), 99);
+      ::kill(other, SIGCONT);
+    } else {
+      std::vector<Bytes> got(3, Bytes(2 << 20));
+      const auto receive = [&](const Ranks& from, int i) {
+        return from->irecv(got[i].data(), got[i].size(), 0, 3);
+      };
+      const auto first = receive(aborted, 0), second = receive(closed, 1),
+                 third = receive(world, 2);
+      const pid_t me = ::getpid();
+      world->send(&me, sizeof me, 0, 2);
+      ::raise(SIGSTOP);
+      require(contains(error_of<PeerError>([&] { first->wait(); }), "give up"), "not aborted");
+      require(contains(error_of<PeerError>([&] { second->wait(); }), "left"), "not closed");
+      require(contains(error_of<Error>([&] { third->wait(); }), "took the message back"),
+              "not taken back");
+    }
+    meet(*world, 4);
+    require(world->failure() == "", world->failure());
+  });
+  for (const int rank : {0, 1}) CHECK(ranks.exit_code(rank) == 0);
 }

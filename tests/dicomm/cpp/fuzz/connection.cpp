@@ -56,6 +56,7 @@ class FuzzedStream final : public Stream {
     return how == 7 ? Pulled::withdrawn : how == 8 ? Pulled::refused : Pulled::moved;
   }
   bool abandon(Pull&) override { return !background_ || input_.ConsumeBool(); }
+  bool take_back(std::uint64_t) override { return input_.ConsumeBool(); }
   bool is_within_host() const override { return pulls_; }
   int fd() const override { return -1; }
   LinkDescription describe() const override { return {}; }
