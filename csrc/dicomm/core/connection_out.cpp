@@ -158,8 +158,8 @@ void Connection::frame_written() {
   }
   if (current_.header.kind == FrameKind::data) {
     request->moved += current_.payload_bytes;
-    if (request->moved < request->bytes) return;
     streaming_.pop_front();
+    if (request->moved < request->bytes) return streaming_.push_back(request);  // they take turns
   }
   ledger_.finish(*request, request->bytes);
 }
