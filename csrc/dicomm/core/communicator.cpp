@@ -104,12 +104,13 @@ void require_sound(const Options& options) {
 }
 
 // The group's, as its first rank chose it; 0: the group makes its own connections.
-std::uint32_t agreed_context(SealedStore& store, Engine& engine, const Options& options) {
+std::uint32_t agreed_context(SealedStore& store, Engine& engine, const Options& options,
+                             const std::vector<int>& members) {
   const bool serves = engine.serves(options);
-  if (options.world_size == 1) return serves ? engine.new_context() : 0;
+  if (options.world_size == 1) return serves ? engine.new_context(members) : 0;
   const std::string key = text("dicomm/", options.name, "/context");
   if (options.rank == 0) {
-    const std::uint32_t context = serves ? engine.new_context() : 0;
+    const std::uint32_t context = serves ? engine.new_context(members) : 0;
     store.set(key, std::to_string(context));
     return context;
   }
@@ -148,8 +149,8 @@ std::shared_ptr<Communicator> EngineCommunicator::subgroup(std::shared_ptr<Store
   const std::vector<int> members = world_ranks(options, ranks);
   engine().require_here();
   SealedStore sealed(store, options.secret);
-  const std::uint32_t context = agreed_context(sealed, engine(), options);
-  if (context == 0) return create(std::move(store), options);
+  const std::uint32_t context = agreed_context(sealed, engine(), options, members);
+  if (context == 0) return create(std::move(store), engine().completed(options));
   return std::make_shared<EngineCommunicator>(
       Requests::create(requests_->shared_engine(), options, context, members), shared_from_this());
 }

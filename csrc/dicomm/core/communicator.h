@@ -149,8 +149,10 @@ class Communicator {
   // failures of its own, over this one's connections, which live until both are closed. It adds
   // no thread, and no descriptor but those of peers that were not connected yet. Where
   // the options ask for other connections than this one's (a transport, say), it makes its own. All
-  // must agree on that, which its first rank decides: the others wait for it. ranks: of this one,
-  // in the new one's order. Throws Error.
+  // must agree on that, which its first rank decides: the others wait for it. It makes its own,
+  // too, where this one is closed or has lost one of the ranks. Options that are left empty about
+  // this rank (chip, nics, verbs, listen_address) are as here. A connection that is lost ends all
+  // communicators of the two ranks. ranks: of this one, in the new one's order. Throws Error.
   virtual std::shared_ptr<Communicator> subgroup(std::shared_ptr<Store> store,
                                                  const Options& options,
                                                  const std::vector<int>& ranks) = 0;

@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -71,7 +70,10 @@ class Connection {
   // Since this was asked.
   std::vector<Word> take_words() { return std::exchange(words_, {}); }
   // Whether the peer counts on this side in a communicator.
-  bool is_joined(std::uint32_t context) const { return joined_.contains(context); }
+  bool is_joined(std::uint32_t context) const {
+    const auto found = joined_.find(context);
+    return found != joined_.end() && found->second;
+  }
   // Whether it said goodbye.
   bool has_left() const { return has_left_; }
 
@@ -176,7 +178,7 @@ class Connection {
   std::size_t held_ = 0;      // eager bytes that nobody has received yet
   std::size_t offered_ = 0;   // offers whose answer has not been written yet
   std::vector<Word> words_;
-  std::unordered_set<std::uint32_t> joined_;
+  std::unordered_map<std::uint32_t, bool> joined_;  // false: and left, or aborted
   bool has_left_ = false;
 };
 

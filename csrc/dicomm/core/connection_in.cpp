@@ -177,9 +177,9 @@ void Connection::said(FrameKind kind) {
   const std::uint32_t context = header_.context;
   if (kind == FrameKind::join) {
     if (joined_.size() == kMaxContexts) too_much(text("more than ", kMaxContexts, " groups"));
-    joined_.insert(context);
-  } else {
-    joined_.erase(context);
+    if (!joined_.emplace(context, true).second) malformed("a group joined twice");
+  } else if (const auto found = joined_.find(context); found != joined_.end()) {
+    found->second = false;
   }
   words_.push_back({kind, context, kind == FrameKind::abort ? sink_text_ : std::string()});
 }

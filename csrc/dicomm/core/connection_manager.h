@@ -67,6 +67,10 @@ class ConnectionManager {
   const std::vector<int>& live_ranks() const { return live_; }
   // Why no request with that rank can succeed any more; empty: one can.
   const std::string& gone(int rank) const { return peers_[rank].gone; }
+  // Whether that is no leave in order.
+  bool has_died(int rank) const {
+    return !gone(rank).empty() && !(connection(rank) && connection(rank)->has_left());
+  }
   // From any thread. More ranks than cores: one that waits had better leave its core to the others.
   bool crowded() const { return same_host_peers_ + 1 > cores_; }
   std::string describe(int rank) const;
@@ -126,11 +130,11 @@ class ConnectionManager {
   void conclude(Connection& connection, const StreamEnd* end);
   void end_connection(int rank, std::string why);
   void stream_ended(int rank, const StreamEnd& end);
+  void cut_off_holders(Time now);
 
   // connecting.cpp
   void open_transports();
   Transport& transport_of(const PendingConnection& pending);
-  void cut_off_holders(Time now);
   void validate(PendingConnection& pending);
   void finish_accepting(const PeerIdentity& peer, std::unique_ptr<Acceptor> acceptor, Fd caller);
   std::string addresses(int rank) const;

@@ -59,17 +59,27 @@ void Engine::require_here() const {
 }
 
 bool Engine::serves(const Options& options) const {
-  return asked_transport(options) == options_.transport && options.secret == options_.secret &&
-         options.chip == options_.chip && options.nics == options_.nics &&
-         options.verbs == options_.verbs && options.listen_address == options_.listen_address;
+  const Options asked = completed(options);
+  return asked_transport(asked) == options_.transport && asked.secret == options_.secret &&
+         asked.chip == options_.chip && asked.nics == options_.nics &&
+         asked.verbs == options_.verbs && asked.listen_address == options_.listen_address;
 }
 
-std::uint32_t Engine::new_context() {
+Options Engine::completed(Options options) const {
+  if (options.chip.empty()) options.chip = options_.chip;
+  if (options.nics.empty()) options.nics = options_.nics;
+  if (options.verbs == VerbsOptions()) options.verbs = options_.verbs;
+  if (options.listen_address.empty()) options.listen_address = options_.listen_address;
+  return options;
+}
+
+std::uint32_t Engine::new_context(const std::vector<int>& ranks) {
   const Lock held = guard_.lock();
   constexpr std::uint32_t kMost = (1 << kContextNumberBits) - 1;
-  if (contexts_ == kMost || static_cast<std::uint32_t>(me_.rank) > kMost)
-    throw Error(text("rank ", me_.rank, " is the first rank of ", contexts_,
-                     " groups: expected at ", "most ", kMost, ", of ranks up to ", kMost));
+  const bool all_there =
+      std::ranges::all_of(ranks, [this](int rank) { return connections_.gone(rank).empty(); });
+  if (closed_ || !all_there || contexts_ == kMost || static_cast<std::uint32_t>(me_.rank) > kMost)
+    return 0;
   return static_cast<std::uint32_t>(me_.rank) << kContextNumberBits | ++contexts_;
 }
 
@@ -81,6 +91,9 @@ void Engine::open(Requests& requests) {
     if (const Connection* connection = connections_.live(rank);
         connection && connection->is_joined(requests.context()))
       requests.peer_joined(rank);
+  for (int rank = 0; rank < me_.world_size; ++rank)
+    if (requests.has_member(rank) && connections_.has_died(rank))
+      requests.peer_failed(connections_.gone(rank));
 }
 
 void Engine::close(Requests& requests) {
@@ -136,6 +149,7 @@ void Engine::peer_said(int rank, const Connection::Word& word) {
     return connections_.settle(*connection);
   }
   Requests& requests = *found->second;
+  if (!requests.has_member(rank)) return;
   if (word.kind == FrameKind::join)
     requests.peer_joined(rank);
   else if (word.kind == FrameKind::abort)
@@ -151,7 +165,7 @@ void Engine::peer_left(int rank) {
 
 void Engine::peer_failed(int rank) {
   for (const auto& [context, requests] : open_)
-    if (requests->has_member(rank)) requests->peer_failed(connections_.gone(rank));
+    if (requests->counts_on(rank)) requests->peer_failed(connections_.gone(rank));
   finish_doomed(rank);
 }
 

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/chip_queue.h"
 #include "core/communicator.h"
@@ -43,10 +44,15 @@ class Engine final : public ConnectionEvents {
   bool is_here() const { return origin_.is_here(); }
   void require_here() const;  // throws Error
 
-  // Whether its connections are those that a communicator with these options would make.
+  // Whether its connections are those that a communicator with these options would make; what these
+  // leave open about this rank is as here.
   bool serves(const Options& options) const;
-  // For a communicator whose first rank this is. Throws Error.
-  std::uint32_t new_context();
+  // With that filled in.
+  Options completed(Options options) const;
+  // For a communicator of those ranks whose first one this is; 0: it cannot share these
+  // connections, as they are closed, a rank is gone for them, or this rank has made as many as it
+  // can.
+  std::uint32_t new_context(const std::vector<int>& ranks);
 
   // Under the mutex: the communicator hears of its peers until it is closed. Throws Error.
   void open(Requests& requests);

@@ -74,7 +74,7 @@ constexpr std::size_t kMaxOffers = 1 << 18;
 // The unit in which long messages move, so that short ones and aborts get in between.
 constexpr std::size_t kChunkBytes = 1 << 20;
 constexpr std::size_t kMaxReasonBytes = 4096;
-// Communicators that share a connection.
-constexpr std::size_t kMaxContexts = 1 << 16;
+// Communicators that a connection has in its life. Each costs 40 bytes.
+constexpr std::size_t kMaxContexts = 1 << 20;
 
 }  // namespace dicomm

@@ -36,6 +36,10 @@ class Requests final : public std::enable_shared_from_this<Requests> {
   // -1: no rank of this communicator; that is any_source, too.
   int rank_of(int world_rank) const { return world_rank < 0 ? -1 : rank_of_[world_rank]; }
   bool has_member(int world_rank) const { return rank_of(world_rank) >= 0; }
+  // Whether it is a member that has not left.
+  bool counts_on(int world_rank) const {
+    return has_member(world_rank) && peers_[rank_of(world_rank)].gone.empty();
+  }
 
   // See Communicator.
   std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer, std::uint64_t tag,

@@ -165,3 +165,20 @@ TEST_CASE("a message that was given up is not sent, though the peer accepts it m
     CHECK_FALSE(conversation.connection.has_output());
   }
 }
+
+TEST_CASE("a peer joins a group once, and so many at most") {
+  const auto [same, why] = said_until_the_end(
+      [](int i) {
+        return FrameHeader{.kind = i % 2 ? FrameKind::leave : FrameKind::join, .context = 7};
+      },
+      100);
+  CHECK(same == 2);
+  CHECK(contains(why, "a group joined twice"));
+  const auto [others, why_too] = said_until_the_end(
+      [](int i) {
+        return FrameHeader{.kind = FrameKind::join, .context = static_cast<std::uint32_t>(i)};
+      },
+      2 * kMaxContexts);
+  CHECK(others == kMaxContexts);
+  CHECK(contains(why_too, "groups"));
+}

@@ -341,3 +341,63 @@ TRANSPORT_TEST_CASE("a rank that is stopped holds up neither an abort nor a clos
   });
   for (const int rank : {0, 1}) CHECK(ranks.exit_code(rank) == 0);
 }
+
+TRANSPORT_TEST_CASE("who left a group in order and dies later does not end it") {
+  const TemporaryFolder folder;
+  const Processes ranks(3, transport, [&](const Ranks& world) {
+    const Job job{std::make_shared<FileStore>(folder.path()), transport};
+    const Ranks group = job.group(world, "group", {0, 1, 2});
+    meet(*world, 1);
+    meet(*group, 1);
+    std::byte byte;
+    if (world->rank() == 2) {
+      group->close();
+      for (const int peer : {0, 1}) require(hears(*world, peer, 2), "another message");
+      ::_exit(0);
+    }
+    require(contains(error_of<PeerError>([&] { group->recv(&byte, 1, 2, 3); }), "left"),
+            "is there");
+    tell(*world, 2, 2);
+    require(contains(error_of<PeerError>([&] { world->recv(&byte, 1, 2, 3); }), "died"), "lives");
+    if (group->rank() == 0) {
+      tell(*group, 1, 4);
+      require(hears(*group, 1, 4), "another message");
+    } else {
+      require(hears(*group, 0, 4), "another message");
+      tell(*group, 0, 4);
+    }
+    require(group->failure() == "", group->failure());
+  });
+  for (const int rank : {0, 1, 2}) CHECK(ranks.exit_code(rank) == 0);
+}
+
+TRANSPORT_TEST_CASE("what a group leaves open about a rank is as in the world") {
+  for (const int with_chip : {0, 1}) {
+    Job job;
+    job.transport = transport;
+    run_threads(2, [&](int rank) {
+      Options asked = job.options_of(rank, 2, "world");
+      if (rank == with_chip) asked.chip = "0000:41:00.0";
+      const Ranks world = Communicator::create(job.store, asked);
+      meet(*world, 1);
+      const std::string link = world->describe_link(1 - rank).transport;
+      const Ranks group = job.group(world, "group", {0, 1});
+      CHECK(group->describe_link(1 - rank).transport == link);  // it is connected already
+      meet(*group, 1);
+    });
+  }
+}
+
+TRANSPORT_TEST_CASE("a group whose world is closed has connections of its own") {
+  run_world(2, transport, [](const Ranks& world, const Job& job) {
+    meet(*world, 1);
+    world->close();
+    meet(*job.group(world, "group", {0, 1}), 1);
+  });
+}
+
+TEST_CASE("groups that are made and closed for ever do not run out") {
+  run_world(1, "shm", [](const Ranks& world, const Job& job) {
+    for (int i = 0; i < 66'000; ++i) job.group(world, "group", {0});
+  });
+}

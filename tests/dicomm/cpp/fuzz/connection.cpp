@@ -156,7 +156,7 @@ class Session {
       }
       case 6:
       case 7:
-        connection_.receive();
+        hear();
         return;
       case 8:
         connection_.copy(true);
@@ -234,14 +234,26 @@ class Session {
       stream_->say(&header, header.header_bytes());
       stream_->say(payload.data(), payload.size());
     }
-    while (connection_.receive()) {
+    while (hear()) {
     }
     expect(!in_step_ || connection_.has_left());
+  }
+
+  // Answers as Engine::peer_said() and Requests::peer_joined() do.
+  bool hear() {
+    const bool more = connection_.receive();
+    for (const Connection::Word& word : connection_.take_words())
+      if (word.kind == FrameKind::join)
+        word.context % 2 ? connection_.send_leave(word.context)
+                         : connection_.send_abort(word.context, "gone");
+    return more;
   }
 
   void hear_frame() {
     FrameHeader header;
     header.kind = static_cast<FrameKind>(input_.ConsumeIntegralInRange<int>(0, 13));
+    if (header.kind == FrameKind::join || header.kind == FrameKind::leave)
+      header.context = input_.ConsumeIntegralInRange<int>(0, 9);
     header.tag = input_.ConsumeIntegralInRange<int>(0, 3);
     header.bytes = input_.ConsumeBool() ? length() : input_.ConsumeIntegral<std::uint64_t>();
     header.id = input_.ConsumeIntegralInRange<int>(0, 6);
