@@ -211,7 +211,7 @@ def create(base: dist.distributed_c10d._DistributedBackendOptions, options: obje
     store = _fresh(base.store, base.group_size)
     global_ranks = base.global_ranks_in_group
     global_rank = global_ranks[base.group_rank] if global_ranks else base.group_rank
-    parent = _parent()
+    parent = _parent() if global_ranks else None  # else it spans jobs: no part of the default group
     label = os.environ.get("DICOMM_RANK_LABEL")
     vendor = options.chosen("vendor")
     vendors = mixed.Vendors([], None)
@@ -234,7 +234,8 @@ def create(base: dist.distributed_c10d._DistributedBackendOptions, options: obje
         secret=_secret(store, base, parent),
         strategy=strategy,
         transport=transport,
-        listen_address=options.chosen("listen_address") or _address_towards(base.store),
+        listen_address=options.chosen("listen_address")
+        or ("" if parent else _address_towards(base.store)),
         chip=options.chosen("chip"),
         nics=options.chosen("nics"),
         node=options.chosen("node"),

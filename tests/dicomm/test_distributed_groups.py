@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,23 @@ def use_another_transport(rank: int, size: int) -> None:
 
 def test_a_group_over_another_transport_has_connections_of_its_own() -> None:
     run_processes(2, use_another_transport, 2, environment={"DICOMM_TRANSPORT": "shm"})
+
+
+def make_a_second_world(rank: int, size: int, port: int) -> float | None:
+    """As programs do whose trainer and inference engine are jobs of their own; rank 0 of each."""
+    from torch.distributed import distributed_c10d as c10d
+
+    if rank == 1:
+        return None
+    store = dist.PrefixStore("second", dist.TCPStore("127.0.0.1", port, is_master=False))
+    group, _ = c10d._new_process_group_helper(
+        2, rank // 2, [], "dicomm", store, group_name="second", timeout=timedelta(seconds=60)
+    )
+    c10d._world.pg_group_ranks[group] = {0: 0, 1: 1}
+    return total(group, rank)
+
+
+def test_a_group_may_span_jobs() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found = run_processes(3, make_a_second_world, 3, store.port)
+    assert found == [2.0, None, 2.0]
