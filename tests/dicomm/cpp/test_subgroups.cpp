@@ -371,6 +371,29 @@ TRANSPORT_TEST_CASE("who left a group in order and dies later does not end it") 
   for (const int rank : {0, 1, 2}) CHECK(ranks.exit_code(rank) == 0);
 }
 
+TRANSPORT_TEST_CASE("a group that is made after a rank's death fails for all, whoever noticed") {
+  const TemporaryFolder folder;
+  const Processes ranks(3, transport, [&](const Ranks& world) {
+    const Job job{std::make_shared<FileStore>(folder.path()), transport};
+    std::byte byte;
+    if (world->rank() == 2) {
+      require(hears(*world, 1, 1), "another message");
+      ::_exit(0);
+    }
+    const int other = 1 - world->rank();
+    if (other == 0) tell(*world, 2, 1);  // rank 0 is not connected with it
+    const int awaited = other == 0 ? 2 : 1;
+    require(contains(error_of<PeerError>([&] { world->recv(&byte, 1, awaited, 2); }), "died"),
+            "lives");
+    const Ranks group = job.group(world, "group", {0, 1, 2});
+    require(contains(error_of<PeerError>([&] { group->recv(&byte, 1, other, 3); }), "died"),
+            "lives");
+    job.store->set("heard/" + std::to_string(world->rank()), "");
+    job.store->get("heard/" + std::to_string(other), 60s);
+  });
+  for (const int rank : {0, 1, 2}) CHECK(ranks.exit_code(rank) == 0);
+}
+
 TRANSPORT_TEST_CASE("what a group leaves open about a rank is as in the world") {
   for (const int with_chip : {0, 1}) {
     Job job;
