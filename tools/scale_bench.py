@@ -99,8 +99,8 @@ def main(
         watch.spin()
     quiet: Quiet = watch.result()
     notes = [
-        "figures are those of the rank that has the most; memory is that of one rank, and what "
-        "several share is counted for each of them",
+        "figures are those of the rank that has the most; shared memory is counted for both of "
+        "the ranks that share it, whether they use it or not, and resident memory as they use it",
         "a rank's requests of the store: of Communicator::create() and subgroup(), and its peers' "
         "contacts",
     ]

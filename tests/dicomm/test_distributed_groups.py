@@ -18,7 +18,7 @@ def entries(of: str) -> int:
     return len(list(Path("/proc/self", of).iterdir()))
 
 
-def total(group: dist.ProcessGroup, value: float) -> float:
+def total(group: dist.ProcessGroup | None, value: float) -> float:
     tensor = torch.full((3,), value)
     dist.all_reduce(tensor, group=group)
     return tensor[0].item()
@@ -31,6 +31,7 @@ def exchange_with_all(rank: int, size: int) -> None:
             dist.recv(received := torch.zeros(1, dtype=torch.int64), peer)
             assert received.item() == peer
     for work in works:
+        assert work
         work.wait()
 
 

@@ -14,6 +14,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cinttypes>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -60,12 +61,24 @@ double entries(const char* folder) {
                                            std::filesystem::directory_iterator()));
 }
 
-// Of /proc/self/status, in MiB.
-double memory_mib(const std::string& what) {
+double resident_mib() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;)
-    if (double kib = 0; word == what + ":" && status >> kib) return kib / 1024;
+    if (double kib = 0; word == "VmRSS:" && status >> kib) return kib / 1024;
   return 0;
+}
+
+// The segments that it shares with others: memory is taken for all of each, used or not.
+double shared_mib() {
+  std::ifstream maps("/proc/self/maps");
+  double bytes = 0;
+  for (std::string line; std::getline(maps, line);) {
+    std::uint64_t from = 0, to = 0;
+    if (line.find("/memfd:dicomm") != line.npos &&
+        std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64, &from, &to) == 2)
+      bytes += static_cast<double>(to - from);
+  }
+  return bytes / (1 << 20);
 }
 
 double seconds_since(Clock::time_point start) {
@@ -139,8 +152,8 @@ class Rank {
                         static_cast<double>(store_->requests()),
                         entries("/proc/self/task"),
                         entries("/proc/self/fd") - 1,  // that of the folder itself
-                        memory_mib("VmRSS"),
-                        memory_mib("RssShmem"),
+                        resident_mib(),
+                        shared_mib(),
                         barrier_us()};
     allreduce(all_, figures, std::size(figures), DataType::float64, ReduceOp::max,
               {all_.next_tag()});

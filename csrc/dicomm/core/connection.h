@@ -175,8 +175,9 @@ class Connection {
   std::list<Pulling> pulls_;
   std::list<ChipCopying> chip_copies_;
   std::size_t consumed_ = 0;  // eager bytes of which the peer is to be told
-  std::size_t held_ = 0;      // eager bytes that nobody has received yet
-  std::size_t offered_ = 0;   // offers whose answer has not been written yet
+  bool credit_queued_ = false;
+  std::size_t held_ = 0;     // eager bytes that nobody has received yet
+  std::size_t offered_ = 0;  // offers whose answer has not been written yet
   std::vector<Word> words_;
   std::unordered_map<std::uint32_t, bool> joined_;  // false: and left, or aborted
   bool has_left_ = false;

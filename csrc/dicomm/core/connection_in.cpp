@@ -1,6 +1,7 @@
 // The reading half of a Connection.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/connection.h"
 #include "core/text.h"
@@ -244,7 +245,8 @@ void Connection::deliver(RequestState& request, std::uint64_t bytes, std::int64_
 
 void Connection::consumed(std::size_t bytes) {
   consumed_ += bytes + kMessageOverheadBytes;
-  if (consumed_ >= kCreditBytes / 4) queue({.kind = FrameKind::credit});
+  if (consumed_ >= kCreditBytes / 4 && !std::exchange(credit_queued_, true))
+    queue({.kind = FrameKind::credit});
 }
 
 // A message that was held is not any more.

@@ -126,6 +126,7 @@ bool Connection::next_frame() {
 void Connection::start_writing() {
   current_.header.credit = consumed_;
   consumed_ = 0;
+  credit_queued_ = false;
   written_ = 0;
   writing_ = true;
 }

@@ -118,6 +118,27 @@ TEST_CASE("offers are bounded, and so are those taken back while the peer reads 
   CHECK(contains(why_too, "offers"));
 }
 
+TEST_CASE("what comes for a communicator that is over is dropped, and bounded are the answers") {
+  Conversation conversation;
+  conversation.matcher.end(7);
+  for (std::size_t sent = 0; sent < 100 * kCreditBytes; sent += 100'000)
+    conversation.hear({.kind = FrameKind::eager, .bytes = 100'000, .context = 7});
+  std::size_t offers = 0;
+  try {
+    for (; offers < 2 * kMaxOffers; ++offers)
+      conversation.hear({.kind = FrameKind::offer, .bytes = 1 << 20, .context = 7});
+  } catch (const StreamEnd& end) {
+    CHECK(contains(end.reason, "offers"));
+  }
+  CHECK(offers == kMaxOffers);
+  Matcher& matcher = conversation.matcher;
+  std::byte into[1];
+  RequestState request(nullptr, false, into, sizeof into, 1, 0);
+  request.context = 7;
+  CHECK(matcher.match(request) == nullptr);
+  request.done = true;
+}
+
 TEST_CASE("taking back what was never offered makes nobody answer") {
   Conversation conversation;
   for (std::uint32_t id = 0; id < 100; ++id)

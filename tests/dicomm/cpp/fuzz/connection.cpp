@@ -236,7 +236,8 @@ class Session {
     }
     while (hear()) {
     }
-    expect(!in_step_ || connection_.has_left());
+    const bool dropped = header.kind == FrameKind::eager && matcher_.has_ended(0);
+    expect(!in_step_ || connection_.has_left() || dropped);
   }
 
   // Answers as Engine::peer_said() and Requests::peer_joined() do.
