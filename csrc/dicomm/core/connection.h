@@ -118,6 +118,7 @@ class Connection {
   void start_writing();
   bool next_frame();
   void frame_written();
+  void streams_on(RequestState* request);  // whose message has not ended
   static void own_payload(Outgoing& frame, const void* payload, std::size_t bytes);
   void own_current_payload();
 

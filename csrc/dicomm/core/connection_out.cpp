@@ -160,9 +160,20 @@ void Connection::frame_written() {
   if (current_.header.kind == FrameKind::data) {
     request->moved += current_.payload_bytes;
     streaming_.pop_front();
-    if (request->moved < request->bytes) return streaming_.push_back(request);  // they take turns
+    if (request->moved < request->bytes) return streams_on(request);
   }
   ledger_.finish(*request, request->bytes);
+}
+
+// Messages of one communicator go one after another; those of several take turns.
+void Connection::streams_on(RequestState* request) {
+  const auto is_own = [&](RequestState* each) { return each->context == request->context; };
+  const auto next = std::find_if_not(streaming_.begin(), streaming_.end(), is_own);
+  if (next == streaming_.end()) return streaming_.push_front(request);
+  RequestState* const others = *next;
+  streaming_.erase(next);
+  streaming_.insert(std::find_if(streaming_.begin(), streaming_.end(), is_own), request);
+  streaming_.push_front(others);
 }
 
 void Connection::own_current_payload() {

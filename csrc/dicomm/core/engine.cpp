@@ -165,7 +165,10 @@ void Engine::peer_left(int rank) {
 
 void Engine::peer_failed(int rank) {
   for (const auto& [context, requests] : open_)
-    if (requests->counts_on(rank)) requests->peer_failed(connections_.gone(rank));
+    if (requests->counts_on(rank))
+      requests->peer_failed(connections_.gone(rank));
+    else
+      requests->peer_left(rank, connections_.gone(rank));  // what it left unanswered ends, too
   finish_doomed(rank);
 }
 

@@ -78,11 +78,12 @@ Pulled ShmStream::pull(Pull& pull, bool with_sender) {
   const Pulled how = receiving_.open() ? pull_jointly(pull) : pull_alone(pull);
   // What was read before a withdrawal is what the sender meant.
   std::atomic_thread_fence(std::memory_order_acquire);
+  // In this order: a sender that withdraws forgets what it took back, but after that.
+  if (is_taken_back(pull)) return Pulled::waiting;
   if (in_.withdrawn.load(std::memory_order_acquire) != 0) {
     receiving_.leave();  // the sender copies no slice any more
     return Pulled::withdrawn;
   }
-  if (is_taken_back(pull)) return Pulled::waiting;
   if (pull.done() && pull.bytes >= shm::kJointBytes && hung_up())
     throw StreamEnd{"its connection closed"};  // its process id may be another's by now
   return how;

@@ -24,14 +24,14 @@ class TakenBack {
   bool contains(std::uint32_t id) const {
     return count_.load(std::memory_order_acquire) > 0 &&
            std::ranges::any_of(
-               ids_, [&](const auto& each) { return each.load(std::memory_order_relaxed) == id; });
+               ids_, [&](const auto& each) { return each.load(std::memory_order_acquire) == id; });
   }
 
  private:
   bool put(std::uint32_t before, std::uint32_t id, int more) {
     for (auto& each : ids_) {
       if (each.load(std::memory_order_relaxed) != before) continue;
-      each.store(id, std::memory_order_relaxed);
+      each.store(id, std::memory_order_release);
       count_.fetch_add(more, std::memory_order_seq_cst);
       return true;
     }
