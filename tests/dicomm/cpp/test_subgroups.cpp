@@ -308,6 +308,7 @@ TRANSPORT_TEST_CASE("a rank that is stopped holds up neither an abort nor a clos
     if (world->rank() == 0) {
       pid_t other = 0;
       world->recv(&other, sizeof other, 1, 2);
+      const std::shared_ptr<void> wakes(nullptr, [&](void*) { ::kill(other, SIGCONT); });
       while (!is_stopped(other)) std::this_thread::sleep_for(1ms);
       Bytes data = payload(2 << 20, 1);
       const auto first = aborted->isend(data.data(), data.size(), 1, 3);
@@ -320,7 +321,6 @@ TRANSPORT_TEST_CASE("a rank that is stopped holds up neither an abort nor a clos
       require(second->finished(), "the close left a send unfinished");
       third.reset();
       fill(data.data(), data.size(), 99);
-      ::kill(other, SIGCONT);
     } else {
       std::vector<Bytes> got(3, Bytes(2 << 20));
       const auto receive = [&](const Ranks& from, int i) {
