@@ -130,7 +130,7 @@ def test_a_group_over_another_transport_has_connections_of_its_own() -> None:
 
 
 def make_a_second_world(rank: int, size: int, port: int) -> float | None:
-    """As programs do whose trainer and inference engine are jobs of their own; rank 0 of each."""
+    """The second one is that of two jobs: rank 0 trains in one, and rank 2 stands for the other."""
     from torch.distributed import distributed_c10d as c10d
 
     if rank == 1:
