@@ -350,21 +350,13 @@ def test_the_bound_holds_of_more_problems(seed: int) -> None:
     against_brute_force(small_request(seed))
 
 
-def test_the_bound_holds_where_sequences_are_cut() -> None:
-    against_brute_force(cut_request(3))
-
-
-@pytest.mark.parametrize("seed", sampled([0, 1, 2, *range(4, 20)], 10))
-def test_the_bound_holds_of_more_problems_where_sequences_are_cut(seed: int) -> None:
+@pytest.mark.parametrize("seed", sampled([3, 0, 1, 2, *range(4, 20)], 10))
+def test_the_bound_holds_where_sequences_are_cut(seed: int) -> None:
     against_brute_force(cut_request(seed))
 
 
-def test_the_bound_holds_where_experts_lie_over_ranks() -> None:
-    against_brute_force(expert_request(0))
-
-
-@pytest.mark.parametrize("seed", sampled(range(1, 20), 6))
-def test_the_bound_holds_of_more_problems_where_experts_lie_over_ranks(seed: int) -> None:
+@pytest.mark.parametrize("seed", sampled(range(20), 10))
+def test_the_bound_holds_where_experts_lie_over_ranks(seed: int) -> None:
     against_brute_force(expert_request(seed))
 
 
