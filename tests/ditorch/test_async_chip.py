@@ -81,6 +81,7 @@ def test_checks_on_a_late_chip(seed: int) -> None:
     run_checks(None, *files, **async_chip.environment(seed, kernels=False))
 
 
+@pytest.mark.long
 def test_attention_on_a_late_chip() -> None:
     files = ["check_attention.py", "check_flash_attention.py", "check_dropped_attention.py"]
     run_checks(None, *files, "check_capped_attention.py", **async_chip.environment())

@@ -76,6 +76,7 @@ def test_attention_and_grouped_products_are_one_kernel_of_the_chip() -> None:
     run_checks("c-mini", *files, "check_grouped.py")
 
 
+@pytest.mark.long
 def test_attention_drops_weights_and_caps_scores_in_one_kernel_of_the_chip() -> None:
     run_checks("d-mini", "check_dropped_attention.py", "check_capped_attention.py")
 

@@ -210,7 +210,7 @@ def test_what_helps_never_makes_any_step_longer(seed: int) -> None:
     never_worse(seed)
 
 
-@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("limit", sampled([2, 1], 1, everyday=1))
 def test_no_group_is_larger_than_its_chips_allow(limit: int) -> None:
     """The memory of a chip makes two share the layer, by tensor parallelism where they may."""
     chip = load_chip("a-mini")

@@ -83,6 +83,7 @@ def test_a_plan_that_cuts_sequences_trains_what_one_process_does(
     check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float64"])
 
 
+@pytest.mark.long
 def test_the_command_shows_parts_and_says_why(tmp_path: Path) -> None:
     """Whole sequences do not fit on the two chips of the file, whose memory is small."""
     chip = (Path(ditorch.chips.__file__).parent / "a-mini.toml").read_text()

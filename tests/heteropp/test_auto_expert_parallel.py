@@ -72,6 +72,7 @@ def test_a_plan_with_experts_over_ranks_is_shorter_than_the_best_without() -> No
     assert 0 < judged.plan.prediction.lower_bound_s <= judged.simulation.step_s
 
 
+@pytest.mark.long
 def test_experts_over_ranks_fit_where_nothing_else_does_and_train_the_same(ranks: Ranks) -> None:
     request = Request(
         cluster=two_types(3_000_000),

@@ -103,6 +103,7 @@ def test_what_does_not_fit_is_refused_and_written_only_when_forced(tmp_path: Pat
     )
 
 
+@pytest.mark.long
 def test_json_and_help(tmp_path: Path) -> None:
     cluster = write_cluster(tmp_path / "cluster.toml", ("a-mini", 2))
     model = write_model(tmp_path / "model.toml", tiny_model(4))

@@ -75,6 +75,7 @@ def test_all_ranks_say_which_experts_are_given_more_than_they_have_room_for(
     assert len(re.findall(said, str(raised.value))) == 2  # of both ranks
 
 
+@pytest.mark.long
 def test_the_command_ends_with_that_sentence(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     plan = with_capacity(skewed(folder), 1.25)

@@ -310,6 +310,7 @@ def test_bytes_measured_beside_the_traced_ones_are_there_wherever_experts_lie() 
     assert ours.kept == theirs.kept + 2 * MORE_BYTES  # of two micro-batches beside that at work
 
 
+@pytest.mark.long
 def test_a_plan_by_a_profile_lets_experts_lie_over_ranks_where_nothing_else_fits() -> None:
     spec = replace(load_chip("a-mini"), tp_limit=1)
     small = replace(spec, memory=replace(spec.memory, capacity_bytes=3_000_000))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import forks
@@ -14,6 +15,7 @@ from clusters import tiny_model
 from layouts import lay_out
 from parity import TOLERANCE, RankError, Ranks
 from pydantic import TypeAdapter
+from sampled import sampled
 from test_attention_within import LAYOUTS, conversations, learnt_by, plainly
 from test_mixed_lengths import check
 from tiny_decoders import tiny_config
@@ -59,9 +61,15 @@ def test_it_computes_what_explicit_attention_does(lengths: tuple[int, ...] | Non
     assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("window", [1, 700, 2048, 5000])
-@pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("soft_cap", [None, 0.7])
+# tokens, whether documents are kept apart, and a cap of scores
+WINDOWS = [(700, True, 0.7), (2048, False, None), (1, True, None), (5000, False, 0.7)]
+MORE_WINDOWS = product([1, 700, 2048, 5000], [False, True], [None, 0.7])
+
+
+@pytest.mark.parametrize(
+    ("window", "documents", "soft_cap"),
+    sampled(dict.fromkeys([*WINDOWS, *MORE_WINDOWS]), 4, everyday=4),
+)
 def test_it_looks_through_a_window(window: int, documents: bool, soft_cap: float | None) -> None:
     """Values and gradients, against the definition; the host takes 1024 queries at a time."""
     torch.manual_seed(0)

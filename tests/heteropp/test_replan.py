@@ -290,6 +290,7 @@ def test_sequences_are_cut_where_nothing_fits_otherwise() -> None:
 # ---------------------------------------------------------------- experts over chips
 
 
+@pytest.mark.long
 def test_experts_lie_over_the_chips_that_are_left() -> None:
     """Experts are most of what the model needs memory for, and fit in no other way."""
     sizes = {"num_local_experts": 8, "intermediate_size": 256}
@@ -308,6 +309,7 @@ def test_experts_lie_over_the_chips_that_are_left() -> None:
         replan(full.kept([0]), old, full.members)
 
 
+@pytest.mark.long
 def test_experts_have_the_first_plan_s_capacity_after_one_that_spreads_none() -> None:
     sizes = {"num_local_experts": 8, "intermediate_size": 256}
     model = read(tiny_config("mixtral", layers=2).to_dict() | sizes, "mixtral", sequence_length=16)
