@@ -64,16 +64,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return cache(lambda curve: chaos.prepare(tmp_path_factory.mktemp("curve"), [curve]))
 
 
-LONG = (4, 34)  # 34 begins with experts over ranks
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "seed",
     # on a busy machine a first search of parts, or of experts over ranks, alone may take longer
     # than the bound: each way is traced once
-    [pytest.param(n, marks=pytest.mark.long) for n in LONG]
-    + [pytest.param(n, marks=pytest.mark.exhaustive) for n in range(50) if n not in LONG],
+    [
+        pytest.param(n, marks=pytest.mark.long if n == 4 else pytest.mark.exhaustive)
+        for n in range(50)
+    ],
 )
 def test_a_disturbed_run_ends_as_it_must(seed: int, prepared: Prepared, tmp_path: Path) -> None:
     text, losses = prepared(draw(seed).curve)
