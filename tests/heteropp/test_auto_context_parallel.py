@@ -38,7 +38,7 @@ def with_capacity(capacity_bytes: int, chips: int) -> Cluster:
     return cluster_of(("a-mini", replace(chip, memory=memory), chips))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # it traces for minutes
 def test_a_sequence_of_32768_tokens_fits_no_other_way() -> None:
     model = tiny_model(
         2,
