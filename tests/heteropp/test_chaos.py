@@ -92,11 +92,11 @@ def test_a_disturbed_run_ends_as_it_must(seed: int, prepared: Prepared, tmp_path
         pytest.param(10, marks=pytest.mark.exhaustive, id="cut-off-1-and-2"),
     ],
 )
-def test_a_run_over_machines_ends_as_it_must(seed: int, prepared: Prepared, tmp_path: Path) -> None:
+def test_a_run_over_machines_ends_as_it_must(seed: int, tmp_path: Path) -> None:
     with lab(1, tmp_path):  # or else it is skipped
         pass
     scene = strikes.draw(seed, MACHINES, DEADLINE_S)
-    text, losses = prepared(scene.job.curve)
+    text, losses = chaos.prepare(tmp_path, [scene.job.curve])  # where all of its machines see it
     folder = tmp_path / "run"
     verdict = chaos.run_over_machines(seed, folder, text, losses, DEADLINE_S, MACHINES)
     assert not verdict.faults, chaos.account(verdict, folder)
