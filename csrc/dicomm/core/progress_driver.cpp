@@ -282,12 +282,8 @@ void ProgressDriver::lead_until(Lock& lock, Time deadline, F&& reached) {
   }
 }
 
-void ProgressDriver::finish_chip_copies(Lock& lock, std::uint32_t context, Time deadline) {
-  lead_until(lock, deadline, [&] { return !connections_.has_chip_copies(context); });
-}
-
-void ProgressDriver::finish_requests(Lock& lock, std::uint32_t context) {
-  lead_until(lock, Time::max(), [&] { return !ledger_.holds(context); });
+void ProgressDriver::finish_chip_copies(Lock& lock, Time deadline) {
+  lead_until(lock, deadline, [this] { return !connections_.chip_copies_since(); });
 }
 
 void ProgressDriver::drain(Lock& lock, Time deadline) {
