@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
 import string
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -23,7 +21,7 @@ from test_lora import check as check_lora
 from test_lora import folders, model_of
 from test_memory import check as check_memory
 from test_memory import chip
-from test_mixed_lengths import DOCUMENTS, of_length, plainly
+from test_mixed_lengths import DOCUMENTS, check_added_once, of_length, plainly
 from test_mixed_lengths import check as check_lengths
 from test_parity import check
 
@@ -169,14 +167,7 @@ def test_plans_by_length_train_what_transformers_learns_of_each_document_alone(
 def test_every_part_of_a_gradient_is_added_once(case: str) -> None:
     home, *others = by_length(decoder())[case]
     for other in others:
-        tensors = defaultdict(list)
-        for d in deliveries(home, other):
-            tensors[d.tensor].append(d)
-        for sent in tensors.values():
-            pieces = Counter(d.box for d in sent)
-            assert len(set(pieces.values())) == 1
-            covered = sum(math.prod(box.shape) for box in pieces)
-            assert covered == math.prod(sent[0].whole.shape)
+        check_added_once(home, other)
         if case == "the same layout":
             assert all(alike(home, other, rank) for rank in range(home.world_size))
             assert all(d.receiver in d.senders for d in deliveries(home, other))

@@ -258,19 +258,23 @@ def test_between_plans_that_hold_the_same_nothing_moves() -> None:
     assert all(d.receiver in d.senders for d in deliveries(short, middle))
 
 
+def check_added_once(home: Plan, other: Plan) -> None:
+    """Each rank's part goes, whole, to ranks of home that have its elements alike."""
+    tensors = defaultdict(list)
+    for d in deliveries(home, other):
+        tensors[d.tensor].append(d)
+    for sent in tensors.values():
+        pieces = Counter(d.box for d in sent)
+        assert len(set(pieces.values())) == 1
+        covered = sum(math.prod(box.shape) for box in pieces)
+        assert covered == math.prod(sent[0].whole.shape)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_part_of_a_gradient_is_added_once(case: str) -> None:
-    """Each rank's part goes, whole, to ranks of home that have its elements alike."""
     home, *others = layouts(tiny_model())[case]
     for other in others:
-        tensors = defaultdict(list)
-        for d in deliveries(home, other):
-            tensors[d.tensor].append(d)
-        for sent in tensors.values():
-            pieces = Counter(d.box for d in sent)
-            assert len(set(pieces.values())) == 1
-            covered = sum(math.prod(box.shape) for box in pieces)
-            assert covered == math.prod(sent[0].whole.shape)
+        check_added_once(home, other)
 
 
 # ---------------------------------------------------------------- documents
