@@ -13,8 +13,12 @@ else can be set about verbs (``DICOMM_NICS``, ``DICOMM_GID_INDEX`` ...), ``DICOM
 without it GLOO_SOCKET_IFNAME's or NCCL_SOCKET_IFNAME's, else that which leads to the job's store),
 ``DICOMM_RANK_LABEL`` (shown next to the rank in every error, e.g. "chip B") and ``DICOMM_SECRET``,
 or ``DICOMM_SECRET_FILE`` (the job's secret, or a file of mode 600 with it; without them the first
-rank of each group draws one and shares it through torch.distributed's store, which whoever reaches
-its port can read).
+rank of the default group draws one and shares it through torch.distributed's store, which whoever
+reaches its port can read).
+
+Groups that are made after the default one use its connections and its thread, so that they cost
+next to nothing; one whose options ask for other connections (a transport, say, or a secret) has its
+own.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ BUILT_IN = ("cpu", "cuda", "xpu")
 STRATEGIES = ("device-direct", "cpu-mediated")
 TRANSPORTS = tuple(_c10d.transport_names())
 # the libraries' own names: a rank listens on the interface that the first of them chooses
+PARENTS_SECRET = "the default group's"  # in the store, in place of a secret
 INTERFACE_VARIABLES = ("DICOMM_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -206,6 +211,7 @@ def create(base: dist.distributed_c10d._DistributedBackendOptions, options: obje
     store = _fresh(base.store, base.group_size)
     global_ranks = base.global_ranks_in_group
     global_rank = global_ranks[base.group_rank] if global_ranks else base.group_rank
+    parent = _parent() if global_ranks else None  # else it spans jobs: no part of the default group
     label = os.environ.get("DICOMM_RANK_LABEL")
     vendor = options.chosen("vendor")
     vendors = mixed.Vendors([], None)
@@ -225,16 +231,26 @@ def create(base: dist.distributed_c10d._DistributedBackendOptions, options: obje
         timeout=base.timeout,
         name=base.group_id,
         rank_label=f"rank {global_rank} ({label})" if label else f"rank {global_rank}",
-        secret=_secret(store, base.group_rank, base.group_size, base.timeout),
+        secret=_secret(store, base, parent),
         strategy=strategy,
         transport=transport,
-        listen_address=options.chosen("listen_address") or _address_towards(base.store),
+        listen_address=options.chosen("listen_address")
+        or ("" if parent else _address_towards(base.store)),
         chip=options.chosen("chip"),
         nics=options.chosen("nics"),
         node=options.chosen("node"),
         vendor_of=vendors.vendor_of,
         native=vendors.native,
+        parent=parent,
+        ranks=global_ranks,
     )
+
+
+def _parent() -> _c10d.Backend | None:
+    """The default group's backend, whose connections each later group shares."""
+    with contextlib.suppress(TypeError, ValueError):
+        return _backend(None)
+    return None
 
 
 def _fresh(store: dist.Store, world_size: int) -> dist.Store:
@@ -270,19 +286,25 @@ def _address_towards(store: dist.Store) -> str:
     return ""
 
 
-def _secret(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> str:
-    given = given_secret()
-    if world_size == 1:
+def _secret(
+    store: dist.Store,
+    base: dist.distributed_c10d._DistributedBackendOptions,
+    parent: _c10d.Backend | None,
+) -> str:
+    """The new group's secret; empty where it is the parent's."""
+    given, rank = given_secret(), base.group_rank
+    if base.group_size == 1:
         return given
     if rank == 0:
-        store.set("secret", "" if given else secrets.token_hex(32))
-    shared = given or _get(store, "secret", timeout, "the secret of its rank 0").decode()
+        drawn = PARENTS_SECRET if parent else secrets.token_hex(32)
+        store.set("secret", "" if given else drawn)
+    shared = given or _get(store, "secret", base.timeout, "the secret of its rank 0").decode()
     if not shared:
         raise dist.DistBackendError(
             f"dicomm: DICOMM_SECRET is set for rank 0 of the new process group and not for rank "
             f"{rank}; expected the same for every rank, or for none"
         )
-    return shared
+    return "" if shared == PARENTS_SECRET else shared
 
 
 def _get(store: dist.Store, key: str, timeout: timedelta, what: str) -> bytes:

@@ -16,6 +16,7 @@ from dicomm.bench.timing import Order, Timing
 
 _LIBRARY = Path(__file__).parents[1] / "lib"
 PERF, COLLECTIVES = _LIBRARY / "dicomm-perf", _LIBRARY / "dicomm-collectives"
+SCALE = _LIBRARY / "dicomm-scale"
 
 
 def why_absent(program: Path) -> str | None:

@@ -35,6 +35,11 @@ class Counting final : public Communicator {
   int rank() const override { return real_->rank(); }
   int world_size() const override { return real_->world_size(); }
   std::chrono::milliseconds timeout() const override { return real_->timeout(); }
+  const std::string& secret() const override { return real_->secret(); }
+  std::shared_ptr<Communicator> subgroup(std::shared_ptr<Store> store, const Options& options,
+                                         const std::vector<int>& ranks) override {
+    return real_->subgroup(std::move(store), options, ranks);
+  }
   std::shared_ptr<Request> isend(const void* data, std::size_t bytes, int peer, std::uint64_t tag,
                                  std::int64_t ready_at_ns,
                                  std::shared_ptr<ChipWork> after) override {

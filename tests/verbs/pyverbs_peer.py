@@ -48,17 +48,19 @@ DEADLINE_S = 60.0
 FOR_EVER = 7  # of rnr_retry
 REFUSALS = Path(f"/sys/class/infiniband/{DEVICE}/ports/{PORT}/hw_counters/rcvd_rnr_err")
 
-HANDSHAKE_VERSION = 4
+HANDSHAKE_VERSION = 5
 HELLO = struct.Struct("<8sIiiiii32s32s64s64s")
 RAIL = struct.Struct("<16sIIHBBBBBBH16s14x")
 CARD = struct.Struct("<IIII512s")
 SLOT = struct.Struct("<IIIBBH")
-FRAME, FRAME_MORE = struct.Struct("<HBBIQQQ"), struct.Struct("<Qq")
+FRAME, FRAME_MORE = struct.Struct("<HBBIQQII"), struct.Struct("<Qq")
 KEYS = struct.Struct("<8I")
 SLOT_MAGIC, FRAME_MAGIC = 0x6476, 0x4344
 SLOTS, SLOT_BYTES, SPARE_SLOTS = 64, 8320, 16
 WELCOME = 1
-EAGER, OFFER, ACCEPT, DATA, DONE, CANCEL, CREDIT, ABORT, LEAVE = range(1, 10)
+EAGER, OFFER, ACCEPT, DATA, DONE, CANCEL, CREDIT, ABORT, GOODBYE = range(1, 10)
+JOIN = 11
+CONTEXT = 0  # of the communicator that made the connection
 OVERHEAD_BYTES = 64  # that an eager message takes of the credit besides its payload
 
 
@@ -259,7 +261,7 @@ class Peer:
 
     def send(self, kind, tag=0, length=0, id=0, address=0, payload=b"", heed_window=True):
         credit, self._eager_consumed = self._eager_consumed, 0
-        frame = FRAME.pack(FRAME_MAGIC, kind, address != 0, credit, tag, length, id)
+        frame = FRAME.pack(FRAME_MAGIC, kind, address != 0, credit, tag, length, id, CONTEXT)
         frame += FRAME_MORE.pack(address, 0) + payload if address else payload
         room = min(self._slot_bytes, SLOT_BYTES) - SLOT.size
         for start in range(0, len(frame), room):
@@ -272,17 +274,17 @@ class Peer:
 
     def receive(self, kind):
         """The next frame's (tag, bytes, id, address, payload); other kinds than wanted may only
-        be credit."""
+        be credit, and word that the communicator is there."""
         while True:
             head = self._take(FRAME.size)
-            magic, got, is_long, _, tag, length, id = FRAME.unpack(head)
-            expect(magic == FRAME_MAGIC, head)
+            magic, got, is_long, _, tag, length, id, context = FRAME.unpack(head)
+            expect(magic == FRAME_MAGIC and context == CONTEXT, head)
             address = FRAME_MORE.unpack(self._take(FRAME_MORE.size))[0] if is_long else 0
             more = {EAGER: length, DATA: length, ABORT: length, OFFER: KEYS.size}.get(got, 0)
             payload = self._take(more)
             if got == EAGER:
                 self._eager_consumed += length + OVERHEAD_BYTES
-            if got != CREDIT:
+            if got not in (CREDIT, JOIN):
                 expect(got == kind, f"frame {got} instead of {kind}: {payload!r}")
                 return tag, length, id, address, payload
 
@@ -323,8 +325,8 @@ class Peer:
 
     def linger(self):
         """Answers until rank 1 has left."""
-        self.receive(LEAVE)
-        self.send(LEAVE)
+        self.receive(GOODBYE)
+        self.send(GOODBYE)
         with contextlib.suppress(Unexpected):  # it may be gone before it acknowledges
             self.until_all_arrived()
         self._socket.shutdown(socket.SHUT_WR)

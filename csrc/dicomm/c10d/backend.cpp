@@ -30,10 +30,12 @@ std::string peer_key(const std::string& name, int rank) {
 
 // words: what the others must know to send this rank large messages; `sealed` is the same store.
 std::shared_ptr<Membership> join(std::shared_ptr<Store> store, Store& sealed,
-                                 const Options& options, const std::string& words) {
+                                 const Options& options, const std::string& words,
+                                 const std::shared_ptr<Communicator>& shared_with,
+                                 const std::vector<int>& ranks) {
   try {
     sealed.set(peer_key(options.name, options.rank), words);
-    return Membership::create(std::move(store), options);
+    return Membership::create(std::move(store), options, shared_with, ranks);
   } catch (const Error& error) {
     C10_THROW_ERROR(DistBackendError,
                     "dicomm process group '" + options.name + "': " + error.what());
@@ -43,14 +45,15 @@ std::shared_ptr<Membership> join(std::shared_ptr<Store> store, Store& sealed,
 }  // namespace
 
 Backend::Backend(c10::intrusive_ptr<c10d::Store> store, const dicomm::Options& options,
-                 Strategy strategy)
+                 Strategy strategy, const std::shared_ptr<Communicator>& shared_with,
+                 const std::vector<int>& ranks)
     : c10d::Backend(options.rank, options.world_size),
       me_{strategy, dicomm::chip_memory_domain()},
       peers_(options.world_size) {
   auto whole = std::make_shared<TorchStore>(std::move(store));
   store_ = std::make_shared<SealedStore>(whole, options.secret);
-  membership_ =
-      join(std::move(whole), *store_, options, name_of(strategy) + (" " + me_.chip_memory_domain));
+  membership_ = join(std::move(whole), *store_, options,
+                     name_of(strategy) + (" " + me_.chip_memory_domain), shared_with, ranks);
 }
 
 // The last owner may hold the interpreter's lock, which jobs that drop tensors need.

@@ -18,8 +18,10 @@ class Backend : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // The strategy applies to device tensors; host tensors are always used in place.
-  Backend(c10::intrusive_ptr<c10d::Store> store, const dicomm::Options& options, Strategy strategy);
+  // The strategy applies to device tensors; host tensors are always used in place. shared_with: see
+  // Membership.
+  Backend(c10::intrusive_ptr<c10d::Store> store, const dicomm::Options& options, Strategy strategy,
+          const std::shared_ptr<Communicator>& shared_with, const std::vector<int>& ranks);
   ~Backend() override;
 
   const std::string getBackendName() const override { return "dicomm"; }
@@ -31,6 +33,9 @@ class Backend : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return collectives_called_; }
 
+  const std::shared_ptr<Communicator>& communicator() const {
+    return membership_->shared_communicator();
+  }
   // Paces this rank's link to `peer`, a rank of the group, and counts the bytes sent over it.
   void set_link(int peer, double latency_s, double bytes_per_s);
   std::uint64_t bytes_sent(int peer) const;

@@ -10,18 +10,22 @@ namespace py = pybind11;
 
 namespace {
 
-// vendor_of: a number for each rank's vendor; empty: collectives do not care for vendors.
+// vendor_of: a number for each rank's vendor; empty: collectives do not care for vendors. parent:
+// a group whose connections this one shares, of which its ranks are `ranks`; an empty secret is the
+// parent's.
 c10::intrusive_ptr<dicomm::Backend> create(
     c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
     std::chrono::milliseconds timeout, const std::string& name, const std::string& rank_label,
     const std::string& secret, const std::string& strategy, const std::string& transport,
     const std::string& listen_address, const std::string& chip, const std::string& nics,
     const std::string& node, const std::vector<int>& vendor_of,
-    c10::intrusive_ptr<c10d::Backend> native) {
+    c10::intrusive_ptr<c10d::Backend> native, const dicomm::Backend* parent,
+    const std::vector<int>& ranks) {
+  const auto shared_with = parent ? parent->communicator() : nullptr;
   dicomm::Options options;
   options.rank = rank;
   options.world_size = world_size;
-  options.secret = secret;
+  options.secret = secret.empty() && shared_with ? shared_with->secret() : secret;
   options.name = name;
   options.rank_label = rank_label;
   options.timeout = timeout;
@@ -32,9 +36,10 @@ c10::intrusive_ptr<dicomm::Backend> create(
   options.node = node;
   const auto parsed = dicomm::parse_strategy(strategy);
   if (vendor_of.empty())
-    return c10::make_intrusive<dicomm::Backend>(std::move(store), options, parsed);
-  return c10::make_intrusive<dicomm::MixedBackend>(std::move(store), options, parsed, vendor_of,
-                                                   std::move(native));
+    return c10::make_intrusive<dicomm::Backend>(std::move(store), options, parsed, shared_with,
+                                                ranks);
+  return c10::make_intrusive<dicomm::MixedBackend>(std::move(store), options, parsed, shared_with,
+                                                   ranks, vendor_of, std::move(native));
 }
 
 void set_device_clock(const std::string& device_type, std::uintptr_t ready_at_ns,
@@ -59,6 +64,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            py::arg("secret"), py::arg("strategy"), py::arg("transport"), py::arg("listen_address"),
            py::arg("chip") = "", py::arg("nics") = "", py::arg("node") = "",
            py::arg("vendor_of") = std::vector<int>{}, py::arg("native").none(true) = py::none(),
+           py::arg("parent").none(true) = py::none(), py::arg("ranks") = std::vector<int>{},
            py::call_guard<py::gil_scoped_release>())
       .def("set_link", &dicomm::Backend::set_link)
       .def("bytes_sent", &dicomm::Backend::bytes_sent)

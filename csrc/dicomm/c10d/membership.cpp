@@ -42,14 +42,16 @@ bool is_over(Request& request) {
 
 }  // namespace
 
-std::shared_ptr<Membership> Membership::create(std::shared_ptr<Store> store,
-                                               const Options& options) {
+std::shared_ptr<Membership> Membership::create(std::shared_ptr<Store> store, const Options& options,
+                                               const std::shared_ptr<Communicator>& shared_with,
+                                               const std::vector<int>& ranks) {
+  auto communicator = shared_with ? shared_with->subgroup(std::move(store), options, ranks)
+                                  : Communicator::create(std::move(store), options);
   // In a forked child nothing can be destroyed without the threads that only the parent has.
-  std::shared_ptr<Membership> membership(
-      new Membership(Communicator::create(std::move(store), options), options),
-      [](Membership* old) {
-        if (old->origin_.is_here()) delete old;
-      });
+  std::shared_ptr<Membership> membership(new Membership(std::move(communicator), options),
+                                         [](Membership* old) {
+                                           if (old->origin_.is_here()) delete old;
+                                         });
   std::lock_guard lock(registry_mutex);
   std::erase_if(registry(), [](const auto& other) { return other.expired(); });
   registry().push_back(membership->communicator_);

@@ -18,10 +18,15 @@ namespace dicomm {
 
 class Membership {
  public:
-  static std::shared_ptr<Membership> create(std::shared_ptr<Store> store, const Options& options);
+  // shared_with: a communicator whose connections this group's ranks use too, which are `ranks` of
+  // it; null: they make their own.
+  static std::shared_ptr<Membership> create(std::shared_ptr<Store> store, const Options& options,
+                                            const std::shared_ptr<Communicator>& shared_with,
+                                            const std::vector<int>& ranks);
   ~Membership() { leave(); }
 
   Communicator& communicator() { return *communicator_; }
+  const std::shared_ptr<Communicator>& shared_communicator() const { return communicator_; }
   Group& group() { return group_; }
   // Throws DistBackendError in a forked child.
   OrderedQueue& collectives();

@@ -54,9 +54,10 @@ std::vector<std::int64_t> row_counts(const std::vector<std::int64_t>& splits, st
 }  // namespace
 
 MixedBackend::MixedBackend(c10::intrusive_ptr<c10d::Store> store, const dicomm::Options& options,
-                           Strategy strategy, const std::vector<int>& vendor_of,
+                           Strategy strategy, const std::shared_ptr<Communicator>& shared_with,
+                           const std::vector<int>& ranks, const std::vector<int>& vendor_of,
                            c10::intrusive_ptr<c10d::Backend> native)
-    : Backend(std::move(store), options, strategy) {
+    : Backend(std::move(store), options, strategy, shared_with, ranks) {
   TORCH_CHECK_VALUE(vendor_of.size() == static_cast<std::size_t>(options.world_size),
                     "dicomm: ", vendor_of.size(), " vendors named for a group of ",
                     options.world_size, " ranks");

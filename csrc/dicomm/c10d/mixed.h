@@ -23,7 +23,8 @@ class MixedBackend final : public Backend {
   // native: a group of the own vendor's ranks in the order of the group; null where there is but
   // one.
   MixedBackend(c10::intrusive_ptr<c10d::Store> store, const dicomm::Options& options,
-               Strategy strategy, const std::vector<int>& vendor_of,
+               Strategy strategy, const std::shared_ptr<Communicator>& shared_with,
+               const std::vector<int>& ranks, const std::vector<int>& vendor_of,
                c10::intrusive_ptr<c10d::Backend> native);
 
   void abort() override;

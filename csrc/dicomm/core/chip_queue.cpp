@@ -33,6 +33,10 @@ void ChipQueue::remove(RequestState& request) {
   if (found->second.empty()) waiting_.erase(found);
 }
 
+void ChipQueue::remove_all(std::uint32_t context) {
+  std::erase_if(waiting_, [&](const auto& queue) { return std::get<2>(queue.first) == context; });
+}
+
 // One at a time: what becomes of one may take out others.
 void ChipQueue::let_go() {
   std::string failure;

@@ -1,6 +1,6 @@
 // Sends whose bytes are not there yet, and receives whose buffer is still used, as their chip has
 // work to do before. Sends of one peer and tag keep their order, and receives of one tag: one that
-// could go waits for an earlier one that cannot.
+// could go waits for an earlier one that cannot. Each communicator has its own tags.
 #pragma once
 
 #include <chrono>
@@ -34,7 +34,7 @@ class ChipQueue {
   void push(RequestState& request);
   bool contains(const RequestState& request) const;
   void remove(RequestState& request);
-  void clear() { waiting_.clear(); }
+  void remove_all(std::uint32_t context);
 
   // Lets those go that can.
   void look() {
@@ -45,10 +45,12 @@ class ChipQueue {
   std::optional<Time> waits_since() const;
 
  private:
-  using Key = std::tuple<bool, int, std::uint64_t>;  // whether it sends, to which peer, and the tag
+  // Whether it sends, to which peer, the communicator and the tag.
+  using Key = std::tuple<bool, int, std::uint32_t, std::uint64_t>;
 
   static Key key(const RequestState& request) {
-    return {request.is_send, request.is_send ? request.peer_number : 0, request.tag};
+    return {request.is_send, request.is_send ? request.peer_number : 0, request.context,
+            request.tag};
   }
   bool is_held(RequestState& request);
   void let_go();

@@ -73,6 +73,8 @@ struct VerbsOptions {
   std::optional<int> retry_count;    // 0 ... 7
   std::optional<int> rnr_retry;      // 0 ... 7
   std::string connect;               // auto, cm or bootstrap
+
+  bool operator==(const VerbsOptions&) const = default;
 };
 
 // A piece of a chip's memory, as the chip's driver hands it to other devices.
@@ -143,11 +145,23 @@ class RequestState;
 class Communicator {
  public:
   static std::shared_ptr<Communicator> create(std::shared_ptr<Store> store, const Options& options);
+  // Called by some of this one's ranks: a communicator of those alone, with tags, deadlines and
+  // failures of its own, over this one's connections, which live until both are closed. It adds
+  // no thread, and no descriptor but those of peers that were not connected yet. Where
+  // the options ask for other connections than this one's (a transport, say), it makes its own. All
+  // must agree on that, which its first rank decides: the others wait for it. It makes its own,
+  // too, where this one is closed or has lost one of the ranks. Options that are left empty about
+  // this rank (chip, nics, verbs, listen_address) are as here. A connection that is lost ends all
+  // communicators of the two ranks. ranks: of this one, in the new one's order. Throws Error.
+  virtual std::shared_ptr<Communicator> subgroup(std::shared_ptr<Store> store,
+                                                 const Options& options,
+                                                 const std::vector<int>& ranks) = 0;
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;  // the default deadline of a wait
+  virtual const std::string& secret() const = 0;          // the job's, for its subgroups, too
 
   // The buffer must stay valid until the request finishes. Any length, 0 and over 2 GiB
   // included. ready_at_ns: when the data is ready on an emulated chip's clock (0: now). after: what
@@ -190,7 +204,8 @@ class Communicator {
   virtual LinkDescription describe_link(int peer) const = 0;
 
   // RDMA registers declared memory once; other memory for each long message. Forget it before it
-  // is freed or mapped anew.
+  // is freed or mapped anew. A subgroup has what is declared to the communicator that it shares
+  // connections with, and declares nothing.
   virtual void declare_memory(const MemoryRegion& region) = 0;
   virtual void forget_memory(std::uint64_t address, std::uint64_t bytes) = 0;
   // False once there was declared memory that the RDMA devices registered and none could reach:

@@ -139,7 +139,7 @@ void ConnectionManager::unreachable(int rank, const std::string& reason) {
   if (closing_ || peer.connection) return;
   peer.gone =
       text("rank ", rank, " died or left before it was connected: ", reason, addresses(rank));
-  events_.peer_failed(peer.gone);
+  events_.peer_failed(rank);
 }
 
 // To be told where a connection failed: a wrong one is the usual reason.
@@ -162,7 +162,7 @@ std::optional<Contact> ConnectionManager::find_contact(int rank) {
     } catch (const TimeoutError&) {
     }
     Lock lock(guard_.mutex);
-    if (closing_ || told_to_peers_ || peers_[rank].connection) return std::nullopt;
+    if (closing_ || peers_[rank].connection) return std::nullopt;
   }
   Lock lock(guard_.mutex);
   peers_[rank].dialling = false;  // the next request tries again

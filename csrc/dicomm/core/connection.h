@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "core/frame.h"
 #include "core/handshake.h"
@@ -26,10 +28,14 @@ class Connection {
 
   // Queues; flush() writes.
   void send_message(RequestState& request);
-  void send_abort(const std::string& reason);
-  void send_leave();
+  void send_join(std::uint32_t context);
+  void send_abort(std::uint32_t context, const std::string& reason);
+  void send_leave(std::uint32_t context);
+  void send_goodbye();
   // A receive was posted for a message that had arrived before.
   void receive_arrival(RequestState& request, const std::shared_ptr<Arrival>& arrival);
+  // Nobody will ever want that message.
+  void turn_down(const Arrival& arrival);
 
   // These throw StreamEnd. flush(): everything went out. receive(): something came in. copy():
   // a piece of a long message was moved, either way.
@@ -44,6 +50,7 @@ class Connection {
   bool copying() const { return pulling() || !offers_.empty() || !chip_copies_.empty(); }
   // Since when the chip copies something; nothing but copy() learns that it is through.
   std::optional<std::chrono::steady_clock::time_point> chip_copies_since() const;
+  bool has_chip_copies(std::uint32_t context) const;
 
   // Lets go of a request's buffer. False: it is still being read or written, finish() will tell.
   bool release(RequestState& request);
@@ -54,9 +61,21 @@ class Connection {
   void end();
   bool ended() const { return !stream_; }
 
-  // What the peer said.
+  // What the peer said of a communicator: that it joins, aborts or leaves.
+  struct Word {
+    FrameKind kind;
+    std::uint32_t context;
+    std::string reason;  // of an abort
+  };
+  // Since this was asked.
+  std::vector<Word> take_words() { return std::exchange(words_, {}); }
+  // Whether the peer counts on this side in a communicator.
+  bool is_joined(std::uint32_t context) const {
+    const auto found = joined_.find(context);
+    return found != joined_.end() && found->second;
+  }
+  // Whether it said goodbye.
   bool has_left() const { return has_left_; }
-  const std::string& abort_reason() const { return abort_reason_; }
 
   // The connection manager's notes.
   bool watching_writable = false;
@@ -87,7 +106,8 @@ class Connection {
     // A sender's, to the host, to be streamed then. Null: a receiver's, of what the peer holds; it
     // is delivered, as its receiver waits as its chip's streams do.
     RequestState* to_stream;
-    std::uint64_t id;  // the offer's
+    std::uint32_t id;  // the offer's, and the next
+    std::uint32_t context;
     std::shared_ptr<ChipWork> copy;
     std::chrono::steady_clock::time_point begun;
   };
@@ -98,6 +118,7 @@ class Connection {
   void start_writing();
   bool next_frame();
   void frame_written();
+  void streams_on(RequestState* request);  // whose message has not ended
   static void own_payload(Outgoing& frame, const void* payload, std::size_t bytes);
   void own_current_payload();
 
@@ -111,16 +132,18 @@ class Connection {
   void receive_offer(RequestState& request, const Arrival& offer);
   bool pull_by_chip(RequestState& request, const Arrival& offer);
   bool end_chip_copies();
-  void accept(RequestState& request, std::uint64_t id, std::uint64_t bytes);
-  void stream_accepted(std::uint64_t id);
+  void accept(RequestState& request, std::uint32_t id, std::uint64_t bytes);
+  void stream_accepted(std::uint32_t id);
   bool go_on(Pulling& pulling, bool both_sides, bool& moved);
-  RequestState* offer_ended(std::uint64_t id);
+  RequestState* offer_ended(std::uint32_t id);
+  std::uint32_t free_id();
+  void said(FrameKind kind);
   bool ended(Pulling& pulling);
   bool fits(RequestState& request, std::uint64_t bytes);
   void deliver(RequestState& request, std::uint64_t bytes, std::int64_t delivered_at_ns);
   void consumed(std::size_t bytes);
   void dropped(std::size_t bytes);
-  void taken_back(std::uint64_t id);
+  void taken_back(std::uint32_t id);
 
   PeerIdentity peer_;
   std::unique_ptr<Stream> stream_;
@@ -129,13 +152,14 @@ class Connection {
 
   // Out.
   std::deque<Outgoing> frames_;
-  std::deque<RequestState*> streaming_;  // accepted by the peer
-  std::unordered_map<std::uint64_t, RequestState*> offers_;
+  std::deque<RequestState*> streaming_;                      // accepted by the peer
+  std::unordered_map<std::uint32_t, RequestState*> offers_;  // null: taken back, yet to be answered
   Outgoing current_;
   bool writing_ = false;
   std::size_t written_ = 0;  // of current_, header included
-  std::uint64_t next_id_ = 1;
+  std::uint32_t last_id_ = 0;
   std::size_t eager_outstanding_ = 0;
+  bool said_goodbye_ = false;  // nothing is queued any more
 
   // In.
   FrameHeader header_;
@@ -148,14 +172,16 @@ class Connection {
   std::string sink_text_;
   MemoryKeys sink_keys_{};
   MemoryHandle sink_handle_;
-  std::unordered_map<std::uint64_t, Incoming> accepted_;
+  std::unordered_map<std::uint32_t, Incoming> accepted_;
   std::list<Pulling> pulls_;
   std::list<ChipCopying> chip_copies_;
   std::size_t consumed_ = 0;  // eager bytes of which the peer is to be told
-  std::size_t held_ = 0;      // eager bytes that nobody has received yet
-  std::size_t offered_ = 0;   // offers whose answer has not been written yet
+  bool credit_queued_ = false;
+  std::size_t held_ = 0;     // eager bytes that nobody has received yet
+  std::size_t offered_ = 0;  // offers whose answer has not been written yet
+  std::vector<Word> words_;
+  std::unordered_map<std::uint32_t, bool> joined_;  // false: and left, or aborted
   bool has_left_ = false;
-  std::string abort_reason_;
 };
 
 }  // namespace dicomm

@@ -1,6 +1,7 @@
 // The reading half of a Connection.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/connection.h"
 #include "core/text.h"
@@ -32,6 +33,7 @@ bool Connection::receive() {
     if (!read_payload()) return true;
     end_frame();
     header_read_ = false;
+    if (!words_.empty()) return true;  // heeded before what follows
   }
   return progressed;
 }
@@ -98,7 +100,7 @@ void Connection::begin_frame() {
 }
 
 void Connection::begin_eager() {
-  sink_request_ = matcher_.match(peer_.rank, header_.tag);
+  sink_request_ = matcher_.match(peer_.rank, header_.tag, header_.context);
   if (sink_request_) {
     if (fits(*sink_request_, header_.bytes))
       sink_ = sink_request_->on_host();
@@ -107,11 +109,13 @@ void Connection::begin_eager() {
     consumed(header_.bytes);
     return;
   }
+  if (matcher_.has_ended(header_.context)) return consumed(header_.bytes);
   if (held_ + header_.bytes + kMessageOverheadBytes > kCreditBytes)
     too_much(text("more than ", kCreditBytes, " bytes"));
   held_ += header_.bytes + kMessageOverheadBytes;
   sink_arrival_ = std::make_shared<Arrival>();
   sink_arrival_->peer = peer_.rank;
+  sink_arrival_->context = header_.context;
   sink_arrival_->tag = header_.tag;
   sink_arrival_->bytes = header_.bytes;
   sink_arrival_->delivered_at_ns = header_.delivered_at_ns;
@@ -160,20 +164,35 @@ void Connection::end_frame() {
     case FrameKind::credit:
       return;
     case FrameKind::abort:
-      abort_reason_ = sink_text_;
-      return;
+    case FrameKind::join:
     case FrameKind::leave:
+      return said(header_.kind);
+    case FrameKind::goodbye:
       has_left_ = true;
       return;
   }
   malformed("of an unknown kind");
 }
 
+void Connection::said(FrameKind kind) {
+  const std::uint32_t context = header_.context;
+  if (kind == FrameKind::join) {
+    if (joined_.size() == kMaxContexts) too_much(text("more than ", kMaxContexts, " groups"));
+    if (!joined_.emplace(context, true).second) malformed("a group joined twice");
+  } else if (const auto found = joined_.find(context); found != joined_.end()) {
+    found->second = false;
+  }
+  words_.push_back({kind, context, kind == FrameKind::abort ? sink_text_ : std::string()});
+}
+
 void Connection::end_offer() {
   if (offered_ == kMaxOffers) too_much(text("more than ", kMaxOffers, " offers"));
   ++offered_;
+  if (matcher_.has_ended(header_.context))
+    return queue({.kind = FrameKind::done, .id = header_.id});
   auto offer = std::make_shared<Arrival>();
   offer->peer = peer_.rank;
+  offer->context = header_.context;
   offer->tag = header_.tag;
   offer->bytes = header_.bytes;
   offer->id = header_.id;
@@ -183,25 +202,26 @@ void Connection::end_offer() {
   offer->keys = sink_keys_;
   if (header_.kind == FrameKind::offer_chip)
     offer->chip = std::make_unique<MemoryHandle>(sink_handle_);
-  if (RequestState* request = matcher_.match(peer_.rank, header_.tag))
+  if (RequestState* request = matcher_.match(peer_.rank, header_.tag, header_.context))
     return receive_offer(*request, *offer);
   matcher_.keep(std::move(offer));
 }
 
-void Connection::stream_accepted(std::uint64_t id) {
+void Connection::stream_accepted(std::uint32_t id) {
   RequestState* request = offer_ended(id);
   if (!request) return;
-  if (request->bytes == 0) return ledger_.finish(*request, 0);
+  if (request->bytes == 0 || request->outcome != Outcome::success)
+    return ledger_.finish(*request, 0);  // a cancel is on its way where nobody wants it sent
   request->on_host();
   if (request->after)
-    chip_copies_.push_back(
-        {request, id, std::move(request->after), std::chrono::steady_clock::now()});
+    chip_copies_.push_back({request, id, request->context, std::move(request->after),
+                            std::chrono::steady_clock::now()});
   else
     streaming_.push_back(request);
 }
 
 // The peer is through with an offered buffer. Null: not an offer of ours, or not any more.
-RequestState* Connection::offer_ended(std::uint64_t id) {
+RequestState* Connection::offer_ended(std::uint32_t id) {
   const auto offer = offers_.find(id);
   if (offer == offers_.end()) return nullptr;
   RequestState* request = offer->second;
@@ -225,7 +245,8 @@ void Connection::deliver(RequestState& request, std::uint64_t bytes, std::int64_
 
 void Connection::consumed(std::size_t bytes) {
   consumed_ += bytes + kMessageOverheadBytes;
-  if (consumed_ >= kCreditBytes / 4) queue({.kind = FrameKind::credit});
+  if (consumed_ >= kCreditBytes / 4 && !std::exchange(credit_queued_, true))
+    queue({.kind = FrameKind::credit});
 }
 
 // A message that was held is not any more.
@@ -247,6 +268,13 @@ void Connection::receive_arrival(RequestState& request, const std::shared_ptr<Ar
   deliver(request, arrival->bytes, arrival->delivered_at_ns);
 }
 
+void Connection::turn_down(const Arrival& arrival) {
+  if (arrival.offered)
+    queue({.kind = FrameKind::done, .id = arrival.id});
+  else
+    dropped(arrival.bytes);
+}
+
 void Connection::receive_offer(RequestState& request, const Arrival& offer) {
   if (!fits(request, offer.bytes)) return queue({.kind = FrameKind::done, .id = offer.id});
   request.delivered_at = offer.delivered_at_ns;
@@ -265,7 +293,7 @@ void Connection::receive_offer(RequestState& request, const Arrival& offer) {
     accept(request, offer.id, offer.bytes);
 }
 
-void Connection::accept(RequestState& request, std::uint64_t id, std::uint64_t bytes) {
+void Connection::accept(RequestState& request, std::uint32_t id, std::uint64_t bytes) {
   request.on_host();
   accepted_.emplace(id, Incoming{&request, bytes});
   queue({.kind = FrameKind::accept, .id = id});
@@ -277,7 +305,8 @@ bool Connection::pull_by_chip(RequestState& request, const Arrival& offer) {
   const bool is_here = request.chip && stream_->is_within_host();
   auto copy = is_here ? request.chip->pull(*offer.chip, offer.bytes) : nullptr;
   if (!copy) return false;
-  chip_copies_.push_back({nullptr, offer.id, std::move(copy), std::chrono::steady_clock::now()});
+  chip_copies_.push_back(
+      {nullptr, offer.id, offer.context, std::move(copy), std::chrono::steady_clock::now()});
   deliver(request, offer.bytes, offer.delivered_at_ns);
   return true;
 }
@@ -297,6 +326,11 @@ bool Connection::end_chip_copies() {
 std::optional<std::chrono::steady_clock::time_point> Connection::chip_copies_since() const {
   if (chip_copies_.empty()) return std::nullopt;
   return chip_copies_.front().begun;
+}
+
+bool Connection::has_chip_copies(std::uint32_t context) const {
+  return std::ranges::any_of(
+      chip_copies_, [&](const ChipCopying& copying) { return copying.context == context; });
 }
 
 // A piece of as many messages as the stream moves at once; the others get their turn later. A
@@ -345,7 +379,7 @@ bool Connection::ended(Pulling& pulling) {
   return true;
 }
 
-void Connection::taken_back(std::uint64_t id) {
+void Connection::taken_back(std::uint32_t id) {
   for (auto at = pulls_.begin(); at != pulls_.end(); ++at) {
     if (at->pull.id != id) continue;
     if (at->given == Pulling::Given::no) at->given = Pulling::Given::back;

@@ -1,6 +1,7 @@
 #include "core/connection_manager.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "core/clock.h"
@@ -57,15 +58,8 @@ void ConnectionManager::connected(int rank, const PeerIdentity& peer,
   there.crossed = Fd();
   poller_.watch(connection.stream().fd(), Poller::Source::peer, rank);
   events_.peer_connected(rank, connection);
-  if (told_to_peers_) connection.send_abort(*told_to_peers_);
   settle(connection);
   poller_.wake();
-}
-
-bool ConnectionManager::all_gone() const {
-  return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-    return &peer == &peers_[me_.rank] || !peer.gone.empty();
-  });
 }
 
 std::string ConnectionManager::describe(int rank) const {
@@ -118,7 +112,7 @@ void ConnectionManager::settle(Connection& connection) {
 // What follows from the peer's words so far: why it gave up counts before that it left.
 void ConnectionManager::conclude(Connection& connection, const StreamEnd* end) {
   const int rank = connection.peer().rank;
-  if (!connection.abort_reason().empty()) events_.peer_failed(connection.abort_reason());
+  for (const Connection::Word& word : connection.take_words()) events_.peer_said(rank, word);
   if (connection.ended()) return;
   if (connection.has_left()) {
     end_connection(rank, describe(rank) + " left (closed its communicator)");
@@ -139,11 +133,21 @@ void ConnectionManager::stream_ended(int rank, const StreamEnd& end) {
   end_connection(rank, end.peer_died
                            ? text(describe(rank), " died (", end.reason, " without a goodbye)")
                            : text(describe(rank), " was lost (", end.reason, ")"));
-  events_.peer_failed(peers_[rank].gone);
+  events_.peer_failed(rank);
 }
 
-void ConnectionManager::cut_off(int rank, const std::string& reason) {
-  stream_ended(rank, {reason});
+void ConnectionManager::cut_off_holder(int rank) {
+  stream_ended(rank, {"it did not let go of a cancelled message and was cut off", false});
+}
+
+void ConnectionManager::cut_off_holders(Time now) {
+  std::set<int> holders;
+  ledger_.for_each([&](const RequestState& request) {
+    if (request.outcome != Outcome::success && request.release_by <= now)
+      holders.insert(request.peer_number);
+  });
+  for (const int rank : holders)
+    if (live(rank)) cut_off_holder(rank);
 }
 
 // One look at a connection: reads, copies, writes, and draws the conclusions.
@@ -180,8 +184,8 @@ bool ConnectionManager::ready_to_sleep() {
   return ready;
 }
 
-void ConnectionManager::woke(bool slept) {
-  const bool may_rest = slept && live_.size() > kFew;
+void ConnectionManager::woke(bool was_ready) {
+  const bool may_rest = was_ready && live_.size() > kFew;
   std::erase_if(awake_, [&](int rank) {
     Connection& connection = *peers_[rank].connection;
     connection.resting = may_rest && connection.idle_sleeps++ >= kIdleSleeps &&
@@ -221,6 +225,7 @@ ConnectionManager::Time ConnectionManager::check_alive() {
       conclude(*connection, &end);
     }
   }
+  cut_off_holders(now);
   return next_check_;
 }
 
@@ -232,6 +237,11 @@ std::optional<ConnectionManager::Time> ConnectionManager::chip_copies_since() co
   return since;
 }
 
+bool ConnectionManager::has_chip_copies(std::uint32_t context) const {
+  return std::ranges::any_of(
+      awake_, [&](int rank) { return peers_[rank].connection->has_chip_copies(context); });
+}
+
 // A caller costs nobody but itself, not even where memory is short.
 void ConnectionManager::serve_lobby() {
   try {
@@ -241,21 +251,11 @@ void ConnectionManager::serve_lobby() {
   }
 }
 
-void ConnectionManager::abort_all(const std::string& told_to_peers) {
-  told_to_peers_ = told_to_peers;
-  for (const int rank : std::vector<int>(live_)) {
-    Connection& connection = *peers_[rank].connection;
-    connection.send_abort(told_to_peers);  // before the buffers go
-    connection.release_all();
-    settle(connection);
-  }
-}
-
 void ConnectionManager::leave_all() {
   closing_ = true;
   for (const int rank : live_) {
     peers_[rank].connection->release_all();  // before the buffers go
-    peers_[rank].connection->send_leave();
+    peers_[rank].connection->send_goodbye();
   }
 }
 

@@ -1,4 +1,6 @@
-// The connections with the other ranks: how each comes to be, what moves over it, how it ends.
+// The connections with the other ranks: how each comes to be, what moves over it, how it ends. The
+// communicators that share them come and go meanwhile; a rank is one of the first of these, its
+// world rank.
 //
 //   connecting.cpp           dialling, and judging who dials us
 //   connection_manager.cpp   a connection's life from then on
@@ -34,10 +36,12 @@ class ConnectionEvents {
 
   // What waited for this connection can be sent.
   virtual void peer_connected(int rank, Connection& connection) = 0;
-  // It closed its communicator: gone() says so.
+  // What it said of one communicator.
+  virtual void peer_said(int rank, const Connection::Word& word) = 0;
+  // It closed all communicators: gone() says so.
   virtual void peer_left(int rank) = 0;
-  // It died, aborted or cannot be reached, which ends this communicator too.
-  virtual void peer_failed(const std::string& reason) = 0;
+  // It died or cannot be reached, which ends every communicator that it is in: gone() says why.
+  virtual void peer_failed(int rank) = 0;
 };
 
 // Under the mutex, but for what says otherwise.
@@ -63,7 +67,10 @@ class ConnectionManager {
   const std::vector<int>& live_ranks() const { return live_; }
   // Why no request with that rank can succeed any more; empty: one can.
   const std::string& gone(int rank) const { return peers_[rank].gone; }
-  bool all_gone() const;
+  // Whether that is no leave in order.
+  bool has_died(int rank) const {
+    return !gone(rank).empty() && !(connection(rank) && connection(rank)->has_left());
+  }
   // From any thread. More ranks than cores: one that waits had better leave its core to the others.
   bool crowded() const { return same_host_peers_ + 1 > cores_; }
   std::string describe(int rank) const;
@@ -78,21 +85,20 @@ class ConnectionManager {
   bool ready_to_sleep();
   // Whether a piece of a long message was moved since this was asked: more will follow.
   bool copied() { return std::exchange(copied_, false); }
-  // slept: it was ready to.
-  void woke(bool slept);
+  // was_ready: to sleep, whether it slept or not.
+  void woke(bool was_ready);
   void handle(const Poller::Event& event);
-  // Returns when to come again.
+  // Cuts off those that hold buffers for too long, too. Returns when to come again.
   Time check_alive();
   // Since when the chip copies messages of peers, who hold their memory until they are told.
   std::optional<Time> chip_copies_since() const;
+  bool has_chip_copies(std::uint32_t context) const;
 
   void serve_lobby();
   Time lobby_wakes_at() const { return lobby_.wake_at(); }
 
-  // Tells every peer, those that connect only later too, and lets go of all buffers.
-  void abort_all(const std::string& told_to_peers);
-  // Ends a connection whose peer does not do what it must.
-  void cut_off(int rank, const std::string& reason);
+  // Ends the connection with a peer that does not let go of a buffer.
+  void cut_off_holder(int rank);
 
   // Says goodbye to every peer, and lets go of all buffers. Nobody is connected from here on.
   void leave_all();
@@ -124,6 +130,7 @@ class ConnectionManager {
   void conclude(Connection& connection, const StreamEnd* end);
   void end_connection(int rank, std::string why);
   void stream_ended(int rank, const StreamEnd& end);
+  void cut_off_holders(Time now);
 
   // connecting.cpp
   void open_transports();
@@ -164,10 +171,9 @@ class ConnectionManager {
   Lobby lobby_;
 
   const int cores_ = usable_cores();
-  std::atomic<int> same_host_peers_{0};       // of the connected ranks
-  bool copied_ = false;                       // a piece of a long message, since copied() was asked
-  std::optional<std::string> told_to_peers_;  // who connect only now, too
-  Time next_check_{};                         // that peers are alive
+  std::atomic<int> same_host_peers_{0};  // of the connected ranks
+  bool copied_ = false;                  // a piece of a long message, since copied() was asked
+  Time next_check_{};                    // that peers are alive
   std::atomic<bool> closing_{false};
   std::list<std::thread> diallers_;
   std::list<std::thread> ended_dialler_;  // the last that ended, to be joined

@@ -20,6 +20,7 @@ void Connection::own_payload(Outgoing& frame, const void* payload, std::size_t b
 }
 
 void Connection::queue(FrameHeader header, const std::string& payload) {
+  if (said_goodbye_) return;
   Outgoing& frame = new_frame();
   frame.header = header;
   if (!payload.empty()) {
@@ -51,7 +52,8 @@ void Connection::send_message(RequestState& request) {
   Outgoing& frame = new_frame();
   frame.header.tag = request.tag;
   frame.header.bytes = request.bytes;
-  request.id = next_id_++;
+  frame.header.context = request.context;
+  request.id = eager ? 0 : free_id();
   frame.header.delivered_at_ns = request.delivered_at;
   frame.header.is_long = request.delivered_at != 0;
   if (eager) {
@@ -77,11 +79,29 @@ void Connection::send_message(RequestState& request) {
   enqueue(frame);
 }
 
-void Connection::send_abort(const std::string& reason) {
-  queue({.kind = FrameKind::abort}, reason.substr(0, kMaxReasonBytes));
+// Of billions of messages no two under way have the same.
+std::uint32_t Connection::free_id() {
+  do ++last_id_;
+  while (last_id_ == 0 || offers_.contains(last_id_));
+  return last_id_;
 }
 
-void Connection::send_leave() { queue({.kind = FrameKind::leave}); }
+void Connection::send_join(std::uint32_t context) {
+  queue({.kind = FrameKind::join, .context = context});
+}
+
+void Connection::send_abort(std::uint32_t context, const std::string& reason) {
+  queue({.kind = FrameKind::abort, .context = context}, reason.substr(0, kMaxReasonBytes));
+}
+
+void Connection::send_leave(std::uint32_t context) {
+  queue({.kind = FrameKind::leave, .context = context});
+}
+
+void Connection::send_goodbye() {
+  queue({.kind = FrameKind::goodbye});
+  said_goodbye_ = true;
+}
 
 bool Connection::next_frame() {
   if (!frames_.empty()) {
@@ -106,6 +126,7 @@ bool Connection::next_frame() {
 void Connection::start_writing() {
   current_.header.credit = consumed_;
   consumed_ = 0;
+  credit_queued_ = false;
   written_ = 0;
   writing_ = true;
 }
@@ -138,10 +159,21 @@ void Connection::frame_written() {
   }
   if (current_.header.kind == FrameKind::data) {
     request->moved += current_.payload_bytes;
-    if (request->moved < request->bytes) return;
     streaming_.pop_front();
+    if (request->moved < request->bytes) return streams_on(request);
   }
   ledger_.finish(*request, request->bytes);
+}
+
+// Messages of one communicator go one after another; those of several take turns.
+void Connection::streams_on(RequestState* request) {
+  const auto is_own = [&](RequestState* each) { return each->context == request->context; };
+  const auto next = std::find_if_not(streaming_.begin(), streaming_.end(), is_own);
+  if (next == streaming_.end()) return streaming_.push_front(request);
+  RequestState* const others = *next;
+  streaming_.erase(next);
+  streaming_.insert(std::find_if(streaming_.begin(), streaming_.end(), is_own), request);
+  streaming_.push_front(others);
 }
 
 void Connection::own_current_payload() {
@@ -161,7 +193,8 @@ bool Connection::release(RequestState& request) {
     for (auto at = pulls_.begin(); at != pulls_.end(); ++at) {
       if (at->request != &request) continue;
       at->given = Pulling::Given::up;
-      if (!ended(*at)) return false;
+      if (!stream_->abandon(at->pull)) return false;
+      queue({.kind = FrameKind::done, .id = at->pull.id});
       pulls_.erase(at);
       break;
     }
@@ -185,7 +218,11 @@ bool Connection::release(RequestState& request) {
     return true;
   }
   queue({.kind = FrameKind::cancel, .id = request.id});
-  return false;
+  // The peer's chip may be at it already, and asks nobody.
+  const bool chip_reads = request.chip && stream_->is_within_host();
+  if (chip_reads || !stream_->take_back(request.id)) return false;
+  offer->second = nullptr;
+  return true;
 }
 
 void Connection::end() {

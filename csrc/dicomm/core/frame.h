@@ -3,6 +3,8 @@
 // A short message is one eager frame. A long one is offered, as is every one in a chip's memory;
 // the receiver, once it has a buffer, either pulls it from the sender's memory and says done, or
 // accepts it, and the sender streams it as data frames.
+//
+// A context says which of the communicators that share the connection a frame is about.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +16,19 @@
 namespace dicomm {
 
 enum class FrameKind : std::uint8_t {
-  eager = 1,   // tag, bytes, delivered_at_ns; payload
-  offer,       // tag, bytes (of the message), id, address, delivered_at_ns; payload: MemoryKeys
+  eager = 1,   // context, tag, bytes, delivered_at_ns; payload
+  offer,       // context, tag, bytes (of the message), id, address, delivered_at_ns; payload:
+               // MemoryKeys
   accept,      // id
   data,        // id, bytes; payload
   done,        // id: the sender's buffer is free
   cancel,      // id: the sender takes its offer back; an offer not answered yet is, by done
   credit,      // only the credit field
-  abort,       // bytes; payload is the reason
-  leave,       // closed in order: nothing follows
+  abort,       // context, bytes; payload is the reason
+  goodbye,     // all communicators are closed in order: nothing follows
   offer_chip,  // an offer without an address; payload: MemoryHandle
+  join,        // context: the writer's communicator counts on the peer's
+  leave,       // context: the writer closed that communicator in order
 };
 
 constexpr bool is_offer(FrameKind kind) {
@@ -37,7 +42,8 @@ struct FrameHeader {
   std::uint32_t credit = 0;  // eager bytes the writer of this frame consumed since its last one
   std::uint64_t tag = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t id = 0;
+  std::uint32_t id = 0;
+  std::uint32_t context = 0;
   std::uint64_t address = 0;
   std::int64_t delivered_at_ns = 0;
 
@@ -68,5 +74,7 @@ constexpr std::size_t kMaxOffers = 1 << 18;
 // The unit in which long messages move, so that short ones and aborts get in between.
 constexpr std::size_t kChunkBytes = 1 << 20;
 constexpr std::size_t kMaxReasonBytes = 4096;
+// Communicators that a connection has in its life. Each costs 40 bytes.
+constexpr std::size_t kMaxContexts = 1 << 20;
 
 }  // namespace dicomm

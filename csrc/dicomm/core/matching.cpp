@@ -4,10 +4,10 @@
 
 namespace dicomm {
 
-RequestState* Matcher::match(int peer, std::uint64_t tag) {
-  auto& posted = bucket(tag).posted;
+RequestState* Matcher::match(int peer, std::uint64_t tag, std::uint32_t context) {
+  auto& posted = bucket(tag, context).posted;
   for (RequestState* receive = posted.first(); receive; receive = posted.after(*receive)) {
-    if (receive->tag != tag) continue;
+    if (receive->tag != tag || receive->context != context) continue;
     if (receive->peer_number != peer && receive->peer_number != Communicator::any_source) continue;
     posted.erase(*receive);
     receive->peer_number = peer;
@@ -17,10 +17,10 @@ RequestState* Matcher::match(int peer, std::uint64_t tag) {
 }
 
 std::shared_ptr<Arrival> Matcher::match(const RequestState& receive) {
-  auto& arrived = bucket(receive.tag).arrived;
+  auto& arrived = bucket(receive.tag, receive.context).arrived;
   const int peer = receive.peer_number;
   const auto found = std::find_if(arrived.begin(), arrived.end(), [&](const auto& arrival) {
-    return arrival->tag == receive.tag &&
+    return arrival->tag == receive.tag && arrival->context == receive.context &&
            (arrival->peer == peer || peer == Communicator::any_source);
   });
   if (found == arrived.end()) return nullptr;
@@ -30,25 +30,34 @@ std::shared_ptr<Arrival> Matcher::match(const RequestState& receive) {
 }
 
 void Matcher::keep(std::shared_ptr<Arrival> arrival) {
-  auto& arrived = bucket(arrival->tag).arrived;
+  auto& arrived = bucket(arrival->tag, arrival->context).arrived;
   arrived.push_back(std::move(arrival));
 }
 
-void Matcher::clear() {
+std::vector<std::shared_ptr<Arrival>> Matcher::end(std::uint32_t context) {
+  ended_.insert(context);
+  std::vector<std::shared_ptr<Arrival>> unwanted;
   for (Bucket& bucket : buckets_) {
-    while (RequestState* receive = bucket.posted.first()) bucket.posted.erase(*receive);
-    bucket.arrived.clear();
+    bucket.posted.for_each([&](RequestState& receive) {
+      if (receive.context == context) bucket.posted.erase(receive);
+    });
+    std::erase_if(bucket.arrived, [&](const auto& arrival) {
+      const bool of_it = arrival->context == context;
+      if (of_it) unwanted.push_back(arrival);
+      return of_it;
+    });
   }
+  return unwanted;
 }
 
 bool Matcher::remove(RequestState& receive) {
-  auto& posted = bucket(receive.tag).posted;
+  auto& posted = bucket(receive.tag, receive.context).posted;
   if (!posted.contains(receive)) return false;
   posted.erase(receive);
   return true;
 }
 
-bool Matcher::remove_offer(int peer, std::uint64_t id) {
+bool Matcher::remove_offer(int peer, std::uint32_t id) {
   return remove_arrivals([&](const Arrival& arrival) {
     return arrival.offered && arrival.peer == peer && arrival.id == id;
   });

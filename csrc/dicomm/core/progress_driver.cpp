@@ -98,11 +98,13 @@ void ProgressDriver::lead(Lock& lock, Time until, const RequestState* awaited) {
   until = std::min({until, lobby_time, connections_.check_alive(), next_look_at_chip()});
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
   int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
-  if (stop_ || (awaited && (awaited->done || stays_awake())) ||
-      (timeout_ms > 0 && !connections_.ready_to_sleep()))
-    timeout_ms = 0;
+  // One that only looks in gets ready, too: where no caller ever sleeps, idle connections would
+  // never come to rest.
+  const bool busy = stop_ || (awaited && (awaited->done || stays_awake() || timeout_ms == 0));
+  const bool ready = !busy && connections_.ready_to_sleep();
+  if (!ready) timeout_ms = 0;
   const int count = poller_.sleep(lock, timeout_ms);
-  connections_.woke(timeout_ms > 0);
+  connections_.woke(ready);
   for (int i = 0; i < count; ++i) connections_.handle(poller_.event(i));
   if (lobby_time <= Clock::now()) connections_.serve_lobby();
   if (count > 0) turn(rank_);
@@ -282,8 +284,12 @@ void ProgressDriver::lead_until(Lock& lock, Time deadline, F&& reached) {
   }
 }
 
-void ProgressDriver::finish_chip_copies(Lock& lock, Time deadline) {
-  lead_until(lock, deadline, [this] { return !connections_.chip_copies_since(); });
+void ProgressDriver::finish_chip_copies(Lock& lock, std::uint32_t context, Time deadline) {
+  lead_until(lock, deadline, [&] { return !connections_.has_chip_copies(context); });
+}
+
+void ProgressDriver::finish_requests(Lock& lock, std::uint32_t context) {
+  lead_until(lock, Time::max(), [&] { return !ledger_.holds(context); });
 }
 
 void ProgressDriver::drain(Lock& lock, Time deadline) {

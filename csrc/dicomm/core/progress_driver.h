@@ -41,11 +41,13 @@ class ProgressDriver {
   void look_at_chip();
   // Looks out for the request's end for less than a microsecond, or until another thread wants in.
   void look_out(RequestState& request);
-  // Lets others in meanwhile, as the next three do: sleeps until the request is done, or
+  // Lets others in meanwhile, as the next four do: sleeps until the request is done, or
   // `deadline`.
   void block(Lock& lock, RequestState& request, Time deadline);
-  // Until the chip has copied all that peers hold for it, or `deadline`.
-  void finish_chip_copies(Lock& lock, Time deadline);
+  // Until the chip has copied all that peers hold for that communicator, or `deadline`.
+  void finish_chip_copies(Lock& lock, std::uint32_t context, Time deadline);
+  // Until no request of that communicator, which is closed, is left.
+  void finish_requests(Lock& lock, std::uint32_t context);
   // Until everything that connections have to say is handed over, or `deadline`.
   void drain(Lock& lock, Time deadline);
   // Nobody moves bytes afterwards but the driver's thread, which join() waits for.

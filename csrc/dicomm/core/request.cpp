@@ -2,12 +2,13 @@
 
 #include "core/clock.h"
 #include "core/engine.h"
+#include "core/requests.h"
 
 namespace dicomm {
 
-RequestState::RequestState(std::shared_ptr<Engine> engine, bool is_send, void* data,
+RequestState::RequestState(std::shared_ptr<Requests> owner, bool is_send, void* data,
                            std::size_t bytes, int peer, std::uint64_t tag)
-    : engine(std::move(engine)),
+    : owner(std::move(owner)),
       is_send(is_send),
       data(static_cast<std::byte*>(data)),
       bytes(bytes),
@@ -15,8 +16,10 @@ RequestState::RequestState(std::shared_ptr<Engine> engine, bool is_send, void* d
       tag(tag) {}
 
 RequestState::~RequestState() {
-  if (engine && !finished() && engine->is_here()) engine->requests().cancel(*this);
+  if (owner && !finished() && owner->engine().is_here()) owner->cancel(*this);
 }
+
+int RequestState::peer() const { return owner ? owner->rank_of(peer_number) : peer_number; }
 
 std::chrono::nanoseconds RequestState::age() const {
   return std::chrono::nanoseconds(posted_at_ns == 0 ? 0 : now_ns() - posted_at_ns);
@@ -24,8 +27,8 @@ std::chrono::nanoseconds RequestState::age() const {
 
 bool RequestState::test() {
   if (!finished()) {
-    engine->require_here();
-    engine->progress().poll(*this);
+    owner->engine().require_here();
+    owner->engine().progress().poll(*this);
   }
   if (!finished()) return false;
   wait(std::nullopt);
@@ -34,8 +37,8 @@ bool RequestState::test() {
 
 std::size_t RequestState::wait(std::optional<std::chrono::milliseconds> timeout) {
   if (!finished()) {
-    engine->require_here();
-    engine->requests().wait(*this, timeout);
+    owner->engine().require_here();
+    owner->wait(*this, timeout);
   }
   switch (outcome) {
     case Outcome::error:
@@ -58,9 +61,13 @@ void Ledger::finish(RequestState& request, std::size_t bytes) {
 }
 
 void Ledger::fail(RequestState& request, Outcome outcome, std::string failure) {
+  doom(request, outcome, std::move(failure));
+  close(request);
+}
+
+void Ledger::doom(RequestState& request, Outcome outcome, std::string failure) {
   request.outcome = outcome;
   request.failure = std::move(failure);
-  close(request);
 }
 
 // `done` comes last: its owner may destroy the request from then on.

@@ -18,48 +18,68 @@ std::string describe_tag(std::uint64_t tag) {
   return tag >> 63 ? ", of a collective" : text(", tag ", tag);
 }
 
-// How long a destroyed send waits for its receiver to let go of the buffer.
-constexpr std::chrono::seconds kCancelTimeout{5};
+// How long a peer may hold a buffer that nobody here waits for any more, of a request that was
+// destroyed or has failed.
+constexpr std::chrono::seconds kReleaseTimeout{5};
 
 // For a request that ends before its communicator does.
-std::shared_ptr<Engine> unowned(Engine& engine) { return {std::shared_ptr<void>(), &engine}; }
+std::shared_ptr<Requests> unowned(Requests& requests) {
+  return {std::shared_ptr<void>(), &requests};
+}
 
 }  // namespace
 
-Requests::Requests(Engine& engine, const Options& options, const Identity& me, Guard& guard,
-                   Poller& poller, ConnectionManager& connections, ProgressDriver& progress)
-    : engine_(engine),
+Requests::Requests(std::shared_ptr<Engine> engine, const Options& options, std::uint32_t context,
+                   const std::vector<int>& ranks)
+    : engine_(std::move(engine)),
       options_(options),
-      me_(me),
-      guard_(guard),
-      poller_(poller),
-      connections_(connections),
-      progress_(progress),
-      outgoing_(me.world_size),
-      chip_queue_(
-          [this](RequestState& request) {
-            request.is_send ? hand_over(request, 0) : post(request);
-          },
-          [this](RequestState& request, const char* what) {
-            fail(request, Outcome::error, text("this rank's chip failed: ", what));
-          }) {}
+      context_(context),
+      peers_(ranks.size()),
+      rank_of_(engine_->me().world_size, -1) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    peers_[rank].world_rank = ranks[rank];
+    rank_of_[ranks[rank]] = static_cast<int>(rank);
+  }
+}
 
-Requests::Outgoing& Requests::checked_peer(int peer, const char* operation) {
-  if (peer < 0 || peer >= me_.world_size || peer == me_.rank)
+std::shared_ptr<Requests> Requests::create(std::shared_ptr<Engine> engine, const Options& options,
+                                           std::uint32_t context, const std::vector<int>& ranks) {
+  std::shared_ptr<Requests> requests(new Requests(std::move(engine), options, context, ranks),
+                                     [](Requests* old) {
+                                       if (old->engine_->is_here()) delete old;
+                                     });
+  const Lock held = requests->engine_->guard().lock();
+  requests->engine_->open(*requests);
+  return requests;
+}
+
+// Its world rank.
+int Requests::checked_peer(int peer, const char* operation) const {
+  if (peer < 0 || peer >= options_.world_size || peer == options_.rank)
     throw Error(text(operation, ": peer ", peer, " is not another rank of this job (this is rank ",
-                     me_.rank, " of ", me_.world_size, ")"));
-  return outgoing_[peer];
+                     options_.rank, " of ", options_.world_size, ")"));
+  return peers_[peer].world_rank;
+}
+
+const std::string& Requests::gone(const Peer& peer) const {
+  return peer.gone.empty() ? engine_->connections().gone(peer.world_rank) : peer.gone;
+}
+
+bool Requests::all_gone() const {
+  return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+    return &peer == &peers_[options_.rank] || !gone(peer).empty();
+  });
 }
 
 std::string Requests::describe(const RequestState& request) const {
+  const std::string peer = engine_->connections().describe(request.peer_number);
   return request.is_send
-             ? text("send of ", request.bytes, " bytes to ",
-                    connections_.describe(request.peer_number), describe_tag(request.tag))
-             : text("recv of up to ", request.bytes, " bytes from ",
-                    connections_.describe(request.peer_number), describe_tag(request.tag));
+             ? text("send of ", request.bytes, " bytes to ", peer, describe_tag(request.tag))
+             : text("recv of up to ", request.bytes, " bytes from ", peer,
+                    describe_tag(request.tag));
 }
 
-std::int64_t Requests::pace(Outgoing& peer, std::size_t bytes, std::int64_t ready_at_ns) {
+std::int64_t Requests::pace(Peer& peer, std::size_t bytes, std::int64_t ready_at_ns) {
   if (peer.pace.bytes_per_s <= 0) return 0;
   const std::int64_t ready = ready_at_ns > 0 ? ready_at_ns : now_ns();
   const std::int64_t departure = std::max(ready, peer.link_free_at_ns);
@@ -71,22 +91,22 @@ std::shared_ptr<Request> Requests::isend(const void* data, std::size_t bytes, in
                                          std::uint64_t tag, std::int64_t ready_at_ns,
                                          std::shared_ptr<ChipBuffer> chip,
                                          std::shared_ptr<ChipWork> after) {
-  checked_peer(peer, "send");
-  auto request = std::make_shared<RequestState>(engine_.shared_from_this(), true,
-                                                const_cast<void*>(data), bytes, peer, tag);
+  const int to = checked_peer(peer, "send");
+  auto request = std::make_shared<RequestState>(shared_from_this(), true, const_cast<void*>(data),
+                                                bytes, to, tag);
   request->chip = std::move(chip);
   request->after = std::move(after);
-  const Lock held = guard_.lock();
+  const Lock held = engine_->guard().lock();
   start_send(*request, ready_at_ns);
   if (!request->done) request->posted_at_ns = rough_now_ns();
   return request;
 }
 
 void Requests::start(RequestState& request, std::int64_t ready_at_ns) {
-  const int peer = request.peer_number;
-  if (peer != Communicator::any_source) checked_peer(peer, request.is_send ? "send" : "recv");
-  request.engine = unowned(engine_);
-  const Lock held = guard_.lock();
+  if (request.peer_number != Communicator::any_source)
+    request.peer_number = checked_peer(request.peer_number, request.is_send ? "send" : "recv");
+  request.owner = unowned(*this);
+  const Lock held = engine_->guard().lock();
   if (request.is_send)
     start_send(request, ready_at_ns);
   else
@@ -103,12 +123,12 @@ void Requests::send(const void* data, std::size_t bytes, int peer, std::uint64_t
 std::shared_ptr<Request> Requests::irecv(void* data, std::size_t capacity, int peer,
                                          std::uint64_t tag, std::shared_ptr<ChipBuffer> chip,
                                          std::shared_ptr<ChipWork> after) {
-  if (peer != Communicator::any_source) checked_peer(peer, "recv");
+  const int from = peer == Communicator::any_source ? peer : checked_peer(peer, "recv");
   auto request =
-      std::make_shared<RequestState>(engine_.shared_from_this(), false, data, capacity, peer, tag);
+      std::make_shared<RequestState>(shared_from_this(), false, data, capacity, from, tag);
   request->chip = std::move(chip);
   request->after = std::move(after);
-  const Lock held = guard_.lock();
+  const Lock held = engine_->guard().lock();
   start_receive(*request);
   if (!request->done) request->posted_at_ns = rough_now_ns();
   return request;
@@ -116,83 +136,117 @@ std::shared_ptr<Request> Requests::irecv(void* data, std::size_t capacity, int p
 
 std::size_t Requests::recv(void* data, std::size_t capacity, int peer, std::uint64_t tag,
                            Communicator::Timeout timeout) {
-  if (peer != Communicator::any_source) checked_peer(peer, "recv");
-  RequestState request(unowned(engine_), false, data, capacity, peer, tag);
+  const int from = peer == Communicator::any_source ? peer : checked_peer(peer, "recv");
+  RequestState request(unowned(*this), false, data, capacity, from, tag);
   {
-    const Lock held = guard_.lock();
+    const Lock held = engine_->guard().lock();
     start_receive(request);
-    progress_.look_out(request);
+    engine_->progress().look_out(request);
   }
   return request.wait(timeout);
 }
 
+void Requests::add(RequestState& request) {
+  engine_->progress().touch();
+  request.context = context_;
+  engine_->ledger().add(request);
+}
+
 void Requests::start_send(RequestState& request, std::int64_t ready_at_ns) {
-  progress_.touch();
-  ledger_.add(request);
+  add(request);
   if (refuse(request)) return;
-  outgoing_[request.peer_number].bytes_sent += request.bytes;
+  peer_of(request).bytes_sent += request.bytes;
   if (!waits_for_chip(request)) hand_over(request, ready_at_ns);
 }
 
 bool Requests::waits_for_chip(RequestState& request) {
-  if (!chip_queue_.holds_back(request)) {
+  ChipQueue& queue = engine_->chip_queue();
+  if (!queue.holds_back(request)) {
     request.after.reset();  // the chip is through
     return false;
   }
-  chip_queue_.push(request);
-  progress_.look_at_chip();
+  queue.push(request);
+  engine_->progress().look_at_chip();
   if (request.peer_number != Communicator::any_source)
-    connections_.need(request.peer_number);  // meanwhile; and so that its death is noticed
+    reach(peer_of(request));  // meanwhile; and so that its death is noticed
   return true;
+}
+
+void Requests::chip_is_through(RequestState& request) {
+  request.is_send ? hand_over(request, 0) : post(request);
+}
+
+void Requests::chip_failed(RequestState& request, const char* what) {
+  fail(request, Outcome::error, text("this rank's chip failed: ", what));
 }
 
 // Its bytes are there.
 void Requests::hand_over(RequestState& request, std::int64_t ready_at_ns) {
-  Outgoing& to = outgoing_[request.peer_number];
+  Peer& to = peer_of(request);
   request.delivered_at = pace(to, request.bytes, ready_at_ns);
-  if (Connection* connection = connections_.live(request.peer_number)) {
+  Connection* connection = reach(to);
+  if (request.done) return;  // the peer's end showed as it was reached
+  if (connection) {
     connection->send_message(request);
-    connections_.settle(*connection);
+    engine_->connections().settle(*connection);
   } else {
     to.backlog.push_back(&request);
-    connections_.need(request.peer_number);
   }
 }
 
+// Its connection, which is made where there is none: null until then.
+Connection* Requests::reach(Peer& peer) {
+  ConnectionManager& connections = engine_->connections();
+  if (!peer.told) {
+    peer.wanted = true;
+    connections.need(peer.world_rank);
+    if (Connection* connection = connections.live(peer.world_rank)) {
+      join(peer, *connection);
+      connections.settle(*connection);
+    }
+  }
+  return connections.live(peer.world_rank);
+}
+
+void Requests::join(Peer& peer, Connection& connection) {
+  peer.told = true;
+  connection.send_join(context_);
+}
+
 void Requests::start_receive(RequestState& request) {
-  progress_.touch();
-  ledger_.add(request);
-  if (failure_ || !waits_for_chip(request)) post(request);
+  add(request);
+  if (failure_ || closing_ || !waits_for_chip(request)) post(request);
 }
 
 // Its buffer may be written to.
 void Requests::post(RequestState& request) {
+  ConnectionManager& connections = engine_->connections();
   if (!failure_)  // what a peer sent before it left still counts
-    if (const auto arrival = matcher_.match(request)) {
-      Connection& connection = *connections_.connection(arrival->peer);
+    if (const auto arrival = engine_->matcher().match(request)) {
+      Connection& connection = *connections.connection(arrival->peer);
       connection.receive_arrival(request, arrival);
       if (!connection.ended()) {
-        connections_.settle(connection);
-        if (connection.has_pulls() || connection.chip_copies_since()) poller_.wake();
+        connections.settle(connection);
+        if (connection.has_pulls() || connection.chip_copies_since()) engine_->poller().wake();
       }
       return;
     }
   if (refuse(request)) return;
-  matcher_.post(request);
+  engine_->matcher().post(request);
   // Connected even while nothing is to be sent, so that the peer's death is noticed.
-  if (request.peer_number != Communicator::any_source) connections_.need(request.peer_number);
+  if (request.peer_number != Communicator::any_source) reach(peer_of(request));
 }
 
 // Whether the request can never succeed; fails it.
 bool Requests::refuse(RequestState& request) {
-  const int rank = request.peer_number;
+  const bool any = request.peer_number == Communicator::any_source;
   if (closing_) {
     fail(request, Outcome::aborted, "this communicator is closed");
   } else if (failure_) {
     fail(request, failure_->outcome, failure_->reason);
-  } else if (rank != Communicator::any_source && !connections_.gone(rank).empty()) {
-    fail(request, Outcome::peer_error, connections_.gone(rank));
-  } else if (rank == Communicator::any_source && connections_.all_gone()) {
+  } else if (!any && !gone(peer_of(request)).empty()) {
+    fail(request, Outcome::peer_error, gone(peer_of(request)));
+  } else if (any && all_gone()) {
     fail(request, Outcome::peer_error, "every peer left");
   } else {
     return false;
@@ -200,46 +254,107 @@ bool Requests::refuse(RequestState& request) {
   return true;
 }
 
-void Requests::fail(RequestState& request, Outcome outcome, const std::string& reason) {
-  ledger_.fail(request, outcome,
-               text(describe(request), ", failed after ", seconds(request.age()), ": ", reason));
+std::string Requests::failure_of(const RequestState& request, const std::string& reason) const {
+  return text(describe(request), ", failed after ", seconds(request.age()), ": ", reason);
 }
 
-// What neither a connection nor a message has taken yet.
+void Requests::fail(RequestState& request, Outcome outcome, const std::string& reason) {
+  engine_->ledger().fail(request, outcome, failure_of(request, reason));
+}
+
+// The same for one that is under way: where its peer may still read or write the buffer, it ends
+// once the peer has let go of it.
+void Requests::let_go(RequestState& request, Outcome outcome, const std::string& reason) {
+  if (request.outcome != Outcome::success) return;  // it was let go, and why counts
+  Connection* connection = request.peer_number == Communicator::any_source
+                               ? nullptr
+                               : engine_->connections().live(request.peer_number);
+  if (!connection || connection->release(request)) return fail(request, outcome, reason);
+  Ledger::doom(request, outcome, failure_of(request, reason));
+  request.release_by = failure_ ? Clock::now() + kReleaseTimeout : deadline_after(options_.timeout);
+}
+
+template <class F>
+void Requests::for_each_request(F&& visit) {
+  engine_->ledger().for_each([&](RequestState& request) {
+    if (request.context == context_) visit(request);
+  });
+}
+
+// The connections with peers that count on this side.
+template <class F>
+void Requests::for_each_joined(F&& visit) {
+  for (const Peer& peer : peers_)
+    if (Connection* connection = engine_->connections().live(peer.world_rank);
+        connection && connection->is_joined(context_))
+      visit(*connection);
+}
+
+// What neither a connection nor a message has taken yet, and messages that nobody will want.
 void Requests::forget_queued() {
-  matcher_.clear();
-  chip_queue_.clear();
-  for (Outgoing& peer : outgoing_) peer.backlog.clear();
+  for (const auto& arrival : engine_->matcher().end(context_))
+    if (Connection* connection = engine_->connections().live(arrival->peer))
+      connection->turn_down(*arrival);
+  engine_->chip_queue().remove_all(context_);
+  for (Peer& peer : peers_) peer.backlog.clear();
+}
+
+// After what was said to the peers before they hear what becomes of messages.
+void Requests::let_all_go(Outcome outcome, const std::string& reason) {
+  forget_queued();
+  for_each_request([&](RequestState& request) { let_go(request, outcome, reason); });
+  for (const Peer& peer : peers_)
+    if (Connection* connection = engine_->connections().live(peer.world_rank))
+      engine_->connections().settle(*connection);
+  engine_->poller().wake();
 }
 
 void Requests::fail_all(Outcome outcome, const std::string& reason,
                         const std::string& told_to_peers) {
   if (failure_) return;
-  failure_ = Failure{outcome, reason};
-  connections_.abort_all(told_to_peers);
-  forget_queued();
-  ledger_.for_each([&](RequestState& request) { fail(request, outcome, reason); });
-  poller_.wake();
+  failure_ = Failure{outcome, reason, told_to_peers};
+  for_each_joined([&](Connection& connection) { connection.send_abort(context_, told_to_peers); });
+  let_all_go(outcome, reason);
 }
 
-void Requests::peer_connected(int rank, Connection& connection) {
-  auto& backlog = outgoing_[rank].backlog;
-  for (RequestState* request : backlog) connection.send_message(*request);
-  backlog.clear();
+void Requests::peer_connected(int world_rank, Connection& connection) {
+  const int rank = rank_of(world_rank);
+  if (rank < 0 || !peers_[rank].wanted) return;
+  Peer& peer = peers_[rank];
+  join(peer, connection);
+  for (RequestState* request : peer.backlog) connection.send_message(*request);
+  peer.backlog.clear();
 }
 
-void Requests::peer_left(int rank) {
-  outgoing_[rank].backlog.clear();
+// It is told from now on how this communicator ends.
+void Requests::peer_joined(int world_rank) {
+  const int rank = rank_of(world_rank);
+  Connection* connection = engine_->connections().live(world_rank);
+  if (rank < 0 || !connection) return;
+  if (failure_)
+    connection->send_abort(context_, failure_->told_to_peers);
+  else if (!peers_[rank].told)
+    join(peers_[rank], *connection);
+  engine_->connections().settle(*connection);
+}
+
+void Requests::peer_left(int world_rank, const std::string& how) {
+  const int rank = rank_of(world_rank);
+  if (rank < 0) return;
+  if (peers_[rank].gone.empty()) peers_[rank].gone = how;
+  peers_[rank].backlog.clear();
   if (failure_) return;  // which fails every request, and says why
-  const bool all_gone = connections_.all_gone();
-  ledger_.for_each([&](RequestState& request) {
+  const bool every = all_gone();
+  for_each_request([&](RequestState& request) {
     const bool any = request.peer_number == Communicator::any_source;
-    if (request.peer_number != rank && !(any && all_gone)) return;
-    if (!request.is_send && chip_queue_.contains(request)) return;  // the message may be here
-    matcher_.remove(request);
-    chip_queue_.remove(request);
-    fail(request, Outcome::peer_error, any ? "every peer left" : connections_.gone(rank));
+    if (request.peer_number != world_rank && !(any && every)) return;
+    if (!request.is_send && engine_->chip_queue().contains(request)) return;  // it may be here
+    engine_->matcher().remove(request);
+    engine_->chip_queue().remove(request);
+    let_go(request, Outcome::peer_error, any ? "every peer left" : peers_[rank].gone);
   });
+  if (Connection* connection = engine_->connections().live(world_rank))
+    engine_->connections().settle(*connection);
 }
 
 void Requests::peer_failed(const std::string& reason) {
@@ -247,86 +362,102 @@ void Requests::peer_failed(const std::string& reason) {
 }
 
 void Requests::set_link(int peer, const LinkPace& pace) {
-  Outgoing& to = checked_peer(peer, "set_link");
+  checked_peer(peer, "set_link");
   if (!(pace.latency_s >= 0) || !(pace.bytes_per_s >= 0))
     throw Error("set_link: latency and bandwidth must not be negative");
-  Lock lock(guard_.mutex);
-  to.pace = pace;
+  Lock lock(engine_->guard().mutex);
+  peers_[peer].pace = pace;
   paced_ = true;
 }
 
 LinkPace Requests::link(int peer) {
-  Outgoing& to = checked_peer(peer, "link");
+  checked_peer(peer, "link");
   if (!paced_) return {};  // collectives ask before each message
-  Lock lock(guard_.mutex);
-  return to.pace;
+  Lock lock(engine_->guard().mutex);
+  return peers_[peer].pace;
 }
 
 std::uint64_t Requests::bytes_sent(int peer) {
-  Outgoing& to = checked_peer(peer, "bytes_sent");
-  Lock lock(guard_.mutex);
-  return to.bytes_sent;
+  checked_peer(peer, "bytes_sent");
+  Lock lock(engine_->guard().mutex);
+  return peers_[peer].bytes_sent;
 }
 
 LinkDescription Requests::describe_link(int peer) {
-  checked_peer(peer, "describe_link");
-  Lock lock(guard_.mutex);
-  const Connection* connection = connections_.live(peer);
+  const int to = checked_peer(peer, "describe_link");
+  Lock lock(engine_->guard().mutex);
+  const Connection* connection = engine_->connections().live(to);
   return connection ? connection->stream().describe() : LinkDescription{};
 }
 
 std::string Requests::failure() {
-  Lock lock(guard_.mutex);
+  Lock lock(engine_->guard().mutex);
   return failure_ ? failure_->reason : "";
 }
 
 void Requests::relay(const std::string& cause) {
-  Lock lock(guard_.mutex);
+  Lock lock(engine_->guard().mutex);
   if (!closing_) fail_all(Outcome::peer_error, cause, cause);
 }
 
 void Requests::abort(const std::string& reason) {
-  Lock lock(guard_.mutex);
+  Lock lock(engine_->guard().mutex);
   if (closing_) return;
-  const PeerIdentity me{me_.rank, static_cast<int>(::getpid()), me_.label, me_.host};
+  const Identity& own = engine_->me();
+  const PeerIdentity me{own.rank, static_cast<int>(::getpid()), own.label, own.host};
   fail_all(Outcome::aborted, "this rank aborted: " + reason,
            text(me.describe(), " aborted: ", reason));
 }
 
 void Requests::wait(RequestState& request, Communicator::Timeout timeout) {
-  if (progress_.wait(request, timeout.value_or(options_.timeout))) return;
-  Lock lock(guard_.mutex);
+  if (engine_->progress().wait(request, timeout.value_or(options_.timeout))) return;
+  Lock lock(engine_->guard().mutex);
   if (request.done) return;
-  throw TimeoutError(text(describe(request), ": not done after ", seconds(request.age()),
-                          chip_queue_.contains(request) ? "; this rank's chip has yet to get there"
-                                                        : connections_.hint(request.peer_number)));
+  if (request.outcome != Outcome::success)
+    throw TimeoutError(request.failure + "; its peer has yet to let go of the buffer");
+  throw TimeoutError(
+      text(describe(request), ": not done after ", seconds(request.age()), hint(request)));
+}
+
+// What may explain that a wait was in vain.
+std::string Requests::hint(const RequestState& request) const {
+  if (engine_->chip_queue().contains(request)) return "; this rank's chip has yet to get there";
+  const int rank = request.peer_number;
+  const ConnectionManager& connections = engine_->connections();
+  const bool any = rank == Communicator::any_source;
+  if (const Connection* connection = any ? nullptr : connections.live(rank);
+      connection && !connection->is_joined(context_))
+    return text("; it has not used group '", options_.name, "' yet", connections.hint(rank));
+  return connections.hint(rank);
 }
 
 void Requests::cancel(RequestState& request) {
-  Lock lock(guard_.mutex);
+  Lock lock(engine_->guard().mutex);
   if (request.done) return;
   const int rank = request.peer_number;
-  Connection* connection = rank == Communicator::any_source ? nullptr : connections_.live(rank);
-  if (!request.is_send) matcher_.remove(request);
-  if (request.is_send) std::erase(outgoing_[rank].backlog, &request);
-  chip_queue_.remove(request);
-  if (connection && !connection->release(request)) {
-    connections_.settle(*connection);
-    progress_.block(lock, request, Clock::now() + kCancelTimeout);
-    if (!request.done)
-      connections_.cut_off(rank, "it did not let go of a cancelled message and was cut off");
+  ConnectionManager& connections = engine_->connections();
+  Connection* connection = rank == Communicator::any_source ? nullptr : connections.live(rank);
+  if (!request.is_send) engine_->matcher().remove(request);
+  if (request.is_send) std::erase(peer_of(request).backlog, &request);
+  engine_->chip_queue().remove(request);
+  const bool let_go = request.outcome != Outcome::success;  // before: it failed
+  if (connection && (let_go || !connection->release(request))) {
+    const auto deadline = Clock::now() + kReleaseTimeout;
+    if (!let_go) Ledger::doom(request, Outcome::aborted, "");
+    request.release_by = let_go ? std::min(request.release_by, deadline) : deadline;
+    connections.settle(*connection);
+    engine_->progress().block(lock, request, request.release_by);
+    if (!request.done) connections.cut_off_holder(rank);
   } else if (connection) {
-    connections_.settle(*connection);
+    connections.settle(*connection);
   }
-  if (!request.done) ledger_.finish(request, 0);
+  if (!request.done) engine_->ledger().finish(request, 0);
 }
 
 void Requests::close() {
   closing_ = true;
-  forget_queued();
-  ledger_.for_each([&](RequestState& request) {
-    fail(request, Outcome::aborted, "this communicator was closed");
-  });
+  for_each_joined([&](Connection& connection) { connection.send_leave(context_); });
+  let_all_go(Outcome::aborted, "this communicator was closed");
 }
 
 }  // namespace dicomm

@@ -23,7 +23,7 @@ using MemoryKeys = std::array<std::uint32_t, 8>;
 
 // A long message on its way from the peer's memory into ours.
 struct Pull {
-  std::uint64_t id;  // the offer's
+  std::uint32_t id;  // the offer's
   std::byte* data;
   std::uint64_t address;  // the peer's
   std::uint64_t bytes;
@@ -35,7 +35,7 @@ struct Pull {
 
 enum class Pulled {
   moved,
-  waiting,    // for what others move
+  waiting,    // for what others move, or for the peer to say that it took the message back
   withdrawn,  // the peer withdrew the memory, and what was copied may be anything
   refused,    // the memory cannot be read: the peer has to stream the message
 };
@@ -62,6 +62,10 @@ class Stream {
     return {};
   }
   virtual void conceal(std::uint64_t /*id*/) {}
+  // The sender's side: takes an exposed offer back before the peer answered it, whereupon conceal()
+  // comes as always. True: what the peer reads of it from here on does not count, so that the
+  // buffer is free; false: the peer has to let go of it.
+  virtual bool take_back(std::uint64_t /*id*/) { return true; }
   // The receiver's side: goes on with a pull, without blocking: copies a piece, or starts reads
   // and counts those that ended. The sender may be asked to copy, too. Throws StreamEnd when the
   // peer died.

@@ -48,7 +48,28 @@ MemoryKeys ShmStream::expose(std::uint64_t id, const void* data, std::size_t byt
   return {};
 }
 
+void ShmStream::conceal(std::uint64_t id) {
+  exposed_.erase(id);
+  out_.taken_back.remove(static_cast<std::uint32_t>(id));
+}
+
+// No part of it is being copied here: that is done under the mutex, too.
+bool ShmStream::take_back(std::uint64_t id) {
+  exposed_.erase(id);
+  return out_.taken_back.add(static_cast<std::uint32_t>(id));
+}
+
+// Then nothing more of it is copied, and nobody takes what was for the message.
+bool ShmStream::is_taken_back(Pull& pull) {
+  if (!in_.taken_back.contains(pull.id)) return false;
+  if (receiving_.open() && receiving_.offer() == pull.id) receiving_.leave();
+  refused_ = false;
+  pull.moved = 0;
+  return true;
+}
+
 Pulled ShmStream::pull(Pull& pull, bool with_sender) {
+  if (is_taken_back(pull)) return Pulled::waiting;
   if (with_sender && !receiving_.open() && pull.moved == 0 && pull.bytes >= shm::kJointBytes &&
       pull.id != alone_) {
     receiving_.begin(pull, shm::kSliceBytes);
@@ -57,6 +78,8 @@ Pulled ShmStream::pull(Pull& pull, bool with_sender) {
   const Pulled how = receiving_.open() ? pull_jointly(pull) : pull_alone(pull);
   // What was read before a withdrawal is what the sender meant.
   std::atomic_thread_fence(std::memory_order_acquire);
+  // In this order: a sender that withdraws forgets what it took back, but after that.
+  if (is_taken_back(pull)) return Pulled::waiting;
   if (in_.withdrawn.load(std::memory_order_acquire) != 0) {
     receiving_.leave();  // the sender copies no slice any more
     return Pulled::withdrawn;

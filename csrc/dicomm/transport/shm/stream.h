@@ -32,7 +32,8 @@ class ShmStream final : public Stream {
 
   bool can_pull(const Pull& pull) override;
   MemoryKeys expose(std::uint64_t id, const void* data, std::size_t bytes) override;
-  void conceal(std::uint64_t id) override { exposed_.erase(id); }
+  void conceal(std::uint64_t id) override;
+  bool take_back(std::uint64_t id) override;
   Pulled pull(Pull& pull, bool with_sender) override;
   bool push() override;
   bool pulls_in_background() const override { return receiving_.only_sender_at_work(); }
@@ -68,6 +69,7 @@ class ShmStream final : public Stream {
   Pulled pull_alone(Pull& pull);
   Pulled pull_jointly(Pull& pull);
   bool copy(const Pull& pull, std::uint64_t offset, std::size_t bytes) const;
+  bool is_taken_back(Pull& pull);
   bool hung_up() const;
 
   Fd socket_;

@@ -34,6 +34,7 @@ class VerbsStream final : public Stream {
   std::size_t concurrent_pulls() const override { return kMaxPulls; }
   MemoryKeys expose(std::uint64_t id, const void* data, std::size_t bytes) override;
   void conceal(std::uint64_t id) override { exposed_.erase(id); }
+  bool take_back(std::uint64_t id) override { return on_socket_ || !exposed_.contains(id); }
   Pulled pull(Pull& pull, bool with_sender) override;
   bool pulls_in_background() const override;
   bool abandon(Pull& pull) override;

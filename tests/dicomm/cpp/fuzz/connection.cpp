@@ -56,6 +56,7 @@ class FuzzedStream final : public Stream {
     return how == 7 ? Pulled::withdrawn : how == 8 ? Pulled::refused : Pulled::moved;
   }
   bool abandon(Pull&) override { return !background_ || input_.ConsumeBool(); }
+  bool take_back(std::uint64_t) override { return input_.ConsumeBool(); }
   bool is_within_host() const override { return pulls_; }
   int fd() const override { return -1; }
   LinkDescription describe() const override { return {}; }
@@ -155,7 +156,7 @@ class Session {
       }
       case 6:
       case 7:
-        connection_.receive();
+        hear();
         return;
       case 8:
         connection_.copy(true);
@@ -175,14 +176,12 @@ class Session {
       case 0:
         return stream_->end();
       case 1:
-        return connection_.send_abort("because");
+        return connection_.send_abort(0, "because");
       case 2:
-        return connection_.send_leave();
+        return connection_.send_goodbye();
       case 3:  // as in Requests::fail_all()
-        connection_.release_all();
-        matcher_.clear();
-        for (const auto& call : calls_)
-          if (!call->request.done) ledger_.fail(call->request, Outcome::aborted, "gone");
+        for (const auto& arrival : matcher_.end(0)) connection_.turn_down(*arrival);
+        for (const auto& call : calls_) give_up(call->request);
         return forget_finished();
       case 4:
         return flood();
@@ -221,6 +220,7 @@ class Session {
   void flood() {
     constexpr std::uint64_t lengths[] = {0, 1, 1000, 70'000};
     FrameHeader header;
+    header.context = 10;  // which never ends here: nothing of one that ended is kept
     header.tag = 77;
     header.bytes = input_.PickValueInArray(lengths);
     header.kind = FrameKind::eager;
@@ -235,14 +235,27 @@ class Session {
       stream_->say(&header, header.header_bytes());
       stream_->say(payload.data(), payload.size());
     }
-    while (connection_.receive()) {
+    while (hear()) {
     }
-    expect(!in_step_ || connection_.has_left());
+    const bool dropped = header.kind == FrameKind::eager && matcher_.has_ended(0);
+    expect(!in_step_ || connection_.has_left() || dropped);
+  }
+
+  // Answers as Engine::peer_said() and Requests::peer_joined() do.
+  bool hear() {
+    const bool more = connection_.receive();
+    for (const Connection::Word& word : connection_.take_words())
+      if (word.kind == FrameKind::join)
+        word.context % 2 ? connection_.send_leave(word.context)
+                         : connection_.send_abort(word.context, "gone");
+    return more;
   }
 
   void hear_frame() {
     FrameHeader header;
-    header.kind = static_cast<FrameKind>(input_.ConsumeIntegralInRange<int>(0, 11));
+    header.kind = static_cast<FrameKind>(input_.ConsumeIntegralInRange<int>(0, 13));
+    if (header.kind == FrameKind::join || header.kind == FrameKind::leave)
+      header.context = input_.ConsumeIntegralInRange<int>(0, 9);
     header.tag = input_.ConsumeIntegralInRange<int>(0, 3);
     header.bytes = input_.ConsumeBool() ? length() : input_.ConsumeIntegral<std::uint64_t>();
     header.id = input_.ConsumeIntegralInRange<int>(0, 6);
@@ -253,6 +266,15 @@ class Session {
     const std::string words(input_.ConsumeBool() ? payload : payload / 2, 'p');
     if (words.size() < header.payload_bytes()) in_step_ = false;
     stream_->say(words.data(), words.size());
+  }
+
+  void give_up(RequestState& request) {
+    if (request.done) return;
+    const bool reached = request.peer_number == 1;
+    if (!reached || connection_.release(request))
+      ledger_.fail(request, Outcome::aborted, "gone");
+    else
+      Ledger::doom(request, Outcome::aborted, "gone");
   }
 
   // As in Requests::cancel(), which waits where the buffer is still in use.

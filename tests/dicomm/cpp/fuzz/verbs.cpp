@@ -134,7 +134,7 @@ class Session {
   Fd peer_;
   std::unique_ptr<Stream> stream_;
   std::uint32_t next_ = 1;
-  std::uint64_t next_pull_ = 1;
+  std::uint32_t next_pull_ = 1;
 };
 
 }  // namespace
