@@ -88,7 +88,7 @@ def test_experts_over_ranks_fit_where_nothing_else_does_and_train_the_same(ranks
     check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # it traces for minutes
 def test_sequences_are_cut_and_experts_spread_where_neither_is_enough(ranks: Ranks) -> None:
     """Explicit scores of long sequences, and experts, each of which alone fill a chip."""
     values = tiny_config("mixtral", layers=1, intermediate_size=512, sliding_window=None).to_dict()

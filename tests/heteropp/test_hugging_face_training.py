@@ -232,8 +232,8 @@ def test_it_resumes_under_another_plan(
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param("qwen3", marks=pytest.mark.exhaustive),
-        pytest.param("qwen3_moe", marks=pytest.mark.long),
+        pytest.param("qwen3", marks=pytest.mark.long),
+        pytest.param("qwen3_moe", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_chip_leaves_and_another_is_lost(decoders: Decoders, tmp_path: Path, family: str) -> None:
