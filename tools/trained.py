@@ -26,6 +26,7 @@ class Training:
 
     process: subprocess.Popen[str]
     folder: Path
+    limit_s: float
 
     def steps(self) -> list[dict]:
         """The lines of metrics.jsonl but the first, which warms up. Raises TrainingError."""
@@ -36,10 +37,10 @@ class Training:
     def finish(self) -> None:
         """Waits until the process has ended. Raises TrainingError if it failed or is too slow."""
         try:
-            _, stderr = self.process.communicate(timeout=DEADLINE_S)
+            _, stderr = self.process.communicate(timeout=self.limit_s)
         except subprocess.TimeoutExpired:
             self.stop()
-            raise TrainingError(f"no end within {DEADLINE_S} s") from None
+            raise TrainingError(f"no end within {self.limit_s:g} s") from None
         if self.process.returncode:
             raise TrainingError(f"exit code {self.process.returncode}: {stderr.strip()[-300:]}")
 
@@ -59,10 +60,15 @@ def well_paced(steps: list[dict]) -> list[dict]:
 
 
 def start(
-    plan: Plan | Sequence[Plan], cluster: Path | None, folder: Path, steps: int, *options: str
+    plan: Plan | Sequence[Plan],
+    cluster: Path | None,
+    folder: Path,
+    steps: int,
+    *options: str,
+    limit_s: float = DEADLINE_S,
 ) -> Training:
     """`plan`, or one for each length; `cluster`: its file; `folder`: to be made; `options` of
-    heteropp-train."""
+    heteropp-train; `limit_s`: how long it may take."""
     folder.mkdir()
     option, plans = ("--plan", [plan]) if isinstance(plan, Plan) else ("--bucket", plan)
     files: list[object] = []
@@ -82,4 +88,4 @@ def start(
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    return Training(process, folder)
+    return Training(process, folder, limit_s)
