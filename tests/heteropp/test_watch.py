@@ -20,8 +20,8 @@ from typing import Any
 import forkserver
 import pytest
 import torch.distributed as dist
-from counted_store import Request, keep_counted_store
 from sampled import sampled
+from scale.counted_store import Request, keep_counted_store
 
 from heteropp.process_groups.control import Control
 from heteropp.runtime.ranks import processes
@@ -152,7 +152,7 @@ def watched(
 
 def keep_store(pipe: Connection) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    pipe.send(store.port)
+    pipe.send([store.port])
     pipe.recv()
 
 
@@ -168,7 +168,7 @@ class Job:
         self.pipe, theirs = forkserver.context().Pipe()
         self.store = forkserver.context().Process(target=keep_store, args=(theirs,))
         self.store.start()
-        self.port = self.pipe.recv()
+        [self.port] = self.pipe.recv()
         self.ranks = [
             Rank(logs, rank, machines, self.port, deadline_s) for rank in range(len(machines))
         ]

@@ -2,9 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "core/communicator.h"
 
@@ -12,33 +16,52 @@ namespace dicomm {
 
 class TorchStore : public Store {
  public:
-  explicit TorchStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  explicit TorchStore(c10::intrusive_ptr<c10d::Store> store)
+      : store_(std::move(store)), is_torchs_server_(is_torchs_server(store_)) {}
 
   void set(const std::string& key, const std::string& value) override {
     guarded(key, [&] { store_->set(key, value); });
   }
 
   // Polls: a blocking wait would lock the one connection that all groups of a process share, and
-  // with it other threads that have something to tell.
+  // with it other threads that have something to tell. The pauses grow, so that a wait costs as
+  // many requests as the logarithm of its length: thousands of ranks may wait for one.
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
-    std::chrono::microseconds pause(200);
+    auto pause = kFirstPause;
     while (true) {
-      std::string value;
-      bool found = false;
-      guarded(key, [&] {
-        if ((found = store_->check({key}))) value = store_->get_to_str(key);
-      });
-      if (found) return value;
-      if (std::chrono::steady_clock::now() >= deadline)
+      std::optional<std::string> value;
+      guarded(key, [&] { value = find(key); });
+      if (value) return *value;
+      const auto now = std::chrono::steady_clock::now();
+      if (now >= deadline)
         throw TimeoutError("store: no key '" + key + "' after " + std::to_string(timeout.count()) +
                            " ms");
-      std::this_thread::sleep_for(pause);
-      pause = std::min(pause * 2, std::chrono::microseconds(20'000));
+      std::this_thread::sleep_until(std::min<decltype(deadline)>(now + pause, deadline));
+      pause = std::min(2 * pause, kLongestPause);
     }
   }
 
  private:
+  static constexpr const char* kNothing = "nothing";  // what nobody writes
+  static constexpr std::chrono::milliseconds kFirstPause{1}, kLongestPause{200};
+
+  // A job's only server answers every rank: there a key is found by one request in place of three.
+  std::optional<std::string> find(const std::string& key) {
+    if (is_torchs_server_) {
+      const std::string value = store_->compareSet(key, kNothing, kNothing);
+      return value == kNothing ? std::nullopt : std::optional(value);
+    }
+    if (!store_->check({key})) return std::nullopt;
+    return store_->get_to_str(key);
+  }
+
+  static bool is_torchs_server(c10::intrusive_ptr<c10d::Store> store) {
+    while (auto* part = dynamic_cast<c10d::PrefixStore*>(store.get()))
+      store = part->getUnderlyingStore();
+    return dynamic_cast<c10d::TCPStore*>(store.get()) != nullptr;
+  }
+
   template <class F>
   static void guarded(const std::string& key, F&& function) {
     try {
@@ -48,7 +71,8 @@ class TorchStore : public Store {
     }
   }
 
-  c10::intrusive_ptr<c10d::Store> store_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const bool is_torchs_server_;
 };
 
 }  // namespace dicomm

@@ -1,6 +1,5 @@
 #include "collective/group.h"
 
-#include <algorithm>
 #include <cstring>
 #include <map>
 #include <numeric>
@@ -34,12 +33,14 @@ Group::Group(std::shared_ptr<Communicator> communicator, std::vector<int> ranks,
     ranks_.resize(world_size);
     std::iota(ranks_.begin(), ranks_.end(), 0);
   }
+  std::vector<bool> named(world_size);
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (ranks_[i] < 0 || ranks_[i] >= world_size)
       throw Error("group: rank " + std::to_string(ranks_[i]) + " is not one of the " +
                   std::to_string(world_size) + " ranks of the communicator");
-    if (std::count(ranks_.begin(), ranks_.end(), ranks_[i]) > 1)
+    if (named[ranks_[i]])
       throw Error("group: rank " + std::to_string(ranks_[i]) + " is named twice");
+    named[ranks_[i]] = true;
     if (ranks_[i] == communicator_->rank()) rank_ = static_cast<int>(i);
   }
   if (rank_ < 0)

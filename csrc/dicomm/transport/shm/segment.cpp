@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -19,9 +20,10 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
 
+// Its pages are made as they are written: most peers' rings are never full.
 Fd make_segment() {
   Fd segment(::memfd_create("dicomm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!segment || ::fallocate(segment.get(), 0, 0, kLanesBytes) != 0 ||
+  if (!segment || ::ftruncate(segment.get(), kLanesBytes) != 0 ||
       ::fcntl(segment.get(), F_ADD_SEALS, kSeals) != 0)
     throw Error(
         text("cannot make ", kLanesBytes, " bytes of shared memory: ", system_error(errno)));

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import torch.distributed as dist
+
+LOOPBACK = "127.0.0.1"
 
 # torch's QueryType, in its order, and what follows each: k(ey), v(alue), n(umber), w(ord of 4
 # bytes), K(eys) or P(airs of key and value), with their count before them
@@ -33,6 +38,7 @@ QUERIES = {
 
 class Request(NamedTuple):
     client: int  # number of its connection
+    door: int  # number of the port that it called
     query: str
     keys: tuple[str, ...]
 
@@ -41,17 +47,25 @@ class Request(NamedTuple):
 
 
 def keep_counted_store(pipe: Connection) -> None:
-    """Tells its port through the pipe and then, whenever asked, what was asked of it since."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    asyncio.run(_relay(store, pipe))
+    """Tells its ports, one, through the pipe; then, whenever asked, what was asked of it since."""
+    store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    asyncio.run(_relay(1, lambda: store.port, pipe))
 
 
-async def _relay(store: Any, pipe: Connection) -> None:
+def count_for_store(doors: int, port_file: Path, pipe: Connection) -> None:
+    """The same for a store that is elsewhere, with several ports.
+
+    port_file: has the store's own port in it by the time that a client calls.
+    """
+    asyncio.run(_relay(doors, lambda: int(port_file.read_text()), pipe))
+
+
+async def _relay(doors: int, store_port: Callable[[], int], pipe: Connection) -> None:
     requests: list[Request] = []
-    clients = iter(range(1 << 30))
+    clients = itertools.count()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, queries = await asyncio.open_connection("127.0.0.1", store.port)
+    async def serve(door: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, queries = await asyncio.open_connection(LOOPBACK, store_port())
         client = next(clients)
 
         async def forward() -> None:
@@ -64,13 +78,15 @@ async def _relay(store: Any, pipe: Connection) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while True:
                 content, query, keys = await _query(reader)
-                requests.append(Request(client, query, keys))
+                requests.append(Request(client, door, query, keys))
                 queries.write(content)
         queries.close()
         await answering
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    pipe.send(server.sockets[0].getsockname()[1])
+    servers = [
+        await asyncio.start_server(partial(serve, door), LOOPBACK, 0) for door in range(doors)
+    ]
+    pipe.send([server.sockets[0].getsockname()[1] for server in servers])
 
     def report() -> None:
         pipe.recv()
@@ -78,7 +94,7 @@ async def _relay(store: Any, pipe: Connection) -> None:
         requests.clear()
 
     asyncio.get_running_loop().add_reader(pipe.fileno(), report)
-    await server.serve_forever()
+    await asyncio.Event().wait()
 
 
 async def _query(reader: asyncio.StreamReader) -> tuple[bytes, str, tuple[str, ...]]:
