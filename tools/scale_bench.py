@@ -1,4 +1,4 @@
-"""What ranks and groups cost: threads, descriptors, memory, requests of the store, start-up.
+"""What ranks, their groups and protected messages cost, and how that grows with the job.
 
 The ranks run on this host, all of them, so that the figures of one rank are those of a job of that
 size, but its times are those of as many ranks on these cores. Those of dicomm-scale, in C++, train
@@ -15,6 +15,7 @@ import typer
 from evidence import Row, row, show
 from scale import Failed, bare_ranks
 from scale.growth import growth_rows
+from scale.protection import protection_rows
 from scale.sizes import (
     BARE_SIZES,
     FEWEST_BARE,
@@ -103,6 +104,9 @@ def main(
             min=0, max=256, help="Ranks of the largest job of a series that trains; 0: no series."
         ),
     ] = 0,
+    protection: Annotated[
+        bool, typer.Option(help="What DICOMM_SECURITY costs messages over TCP.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print evidence for machines.")] = False,
 ) -> None:
     """What a job's ranks and groups cost, and how that grows with the job."""
@@ -119,6 +123,9 @@ def main(
         for transport in bare_ranks.TRANSPORTS:
             figures = bare_ranks.measure(ranks, groups, transport)
             rows += bare_ranks.rows_of(ranks, groups, transport, figures)
+            watch.spin()
+        if protection:
+            rows += protection_rows()
             watch.spin()
         if largest or training_ranks:
             rows += growth(largest, training_ranks, watch)

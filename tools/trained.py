@@ -26,7 +26,7 @@ class Training:
 
     process: subprocess.Popen[str]
     folder: Path
-    limit_s: float
+    limit_s: float = DEADLINE_S
 
     def steps(self) -> list[dict]:
         """The lines of metrics.jsonl but the first, which warms up. Raises TrainingError."""

@@ -29,7 +29,7 @@ def rows_of(*arguments: str) -> dict[str, Any]:
 
 
 def test_groups_cost_a_rank_nothing_but_their_requests() -> None:
-    rows = rows_of("--ranks", "4", "--groups", "3", "--largest", "0")
+    rows = rows_of("--ranks", "4", "--groups", "3", "--largest", "0", "--no-protection")
     for transport in ("shm", "tcp"):
         for what, bar in (("threads", 0), ("descriptors", 60)):
             row = rows[f"4 ranks, {transport}: {what} that 3 groups add"]
@@ -73,6 +73,9 @@ def test_what_grows_as_the_logarithm_is_extrapolated_and_what_grows_faster_is_to
 @pytest.mark.long
 def test_the_ranks_of_a_plan_cost_no_more_than_is_asked_of_thousands() -> None:
     rows = rows_of("--ranks", "2", "--groups", "1", "--largest", "64")
+    for setting, bar in (("integrity", 1.25), ("encryption", 1.6)):
+        price = rows[f"tcp C++ 1 MiB, {setting} / unprotected"]
+        assert price["bar"] == bar and price["ours"] > 0
     for transport in ("shm", "tcp"):
         many = f"C++, {transport}, extrapolated to 8,192 ranks"
         assert is_met(rows[f"C++, {transport}, 64 ranks: {REQUESTS}"])
@@ -83,7 +86,7 @@ def test_the_ranks_of_a_plan_cost_no_more_than_is_asked_of_thousands() -> None:
 @pytest.mark.long
 def test_ranks_that_train_ask_the_store_for_as_much_in_larger_jobs() -> None:
     words = ("--ranks", "2", "--groups", "1", "--largest", "0", "--training-ranks", "32")
-    rows = rows_of(*words)
+    rows = rows_of(*words, "--no-protection")
     assert is_met(rows[f"training, 32 ranks: {REQUESTS}"])
     # a step's metrics are written and taken away; one of the first says when the run ends
     assert 2 <= rows["training, 32 ranks: requests of the store, a step"]["ours"] <= 4
