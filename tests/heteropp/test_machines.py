@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -11,6 +15,8 @@ from lab_job import DEADLINE_S, FOREVER, MACHINES, NODE, SETTINGS, STEPS, Job, l
 from machines import Machine
 from sampled import sampled
 from training_run import start, wait
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "machines.md"
 
 
 @pytest.fixture
@@ -31,6 +37,28 @@ def test_a_job_over_machines_computes_what_it_does_on_one(job: Job, elastic: boo
     assert code == 0, stdout + stderr
     assert job.losses == losses_of(job.folder / "alone")
     assert len(job.losses) == 8
+
+
+@pytest.mark.long
+def test_the_guide_s_torchrun_trains_as_one_machine_does(job: Job) -> None:
+    blocks = re.findall(r"```shell\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (line,) = (block.strip() for block in blocks if block.startswith("torchrun"))
+    nodes = "--nnodes 2 --nproc-per-node 8"
+    assert nodes in line
+    line = line.replace(nodes, f"--nnodes {MACHINES} --nproc-per-node 1") + " --steps 5"
+    for machine in job.machines:
+        machine.do(f"echo {job.machines[0].address} host >> /etc/hosts")
+    job.start_by([line] * MACHINES)
+    for number in range(MACHINES):
+        job.wait_for(lambda number=number: job.ended(number), 200)
+        assert job.processes[number].returncode == 0, job.said()
+    words = "--plan plan.json --cluster cluster.toml --output alone --steps 5"
+    command = [sys.executable, "-m", "heteropp.cli.train", *words.split()]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(job.folder / "cache")}
+    subprocess.run(command, cwd=job.folder, env=environment, check=True, timeout=100)
+    losses = losses_of(job.folder / "runs" / "train")
+    assert losses == losses_of(job.folder / "alone")
+    assert len(losses) == 5
 
 
 def on(number: int) -> str:
