@@ -45,7 +45,9 @@ GROWTH_NOTES = [
     "law's, and what a rank keeps for all others before it is connected",
     "communication of the start: the requests of all ranks, as a store serves them that has a core "
     "of this host for itself, and a rank's CPU time, also what of it is no communication",
-    "of requests the growth rows have the mean of all ranks where they do not say otherwise",
+    "of requests the growth rows have the mean of all ranks where they do not say otherwise; who "
+    "waits for a rank that starts late looks again, at last five times a second, which depends on "
+    "how unevenly ranks start and is left out",
 ]
 TRAINING_NOTE = (
     f"ranks that train take themselves for ranks of machines of {MACHINE_RANKS}, and of memory "

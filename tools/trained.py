@@ -30,9 +30,13 @@ class Training:
 
     def steps(self) -> list[dict]:
         """The lines of metrics.jsonl but the first, which warms up. Raises TrainingError."""
+        return self.all_steps()[1:]
+
+    def all_steps(self) -> list[dict]:
+        """The lines of metrics.jsonl. Raises TrainingError."""
         self.finish()
         lines = (self.folder / "run" / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines][1:]
+        return [json.loads(line) for line in lines]
 
     def finish(self) -> None:
         """Waits until the process has ended. Raises TrainingError if it failed or is too slow."""

@@ -72,14 +72,14 @@ def test_what_grows_as_the_logarithm_is_extrapolated_and_what_grows_faster_is_to
 
 @pytest.mark.long
 def test_the_ranks_of_a_plan_cost_no_more_than_is_asked_of_thousands() -> None:
-    rows = rows_of("--ranks", "2", "--groups", "1", "--largest", "64")
+    rows = rows_of("--ranks", "2", "--groups", "1", "--largest", "128")
     for setting, bar in (("integrity", 1.25), ("encryption", 1.6)):
         price = rows[f"tcp C++ 1 MiB, {setting} / unprotected"]
         assert price["bar"] == bar and price["ours"] > 0
     for transport in ("shm", "tcp"):
         many = f"C++, {transport}, extrapolated to 8,192 ranks"
-        assert is_met(rows[f"C++, {transport}, 64 ranks: {REQUESTS}"])
-        assert rows[f"{many}: {REQUESTS}"]["ours"] < 8192 / 64
+        assert is_met(rows[f"C++, {transport}, 128 ranks: {REQUESTS}"])
+        assert rows[f"{many}: {REQUESTS}"]["ours"] < 8192 / 128
         assert is_met(rows[f"{many}: descriptors"]) and is_met(rows[f"{many}: memory"])
 
 

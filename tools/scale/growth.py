@@ -33,12 +33,14 @@ class Kind(NamedTuple):
 
 REQUESTS, STEP_REQUESTS = "requests of the store, start", "requests of the store, a step"
 MOST_REQUESTS = f"{REQUESTS}, of the rank that has the most"
+REPEATED_LOOKS = "requests of the store, start, repeated looks"
 WATCH_REQUESTS = "requests of the store, the watch, a second"
 MEMORY, CPU = "memory", "CPU time, start"
 KINDS = {
     REQUESTS: Kind("requests", is_logarithmic=True),
     MOST_REQUESTS: Kind("requests", is_logarithmic=True),
     STEP_REQUESTS: Kind("requests", is_logarithmic=True),
+    REPEATED_LOOKS: Kind("requests"),
     WATCH_REQUESTS: Kind("requests"),
     "threads": Kind("threads"),
     "descriptors": Kind("descriptors", 200),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,6 +38,12 @@ def threads_of(process: int) -> int:
 
 def descriptors_of(process: int) -> int:
     return len(list((PROC / str(process) / "fd").iterdir()))
+
+
+def pipes_of(process: int) -> int:
+    """Returns how many of its descriptors are ends of pipes."""
+    folder = PROC / str(process) / "fd"
+    return sum(os.readlink(descriptor).startswith("pipe:") for descriptor in folder.iterdir())
 
 
 def memory_mib_of(process: int, sharing: int) -> float:

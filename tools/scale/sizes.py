@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FEWEST_SIZES = 3  # two for a law, and one to hold it against
-FEWEST_BARE, BARE_SIZES = 16, 5
+FEWEST_BARE, BARE_SIZES = 32, 4  # with fewer a plan has no data parallelism
 TRAINING_SIZES = 4
 MACHINE_RANKS = FEWEST_TRAINING = 8  # what a rank has for each of its machine is as in large jobs
 MANY = 8192  # of the job that no machine here holds

@@ -24,8 +24,8 @@ class TorchStore : public Store {
   }
 
   // Polls: a blocking wait would lock the one connection that all groups of a process share, and
-  // with it other threads that have something to tell. The pauses grow, so that a wait costs as
-  // many requests as the logarithm of its length: thousands of ranks may wait for one.
+  // with it other threads that have something to tell. The pauses grow, so that waiting costs few
+  // requests, five a second at last: thousands of ranks may wait for one.
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     auto pause = kFirstPause;

@@ -15,7 +15,9 @@ namespace dicomm {
 namespace {
 
 constexpr std::chrono::seconds kDialTimeout{30};
-constexpr std::chrono::milliseconds kStoreTurn{200};  // so that close() is noticed
+// How long the store is asked for a contact without looking at what else happened, and how long it
+// is left alone then: a peer that starts late costs few requests, of however many ranks.
+constexpr std::chrono::milliseconds kStoreTurn{200};
 // A crowd at the peer's door may cost a call; it is made again, each time after a longer pause.
 constexpr std::chrono::milliseconds kFirstPause{5};
 constexpr std::chrono::milliseconds kLongestPause{640};
@@ -151,19 +153,20 @@ std::string ConnectionManager::addresses(int rank) const {
 
 // Nothing: closing, or connected from the other side meanwhile, or never published in time.
 std::optional<Contact> ConnectionManager::find_contact(int rank) {
-  const Time deadline = deadline_after(options_.timeout);
-  while (Clock::now() < deadline) {
+  const Deadline deadline{deadline_after(options_.timeout), closing_};
+  std::chrono::milliseconds turn = kStoreTurn;
+  do {
     try {
-      auto contact =
-          Contact::decode(store_->get(contact_key(options_.name, rank), kStoreTurn), rank);
+      auto contact = Contact::decode(store_->get(contact_key(options_.name, rank), turn), rank);
       Lock lock(guard_.mutex);
       peers_[rank].address = contact.where();
       return contact;
     } catch (const TimeoutError&) {
     }
+    turn = {};  // one look at a time from here on
     Lock lock(guard_.mutex);
     if (closing_ || peers_[rank].connection) return std::nullopt;
-  }
+  } while (deadline.rest(kStoreTurn));
   Lock lock(guard_.mutex);
   peers_[rank].dialling = false;  // the next request tries again
   return std::nullopt;

@@ -98,9 +98,10 @@ void ProgressDriver::lead(Lock& lock, Time until, const RequestState* awaited) {
   until = std::min({until, lobby_time, connections_.check_alive(), next_look_at_chip()});
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
   int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
-  // One that only looks in gets ready, too: where no caller ever sleeps, idle connections would
-  // never come to rest.
-  const bool busy = stop_ || (awaited && (awaited->done || stays_awake() || timeout_ms == 0));
+  // The thread of its own that only looks in gets ready, too: where no caller ever sleeps, idle
+  // connections would never come to rest. It does not while it watches a chip's quick work.
+  const bool watches = timeout_ms == 0 && (awaited || chip_works_since());
+  const bool busy = stop_ || (awaited && (awaited->done || stays_awake())) || watches;
   const bool ready = !busy && connections_.ready_to_sleep();
   if (!ready) timeout_ms = 0;
   const int count = poller_.sleep(lock, timeout_ms);

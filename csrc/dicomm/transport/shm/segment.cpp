@@ -20,7 +20,8 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
 
-// Its pages are made as they are written: most peers' rings are never full.
+// Its pages are made as they are written, as most peers' rings are never full. Who finds no memory
+// then ends as wherever else the kernel has promised too much.
 Fd make_segment() {
   Fd segment(::memfd_create("dicomm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!segment || ::ftruncate(segment.get(), kLanesBytes) != 0 ||
