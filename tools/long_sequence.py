@@ -28,7 +28,6 @@ from heteropp.description.plan import Plan
 from heteropp.models.llama.model import LlamaModel
 from heteropp.search.judge import ask
 from heteropp.search.planner import OPTIONS, DoesNotFitError, Request
-from heteropp.simulator.simulate import simulate
 from hyperhetero.cli import CommandLine
 from hyperhetero.progress import Status
 
@@ -73,7 +72,7 @@ def main(
             judged = ask("auto", replace(request, context_parallel=MOST_PARTS), 1).best
             status.update(f"training steps of {judged.simulation.step_s:.0f} s")
             watch.spin()
-            rows += _trained(judged.plan, cluster, folder, steps)
+            rows += _trained(judged.plan, judged.simulation.step_s, cluster, folder, steps)
         except TrainingError as error:
             print(f"long-sequence: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
@@ -104,16 +103,16 @@ def _lacking(how: str, request: Request) -> Row:
     error = ask("auto", replace(request, context_parallel=1)).error
     if not isinstance(error, DoesNotFitError):
         raise TrainingError(f"whole sequences were to fit no chip, with {how}: {error}")
-    needed = re.search(r"needs ([\d.]+) (\w+) on", str(error))
-    assert needed is not None, error
-    mib = float(needed[1]) * {"KiB": 2**-10, "MiB": 1, "GiB": 2**10}[needed[2]]
-    capacity = request.cluster.nodes[0].chip.memory.capacity_bytes / 2**20
-    return row(f"whole sequences, {how}: lacking", "MiB", mib - capacity)
+    needed_bytes = max(memory.total for memory in rank_memory(error.plan, request.cluster))
+    capacity_bytes = request.cluster.nodes[0].chip.memory.capacity_bytes
+    lacking_mib = (needed_bytes - capacity_bytes) / 2**20
+    return row(f"whole sequences, {how}: lacking", "MiB", lacking_mib)
 
 
-def _trained(plan: Plan, cluster: Cluster, folder: Path, steps: int) -> list[Row]:
+def _trained(
+    plan: Plan, simulated_s: float, cluster: Cluster, folder: Path, steps: int
+) -> list[Row]:
     """Raises TrainingError."""
-    simulated_s = simulate(plan, cluster).step_s
     limit_s = 600 + 3 * steps * simulated_s
     training = start(plan, folder / "cluster.toml", folder / "run", steps, limit_s=limit_s)
     every = training.all_steps()

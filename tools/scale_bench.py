@@ -15,6 +15,7 @@ import typer
 from evidence import Row, row, show
 from scale import Failed, bare_ranks
 from scale.growth import growth_rows
+from scale.processes import adopt_orphans
 from scale.protection import protection_rows
 from scale.sizes import (
     BARE_SIZES,
@@ -120,6 +121,7 @@ def main(
     if why:
         print(f"scale-bench: {why}", file=sys.stderr)
         raise typer.Exit(2)
+    adopt_orphans()
     watch, rows, notes = Watch(), [], list(NOTES)
     try:
         for transport in bare_ranks.TRANSPORTS:

@@ -13,6 +13,8 @@ from pathlib import Path
 from heteropp.description.plan import Plan, write_plan
 
 DEADLINE_S = 600
+STOP_S = 60.0  # from the word to stop
+SAID = "stderr.txt"
 LEAST_FIDELITY = 0.95  # of pacing; a step below is not used
 
 
@@ -24,7 +26,7 @@ class TrainingError(Exception):
 class Training:
     """A heteropp-train process of its own."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     folder: Path
     limit_s: float = DEADLINE_S
 
@@ -41,17 +43,36 @@ class Training:
     def finish(self) -> None:
         """Waits until the process has ended. Raises TrainingError if it failed or is too slow."""
         try:
-            _, stderr = self.process.communicate(timeout=self.limit_s)
+            self.process.wait(self.limit_s)
         except subprocess.TimeoutExpired:
             self.stop()
             raise TrainingError(f"no end within {self.limit_s:g} s") from None
         if self.process.returncode:
-            raise TrainingError(f"exit code {self.process.returncode}: {stderr.strip()[-300:]}")
+            said = (self.folder / SAID).read_text(errors="replace").strip()
+            raise TrainingError(f"exit code {self.process.returncode}: {said[-300:]}")
 
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-        self.process.communicate()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start_process(
+    command: Sequence[object], folder: Path, limit_s: float = DEADLINE_S, **environment: str
+) -> Training:
+    """Starts a command that is heteropp-train, whose run is folder/run."""
+    with (folder / SAID).open("w") as said:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
+    return Training(process, folder, limit_s)
 
 
 def well_paced(steps: list[dict]) -> list[dict]:
@@ -85,11 +106,4 @@ def start(
         *(("--cluster", cluster) if cluster else ()),
         *("--steps", steps, "--output", folder / "run", "--json", *options),
     ]
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    return Training(process, folder, limit_s)
+    return start_process(command, folder, limit_s)

@@ -242,6 +242,7 @@ py::dict describe_link(const Communicator& self, int peer) {
   py::dict result;
   result["transport"] = link.transport;
   result["rails"] = rails;
+  result["protection"] = link.protection;
   return result;
 }
 

@@ -10,6 +10,7 @@ import contextlib
 import hmac
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from dicomm.secret import VARIABLE
 
-NOTHING = "nothing"  # what no sealed value is
+NOTHING = secrets.token_hex(16)  # what nobody writes, as nobody else knows it
 TRUE_S = 10.0  # for a process of the job to overwrite what somebody else wrote
 POLL_S = 0.02
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
+import platform
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,39 +15,9 @@ from pathlib import Path
 import jobs
 import pytest
 from installed import own_mounts
+from relay import CHANGED, PAID, Relay
 
 import dicomm
-
-PAID, CHANGED = b"pay 1.00 to Ann", b"pay 9.99 to Bob"
-
-
-class Relay:
-    """Stands in a rank's place, and passes on what it gets; all of that it keeps."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        words = jobs.contact(folder, rank)
-        self._rank_at = words[4], int(words[5])
-        self._door = socket.create_server(("127.0.0.1", 0))
-        words[4:6] = map(str, self._door.getsockname())
-        jobs.publish(folder, rank, words)
-        self.seen = bytearray()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            caller, _ = self._door.accept()
-            callee = socket.create_connection(self._rank_at)
-            for pair in ((caller, callee), (callee, caller)):
-                threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while words := source.recv(1 << 20):
-                self.seen += words
-                sink.sendall(words.replace(PAID, CHANGED))
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # a rank hung up
 
 
 @pytest.fixture
@@ -95,6 +64,58 @@ def test_messages_of_every_length_arrive(security, pair, length):
         back = other.submit(sent, ranks, message, sender=1)
         assert sent(ranks, message) == message
         assert back.result() == message
+
+
+def test_a_link_says_what_protects_it(security, pair):
+    ranks, _ = pair
+    assert sent(ranks, b"a message")
+    words = {rank.describe_link(1 - number)["protection"] for number, rank in enumerate(ranks)}
+    assert len(words) == 1
+    said = words.pop()
+    assert said == "" if security == "none" else said.startswith(f"{security} by ")
+
+
+# What OpenSSL reads in place of the processor's own word: no instructions for AES and its products.
+WITHOUT_AES = {
+    "x86_64": {"OPENSSL_ia32cap": "~0x200000200000000:0"},
+    "aarch64": {"OPENSSL_armcap": "0x1"},
+}
+
+PROTECTED = """
+import sys
+import dicomm
+rank = int(sys.argv[2])
+MESSAGE = bytes(range(256)) * 4000
+
+def swap(own):
+    sent = own.isend(MESSAGE, 1 - rank)
+    own.recv(got := bytearray(len(MESSAGE)), 1 - rank)
+    sent.wait()
+    assert got == MESSAGE
+
+store = dicomm.FileStore(sys.argv[1])
+with dicomm.Communicator(rank, 2, store, secret="s", transport="tcp") as own:
+    swap(own)
+    print(own.describe_link(1 - rank)["protection"])
+    swap(own)  # before it neither leaves
+"""
+
+
+@pytest.mark.parametrize("setting", ["integrity", "encryption"])
+def test_where_one_processor_is_slow_with_aes_both_take_chacha20(tmp_path, setting):
+    slow = WITHOUT_AES[platform.machine()]
+    environment = os.environ | {"DICOMM_SECURITY": setting}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROTECTED, tmp_path, str(rank)],
+            env=environment | (slow if rank == 1 else {}),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=jobs.DEADLINE_S)[0] for rank in ranks]
+    assert said == [f"{setting} by ChaCha20-Poly1305\n"] * 2
 
 
 def test_messages_that_are_given_up_on_their_way_disturb_no_other(security, pair):

@@ -51,7 +51,9 @@ def test_what_no_rank_overwrites_ends_the_wait(
 
 
 @pytest.mark.parametrize(
-    "forged", ["7", "[" * 200_000, '["7", 7]', b"\xff\xfe"], ids=["text", "deep", "number", "bytes"]
+    "forged",
+    ["7", "nothing", "[" * 200_000, '["7", 7]', b"\xff\xfe"],
+    ids=["text", "the word nothing", "deep", "number", "bytes"],
 )
 def test_whatever_a_stranger_writes_is_not_believed(store: Any, forged: str | bytes) -> None:
     store.set("watch/stop", forged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,15 @@ from pathlib import Path
 from dicomm.bench.quiet import TICKS_PER_S
 
 PROC = Path("/proc")
+PR_SET_CHILD_SUBREAPER = 36  # as in linux/prctl.h
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of those below it whose own parents end before them.
+
+    Their CPU time so stays that of this process and its descendants, and is not taken for others'.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(process: int, name: str) -> list[int]:

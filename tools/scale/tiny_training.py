@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
 import string
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trained import Training, TrainingError
+from trained import Training, TrainingError, start_process
 from twins import Scale, write_twin
 
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage, write_plan
@@ -45,14 +43,7 @@ def start(folder: Path, ranks: int, port_file: Path, ports: Sequence[int]) -> Tr
         *("--plan", folder / "plan.json", "--cluster", cluster, "--data", folder / "text"),
         *("--output", folder / "run", "--steps", ENDLESS, "--json"),
     ]
-    process = subprocess.Popen(
-        list(map(str, words)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")},
-    )
-    return Training(process, folder)
+    return start_process(words, folder, XDG_CACHE_HOME=str(folder / "cache"))
 
 
 def wait_for_steps(training: Training, steps: int) -> int:

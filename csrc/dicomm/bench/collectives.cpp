@@ -7,10 +7,6 @@
 // vector that the whole group works on. dicomm-bench drives it, beside Gloo and MPI.
 #include "collective/collectives.h"
 
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -19,12 +15,12 @@
 #include <iostream>
 #include <map>
 #include <new>
-#include <random>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "bench/file_store.h"
+#include "bench/forked_ranks.h"
 #include "core/huge_pages.h"
 
 namespace dicomm::bench {
@@ -163,7 +159,7 @@ Order next_order() {
   return order;
 }
 
-void run_rank(Options options, const std::filesystem::path& folder) {
+void run_rank(const Options& options, const std::filesystem::path& folder) {
   Group group(Communicator::create(std::make_shared<FileStore>(folder), options));
   barrier(group, {group.next_tag()});
   if (options.rank == 0) std::cout << "ready" << std::endl;
@@ -176,41 +172,6 @@ void run_rank(Options options, const std::filesystem::path& folder) {
     if (options.rank == 0) std::cout << answer << std::endl;
   }
   group.communicator().close();
-}
-
-std::string random_secret() {
-  std::random_device random;
-  return std::to_string(random()) + std::to_string(random()) + std::to_string(random());
-}
-
-// The rank that this process is, once all are forked.
-int start_others(int ranks) {
-  for (int rank = 1; rank < ranks; ++rank)
-    if (::fork() == 0) return rank;
-  return 0;
-}
-
-int run(int ranks, const std::string& transport) {
-  std::string folder = (std::filesystem::temp_directory_path() / "dicomm-XXXXXX").string();
-  if (!::mkdtemp(folder.data())) throw Error("cannot make a folder " + folder);
-  Options options;
-  options.world_size = ranks;
-  options.secret = random_secret();
-  options.transport = transport;
-  options.listen_address = "127.0.0.1";
-  options.rank = start_others(ranks);
-  int status = 0;
-  try {
-    run_rank(options, folder);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "dicomm-collectives: rank %d: %s\n", options.rank, error.what());
-    status = 1;
-  }
-  if (options.rank != 0) ::_exit(status);
-  while (::wait(nullptr) > 0) {
-  }
-  std::filesystem::remove_all(folder);
-  return status;
 }
 
 }  // namespace
@@ -227,7 +188,8 @@ int main(int count, char** words) {
     return 2;
   }
   try {
-    return dicomm::bench::run(ranks, *transport);
+    return dicomm::bench::run_forked("dicomm-collectives", ranks, *transport,
+                                     dicomm::bench::run_rank);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "dicomm-collectives: %s\n", error.what());
     return 1;

@@ -9,9 +9,6 @@
 // It prints, a line each, what the rank that has the most has after each of these: "PHASE VALUE
 // WHAT"; of the requests of the store the mean of all ranks, too. Requests and CPU seconds count
 // from the start, seconds from the end of the phase before.
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -24,11 +21,11 @@
 #include <fstream>
 #include <iterator>
 #include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "bench/file_store.h"
+#include "bench/forked_ranks.h"
 #include "collective/collectives.h"
 
 namespace dicomm::bench {
@@ -250,40 +247,6 @@ class Rank {
   std::vector<std::unique_ptr<Group>> all_of_made_;
 };
 
-std::string random_secret() {
-  std::random_device random;
-  return std::to_string(random()) + std::to_string(random()) + std::to_string(random());
-}
-
-// The rank that this process is, once all are forked.
-int start_others(int ranks) {
-  for (int rank = 1; rank < ranks; ++rank)
-    if (::fork() == 0) return rank;
-  return 0;
-}
-
-int run(int ranks, int groups, const std::string& transport) {
-  std::string folder = (std::filesystem::temp_directory_path() / "dicomm-XXXXXX").string();
-  if (!::mkdtemp(folder.data())) throw Error("cannot make a folder " + folder);
-  Options options;
-  options.world_size = ranks;
-  options.secret = random_secret();
-  options.transport = transport;
-  options.listen_address = "127.0.0.1";
-  options.rank = start_others(ranks);
-  int status = 0;
-  try {
-    Rank(options, folder).run(groups);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "dicomm-scale: rank %d: %s\n", options.rank, error.what());
-    status = 1;
-  }
-  if (options.rank != 0) ::_exit(status);
-  for (int ended = 0; ::wait(&ended) > 0;) status |= ended != 0;
-  std::filesystem::remove_all(folder);
-  return status;
-}
-
 }  // namespace
 
 }  // namespace dicomm::bench
@@ -299,7 +262,10 @@ int main(int count, char** words) {
     return 2;
   }
   try {
-    return dicomm::bench::run(ranks, groups, *transport);
+    const auto run_rank = [&](const dicomm::Options& options, const std::filesystem::path& store) {
+      dicomm::bench::Rank(options, store).run(groups);
+    };
+    return dicomm::bench::run_forked("dicomm-scale", ranks, *transport, run_rank);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "dicomm-scale: %s\n", error.what());
     return 1;

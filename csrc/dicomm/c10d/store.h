@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -43,17 +44,21 @@ class TorchStore : public Store {
   }
 
  private:
-  static constexpr const char* kNothing = "nothing";  // what nobody writes
   static constexpr std::chrono::milliseconds kFirstPause{1}, kLongestPause{200};
 
   // A job's only server answers every rank: there a key is found by one request in place of three.
   std::optional<std::string> find(const std::string& key) {
     if (is_torchs_server_) {
-      const std::string value = store_->compareSet(key, kNothing, kNothing);
-      return value == kNothing ? std::nullopt : std::optional(value);
+      const std::string value = store_->compareSet(key, nothing_, nothing_);
+      return value == nothing_ ? std::nullopt : std::optional(value);
     }
     if (!store_->check({key})) return std::nullopt;
     return store_->get_to_str(key);
+  }
+
+  static std::string random_word() {
+    std::random_device random;
+    return std::to_string(random()) + std::to_string(random()) + std::to_string(random());
   }
 
   static bool is_torchs_server(c10::intrusive_ptr<c10d::Store> store) {
@@ -73,6 +78,7 @@ class TorchStore : public Store {
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const bool is_torchs_server_;
+  const std::string nothing_ = random_word();  // what nobody writes
 };
 
 }  // namespace dicomm

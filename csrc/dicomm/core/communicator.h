@@ -121,6 +121,7 @@ struct RailDescription {
 struct LinkDescription {
   std::string transport;               // "" while not connected
   std::vector<RailDescription> rails;  // where the transport has several ways at once
+  std::string protection;              // "integrity by AES-128-GCM", say; "" where there is none
 };
 
 // One send or receive in flight. Destroying an unfinished Request cancels its claim on the

@@ -15,7 +15,7 @@ namespace dicomm {
 namespace {
 
 constexpr char kMagic[8] = {'d', 'i', 'c', 'o', 'm', 'm', 'h', 's'};
-constexpr std::uint32_t kVersion = 5;
+constexpr std::uint32_t kVersion = 6;
 
 template <class T>
 std::string_view bytes_of(const T& value) {

@@ -50,16 +50,24 @@ class PipedStream final : public Stream {
   std::mt19937 random_{7};
 };
 
+struct Way {
+  bool encrypted;
+  Cipher cipher = Cipher::aes_128_gcm;
+};
+
+constexpr Way kWays[] = {
+    {false}, {true}, {false, Cipher::chacha20_poly1305}, {true, Cipher::chacha20_poly1305}};
+
 struct Ends {
   std::string there, back;  // from the dialler to the acceptor, and back
   std::unique_ptr<Stream> dialler, acceptor;
 
-  explicit Ends(bool encrypted, std::size_t most = 1 << 20) {
+  explicit Ends(const Way& way, std::size_t most = 1 << 20) {
     const Digest session = sha256("a session");
-    dialler =
-        sealed_stream(std::make_unique<PipedStream>(there, back, most), {session, true, encrypted});
+    dialler = sealed_stream(std::make_unique<PipedStream>(there, back, most),
+                            {session, true, way.encrypted, way.cipher});
     acceptor = sealed_stream(std::make_unique<PipedStream>(back, there, most),
-                             {session, false, encrypted});
+                             {session, false, way.encrypted, way.cipher});
   }
 };
 
@@ -101,11 +109,12 @@ std::string sealed(Ends& ends, const std::string& text) {
 }  // namespace
 
 TEST_CASE("what is written is read, in pieces of any size") {
-  for (const bool encrypted : {false, true})
+  for (const Way& way : kWays)
     for (const std::size_t most : {3, 5'000, 1 << 20}) {
-      CAPTURE(encrypted);
+      CAPTURE(way.encrypted);
+      CAPTURE(name_of(way.cipher));
       CAPTURE(most);
-      Ends ends(encrypted, most);
+      Ends ends(way, most);
       for (const std::size_t bytes :
            {1, 32, 1'000, 65'535, 65'536, 65'537, 262'144, 262'145, 900'000}) {
         if (bytes > 30'000 * most) continue;  // it would take long
@@ -119,11 +128,11 @@ TEST_CASE("what is written is read, in pieces of any size") {
 }
 
 TEST_CASE("a bit that changes on the way ends the stream, wherever it is") {
-  for (const bool encrypted : {false, true}) {
-    const std::size_t length = sealed(*std::make_unique<Ends>(encrypted), "a text").size();
+  for (const Way& way : kWays) {
+    const std::size_t length = sealed(*std::make_unique<Ends>(way), "a text").size();
     for (std::size_t bit = 0; bit < 8 * length; ++bit) {
       CAPTURE(bit);
-      Ends ends(encrypted);
+      Ends ends(way);
       ends.there = sealed(ends, "a text");
       ends.there[bit / 8] ^= static_cast<char>(1 << bit % 8);
       std::string got;
@@ -140,10 +149,10 @@ TEST_CASE("a bit that changes on the way ends the stream, wherever it is") {
 }
 
 TEST_CASE("a record that is left out, repeated, put first or sent back ends the stream") {
-  for (const bool encrypted : {false, true}) {
-    CAPTURE(encrypted);
+  for (const Way& way : kWays) {
+    CAPTURE(way.encrypted);
     const auto ends_with = [&](auto change) {
-      Ends ends(encrypted);
+      Ends ends(way);
       const std::string first = sealed(ends, "first"), second = sealed(ends, "other");
       ends.there = change(first, second);
       ends.back = first;
@@ -157,10 +166,16 @@ TEST_CASE("a record that is left out, repeated, put first or sent back ends the 
 }
 
 TEST_CASE("only what is encrypted cannot be read on the way") {
-  Ends plain(false), hidden(true);
+  Ends plain(kWays[0]), hidden(kWays[1]);
   const std::string text(1'000, 'x');
   CHECK(sealed(plain, text).find(text) != text.npos);
   const std::string once = sealed(hidden, text);
   CHECK(once.find("xxxx") == text.npos);
   CHECK(once != sealed(hidden, text));  // every record has a nonce of its own
+}
+
+TEST_CASE("streams of unlike ciphers understand nothing of each other") {
+  Ends ends(kWays[1]), others(kWays[3]);
+  ends.there = sealed(others, "a text");
+  CHECK_THROWS_AS(read_all(*ends.acceptor, 6, 6), StreamEnd);
 }

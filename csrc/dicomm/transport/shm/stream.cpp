@@ -106,7 +106,7 @@ bool ShmStream::peer_shares_core(int core) {
   return out_.ring.reader_core.load(std::memory_order_relaxed) == core;
 }
 
-LinkDescription ShmStream::describe() const { return {"shm", {}}; }
+LinkDescription ShmStream::describe() const { return {"shm", {}, {}}; }
 
 void ShmStream::finish_writing() { ::shutdown(socket_.get(), SHUT_WR); }
 

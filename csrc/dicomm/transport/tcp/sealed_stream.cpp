@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "transport/tcp/aead.h"
+#include "core/text.h"
+#include "transport/tcp/security.h"
 
 namespace dicomm {
 
@@ -46,8 +47,9 @@ class SealedStream final : public Stream {
   SealedStream(std::unique_ptr<Stream> stream, const SealedOptions& options)
       : stream_(std::move(stream)),
         encrypted_(options.encrypted),
-        sealing_(key_of(options, options.dialled), Aead::Use::seal),
-        opening_(key_of(options, !options.dialled), Aead::Use::open),
+        cipher_(options.cipher),
+        sealing_(cipher_, key_of(options, options.dialled), Aead::Use::seal),
+        opening_(cipher_, key_of(options, !options.dialled), Aead::Use::open),
         incoming_(kBodyBytes) {
     if (encrypted_) sealed_.resize(kPieceBytes);
   }
@@ -94,7 +96,12 @@ class SealedStream final : public Stream {
   }
 
   std::size_t eager_bytes() const override { return stream_->eager_bytes(); }
-  LinkDescription describe() const override { return stream_->describe(); }
+  LinkDescription describe() const override {
+    LinkDescription description = stream_->describe();
+    description.protection =
+        text(encrypted_ ? "encryption" : "integrity", " by ", name_of(cipher_));
+    return description;
+  }
   int fd() const override { return stream_->fd(); }
   bool watch_writable() const override { return stream_->watch_writable(); }
   bool peer_shares_core(int core) override { return stream_->peer_shares_core(core); }
@@ -192,12 +199,9 @@ class SealedStream final : public Stream {
     return length;
   }
 
-  static StreamEnd tampered() {
-    return {"what arrived is not what it sent: somebody on the way changed it", false};
-  }
-
   std::unique_ptr<Stream> stream_;
   const bool encrypted_;
+  const Cipher cipher_;
   Aead sealing_, opening_;
 
   Length out_length_ = 0;  // of the body of the record that is sent; 0: there is none

@@ -11,6 +11,7 @@
 
 #include "core/sha256.h"
 #include "core/stream.h"
+#include "transport/tcp/aead.h"
 
 namespace dicomm {
 
@@ -18,6 +19,7 @@ struct SealedOptions {
   Digest session;  // a secret of this connection, known to both ends alone
   bool dialled;    // this side did
   bool encrypted;
+  Cipher cipher = Cipher::aes_128_gcm;
 };
 
 // Throws Error.

@@ -7,6 +7,7 @@
 #include "core/communicator.h"
 #include "core/host.h"
 #include "core/text.h"
+#include "transport/tcp/kernel_tls.h"
 
 namespace dicomm {
 
@@ -34,7 +35,12 @@ Security wanted_security() {
   throw Error(text("DICOMM_SECURITY is '", value, "', expected none, integrity or encryption"));
 }
 
-SecurityCard SecurityCard::of(Security wanted) { return {0, wanted, sha256(host_id())}; }
+SecurityCard SecurityCard::of(Security wanted) {
+  SecurityCard card{0, wanted, sha256(host_id())};
+  if (wanted != Security::none) card.fast_aes = aes_is_faster();
+  if (wanted == Security::encryption) card.kernel_tls = kernel_tls_works();
+  return card;
+}
 
 SecurityCard SecurityCard::read(const TransportCard& card) {
   SecurityCard found;
@@ -49,7 +55,7 @@ TransportCard SecurityCard::write() const {
   return card;
 }
 
-Security agreed_security(const SecurityCard& own, const SecurityCard& peers) {
+Protection agreed_protection(const SecurityCard& own, const SecurityCard& peers) {
   const Security by_place = own.host == peers.host ? Security::none : Security::integrity;
   const auto meant = [&](Security wanted) {
     return wanted == Security::by_place ? by_place : wanted;
@@ -58,7 +64,14 @@ Security agreed_security(const SecurityCard& own, const SecurityCard& peers) {
   if (ours != theirs)
     throw Error(text("DICOMM_SECURITY asks for ", word(theirs), " there and for ", word(ours),
                      " here; expected the same on every rank"));
-  return ours;
+  const bool aes = own.fast_aes && peers.fast_aes;
+  const bool kernels = own.kernel_tls && peers.kernel_tls;
+  return {ours, aes ? Cipher::aes_128_gcm : Cipher::chacha20_poly1305,
+          ours == Security::encryption && aes && kernels};
+}
+
+StreamEnd tampered() {
+  return {"what arrived is not what it sent: somebody on the way changed it", false};
 }
 
 }  // namespace dicomm

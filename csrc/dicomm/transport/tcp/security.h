@@ -5,6 +5,8 @@
 #include <string>
 
 #include "core/handshake.h"
+#include "core/stream.h"
+#include "transport/tcp/aead.h"
 
 namespace dicomm {
 
@@ -23,13 +25,24 @@ struct SecurityCard {
   std::uint32_t verbs_version = 0;  // verbs' callers come to the same door, and theirs is not 0
   Security wanted = Security::by_place;
   Digest host{};  // of its host's id
+  bool fast_aes = true;
+  bool kernel_tls = false;  // its kernel can encrypt
 
   static SecurityCard of(Security wanted);
   static SecurityCard read(const TransportCard& card);
   TransportCard write() const;
 };
 
+struct Protection {
+  Security security;
+  Cipher cipher;
+  bool in_kernel;
+};
+
 // What both sides come to. Throws Error where they want different things.
-Security agreed_security(const SecurityCard& own, const SecurityCard& peers);
+Protection agreed_protection(const SecurityCard& own, const SecurityCard& peers);
+
+// How a stream ends whose bytes are not what the peer sealed.
+StreamEnd tampered();
 
 }  // namespace dicomm

@@ -12,6 +12,7 @@
 
 #include "core/clock.h"
 #include "core/text.h"
+#include "transport/tcp/security.h"
 #include "transport/tcp/tcp.h"
 
 #ifndef TCP_RTO_MAX_MS
@@ -48,8 +49,9 @@ std::string end_of(int socket, GetName get_name) {
 
 class TcpStream final : public Stream {
  public:
-  explicit TcpStream(Fd socket)
+  TcpStream(Fd socket, std::string protection)
       : socket_(std::move(socket)),
+        protection_(std::move(protection)),
         name_(text("its TCP connection from ", end_of(socket_.get(), ::getsockname), " to ",
                    end_of(socket_.get(), ::getpeername))),
         ahead_(kReadAheadBytes) {
@@ -87,7 +89,7 @@ class TcpStream final : public Stream {
   }
 
   std::size_t eager_bytes() const override { return 256 << 10; }
-  LinkDescription describe() const override { return {"tcp", {}}; }
+  LinkDescription describe() const override { return {"tcp", {}, protection_}; }
   int fd() const override { return socket_.get(); }
   bool watch_writable() const override { return true; }
   // It may; asking the kernel for bytes costs more than giving way.
@@ -125,6 +127,7 @@ class TcpStream final : public Stream {
 
   // A machine that has vanished is not a process that died.
   StreamEnd broken(int error) const {
+    if (error == EBADMSG) return tampered();  // where the kernel opens the records
     if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH)
       return {text(name_, " got no answer for ", kSilence.count(),
                    " s: its machine or the network to it is gone"),
@@ -141,6 +144,7 @@ class TcpStream final : public Stream {
   }
 
   Fd socket_;
+  const std::string protection_;
   const std::string name_;
   std::vector<char> ahead_;
   std::size_t first_ = 0, last_ = 0;
@@ -166,8 +170,8 @@ bool leads_to_this_host(int socket) {
                      &reinterpret_cast<sockaddr_in6&>(peers).sin6_addr, sizeof(in6_addr)) == 0;
 }
 
-std::unique_ptr<Stream> tcp_stream(Fd socket) {
-  return std::make_unique<TcpStream>(std::move(socket));
+std::unique_ptr<Stream> tcp_stream(Fd socket, std::string protection) {
+  return std::make_unique<TcpStream>(std::move(socket), std::move(protection));
 }
 
 }  // namespace dicomm

@@ -40,7 +40,8 @@ TcpListener tcp_listen(const std::string& host);
 Fd tcp_connect(const std::string& address, int port, const Deadline& deadline);
 // Whether what is sent never leaves this host: both ends have one address.
 bool leads_to_this_host(int socket);
-std::unique_ptr<Stream> tcp_stream(Fd socket);
+// protection: what the kernel does to what passes, as LinkDescription has it.
+std::unique_ptr<Stream> tcp_stream(Fd socket, std::string protection = {});
 
 class TransportFactory;
 const TransportFactory& tcp_transport();

@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "core/text.h"
+#include "transport/tcp/kernel_tls.h"
 #include "transport/tcp/sealed_stream.h"
 #include "transport/tcp/security.h"
 #include "transport/tcp/tcp.h"
@@ -11,11 +12,16 @@ namespace dicomm {
 
 namespace {
 
-std::unique_ptr<Stream> stream_over(Fd socket, Security security, const Digest& session,
+std::unique_ptr<Stream> stream_over(Fd socket, const Protection& protection, const Digest& session,
                                     bool dialled) {
-  auto plain = tcp_stream(std::move(socket));
-  if (security == Security::none) return plain;
-  return sealed_stream(std::move(plain), {session, dialled, security == Security::encryption});
+  if (protection.security == Security::none) return tcp_stream(std::move(socket));
+  if (protection.in_kernel) {
+    encrypt_in_kernel(socket.get(), session, dialled);
+    return tcp_stream(std::move(socket), "encryption by AES-128-GCM in the kernel");
+  }
+  return sealed_stream(
+      tcp_stream(std::move(socket)),
+      {session, dialled, protection.security == Security::encryption, protection.cipher});
 }
 
 // Clones of a virtual machine have one id: that the way does not leave the host must show as well.
@@ -31,7 +37,7 @@ class TcpDialler final : public Dialler {
 
   TransportCard card() const override { return own_.write(); }
   std::unique_ptr<Stream> connect(Fd socket, Dialled dialled, const Deadline&) override {
-    const Security agreed = agreed_security(own_, peers_card(dialled.card, socket));
+    const Protection agreed = agreed_protection(own_, peers_card(dialled.card, socket));
     return stream_over(std::move(socket), agreed, dialled.session, true);
   }
 
@@ -45,7 +51,7 @@ class TcpAcceptor final : public Acceptor {
 
   TransportCard card() const override { return own_.write(); }
   std::unique_ptr<Stream> stream(Fd socket) override {
-    const Security agreed = agreed_security(own_, peers_card(caller_.card, socket));
+    const Protection agreed = agreed_protection(own_, peers_card(caller_.card, socket));
     return stream_over(std::move(socket), agreed, caller_.session, false);
   }
 

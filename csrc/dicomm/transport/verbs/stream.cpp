@@ -374,7 +374,7 @@ bool VerbsStream::prepare_sleep(bool want_to_write) {
 }
 
 LinkDescription VerbsStream::describe() const {
-  LinkDescription description{"verbs", {}};
+  LinkDescription description{"verbs", {}, {}};
   for (const auto& link : links_)
     if (link)
       description.rails.push_back(

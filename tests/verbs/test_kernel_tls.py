@@ -1,0 +1,89 @@
+"""Encryption by the kernel: here, as the guest's kernel can do it and most hosts' cannot."""
+
+import os
+import time
+
+import jobs
+import pytest
+from relay import PAID, Relay
+
+import dicomm
+
+IN_KERNEL = "encryption by AES-128-GCM in the kernel"
+BY_OPENSSL = "encryption by AES-128-GCM"
+
+
+@pytest.fixture
+def ranks(tmp_path, monkeypatch):
+    monkeypatch.setenv("DICOMM_SECURITY", "encryption")
+    both = [jobs.connect(tmp_path, rank, 2, transport="tcp") for rank in range(2)]
+    yield both
+    for rank in both:
+        rank.abort("the test is over")
+
+
+def sent(ranks, message, sender=0):
+    """What the other rank receives of it."""
+    request = ranks[1 - sender].irecv(buffer := bytearray(len(message)), sender)
+    ranks[sender].send(message, 1 - sender)
+    request.wait()
+    return bytes(buffer)
+
+
+@pytest.mark.parametrize("length", [1, 16_383, 16_385, 1 << 20, 5_000_001])
+def test_messages_arrive_and_nobody_on_the_way_reads_them(tmp_path, ranks, length):
+    relays = [Relay(tmp_path, rank) for rank in range(2)]
+    message = PAID + os.urandom(length)
+    for sender in (0, 1):
+        assert sent(ranks, message, sender) == message
+        assert ranks[sender].describe_link(1 - sender)["protection"] == IN_KERNEL
+    seen = b"".join(relay.seen for relay in relays)
+    assert len(seen) > 2 * length and PAID not in seen
+
+
+def test_a_bit_that_changes_on_the_way_ends_the_connection(tmp_path, ranks):
+    passed = 0
+
+    def flip_one(words):
+        nonlocal passed
+        passed += len(words)
+        if passed - len(words) < 100_000 <= passed:
+            return words[:-1] + bytes([words[-1] ^ 1])
+        return words
+
+    for rank in range(2):
+        Relay(tmp_path, rank, flip_one)
+    with pytest.raises(dicomm.PeerError, match="somebody on the way changed it"):
+        sent(ranks, os.urandom(1_000_000))
+
+
+def test_messages_that_are_given_up_on_their_way_disturb_no_other(ranks):
+    message = os.urandom(100_000)
+    for turn in range(10):
+        given_up = [ranks[1].irecv(bytearray(3_000_000), 0, tag=1)]
+        given_up.append(ranks[0].isend(bytes(3_000_000), 1, tag=1))
+        time.sleep(turn * 1e-3)
+        if turn % 2:
+            given_up.reverse()
+        del given_up[0]
+        assert sent(ranks, message) == message
+        del given_up[0]
+
+
+def test_one_side_that_leaves_it_to_openssl_is_enough(tmp_path, monkeypatch):
+    monkeypatch.setenv("DICOMM_SECURITY", "encryption")
+    first = jobs.connect(tmp_path, 0, 2, transport="tcp")
+    monkeypatch.setenv("DICOMM_KTLS", "off")
+    ranks = [first, jobs.connect(tmp_path, 1, 2, transport="tcp")]
+    assert sent(ranks, PAID) == PAID
+    words = [rank.describe_link(1 - number)["protection"] for number, rank in enumerate(ranks)]
+    assert words == [BY_OPENSSL] * 2
+    for rank in ranks:
+        rank.abort("the test is over")
+
+
+def test_another_word_for_it_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("DICOMM_SECURITY", "encryption")
+    monkeypatch.setenv("DICOMM_KTLS", "1")
+    with pytest.raises(dicomm.Error, match="DICOMM_KTLS is '1', expected on or off"):
+        jobs.connect(tmp_path, 0, 2, transport="tcp")
