@@ -156,9 +156,16 @@ def test_unlike_settings_are_told_with_both_values(tmp_path, settings, monkeypat
         assert "expected the same on every rank" in said
 
 
-def test_another_word_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("DICOMM_SECURITY", "tls")
-    with pytest.raises(dicomm.Error, match="'tls', expected none, integrity or encryption"):
+@pytest.mark.parametrize(
+    ("variable", "word", "expected"),
+    [
+        ("DICOMM_SECURITY", "tls", "none, integrity or encryption"),
+        ("DICOMM_KTLS", "1", "on or off"),
+    ],
+)
+def test_another_word_is_refused(tmp_path, monkeypatch, variable, word, expected):
+    monkeypatch.setenv(variable, word)
+    with pytest.raises(dicomm.Error, match=f"{variable} is '{word}', expected {expected}"):
         jobs.connect(tmp_path, 0, 2, transport="tcp")
 
 

@@ -82,8 +82,12 @@ def test_one_side_that_leaves_it_to_openssl_is_enough(tmp_path, monkeypatch):
         rank.abort("the test is over")
 
 
-def test_another_word_for_it_is_refused(tmp_path, monkeypatch):
+def test_what_is_sent_at_once_arrives_whoever_is_ready_first(tmp_path, monkeypatch):
     monkeypatch.setenv("DICOMM_SECURITY", "encryption")
-    monkeypatch.setenv("DICOMM_KTLS", "1")
-    with pytest.raises(dicomm.Error, match="DICOMM_KTLS is '1', expected on or off"):
-        jobs.connect(tmp_path, 0, 2, transport="tcp")
+    for turn in range(50):
+        (folder := tmp_path / str(turn)).mkdir()
+        ranks = [jobs.connect(folder, rank, 2, transport="tcp") for rank in range(2)]
+        assert sent(ranks, PAID, sender=turn % 2) == PAID
+        assert ranks[0].describe_link(1)["protection"] == IN_KERNEL
+        for rank in ranks:
+            rank.abort("the turn is over")

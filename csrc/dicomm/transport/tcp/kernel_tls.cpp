@@ -70,13 +70,17 @@ bool tried() {
 
 }  // namespace
 
-bool kernel_tls_works() {
+bool kernel_tls_allowed() {
   const char* value = std::getenv("DICOMM_KTLS");
-  const std::string_view wanted = value && *value ? value : "on";
-  if (wanted != "on" && wanted != "off")
-    throw Error(text("DICOMM_KTLS is '", wanted, "', expected on or off"));
+  const std::string_view word = value && *value ? value : "on";
+  if (word != "on" && word != "off")
+    throw Error(text("DICOMM_KTLS is '", word, "', expected on or off"));
+  return word == "on";
+}
+
+bool kernel_tls_works() {
   static const bool works = tried();
-  return wanted == "on" && works;
+  return works;
 }
 
 void encrypt_in_kernel(int socket, const Digest& session, bool dialled) {

@@ -6,8 +6,10 @@
 
 namespace dicomm {
 
-// Whether this kernel does it, and DICOMM_KTLS does not forbid it. Tried once, on a connection of
-// this process with itself. Throws Error where the variable says neither on nor off.
+// Unless DICOMM_KTLS is off. Throws Error where it is neither on nor off.
+bool kernel_tls_allowed();
+
+// Whether this kernel does it: tried once, on a connection of this process with itself.
 bool kernel_tls_works();
 
 // From here on what is written to a connected TCP socket leaves encrypted, and what is read from it

@@ -37,8 +37,9 @@ Security wanted_security() {
 
 SecurityCard SecurityCard::of(Security wanted) {
   SecurityCard card{0, wanted, sha256(host_id())};
+  const bool kernel_may = kernel_tls_allowed();
   if (wanted != Security::none) card.fast_aes = aes_is_faster();
-  if (wanted == Security::encryption) card.kernel_tls = kernel_tls_works();
+  if (wanted == Security::encryption) card.kernel_tls = kernel_may && kernel_tls_works();
   return card;
 }
 
