@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from heteropp.cost.tracing import cache as trace_cache
 from heteropp.cost.tracing.scores import keeps_no_scores
 from heteropp.models.spec import ModelError, ModelSpec
 
@@ -72,7 +73,13 @@ def token_shares(
 def _part_flops(model: ModelSpec) -> Callable[[int, int], float]:
     """Returns the FLOPs of tokens [first, last) of a sequence, as a function of the two."""
     ends = sorted({max(1, model.sequence_length * i // POINTS) for i in range(1, POINTS + 1)})
-    known = [replace(model, sequence_length=end).flops_per_token() for end in ends]
+
+    def counted() -> list[float]:
+        return [replace(model, sequence_length=end).flops_per_token() for end in ends]
+
+    # a family of transformers' is counted with torch, which takes seconds
+    blocks = dict(model.block_counts([(0, model.layers)]))
+    known = trace_cache.get(model, f"FLOPs a token up to {ends} of {blocks}", counted, list)
 
     def each(length: int) -> float:
         """Returns those of a token of so long a sequence."""
