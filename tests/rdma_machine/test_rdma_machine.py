@@ -5,25 +5,9 @@ import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-MACHINE = ROOT / "tools" / "rdma-machine"
-DEADLINE_S = 240
-
-
-def run(*command, guest=True, **settings):
-    options = ["--guest"] if guest else []
-    return subprocess.run(
-        [MACHINE, *options, *command],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        **settings,
-    )
-
+from guest import DEADLINE_S, MACHINE, run
 
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory):

@@ -1,0 +1,218 @@
+"""Several guests, each a machine of its own: tools/rdma-machine --machines."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import rail_ranks
+from guest import DEADLINE_S, MACHINE, ROOT, run
+from lab_job import losses_of
+from training_run import CHIP, NEUTRAL_CHIP, command, make_plan, start, tiny_model, wait, write_text
+
+from heteropp.description.plan import write_plan
+
+HERE = Path(__file__).parent
+DELAY_S = 0.02
+BOTH_RAILS = ["rxe0:1", "rxe1:1"]
+
+
+def run_on_machines(machines, share, *words, **environment):
+    """How the tool ended, and what each machine said, line by line."""
+    own = {"RDMA_MACHINE_SHARE": str(share), "PYTHONPATH": str(ROOT)}
+    done = run(
+        *("--machines", str(machines), *words), guest=False, env=os.environ | own | environment
+    )
+    said = {f"machine-{number}": [] for number in range(machines)}
+    for line in done.stdout.splitlines():
+        machine, _, text = line.partition(" | ")
+        said[machine].append(text)
+    return done, said
+
+
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory):
+    share = tmp_path_factory.mktemp("share")
+    done, said = run_on_machines(
+        *(3, share, "--delay", "20ms"), sys.executable, HERE / "tour_of_machines.py"
+    )
+    assert all(said.values()), done
+    return done, {machine: json.loads(lines[-1]) for machine, lines in said.items()}
+
+
+def test_each_machine_has_a_kernel_a_name_and_memory_of_its_own(tour):
+    _, said = tour
+    assert len({each["boot"] for each in said.values()}) == 3
+    for number, (machine, each) in enumerate(said.items()):
+        assert each["host"] == machine
+        assert each["addresses"] == ["10.1.0.1", "10.1.0.2", "10.1.0.3"]
+        assert each["marks"] == [f"mark-{number}"] * 2
+
+
+def test_both_devices_of_each_are_active(tour):
+    for each in tour[1].values():
+        assert each["devices"] == {"rxe0": "4: ACTIVE", "rxe1": "4: ACTIVE"}
+
+
+def test_all_reach_each_other_on_both_networks_and_a_delay_is_one_way(tour):
+    for machine, each in tour[1].items():
+        for network in ("by_name", "by_second_rail"):
+            assert set(each[network]) == set(tour[1]) - {machine}
+            for called, (answer, took_s) in each[network].items():
+                assert answer == called
+                assert took_s >= 2 * DELAY_S
+
+
+def test_the_share_is_one(tour):
+    for each in tour[1].values():
+        assert each["seen"] == list(tour[1])
+
+
+def test_the_exit_code_is_the_worst(tour):
+    done, _ = tour
+    assert done.returncode == 2, done  # each machine's is its number
+
+
+def test_packets_are_lost_and_a_rail_is_as_slow_as_told(tmp_path):
+    options = ("--loss", "30%", "--rate", "10mbit")
+    script = (sys.executable, HERE / "lossy_network.py")
+    done, said = run_on_machines(2, tmp_path, *options, *script)
+    assert done.returncode == 0, done
+    came, took_s = map(float, said["machine-0"][-1].split())
+    assert 400 <= came <= 700  # of 800
+    assert took_s >= 0.2  # 3.2 Mbit or more
+
+
+def processes_with(mark):
+    """The command lines of this host's processes that have a mark in them, or in their folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            folder = os.readlink(path / "cwd")
+        except OSError:  # it has ended
+            continue
+        if any(mark in word for word in [*words, folder]):
+            found.append(words)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_all_guests(tmp_path, number):
+    with subprocess.Popen(
+        [MACHINE, "--machines", "2", "bash", "-c", "echo started; sleep 1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    ) as machines:
+        watchdog = threading.Timer(DEADLINE_S, machines.kill)
+        watchdog.start()
+        started = {machines.stdout.readline() for _ in range(2)}
+        assert started == {"machine-0 | started\n", "machine-1 | started\n"}
+        assert len(processes_with(str(tmp_path))) > 2
+        machines.send_signal(number)
+        assert machines.wait() == 128 + signal.SIGTERM
+        watchdog.cancel()
+    deadline_s = time.monotonic() + DEADLINE_S
+    while left := processes_with(str(tmp_path)):
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.05)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hung_machines_end_at_the_time_limit(tmp_path):
+    command = ("--machines", "2", "--time-limit", "10", "sleep", "1000")
+    done = run(*command, guest=False, env=os.environ | {"TMPDIR": str(tmp_path)})
+    assert done.returncode == 124
+    assert done.stderr == "rdma-machine: the time limit of 10 s has passed: the guests were ended\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--machines", "0"], "--machines takes a whole number above 0, not '0'"),
+        (["--machines", "251"], "--machines takes at most 250, not '251'"),
+        (["--machines", "2", "--delay", "5"], "--delay takes a time such as 5ms or 250us, not '5'"),
+        (["--machines", "2", "--loss", "101%"], "--loss takes a share such as 1%, not '101%'"),
+        (["--machines", "2", "--rate", "fast"], "--rate takes a rate such as 100mbit, not 'fast'"),
+        (["--delay", "5ms"], "--delay, --loss and --rate need --machines"),
+    ],
+)
+def test_bad_options_get_one_sentence(arguments, sentence):
+    done = run(*arguments, "true", guest=False)
+    assert done.returncode == 2
+    assert done.stderr == f"rdma-machine: {sentence} (see --help)\n"
+
+
+@pytest.fixture(scope="module")
+def over_verbs(tmp_path_factory):
+    """A job of three ranks on networks that delay and lose packets, one on each machine."""
+    share = tmp_path_factory.mktemp("share")
+    options = ("--delay", "2ms", "--loss", "1%")
+    script = (sys.executable, HERE / "rail_ranks.py")
+    done, said = run_on_machines(3, share, *options, *script)
+    assert done.returncode == 0, done
+    return [json.loads(lines[-1]) for lines in said.values()]
+
+
+def test_messages_between_machines_go_over_both_rails_and_are_exact(over_verbs):
+    for rank, said in enumerate(over_verbs):
+        assert said["exchanged"]
+        assert set(said["links"]) == {str(peer) for peer in range(3) if peer != rank}
+        for link in said["links"].values():
+            assert link["transport"] == "verbs"
+            assert [rail["device"] for rail in link["rails"]] == BOTH_RAILS
+            assert all(rail["up"] for rail in link["rails"])
+
+
+def test_an_all_reduce_between_machines_goes_over_rdma_and_is_exact(over_verbs):
+    for said in over_verbs:
+        assert said["reduced"]
+        assert sum(said["packets"]) > 8 * rail_ranks.ELEMENTS / 4096, said["packets"]
+
+
+def test_a_rail_that_is_taken_away_loses_nothing(over_verbs):
+    for rank, said in enumerate(over_verbs):
+        assert said["passed"] and said["reduced_after"]
+        for peer, link in said["links_after"].items():
+            is_broken = rail_ranks.BREAKS in (rank, int(peer))
+            assert [rail["up"] for rail in link["rails"]] == [True, not is_broken], (rank, peer)
+
+
+@pytest.mark.long
+def test_a_model_trains_over_two_machines_as_it_does_on_one(tmp_path):
+    write_plan(
+        make_plan(tiny_model(), (2, 2), (1, 1), (1, 1), (False, False)), tmp_path / "plan.json"
+    )
+    (tmp_path / CHIP).write_text(NEUTRAL_CHIP.format(chips_per_node=1, capacity_bytes=1 << 30))
+    nodes = f'[[nodes]]\nchip = "{CHIP}"\nchips = 1\n' * 2
+    (tmp_path / "cluster.toml").write_text(f'name = "test"\n{nodes}')
+    write_text(tmp_path / "text")
+    steps = ("--steps", "5")
+    arguments = " ".join(command(Path("/share"), *steps))
+    line = (
+        f"{sys.executable} -m torch.distributed.run --nnodes 2 --node-rank $HYPERHETERO_MACHINE "
+        f"--nproc-per-node 1 --master-addr machine-0 -m heteropp.cli.train {arguments} || exit; "
+        "cat /sys/class/infiniband/rxe[01]/ports/1/hw_counters/sent_pkts"
+    )
+    settings = {
+        "DICOMM_TRANSPORT": "verbs", "DICOMM_NICS": "rxe0,rxe1", "OMP_NUM_THREADS": "1",
+        "XDG_CACHE_HOME": "/tmp/cache",
+    }  # fmt: skip
+    done, said = run_on_machines(2, tmp_path, "bash", "-c", line, **settings)
+    assert done.returncode == 0, done
+    for lines in said.values():
+        assert sum(int(line) for line in lines[-2:]) > 100  # packets over RDMA
+    alone = start(tmp_path, "--output", str(tmp_path / "alone"), *steps)
+    code, stdout, stderr = wait(alone, DEADLINE_S)
+    assert code == 0, stdout + stderr
+    losses = losses_of(tmp_path / "run")
+    assert len(losses) == 5
+    assert losses == losses_of(tmp_path / "alone")
