@@ -9,6 +9,7 @@ import threading
 import pytest
 from guest import DEADLINE_S, MACHINE, run
 
+
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory):
     """One guest that does many things; what it said, and the folders it saw."""

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-import rail_ranks
 from guest import DEADLINE_S, MACHINE, ROOT, run
 from lab_job import losses_of
 from training_run import CHIP, NEUTRAL_CHIP, command, make_plan, start, tiny_model, wait, write_text
@@ -20,6 +19,7 @@ from heteropp.description.plan import write_plan
 HERE = Path(__file__).parent
 DELAY_S = 0.02
 BOTH_RAILS = ["rxe0:1", "rxe1:1"]
+BROKEN = 1  # the machine whose second rail is taken away
 
 
 def run_on_machines(machines, share, *words, **environment):
@@ -79,13 +79,13 @@ def test_the_exit_code_is_the_worst(tour):
 
 
 def test_packets_are_lost_and_a_rail_is_as_slow_as_told(tmp_path):
-    options = ("--loss", "30%", "--rate", "10mbit")
+    options = ("--loss", "30%", "--rate", "2mbit")
     script = (sys.executable, HERE / "lossy_network.py")
     done, said = run_on_machines(2, tmp_path, *options, *script)
     assert done.returncode == 0, done
-    came, took_s = map(float, said["machine-0"][-1].split())
-    assert 400 <= came <= 700  # of 800
-    assert took_s >= 0.2  # 3.2 Mbit or more
+    (came,), (took_s,) = said["machine-0"], said["machine-1"]
+    assert 200 <= int(came) <= 650  # of 800
+    assert float(took_s) >= 1.5  # for 4 Mbit or more, of which some may be lost elsewhere
 
 
 def processes_with(mark):
@@ -102,8 +102,7 @@ def processes_with(mark):
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_all_guests(tmp_path, number):
+def test_a_signal_ends_all_guests(tmp_path):
     with subprocess.Popen(
         [MACHINE, "--machines", "2", "bash", "-c", "echo started; sleep 1000"],
         stdout=subprocess.PIPE,
@@ -116,7 +115,7 @@ def test_a_signal_ends_all_guests(tmp_path, number):
         started = {machines.stdout.readline() for _ in range(2)}
         assert started == {"machine-0 | started\n", "machine-1 | started\n"}
         assert len(processes_with(str(tmp_path))) > 2
-        machines.send_signal(number)
+        machines.terminate()
         assert machines.wait() == 128 + signal.SIGTERM
         watchdog.cancel()
     deadline_s = time.monotonic() + DEADLINE_S
@@ -127,10 +126,10 @@ def test_a_signal_ends_all_guests(tmp_path, number):
 
 
 def test_hung_machines_end_at_the_time_limit(tmp_path):
-    command = ("--machines", "2", "--time-limit", "10", "sleep", "1000")
+    command = ("--machines", "2", "--time-limit", "5", "sleep", "1000")
     done = run(*command, guest=False, env=os.environ | {"TMPDIR": str(tmp_path)})
     assert done.returncode == 124
-    assert done.stderr == "rdma-machine: the time limit of 10 s has passed: the guests were ended\n"
+    assert done.stderr == "rdma-machine: the time limit of 5 s has passed: the guests were ended\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,7 +155,7 @@ def over_verbs(tmp_path_factory):
     """A job of three ranks on networks that delay and lose packets, one on each machine."""
     share = tmp_path_factory.mktemp("share")
     options = ("--delay", "2ms", "--loss", "1%")
-    script = (sys.executable, HERE / "rail_ranks.py")
+    script = (sys.executable, HERE / "rail_ranks.py", str(BROKEN))
     done, said = run_on_machines(3, share, *options, *script)
     assert done.returncode == 0, done
     return [json.loads(lines[-1]) for lines in said.values()]
@@ -175,14 +174,14 @@ def test_messages_between_machines_go_over_both_rails_and_are_exact(over_verbs):
 def test_an_all_reduce_between_machines_goes_over_rdma_and_is_exact(over_verbs):
     for said in over_verbs:
         assert said["reduced"]
-        assert sum(said["packets"]) > 8 * rail_ranks.ELEMENTS / 4096, said["packets"]
+        assert sum(said["packets"]) > 128  # of 4 KiB, for half a MiB
 
 
 def test_a_rail_that_is_taken_away_loses_nothing(over_verbs):
     for rank, said in enumerate(over_verbs):
         assert said["passed"] and said["reduced_after"]
         for peer, link in said["links_after"].items():
-            is_broken = rail_ranks.BREAKS in (rank, int(peer))
+            is_broken = BROKEN in (rank, int(peer))
             assert [rail["up"] for rail in link["rails"]] == [True, not is_broken], (rank, peer)
 
 
