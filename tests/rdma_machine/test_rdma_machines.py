@@ -11,10 +11,6 @@ from pathlib import Path
 
 import pytest
 from guest import DEADLINE_S, MACHINE, ROOT, run
-from lab_job import losses_of
-from training_run import CHIP, NEUTRAL_CHIP, command, make_plan, start, tiny_model, wait, write_text
-
-from heteropp.description.plan import write_plan
 
 HERE = Path(__file__).parent
 DELAY_S = 0.02
@@ -22,12 +18,10 @@ BOTH_RAILS = ["rxe0:1", "rxe1:1"]
 BROKEN = 1  # the machine whose second rail is taken away
 
 
-def run_on_machines(machines, share, *words, **environment):
+def run_on_machines(machines, share, *words):
     """How the tool ended, and what each machine said, line by line."""
     own = {"RDMA_MACHINE_SHARE": str(share), "PYTHONPATH": str(ROOT)}
-    done = run(
-        *("--machines", str(machines), *words), guest=False, env=os.environ | own | environment
-    )
+    done = run("--machines", str(machines), *words, guest=False, env=os.environ | own)
     said = {f"machine-{number}": [] for number in range(machines)}
     for line in done.stdout.splitlines():
         machine, _, text = line.partition(" | ")
@@ -183,35 +177,3 @@ def test_a_rail_that_is_taken_away_loses_nothing(over_verbs):
         for peer, link in said["links_after"].items():
             is_broken = BROKEN in (rank, int(peer))
             assert [rail["up"] for rail in link["rails"]] == [True, not is_broken], (rank, peer)
-
-
-@pytest.mark.long
-def test_a_model_trains_over_two_machines_as_it_does_on_one(tmp_path):
-    write_plan(
-        make_plan(tiny_model(), (2, 2), (1, 1), (1, 1), (False, False)), tmp_path / "plan.json"
-    )
-    (tmp_path / CHIP).write_text(NEUTRAL_CHIP.format(chips_per_node=1, capacity_bytes=1 << 30))
-    nodes = f'[[nodes]]\nchip = "{CHIP}"\nchips = 1\n' * 2
-    (tmp_path / "cluster.toml").write_text(f'name = "test"\n{nodes}')
-    write_text(tmp_path / "text")
-    steps = ("--steps", "5")
-    arguments = " ".join(command(Path("/share"), *steps))
-    line = (
-        f"{sys.executable} -m torch.distributed.run --nnodes 2 --node-rank $HYPERHETERO_MACHINE "
-        f"--nproc-per-node 1 --master-addr machine-0 -m heteropp.cli.train {arguments} || exit; "
-        "cat /sys/class/infiniband/rxe[01]/ports/1/hw_counters/sent_pkts"
-    )
-    settings = {
-        "DICOMM_TRANSPORT": "verbs", "DICOMM_NICS": "rxe0,rxe1", "OMP_NUM_THREADS": "1",
-        "XDG_CACHE_HOME": "/tmp/cache",
-    }  # fmt: skip
-    done, said = run_on_machines(2, tmp_path, "bash", "-c", line, **settings)
-    assert done.returncode == 0, done
-    for lines in said.values():
-        assert sum(int(line) for line in lines[-2:]) > 100  # packets over RDMA
-    alone = start(tmp_path, "--output", str(tmp_path / "alone"), *steps)
-    code, stdout, stderr = wait(alone, DEADLINE_S)
-    assert code == 0, stdout + stderr
-    losses = losses_of(tmp_path / "run")
-    assert len(losses) == 5
-    assert losses == losses_of(tmp_path / "alone")
