@@ -127,6 +127,16 @@ def test_hung_machines_end_at_the_time_limit(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_machine_that_goes_ends_the_others(tmp_path):
+    power_off = "syscall 169, 0xfee1dead, 672274793, 0x4321fedc, 0"
+    script = f"[ $HYPERHETERO_MACHINE = 1 ] || sleep 1000; exec perl -e '{power_off}'"
+    command = ("--machines", "2", "bash", "-c", script)
+    done = run(*command, guest=False, env=os.environ | {"TMPDIR": str(tmp_path)})
+    assert done.returncode == 125, done
+    assert done.stderr.endswith("the guest machine-1 ended without a result (code 0)\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
