@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from switch import Switch
@@ -112,11 +111,11 @@ def run(machines: int, netem: str, limit_s: str) -> int:
     caller = os.getppid()
     switch = Switch(NETWORKS)
     guests: list[Guest] = []
-    with ExitStack() as stack:
-        stack.callback(end, guests)
+    worst, all_up = 0, False
+    try:
         for number in range(machines):
             guests.append(Guest(number, machines, netem))
-        worst, going, all_up = 0, list(guests), False
+        going = list(guests)
         while going and os.getppid() == caller:  # without its caller nobody waits for this
             switch.forward_for(POLL_S)
             if not all_up and all(guest.is_up() for guest in guests):
@@ -126,6 +125,8 @@ def run(machines: int, netem: str, limit_s: str) -> int:
             for guest in [guest for guest in going if guest.process.poll() is not None]:
                 going.remove(guest)
                 worst = max(worst, guest.code(limit_s))
+    finally:
+        end(guests)
     return worst
 
 
