@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <deque>
@@ -302,6 +303,8 @@ ibv::Qp* create_pair(ibv::Pd* pd, ibv::QpInit* init) {
   pair->base.context = reinterpret_cast<Queue*>(init->send_cq)->context;
   pair->base.send_cq = init->send_cq;
   pair->base.srq = init->srq;
+  init->capacity.max_inline_bytes =
+      std::min(init->capacity.max_inline_bytes, pair->nic->inline_bytes);
   pair->base.number = next_number++;
   pairs[pair->base.number] = pair;
   return &pair->base;

@@ -30,6 +30,9 @@ struct FakeNic {
   // As real devices have; some have none: max_srq is 0 then.
   void has_shared_queues(bool has) { attributes.max_srq = attributes.max_srq_wr = has ? 4096 : 0; }
 
+  // Up to so many bytes it takes along with the request to send them.
+  std::uint32_t inline_bytes = 256;
+
   // Whether it takes the work at all.
   std::function<bool(Post)> takes = [](Post) { return true; };
   // Whether it registers what a descriptor stands for.
