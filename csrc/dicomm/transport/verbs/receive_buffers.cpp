@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint32_t kMostShared = 2048;
 constexpr std::uint32_t kMorePerPair = 2;
-constexpr std::uint32_t kFew = 16;
+constexpr std::uint32_t kMoreAtOnce = 16;
 constexpr std::uint32_t kReturnedAtOnce = 8;
 
 }  // namespace
@@ -55,8 +55,8 @@ void ReceiveBuffers::leave() {
 Received ReceiveBuffers::take(std::uint32_t number) {
   const std::lock_guard held(mutex_);
   taken_ = std::max(taken_, buffers_[number].posted_as);
-  if (posted_ - taken_ < kFew && room() > 0) try {
-      grow(std::min(kFew, room()));
+  if (posted_ - taken_ < buffers_.size() / 2 && room() > 0) try {
+      grow(std::min(kMoreAtOnce, room()));
     } catch (const Error&) {
       most_ = static_cast<std::uint32_t>(buffers_.size());  // memory is short: senders wait
     }

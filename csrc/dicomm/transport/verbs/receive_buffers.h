@@ -2,9 +2,9 @@
 //
 // The queue pairs of a device share a queue of them (SRQ). Then a rank has memory for what is on
 // its way to it, not for what all peers might send at once: one peer's window from the start, a
-// few more buffers for each further peer, and a block more whenever few are left, up to what fills
-// every window or kMostShared. Where none is left, a sender's device sends the slot again until one
-// is: see Settings::rnr_retry.
+// few more buffers for each further peer, and more whenever less than half of them are left, up to
+// what fills every window or kMostShared. Where none is left, a sender's device sends the slot
+// again until one is: see Settings::rnr_retry.
 //
 // Some devices have no shared queues (max_srq is 0). Their queue pairs have a queue each, with
 // buffers for a whole window.

@@ -71,8 +71,8 @@ Slot VerbsStream::take_slot() {
   }
 }
 
-// What the peer has consumed is free, but not before a rail that failed would have sent it: the
-// rail after it may have the slot still to send, for the second time.
+// What the peer has consumed is free, unless the rail has yet to send it: after another rail failed
+// it sends slots for the second time.
 void VerbsStream::release_slots() {
   std::uint32_t last = consumed_by_peer_;
   if (rail_ != kNone) {
