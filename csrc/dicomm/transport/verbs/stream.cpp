@@ -250,23 +250,35 @@ void VerbsStream::poll_rail(int rail) {
   Link& link = *links_[rail];
   try {
     link.receives().check();
-    ibv::Completion completion;  // one at a time, so that whatever is thrown loses none
-    int count;
-    while ((count = link.pair.poll(&completion, 1)) > 0) {
-      if (completion.status != ibv::kSuccess) return failed(rail, completion);
-      completed(rail, completion);
-    }
-    if (count < 0) fail(rail, "its device does not tell what became of its work");
   } catch (const RailError& error) {
-    fail(rail, error.what());
+    return fail(rail, error.what());
   }
+  ibv::Completion completions[16];
+  int count;
+  do {
+    count = link.pair.poll(completions, 16);
+    if (count < 0) return fail(rail, "its device does not tell what became of its work");
+    for (int i = 0; i < count; ++i) {
+      const std::span others(completions + i + 1, completions + count);
+      if (completions[i].status != ibv::kSuccess) return failed(rail, completions[i], others);
+      try {
+        completed(rail, completions[i]);
+      } catch (const StreamEnd&) {
+        for (const ibv::Completion& other : others) link.drop(other);
+        throw;
+      }
+    }
+  } while (count == 16);
 }
 
 // One completion tells why; the others were flushed, or count no more.
-void VerbsStream::failed(int rail, const ibv::Completion& completion) {
+void VerbsStream::failed(int rail, const ibv::Completion& first,
+                         std::span<const ibv::Completion> others) {
   Link& link = *links_[rail];
   link.pair.close();
-  int status = link.drop(completion);
+  int status = link.drop(first);
+  for (const ibv::Completion& other : others)
+    if (link.drop(other) != ibv::kSuccess && status == ibv::kFlushed) status = other.status;
   if (status == ibv::kFlushed) status = link.drain();
   fail(rail, status != ibv::kFlushed
                  ? meaning(rails_->devices[link.device_index]->library(), status)

@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <unordered_map>
 
 #include "core/fd.h"
@@ -82,7 +83,7 @@ class VerbsStream final : public Stream {
   // stream.cpp
   void progress();
   void poll_rail(int rail);
-  void failed(int rail, const ibv::Completion& completion);
+  void failed(int rail, const ibv::Completion& first, std::span<const ibv::Completion> others);
   void completed(int rail, const ibv::Completion& completion);
   void arrive(int rail, Received buffer, const std::byte* slot, std::size_t bytes,
               std::unique_ptr<std::byte[]> owned = nullptr);
