@@ -93,6 +93,7 @@ void survive(Rank& self) {
     pairs[peer] = self.pair_with_0(peer);
     pairs[peer]->recv(&pids[peer], sizeof(pid_t), 1, 0);
   }
+  for (auto& [peer, pair] : pairs) pair->send("!", 1, 1, 0);  // all are connected
   const auto receive_next = [&](int peer) { receive(*pairs[peer], peer, numbers[peer]++); };
   const auto ask = [&](char what) { pairs[1]->send(&what, 1, 1, 0); };
   std::mt19937 random(1);
@@ -141,6 +142,8 @@ void run(Rank& self) {
   const auto pair = self.pair_with_0(rank);
   const pid_t own = ::getpid();
   pair->send(&own, sizeof own, 0, 0);
+  char go;
+  pair->recv(&go, 1, 0, 0);
   if (rank == 1) return answer(*pair);
   for (std::uint32_t number = 0;; ++number) pair->send(message(rank, number).data(), kBytes, 0, 0);
 }
