@@ -29,7 +29,7 @@ def without_shared_queues(tmp_path_factory):
     library = folder / "libibverbs-without-shared-queues.so"
     source = Path(__file__).with_name("without_shared_queues.c")
     versions = f"-Wl,--version-script={folder}/versions"
-    command = ["gcc", "-D_GNU_SOURCE", "-shared", "-fPIC", versions, source]
+    command = ["gcc", "-D_GNU_SOURCE", "-shared", "-fPIC", versions, str(source)]
     subprocess.run([*command, "-Wl,--no-as-needed", "-libverbs", "-o", library], check=True)
     return str(library)
 
@@ -50,7 +50,7 @@ def stopped(pid):
 
 
 def pinned_kib(status):
-    return int(re.search(r"VmPin:\s*(\d+) kB", status)[1])
+    return int(re.findall(r"VmPin:\s*(\d+) kB", status)[0])
 
 
 def pattern(sender, number):
