@@ -159,4 +159,4 @@ def test_who_is_killed_while_it_sends_takes_no_buffer_from_the_others(
             process.kill()
     assert [process.returncode for process in ranks] == [0, 0] + [-signal.SIGKILL] * killed
     most_kib = min((killed + 1) * ONE_WINDOW_KIB, LARGEST_QUEUE_KIB)
-    assert pinned_kib(told[0].decode()) < most_kib + 300  # and what it sent
+    assert pinned_kib(told[0].decode()) < most_kib + 1000  # of what it sent, too
