@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <deque>
@@ -40,11 +41,18 @@ struct Queue {  // a completion queue; its first member is what ibv::Cq is
     (void)!::write(channel->base.fd, &one, sizeof one);
   }
 };
+using Receives = std::deque<std::pair<std::uint64_t, ibv::Piece>>;
+struct SharedQueue {
+  ibv::Srq base{};
+  FakeNic* nic;
+  Receives receives = {};
+};
 struct Pair {
   ibv::Qp base{};
   FakeNic* nic;
   std::uint32_t peer = 0;
-  std::deque<std::pair<std::uint64_t, ibv::Piece>> receives;
+  bool broken = false;
+  Receives own;
   struct Held {
     ibv::SendRequest request;
     ibv::Piece piece;
@@ -52,6 +60,9 @@ struct Pair {
   std::vector<Held> held;  // reads
 
   Queue& queue() const { return *reinterpret_cast<Queue*>(base.send_cq); }
+  Receives& receives() {
+    return base.srq ? reinterpret_cast<SharedQueue*>(base.srq)->receives : own;
+  }
 };
 struct Region {
   ibv::MemoryRegion base{};
@@ -146,7 +157,18 @@ int post_receive(ibv::Qp* qp, ibv::ReceiveRequest* request, ibv::ReceiveRequest*
   Pair& pair = *reinterpret_cast<Pair*>(qp);
   for (; request; request = request->next) {
     if (!pair.nic->takes(Post::receive)) return ENOMEM;
-    pair.receives.emplace_back(request->id, *request->pieces);
+    pair.own.emplace_back(request->id, *request->pieces);
+  }
+  return 0;
+}
+
+int post_shared_receive(ibv::Srq* srq, ibv::ReceiveRequest* request, ibv::ReceiveRequest**) {
+  const std::lock_guard held(whole);
+  SharedQueue& queue = *reinterpret_cast<SharedQueue*>(srq);
+  for (; request; request = request->next) {
+    if (!queue.nic->takes(Post::receive)) return ENOMEM;
+    queue.receives.emplace_back(request->id, *request->pieces);
+    queue.nic->shared_receives = queue.receives.size();
   }
   return 0;
 }
@@ -169,11 +191,13 @@ int arm_queue(ibv::Cq* cq, int) {
 ibv::Context* open_device(ibv::Device* device) {
   auto* context = new Context{{}, reinterpret_cast<FakeNic*>(device)};
   context->base.device = device;
+  context->nic->context = &context->base;
   context->base.command_fd = context->base.async_fd = -1;
   context->base.operations.poll_cq = poll_queue;
   context->base.operations.req_notify_cq = arm_queue;
   context->base.operations.post_send = post_send;
   context->base.operations.post_recv = post_receive;
+  context->base.operations.post_srq_recv = post_shared_receive;
   return &context->base;
 }
 
@@ -198,6 +222,7 @@ ibv::MemoryRegion* register_memory(ibv::Pd* pd, void* address, std::size_t bytes
   region->base.lkey = region->base.rkey = next_number++;
   regions[region->base.rkey] = region;
   ++nic->registrations;
+  nic->registered_bytes += bytes;
   return &region->base;
 }
 
@@ -220,6 +245,7 @@ int deregister_memory(ibv::MemoryRegion* memory) {
   const std::lock_guard held(whole);
   auto* region = reinterpret_cast<Region*>(memory);
   --region->nic->registrations;
+  region->nic->registered_bytes -= memory->bytes;
   regions.erase(memory->rkey);
   delete region;
   return 0;
@@ -258,12 +284,27 @@ int get_event(ibv::Channel* channel, ibv::Cq** cq, void** context) {
   return 0;
 }
 
+ibv::Srq* create_shared_queue(ibv::Pd* pd, ibv::SrqInit*) {
+  auto* nic = reinterpret_cast<FakeNic*>(pd);
+  auto* queue = new SharedQueue{.nic = nic};
+  queue->base.context = nic->context;
+  return &queue->base;
+}
+
+int destroy_shared_queue(ibv::Srq* srq) {
+  delete reinterpret_cast<SharedQueue*>(srq);
+  return 0;
+}
+
 ibv::Qp* create_pair(ibv::Pd* pd, ibv::QpInit* init) {
   const std::lock_guard held(whole);
   auto* pair = new Pair;
   pair->nic = reinterpret_cast<FakeNic*>(pd);
   pair->base.context = reinterpret_cast<Queue*>(init->send_cq)->context;
   pair->base.send_cq = init->send_cq;
+  pair->base.srq = init->srq;
+  init->capacity.max_inline_bytes =
+      std::min(init->capacity.max_inline_bytes, pair->nic->inline_bytes);
   pair->base.number = next_number++;
   pairs[pair->base.number] = pair;
   return &pair->base;
@@ -274,7 +315,8 @@ int modify_pair(ibv::Qp* qp, ibv::QpAttributes* attributes, int mask) {
   auto* pair = reinterpret_cast<Pair*>(qp);
   pair->nic->connected.push_back(*attributes);
   if (mask & ibv::kDestinationQp) pair->peer = attributes->destination_qp;
-  if (attributes->state == ibv::QpState::error)
+  pair->broken = attributes->state == ibv::QpState::error;
+  if (pair->broken)
     for (const Pair::Held& read : std::exchange(pair->held, {}))
       complete(*pair, read.request, ibv::kFlushed);
   return 0;
@@ -305,10 +347,13 @@ bool deliver(std::uint32_t qp_number, const void* bytes, std::uint32_t count,
              std::optional<std::uint32_t> immediate) {
   const std::lock_guard held(whole);
   const auto found = pairs.find(qp_number);
-  if (found == pairs.end() || found->second->receives.empty()) return false;
+  if (found == pairs.end() || found->second->broken) return false;
   Pair& to = *found->second;
-  const auto [id, piece] = to.receives.front();
-  to.receives.pop_front();
+  Receives& receives = to.receives();
+  if (receives.empty()) return false;
+  const auto [id, piece] = receives.front();
+  receives.pop_front();
+  if (to.base.srq) to.nic->shared_receives = receives.size();
   if (count > piece.bytes) return false;
   std::memcpy(pointer(piece.address), bytes, count);
   ibv::Completion received{};
@@ -323,6 +368,7 @@ bool deliver(std::uint32_t qp_number, const void* bytes, std::uint32_t count,
 }
 
 FakeNic::FakeNic(std::string name) : name(std::move(name)) {
+  has_shared_queues(true);
   attributes.max_qp_rd_atom = attributes.max_qp_init_rd_atom = 16;
   port.state = ibv::PortState::active;
   port.active_mtu = 5;
@@ -355,6 +401,8 @@ std::shared_ptr<const ibv::Library> fake_library() {
   library->destroy_cq = destroy_queue;
   library->get_cq_event = get_event;
   library->ack_cq_events = [](ibv::Cq*, unsigned) {};
+  library->create_srq = create_shared_queue;
+  library->destroy_srq = destroy_shared_queue;
   library->create_qp = create_pair;
   library->modify_qp = modify_pair;
   library->destroy_qp = destroy_pair;

@@ -18,6 +18,7 @@ struct FakeNic {
   explicit FakeNic(std::string name);
 
   std::string name;
+  ibv::Context* context = nullptr;  // once it is opened
   ibv::DeviceAttributes attributes{};
   ibv::PortAttributes port{};
   // Registering succeeds where it must; reaching the memory may still fail.
@@ -25,6 +26,12 @@ struct FakeNic {
   std::function<bool(std::uint64_t address)> reaches = [](std::uint64_t) { return true; };
   // Or it may seem to work, and return what is not there.
   std::function<bool(std::uint64_t address)> garbles = [](std::uint64_t) { return false; };
+
+  // As real devices have; some have none: max_srq is 0 then.
+  void has_shared_queues(bool has) { attributes.max_srq = attributes.max_srq_wr = has ? 4096 : 0; }
+
+  // Up to so many bytes it takes along with the request to send them.
+  std::uint32_t inline_bytes = 256;
 
   // Whether it takes the work at all.
   std::function<bool(Post)> takes = [](Post) { return true; };
@@ -38,8 +45,10 @@ struct FakeNic {
     std::uint64_t file;  // which the descriptor stood for, by its inode
     std::uint64_t offset, bytes, address;
   };
-  std::vector<Dmabuf> dmabufs;               // that it registered
-  int registrations = 0;                     // that are live
+  std::vector<Dmabuf> dmabufs;  // that it registered
+  int registrations = 0;        // that are live
+  std::size_t registered_bytes = 0;
+  std::size_t shared_receives = 0;           // buffers in its shared queues
   std::vector<ibv::QpAttributes> connected;  // what queue pairs were told, each state change
   std::vector<std::uint32_t> reads;          // lengths of the RDMA READs it did
   std::vector<std::uint32_t> sends;          // and of the SENDs

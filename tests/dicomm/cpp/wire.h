@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,6 +31,22 @@ struct Wire {
 
   std::unique_ptr<Stream> left, right;
 };
+
+// What arrives of bytes that are written.
+inline Bytes copied(Stream& writer, Stream& reader, const Bytes& from) {
+  Bytes into(from.size());
+  std::size_t written = 0, read = 0;
+  for (int turns = 0; read < from.size(); ++turns) {
+    REQUIRE(turns < 1'000'000);
+    const iovec part{const_cast<std::byte*>(from.data()) + written,
+                     std::min<std::size_t>(from.size() - written, 50'000)};
+    if (part.iov_len > 0) written += writer.write(&part, 1);
+    read += reader.read(into.data() + read, into.size() - read);
+    std::byte none;
+    CHECK(writer.read(&none, 1) == 0);  // hears what was consumed
+  }
+  return into;
+}
 
 // The right side's memory read into the left side's; what the pull threw, or "".
 inline std::string pull_with(Wire& wire, const MemoryKeys& keys, std::span<const std::byte> from,

@@ -20,6 +20,7 @@ struct Device;  // ibv_device
 struct Pd;      // ibv_pd
 struct Qp;
 struct Cq;
+struct Srq;
 struct SendRequest;
 struct ReceiveRequest;
 struct Completion;
@@ -62,10 +63,12 @@ struct Context {  // ibv_context
     void* unused_1[11];
     int (*poll_cq)(Cq*, int, Completion*);
     int (*req_notify_cq)(Cq*, int solicited_only);
-    void* unused_2[12];
+    void* unused_2[7];
+    int (*post_srq_recv)(Srq*, ReceiveRequest*, ReceiveRequest** bad);
+    void* unused_3[4];
     int (*post_send)(Qp*, SendRequest*, SendRequest** bad);
     int (*post_recv)(Qp*, ReceiveRequest*, ReceiveRequest** bad);
-    void* unused_3[5];
+    void* unused_4[5];
   } operations;
   int command_fd;
   int async_fd;
@@ -83,7 +86,8 @@ struct DeviceAttributes {  // ibv_device_attr
   int max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd;
   int max_qp_rd_atom, max_ee_rd_atom, max_res_rd_atom, max_qp_init_rd_atom, max_ee_init_rd_atom;
   int atomics;
-  int unused[14];
+  int unused[11];
+  int max_srq, max_srq_wr, max_srq_sge;
   std::uint16_t max_pkeys;
   std::uint8_t local_ack_delay, ports;
 };
@@ -117,6 +121,15 @@ struct Cq {  // ibv_cq; its first member is all we read
   Context* context;
 };
 
+struct Srq {  // ibv_srq, a shared receive queue; its first member is all we read
+  Context* context;
+};
+
+struct SrqInit {  // ibv_srq_init_attr
+  void* srq_context;
+  std::uint32_t max_wr, max_sge, limit;
+};
+
 struct QpCapacity {  // ibv_qp_cap
   std::uint32_t max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_bytes;
 };
@@ -124,7 +137,7 @@ struct QpCapacity {  // ibv_qp_cap
 struct QpInit {  // ibv_qp_init_attr
   void* qp_context;
   Cq *send_cq, *receive_cq;
-  void* srq;
+  Srq* srq;
   QpCapacity capacity;
   QpType type;
   int signal_all;
@@ -135,7 +148,7 @@ struct Qp {  // ibv_qp; up to what we read
   void* qp_context;
   Pd* pd;
   Cq *send_cq, *receive_cq;
-  void* srq;
+  Srq* srq;
   std::uint32_t handle, number;
 };
 
@@ -212,6 +225,10 @@ inline int post(Qp* qp, SendRequest* first) {
 inline int post(Qp* qp, ReceiveRequest* first) {
   ReceiveRequest* bad;
   return qp->context->operations.post_recv(qp, first, &bad);
+}
+inline int post(Srq* srq, ReceiveRequest* first) {
+  ReceiveRequest* bad;
+  return srq->context->operations.post_srq_recv(srq, first, &bad);
 }
 
 }  // namespace dicomm::ibv

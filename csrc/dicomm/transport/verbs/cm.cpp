@@ -86,6 +86,7 @@ CmMeeting::Rail& CmMeeting::add(std::size_t number, const Link& link, const CmNo
   rail.parameters.reads_out = at_most_255(device.max_qp_init_rd_atom);
   rail.parameters.retry_count = 7;
   rail.parameters.rnr_retry = 7;
+  rail.parameters.srq = link.shares_receives();
   rail.parameters.qp_number = link.pair.number();
   return rail;
 }

@@ -10,6 +10,8 @@
 #include "topology/topology.h"
 #include "transport/verbs/loop_back.h"
 #include "transport/verbs/probe.h"
+#include "transport/verbs/receive_buffers.h"
+#include "transport/verbs/slot_pool.h"
 #include "transport/verbs/wire.h"
 
 namespace dicomm::verbs {
@@ -98,6 +100,18 @@ void Rails::make_memory() {
       [this](std::size_t device, const Region& region, const Registered& registered) {
         return reaches(*this, device, region, registered);
       });
+  send_slots = std::make_unique<SlotPool>(devices, kSlotBytes);
+}
+
+std::shared_ptr<ReceiveBuffers> Rails::receive_buffers(std::size_t device) {
+  const auto& receiver = devices[device];
+  const ibv::DeviceAttributes& can = receiver->attributes();
+  if (can.max_srq <= 0 || can.max_srq_wr < static_cast<int>(kReceives))
+    return std::make_shared<ReceiveBuffers>(receiver, false);
+  const std::lock_guard held(mutex_);
+  auto& shared = shared_receives_[device];
+  if (!shared) shared = std::make_shared<ReceiveBuffers>(receiver, true);
+  return shared;
 }
 
 // A queue pair that failed is not used again.

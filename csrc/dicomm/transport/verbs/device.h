@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -54,6 +55,8 @@ struct Rail {
 };
 
 class LoopBack;
+class ReceiveBuffers;
+class SlotPool;
 
 struct Rails {
   Rails();
@@ -73,11 +76,19 @@ struct Rails {
   // it has: a read by the same device comes behind it. Waits for one over a rail of the device.
   // Throws Error.
   void flush(const Rail& rail, std::uint64_t address, std::uint32_t rkey);
-  // `memory`, once the devices and rails are there.
+  std::unique_ptr<SlotPool> send_slots;
+
+  // `memory` and `send_slots`, once the devices and rails are there.
   void make_memory();
+  // For a queue pair on that device. From any thread. Throws Error.
+  std::shared_ptr<ReceiveBuffers> receive_buffers(std::size_t device);
   std::vector<PublishedRail> published() const;
   // How to connect queue pairs from that address of a rail (null: InfiniBand, by LID).
   Connect connect(const GidEntry* gid) const;
+
+ private:
+  std::mutex mutex_;
+  std::map<std::size_t, std::shared_ptr<ReceiveBuffers>> shared_receives_;  // by device
 };
 
 // Whether the kernel knows any RDMA device.

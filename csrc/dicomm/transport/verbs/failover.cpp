@@ -25,7 +25,7 @@ constexpr int kReadsPerTurn = 2 * kSlots;
 
 void VerbsStream::fail(int rail, const std::string& reason) {
   Link& link = *links_[rail];
-  link.pair.close();
+  link.close();
   failures_ += text(failures_.empty() ? "" : "; ", "rail ", link.describe(), ": ", reason);
   if (rail_ == rail) rail_ = kNone;
   last_sent_ = false;
@@ -61,7 +61,7 @@ void VerbsStream::send_again() {
 void VerbsStream::close_rails() {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     if (!links_[i]) continue;
-    links_[i]->pair.close();
+    links_[i]->close();
     await_reads(static_cast<int>(i));
     links_[i]->reads = 0;
   }
@@ -165,7 +165,7 @@ void VerbsStream::socket_message(const SocketMessage& message, const std::byte* 
   auto slot = std::make_unique<std::byte[]>(message.bytes);
   std::memcpy(slot.get(), data, message.bytes);
   const std::byte* start = slot.get();
-  arrive(kNone, 0, start, message.bytes, std::move(slot));
+  arrive(kNone, {}, start, message.bytes, std::move(slot));
 }
 
 }  // namespace dicomm::verbs

@@ -30,6 +30,8 @@ std::shared_ptr<const Library> Library::load(const std::string& file) {
   find("ibv_destroy_cq", functions->destroy_cq);
   find("ibv_get_cq_event", functions->get_cq_event);
   find("ibv_ack_cq_events", functions->ack_cq_events);
+  find("ibv_create_srq", functions->create_srq);
+  find("ibv_destroy_srq", functions->destroy_srq);
   find("ibv_create_qp", functions->create_qp);
   find("ibv_modify_qp", functions->modify_qp);
   find("ibv_destroy_qp", functions->destroy_qp);

@@ -31,6 +31,8 @@ struct Library {
   int (*destroy_cq)(Cq*);
   int (*get_cq_event)(Channel*, Cq**, void** cq_context);
   void (*ack_cq_events)(Cq*, unsigned count);
+  Srq* (*create_srq)(Pd*, SrqInit*);
+  int (*destroy_srq)(Srq*);
   Qp* (*create_qp)(Pd*, QpInit*);
   int (*modify_qp)(Qp*, QpAttributes*, int mask);
   int (*destroy_qp)(Qp*);

@@ -14,13 +14,15 @@ namespace dicomm::verbs {
 namespace {
 
 constexpr std::uint32_t kInlineBytes = 256;
-constexpr std::uint8_t kRnrTimer = 18;  // 5.12 ms: how long a sender waits for a receive buffer
+// 0.96 ms: after so long a sender looks again whether there is a receive buffer.
+constexpr std::uint8_t kRnrTimer = 13;
 constexpr int kMaxReads = 16;
 constexpr std::uint8_t kHopLimit = 64;  // 1 would not survive a router
 
 }  // namespace
 
-QueuePair::QueuePair(const Rail& rail, const Settings& settings, const QueueDepths& depths)
+QueuePair::QueuePair(const Rail& rail, const Settings& settings, const QueueDepths& depths,
+                     ibv::Srq* shared_receives)
     : rail_(rail), settings_(settings), library_(rail.device->library()) {
   const Device& device = *rail.device;
   channel_ = library_.create_comp_channel(device.context());
@@ -32,8 +34,9 @@ QueuePair::QueuePair(const Rail& rail, const Settings& settings, const QueueDept
   }
   ibv::QpInit init{};
   init.send_cq = init.receive_cq = cq_;
+  init.srq = shared_receives;
   init.type = ibv::QpType::rc;
-  init.capacity = {depths.sends, depths.receives, 1, 1, kInlineBytes};
+  init.capacity = {depths.sends, shared_receives ? 0 : depths.receives, 1, 1, kInlineBytes};
   if (cq_) qp_ = library_.create_qp(device.pd(), &init);
   if (cq_ && !qp_) {  // the device may take less inline, or none
     init.capacity.max_inline_bytes = 0;
@@ -163,11 +166,6 @@ void QueuePair::connect(const RailCard& theirs, const ibv::QpAttributes& route) 
 void QueuePair::post(ibv::SendRequest* first) {
   if (const int error = ibv::post(qp_, first))
     throw RailError(text("its device took no more work: ", system_error(error)));
-}
-
-void QueuePair::post(ibv::ReceiveRequest* first) {
-  if (const int error = ibv::post(qp_, first))
-    throw RailError(text("its device took no more receive buffers: ", system_error(error)));
 }
 
 void QueuePair::arm() {

@@ -19,13 +19,14 @@ class RailError : public Error {
 
 struct QueueDepths {
   std::uint32_t sends;
-  std::uint32_t receives;
+  std::uint32_t receives;  // that may have ended and not been polled
 };
 
 class QueuePair {
  public:
-  // Ready for post_receive(). Throws Error.
-  QueuePair(const Rail& rail, const Settings& settings, const QueueDepths& depths);
+  // Ready for receive buffers, its own or those of a shared queue. Throws Error.
+  QueuePair(const Rail& rail, const Settings& settings, const QueueDepths& depths,
+            ibv::Srq* shared_receives = nullptr);
   ~QueuePair();
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;
@@ -42,8 +43,8 @@ class QueuePair {
   bool closed() const { return closed_; }
   void destroy();  // the surer way, which may take long
 
-  void post(ibv::SendRequest* first);     // throws RailError
-  void post(ibv::ReceiveRequest* first);  // throws RailError
+  void post(ibv::SendRequest* first);                                     // throws RailError
+  int post(ibv::ReceiveRequest* first) { return ibv::post(qp_, first); }  // an errno, or 0
   int poll(ibv::Completion* completions, int count) { return ibv::poll(cq_, count, completions); }
 
   // The descriptor turns readable at the first completion after arm().

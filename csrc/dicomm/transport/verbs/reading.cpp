@@ -12,7 +12,6 @@ namespace {
 constexpr std::uint64_t kMaxChunkBytes = 1 << 20;
 constexpr std::uint64_t kMinChunkBytes = 64 << 10;
 constexpr std::chrono::seconds kFlushTimeout{1};
-constexpr std::uint64_t kReadWork = std::uint64_t{2} << 56;
 
 // Enough pieces that every rail is busy to the end.
 std::uint64_t chunk_bytes(std::uint64_t message, std::size_t rails) {
@@ -106,7 +105,7 @@ bool VerbsStream::start_read(std::uint64_t id, Reading& reading, int rail) {
   ibv::Piece piece{reinterpret_cast<std::uint64_t>(reading.pull.data) + chunk.offset, chunk.bytes,
                    reading.into->on(link.device_index)->lkey};
   ibv::SendRequest request{};
-  request.id = kReadWork | next_read_;
+  request.id = read_work << kWorkShift | next_read_;
   request.pieces = &piece;
   request.piece_count = 1;
   request.opcode = ibv::SendOpcode::rdma_read;
@@ -166,11 +165,8 @@ void VerbsStream::await_reads(int rail) {
   Link& link = *links_[rail];
   const auto deadline = std::chrono::steady_clock::now() + kFlushTimeout;
   while (link.reads > 0 && std::chrono::steady_clock::now() < deadline) {
-    ibv::Completion completion;
-    if (link.pair.poll(&completion, 1) != 1)
-      std::this_thread::yield();
-    else if (completion.id >> 56 == kReadWork >> 56)
-      --link.reads;
+    link.drain();
+    if (link.reads > 0) std::this_thread::yield();
   }
   if (link.reads > 0) link.pair.destroy();
 }

@@ -21,7 +21,11 @@ struct Settings {
   std::optional<int> hop_limit;      // else 64, or the routing table's (rdma_cm)
   int timeout = 14;                  // of an unanswered packet: 4.096 us * 2^timeout = 67 ms
   int retry_count = 6;               // 3 bits; rxe takes 7 as for ever
-  int rnr_retry = 6;                 // 3 bits; 7 is for ever
+  // How often a slot is sent again where the peer has no receive buffer; 7 is for ever. The peer's
+  // buffers serve all who send to it, and may be short without anything being wrong. A peer that is
+  // dead is found all the same: it answers nothing (retry_count), and its socket closes. One that
+  // is stopped keeps its senders waiting until their requests' deadlines, as over TCP.
+  int rnr_retry = 7;
   Connect connect = Connect::automatic;
   std::string ibverbs_library = "libibverbs.so.1";
   std::string rdmacm_library = "librdmacm.so.1";

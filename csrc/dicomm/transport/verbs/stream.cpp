@@ -13,10 +13,6 @@ namespace dicomm::verbs {
 
 namespace {
 
-// What a completion's id says it is of, in the high bits.
-enum Work : std::uint64_t { receive_work = 0, send_work, read_work };
-constexpr int kWorkShift = 56;
-
 constexpr int kSlotsAtOnce = 16;
 
 void watch(const Fd& epoll, int fd, int which) {
@@ -43,8 +39,7 @@ VerbsStream::VerbsStream(std::shared_ptr<Rails> rails, Links links, Fd socket, c
       socket_(std::move(socket)),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       window_(std::min(kSlots, theirs.slots)),
-      slot_bytes_(std::min(kSlotBytes, theirs.slot_bytes)),
-      send_memory_(kSlots * kSlotBytes + kSpareSlots * sizeof(SlotHeader), *rails_) {
+      slot_bytes_(std::min(kSlotBytes, theirs.slot_bytes)) {
   watch(epoll_, socket_.get(), kSocketEvent);
   for (std::size_t i = 0; i < links_.size(); ++i)
     if (links_[i]) watch(epoll_, links_[i]->pair.fd(), static_cast<int>(i));
@@ -60,8 +55,34 @@ VerbsStream::VerbsStream(std::shared_ptr<Rails> rails, Links links, Fd socket, c
   }
 }
 
-// The queue pairs go before the memory.
-VerbsStream::~VerbsStream() { links_.clear(); }
+// The queue pairs go before the memory that they send from, and after what came in their own.
+VerbsStream::~VerbsStream() {
+  arrived_.clear();
+  links_.clear();
+  while (released_ + 1 != next_) rails_->send_slots->give_back(slots_[++released_ % kSlots]);
+  if (empties_.data) rails_->send_slots->give_back(empties_);
+}
+
+Slot VerbsStream::take_slot() {
+  try {
+    return rails_->send_slots->take();
+  } catch (const Error& error) {
+    throw StreamEnd{error.what(), false};
+  }
+}
+
+// What the peer has consumed is free, unless the rail has yet to send it: after another rail failed
+// it sends slots for the second time.
+void VerbsStream::release_slots() {
+  std::uint32_t last = consumed_by_peer_;
+  if (rail_ != kNone) {
+    const Link& link = *links_[rail_];
+    const std::uint32_t sent = next_ - 1 - (link.sent - link.sent_consumed);
+    if (static_cast<std::int32_t>(sent - last) < 0) last = sent;
+  }
+  while (static_cast<std::int32_t>(last - released_) > 0)
+    rails_->send_slots->give_back(slots_[++released_ % kSlots]);
+}
 
 SlotHeader VerbsStream::header(std::uint32_t sequence) {
   SlotHeader header{};
@@ -95,10 +116,12 @@ std::size_t VerbsStream::write(const iovec* parts, int count) {
   std::size_t written = 0, part = 0, offset = 0;
   const std::size_t part_count = static_cast<std::size_t>(count);
   if (!can_write()) progress();
+  release_slots();
   std::uint32_t first = next_;
-  while (part < part_count) {
-    if (!can_write() || next_ - first == kSlotsAtOnce) break;
-    std::byte* slot = sent_slot(next_);
+  while (true) {
+    while (part < part_count && offset == parts[part].iov_len) ++part, offset = 0;
+    if (part == part_count || !can_write() || next_ - first == kSlotsAtOnce) break;
+    std::byte* slot = (slots_[next_ % kSlots] = take_slot()).data;
     std::size_t filled = sizeof(SlotHeader);
     while (part < part_count && filled < slot_bytes_) {
       const std::size_t bytes = std::min(parts[part].iov_len - offset, slot_bytes_ - filled);
@@ -109,7 +132,6 @@ std::size_t VerbsStream::write(const iovec* parts, int count) {
       offset += bytes;
       if (offset == parts[part].iov_len) ++part, offset = 0;
     }
-    if (filled == sizeof(SlotHeader)) break;
     written += filled - sizeof(SlotHeader);
     slot_lengths_[next_ % kSlots] = static_cast<std::uint32_t>(filled);
     ++next_;
@@ -126,7 +148,8 @@ void VerbsStream::post_slots(std::uint32_t first, std::uint32_t count) {
   ibv::Piece pieces[kSlots];
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t sequence = first + i;
-    std::byte* slot = sent_slot(sequence);
+    const Slot& memory = slots_[sequence % kSlots];
+    std::byte* slot = memory.data;
     const std::uint32_t bytes = slot_lengths_[sequence % kSlots];
     const SlotHeader words = header(sequence);
     std::memcpy(slot, &words, sizeof words);
@@ -135,8 +158,7 @@ void VerbsStream::post_slots(std::uint32_t first, std::uint32_t count) {
       continue;
     }
     Link& link = *links_[rail_];
-    pieces[i] = {reinterpret_cast<std::uint64_t>(slot), bytes,
-                 send_memory_.lkey(link.device_index)};
+    pieces[i] = {reinterpret_cast<std::uint64_t>(slot), bytes, memory.lkey(link.device_index)};
     requests[i] = {};
     requests[i].pieces = &pieces[i];
     requests[i].piece_count = 1;
@@ -174,17 +196,22 @@ void VerbsStream::send_empty(int rail, bool signaled) {
     announce_ = true;
     return;
   }
-  std::byte* place = send_memory_.data() + kSlots * kSlotBytes +
-                     std::size_t{empties_++ % kSpareSlots} * sizeof(SlotHeader);
-  std::memcpy(place, &words, sizeof words);
-  ibv::Piece piece{reinterpret_cast<std::uint64_t>(place), sizeof words,
-                   send_memory_.lkey(link.device_index)};
   ibv::SendRequest request{};
+  ibv::Piece piece{reinterpret_cast<std::uint64_t>(&words), sizeof words, 0};
+  if (sizeof words <= link.pair.inline_bytes()) {
+    request.flags |= ibv::kInline;
+  } else {
+    if (!empties_.data) empties_ = take_slot();
+    std::byte* place =
+        empties_.data + std::size_t{empties_sent_++ % kSpareSlots} * sizeof(SlotHeader);
+    std::memcpy(place, &words, sizeof words);
+    piece.address = reinterpret_cast<std::uint64_t>(place);
+    piece.lkey = empties_.lkey(link.device_index);
+  }
   request.pieces = &piece;
   request.piece_count = 1;
   request.opcode = ibv::SendOpcode::send;
   request.id = send_work << kWorkShift | ++link.sends_posted;
-  if (sizeof words <= link.pair.inline_bytes()) request.flags |= ibv::kInline;
   if (signaled || ++link.unsignaled >= kSignalEvery) {
     request.flags |= ibv::kSignaled;
     link.unsignaled = 0;
@@ -211,6 +238,7 @@ void VerbsStream::progress() {
       announce_ = false;
       send_empty(rail_);
     }
+    release_slots();
     if (finishing_ && !shut_) finish();
     if (!socket_out_.empty()) flush_socket();
   } catch (const StreamEnd& end) {
@@ -219,31 +247,41 @@ void VerbsStream::progress() {
 }
 
 void VerbsStream::poll_rail(int rail) {
+  Link& link = *links_[rail];
+  try {
+    link.receives().check();
+  } catch (const RailError& error) {
+    return fail(rail, error.what());
+  }
   ibv::Completion completions[16];
   int count;
   do {
-    count = links_[rail]->pair.poll(completions, 16);
+    count = link.pair.poll(completions, 16);
     if (count < 0) return fail(rail, "its device does not tell what became of its work");
     for (int i = 0; i < count; ++i) {
-      if (completions[i].status != ibv::kSuccess)
-        return failed(rail, std::span(completions + i, completions + count));
-      completed(rail, completions[i]);
-      if (!links_[rail]->up()) return;  // what came after will come again, on another
+      const std::span others(completions + i + 1, completions + count);
+      if (completions[i].status != ibv::kSuccess) return failed(rail, completions[i], others);
+      try {
+        completed(rail, completions[i]);
+      } catch (const StreamEnd&) {
+        for (const ibv::Completion& other : others) link.drop(other);
+        throw;
+      }
     }
   } while (count == 16);
 }
 
-// One of them tells why; the others were flushed, or count no more.
-void VerbsStream::failed(int rail, std::span<const ibv::Completion> completions) {
+// One completion tells why; the others were flushed, or count no more.
+void VerbsStream::failed(int rail, const ibv::Completion& first,
+                         std::span<const ibv::Completion> others) {
   Link& link = *links_[rail];
-  for (const ibv::Completion& completion : completions)
-    if (completion.id >> kWorkShift == read_work) --link.reads;
-  const auto cause =
-      std::find_if(completions.begin(), completions.end(), [](const ibv::Completion& completion) {
-        return completion.status != ibv::kSuccess && completion.status != ibv::kFlushed;
-      });
-  fail(rail, cause != completions.end()
-                 ? meaning(rails_->devices[link.device_index]->library(), cause->status)
+  link.pair.close();
+  int status = link.drop(first);
+  for (const ibv::Completion& other : others)
+    if (link.drop(other) != ibv::kSuccess && status == ibv::kFlushed) status = other.status;
+  if (status == ibv::kFlushed) status = link.drain();
+  fail(rail, status != ibv::kFlushed
+                 ? meaning(rails_->devices[link.device_index]->library(), status)
                  : "its device gave up the connection (is the port down?)");
 }
 
@@ -252,8 +290,8 @@ void VerbsStream::completed(int rail, const ibv::Completion& completion) {
   const std::uint64_t id = completion.id & ((std::uint64_t{1} << kWorkShift) - 1);
   switch (completion.id >> kWorkShift) {
     case receive_work: {
-      const auto buffer = static_cast<std::uint32_t>(id);
-      std::byte* slot = link.received(buffer);
+      Received buffer = link.receives().take(static_cast<std::uint32_t>(id));
+      std::byte* slot = buffer.get();
       std::size_t bytes = completion.bytes;
       if (completion.flags & ibv::kWithImmediate) {
         slot -= sizeof(Fronts::Front);
@@ -263,7 +301,7 @@ void VerbsStream::completed(int rail, const ibv::Completion& completion) {
       } else {
         link.fronts_in.remember(slot, bytes);
       }
-      return arrive(rail, buffer, slot, bytes);
+      return arrive(rail, std::move(buffer), slot, bytes);
     }
     case send_work:
       link.sends_completed = static_cast<std::uint32_t>(id);
@@ -273,16 +311,17 @@ void VerbsStream::completed(int rail, const ibv::Completion& completion) {
   }
 }
 
-void VerbsStream::arrive(int rail, std::uint32_t buffer, const std::byte* slot, std::size_t bytes,
+void VerbsStream::arrive(int rail, Received buffer, const std::byte* slot, std::size_t bytes,
                          std::unique_ptr<std::byte[]> owned) {
   SlotHeader header;
   if (bytes < sizeof header) throw StreamEnd{"it sent a malformed slot (too short)"};
   std::memcpy(&header, slot, sizeof header);
   if (header.magic != kSlotMagic) throw StreamEnd{"it sent a malformed slot (out of step)"};
   heard(rail, header);
-  Arrived arrived{rail, buffer, slot + sizeof header, bytes - sizeof header, std::move(owned)};
+  if (bytes == sizeof header) return;
+  Arrived arrived{rail, std::move(buffer), slot + sizeof header, bytes - sizeof header,
+                  std::move(owned)};
   Link* link = rail == kNone ? nullptr : links_[rail].get();
-  if (arrived.bytes == 0) return give_back(rail, buffer);
   if (link) rail_in_ = rail;
   if (header.sequence == expected_) {
     if (arrived_.size() == kSlots) throw StreamEnd{"it sent a malformed slot (over its window)"};
@@ -294,7 +333,6 @@ void VerbsStream::arrive(int rail, std::uint32_t buffer, const std::byte* slot, 
     throw StreamEnd{"it sent a malformed slot (one before is missing)"};
   announce_ = true;  // a double, after a rail failed
   if (link) ++link->consumed;
-  give_back(rail, buffer);
 }
 
 // What a slot says besides its bytes.
@@ -328,28 +366,10 @@ std::size_t VerbsStream::read(void* data, std::size_t bytes) {
   slot.data += taken;
   slot.bytes -= taken;
   if (slot.bytes > 0) return taken;
-  try {
-    consumed(slot);
-  } catch (const StreamEnd& end) {  // what was read before counts
-    end_ = end;
-  }
-  arrived_.pop_front();
-  return taken;
-}
-
-void VerbsStream::consumed(const Arrived& slot) {
   ++consumed_;
   if (slot.rail != kNone) ++links_[slot.rail]->consumed;
-  give_back(slot.rail, slot.buffer);
-}
-
-void VerbsStream::give_back(int rail, std::uint32_t buffer) {
-  if (rail == kNone) return;
-  try {
-    links_[rail]->give_back(buffer);
-  } catch (const RailError& error) {
-    fail(rail, error.what());
-  }
+  arrived_.pop_front();
+  return taken;
 }
 
 void VerbsStream::on_event() {

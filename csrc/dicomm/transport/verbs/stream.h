@@ -15,6 +15,7 @@
 #include "core/fd.h"
 #include "core/stream.h"
 #include "transport/verbs/link.h"
+#include "transport/verbs/slot_pool.h"
 
 namespace dicomm::verbs {
 
@@ -51,9 +52,9 @@ class VerbsStream final : public Stream {
   static constexpr std::size_t kMaxPulls = 64;
   static constexpr int kNone = -1;
 
-  struct Arrived {  // a slot that was not read to its end
-    int rail;       // kNone: it came over the socket
-    std::uint32_t buffer;
+  struct Arrived {    // a slot that was not read to its end
+    int rail;         // kNone: it came over the socket
+    Received buffer;  // null then
     const std::byte* data;
     std::size_t bytes;
     std::unique_ptr<std::byte[]> owned;
@@ -82,20 +83,17 @@ class VerbsStream final : public Stream {
   // stream.cpp
   void progress();
   void poll_rail(int rail);
-  void failed(int rail, std::span<const ibv::Completion> completions);
+  void failed(int rail, const ibv::Completion& first, std::span<const ibv::Completion> others);
   void completed(int rail, const ibv::Completion& completion);
-  void arrive(int rail, std::uint32_t buffer, const std::byte* slot, std::size_t bytes,
+  void arrive(int rail, Received buffer, const std::byte* slot, std::size_t bytes,
               std::unique_ptr<std::byte[]> owned = nullptr);
   void heard(int rail, const SlotHeader& header);
-  void consumed(const Arrived& slot);
-  void give_back(int rail, std::uint32_t buffer);
   bool can_write() const;
   void post_slots(std::uint32_t first, std::uint32_t count);
   void send_empty(int rail, bool signaled = false);
   SlotHeader header(std::uint32_t sequence);
-  std::byte* sent_slot(std::uint32_t sequence) const {
-    return send_memory_.data() + std::size_t{sequence % kSlots} * kSlotBytes;
-  }
+  Slot take_slot();
+  void release_slots();
   void choose_rail();
   void finish();
 
@@ -126,14 +124,16 @@ class VerbsStream final : public Stream {
   Fd epoll_;
   const std::uint32_t window_;      // slots
   const std::uint32_t slot_bytes_;  // at most, with the header
-  SlotMemory send_memory_;          // kSlots slots, then kSpareSlots headers
 
-  // Out: slots in (consumed_by_peer_, next_) are kept.
+  // Out: slots in (consumed_by_peer_, next_) are kept, those in (released_, next_) are in slots_.
   int rail_ = kNone;  // which carries our slots
   std::uint32_t next_ = 1;
   std::uint32_t consumed_by_peer_ = 0;
+  std::uint32_t released_ = 0;
+  Slot slots_[kSlots] = {};  // by number, modulo
   std::uint32_t slot_lengths_[kSlots] = {};
-  std::uint32_t empties_ = 0;
+  Slot empties_;  // headers, where a device does not take them along with the request
+  std::uint32_t empties_sent_ = 0;
   std::uint8_t rails_up_there_ = 0xff;
   bool announce_ = false;  // an empty slot is due: a rail failed, or a double came
   bool finishing_ = false, last_sent_ = false, shut_ = false;

@@ -16,7 +16,9 @@
 // sizeof(SlotHeader) bytes. A slot with bytes has a sequence number (from 1) and is kept by its
 // sender until the peer counts it as consumed; at most Card::slots are out at a time, in all and
 // on one rail. Each side uses one rail for its slots. Empty slots, which only carry the header's
-// counters, are outside the numbering; the receiver has kSpareSlots more buffers for them.
+// counters, are outside the numbering; at most kSpareSlots of them are out at a time. A receiver
+// has buffers for all that one peer may have out, though not for all peers at once: where it has
+// none left, the sender's device sends again (RNR), for as long as it takes.
 //
 // Fronts. Where the 48 bytes that a slot begins with, its header and a short frame's, are those of
 // the numbered slot before it on the rail, but for `sequence` being the next and the two counters
@@ -48,6 +50,9 @@ namespace dicomm::verbs {
 constexpr int kMaxRails = 8;
 constexpr std::uint32_t kCardVersion = 2;
 constexpr std::uint32_t kSpareSlots = 16;
+// What this side's card says.
+constexpr std::uint32_t kSlots = 64;        // a power of two: of numbers that wrap, modulo
+constexpr std::uint32_t kSlotBytes = 8320;  // 8 KiB and the headers
 
 using CmNonce = std::array<std::uint8_t, 16>;
 
