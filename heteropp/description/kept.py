@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def _head(body: str) -> str:
 
 @cache
 def digest_of_code(sources: tuple[str, ...]) -> bytes:
-    """Returns a digest of torch's version and of sources of ours.
+    """Returns a digest of the versions of torch and transformers, and of sources of ours.
 
     sources: modules of heteropp, such as "layout/boxes", or folders of them.
     """
@@ -61,6 +62,8 @@ def digest_of_code(sources: tuple[str, ...]) -> bytes:
     for file in (Path(torch.origin).parent / "version.py", *_files(root, sources)):
         content = file.read_bytes()
         digest.update(f"{file.name} {len(content)}\n".encode() + content)
+    with contextlib.suppress(PackageNotFoundError):
+        digest.update(version("transformers").encode())
     return digest.digest()
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import dicomm
 
-MAGIC, VERSION = b"dicommhs", 5
+MAGIC, VERSION = b"dicommhs", 6
 CARD = struct.pack("<II", 0, 1).ljust(528, b"\0")  # of TCP, with DICOMM_SECURITY=none
 WELCOME = (1).to_bytes(4, "little")
 EAGER, OFFER = 1, 2

@@ -20,7 +20,7 @@ import pytest
 
 import dicomm
 
-MAGIC, VERSION = b"dicommhs", 5
+MAGIC, VERSION = b"dicommhs", 6
 HELLO = (MAGIC + VERSION.to_bytes(4, "little")).ljust(224, b"\0")  # well-formed, of nobody
 CARD = bytes(528)  # of a transport that has nothing to tell
 UNPROVEN = (7).to_bytes(4, "little") + CARD + bytes(32)  # a verdict that proves nothing, either

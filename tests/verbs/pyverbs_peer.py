@@ -48,7 +48,7 @@ DEADLINE_S = 60.0
 FOR_EVER = 7  # of rnr_retry
 REFUSALS = Path(f"/sys/class/infiniband/{DEVICE}/ports/{PORT}/hw_counters/rcvd_rnr_err")
 
-HANDSHAKE_VERSION = 5
+HANDSHAKE_VERSION = 6
 HELLO = struct.Struct("<8sIiiiii32s32s64s64s")
 RAIL = struct.Struct("<16sIIHBBBBBBH16s14x")
 CARD = struct.Struct("<IIII512s")

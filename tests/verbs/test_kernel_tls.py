@@ -41,18 +41,34 @@ def test_messages_arrive_and_nobody_on_the_way_reads_them(tmp_path, ranks, lengt
     assert len(seen) > 2 * length and PAID not in seen
 
 
-def test_a_bit_that_changes_on_the_way_ends_the_connection(tmp_path, ranks):
+HEADER = b"\x17\x03\x03"  # of a record of TLS, then its length in two bytes
+
+
+def flip_a_bit(words):
+    return words[:-1] + bytes([words[-1] ^ 1])
+
+
+def lengthen_a_record(words):
+    header = words.index(HEADER)
+    return words[: header + 3] + b"\xff\xff" + words[header + 5 :]
+
+
+def change_a_version(words):
+    return words.replace(HEADER, b"\x17\x09\x09")
+
+
+@pytest.mark.parametrize("change", [flip_a_bit, lengthen_a_record, change_a_version])
+def test_what_changes_on_the_way_ends_the_connection(tmp_path, ranks, change):
     passed = 0
 
-    def flip_one(words):
+    def change_once(words):
         nonlocal passed
         passed += len(words)
-        if passed - len(words) < 100_000 <= passed:
-            return words[:-1] + bytes([words[-1] ^ 1])
-        return words
+        is_due = passed - len(words) < 100_000 <= passed
+        return change(words) if is_due else words
 
     for rank in range(2):
-        Relay(tmp_path, rank, flip_one)
+        Relay(tmp_path, rank, change_once)
     with pytest.raises(dicomm.PeerError, match="somebody on the way changed it"):
         sent(ranks, os.urandom(1_000_000))
 

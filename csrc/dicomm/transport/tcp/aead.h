@@ -19,9 +19,10 @@ enum class Cipher { aes_128_gcm, chacha20_poly1305 };
 // The name of a cipher, as standards write it.
 const char* name_of(Cipher cipher);
 
-// Whether AES is the faster one here: a processor without instructions for it takes several times
-// as long as for ChaCha20. Measured once, in less than a millisecond. True where one is missing.
-bool aes_is_faster();
+// Whether this processor is quick with AES: one without instructions for it takes several times
+// as long as for ChaCha20. Measured once, in less than a millisecond. True where a cipher is
+// missing.
+bool aes_is_fast();
 
 // One direction of one connection: records, one after another, each with a nonce of its own. Its
 // functions throw StreamEnd where libcrypto fails.

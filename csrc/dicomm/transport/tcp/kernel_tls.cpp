@@ -45,10 +45,19 @@ bool encrypt(int socket, const Digest& session, bool dialled) {
          ::setsockopt(socket, SOL_TLS, TLS_RX, &reading, sizeof reading) == 0;
 }
 
+// A firewall may drop what goes over loopback.
+void wait_briefly(const Fd& socket) {
+  const timeval longest{0, 200'000};
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &longest, sizeof longest);  // connect()
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &longest, sizeof longest);  // accept4()
+}
+
 // Two ends of a connection over loopback.
 bool connect_to_self(Fd& dialler, Fd& acceptor) {
   const Fd door(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   dialler = Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  wait_briefly(door);
+  wait_briefly(dialler);
   sockaddr_in here{};
   here.sin_family = AF_INET;
   here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

@@ -38,7 +38,7 @@ Security wanted_security() {
 SecurityCard SecurityCard::of(Security wanted) {
   SecurityCard card{0, wanted, sha256(host_id())};
   const bool kernel_may = kernel_tls_allowed();
-  if (wanted != Security::none) card.fast_aes = aes_is_faster();
+  if (wanted != Security::none) card.fast_aes = aes_is_fast();
   if (wanted == Security::encryption) card.kernel_tls = kernel_may && kernel_tls_works();
   return card;
 }

@@ -111,6 +111,8 @@ class TcpStream final : public Stream {
     if (unanswered >= kUnanswered && std::chrono::milliseconds(info.tcpi_last_ack_recv) >= kSilence)
       throw broken(ETIMEDOUT);
   }
+  // A kernel that encrypts drops what it took and has yet to send. Nothing is lost as long as the
+  // last record, a goodbye say, is one of its own: it is taken once all before it was sent.
   void finish_writing() override { ::shutdown(socket_.get(), SHUT_WR); }
 
  private:
@@ -127,7 +129,9 @@ class TcpStream final : public Stream {
 
   // A machine that has vanished is not a process that died.
   StreamEnd broken(int error) const {
-    if (error == EBADMSG) return tampered();  // where the kernel opens the records
+    // Where the kernel opens the records: a wrong tag, length or version.
+    if (!protection_.empty() && (error == EBADMSG || error == EMSGSIZE || error == EINVAL))
+      return tampered();
     if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH)
       return {text(name_, " got no answer for ", kSilence.count(),
                    " s: its machine or the network to it is gone"),

@@ -30,7 +30,7 @@ void VerbsStream::fail(int rail, const std::string& reason) {
   if (rail_ == rail) rail_ = kNone;
   last_sent_ = false;
   char word;
-  if (::recv(socket_.get(), &word, 1, MSG_PEEK | MSG_DONTWAIT) == 0) peer_gone_ = true;
+  if (::recv(socket_.get(), &word, 1, MSG_PEEK | MSG_DONTWAIT) == 0) socket_ended(0);
   std::size_t left = 0;
   for (const auto& other : links_) left += other && other->up();
   if (left == 0) return all_failed();
@@ -113,7 +113,7 @@ void VerbsStream::flush_socket() {
     if (sent < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (sent <= 0) {
       socket_out_.clear();
-      peer_gone_ = true;
+      socket_ended(sent < 0 ? errno : 0);
       return;
     }
     socket_out_.erase(0, static_cast<std::size_t>(sent));
@@ -134,7 +134,20 @@ void VerbsStream::read_socket() {
     end_ = end;
   }
   // What came over the rails before counts, too.
-  if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) peer_gone_ = true;
+  if (got == 0) socket_ended(0);
+  if (got < 0 && errno != EAGAIN && errno != EINTR) socket_ended(errno);
+}
+
+// A network that is gone is not a process that died, though its rails may work still.
+void VerbsStream::socket_ended(int error) {
+  if (peer_gone_) return;
+  if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH)
+    peer_gone_ = StreamEnd{
+        "it gives no answer over TCP any more: its machine is gone, or the network over which "
+        "both have met",
+        false};
+  else
+    peer_gone_ = StreamEnd{"its connection closed"};
 }
 
 void VerbsStream::socket_messages() {

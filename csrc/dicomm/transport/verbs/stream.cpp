@@ -112,7 +112,7 @@ bool VerbsStream::can_write() const {
 
 std::size_t VerbsStream::write(const iovec* parts, int count) {
   if (end_) throw *end_;
-  if (peer_gone_) throw StreamEnd{"its connection closed"};
+  if (peer_gone_) throw *peer_gone_;
   std::size_t written = 0, part = 0, offset = 0;
   const std::size_t part_count = static_cast<std::size_t>(count);
   if (!can_write()) progress();
@@ -357,7 +357,7 @@ std::size_t VerbsStream::read(void* data, std::size_t bytes) {
   if (arrived_.empty()) progress();
   if (arrived_.empty()) {
     if (end_) throw *end_;
-    if (peer_gone_) throw StreamEnd{"its connection closed"};
+    if (peer_gone_) throw *peer_gone_;
     return 0;
   }
   Arrived& slot = arrived_.front();

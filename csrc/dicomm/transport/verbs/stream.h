@@ -115,6 +115,7 @@ class VerbsStream final : public Stream {
   void send_on_socket(SocketMessage::Kind kind, const void* data, std::size_t bytes);
   void flush_socket();
   void read_socket();
+  void socket_ended(int error);
   void socket_messages();
   void socket_message(const SocketMessage& message, const std::byte* data);
 
@@ -155,7 +156,7 @@ class VerbsStream final : public Stream {
   bool on_socket_ = false;
   bool socket_speaks_ = false;  // slots come over it
   std::string socket_out_, socket_in_;
-  bool peer_gone_ = false;
+  std::optional<StreamEnd> peer_gone_;  // as the socket told
   std::optional<StreamEnd> end_;
 };
 

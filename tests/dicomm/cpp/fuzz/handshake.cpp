@@ -40,7 +40,7 @@ struct Sockets {
 Hello plausible_hello(FuzzedDataProvider& input) {
   Hello hello{};
   std::memcpy(hello.magic, "dicommhs", 8);
-  hello.version = input.ConsumeIntegralInRange<std::uint32_t>(0, 5);
+  hello.version = input.ConsumeIntegralInRange<std::uint32_t>(0, 6);
   hello.rank = input.ConsumeBool() ? 1 : input.ConsumeIntegral<std::int32_t>();
   hello.to_rank = input.ConsumeBool() ? 0 : input.ConsumeIntegral<std::int32_t>();
   hello.world_size = input.ConsumeBool() ? 3 : input.ConsumeIntegral<std::int32_t>();
