@@ -58,6 +58,11 @@ struct Pair {
     ibv::Piece piece;
   };
   std::vector<Held> held;  // reads
+  struct HeldSend {
+    ibv::SendRequest request;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<HeldSend> held_sends;
 
   Queue& queue() const { return *reinterpret_cast<Queue*>(base.send_cq); }
   Receives& receives() {
@@ -91,12 +96,16 @@ bool reachable(std::uint32_t key, std::uint64_t address, std::uint64_t bytes) {
          region.nic->reaches(address);
 }
 
-int do_send(Pair& from, const ibv::SendRequest& request) {
+std::vector<std::byte> bytes_of(const ibv::SendRequest& request) {
   std::vector<std::byte> bytes;
   for (int i = 0; i < request.piece_count; ++i) {
     const auto* first = pointer(request.pieces[i].address);
     bytes.insert(bytes.end(), first, first + request.pieces[i].bytes);
   }
+  return bytes;
+}
+
+int do_send(Pair& from, const ibv::SendRequest& request, const std::vector<std::byte>& bytes) {
   const auto count = static_cast<std::uint32_t>(bytes.size());
   from.nic->sends.push_back(count);
   std::optional<std::uint32_t> immediate;
@@ -147,7 +156,12 @@ int post_send(ibv::Qp* qp, ibv::SendRequest* request, ibv::SendRequest**) {
       pair.held.push_back({*request, *request->pieces});
       continue;
     }
-    complete(pair, *request, read ? do_read(pair, *request) : do_send(pair, *request));
+    if (!read && pair.nic->holds_sends) {
+      pair.held_sends.push_back({*request, bytes_of(*request)});
+      continue;
+    }
+    complete(pair, *request,
+             read ? do_read(pair, *request) : do_send(pair, *request, bytes_of(*request)));
   }
   return 0;
 }
@@ -316,9 +330,12 @@ int modify_pair(ibv::Qp* qp, ibv::QpAttributes* attributes, int mask) {
   pair->nic->connected.push_back(*attributes);
   if (mask & ibv::kDestinationQp) pair->peer = attributes->destination_qp;
   pair->broken = attributes->state == ibv::QpState::error;
-  if (pair->broken)
+  if (pair->broken) {
     for (const Pair::Held& read : std::exchange(pair->held, {}))
       complete(*pair, read.request, ibv::kFlushed);
+    for (const Pair::HeldSend& send : std::exchange(pair->held_sends, {}))
+      complete(*pair, send.request, ibv::kFlushed);
+  }
   return 0;
 }
 
@@ -341,6 +358,14 @@ int finish_reads() {
       ++count;
     }
   return count;
+}
+
+void finish_sends(FakeNic& nic) {
+  const std::lock_guard held(whole);
+  for (auto& [number, pair] : pairs)
+    if (pair->nic == &nic)
+      for (const Pair::HeldSend& send : std::exchange(pair->held_sends, {}))
+        complete(*pair, send.request, do_send(*pair, send.request, send.bytes));
 }
 
 bool deliver(std::uint32_t qp_number, const void* bytes, std::uint32_t count,

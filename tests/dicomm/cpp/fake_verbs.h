@@ -40,6 +40,8 @@ struct FakeNic {
 
   // Reads begin, and end only with finish_reads(), or flushed where their queue pair is closed.
   bool holds_reads = false;
+  // The same of sends, and finish_sends(): a peer without a receive buffer keeps them so.
+  bool holds_sends = false;
 
   struct Dmabuf {
     std::uint64_t file;  // which the descriptor stood for, by its inode
@@ -58,6 +60,8 @@ std::shared_ptr<const ibv::Library> fake_library();
 
 // Does the reads that are held, of all NICs. How many there were.
 int finish_reads();
+// Does the sends that a NIC holds.
+void finish_sends(FakeNic& nic);
 
 // Puts bytes into the next receive buffer of a queue pair, as a peer's SEND does. False: it has
 // none.

@@ -182,3 +182,16 @@ TEST_CASE("memory for slots that cannot be registered ends the connection with a
   CHECK(contains(reason, "left cannot register"));
   CHECK(contains(reason, "ulimit -l"));
 }
+
+TEST_CASE("peers that die within a slot, one after another, leave buffers for the next") {
+  FakeNic left("left"), right("right");
+  const auto left_rails = fake_rails({&left}, 1), right_rails = fake_rails({&right}, 2);
+  for (int peer = 0; peer < 200; ++peer) {
+    const verbs::Endpoint ours(right_rails, left_rails->published());
+    constexpr std::uint32_t kTooMany = 1 << 20;  // bytes: the buffer is taken, and nobody is told
+    CHECK_FALSE(deliver(ours.card().rail[0].qp_number, nullptr, kTooMany));
+  }
+  Wire wire(left_rails, right_rails);
+  const Bytes from = payload(1 << 20, 41);
+  CHECK((copied(*wire.left, *wire.right, from) == from));
+}

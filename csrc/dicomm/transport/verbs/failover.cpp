@@ -30,7 +30,9 @@ void VerbsStream::fail(int rail, const std::string& reason) {
   if (rail_ == rail) rail_ = kNone;
   last_sent_ = false;
   char word;
-  if (::recv(socket_.get(), &word, 1, MSG_PEEK | MSG_DONTWAIT) == 0) socket_ended(0);
+  const ssize_t got = ::recv(socket_.get(), &word, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (got == 0) socket_ended(0);
+  if (got < 0 && errno != EAGAIN && errno != EINTR) socket_ended(errno);
   std::size_t left = 0;
   for (const auto& other : links_) left += other && other->up();
   if (left == 0) return all_failed();

@@ -40,7 +40,7 @@ ReceiveBuffers::~ReceiveBuffers() {
 void ReceiveBuffers::join(QueuePair& pair) {
   const std::lock_guard held(mutex_);
   if (!shared_queue_) pair_ = &pair;
-  const std::uint32_t wanted = std::min(most_, kReceives + kMorePerPair * pairs_);
+  const std::uint32_t wanted = std::min(most_, kReceives + kMorePerPair * joined_++);
   const auto there = static_cast<std::uint32_t>(buffers_.size());
   if (there < wanted) grow(wanted - there);
   check();
@@ -57,7 +57,7 @@ Received ReceiveBuffers::take(std::uint32_t number) {
   taken_ = std::max(taken_, buffers_[number].posted_as);
   if (posted_ - taken_ < buffers_.size() / 2 && room() > 0) try {
       grow(std::min(kMoreAtOnce, room()));
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       most_ = static_cast<std::uint32_t>(buffers_.size());  // memory is short: senders wait
     }
   return {buffers_[number].slot.data + kFrontRoom, {this, number}};

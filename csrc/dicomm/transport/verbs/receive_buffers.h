@@ -49,7 +49,7 @@ class ReceiveBuffers {
   // One more queue pair receives here, or the only one; until it leaves. Throws Error.
   void join(QueuePair& pair);
   // It has been destroyed. One buffer may be lost with it, where the peer died within a slot: no
-  // device tells of that. Each queue pair adds more buffers than that.
+  // device tells of that. Each queue pair brought more buffers than that, up to the most.
   void leave();
 
   // A completion says that something came in this buffer.
@@ -76,7 +76,7 @@ class ReceiveBuffers {
   QueuePair* pair_ = nullptr;  // whose own queue this is
   std::mutex mutex_;
   std::uint32_t most_;
-  std::uint32_t pairs_ = 0;
+  std::uint32_t pairs_ = 0, joined_ = 0;  // now, and ever
   std::vector<Buffer> buffers_;
   std::vector<std::uint32_t> returned_;  // and are posted a few at a time
   // A device takes buffers in the order in which they were posted, so that those before the

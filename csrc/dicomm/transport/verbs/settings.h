@@ -24,7 +24,8 @@ struct Settings {
   // How often a slot is sent again where the peer has no receive buffer; 7 is for ever. The peer's
   // buffers serve all who send to it, and may be short without anything being wrong. A peer that is
   // dead is found all the same: it answers nothing (retry_count), and its socket closes. One that
-  // is stopped keeps its senders waiting until their requests' deadlines, as over TCP.
+  // is stopped keeps its senders waiting until their requests' deadlines; one that is stopped for
+  // longer than a sender that closes lingers may lose that sender's last messages.
   int rnr_retry = 7;
   Connect connect = Connect::automatic;
   std::string ibverbs_library = "libibverbs.so.1";

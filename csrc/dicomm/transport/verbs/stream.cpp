@@ -232,7 +232,10 @@ void VerbsStream::progress() {
     for (std::size_t i = 0; i < links_.size(); ++i)
       if (links_[i] && links_[i]->up() && !(rails_up_there_ >> i & 1))
         fail(static_cast<int>(i), "its other end failed");
-    if (rail_ == kNone && !on_socket_) choose_rail();
+    if (rail_ == kNone && !on_socket_) {
+      choose_rail();
+      if (rail_ != kNone) send_again();  // what a rail that failed meanwhile may not have brought
+    }
     if (consumed_ - consumed_told_ >= window_ / 2) announce_ = true;
     if (announce_ && (rail_ != kNone || on_socket_)) {
       announce_ = false;
@@ -263,7 +266,7 @@ void VerbsStream::poll_rail(int rail) {
       if (completions[i].status != ibv::kSuccess) return failed(rail, completions[i], others);
       try {
         completed(rail, completions[i]);
-      } catch (const StreamEnd&) {
+      } catch (...) {  // others' messages arrive in these buffers, too
         for (const ibv::Completion& other : others) link.drop(other);
         throw;
       }
@@ -322,7 +325,8 @@ void VerbsStream::arrive(int rail, Received buffer, const std::byte* slot, std::
   Arrived arrived{rail, std::move(buffer), slot + sizeof header, bytes - sizeof header,
                   std::move(owned)};
   Link* link = rail == kNone ? nullptr : links_[rail].get();
-  if (link) rail_in_ = rail;
+  // A peer that closed a rail counts no more what was consumed there: what comes is a late double.
+  if (link && rails_up_there_ >> rail & 1) rail_in_ = rail;
   if (header.sequence == expected_) {
     if (arrived_.size() == kSlots) throw StreamEnd{"it sent a malformed slot (over its window)"};
     ++expected_;
