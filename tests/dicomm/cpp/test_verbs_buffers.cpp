@@ -101,7 +101,8 @@ TEST_CASE("however a connection ends, the buffers of a shared queue are posted a
     Wire wire = hub.connect();
     send_slots(wire, from, 30);
     std::byte byte;
-    switch (round % 4) {
+    // The fourth way waits a second for the peer's last words.
+    switch (round < 12 ? round % 4 : round % 3) {
       case 0:  // nothing was looked at
         break;
       case 1:  // all has arrived, most was not read
