@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import threading
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
@@ -18,6 +21,8 @@ from heteropp.search.planner import SearchError
 
 T = TypeVar("T")
 searching = threading.Lock()  # what planners trace is the whole process's affair
+threads: list[threading.Thread] = []
+ENDS_S = 10.0  # longer than what is traced at a time
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ def rehearse_beside(cluster: Cluster, plan: Plan, first: Plan) -> None:
 
 
 def _beside(work: Callable[[], T]) -> Future[T]:
-    """Begins work in a daemon thread, which the end of the process does not wait for.
+    """Begins work in a thread, which the end of the process breaks off.
 
     One such thread works at a time.
     """
@@ -79,5 +84,23 @@ def _beside(work: Callable[[], T]) -> Future[T]:
         except BaseException as error:  # whoever asks for the result gets it
             future.set_exception(error)
 
-    threading.Thread(target=run, name="planner", daemon=True).start()
+    threads[:] = [thread for thread in threads if thread.is_alive()]
+    threads.append(threading.Thread(target=run, name="planner", daemon=True))
+    threads[-1].start()
     return future
+
+
+@atexit.register
+def _break_off() -> None:
+    """Ends searches of which nobody will hear: in each, the next line of Python raises.
+
+    Left alone, a daemon thread is killed where it comes back to Python, and if that is from torch's
+    C++ code the whole process aborts, though its job is done.
+    """
+    until_s = time.monotonic() + ENDS_S
+    while (left := [t for t in threads if t.is_alive()]) and time.monotonic() < until_s:
+        for thread in left:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+            )
+        left[0].join(0.1)
