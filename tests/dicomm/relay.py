@@ -1,4 +1,4 @@
-"""Somebody on the way between two ranks, who reads and changes what passes."""
+"""Two ranks, and somebody on the way between them, who reads and changes what passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from pathlib import Path
 
 import jobs
 
+import dicomm
+
 PAID, CHANGED = b"pay 1.00 to Ann", b"pay 9.99 to Bob"
+
+
+def sent(ranks: list[dicomm.Communicator], message: bytes, sender: int = 0) -> bytes:
+    """What the other rank receives of it."""
+    request = ranks[1 - sender].irecv(buffer := bytearray(len(message)), sender)
+    ranks[sender].send(message, 1 - sender)
+    request.wait()
+    return bytes(buffer)
 
 
 def pays_bob(words: bytes) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 import jobs
 import pytest
 from installed import own_mounts
-from relay import CHANGED, PAID, Relay
+from relay import CHANGED, PAID, Relay, sent
 
 import dicomm
 
@@ -26,14 +26,6 @@ def pair(tmp_path: Path) -> Iterator[tuple[list[dicomm.Communicator], list[Relay
     yield ranks, [Relay(tmp_path, rank) for rank in range(2)]
     for rank in ranks:
         rank.abort("the test is over")
-
-
-def sent(ranks: list[dicomm.Communicator], message: bytes, sender: int = 0) -> bytes:
-    """What the other rank receives of it."""
-    request = ranks[1 - sender].irecv(buffer := bytearray(len(message)), sender)
-    ranks[sender].send(message, 1 - sender)
-    request.wait()
-    return bytes(buffer)
 
 
 @pytest.fixture(params=["none", "integrity", "encryption"])

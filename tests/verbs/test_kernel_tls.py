@@ -5,7 +5,7 @@ import time
 
 import jobs
 import pytest
-from relay import PAID, Relay
+from relay import PAID, Relay, sent
 
 import dicomm
 
@@ -20,14 +20,6 @@ def ranks(tmp_path, monkeypatch):
     yield both
     for rank in both:
         rank.abort("the test is over")
-
-
-def sent(ranks, message, sender=0):
-    """What the other rank receives of it."""
-    request = ranks[1 - sender].irecv(buffer := bytearray(len(message)), sender)
-    ranks[sender].send(message, 1 - sender)
-    request.wait()
-    return bytes(buffer)
 
 
 @pytest.mark.parametrize("length", [1, 16_383, 16_385, 1 << 20, 5_000_001])
