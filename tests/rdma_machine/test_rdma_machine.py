@@ -1,6 +1,7 @@
 """The machine that tests/verbs runs in, from outside: tools/test-verbs runs these on the host."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -120,6 +121,14 @@ def test_bad_options_get_one_sentence(arguments, sentence):
     done = run(*arguments, guest=False)
     assert done.returncode == 2
     assert done.stderr == f"rdma-machine: {sentence} (see --help)\n"
+
+
+@pytest.mark.parametrize("mib", ["255", "9999999"])
+def test_memory_that_no_guest_can_have_is_refused(mib):
+    done = run("--memory", mib, "true", guest=False)
+    assert done.returncode == 2
+    expected = rf"rdma-machine: --memory takes from 256 to the \d+ MiB that this host has, not '{mib}'"
+    assert re.fullmatch(expected + r" \(see --help\)\n", done.stderr)
 
 
 def test_a_missing_package_is_named(tmp_path):
