@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,12 +38,22 @@ SOURCES = (  # of heteropp, beside those of the model's family
 
 UNWRITTEN = 1 / 8  # of a file's entries, at most, until flush() is called: each write is of all
 
+# asked before each entry is made, which may take long: whether the work in this context is needed
+wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
+
 _read: dict[Path, dict[str, Any]] = {}  # what this process knows of each file
 _unwritten: dict[Path, dict[str, Any]] = {}  # and what it has not written of it
 
 
+class NoLongerWantedError(Exception):
+    """What an entry was to be made for is not needed any more."""
+
+
 def get(model: ModelSpec, key: str, make: Callable[[], Any], use: Callable[[Any], T]) -> T:
-    """Returns what `use` makes of a model's entry; makes and keeps the entry if there is none."""
+    """Returns what `use` makes of a model's entry; makes and keeps the entry if there is none.
+
+    Raises NoLongerWantedError where an entry would be made and `wanted` says that it is not.
+    """
     path = _path(model)
     if path not in _read:
         _read[path] = read_entries(path)
@@ -51,6 +62,8 @@ def get(model: ModelSpec, key: str, make: Callable[[], Any], use: Callable[[Any]
             return use(_read[path][key])
         except (ArithmeticError, LookupError, TypeError, ValueError):
             pass  # not an entry
+    if not wanted.get()():
+        raise NoLongerWantedError(f"{model.name}: {key}")
     entry = json.loads(json.dumps(make()))  # as it will be read
     _read[path][key] = entry
     new = _unwritten.setdefault(path, {})

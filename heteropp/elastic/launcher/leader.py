@@ -201,7 +201,8 @@ class Leader:
             case RecordChange():
                 self._record(command)
             case RehearseSearch(members=members):
-                rehearse_beside(self._cluster_of(members), self.plan, self.job.run.plan)
+                cluster, first = self._cluster_of(members), self.job.run.plan
+                rehearse_beside(cluster, self.plan, self._documents_apart, first)
             case ForgetMemory(nodes=nodes):
                 self._forget_memory(nodes)
             case NameSilentMembers(generations=generations):
@@ -220,8 +221,12 @@ class Leader:
         if command.may_keep and cluster.members == command.before:
             known.set_result(Planned(cluster, self.plan, 0))
             return known
-        first, apart = self.job.run.plan, self.job.run.attention_within == "document"
+        first, apart = self.job.run.plan, self._documents_apart
         return search_beside(cluster, self.plan, command.before, command.nodes, apart, first)
+
+    @property
+    def _documents_apart(self) -> bool:
+        return self.job.run.attention_within == "document"
 
     def _start(self, planned: PlannedGeneration) -> None:
         assert self.found is not None  # or else there would be no generation
