@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 CHIP = ROOT / "tests" / "benchmarks" / "chip.toml"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_a_stored_run_is_compared_with(tmp_path: Path) -> None:
     # what tools/bench runs, with figures kept elsewhere

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -68,17 +69,27 @@ def test_a_step_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         perform(Step("builds", 60), part, tmp_path)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_a_rehearsal_takes_every_step_and_writes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(("builds", "losses", "messages", "training"), marks=pytest.mark.long),
+        pytest.param((), marks=pytest.mark.exhaustive, id="all"),
+    ],
+)
+def test_a_rehearsal_takes_its_steps_and_writes_nothing(
+    steps: Sequence[str], tmp_path: Path
+) -> None:
     before = EVIDENCE.read_bytes() if EVIDENCE.exists() else None
-    done = check("--rehearse", "--json", "--output", str(tmp_path / "kept"), timeout_s=1100)
+    only = [word for name in steps for word in ("--only", name)]
+    kept = tmp_path / "kept"
+    done = check("--rehearse", "--json", *only, "--output", str(kept), timeout_s=1100)
     rows = json.loads(done.stdout)["rows"]
     failed = [f"{each['name']}: {each['peer_name']}" for each in rows if each["ours"] is None]
-    said = [f"{file.name}:\n{file.read_text()}" for file in (tmp_path / "kept").glob("*.txt")]
+    said = [f"{file.name}:\n{file.read_text()}" for file in kept.glob("*.txt")]
     assert not failed, "\n".join(failed + said)
     missed = [each for each in rows if each["bar"] is not None and not is_met(each)]
     assert done.returncode == 0, missed or done.stderr
     assert all(each["name"].startswith("rehearsal: ") for each in rows)
-    assert len(rows) > len(STEPS)
+    assert len(rows) > len(steps or STEPS)
     assert (EVIDENCE.read_bytes() if EVIDENCE.exists() else None) == before

@@ -160,7 +160,7 @@ def test_the_skeletons_sums_with_products_are_its_own(make_hidden: Callable[[boo
     run_checks(None, "check_products.py", DTYPES="float32", **strict)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_skeletons_kernels_agree_with_the_cpu(make_hidden: Callable[[bool], Path]) -> None:
     files = ["check_elementwise.py", "check_composed.py", "check_indexed.py"]
     files += ["check_attention.py", "check_flash_attention.py", "check_dropped_attention.py"]

@@ -92,7 +92,7 @@ def arguments(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["in-place", *sampled((name for name in FAULTS if name != "in-place"), 3)]
+    "name", ["in-place", *sampled((name for name in FAULTS if name != "in-place"), 6)]
 )
 def test_looking_at_operators_names_operator_layer_and_line(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]

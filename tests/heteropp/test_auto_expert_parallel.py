@@ -54,7 +54,7 @@ def ranks() -> Iterator[Ranks]:
     found.close()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_plan_with_experts_over_ranks_is_shorter_than_the_best_without() -> None:
     request = Request(
         cluster=two_types(10**8),

@@ -62,7 +62,7 @@ def test_the_quickstart_plan_mixes_vendors_layers_and_degrees(tmp_path: Path) ->
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
     """Whatever the hash seed and the order of the nodes."""
     entries = [("a-mini", 2), ("b-mini", 1), ("d-mini", 1)]

@@ -245,7 +245,7 @@ def test_a_loss_in_a_recovery_is_recovered_from(launch: Launch, undisturbed: Und
     assert gone >= {f"{NODE}-1/0", f"{NODE}-2/1"}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_job_without_a_plan_stops_and_is_resumed(
     launch: Launch, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -336,7 +336,7 @@ def test_parts_of_sequences_are_dealt_anew(launch: Launch, tmp_path: Path, devic
     assert [plan.pipelines[0].stages[0].cp for plan in plans] == [4, 3, 2]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_experts_over_chips_are_recovered(launch: Launch, tmp_path: Path) -> None:
     """The chip that is killed had experts that no other had."""
     model = decoder()

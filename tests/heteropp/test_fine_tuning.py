@@ -61,7 +61,7 @@ def loss_of_answers(model: Any, tokenizer: Tokenizer, chats: list) -> float:
     return total / count
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_conversations_teach_lora_over_four_vendors(tmp_path: Path) -> None:
     from peft import PeftModel

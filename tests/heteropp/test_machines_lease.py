@@ -12,7 +12,7 @@ from lab_job import DEADLINE_S, FOREVER, NODE, Job, lab_job
 from heteropp.description.files import read_json
 from heteropp.elastic.launcher.change import Change
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 LOST = 2  # the machine
 
@@ -40,6 +40,7 @@ def goes_on_without(job: Job, number: int) -> None:
     assert f"{NODE}-{number}/0" not in newest_change(job).members
 
 
+@pytest.mark.long
 def test_a_machine_that_is_cut_off_ends_its_members_and_may_join_again(job: Job) -> None:
     arguments = ("--steps", FOREVER, *job.remote)
     job.start(*arguments, elastic=True)
@@ -55,6 +56,7 @@ def test_a_machine_that_is_cut_off_ends_its_members_and_may_join_again(job: Job)
     job.assert_as_alone()
 
 
+@pytest.mark.exhaustive
 def test_a_machine_that_stood_still_for_longer_than_the_lease_disturbs_nothing(job: Job) -> None:
     job.start("--steps", FOREVER, *job.remote, elastic=True)
     job.until_step(10)
@@ -66,6 +68,7 @@ def test_a_machine_that_stood_still_for_longer_than_the_lease_disturbs_nothing(j
     job.assert_as_alone()
 
 
+@pytest.mark.exhaustive
 def test_a_leader_whose_machine_stood_still_is_not_a_second_one(job: Job) -> None:
     """Torchrun has begun another start of the job on the other machines."""
     job.start("--steps", FOREVER, *job.remote, elastic=True, endpoint=1)

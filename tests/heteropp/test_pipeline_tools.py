@@ -59,7 +59,7 @@ def test_against_torch(tmp_path: Path) -> None:
         assert row["ours"] > 0 and row["bar"] == 1.0
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_bubbles() -> None:
     """The predictions are the closed forms where F = I = W (at 4 stages and 16 micro-batches)."""
     rows = rows_of("bubble-bench", "--steps", "1", "--action-ms", "2", "--transport", "gloo")

@@ -51,7 +51,9 @@ def check(found: Replanned, cluster: Cluster, old: Plan) -> None:
     assert found.step_s == pytest.approx(simulate(found.plan, found.cluster).step_s, rel=1e-12)
 
 
-@pytest.fixture(scope="module", params=[(3, 2, 1), pytest.param((4, 3, 2), marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module", params=[(3, 2, 1), pytest.param((4, 3, 2), marks=pytest.mark.exhaustive)]
+)
 def shrunk(request: pytest.FixtureRequest) -> list[tuple[Cluster, Plan, Replanned]]:
     """Chips of three types, of which one after the other goes: the chips left, and plans."""
     chips = dict(zip(("a-mini", "b-mini", "c-mini"), request.param, strict=True))
@@ -309,7 +311,7 @@ def test_experts_lie_over_the_chips_that_are_left() -> None:
         replan(full.kept([0]), old, full.members)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_experts_have_the_first_plan_s_capacity_after_one_that_spreads_none() -> None:
     sizes = {"num_local_experts": 8, "intermediate_size": 256}
     model = read(tiny_config("mixtral", layers=2).to_dict() | sizes, "mixtral", sequence_length=16)
@@ -323,7 +325,7 @@ def test_experts_have_the_first_plan_s_capacity_after_one_that_spreads_none() ->
     assert {stage.expert_capacity for stage in stages if stage.ep > 1} == {1.5}
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_sequences_are_cut_and_experts_spread_where_neither_is_enough() -> None:
     """The old plan has all of both on each chip, and those that come have little memory."""
     sizes = {"num_local_experts": 4, "intermediate_size": 512, "sliding_window": None}

@@ -15,6 +15,7 @@ from brute_force import (
 )
 from clusters import cluster_of, tiny_model
 from invented import invented_traces_alone
+from sampled import sampled
 
 from ditorch.chips import load_chip
 from heteropp.cost.planned import check_memory, rank_memory
@@ -45,9 +46,7 @@ def test_equals_brute_force(invented_traces: None, seed: int) -> None:
         against_brute_force(random_request(generator))
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 20))]
-)
+@pytest.mark.parametrize("seed", sampled(range(20), 3, everyday=2))
 def test_equals_brute_force_where_sequences_may_be_cut(invented_traces: None, seed: int) -> None:
     """Ten such instances a seed, of which some are cut."""
     generator = random.Random(f"exact parts {seed}")
@@ -55,9 +54,7 @@ def test_equals_brute_force_where_sequences_may_be_cut(invented_traces: None, se
     assert seed > 1 or any(plan is not None and plan.has_context_parallelism for plan in plans)
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 20))]
-)
+@pytest.mark.parametrize("seed", sampled(range(20), 3, everyday=2))
 def test_equals_brute_force_where_experts_may_lie_over_ranks(
     invented_traces: None, seed: int
 ) -> None:

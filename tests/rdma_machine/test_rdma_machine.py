@@ -127,7 +127,9 @@ def test_bad_options_get_one_sentence(arguments, sentence):
 def test_memory_that_no_guest_can_have_is_refused(mib):
     done = run("--memory", mib, "true", guest=False)
     assert done.returncode == 2
-    expected = rf"rdma-machine: --memory takes from 256 to the \d+ MiB that this host has, not '{mib}'"
+    expected = (
+        rf"rdma-machine: --memory takes from 256 to the \d+ MiB that this host has, not '{mib}'"
+    )
     assert re.fullmatch(expected + r" \(see --help\)\n", done.stderr)
 
 
