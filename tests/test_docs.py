@@ -54,6 +54,7 @@ def name(page: Path) -> str:
     ],
     ids=name,
 )
+@pytest.mark.timeout(600)
 def test_every_block_of_the_page_does_what_the_page_says(page: Path, tmp_path: Path) -> None:
     for folder in LINKED:
         (tmp_path / folder).symlink_to(ROOT / folder)

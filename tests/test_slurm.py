@@ -36,6 +36,7 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_job_over_unlike_partitions_is_requeued_without_a_drained_node(
     slurm: Slurm, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_the_quickstart_s_plan_outlives_a_requeue_and_a_drained_node(tmp_path: P
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_job_is_saved_before_its_time_is_over_and_goes_on_when_it_is_submitted_again(
     slurm: Slurm, tmp_path: Path
 ) -> None:

@@ -320,9 +320,10 @@ def test_its_attention_may_be_called_in_every_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_the_example_plans_and_trains_over_four_vendors(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=200
+        [sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=580
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("predicted: ")

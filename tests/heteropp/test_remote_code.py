@@ -201,6 +201,7 @@ def test_changed_code_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_from_folder_to_folder(tmp_path: Path) -> None:
     """It goes through ranks, a resume and a checkpoint; transformers loads what comes out."""
     from transformers import AutoModelForCausalLM
