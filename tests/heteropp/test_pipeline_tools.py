@@ -16,6 +16,7 @@ import torch
 from pipelines.context_layers import MODEL as CUT_MODEL
 from pipelines.context_layers import WAYS, ContextLayers, ContextRank
 from pipelines.ranks import Failed, Ranks
+from pipelines.torch_ring import NoRing, teach
 from pipelining_bench import check_gradients
 
 TOOLS = Path(__file__).parent.parent.parent / "tools"
@@ -81,6 +82,10 @@ def test_against_torch(tmp_path: Path) -> None:
 )
 def test_cut_sequences_are_those_of_one_process(ranks: int, backend: str) -> None:
     """Losses and gradients, by heteropp's attention and by both ways of PyTorch's."""
+    try:
+        teach()
+    except NoRing as error:
+        pytest.skip(str(error))
     model = replace(CUT_MODEL, hidden=32, intermediate=64, sequence_length=96)
     whole = ContextLayers(model, 0, 1, None)
     loss = whole.step()
@@ -96,6 +101,14 @@ def test_cut_sequences_are_those_of_one_process(ranks: int, backend: str) -> Non
             for *_, found in contestant.call("step", name):
                 assert found == pytest.approx(loss, rel=1e-5)
             check_gradients({"one process": gradients, name: contestant.call("gradients")[0]})
+
+
+def test_a_torch_without_the_ring_is_named_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(
+        "torch.distributed.tensor.experimental._context_parallel._attention.custom_ops"
+    )
+    with pytest.raises(NoRing, match=r"^torch 2.* has no such ring .*custom_ops.*$"):
+        teach.__wrapped__()
 
 
 def test_unlike_gradients_of_contestants_are_refused_in_one_sentence() -> None:
