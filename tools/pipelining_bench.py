@@ -5,10 +5,12 @@ over all ranks and update with AdamW. Every contestant has processes of its own:
 heteropp-train sets them up, which keep the memory that a step frees, and torch's with the
 allocator's defaults. In each round each takes a step, one after another; the rows compare medians
 over the rounds. Beside it a layer of experts that lie over two ranks is held against a plain
-program of all_to_all_single. The spread is that of the middle half of a contestant's steps; the CPU
-is that of all its ranks together, their waits included. With slack 1 a stage holds one micro-batch
-more than 1F1B's own number: the first stages run a forward more ahead, the last puts a weight
-gradient off. Figures are asked of two stages.
+program of all_to_all_single, and layers whose sequence is cut over ranks against PyTorch's
+context_parallel, with whichever of its ways to pass keys and values on is the faster. The spread is
+that of the middle half of a contestant's steps; the CPU is that of all its ranks together, their
+waits included. With slack 1 a stage holds one micro-batch more than 1F1B's own number: the first
+stages run a forward more ahead, the last puts a weight gradient off. Figures are asked of two
+stages, and of two ranks.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ from typing import Annotated, Any
 
 import typer
 from evidence import Row, row
+from pipelines.context_layers import MODEL as CUT_MODEL
+from pipelines.context_layers import WAYS, ContextRank
 from pipelines.expert_layers import ROWS, ExpertRank
 from pipelines.ranks import BadInput, Failed, Ranks, chosen
+from pipelines.torch_ring import NoRing, teach
 from pipelines.turns import Case, report, take_turns
 
 from dicomm.bench.quiet import Quiet
@@ -35,7 +40,7 @@ from heteropp.description.plan import Schedule
 from heteropp.models.llama.model import LlamaModel
 from hyperhetero.cli import CommandLine
 
-STAGES = (2, 4)  # that are measured
+STAGES = (2, 4)  # that are measured; as many ranks share a sequence
 ASKED = 2  # of them, whose figures are
 MODEL = LlamaModel(
     name="Llama-like",
@@ -65,6 +70,7 @@ BARS = {
 EXPERTS = {"experts": False, "plain all_to_all_single": True}  # whether they are the peer's
 EXPERT_RANKS = 2
 LOSS_TOLERANCE = 1e-4  # relative: contestants take the same steps
+GRADIENT_TOLERANCE = 1e-5  # relative, of the norm of each weight's
 
 app = CommandLine()
 
@@ -163,21 +169,61 @@ def measure_experts(backend: str, rounds: int) -> tuple[list[Row], Quiet]:
             for name, plain in EXPERTS.items()
         }
         answers, quiet = take_turns(f"experts over {backend}", contestants, rounds)
-    samples = samples_of(answers)
     ours, plain = EXPERTS
-    rate = {
-        name: EXPERT_RANKS * ROWS / statistics.median(steps.seconds)
-        for name, steps in samples.items()
-    }
-    where = f"{EXPERT_RANKS} ranks over {backend}"
+    what = f"experts of {EXPERT_RANKS} ranks over {backend}"
+    amount = EXPERT_RANKS * ROWS
+    return against(what, "rows/s", amount, samples_of(answers), ours, plain, 1.0), quiet
+
+
+def measure_context(backend: str, ranks: int, rounds: int) -> tuple[list[Row], Quiet]:
+    """Holds layers whose sequence is cut over ranks against PyTorch's. Raises Failed."""
+    with ExitStack() as stack:
+        contestants: dict[Case, Ranks] = {
+            (name,): stack.enter_context(
+                Ranks(ranks, partial(ContextRank, CUT_MODEL, backend, ranks, name))
+            )
+            for name in WAYS
+        }
+        what = f"a sequence over {ranks} ranks over {backend}"
+        answers, quiet = take_turns(what, contestants, rounds)
+        gradients = {name: of.call("gradients")[0] for (name,), of in contestants.items()}
+    check_gradients(gradients)
+    samples = samples_of(answers)
+    ours, *theirs = WAYS
+    peer = min(theirs, key=lambda name: statistics.median(samples[name].seconds))
+    what = f"context parallel of {ranks} ranks over {backend}"
+    bar = 1.0 if ranks == ASKED else None
+    return against(what, "tokens/s", CUT_MODEL.sequence_length, samples, ours, peer, bar), quiet
+
+
+def check_gradients(gradients: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises Failed where contestants have unlike gradients of a tensor."""
+    import numpy
+
+    norm = numpy.linalg.norm
+    (one, ours), *others = gradients.items()
+    for other, theirs in others:
+        for tensor, own in ours.items():
+            apart = norm(own - theirs[tensor]) / norm(own)
+            if not apart <= GRADIENT_TOLERANCE:
+                raise Failed(
+                    f"the contestants do not train alike: the gradients of {tensor} by {one} and "
+                    f"by {other} are {apart:.1e} of their norm apart; expected at most "
+                    f"{GRADIENT_TOLERANCE:.0e}"
+                )
+
+
+def against(
+    what: str, unit: str, amount: int, samples: Samples, ours: str, peer: str, bar: float | None
+) -> list[Row]:
+    """Returns the rows of two contestants. amount: what a step goes through, in `unit` x s."""
+    rate = {name: amount / statistics.median(samples[name].seconds) for name in (ours, peer)}
     return [
-        row(f"experts of {where}", "rows/s", rate[ours], peer=rate[plain], peer_name=plain,
-            better="higher"),
-        row(f"experts of {where}, against {plain}", "x", rate[ours] / rate[plain], bar=1.0,
-            better="higher"),
-        row(f"experts of {where}, spread", "%", spread(samples[ours].seconds),
-            peer=spread(samples[plain].seconds), peer_name=plain),
-    ], quiet  # fmt: skip
+        row(what, unit, rate[ours], peer=rate[peer], peer_name=peer, better="higher"),
+        row(f"{what}, against {peer}", "x", rate[ours] / rate[peer], bar=bar, better="higher"),
+        row(f"{what}, spread", "%", spread(samples[ours].seconds),
+            peer=spread(samples[peer].seconds), peer_name=peer),
+    ]  # fmt: skip
 
 
 def rows_of(model: LlamaModel, where: str, asked: bool, samples: Samples) -> list[Row]:
@@ -254,7 +300,15 @@ def parts(
         where = f"{count} stages over {backend}"
         yield rows_of(trained, where, count == ASKED, samples), quiet
     for backend in backends:
-        yield measure_experts(backend, rounds)
+        rows, quiet = measure_experts(backend, rounds)
+        yield rows, quiet
+    try:
+        teach()
+    except NoRing as error:
+        yield [row("missing: torch's context_parallel", "", None, peer_name=str(error))], quiet
+        return
+    for ranks, backend in product(STAGES, backends):
+        yield measure_context(backend, ranks, rounds)
 
 
 if __name__ == "__main__":

@@ -50,11 +50,12 @@ def attend(
         )
         return mixed.transpose(1, 2)
     shape = *query.shape[:-1], value.shape[-1]
-    if query.device.type == "cpu":
+    on_host = query.device.type == "cpu"
+    if is_plain and not (on_host and query.shape[-1] != value.shape[-1]):
+        last_tokens: Tensor = LastTokens.apply(query, key, value, scale)
+        return last_tokens
+    if on_host:
         return _on_host(query, key, value, window, documents, scale, soft_cap).view(shape)
-    if is_plain:
-        mixed = LastTokens.apply(query, key, value, scale)
-        return mixed.view(shape)
     ends: tuple[Tensor | None, Tensor | None] = None, None
     if documents is not None:
         query, key, value = (each.flatten(0, 1) for each in (query, key, value))

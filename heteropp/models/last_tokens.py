@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_ON_HOST = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_ON_HOST_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
 
 class LastTokens(torch.autograd.Function):
     """Takes query, key, value and the scale as heteropp.models.fused_attention.attend does."""
@@ -59,7 +62,12 @@ def _forward(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, ...]:
     """Returns the output, log-sum-exp of the scores, and what the backward is given beside."""
-    found: tuple[Tensor, ...] = torch.ops.aten._flash_attention_forward(
+    found: tuple[Tensor, ...]
+    if query.device.type == "cpu":
+        heads_first = (each.transpose(1, 2) for each in (query, key, value))
+        mixed, sums = _ON_HOST(*heads_first, 0.0, causal, scale=scale)
+        return mixed.transpose(1, 2), sums
+    found = torch.ops.aten._flash_attention_forward(
         *(query, key, value, None, None, query.shape[1], key.shape[1], 0.0, causal, False),
         scale=scale,
     )
@@ -79,7 +87,12 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     """Returns the gradients of query, key and value."""
     lengths = query.shape[1], key.shape[1]
-    found: tuple[Tensor, ...] = torch.ops.aten._flash_attention_backward(
+    found: tuple[Tensor, ...]
+    if query.device.type == "cpu":
+        heads_first = (each.transpose(1, 2) for each in (gradient, query, key, value, mixed))
+        found = _ON_HOST_BACKWARD(*heads_first, sums, 0.0, causal, scale=scale)
+        return tuple(each.transpose(1, 2) for each in found)
+    found = torch.ops.aten._flash_attention_backward(
         *(gradient, query, key, value, mixed, sums, None, None, *lengths, 0.0, causal, *beside),
         scale=scale,
     )

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from pipelines.context_layers import MODEL as CUT_MODEL
+from pipelines.context_layers import WAYS, ContextLayers, ContextRank
+from pipelines.ranks import Failed, Ranks
+from pipelines.torch_ring import NoRing, teach
+from pipelining_bench import check_gradients
 
 TOOLS = Path(__file__).parent.parent.parent / "tools"
 MODEL = """\
@@ -57,6 +66,57 @@ def test_against_torch(tmp_path: Path) -> None:
     for transport in ("gloo", "dicomm"):
         row = rows[f"experts of 2 ranks over {transport}, against plain all_to_all_single"]
         assert row["ours"] > 0 and row["bar"] == 1.0
+        for ranks, bar in ((2, 1.0), (4, None)):
+            what = f"context parallel of {ranks} ranks over {transport}"
+            (row,) = (row for name, row in rows.items() if name.startswith(f"{what}, against"))
+            assert row["ours"] > 0 and row["bar"] == bar
+
+
+@pytest.mark.parametrize(
+    ("ranks", "backend"),
+    [
+        (2, "gloo"),
+        pytest.param(4, "gloo", marks=pytest.mark.long),
+        pytest.param(2, "dicomm", marks=pytest.mark.long),
+    ],
+)
+def test_cut_sequences_are_those_of_one_process(ranks: int, backend: str) -> None:
+    """Losses and gradients, by heteropp's attention and by both ways of PyTorch's."""
+    try:
+        teach()
+    except NoRing as error:
+        pytest.skip(str(error))
+    model = replace(CUT_MODEL, hidden=32, intermediate=64, sequence_length=96)
+    whole = ContextLayers(model, 0, 1, None)
+    loss = whole.step()
+    gradients = {name: gradient.numpy() for name, gradient in whole.gradients().items()}
+    with ExitStack() as stack:
+        contestants = {
+            name: stack.enter_context(
+                Ranks(ranks, partial(ContextRank, model, backend, ranks, name))
+            )
+            for name in WAYS
+        }
+        for name, contestant in contestants.items():
+            for *_, found in contestant.call("step", name):
+                assert found == pytest.approx(loss, rel=1e-5)
+            check_gradients({"one process": gradients, name: contestant.call("gradients")[0]})
+
+
+def test_a_torch_without_the_ring_is_named_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(
+        "torch.distributed.tensor.experimental._context_parallel._attention.custom_ops"
+    )
+    with pytest.raises(NoRing, match=r"^torch 2.* has no such ring .*custom_ops.*$"):
+        teach.__wrapped__()
+
+
+def test_unlike_gradients_of_contestants_are_refused_in_one_sentence() -> None:
+    ours = {"a": torch.ones(4).numpy(), "b": torch.ones(4).numpy()}
+    with pytest.raises(
+        Failed, match=r"the gradients of b by ours and by torch are 1\.0e-01 of their"
+    ):
+        check_gradients({"ours": ours, "torch": {**ours, "b": 1.1 * ours["b"]}})
 
 
 @pytest.mark.exhaustive
