@@ -48,6 +48,12 @@ class Change:
     planned_at_s: float  # by the time of day
     done_at_s: float
     plan: Path
+    cause: str  # each part of it begins with a chip or a node
+
+    @property
+    def disturbed(self) -> int:
+        """How many chips and nodes it answers to."""
+        return len({why.split(" ")[0] for why in self.cause.split("; ")})
 
     @property
     def begins_at_s(self) -> float:
@@ -148,6 +154,7 @@ def read_changes(output: Path) -> list[Change]:
                 planned_at_s=plan.stat().st_mtime,
                 done_at_s=path.stat().st_mtime,
                 plan=plan,
+                cause=said["cause"],
             )
         )
     return found
