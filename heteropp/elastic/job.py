@@ -4,8 +4,7 @@ A *member* is a process that has one chip and its name: "a-0/1" is chip 1 of nod
 *generation* is a period with one plan on one set of members. What follows is under these keys:
 
     generation/N      Generation, by the leader
-    newest            number of the newest generation: agents start those of its members that are
-                      not there yet
+    newest            number of the newest generation: agents start its joiners
     ready/N/MEMBER    "": a member that was started for a switch has its chip open, and waits
     next/N            number of the generation that N is to switch to, by the leader
     switch-at/N       step at whose end all of N do so, by rank 0 of N
@@ -114,6 +113,7 @@ class Generation:
     number: int
     folder: Path
     members: tuple[str, ...]  # by rank
+    joiners: tuple[str, ...]  # of them, who are started for it; the others' processes go on
     # from initial values (or whatever TrainingRun says); from the generation before, whose
     # processes go on; or from snapshots of the state
     start: Literal["initial", "switch", "recover"]

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from heteropp.elastic.launcher.agent import Agent
 from heteropp.elastic.messages import Ended, Failure
 from heteropp.runtime.training_run import TrainingRun
 
-MEMBER = "a/0"
+MEMBER, OTHER = "a/0", "a/1"
 LONG_S = 600.0
 
 
@@ -62,9 +63,15 @@ class Leader:
         self.agent = Agent(job, ["a"], self.board, sleep, is_leased=True)
         self.folder = folder
 
-    def announce(self, number: int) -> None:
+    def announce(self, number: int, start: Literal["recover", "switch"] = "recover") -> None:
+        """A switch adds OTHER to MEMBER, who goes on."""
+        adds = start == "switch"
         generation = Generation(
-            number=number, folder=self.folder, members=(MEMBER,), start="recover"
+            number=number,
+            folder=self.folder,
+            members=(MEMBER, OTHER) if adds else (MEMBER,),
+            joiners=(OTHER,) if adds else (MEMBER,),
+            start=start,
         )
         self.board.say(generation, "generation", number)
         self.board.say(number, "newest")
@@ -98,6 +105,20 @@ def test_a_generation_waits_for_processes_that_are_to_end(leader: Leader) -> Non
     assert leader.hear_end(1).killed
     leader.until(lambda: MEMBER in leader.agent.started)
     assert leader.agent.started[MEMBER].number == 2
+
+
+def test_a_member_whose_end_the_leader_has_not_heard_is_not_started_again(leader: Leader) -> None:
+    """The leader would know nothing of that process, which would be in the way of a later one."""
+    leader.announce(1)
+    leader.agent.turn()
+    process = leader.agent.started[MEMBER].process
+    assert process.pid
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    leader.announce(2, "switch")
+    assert leader.hear_end(1).code == -signal.SIGKILL
+    leader.until(lambda: OTHER in leader.agent.started)
+    assert MEMBER not in leader.agent.started
 
 
 def test_a_member_that_the_kernel_killed_may_have_stood_still(leader: Leader) -> None:

@@ -84,6 +84,7 @@ class Leader:
             number=self.number,
             folder=self.folder / "generations" / f"{self.number:04d}",
             members=members,
+            joiners=tuple(member for member in members if member not in self.processes),
             start=start,  # type: ignore[arg-type]
             before=self.number - 1 if start == "switch" else None,
             leavers=leavers,
@@ -92,17 +93,16 @@ class Leader:
         write_plan(plan, generation.plan)
         self.board.say(generation, "generation", self.number)
         self.board.say(self.number, "newest")
-        for member in members:
-            if member not in self.processes:
-                process = forkserver.context().Process(
-                    target=_member,
-                    args=(self.job, member, self.number, self.folder, os.environ[SECRET]),
-                    daemon=True,
-                )
-                process.start()
-                self.processes[member] = process
-                if start == "switch":
-                    self.hear(str, "ready", self.number, member)
+        for member in generation.joiners:
+            process = forkserver.context().Process(
+                target=_member,
+                args=(self.job, member, self.number, self.folder, os.environ[SECRET]),
+                daemon=True,
+            )
+            process.start()
+            self.processes[member] = process
+            if start == "switch":
+                self.hear(str, "ready", self.number, member)
         if start == "switch":
             self.board.say(self.number, "next", self.number - 1)
 

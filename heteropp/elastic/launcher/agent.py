@@ -111,7 +111,11 @@ class Agent:
             self.job.memory.rmdir()
 
     def _start(self, generation: Generation) -> None:
-        for member in generation.members:
+        """Starts its joiners on these nodes.
+
+        Not whoever else is not there: the leader has yet to hear that its process ended.
+        """
+        for member in generation.joiners:
             if node_of(member) not in self.nodes or member in self.started:
                 continue
             log = log_file(self.job.run.logs, generation.number, member)

@@ -230,10 +230,12 @@ class Leader:
 
     def _start(self, planned: PlannedGeneration) -> None:
         assert self.found is not None  # or else there would be no generation
+        current = self.state.current
         generation = Generation(
             number=planned.number,
             folder=self._folder(planned.number),
             members=planned.members,
+            joiners=planned.joiners(current) if current else planned.members,
             start=planned.start,
             before=planned.before,
             leavers=planned.leavers,

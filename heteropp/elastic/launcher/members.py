@@ -19,7 +19,7 @@ class Members:
         self.store, self.board = store, Board(store)
 
     def start(self, generation: Generation) -> None:
-        """Tells the agents of a new generation, for which they start the members not yet alive."""
+        """Tells the agents of a new generation, for which they start its joiners."""
         self.board.say(generation, "generation", generation.number)
         self.board.say(generation.number, "newest")
 
