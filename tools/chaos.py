@@ -81,13 +81,13 @@ def run(seed: int, folder: Path, text: Path, curves: Curves, deadline_s: float) 
 def slow(verdict: Verdict, deadline_s: float) -> list[str]:
     """The generations that took too long to train, in sentences.
 
-    Each chip or node that one of them answers to, as its cause names them, has an event's time.
+    Each node of which its cause names a chip, or itself, gives it the time of an event.
     """
     most_s = EVENT_S + 2 * deadline_s
     return [
         f"generation {change.plan.parent.name} took {change.downtime_s:.1f} s to train"
         for change in verdict.changes
-        if change.downtime_s > most_s * change.disturbed
+        if change.downtime_s > most_s * change.disturbed_nodes
     ]
 
 

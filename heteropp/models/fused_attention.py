@@ -50,7 +50,7 @@ def attend(
         )
         return mixed.transpose(1, 2)
     shape = *query.shape[:-1], value.shape[-1]
-    on_host = query.device.type == "cpu"
+    on_host = query.device.type == "cpu"  # its kernel takes values of the queries' size alone
     if is_plain and not (on_host and query.shape[-1] != value.shape[-1]):
         last_tokens: Tensor = LastTokens.apply(query, key, value, scale)
         return last_tokens

@@ -64,7 +64,7 @@ def _forward(
     """Returns the output, log-sum-exp of the scores, and what the backward is given beside."""
     found: tuple[Tensor, ...]
     if query.device.type == "cpu":
-        heads_first = (each.transpose(1, 2) for each in (query, key, value))
+        heads_first = _heads_first(query, key, value)
         mixed, sums = _ON_HOST(*heads_first, 0.0, causal, scale=scale)
         return mixed.transpose(1, 2), sums
     found = torch.ops.aten._flash_attention_forward(
@@ -72,6 +72,12 @@ def _forward(
         scale=scale,
     )
     return found
+
+
+def _heads_first(*tensors: Tensor) -> list[Tensor]:
+    """Returns them as the host's kernel takes them: it does not look at the stride of a row."""
+    rows = (each if each.stride(-1) == 1 else each.contiguous() for each in tensors)
+    return [each.transpose(1, 2) for each in rows]
 
 
 def _backward(
@@ -89,7 +95,7 @@ def _backward(
     lengths = query.shape[1], key.shape[1]
     found: tuple[Tensor, ...]
     if query.device.type == "cpu":
-        heads_first = (each.transpose(1, 2) for each in (gradient, query, key, value, mixed))
+        heads_first = _heads_first(gradient, query, key, value, mixed)
         found = _ON_HOST_BACKWARD(*heads_first, sums, 0.0, causal, scale=scale)
         return tuple(each.transpose(1, 2) for each in found)
     found = torch.ops.aten._flash_attention_backward(

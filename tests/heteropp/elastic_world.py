@@ -6,7 +6,7 @@ are made by `react`, and every decision is checked against what is really alive.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from heteropp.elastic.decisions.commands import (
@@ -80,6 +80,7 @@ class World:
         self.switch_to: dict[int, int] = {}  # as the members that train were told
         self.training: PlannedGeneration | None = None  # the newest one that got its state
         self.stopped = False
+        self.ending = 0  # number of the generation of which some have come to the end of the job
         self.step = 0
         self.number = 0  # of the newest generation
         self.silent: tuple[str, ...] = ()  # members for whom others wait in vain
@@ -203,11 +204,14 @@ class World:
             progress = Progress(step=self.step, loss=1.0, tokens_per_s=1.0, step_s=1.0)
             self.happens(StepDone, number=current.number, progress=progress)
 
-    def end_in_order(self) -> None:
-        """The members that train come to the end of the job, or to the stop."""
-        if self.training and self._all_alive(self.training):
-            for member in self.training.members:
-                self.die(member, code=0)
+    def end_in_order(self, members: Collection[str] = MEMBERS) -> None:
+        """Some of those that train come to the end of the job, or to the stop; so will others."""
+        current = self.training
+        if current and (self._all_alive(current) or self.ending == current.number):
+            self.ending = current.number
+            for member in current.members:
+                if member in members and member in self.alive:
+                    self.die(member, code=0)
 
     def leavers_end(self) -> None:
         """Members that a switch has left out end in order."""
@@ -234,7 +238,7 @@ class World:
         self.get_state()
         self.leavers_end()
         self.train()
-        if self.stopped:
+        if self.stopped or (self.training and self.ending == self.training.number):
             self.end_in_order()
 
     def _all_alive(self, generation: PlannedGeneration) -> bool:
@@ -280,13 +284,14 @@ class World:
                 self.told.append(sentence)
 
     def _start(self, generation: PlannedGeneration) -> None:
-        live = self.state.live
+        live, current = self.state.live, self.state.current
         fresh = [member for member in generation.members if live[member] == generation.number]
+        joiners = generation.joiners(current) if current else generation.members
+        assert set(fresh) == set(joiners), "agents start whom the leader takes to be started"
         assert generation.number == self.number + 1, "no generation is started twice"
         self.number = generation.number
         assert generation.members == self.plans.get(self.state.searches), "a plan has the members"
         assert not set(fresh) & self.alive.keys(), "no member has two processes"
-        current = self.state.current
         if generation.start == "switch":
             assert current and generation.before == current.number
             assert not self.stopped, "nothing new begins after a stop"

@@ -15,7 +15,7 @@ from chaos_runs import strikes
 from chaos_runs.events import damage
 from chaos_runs.load import load
 from chaos_runs.scene import DEADLINE_S, Curve, draw
-from chaos_runs.verdict import kept_steps, missing, worst_difference
+from chaos_runs.verdict import Change, kept_steps, missing, worst_difference
 from lab import lab
 from recovery_ranks import Ranks, keep
 from training_run import make_plan, tiny_model
@@ -48,6 +48,20 @@ def test_a_seed_draws_the_same_again(tmp_path: Path) -> None:
         cut += plan.has_context_parallelism
         spread += plan.has_expert_parallelism
     assert cut > 10 and spread > 10
+
+
+@pytest.mark.parametrize(
+    ("cause", "nodes"),
+    [
+        ("", 1),
+        ("a-0/1, a-0/2 will go", 1),
+        ("b-1/0 came; b-0/1 did not answer in time; b-0/0 came", 2),
+        ("a-0/0 was killed by SIGKILL; the switch was not done in time", 1),
+    ],
+)
+def test_a_change_answers_to_the_nodes_that_its_cause_names(cause: str, nodes: int) -> None:
+    change = Change("recover", (), 0, 0, 0.0, 0.0, 0.0, Path(), cause)
+    assert change.disturbed_nodes == nodes
 
 
 def test_the_load_computes_and_ends() -> None:

@@ -290,6 +290,19 @@ def test_the_last_tokens_attend_as_those_of_a_whole_sequence_do(
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-12)
 
 
+def test_numbers_of_a_row_of_the_last_tokens_may_lie_apart() -> None:
+    shapes = (10, 4), (30, 2), (30, 2)
+    apart = [torch.randn(2, *shape, 8).mT.contiguous().mT for shape in shapes]
+    gradient = torch.randn(2, 10, 4, 8)
+    found = []
+    for given in (apart, [each.contiguous() for each in apart]):
+        tensors = [each.detach().requires_grad_() for each in given]
+        attend(*tensors).backward(gradient.mT.contiguous().mT if given is apart else gradient)
+        found.append([each.grad for each in tensors])
+    assert all(each.stride(-1) > 1 for each in apart)
+    torch.testing.assert_close(*found)
+
+
 # ---------------------------------------------------------------- what it costs
 
 

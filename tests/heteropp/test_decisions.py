@@ -311,6 +311,20 @@ def test_a_job_ends_when_all_members_came_to_the_end() -> None:
     assert world.outcome == JobOutcome(0)
 
 
+def test_a_plan_that_is_found_while_members_end_is_not_followed() -> None:
+    world = trains({"a": 2})
+    world.offer(a=2, b=1)
+    world.tick()
+    world.end_in_order({"a/0"})
+    world.find_plan(MEMBERS)
+    world.tick()
+    assert world.number == 1
+    world.end_in_order()
+    world.tick()
+    world.tick()
+    assert world.outcome == JobOutcome(0)
+
+
 # ---------------------------------------------------------------- what decisions are made of
 
 

@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,11 @@ def replan(*_, **__):
         computing.set()
 
 class Some:
-    members = ()
     chip_names = staticmethod(list)
 
 plan_search.replan, plan_search.stated_capacity = replan, lambda plan: None
 for _ in range({searches}):
-    plan_search.rehearse_beside(Some, Some, False, Some)
+    plan_search.rehearse_beside(Some, Some, (), False, Some)
 computing.wait()
 print("done")
 """
@@ -61,15 +61,19 @@ def test_a_process_that_ends_during_a_search_ends_as_it_says(searches: int) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+@pytest.fixture(autouse=True)
+def traces_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache._path.cache_clear()
+    yield
+    cache._path.cache_clear()
+
+
 def without(*ranks: int) -> Cluster:
     return CLUSTER.kept(rank for rank in range(CLUSTER.world_size) if rank not in ranks)
 
 
-def test_nothing_is_traced_once_a_chip_or_a_node_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cache._path.cache_clear()
+def test_nothing_is_traced_once_a_chip_or_a_node_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[Any] = []
     record_stage = stage.record_stage
 
@@ -79,7 +83,7 @@ def test_nothing_is_traced_once_a_chip_or_a_node_is_lost(
 
     monkeypatch.setattr(stage, "record_stage", recorded)
     plan = first_plan(CLUSTER, MODEL, global_batch=8)
-    rehearse_beside(CLUSTER, plan, False, plan).result(WITHIN_S)
+    rehearse_beside(CLUSTER, plan, CLUSTER.members, False, plan).result(WITHIN_S)
     assert traced
     traced.clear()
     for lost in [(1,), (2,), (0, 1)]:
@@ -107,13 +111,13 @@ def test_a_search_ends_rehearsals_and_the_searches_before_it(
         return search_beside(cluster, plan, CLUSTER.members, (), False, plan)
 
     dropped = [
-        rehearse_beside(CLUSTER, plan, False, plan),
-        rehearse_beside(without(2), plan, False, plan),
+        rehearse_beside(CLUSTER, plan, CLUSTER.members, False, plan),
+        rehearse_beside(without(2), plan, CLUSTER.members, False, plan),
         search(CLUSTER),
         search(without(2)),
     ]
     found = search(last)
-    late = rehearse_beside(without(1), plan, False, plan)  # gives way
+    late = rehearse_beside(without(1), plan, CLUSTER.members, False, plan)  # gives way
     all_began.set()
     assert found.result(WITHIN_S).cluster is last
     for future in [*dropped, late]:

@@ -180,9 +180,10 @@ class AnyCourse(RuleBasedStateMachine):
         self.world.train()
 
     @precondition(lambda self: self.world.stopped or self.world.step > 20)
-    @rule()
-    def training_ends(self) -> None:
-        self.world.end_in_order()
+    @rule(members=st.one_of(some_members, st.just(set(MEMBERS))))
+    def training_ends(self, members: set[str]) -> None:
+        self.world.end_in_order(members)
+        self.world.tick()
 
     @during(Running)
     @rule()

@@ -48,12 +48,12 @@ class Change:
     planned_at_s: float  # by the time of day
     done_at_s: float
     plan: Path
-    cause: str  # each part of it begins with a chip or a node
+    cause: str
 
     @property
-    def disturbed(self) -> int:
-        """How many chips and nodes it answers to."""
-        return len({why.split(" ")[0] for why in self.cause.split("; ")})
+    def disturbed_nodes(self) -> int:
+        """How many nodes its cause names, by themselves or their chips; at least one."""
+        return max(1, len(set(re.findall(r"\b[a-z]-\d+", self.cause))))
 
     @property
     def begins_at_s(self) -> float:

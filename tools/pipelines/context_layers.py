@@ -34,7 +34,6 @@ MODEL = LlamaModel(
 )
 LAYERS = 1, 3  # that are run: with neither embedding nor head
 WAYS = {"context parallel": None, "torch allgather": "allgather", "torch alltoall": "alltoall"}
-OURS, *THEIRS = WAYS
 
 
 class ContextLayers:

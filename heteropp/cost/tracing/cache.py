@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
+from threading import RLock
 from typing import Any, TypeVar
 
 from heteropp.description.files import cache_folder
@@ -41,6 +42,7 @@ UNWRITTEN = 1 / 8  # of a file's entries, at most, until flush() is called: each
 # asked before each entry is made, which may take long: whether the work in this context is needed
 wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
 
+_making = RLock()  # what counts a stage's operators is the whole process's, not a thread's
 _read: dict[Path, dict[str, Any]] = {}  # what this process knows of each file
 _unwritten: dict[Path, dict[str, Any]] = {}  # and what it has not written of it
 
@@ -64,7 +66,8 @@ def get(model: ModelSpec, key: str, make: Callable[[], Any], use: Callable[[Any]
             pass  # not an entry
     if not wanted.get()():
         raise NoLongerWantedError(f"{model.name}: {key}")
-    entry = json.loads(json.dumps(make()))  # as it will be read
+    with _making:
+        entry = json.loads(json.dumps(make()))  # as it will be read
     _read[path][key] = entry
     new = _unwritten.setdefault(path, {})
     new[key] = entry

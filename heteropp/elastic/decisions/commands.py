@@ -84,9 +84,13 @@ class RecordChange:
 
 @dataclass(frozen=True, kw_only=True)
 class RehearseSearch:
-    """Searches a plan once for nothing, so that the first real search is a quick one."""
+    """Searches plans for these members, and for those left after a loss, and drops them.
 
-    members: tuple[str, ...]
+    So what the next search will need is traced by then.
+    """
+
+    members: tuple[str, ...]  # whose chips may be used
+    before: tuple[str, ...]  # by rank: members of the plan that there is
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from heteropp.elastic.decisions.commands import (
     ForgetMemory,
     KillMembers,
     PlannedGeneration,
+    RehearseSearch,
     SearchPlan,
     Tell,
 )
@@ -143,6 +144,12 @@ class Reaction:
         planning = planning_for(self.state.roster, current, search, self.now_s)
         self.state = replace(self.state, phase=planning, searches=search)
         self.ask(search_for(self.state, planning))
+
+    def rehearse(self) -> None:
+        """Prepares for the next search, while nothing calls for one."""
+        state = self.state
+        up = tuple(member for member in state.roster.standing if member in state.roster.up())
+        self.ask(RehearseSearch(members=up, before=state.planned_for))
 
 
 def planning_for(

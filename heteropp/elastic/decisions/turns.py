@@ -8,7 +8,6 @@ from heteropp.elastic.decisions.commands import (
     AnnounceSwitch,
     PlannedGeneration,
     RecordChange,
-    RehearseSearch,
     RemoveGeneration,
     StartMembers,
 )
@@ -81,6 +80,8 @@ def _decide_planning(reaction: Reaction, phase: Planning) -> None:
         reaction.enter(Running(current=phase.current))
     elif phase.current and state.completed:
         reaction.end(JobOutcome(0))
+    elif phase.current and not state.finished.isdisjoint(phase.current.members):
+        pass  # some have come to the end of the training, and so will the others
     elif phase.answer is None:
         if reaction.late(phase.deadline_s):
             _go_on_without(reaction, phase, f"no plan was found in {SEARCH_S:g} s")
@@ -104,6 +105,7 @@ def _go_on_without(reaction: Reaction, phase: Planning, why: str) -> None:
     if phase.chips.issuperset(phase.current.members):
         reaction.state = replace(reaction.state, refused=phase.chips)
         reaction.tell(f"{why}; training goes on as it is")
+        reaction.rehearse()
     else:
         reaction.stop(JobOutcome(1, f"{why}; the last step is saved, --resume goes on from it"))
 
@@ -115,6 +117,7 @@ def _start(reaction: Reaction, phase: Planning, members: tuple[str, ...]) -> Non
         history = replace(state.history, causes=())
         reaction.state = replace(state, served=phase.chips, history=history)
         reaction.enter(Running(current=before))
+        reaction.rehearse()
         return
     generation = PlannedGeneration(
         number=state.number + 1,
@@ -214,7 +217,6 @@ def _go_on(reaction: Reaction, generation: PlannedGeneration, account: Account) 
     for member in generation.leavers:
         if roster.standing[member] == "noticed":
             roster = roster.leave(member)
-    is_first = history.first_step is None
     history = history.go_on(account)
     noticed = (m for m in generation.members if roster.standing[m] == "noticed")
     will_go = [what for member in noticed if (what := f"{member} will go") not in history.causes]
@@ -231,8 +233,7 @@ def _go_on(reaction: Reaction, generation: PlannedGeneration, account: Account) 
     )
     reaction.enter(Running(current=generation))
     reaction.forget_empty_nodes()
-    if is_first:
-        reaction.ask(RehearseSearch(members=generation.members))
+    reaction.rehearse()
 
 
 # ---------------------------------------------------------------- training

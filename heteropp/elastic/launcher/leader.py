@@ -200,9 +200,10 @@ class Leader:
                 shutil.rmtree(self._folder(number), ignore_errors=True)
             case RecordChange():
                 self._record(command)
-            case RehearseSearch(members=members):
-                cluster, first = self._cluster_of(members), self.job.run.plan
-                rehearse_beside(cluster, self.plan, self._documents_apart, first)
+            case RehearseSearch(members=members, before=before):
+                if members:
+                    cluster, first = self._cluster_of(members), self.job.run.plan
+                    rehearse_beside(cluster, self.plan, before, self._documents_apart, first)
             case ForgetMemory(nodes=nodes):
                 self._forget_memory(nodes)
             case NameSilentMembers(generations=generations):

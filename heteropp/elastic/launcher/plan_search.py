@@ -94,11 +94,16 @@ def search_beside(
 
 
 def rehearse_beside(
-    cluster: Cluster, plan: Plan, documents_apart: bool, first: Plan
+    cluster: Cluster,
+    plan: Plan,
+    members: tuple[str, ...],
+    documents_apart: bool,
+    first: Plan,
 ) -> Future[None]:
     """Searches for the chips that there are, then for those left if one or a node is lost.
 
-    The results are dropped; what was traced is known when a chip is lost.
+    The results are dropped; what was traced is known when a chip is lost. plan, members: those that
+    train, by rank.
     """
     capacity = stated_capacity(first)
 
@@ -106,7 +111,7 @@ def rehearse_beside(
         for left in (cluster, *_after_a_loss(cluster)):
             if work.is_wanted:
                 with suppress(PlanError, SearchError):
-                    replan(left, plan, cluster.members, (), documents_apart, capacity)
+                    replan(left, plan, members, (), documents_apart, capacity)
 
     work = _Work(rehearse, is_rehearsal=True)
     return _begin(work)
