@@ -105,6 +105,7 @@ def test_sequences_are_cut_and_experts_spread_where_neither_is_enough(ranks: Ran
     check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
 
 
+@pytest.mark.long
 def test_the_command_shows_experts_and_says_why(tmp_path: Path) -> None:
     """All experts do not fit on either chip, and no tensor parallelism divides 15 tokens."""
     chip = (Path(ditorch.chips.__file__).parent / "a-mini.toml").read_text()

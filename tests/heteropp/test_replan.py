@@ -253,6 +253,7 @@ def has_parts_by_speed(plan: Plan) -> bool:
     )
 
 
+@pytest.mark.long
 def test_sequences_are_cut_on_chips_that_are_left_by_their_speed() -> None:
     """Two types in a replica, of which a chip of either goes."""
     chips = ("a-mini", "a-mini", "b-mini", "b-mini")
