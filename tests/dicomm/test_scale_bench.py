@@ -81,23 +81,23 @@ def grows_as_the_logarithm(rows: dict[str, Any], job: str, largest: int) -> None
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_the_ranks_of_a_plan_cost_no_more_than_is_asked_of_thousands() -> None:
-    rows = rows_of("--ranks", "2", "--groups", "1", "--largest", "64")
+    rows = rows_of("--ranks", "2", "--groups", "1", "--largest", "128")
     for setting, bar in (("integrity", 1.25), ("encryption", 1.6)):
         price = rows[f"tcp C++ 1 MiB, {setting} / unprotected"]
         assert price["bar"] == bar and price["ours"] > 0
     for transport in ("shm", "tcp"):
         many = f"C++, {transport}, extrapolated to 8,192 ranks"
-        grows_as_the_logarithm(rows, f"C++, {transport}", 64)
+        grows_as_the_logarithm(rows, f"C++, {transport}", 128)
         assert is_met(rows[f"{many}: descriptors"]) and is_met(rows[f"{many}: memory"])
 
 
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_ranks_that_train_ask_the_store_for_as_much_in_larger_jobs() -> None:
-    words = ("--ranks", "2", "--groups", "1", "--largest", "0", "--training-ranks", "16")
+    words = ("--ranks", "2", "--groups", "1", "--largest", "0", "--training-ranks", "32")
     rows = rows_of(*words, "--no-protection")
-    grows_as_the_logarithm(rows, "training", 16)
+    grows_as_the_logarithm(rows, "training", 32)
     # a step's metrics are written and taken away; one of the first says when the run ends
-    assert 2 <= rows["training, 16 ranks: requests of the store, a step"]["ours"] <= 4
+    assert 2 <= rows["training, 32 ranks: requests of the store, a step"]["ours"] <= 4
     assert is_met(rows["training, extrapolated to 8,192 ranks: descriptors"])
     assert is_met(rows["training, extrapolated to 8,192 ranks: memory"])

@@ -80,7 +80,11 @@ class Elastic(Training):
         wait_for(or_ended, within_s)
 
     def send(self, number: int, *members: str) -> None:
+        """Sends all of them a signal before one of them ends because of another."""
         processes = [self.members[member] for member in members]
+        if number == signal.SIGKILL:
+            for process in processes:
+                os.kill(process, signal.SIGSTOP)
         for process in processes:
             os.kill(process, number)
 
