@@ -54,7 +54,7 @@ def test_what_changes_on_the_way_ends_the_connection(tmp_path, ranks, change):
     passed, is_changed = 0, False
 
     def change_once(words):
-        """In what comes after 100,000 bytes, and has the beginning of a record."""
+        """Changes what comes after 100,000 bytes, once, where it has the beginning of a record."""
         nonlocal passed, is_changed
         passed += len(words)
         is_due = passed > 100_000 and HEADER in words and not is_changed
