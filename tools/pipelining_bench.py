@@ -220,7 +220,7 @@ def against(
     rate = {name: amount / statistics.median(samples[name].seconds) for name in (ours, peer)}
     return [
         row(what, unit, rate[ours], peer=rate[peer], peer_name=peer, better="higher"),
-        row(f"{what}, ratio", "x", rate[ours] / rate[peer], bar=bar, better="higher"),
+        row(f"{what}, against {peer}", "x", rate[ours] / rate[peer], bar=bar, better="higher"),
         row(f"{what}, spread", "%", spread(samples[ours].seconds),
             peer=spread(samples[peer].seconds), peer_name=peer),
     ]  # fmt: skip
@@ -300,8 +300,7 @@ def parts(
         where = f"{count} stages over {backend}"
         yield rows_of(trained, where, count == ASKED, samples), quiet
     for backend in backends:
-        rows, quiet = measure_experts(backend, rounds)
-        yield rows, quiet
+        yield measure_experts(backend, rounds)
     try:
         teach()
     except NoRing as error:

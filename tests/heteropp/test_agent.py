@@ -76,6 +76,15 @@ class Leader:
         self.board.say(generation, "generation", number)
         self.board.say(number, "newest")
 
+    def have_it_killed(self) -> None:
+        """Has MEMBER started for generation 1, and killed by somebody else."""
+        self.announce(1)
+        self.agent.turn()
+        process = self.agent.started[MEMBER].process
+        assert process.pid
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+
     def until(self, comes: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + 120
         while not comes():
@@ -109,12 +118,7 @@ def test_a_generation_waits_for_processes_that_are_to_end(leader: Leader) -> Non
 
 def test_a_member_whose_end_the_leader_has_not_heard_is_not_started_again(leader: Leader) -> None:
     """The leader would know nothing of that process, which would be in the way of a later one."""
-    leader.announce(1)
-    leader.agent.turn()
-    process = leader.agent.started[MEMBER].process
-    assert process.pid
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    leader.have_it_killed()
     leader.announce(2, "switch")
     assert leader.hear_end(1).code == -signal.SIGKILL
     leader.until(lambda: OTHER in leader.agent.started)
@@ -122,11 +126,7 @@ def test_a_member_whose_end_the_leader_has_not_heard_is_not_started_again(leader
 
 
 def test_a_member_that_the_kernel_killed_may_have_stood_still(leader: Leader) -> None:
-    leader.announce(1)
-    leader.agent.turn()
-    process = leader.agent.started[MEMBER].process
-    assert process.pid
-    os.kill(process.pid, signal.SIGKILL)
+    leader.have_it_killed()
     assert leader.hear_end(1) == Ended(code=-signal.SIGKILL, killed=False)
     what = "was killed by SIGKILL, or stood still for 27 s"
     assert leader.board.heard(Failure, "failed", 1, MEMBER) == Failure(kind="chip", what=what)

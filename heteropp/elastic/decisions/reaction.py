@@ -147,9 +147,9 @@ class Reaction:
 
     def rehearse(self) -> None:
         """Prepares for the next search, while nothing calls for one."""
-        state = self.state
-        up = tuple(member for member in state.roster.standing if member in state.roster.up())
-        self.ask(RehearseSearch(members=up, before=state.planned_for))
+        roster, up = self.state.roster, self.state.roster.up()
+        members = tuple(member for member in roster.standing if member in up)
+        self.ask(RehearseSearch(members=members, before=self.state.planned_for))
 
 
 def planning_for(
