@@ -19,6 +19,7 @@ from heteropp.description.files import FileError, read_json, write_json
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.prediction import Prediction
 from heteropp.description.schedules import INTERLEAVING, Schedule
+from heteropp.description.slice_checks import validate_slices
 from heteropp.description.stage_checks import PlanError, validate_stage
 from heteropp.models.spec import ModelError, ModelSpec
 
@@ -184,17 +185,44 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """An ordered list of stages that together hold every layer."""
+    """An ordered list of stages that together hold every layer.
+
+    With `token_slices` each micro-batch is cut along its sequences, and a stage runs one slice
+    after another, so that the next stage begins after the first of them (TeraPipe, Li et al.). To
+    the schedule every slice is a micro-batch of its own: slice j of micro-batch m is number
+    m * slices + j.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     micro_batches: int  # how many of the step's micro-batches it takes
     stages: tuple[Stage, ...]  # its stages, from the embedding to the head
+    token_slices: tuple[int, ...] | None = None  # tokens of each sequence, by slice; absent: whole
+
+    @property
+    def slices(self) -> int:
+        """The number of slices in which stages run each micro-batch."""
+        return len(self.token_slices) if self.token_slices else 1
+
+    @cached_property
+    def slice_ranges(self) -> tuple[tuple[int, int], ...] | None:
+        """The tokens [first, last) of a sequence that are in each slice; None: it is whole."""
+        if self.token_slices is None:
+            return None
+        return tuple(pairwise((0, *accumulate(self.token_slices))))
 
     def parts(self, stage: int) -> int:
         """Returns how many of the stage's own micro-batches make one micro-batch of the plan."""
         whole = max(stage.micro_batch for stage in self.stages)  # the plan's; see validate
         own = self.stages[stage].micro_batch
         return whole // own if own else 1  # a planner's sketch has no replicas yet
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out of a file what only slices have, where there are none."""
+        written: dict[str, Any] = write(self)
+        if written["token_slices"] is None:
+            del written["token_slices"]
+        return written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +272,11 @@ class Plan:
     def has_context_parallelism(self) -> bool:
         """Whether sequences are cut over the ranks of some stage."""
         return any(stage.cp > 1 for pipeline in self.pipelines for stage in pipeline.stages)
+
+    @cached_property
+    def has_slices(self) -> bool:
+        """Whether some pipeline runs its micro-batches slice by slice."""
+        return any(pipeline.token_slices for pipeline in self.pipelines)
 
     @cached_property
     def has_expert_parallelism(self) -> bool:
@@ -404,6 +437,7 @@ def _validate_pipeline(plan: Plan, pipeline: Pipeline, where: str) -> None:
         raise PlanError(
             f"{where} holds layers up to {expected_first}; the model has {plan.model.layers}"
         )
+    validate_slices(plan.model, plan.micro_batch, plan.schedule, pipeline, where)
 
 
 def _validate_ministages(plan: Plan, stage: Stage, where: str) -> None:

@@ -28,6 +28,11 @@ def single_pipeline(plan: Plan) -> SinglePipeline:
             "the plan has token_shares, tokens of a sequence cut over ranks in parts of their own; "
             "no framework that plans are written for has such"
         )
+    if plan.has_slices:
+        raise ExportError(
+            "the plan has token_slices, in which stages run a micro-batch one after another; no "
+            "framework that plans are written for has such"
+        )
     if plan.has_expert_parallelism:
         raise ExportError(
             "the plan has expert_shares, experts that lie over ranks in numbers of their own; no "

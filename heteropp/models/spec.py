@@ -175,6 +175,10 @@ class ModelSpec(ABC):
             "many of transformers' families can"
         )
 
+    def token_slices_problem(self) -> str | None:
+        """Says in a clause why a rank cannot run sequences slice by slice; None: it can."""
+        return f"models of family {self.family} cannot run in slices; those of llama can"
+
     @property
     def expert_count(self) -> int:
         """The number of experts in a layer that has some; 0: none has."""

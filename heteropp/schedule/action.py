@@ -32,7 +32,8 @@ GATHERS = frozenset({Kind.GATHER_ACTIVATION, Kind.GATHER_GRADIENT})
 @dataclass(frozen=True)
 class Action:
     kind: Kind
-    micro_batch: int | None = None  # None for REDUCE, SWITCH and STEP
+    # None for REDUCE, SWITCH and STEP; every slice of a sequence counts as one
+    micro_batch: int | None = None
     ministage: int = 0  # which of the stage's, in the stage's own order
 
     @property

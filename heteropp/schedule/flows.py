@@ -80,30 +80,38 @@ def _sequences(
 
 def sent_bytes(plan: Plan, spans: Sequence[Span]) -> dict[int, list[tuple[float, int]]]:
     """Returns, by rank, (seconds, the bytes that it has sent to other stages by then)."""
-    sizes: dict[tuple[int, str, int], int] = {}  # of one send
+    sizes: dict[tuple[int, str, int], list[int]] = {}  # of one send, by slice
     for pipeline in plan.pipelines:
+        lengths = pipeline.token_slices or (plan.model.sequence_length,)
         for (s, k), (t, j) in links(plan.schedule, pipeline):
             if s == t:
                 continue
             one, other = pipeline.stages[s], pipeline.stages[t]
-            for rank, size in _sizes(plan, one, other).items():
-                sizes[rank, Kind.SEND_ACTIVATION, k] = size
-            for rank, size in _sizes(plan, other, one).items():
-                sizes[rank, Kind.SEND_GRADIENT, j] = size
+            for rank, by_slice in _sizes(plan, one, other, lengths).items():
+                sizes[rank, Kind.SEND_ACTIVATION, k] = by_slice
+            for rank, by_slice in _sizes(plan, other, one, lengths).items():
+                sizes[rank, Kind.SEND_GRADIENT, j] = by_slice
     curves: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.end_s):
         own = span.rank, span.name, span.ministage
         if own in sizes:
-            curve = curves[span.rank]
-            curve.append((span.end_s, sizes[own] + (curve[-1][1] if curve else 0)))
+            curve, by_slice = curves[span.rank], sizes[own]
+            size = by_slice[(span.micro_batch or 0) % len(by_slice)]
+            curve.append((span.end_s, size + (curve[-1][1] if curve else 0)))
     return dict(curves)
 
 
-def _sizes(plan: Plan, sender: Stage, receiver: Stage) -> dict[int, int]:
-    """Returns the bytes that each rank sends of one of its stage's micro-batches."""
+def _sizes(
+    plan: Plan, sender: Stage, receiver: Stage, lengths: Sequence[int]
+) -> dict[int, list[int]]:
+    """Returns the bytes that each rank sends of one of its stage's micro-batches, by slice.
+
+    lengths: the tokens of each sequence that are in a slice.
+    """
     row_bytes = plan.model.hidden * plan.model.dtype_bytes
     at_once = common_multiple(sender, receiver)[0].micro_batch // sender.micro_batch
-    rows: dict[int, int] = defaultdict(int)
-    for message in messages(sender, receiver, plan.model.sequence_length, plan.resharding):
-        rows[message.source] += message.box.shape[0]
-    return {rank: count * row_bytes // at_once for rank, count in rows.items()}
+    found: dict[int, list[int]] = defaultdict(lambda: [0] * len(lengths))
+    for j, length in enumerate(lengths):
+        for message in messages(sender, receiver, length, plan.resharding):
+            found[message.source][j] += message.box.shape[0] * row_bytes
+    return {rank: [size // at_once for size in sizes] for rank, sizes in found.items()}

@@ -15,10 +15,13 @@ def in_flight(schedule: Schedule, pipeline: Pipeline, stage: int) -> float:
     """Returns the most micro-batches whose activations a stage holds at once.
 
     It is in units of the activations of all its layers, of one of its own micro-batches: each
-    ministage counts as its share of them. What a backward works on is held until its W has ended.
+    ministage counts as its share of them, and each slice as its share of the tokens. What a
+    backward works on is held until its W has ended.
     """
     stages, micro_batches = len(pipeline.stages), pipeline.micro_batches
     own, parts = pipeline.stages[stage], pipeline.parts(stage)
+    if tokens := pipeline.token_slices:
+        return _most_held(works_of(schedule, pipeline, stage), (1,), tokens) / sum(tokens)
     if parts == 1 and schedule in ("1f1b", "gpipe") and own.ministages == 1:
         after = stages - 1 - stage + own.slack
         return float(whole_in_flight(schedule, micro_batches, stages, after))
@@ -50,13 +53,19 @@ def _most_held_in_order(
     return _most_held(order(schedule, stages, stage, micro_batches, len(sizes)), sizes)
 
 
-def _most_held(works: Iterable[Work], sizes: tuple[int, ...]) -> int:
-    """Returns the most layers' activations held at once, the one at work included."""
+def _most_held(
+    works: Iterable[Work], sizes: tuple[int, ...], tokens: tuple[int, ...] = (1,)
+) -> int:
+    """Returns the most layers' activations held at once, the one at work included.
+
+    tokens: of each of a micro-batch's slices, as whose share it counts.
+    """
     held = most = 0
-    for kind, _, ministage in works:
+    for kind, i, ministage in works:
+        size = sizes[ministage] * tokens[i % len(tokens)]
         if kind == Kind.F:
-            held += sizes[ministage]
+            held += size
         most = max(most, held)
         if kind in (Kind.B, Kind.W):
-            held -= sizes[ministage]
+            held -= size
     return most

@@ -2,7 +2,8 @@
 
 A function gives the (kind, micro-batch, ministage) of one stage of `stages`. Backwards of a
 ministage go through the micro-batches in ascending order, so that gradients are summed in the
-order of a plain training loop.
+order of a plain training loop. Those of a micro-batch in slices go through these in descending
+order, as later tokens' backwards give gradients to the keys and values of earlier ones.
 """
 
 from __future__ import annotations
@@ -209,6 +210,22 @@ def in_parts(works: Iterable[Work], parts: int, ends: Collection[int]) -> list[W
         for group in groups
         for part in range(parts)
         for kind, i, k in group
+    ]
+
+
+def in_slices(
+    schedule: str, stages: int, stage: int, micro_batches: int, slices: int
+) -> list[Work]:
+    """The order of a stage that runs each micro-batch in slices, as micro-batches of its own.
+
+    The last stage's first backward needs all slices of its micro-batch, so that every stage of 1F1B
+    runs as many more forwards ahead.
+    """
+    last = slices - 1
+    works = order(schedule, stages + last, stage, micro_batches * slices, 1)
+    return [
+        (kind, i if kind == Kind.F else i // slices * slices + last - i % slices, k)
+        for kind, i, k in works
     ]
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from heteropp.description.plan import Pipeline, Schedule, ministage_layers
 from heteropp.schedule.action import Action, Coded, Kind
-from heteropp.schedule.orders import Work, in_parts, order, put_off
+from heteropp.schedule.orders import Work, in_parts, in_slices, order, put_off
 
 Part = tuple[int, int]  # a stage, and which of its ministages
 
@@ -27,6 +27,7 @@ class TableKey(NamedTuple):
     stages: int
     stage: int
     micro_batches: int
+    slices: int
     ministages: int
     slack: int
     parts: int
@@ -52,6 +53,7 @@ def table_key(
         len(pipeline.stages),
         stage,
         pipeline.micro_batches,
+        pipeline.slices,
         own.ministages,
         own.slack,
         parts,
@@ -123,7 +125,10 @@ def _works(key: TableKey) -> Sequence[Work]:
     later, ahead = late_and_ahead(key.slack, key.stage)
     # a stage with more after it runs more forwards ahead
     stages = key.stages + ahead
-    works = order(key.schedule, stages, key.stage, key.micro_batches, key.ministages)
+    if key.slices > 1:
+        works = in_slices(key.schedule, stages, key.stage, key.micro_batches, key.slices)
+    else:
+        works = order(key.schedule, stages, key.stage, key.micro_batches, key.ministages)
     if later:
         works = put_off(works, later)
     return works if key.parts == 1 else in_parts(works, key.parts, key.ends)

@@ -49,9 +49,11 @@ def pipeline_of(
     recompute: bool = True,
     tp: int = 1,
     sequences: Sequence[int] = (1,),  # a micro-batch of each stage, over and over
+    slices: tuple[int, ...] | None = None,
 ) -> Pipeline:
     return Pipeline(
         micro_batches=micro_batches,
+        token_slices=slices,
         stages=tuple(
             Stage(
                 layers=(4 * s, 4 * s + 4),
@@ -176,7 +178,10 @@ def test_a_plan_with_slack_runs_to_its_end_or_is_refused() -> None:
     for _ in range(300):
         stages, micro_batches = generator.randint(2, 4), generator.randint(9, 12)
         sequences = generator.choice([(1,), (1, 2), (4, 1, 2)])
-        pipeline = pipeline_of(stages, micro_batches, [1] * stages, sequences=sequences)
+        slices = generator.choice([None, (12, 4)]) if sequences == (1,) else None
+        pipeline = pipeline_of(
+            stages, micro_batches, [1] * stages, sequences=sequences, slices=slices
+        )
         pipeline = replace(
             pipeline,
             stages=tuple(
@@ -214,6 +219,36 @@ def test_no_stage_waits_for_ever(schedule: Schedule) -> None:
                     stages, micro_batches, [ministages] * stages, sequences=sequences
                 )
                 run_to_the_end(schedule, pipeline)
+
+
+SLICES = ((3, 1), (5, 4, 4, 3), (1,) * 7)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("slices", SLICES)
+def test_slices_go_up_in_order_and_down_in_the_opposite(
+    schedule: Schedule, slices: tuple[int, ...]
+) -> None:
+    """A slice's forward needs the earlier ones', and its backward those of the later ones."""
+    count = len(slices)
+    for stages in (1, 2, 3, 5):
+        for micro_batches in (1, 2, 5):
+            pipeline = pipeline_of(stages, micro_batches, [1] * stages, slices=slices)
+            run_to_the_end(schedule, pipeline)
+            for stage in range(stages):
+                table = actions(schedule, pipeline, stage)
+                forwards = [a.micro_batch for a in table if a.kind == Kind.F]
+                assert forwards == list(range(count * micro_batches))
+                for kinds in ((Kind.B, Kind.I), (Kind.B, Kind.W)):
+                    backwards = [a.micro_batch for a in table if a.kind in kinds]
+                    assert backwards == [
+                        m * count + j for m in range(micro_batches) for j in reversed(range(count))
+                    ]
+                order = [(a.kind, a.micro_batch) for a in table]
+                for m in range(micro_batches):
+                    last = m * count + count - 1
+                    begins = next(n for n, a in enumerate(order) if a[0] in "BI" and a[1] == last)
+                    assert order.index((Kind.F, last)) < begins
 
 
 def test_gpipe_runs_unlike_numbers_of_ministages() -> None:
@@ -306,6 +341,28 @@ def test_in_flight_is_what_the_table_holds(schedule: Schedule) -> None:
                 assert most / 4 <= min(stages, micro_batches) + (schedule == "zb-v") / 2
 
 
+@pytest.mark.parametrize("slices", SLICES)
+def test_in_flight_counts_a_slice_by_its_tokens(slices: tuple[int, ...]) -> None:
+    for stages in (1, 2, 4):
+        for micro_batches in (1, 2, 5):
+            pipeline = pipeline_of(stages, micro_batches, [1] * stages, slices=slices)
+            for stage in range(stages):
+                tokens = sum(slices)
+                most = in_flight("1f1b", pipeline, stage) * tokens
+                held = most_held = 0
+                for action in actions("1f1b", pipeline, stage):
+                    if action.micro_batch is not None:
+                        own = slices[action.micro_batch % len(slices)]
+                        held += own * (action.kind == Kind.F)
+                        most_held = max(most_held, held)
+                        held -= own * (action.kind in (Kind.B, Kind.W))
+                assert most == pytest.approx(most_held)
+                assert in_flight("gpipe", pipeline, stage) == micro_batches
+                if len(set(slices)) == 1:  # a micro-batch, and a slice more for each stage after
+                    ahead = min(stages - 1 - stage, (micro_batches - 1) * len(slices))
+                    assert most == tokens + ahead * slices[0]
+
+
 def test_the_orders_that_were_published() -> None:
     """1F1B and ZB-H1 on 4 stages; Megatron's interleaving on 2 stages of 2 ministages."""
 
@@ -329,6 +386,9 @@ def test_the_orders_that_were_published() -> None:
     assert works("gpipe", two, 0) == (
         "F0 F1 F2 F3 F0' F1' F2' F3' I0' W0' I1' W1' I2' W2' I3' W3' B0 B1 B2 B3"
     )
+    sliced = pipeline_of(2, 2, [1] * 2, slices=(1, 1, 1))
+    assert works("1f1b", sliced, 0) == "F0 F1 F2 F3 B2 F4 B1 F5 B0 B5 B4 B3"
+    assert works("1f1b", sliced, 1) == ("F0 F1 F2 I2 W2 F3 I1 W1 F4 I0 W0 F5 I5 W5 I4 W4 I3 W3")
     assert works("zb-v", pipeline_of(1, 2, [2]), 0) == "F0 F0' I0' W0' F1 I0 W0 F1' I1' W1' I1 W1"
 
 

@@ -110,6 +110,9 @@ class LlamaModel(ModelSpec):
     def context_parallel_problem(self) -> str | None:
         return None
 
+    def token_slices_problem(self) -> str | None:
+        return None
+
     def selective_recompute_problem(self) -> str | None:
         if self.attention == "fused":
             return "fused attention keeps no scores to compute again"

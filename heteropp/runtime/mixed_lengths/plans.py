@@ -48,6 +48,11 @@ def by_length(plans: Sequence[Plan]) -> tuple[Plan, ...]:
                 "with context parallelism yet (heteropp-search --context-parallel 1 finds another "
                 "plan)"
             )
+        if plan.has_slices:
+            raise PlanError(
+                f"the plan of sequence_length {length} has token_slices; mixed lengths do not go "
+                "with slices of sequences"
+            )
         if any(stage.expert_capacity for p in plan.pipelines for stage in p.stages):
             raise PlanError(
                 f"the plan of sequence_length {length} has expert_capacity; padding is routed to "
