@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from heteropp.layout.boxes import Box
 from heteropp.models.documents import Documents
 from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
+from heteropp.models.parallel.token_slices import TokenSlice
 from heteropp.models.spec import ModelSpec, Parameter
 
 
@@ -38,13 +39,15 @@ class StageModule(nn.Module):
         targets: Tensor | None = None,
         first_row: int = 0,
         documents: Documents | None = None,
+        part: TokenSlice | None = None,
     ) -> Tensor:
         """Tokens [rows] or activations [rows, hidden] to activations, or to the loss.
 
         The loss is summed over the rows, a scalar; it needs targets [rows], of which those below 0
         take no part. Dropout asks for the first row's number in the whole run, and is for training
         alone. Rows attend to those of their own document, or of their whole sequence without
-        `documents`.
+        `documents`. part: the slice of sequences that the rows are; None: they are whole. Only of a
+        model without `token_slices_problem` is one run.
         """
 
     def initialise(self, seed: int, *, added_alone: bool = False) -> None:

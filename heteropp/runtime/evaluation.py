@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 
 from heteropp.data.batch import Batch
 from heteropp.process_groups.collective import all_gather
-from heteropp.runtime.passes import MicroBatch, Passes
+from heteropp.runtime.passes import Passes
 from heteropp.schedule.action import Action, Kind
 
 FORWARD = (Kind.RECV_ACTIVATION, Kind.GATHER_ACTIVATION, Kind.F, Kind.SEND_ACTIVATION)
@@ -30,8 +28,7 @@ def evaluate(executor: Passes, batch: Batch) -> float:
     Only the forward actions of a step run. They keep the step's order, so that no ranks can wait
     for each other for ever.
     """
-    executor.batch, executor.work = batch, defaultdict(MicroBatch)
-    executor.loss = torch.zeros((), device=executor.device, dtype=executor.flats[0].wide)
+    executor.take(batch)
     save, executor.save_activations = executor.save_activations, False
     for module in executor.modules:
         module.eval()
@@ -62,3 +59,6 @@ def _run(executor: Passes, action: Action) -> None:
     sends = (Kind.SEND_ACTIVATION, k) in executor.outboxes
     if action.kind == (Kind.SEND_ACTIVATION if sends else Kind.F):
         del executor.work[k, i]
+        micro_batch, index = divmod(i, executor.place.pipeline.slices)
+        if index == executor.place.pipeline.slices - 1:
+            executor.kept.pop(micro_batch, None)

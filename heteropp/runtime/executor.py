@@ -21,7 +21,7 @@ from heteropp.runtime.ranks.transport import Coordinates, Groups
 from heteropp.runtime.step.guard import Guard
 from heteropp.runtime.step.offload import Offload
 from heteropp.runtime.step.update import Update, UpdateResult
-from heteropp.schedule.action import Action, Kind
+from heteropp.schedule.action import BACKWARD, Action, Kind
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Executor(Passes):
         """`modules`: one for each ministage of the stage, in its own order."""
         self.update = Update(plan, place, groups, modules, hyperparameters)
         super().__init__(plan, place, groups, modules, self.update.flats, clock)
-        # the first of a ministage's micro-batches, whose forwards and backwards go in one order
-        self.first = {a.ministage: a.micro_batch for a in self.actions[::-1] if a.kind == Kind.F}
+        # the one that a ministage's backwards begin with
+        self.first = {a.ministage: a.micro_batch for a in self.actions[::-1] if a.kind in BACKWARD}
         if place.stage.offload:
             self.offload = Offload(self.actions, self.update.sections)
             self.update.load_parameters = self.offload.load_for_update
@@ -83,9 +83,6 @@ class Executor(Passes):
                 self.clock.mark,
             )
         else:
-            if (
-                action.kind in (Kind.B, Kind.I)
-                and action.micro_batch == self.first[action.ministage]
-            ):
+            if action.kind in BACKWARD and action.micro_batch == self.first[action.ministage]:
                 self.update.begin(action.ministage)
             super()._do(action)

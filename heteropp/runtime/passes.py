@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from heteropp.data.batch import Batch
 from heteropp.description.plan import Plan, Stage
 from heteropp.models.parallel.backward import WeightGradients, backward, put_off
 from heteropp.models.parallel.tensor_parallel import ProcessGroup
+from heteropp.models.parallel.token_slices import Kept, TokenSlice
 from heteropp.models.stage_module import StageModule
 from heteropp.optimizer.flat import FlatBuffers
 from heteropp.runtime.measuring.metrics import Clock, HostClock, Mark
@@ -67,6 +68,7 @@ class Passes:
         self.resharding = plan.resharding
         self._connect(plan)
         self.work: dict[tuple[int, int], MicroBatch] = {}  # by ministage and micro-batch
+        self.kept: dict[int, dict[nn.Module, Kept]] = {}  # by micro-batch, for its slices
         self.waits = HostWaits()
         self.current: Action | None = None  # for whoever has to say what this rank was doing
         self.run: dict[Kind, Callable[[int, int], None]] = {
@@ -94,12 +96,17 @@ class Passes:
         self.following: dict[int, int] = {}  # of ministages that hand over
         self.previous: dict[int, int] = {}
 
+        lengths = place.pipeline.token_slices or (plan.model.sequence_length,)
+
         def boxes(
             k: int, neighbour: Stage, receive: Kind, send: Kind, tags: tuple[int, int]
         ) -> None:
+            # activations go slice by slice, and gradients from the last slice to the first
+            in_turn = lengths, lengths[::-1]
+            comes, goes = in_turn if receive == Kind.RECV_ACTIVATION else in_turn[::-1]
             kind = self.device, self.dtype
-            self.inboxes[receive, k] = Inbox(plan, place, neighbour, tags[0], *kind)
-            self.outboxes[send, k] = Outbox(plan, place, neighbour, tags[1])
+            self.inboxes[receive, k] = Inbox(plan, place, neighbour, comes, tags[0], *kind)
+            self.outboxes[send, k] = Outbox(plan, place, neighbour, goes, tags[1])
             self.expected[receive, k] = (
                 count[receive, k],
                 ahead[place.stage_index, k, receive],
@@ -126,13 +133,17 @@ class Passes:
 
     def begin(self, batch: Batch) -> None:
         """Gets ready for a batch's first action, and posts the first receives."""
-        self.batch = batch
-        self.loss = torch.zeros((), device=self.device, dtype=self.flats[0].wide)
-        self.work = defaultdict(MicroBatch)
+        self.take(batch)
         self.marks: list[tuple[Action, Mark, Mark]] = []
         self.waits = HostWaits()
         for key, inbox in self.inboxes.items():
             inbox.begin(*self.expected[key])
+
+    def take(self, batch: Batch) -> None:
+        """Makes a batch the one to work on."""
+        self.batch = batch
+        self.loss = torch.zeros((), device=self.device, dtype=self.flats[0].wide)
+        self.work, self.kept = defaultdict(MicroBatch), defaultdict(dict)
 
     def end(self) -> None:
         """Ends a batch after its last action: waits until all that was sent has left."""
@@ -200,7 +211,7 @@ class Passes:
             return nullcontext()
         given = self.work[k, i].input
         assert given is not None
-        staying = [self.batch.tokens, self.batch.targets]
+        staying = [each[i] for each in (self.batch.tokens, self.batch.targets) if each is not None]
         if self.batch.documents is not None:
             staying.append(self.batch.documents[i].ends)
         return self.offload.keeping((k, i), given, staying)
@@ -215,13 +226,23 @@ class Passes:
             work.input.requires_grad_()
         halves = trains and k in self.halved and not (self.whole and (k, i) in self.whole)
         with put_off() if halves else nullcontext() as work.later:
-            first_row = self.batch.first_rows[i]
-            documents = None if self.batch.documents is None else self.batch.documents[i]
-            if not module.is_last:
-                return module(work.input, first_row=first_row, documents=documents)
-            assert self.batch.targets is not None
-            loss = module(work.input, self.batch.targets[i], first_row, documents)
-            return loss / max(1, self.batch.counted)
+            targets = documents = None
+            if module.is_last:
+                assert self.batch.targets is not None
+                targets = self.batch.targets[i]
+            if self.batch.documents is not None:
+                documents = self.batch.documents[i]
+            given = targets, self.batch.first_rows[i], documents, self._slice(i)
+            found: Tensor = module(work.input, *given)
+            return found / max(1, self.batch.counted) if module.is_last else found
+
+    def _slice(self, i: int) -> TokenSlice | None:
+        """Returns the slice that a number of the schedule stands for; None: sequences are whole."""
+        pipeline = self.place.pipeline
+        if pipeline.slice_ranges is None:
+            return None
+        micro_batch, index = divmod(i, pipeline.slices)
+        return TokenSlice(pipeline.slice_ranges, index, self.kept[micro_batch])
 
     def _send_activation(self, k: int, i: int) -> None:
         work = self.work[k, i]

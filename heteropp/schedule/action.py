@@ -23,6 +23,7 @@ class Kind(StrEnum):
     STEP = "step"  # clip, update, and gather the parameters
 
 
+BACKWARD = (Kind.B, Kind.I)  # a backward, or what it begins with
 COMPUTATION = frozenset({Kind.F, Kind.R, Kind.B, Kind.I, Kind.W})
 Coded = tuple[int, int, int]  # an action: its kind, micro-batch (0 where none) and ministage
 CODE = {kind: code for code, kind in enumerate(Kind)}  # as csrc/planner/memory_walk.h has them

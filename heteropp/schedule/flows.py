@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 from heteropp.description.plan import Pipeline, Plan, Stage
 from heteropp.description.timeline import Span
 from heteropp.layout.resharding import common_multiple, messages
-from heteropp.schedule.action import Kind
+from heteropp.schedule.action import BACKWARD, Kind
 from heteropp.schedule.stage_actions import Part, links
-
-BACKWARD = (Kind.B, Kind.I)
 
 # of a part of a stage: (kind, micro-batch), then the span of the first rank of each replica
 _Held = dict[tuple[int, int, Part], dict[tuple[str, int], Span]]

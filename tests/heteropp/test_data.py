@@ -281,9 +281,9 @@ def test_layouts_share_out_the_same_sequences() -> None:
             batch = Batches(sequences, plan, place, torch.device("cpu")).at(32)
             assert batch.counted == 16 * 4
             if place.tp_index == 0 and batch.tokens is not None:
-                seen[True].append(batch.tokens.view(4, -1, 4))
+                seen[True].append(torch.stack(list(batch.tokens)).view(4, -1, 4))
             if place.tp_index == 0 and batch.targets is not None:
-                seen[False].append(batch.targets.view(4, -1, 4))
+                seen[False].append(torch.stack(list(batch.targets)).view(4, -1, 4))
             assert (batch.tokens is None) != (batch.targets is None)
         assert torch.equal(torch.cat(seen[True], 1).view(16, 4), plain)
         assert torch.equal(torch.cat(seen[False], 1).view(16, 4), plain + 1)

@@ -52,12 +52,14 @@ def test_it_computes_what_explicit_attention_does(lengths: tuple[int, ...] | Non
     for parameter in explicit.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     fused.load_state_dict(explicit.state_dict())
-    tables = SharedConstants(MODEL, torch.device("cpu"), torch.float64)
-    seen = SharedConstants(FUSED, torch.device("cpu"), torch.float64).seen(documents)
-    assert seen is documents
+    tables, without_mask = (
+        SharedConstants(model, torch.device("cpu"), torch.float64).of(None, documents)
+        for model in (MODEL, FUSED)
+    )
+    assert without_mask.seen is documents
     x = torch.randn(2 * MODEL.sequence_length, MODEL.hidden, dtype=torch.float64)
-    ours = fused(x, tables, seen)
-    theirs = explicit(x, tables, tables.seen(documents))
+    ours = fused(x, without_mask)
+    theirs = explicit(x, tables)
     assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
 

@@ -12,10 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from heteropp.description.plan import Plan
+from heteropp.models.documents import Documents
 from heteropp.models.llama.model import LlamaModel
 from heteropp.models.llama.stage import LlamaStage
 from heteropp.models.parallel.backward import linear
 from heteropp.models.parallel.tensor_parallel import SoloGroup
+from heteropp.models.parallel.token_slices import TokenSlice
 from heteropp.models.stage_module import StageModule
 from heteropp.runtime.measuring.metrics import HostClock
 from heteropp.runtime.ranks.transport import Coordinates, connect
@@ -81,7 +83,8 @@ class SleepingStage(LlamaStage):
         x: Tensor,
         targets: Tensor | None = None,
         first_row: int = 0,
-        documents: Tensor | None = None,
+        documents: Documents | None = None,
+        part: TokenSlice | None = None,
     ) -> Tensor:
         if self.is_first:
             x = torch.zeros(self.shape)

@@ -24,6 +24,7 @@ from heteropp.cost.tracing.kind import Spread
 from heteropp.models.attention_work import backward_flops, forward_flops, seen_pairs
 from heteropp.models.causal_attention import causal_inputs
 from heteropp.models.fused_attention import capped_flash_attention
+from heteropp.models.parallel.context_parallel import ContextParallelGroup
 from heteropp.models.parallel.expert_parallel import Counts
 
 ATTENTION = "_scaled_dot_product_attention"
@@ -84,7 +85,7 @@ class CountingGroup:
         self.trace.gather_bytes.append(whole.numel() * whole.element_size())
 
 
-class CountingContext:
+class CountingContext(ContextParallelGroup):
     """A context-parallel group of which this is one rank, whose messages are only counted."""
 
     def __init__(self, group: CountingGroup, shares: Sequence[int], index: int) -> None:

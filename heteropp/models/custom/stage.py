@@ -15,6 +15,7 @@ from heteropp.models.parallel.tensor_parallel import (
     TensorParallelGroup,
     cross_entropy_sum,
 )
+from heteropp.models.parallel.token_slices import TokenSlice
 from heteropp.models.stage_module import StageModule
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ class CustomStage(StageModule):
         targets: Tensor | None = None,
         first_row: int = 0,
         documents: Documents | None = None,
+        part: TokenSlice | None = None,
     ) -> Tensor:
-        assert documents is None, "refused before anything starts"
+        assert documents is None and part is None, "refused before anything starts"
         x = x.view(-1, self.length) if self.is_first else x.view(-1, self.length, self.hidden)
         if self.is_first:
             x = self.embedding(x)

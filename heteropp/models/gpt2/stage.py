@@ -20,6 +20,7 @@ from heteropp.models.parallel.tensor_parallel import (
     copy_to_group,
     cross_entropy_sum,
 )
+from heteropp.models.parallel.token_slices import TokenSlice
 from heteropp.models.stage_module import StageModule
 
 if TYPE_CHECKING:
@@ -124,8 +125,9 @@ class GPT2Stage(StageModule):
         targets: Tensor | None = None,
         first_row: int = 0,
         documents: Documents | None = None,
+        part: TokenSlice | None = None,
     ) -> Tensor:
-        assert documents is None, "refused before anything starts"
+        assert documents is None and part is None, "refused before anything starts"
         if self.is_first:
             length = len(self.mask)
             x = self.embedding(x).view(-1, length, self.model.hidden)

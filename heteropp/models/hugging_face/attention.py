@@ -18,11 +18,8 @@ from torch import Tensor, nn
 from heteropp.models.attention import mix
 from heteropp.models.documents import Documents
 from heteropp.models.fused_attention import attend
-from heteropp.models.parallel.context_parallel import (
-    ContextParallelGroup,
-    own_part,
-    with_earlier_tokens,
-)
+from heteropp.models.parallel.context_parallel import ContextParallelGroup
+from heteropp.models.parallel.token_context import own_part
 
 NAME = "heteropp"
 NEED_MASK = {  # which add to it before they attend, or attend by themselves
@@ -168,7 +165,7 @@ def attention(
     """
     assert _running.masks is not None, "a stage's forward has set them"
     if (context := _running.masks.context) is not None:
-        key, value = _with_earlier_tokens(key, value, context)
+        key, value = _with_earlier_tokens(module, key, value, context)
     is_plain = s_aux is None and position_bias is None and indices is None
     if _running.masks.fused and is_plain and attention_mask is None:
         rows = (each.transpose(1, 2) for each in (query, key, value))
@@ -204,11 +201,11 @@ def attention(
 
 
 def _with_earlier_tokens(
-    key: Tensor, value: Tensor, context: ContextParallelGroup
+    module: nn.Module, key: Tensor, value: Tensor, context: ContextParallelGroup
 ) -> tuple[Tensor, ...]:
     """Returns both with the tokens before this rank's, of [sequences, heads, length, size]."""
     both = torch.cat((key, value), -1).transpose(1, 2)
-    found = with_earlier_tokens(both, context).transpose(1, 2)
+    found = context.with_earlier(both, module).transpose(1, 2)
     return found.split((key.shape[-1], value.shape[-1]), -1)
 
 

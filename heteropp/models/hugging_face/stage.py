@@ -13,7 +13,7 @@ from heteropp.models.documents import Documents
 from heteropp.models.hugging_face.attention import Masks, given_mask, masked_by, windows_of
 from heteropp.models.hugging_face.family import LAYERS, around, family, shallow
 from heteropp.models.hugging_face.layers import CutEmbedding, install
-from heteropp.models.parallel.context_parallel import ContextParallelGroup, own_part
+from heteropp.models.parallel.context_parallel import ContextParallelGroup
 from heteropp.models.parallel.expert_parallel import ExpertParallelGroup
 from heteropp.models.parallel.tensor_parallel import (
     SoloGroup,
@@ -22,6 +22,8 @@ from heteropp.models.parallel.tensor_parallel import (
     own_rows,
     total,
 )
+from heteropp.models.parallel.token_context import own_part
+from heteropp.models.parallel.token_slices import TokenSlice
 from heteropp.models.stage_module import StageModule
 
 if TYPE_CHECKING:
@@ -99,7 +101,9 @@ class HuggingFaceStage(StageModule):
         targets: Tensor | None = None,
         first_row: int = 0,
         documents: Documents | None = None,
+        part: TokenSlice | None = None,
     ) -> Tensor:
+        assert part is None, "refused before anything starts"
         (model,) = self.whole
         self.masks.keep_apart(documents)
         positions = self.positions

@@ -6,6 +6,7 @@ Parameters have global names ("layers.17.attention.query.weight") in every stage
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,11 +19,7 @@ from heteropp.models.fused_attention import attend
 from heteropp.models.llama.dropout import Dropout, row_and_column_hashes
 from heteropp.models.llama.model import LlamaModel
 from heteropp.models.llama.rotary import rotary_frequencies
-from heteropp.models.parallel.context_parallel import (
-    ContextParallelGroup,
-    own_part,
-    with_earlier_tokens,
-)
+from heteropp.models.parallel.context_parallel import ContextParallelGroup
 from heteropp.models.parallel.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -31,9 +28,30 @@ from heteropp.models.parallel.tensor_parallel import (
     copy_to_group,
     cross_entropy_sum,
 )
+from heteropp.models.parallel.token_context import TokenContext, own_part
+from heteropp.models.parallel.token_slices import TokenSlice
 from heteropp.models.stage_module import StageModule
 
-Seen = Tensor | Documents | None  # which tokens one sees, as SharedConstants says
+
+@dataclass(frozen=True)
+class Tables:
+    """What all layers of a pass share: its tokens [first, last), and all up to the last."""
+
+    cosine: Tensor  # of the angles of rotary embedding, [tokens, 1, head size]
+    sine: Tensor  # the same, its first half negated
+    # which tokens one sees: a mask, [1 or sequences, 1, tokens, last], and to a fused kernel the
+    # documents; None: it needs no telling
+    seen: Tensor | Documents | None
+    context: TokenContext | None  # where attention finds the tokens before; None: there are none
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of each sequence."""
+        return len(self.cosine)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Turns (x[i], x[i + half]) of each head by the angle of its position; three operators."""
+        return torch.addcmul(x * self.cosine, x.roll(x.shape[-1] // 2, -1), self.sine)
 
 
 class RMSNorm(nn.Module):
@@ -54,30 +72,26 @@ class Attention(nn.Module):
         model: LlamaModel,
         group: TensorParallelGroup,
         selective_recompute: bool,
-        context: ContextParallelGroup | None = None,
         **kind: Any,
     ) -> None:
         super().__init__()
-        self.context = context
         self.mix = mix_again if selective_recompute else mix
         self.heads = model.heads // group.size
         self.kv_heads = model.kv_heads // group.size
         self.head_size = model.head_size
-        first, last = own_part(context, model.sequence_length)
-        self.tokens = last - first  # of each sequence
-        self.fused = model.attention == "fused"
         kv = model.kv_heads * model.head_size
         self.query = ColumnParallelLinear(model.hidden, model.hidden, group, **kind)
         self.key = ColumnParallelLinear(model.hidden, kv, group, **kind)
         self.value = ColumnParallelLinear(model.hidden, kv, group, **kind)
         self.output = RowParallelLinear(model.hidden, model.hidden, group, **kind)
 
-    def forward(self, x: Tensor, tables: SharedConstants, seen: Seen) -> Tensor:
-        query = tables.rotate(self.query(x).view(-1, self.tokens, self.heads, self.head_size))
-        key = tables.rotate(self.key(x).view(-1, self.tokens, self.kv_heads, self.head_size))
-        value = self.value(x).view(-1, self.tokens, self.kv_heads, self.head_size)
-        if self.context is not None:
-            both = with_earlier_tokens(torch.cat((key, value), -1), self.context)
+    def forward(self, x: Tensor, tables: Tables) -> Tensor:
+        tokens, seen = tables.tokens, tables.seen
+        query = tables.rotate(self.query(x).view(-1, tokens, self.heads, self.head_size))
+        key = tables.rotate(self.key(x).view(-1, tokens, self.kv_heads, self.head_size))
+        value = self.value(x).view(-1, tokens, self.kv_heads, self.head_size)
+        if tables.context is not None:
+            both = tables.context.with_earlier(torch.cat((key, value), -1), self)
             key, value = both.split(self.head_size, -1)
         if not isinstance(seen, Tensor):
             mixed = attend(query, key, value, documents=seen)
@@ -89,7 +103,7 @@ class Attention(nn.Module):
         key = key.permute(0, 2, 3, 1).reshape(pairs, self.head_size, length)
         value = value.transpose(1, 2).reshape(pairs, length, self.head_size)
         mixed = self.mix(query, key, value, seen)
-        mixed = mixed.view(-1, self.heads, self.tokens, self.head_size)
+        mixed = mixed.view(-1, self.heads, tokens, self.head_size)
         return self.output(mixed.transpose(1, 2).reshape(x.shape[0], -1))
 
 
@@ -111,13 +125,12 @@ class Layer(nn.Module):
         group: TensorParallelGroup,
         selective_recompute: bool,
         dropouts: tuple[Dropout, Dropout],
-        context: ContextParallelGroup | None,
         **kind: Any,
     ) -> None:
         super().__init__()
         self.group = group
         self.attention_norm = RMSNorm(model, **kind)
-        self.attention = Attention(model, group, selective_recompute, context, **kind)
+        self.attention = Attention(model, group, selective_recompute, **kind)
         self.mlp_norm = RMSNorm(model, **kind)
         self.mlp = MLP(model, group, **kind)
         self.attention_dropout, self.mlp_dropout = dropouts
@@ -125,25 +138,24 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        tables: SharedConstants,
-        seen: Seen,
+        tables: Tables,
         hashes: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        mixed = self.attention(copy_to_group(self.attention_norm(x), self.group), tables, seen)
+        mixed = self.attention(copy_to_group(self.attention_norm(x), self.group), tables)
         x = x + self.attention_dropout(mixed, hashes)
         return x + self.mlp_dropout(self.mlp(copy_to_group(self.mlp_norm(x), self.group)), hashes)
 
 
 class SharedConstants(nn.Module):
-    """Constants that all layers share: the causal mask and the angles of rotary embedding.
+    """Constants that all passes share: the causal mask and the angles of rotary embedding.
 
-    They are of the tokens [first, last) that a rank takes of each sequence, and the mask is of all
-    up to its last.
+    They are of the tokens that a rank takes of each sequence, and the mask is of all up to its
+    last; a slice takes its own of them.
     """
 
-    mask: Tensor | None  # [1, 1, tokens, last]; a fused kernel needs none
-    cosine: Tensor  # [tokens, 1, head size]
-    sine: Tensor  # the same, its first half negated
+    mask: Tensor | None  # as in Tables; a fused kernel needs none
+    cosine: Tensor
+    sine: Tensor
 
     def __init__(
         self,
@@ -153,6 +165,7 @@ class SharedConstants(nn.Module):
         context: ContextParallelGroup | None = None,
     ) -> None:
         super().__init__()
+        self.context = context
         self.first, last = own_part(context, model.sequence_length)
         positions = torch.arange(self.first, last).double()
         angle = torch.outer(positions, rotary_frequencies(model)).unsqueeze(1)
@@ -167,24 +180,22 @@ class SharedConstants(nn.Module):
         for name, table in tables.items():
             self.register_buffer(name, table.to(dtype).to(device), persistent=False)
 
-    def seen(self, documents: Documents | None) -> Seen:
-        """Returns what says which tokens one sees.
+    def of(self, part: TokenSlice | None, documents: Documents | None) -> Tables:
+        """Returns the tables of a slice; None: of all the rank's tokens.
 
-        It is a mask, [1 or sequences, 1, tokens, last], and to a fused kernel the documents; None:
-        it needs no telling. documents: None: there is one in a sequence. Positions need no change
-        between documents, as only the distance of two tokens counts.
+        documents: None: there is one in a sequence. Positions need no change between documents, as
+        only the distance of two tokens counts.
         """
-        if documents is None:
-            return self.mask
-        if self.mask is None:
-            return documents
-        of_rows = documents.of_rows.view(-1, 1, self.mask.shape[-1])
-        apart = of_rows[..., self.first :].unsqueeze(-1) != of_rows.unsqueeze(-2)
-        return self.mask.masked_fill(apart, -math.inf)
-
-    def rotate(self, x: Tensor) -> Tensor:
-        """Turns (x[i], x[i + half]) of each head by the angle of its position; three operators."""
-        return torch.addcmul(x * self.cosine, x.roll(x.shape[-1] // 2, -1), self.sine)
+        cosine, sine, mask, first = self.cosine, self.sine, self.mask, self.first
+        if part is not None:
+            first, last = part.parts[part.index]
+            cosine, sine = cosine[first:last], sine[first:last]
+            mask = None if mask is None else mask[..., first:last, :last]
+        if documents is not None and mask is not None:
+            of_rows = documents.of_rows.view(-1, 1, mask.shape[-1])
+            apart = of_rows[..., first:].unsqueeze(-1) != of_rows.unsqueeze(-2)
+            mask = mask.masked_fill(apart, -math.inf)
+        return Tables(cosine, sine, documents if mask is None else mask, part or self.context)
 
 
 class LlamaStage(StageModule):
@@ -201,7 +212,6 @@ class LlamaStage(StageModule):
         context: ContextParallelGroup | None = None,
     ) -> None:
         super().__init__(model, layers, group)
-        self.part = own_part(context, model.sequence_length)
         kind: dict[str, Any] = {"device": torch.device(device), "dtype": dtype}
 
         def dropout(place: str) -> Dropout:
@@ -214,9 +224,7 @@ class LlamaStage(StageModule):
         self.layers = nn.ModuleDict()
         for layer in range(*layers):
             dropouts = dropout(f"layers.{layer}.attention"), dropout(f"layers.{layer}.mlp")
-            self.layers[str(layer)] = Layer(
-                model, group, selective_recompute, dropouts, context, **kind
-            )
+            self.layers[str(layer)] = Layer(model, group, selective_recompute, dropouts, **kind)
         if self.is_last:
             self.norm = RMSNorm(model, **kind)
             self.head = ColumnParallelLinear(model.hidden, model.vocab, group, **kind)
@@ -230,29 +238,34 @@ class LlamaStage(StageModule):
         targets: Tensor | None = None,
         first_row: int = 0,
         documents: Documents | None = None,
+        part: TokenSlice | None = None,
     ) -> Tensor:
-        seen = self.tables.seen(documents)
+        tables = self.tables.of(part, documents)
         if self.is_first:
             x = self.embedding(x)
         hashes = None
         if self.dropout and self.training:
-            hashes = row_and_column_hashes(self._rows(first_row, x), x.shape[1])
+            tokens = own_part(tables.context, self.model.sequence_length)
+            hashes = row_and_column_hashes(self._rows(first_row, tokens, x), x.shape[1])
         if self.is_first:
             x = self.embedding_dropout(x, hashes)
         for layer in self.layers.values():
-            x = layer(x, self.tables, seen, hashes)
+            x = layer(x, tables, hashes)
         if not self.is_last:
             return x
         assert targets is not None
         logits = self.head(copy_to_group(self.norm(x), self.group))
         return cross_entropy_sum(logits, targets, self.group)
 
-    def _rows(self, first_row: int, x: Tensor) -> Tensor:
-        """Returns the numbers of activations' rows in the whole run, [rows]."""
-        (first, last), length = self.part, self.model.sequence_length
+    def _rows(self, first_row: int, tokens: tuple[int, int], x: Tensor) -> Tensor:
+        """Returns the numbers of activations' rows in the whole run, [rows].
+
+        tokens: those [first, last) of each sequence that they are of.
+        """
+        (first, last), length = tokens, self.model.sequence_length
         own = self.group.index * len(x) if self.group.sequence_parallel else 0
         if last - first == length:
             return torch.arange(first_row + own, first_row + own + len(x), device=x.device)
         row = torch.arange(own, own + len(x), device=x.device)
-        between = length - (last - first)  # rows of a sequence that other ranks have
+        between = length - (last - first)  # rows of a sequence that are not here
         return row + row // (last - first) * between + (first_row + first)

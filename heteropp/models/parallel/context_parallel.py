@@ -10,27 +10,30 @@ half, never of the weight gradients that may wait.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+from heteropp.models.parallel.token_context import TokenContext
 
 
-class ContextParallelGroup(Protocol):
-    @property
-    def index(self) -> int: ...
+class ContextParallelGroup(TokenContext):
+    """The ranks that share a replica's sequences, of which this is one."""
 
-    @property
-    def parts(self) -> tuple[tuple[int, int], ...]:
-        """The tokens [first, last) of a sequence that each of its ranks takes."""
+    def with_earlier(self, x: Tensor, place: nn.Module) -> Tensor:
+        found: Tensor = _WithEarlierTokens.apply(x, self)
+        return found
 
+    @abstractmethod
     def exchange(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> None:
         """Sends contiguous tensors to other ranks of the group, and fills those that come."""
 
 
-class ContextProcessGroup:
+class ContextProcessGroup(ContextParallelGroup):
     """The ranks that share a replica's sequences, over torch.distributed."""
 
     def __init__(self, group: dist.ProcessGroup, parts: tuple[tuple[int, int], ...]) -> None:
@@ -45,19 +48,6 @@ class ContextProcessGroup:
         for work in works:
             assert work is not None
             work.wait()
-
-
-def own_part(group: ContextParallelGroup | None, length: int) -> tuple[int, int]:
-    """Returns the tokens [first, last) of a sequence that this rank takes; all without a group."""
-    return (0, length) if group is None else group.parts[group.index]
-
-
-def with_earlier_tokens(x: Tensor, group: ContextParallelGroup | None) -> Tensor:
-    """Returns [sequences, last, ..]: this rank's tokens, and all before them, from other ranks.
-
-    x: [sequences, own tokens, ..]. The backward sums each token's gradients where it belongs.
-    """
-    return x if group is None else _WithEarlierTokens.apply(x, group)
 
 
 class _WithEarlierTokens(torch.autograd.Function):

@@ -29,7 +29,8 @@ class BatchShare:
         self.learns = any(last == plan.model.layers for _, last in place.layers)
         shares = [replica.batch_share for replica in place.stage.replicas]
         self.share, self.length = shares[place.replica_index], plan.model.sequence_length
-        self.tokens = plan.tokens(place.rank) or (0, self.length)  # of each sequence
+        # the tokens [first, last) of each sequence that it takes, slice by slice
+        self.parts = place.pipeline.slice_ranges or (plan.tokens(place.rank) or (0, self.length),)
         first = sum(shares[: place.replica_index])
         earlier = sum(p.micro_batches for p in plan.pipelines[: place.pipeline_index])
         begin = earlier * plan.micro_batch
@@ -51,23 +52,31 @@ class BatchShare:
         """Returns this rank's part of a global batch.
 
         read: the inputs, targets and perhaps documents of its sequences, [own, length] each;
-        counted: the global batch's tokens that count in the loss.
+        counted: the global batch's tokens that count in the loss; first_rows: see Batch.
         """
         inputs, targets, *documents = read
-        first, last = self.tokens
         return Batch(
-            self._to_device(inputs[:, first:last]) if self.reads else None,
-            self._to_device(targets[:, first:last]) if self.learns else None,
+            self._to_device(inputs) if self.reads else None,
+            self._to_device(targets) if self.learns else None,
             counted,
             first_rows,
-            *(
-                Documents.of_step(self._by_micro_batch(each[:, :last]), last, self.device, first)
-                for each in documents
-            ),
+            *map(self._documents, documents),
         )
 
-    def _to_device(self, rows: np.ndarray) -> Tensor:
-        return self._by_micro_batch(rows).to(self.device)
+    def _to_device(self, rows: np.ndarray) -> list[Tensor]:
+        """Returns [own, length] by micro-batch, slice by slice."""
+        by_part = [self._by_micro_batch(rows[:, first:last]) for first, last in self.parts]
+        whole = torch.cat(by_part, 1).to(self.device)
+        sizes = [part.shape[1] for part in by_part]
+        return [part for row in whole for part in row.split(sizes)]
+
+    def _documents(self, numbers: np.ndarray) -> list[Documents]:
+        """Returns those of the tokens up to each slice's last."""
+        by_part = [
+            Documents.of_step(self._by_micro_batch(numbers[:, :last]), last, self.device, first)
+            for first, last in self.parts
+        ]
+        return [part for of_micro_batch in zip(*by_part, strict=True) for part in of_micro_batch]
 
     def _by_micro_batch(self, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(rows.reshape(self.micro_batches, -1))
@@ -87,7 +96,8 @@ class Batches:
         everyones = first_sequence + np.arange(self.global_batch)
         counted = self.sequences.counted(everyones)
         own = everyones[self.share.own]
-        first_rows = (own[:: self.share.share] * self.share.length).tolist()
+        by_micro_batch = own[:: self.share.share] * self.share.length
+        first_rows = by_micro_batch.repeat(len(self.share.parts)).tolist()
         needs = self.share.reads or self.share.learns or self.sequences.within == "document"
         if not needs:
             return Batch(None, None, counted, first_rows)

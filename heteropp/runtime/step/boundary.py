@@ -38,7 +38,8 @@ class BoundaryMessage:
 class Inbox:
     """The boundary tensors that come from one neighbour, one a micro-batch, in order.
 
-    Receives are posted ahead of their turn, at most as many at a time as `begin` is given.
+    Those of slices are as of micro-batches with shorter sequences, which come in turn. Receives are
+    posted ahead of their turn, at most as many at a time as `begin` is given.
     """
 
     def __init__(
@@ -46,18 +47,23 @@ class Inbox:
         plan: Plan,
         place: Coordinates,
         sender: Stage,
+        lengths: Sequence[int],
         tag: int,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        length = plan.model.sequence_length
+        """lengths: of the sequences in each of some tensors, which come over and over."""
         own = common_multiple(place.stage, sender)[0]
-        found = messages(sender, place.stage, length, plan.resharding)
-        held = [_sent_boxes(own, replica, place, plan) for replica in _turns(place, own)]
-        ours = [(m.source, m.box) for m in found if m.destination == place.rank]
-        self.turns = _parts(held, ours)
-        self.shape = (sum(box.size for box in held[0]), plan.model.hidden)
-        self.tag, self.device, self.dtype = tag, device, dtype
+        self.turns: list[tuple[int, list[BoundaryMessage]]] = []  # rows, and what fills them
+        for length in lengths:
+            found = messages(sender, place.stage, length, plan.resharding)
+            held = [
+                _sent_boxes(own, replica, place, plan, length) for replica in _turns(place, own)
+            ]
+            ours = [(m.source, m.box) for m in found if m.destination == place.rank]
+            rows = [sum(box.size for box in boxes) for boxes in held]
+            self.turns += zip(rows, _parts(held, ours), strict=True)
+        self.hidden, self.tag, self.device, self.dtype = plan.model.hidden, tag, device, dtype
         self.posted: deque[tuple[Tensor, list[dist.Work]]] = deque()
         self.micro_batches = self.ahead = self.next = 0
 
@@ -80,9 +86,10 @@ class Inbox:
 
     def _post(self) -> None:
         while self.next < self.micro_batches and len(self.posted) < self.ahead:
-            piece = torch.empty(self.shape, device=self.device, dtype=self.dtype)
+            rows, parts = self.turns[self.next % len(self.turns)]
+            piece = torch.empty(rows, self.hidden, device=self.device, dtype=self.dtype)
             works = []
-            for part in self.turns[self.next % len(self.turns)]:
+            for part in parts:
                 work = dist.irecv(piece[part.rows], part.peer, tag=self.tag)
                 assert work is not None
                 works.append(work)
@@ -96,14 +103,18 @@ class Outbox:
     At most SENDS_UNDER_WAY are: the host, which runs ahead of its chip, would hold more and more.
     """
 
-    def __init__(self, plan: Plan, place: Coordinates, receiver: Stage, tag: int) -> None:
-        length = plan.model.sequence_length
+    def __init__(
+        self, plan: Plan, place: Coordinates, receiver: Stage, lengths: Sequence[int], tag: int
+    ) -> None:
+        """lengths: of the sequences in each of some tensors, which go over and over."""
         own = common_multiple(place.stage, receiver)[0]
-        found = messages(place.stage, receiver, length, plan.resharding)
         indices = place.cp_index, place.tp_index
-        held = [held_boxes(own, replica, *indices, length) for replica in _turns(place, own)]
-        ours = [(m.destination, m.box) for m in found if m.source == place.rank]
-        self.turns = _parts(held, ours)
+        self.turns: list[list[BoundaryMessage]] = []
+        for length in lengths:
+            found = messages(place.stage, receiver, length, plan.resharding)
+            held = [held_boxes(own, replica, *indices, length) for replica in _turns(place, own)]
+            ours = [(m.destination, m.box) for m in found if m.source == place.rank]
+            self.turns += _parts(held, ours)
         self.tag, self.overlap = tag, plan.overlap
         self.next = 0
         self.under_way: deque[tuple[list[dist.Work], Tensor]] = deque()
@@ -188,11 +199,13 @@ def _start(box: Box) -> int:
     return box.ranges[0][0]
 
 
-def _sent_boxes(stage: Stage, replica: int, place: Coordinates, plan: Plan) -> list[Box]:
+def _sent_boxes(
+    stage: Stage, replica: int, place: Coordinates, plan: Plan, length: int
+) -> list[Box]:
     """Returns the boxes that a rank makes room for.
 
     They are what the rank is sent; one that is sent nothing gets all its group's by broadcast.
     """
-    length, indices = plan.model.sequence_length, (place.cp_index, place.tp_index)
+    indices = place.cp_index, place.tp_index
     sent = received_boxes(stage, replica, *indices, length, plan.resharding)
     return sent or group_boxes(stage, replica, place.cp_index, length)

@@ -1,0 +1,240 @@
+"""Micro-batches that run slice by slice train what one process trains with whole sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from layouts import plan_of, scheduled, two_pipelines
+from parity import STEPS, TOLERANCE, Ranks
+from test_attention_within import conversations, learnt_by
+from test_attention_within import plainly as learnt_plainly
+from test_bad_files import run
+from test_gpt2 import tiny as tiny_gpt2
+from test_mixed_lengths import check as check_learnt
+from test_parity import check
+from training_run import make_plan, refusal, tiny_model, write_cluster
+
+from heteropp.cli import simulate as simulate_command
+from heteropp.description.plan import (
+    Plan,
+    PlanError,
+    Schedule,
+    read_plan,
+    validate,
+    write_plan,
+)
+from heteropp.description.timeline import Span
+from heteropp.frameworks.file import ExportError
+from heteropp.frameworks.one_pipeline import single_pipeline
+from heteropp.models.llama.model import LlamaModel
+from heteropp.runtime.mixed_lengths.plans import by_length
+from heteropp.schedule.flows import flows, sent_bytes
+from heteropp.schedule.stage_actions import actions
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    found = Ranks()
+    yield found
+    found.close()
+
+
+def sliced(plan: Plan, *slices: tuple[int, ...] | None) -> Plan:
+    """The same with the slices of each pipeline, or of all."""
+    every = slices if len(slices) > 1 else slices * len(plan.pipelines)
+    pairs = zip(plan.pipelines, every, strict=True)
+    return replace(plan, pipelines=tuple(replace(p, token_slices=own) for p, own in pairs))
+
+
+# in all of them the second stage recomputes
+LAYOUTS: dict[str, Callable[[LlamaModel], Plan]] = {
+    "two equal": lambda m: sliced(plan_of(m, (4, 4), (1, 1), (1, 1)), (8, 8)),
+    "two unequal": lambda m: sliced(plan_of(m, (5, 3), (1, 1), (1, 1)), (11, 5)),
+    "four equal": lambda m: sliced(plan_of(m, (4, 4), (1, 1), (1, 1)), (4,) * 4),
+    "four unequal, three stages": lambda m: sliced(
+        plan_of(m, (3, 3, 2), (1, 1, 1), (1, 1, 1)), (7, 5, 3, 1)
+    ),
+    "one stage": lambda m: sliced(plan_of(m, (8,), (1,), (1,)), (9, 7)),
+    "a token each": lambda m: sliced(plan_of(m, (4, 4), (1, 1), (1, 1)), (1,) * 16),
+    "tp 2, then replicas": lambda m: sliced(
+        plan_of(m, (4, 4), (1, 2), (2, 1), shares={1: (3, 1)}), (10, 6)
+    ),
+    "sequence parallel, dropout": lambda m: sliced(
+        plan_of(replace(m, dropout=0.2), (4, 4), (1, 1), (2, 2), sequence_parallel=True), (8, 6, 2)
+    ),
+    "replicas, ZeRO-2, dropout": lambda m: sliced(
+        plan_of(replace(m, dropout=0.2), (4, 4), (2, 2), (1, 1), zero_stage=2), (9, 7)
+    ),
+    "selective recompute, ZeRO-0": lambda m: sliced(
+        plan_of(m, (4, 4), (1, 2), (1, 1), selective_recompute=True, zero_stage=0), (6, 6, 4)
+    ),
+    "slack": lambda m: sliced(plan_of(m, (3, 3, 2), (1, 1, 1), (1, 1, 1), slack=2), (9, 7)),
+    "broadcast": lambda m: sliced(
+        replace(plan_of(m, (4, 4), (1, 1), (2, 2)), resharding="broadcast"), (10, 6)
+    ),
+    "direct, without overlap": lambda m: sliced(
+        replace(plan_of(m, (4, 4), (2, 1), (1, 2)), resharding="direct", overlap=False), (10, 6)
+    ),
+    "tied, two pipelines, one of them whole": lambda m: sliced(
+        two_pipelines(replace(m, tied_embeddings=True)), (10, 6), None
+    ),
+}
+EVERYDAY: set[tuple[str, Schedule, str]] = {
+    ("four unequal, three stages", "1f1b", "explicit"),
+    ("sequence parallel, dropout", "gpipe", "fused"),
+}
+
+
+def cases() -> Iterator[Any]:
+    """Every layout is tried in one way, every day or in CI."""
+    schedules: tuple[Schedule, ...] = ("1f1b", "gpipe")
+    for number, layout in enumerate(LAYOUTS):
+        for s, schedule in enumerate(schedules):
+            for a, attention in enumerate(("explicit", "fused")):
+                if "slack" in layout and schedule != "1f1b":
+                    continue
+                if "selective" in layout and attention == "fused":
+                    continue
+                case = layout, schedule, attention
+                is_its_turn = number % 2 == s and (number // 2 % 2 == a or "selective" in layout)
+                own = (
+                    ()
+                    if case in EVERYDAY
+                    else (pytest.mark.long if is_its_turn else pytest.mark.exhaustive,)
+                )
+                yield pytest.param(*case, marks=own)
+
+
+@pytest.mark.parametrize(("layout", "schedule", "attention"), list(cases()))
+def test_they_train_what_one_process_does(
+    ranks: Ranks, layout: str, schedule: Schedule, attention: str
+) -> None:
+    model = tiny_model(layers=8, dtype="float64", attention=attention)
+    plan = scheduled(LAYOUTS[layout](model), schedule, 1)
+    check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float64"])
+
+
+@pytest.mark.parametrize(
+    ("layout", "attention"),
+    [
+        pytest.param("four unequal, three stages", "fused", marks=pytest.mark.long),
+        pytest.param("tp 2, then replicas", "explicit", marks=pytest.mark.long),
+    ],
+)
+def test_documents_that_slices_cut_train_what_each_alone_does(
+    ranks: Ranks, tmp_path: Path, layout: str, attention: str
+) -> None:
+    data = conversations(tmp_path / "chats.tokens", 160, 21)
+    plan = LAYOUTS[layout](tiny_model(layers=8, dtype="float64", attention=attention))
+    got = learnt_by(ranks, plan, data)
+    check_learnt(got, learnt_plainly(plan, data), TOLERANCE["float64"])
+
+
+@pytest.mark.long
+def test_a_run_goes_on_in_other_slices(ranks: Ranks, tmp_path: Path) -> None:
+    model = tiny_model(layers=8, dtype="float64")
+    plans = [LAYOUTS[name](model) for name in ("two unequal", "four equal")]
+    losses = []
+    for steps, plan in ((2, plans[0]), (4, plans[1]), (STEPS, sliced(plans[0], None))):
+        losses += ranks.train(plan, steps, checkpoints=tmp_path).losses
+    assert losses == pytest.approx(ranks.plainly(plans[0]).losses, rel=TOLERANCE["float64"])
+
+
+def of_two_stages(**changes: Any) -> Plan:
+    plan = make_plan(tiny_model(**changes), (2, 2), (1, 1), (1, 1), (False, True))
+    return sliced(plan, (10, 6))
+
+
+def test_a_file_says_slices_where_there_are_some(tmp_path: Path) -> None:
+    for plan, count in ((of_two_stages(), 1), (sliced(of_two_stages(), None), 0)):
+        write_plan(plan, tmp_path / "plan.json")
+        assert read_plan(tmp_path / "plan.json") == plan
+        assert (tmp_path / "plan.json").read_text().count("token_slices") == count
+
+
+def with_stage(plan: Plan, **changes: Any) -> Plan:
+    """The same with another second stage."""
+    (pipeline,) = plan.pipelines
+    first, second = pipeline.stages
+    stages = first, replace(second, **changes)
+    return replace(plan, pipelines=(replace(pipeline, stages=stages),))
+
+
+def with_replica(plan: Plan, **changes: Any) -> Plan:
+    replica = replace(plan.pipelines[0].stages[1].replicas[0], **changes)
+    return with_stage(plan, replicas=(replica,))
+
+
+REFUSED: dict[str, tuple[Plan, str]] = {
+    "one": (sliced(of_two_stages(), (16,)), r"is \[16\]; expected at least two"),
+    "empty": (sliced(of_two_stages(), (16, 0)), "numbers of tokens above 0 that sum to .* 16"),
+    "sum": (sliced(of_two_stages(), (8, 9)), "numbers of tokens above 0 that sum to .* 16"),
+    "tp": (
+        with_replica(sliced(of_two_stages(), (11, 5)), ranks=(1, 2)),
+        r"degree 2 of stages\[1\] does not divide a slice of 11 tokens",
+    ),
+    "schedule": (replace(of_two_stages(), schedule="zb-h1"), "zb-h1 runs no slices; expected 1f1b"),
+    "ministages": (
+        with_stage(replace(of_two_stages(), schedule="gpipe"), ministages=2),
+        r"does not go with ministages, which stages\[1\] has",
+    ),
+    "offload": (with_stage(of_two_stages(), offload=True), "does not go with offload"),
+    "cp": (
+        with_replica(of_two_stages(), ranks=(1, 2), token_shares=(10, 6)),
+        "does not go with token_shares",
+    ),
+    "a part of the micro-batch": (
+        with_replica(of_two_stages(), batch_share=2),
+        r"batch shares of stages\[1\] sum to 2; expected all of micro_batch 4",
+    ),
+    "family": (
+        sliced(make_plan(tiny_gpt2(), (2, 2), (1, 1), (1, 1), (False, False)), (10, 6)),
+        "models of family gpt2 cannot run in slices",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused(name: str) -> None:
+    plan, message = REFUSED[name]
+    with pytest.raises(PlanError, match=rf"^pipelines\[0\]\.token_slices.*{message}"):
+        validate(plan)
+
+
+def test_what_does_not_know_slices_refuses_them(tmp_path: Path, capsys) -> None:
+    plan = of_two_stages()
+    validate(plan)
+    with pytest.raises(PlanError, match="mixed lengths do not go with slices"):
+        by_length([plan])
+    with pytest.raises(ExportError, match="token_slices"):
+        single_pipeline(plan)
+    write_plan(plan, tmp_path / "plan.json")
+    write_cluster(tmp_path, 2)
+    files = ["--plan", str(tmp_path / "plan.json"), "--cluster", str(tmp_path / "cluster.toml")]
+    assert "has token_slices" in run(simulate_command.app, files, capsys)
+    assert "has token_slices" in refusal(tmp_path, "--steps", "1")
+
+
+def test_a_trace_has_the_bytes_and_the_way_of_each_slice() -> None:
+    plan = of_two_stages()
+    (pipeline,) = plan.pipelines
+    spans = [
+        Span(s, action.kind, action.micro_batch, number, number + 1, action.ministage)
+        for s in range(2)
+        for number, action in enumerate(actions(plan.schedule, pipeline, s))
+    ]
+    row_bytes = plan.micro_batch * plan.model.hidden * plan.model.dtype_bytes
+    up, down = (
+        [size for _, size in sent_bytes(plan, spans)[rank]][: pipeline.slices] for rank in (0, 1)
+    )
+    assert up == [10 * row_bytes, 16 * row_bytes]
+    assert down == [6 * row_bytes, 16 * row_bytes]
+    found = {
+        (a.rank, a.name, b.rank, b.name, a.micro_batch == b.micro_batch)
+        for a, b in flows(plan, spans)
+    }
+    assert found == {(0, "F", 1, "F", True), (1, "F", 1, "I", True), (1, "I", 0, "B", True)}
