@@ -223,7 +223,7 @@ def rows_of(steps: int, count: int, calls_per_s: float) -> tuple[list[Row], Quie
 
 @app.command(help=__doc__, epilog="Example:  tools/strangers-bench --steps 60")
 def main(
-    steps: Annotated[int, typer.Option(min=16, help="Steps of each job.")] = 60,
+    steps: Annotated[int, typer.Option(min=30, help="Steps of each job.")] = 60,
     count: Annotated[int, typer.Option(min=1, help="Connections at a time.")] = 2000,
     calls_per_s: Annotated[
         float, typer.Option(min=0, help="Calls a second, once all have called.")

@@ -15,7 +15,7 @@ TOOL = Path(__file__).parents[2] / "tools" / "strangers-bench"
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", sampled([500, 2000], 2))
 def test_strangers_do_not_change_the_losses_of_six_ranks(count: int) -> None:
-    command = [str(TOOL), "--json", "--steps", "18", "--count", str(count)]
+    command = [str(TOOL), "--json", "--steps", "36", "--count", str(count)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert ended.returncode == 0, ended.stderr
     rows = {row["name"]: row for row in json.loads(ended.stdout)["rows"]}

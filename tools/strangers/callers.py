@@ -18,6 +18,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -77,7 +78,9 @@ class Caller:
 
 
 def callers(addresses: list[Address], count: int, secret: bytes) -> Iterator[Caller]:
-    records = {address: recorded(address, secret) for address in addresses}
+    with ThreadPoolExecutor(len(addresses)) as threads:  # who never answers takes the whole timeout
+        answers = threads.map(lambda address: recorded(address, secret), addresses)
+        records = dict(zip(addresses, answers, strict=True))
     for i in range(count):
         address = addresses[i % len(addresses)]
         kind = i // len(addresses) % 5
