@@ -303,6 +303,14 @@ def train(
             rich_help_panel=OPTIMIZER,
         ),
     ] = None,
+    expert_bias_update_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="How far a step moves the bias of each expert, up below the mean load and down "
+            "above it, in models whose routers have one; 0: not at all; 0 if absent.",
+            rich_help_panel=OPTIMIZER,
+        ),
+    ] = None,
     group: Annotated[
         list[str] | None,
         typer.Option(

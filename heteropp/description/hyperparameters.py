@@ -47,6 +47,8 @@ class Hyperparameters:
     epsilon: float = 1e-8
     momentum: float = 0.95  # Muon's
     weight_decay: float = 0.1
+    # how far a step moves the bias of each expert's router; 0: not at all (DeepSeek-V3: 0.001)
+    expert_bias_update_rate: float = 0.0
     groups: tuple[str, ...] = ()  # of parameters with settings of their own; see parse_group
     # norms and biases decay unless the model says otherwise, as in runs of earlier releases
     vectors_decay: bool = False
@@ -134,6 +136,11 @@ class Hyperparameters:
                 f"0 or a positive number up to {LARGEST:g}",
             ),
             ("weight_decay", 0 <= self.weight_decay <= 100, "0 to 100"),
+            (
+                "expert_bias_update_rate",
+                0 <= self.expert_bias_update_rate <= 1,
+                "0 to 1",
+            ),
             ("most_skipped", self.most_skipped >= 1, "at least 1"),
             (
                 "spike_factor",

@@ -188,6 +188,13 @@ class ModelSpec(ABC):
         """Whether a parameter stacks those of a layer's experts, along its first dimension."""
         return False
 
+    def is_expert_bias(self, parameter: Parameter) -> bool:
+        """Whether a parameter trains without gradients, as the loads of experts move it.
+
+        It is what a router adds to the scores that it chooses experts by.
+        """
+        return False
+
     def expert_parallel_problem(self) -> str | None:
         """Says in a clause why a layer's experts cannot lie over ranks; None: they can."""
         return f"model {self.name} of family {self.family} has no experts that could lie over ranks"

@@ -31,6 +31,8 @@ class StageModule(nn.Module):
         super().__init__()
         self.model, self.group, self.layer_range = model, group, layers
         self.is_first, self.is_last = layers[0] == 0, layers[1] == model.layers
+        # rows that routers sent to each expert, by the name of their bias; only what is counted
+        self.expert_loads: dict[str, Tensor] = {}
 
     @abstractmethod
     def forward(
@@ -48,6 +50,12 @@ class StageModule(nn.Module):
         alone. Rows attend to those of their own document, or of their whole sequence without
         `documents`. part: the slice of sequences that the rows are; None: they are whole. Only of a
         model without `token_slices_problem` is one run.
+        """
+
+    def count_expert_loads(self) -> None:
+        """Has routers with a bias count, from now on, the rows that they send to each expert.
+
+        What is counted is what trains: of a forward that is run twice, the one that has gradients.
         """
 
     def initialise(self, seed: int, *, added_alone: bool = False) -> None:

@@ -36,7 +36,7 @@ class FlatParameters(FlatBuffers):
         """group: the ranks that hold the same slices; None: no other does. experts: which
         parameters these are.
         """
-        self.group, self.zero_stage = group, zero_stage
+        self.group, self.zero_stage, self.hyperparameters = group, zero_stage, hyperparameters
         self.replica, replicas = (group.rank(), group.size()) if group is not None else (0, 1)
         shards = replicas if zero_stage else 1
         super().__init__(module, shards, gradients=zero_stage < 2, experts=experts)
@@ -66,6 +66,7 @@ class FlatParameters(FlatBuffers):
     def reduce(self) -> None:
         """Starts to sum the gradients over the replicas, each of its share of the batch."""
         assert self.gradients is not None
+        self.add_expert_loads(self.module)
         self._sum_copies(self.gradients)
         self.shard_gradient = self.gradients
         if self.layout.shards > 1:
@@ -114,7 +115,8 @@ class FlatParameters(FlatBuffers):
         norms = {}
         for entry in self.entries:
             first, last = max(entry.first, start), min(entry.last, self.shard.stop)
-            if first < last and self.speaks_for(entry):
+            is_bias = self.module.model.is_expert_bias(entry.parameter)
+            if first < last and self.speaks_for(entry) and not is_bias:
                 norms[entry.global_name] = torch.linalg.vector_norm(
                     gradient[first - start : last - start]
                 )
@@ -127,9 +129,24 @@ class FlatParameters(FlatBuffers):
 
     def update(self, learning_rate: float) -> None:
         """Updates this rank's shard with its reduced gradient."""
+        self._balance_experts()
         self.optimizer.update(self.reduced(), learning_rate)
         if self.mixed:
             self.values[self.shard].copy_(self.master)
+
+    @torch.no_grad()
+    def _balance_experts(self) -> None:
+        """Moves routers' biases towards the experts below the mean load, and away from those above
+        (DeepSeek-V3, section 2.1.2). Their gradient says no more than that, and is then 0.
+        """
+        rate, start = self.hyperparameters.expert_bias_update_rate, self.shard.start
+        for entry in self.entries if rate else ():
+            first, last = max(entry.first, start), min(entry.last, self.shard.stop)
+            if first < last and self.module.model.is_expert_bias(entry.parameter):
+                own = slice(first - start, last - start)
+                above = self.reduced()[own]
+                self.master[own] -= rate * above.sign()
+                above.zero_()
 
     def gather(self) -> dist.Work | None:
         """Starts to gather the parameters that train over the replicas."""

@@ -197,6 +197,13 @@ def chosen_hyperparameters(
     hyperparameters.check_groups(
         [model.global_name(p.name) for p in model.parameters() if p.trains]
     )
+    if hyperparameters.expert_bias_update_rate and not any(
+        map(model.is_expert_bias, model.parameters())
+    ):
+        raise InputError(
+            f"--expert-bias-update-rate is {hyperparameters.expert_bias_update_rate:g}, but model "
+            f"{model.name} has no router with a bias that trains; expected 0"
+        )
     schedule, last = hyperparameters.learning_rate_schedule, hyperparameters.decay_steps
     if schedule == "wsd":
         last -= hyperparameters.cooldown

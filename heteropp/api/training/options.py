@@ -63,6 +63,7 @@ class TrainingOptions:
     minimum_ratio: float | None = None
     gradient_clip: float | None = None
     weight_decay: float | None = None
+    expert_bias_update_rate: float | None = None
     group: list[str] | None = None  # such as "embedding*:learning_rate=0.1x"
     most_skipped: int | None = None
     spike_factor: float | None = None

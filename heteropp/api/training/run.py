@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 HYPERPARAMETERS = (
     *("optimizer", "learning_rate", "learning_rate_schedule", "warmup_steps", "decay_steps"),
     *("cooldown_steps", "minimum_ratio", "gradient_clip", "weight_decay"),
+    "expert_bias_update_rate",
     *("most_skipped", "spike_factor", "skip_spikes"),
 )
 
@@ -232,7 +233,13 @@ class _Start:
         asked = {name: getattr(options, name) for name in HYPERPARAMETERS}
         asked["groups"] = tuple(options.group) if options.group else None
         before = base.hyperparameters if base else None
-        return chosen_hyperparameters(before, options.steps, asked, self.plan)
+        chosen = chosen_hyperparameters(before, options.steps, asked, self.plan)
+        if chosen.expert_bias_update_rate and self.by_length:
+            raise InputError(
+                f"--expert-bias-update-rate is {chosen.expert_bias_update_rate:g}, and --bucket "
+                "pads documents; expected 0, as padding would count as load"
+            )
+        return chosen
 
     def _plan_for(self, optimizer: OptimizerName) -> None:
         """Makes the plan one for an optimizer that may not be its own. Raises PlanError."""

@@ -31,7 +31,15 @@ CUTTABLE = (  # whose tokens meet in attention alone, as has been tried
     *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"),
     *("deepseek_v3", "gpt_oss"),
 )
+# what families call the bias that a router adds to the scores it chooses experts by
+EXPERT_BIASES = (".e_score_correction_bias", ".expert_bias")
 SPREADABLE = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")  # whose experts may lie over ranks
+
+
+def is_expert_bias(parameter: Parameter, experts: int) -> bool:
+    """Whether a parameter is a router's bias of just a layer's experts."""
+    fits = f".{parameter.name}".endswith(EXPERT_BIASES)
+    return fits and math.prod(parameter.shape) == experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +95,9 @@ class HuggingFaceModel(PartedModel):
 
     def is_of_experts(self, parameter: Parameter) -> bool:
         return ".experts." in parameter.name and parameter.shape[:1] == (self.experts,)
+
+    def is_expert_bias(self, parameter: Parameter) -> bool:
+        return parameter.trains and is_expert_bias(parameter, self.experts)
 
     def expert_parallel_problem(self) -> str | None:
         kind = self.config.values().get("model_type")

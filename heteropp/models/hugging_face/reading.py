@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -10,7 +11,7 @@ from heteropp.models.hugging_face.attention import windows_of
 from heteropp.models.hugging_face.config import Config
 from heteropp.models.hugging_face.cuts import head_sizes, own_parameters, tp_refusal
 from heteropp.models.hugging_face.family import LAYERS, Family, family
-from heteropp.models.hugging_face.model import HuggingFaceModel
+from heteropp.models.hugging_face.model import HuggingFaceModel, is_expert_bias
 from heteropp.models.hugging_face.remote_code import RemoteCode
 from heteropp.models.hugging_face.rows import uncuttable
 from heteropp.models.parted import Part
@@ -96,11 +97,20 @@ def _mixes_documents(found: Family) -> str:
     return ""
 
 
+def _with_expert_bias(parameter: Parameter, experts: int) -> Parameter:
+    """Returns a router's bias as one that trains, though without gradients, and else the same."""
+    if is_expert_bias(parameter, experts):
+        return replace(parameter, trains=True, decays=False)
+    return parameter
+
+
 def _parts(found: Family) -> list[Part]:
+    experts = _first(found.config, EXPERTS)
     parts = [Part("embedding", _named(found, found.first))]
     for kind in dict.fromkeys(found.kinds):
         name = f"{LAYERS}.{found.source(kind)}"
-        parts.append(Part(kind, own_parameters(found, f"{name}.", found.module(name))))
+        own = own_parameters(found, f"{name}.", found.module(name))
+        parts.append(Part(kind, tuple(_with_expert_bias(each, experts) for each in own)))
     return [*parts, Part("head", _named(found, (*found.last, found.head_name)))]
 
 

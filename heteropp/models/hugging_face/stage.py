@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,19 @@ class HuggingFaceStage(StageModule):
             logits = model(**given).logits
         return self._loss(logits.reshape(-1, logits.shape[-1]), targets)
 
+    def count_expert_loads(self) -> None:
+        biases = [
+            p for p in self.model.parameters(self.layer_range) if self.model.is_expert_bias(p)
+        ]
+        for bias in biases:
+            layer = self.layers[bias.name.split(".")[1]]
+            (experts,) = (m for n, m in layer.named_modules() if n.endswith(".experts"))
+            counts = torch.zeros(
+                self.model.expert_count, dtype=torch.int64, device=self.positions.device
+            )
+            self.expert_loads[bias.name] = counts
+            experts.register_forward_pre_hook(_counting(counts), with_kwargs=True)
+
     def _entering(self, x: Tensor) -> dict[str, Tensor]:
         """Returns tokens or activations as sequences, or a rank's own rows as if they were one."""
         has_own = self.group.sequence_parallel
@@ -139,3 +153,14 @@ class HuggingFaceStage(StageModule):
             return cross_entropy_sum(logits, targets, SoloGroup())
         loss = cross_entropy_sum(logits, own_rows(targets, self.group), SoloGroup())
         return total(loss, self.group)
+
+
+def _counting(counts: Tensor) -> Callable[..., None]:
+    """Returns a hook of experts that counts the rows which come to each."""
+
+    def count(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        if torch.is_grad_enabled():
+            chosen = named["top_k_index"] if "top_k_index" in named else given[1]
+            counts.add_(torch.bincount(chosen.flatten(), minlength=len(counts)))
+
+    return count

@@ -45,6 +45,9 @@ class Update:
         hyperparameters: Hyperparameters,
     ) -> None:
         self.hyperparameters = hyperparameters
+        if hyperparameters.expert_bias_update_rate:
+            for module in modules:
+                module.count_expert_loads()
         # by ministage: one, or with expert parallelism the experts' beside it
         self.sections = [
             [
