@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from heteropp.layout.boxes import Box
+from heteropp.models.auxiliary_loss import AuxiliaryLoss, Routing
 from heteropp.models.documents import Documents
 from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 from heteropp.models.parallel.token_slices import TokenSlice
@@ -24,6 +25,8 @@ class StageModule(nn.Module):
 
     has_windows = False  # whether some attention sees a part of the tokens before alone
     experts: tuple[int, int] | None = None  # those [first, last) that it has; None: all
+    auxiliary_loss: AuxiliaryLoss | None = None  # of the whole model; None: it has none
+    routing: Routing | None = None  # of the micro-batch that a forward is of; set before it
 
     def __init__(
         self, model: ModelSpec, layers: tuple[int, int], group: TensorParallelGroup
@@ -51,6 +54,10 @@ class StageModule(nn.Module):
         `documents`. part: the slice of sequences that the rows are; None: they are whole. Only of a
         model without `token_slices_problem` is one run.
         """
+
+    def new_routing(self, sequences: int) -> Routing:
+        """Returns what a micro-batch begins with, in a model with an auxiliary loss."""
+        raise NotImplementedError
 
     def count_expert_loads(self) -> None:
         """Has routers with a bias count, from now on, the rows that they send to each expert.

@@ -32,14 +32,11 @@ def evaluate(executor: Passes, batch: Batch) -> float:
     save, executor.save_activations = executor.save_activations, False
     for module in executor.modules:
         module.eval()
-    for (kind, k), inbox in executor.inboxes.items():
-        if kind == Kind.RECV_ACTIVATION:
-            inbox.begin(*executor.expected[kind, k])
+    executor.begin_receives(Kind.RECV_ACTIVATION)
     for action in executor.actions:
         if action.kind in FORWARD:
             _run(executor, action)
-    for outbox in executor.outboxes.values():
-        outbox.finish()
+    executor.finish_sends()
     for module in executor.modules:
         module.train()
     executor.save_activations, executor.current = save, None

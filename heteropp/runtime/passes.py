@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from heteropp.data.batch import Batch
 from heteropp.description.plan import Plan, Stage
+from heteropp.models.auxiliary_loss import Routing
 from heteropp.models.parallel.backward import WeightGradients, backward, put_off
 from heteropp.models.parallel.tensor_parallel import ProcessGroup
 from heteropp.models.parallel.token_slices import Kept, TokenSlice
@@ -25,6 +26,7 @@ from heteropp.optimizer.flat import FlatBuffers
 from heteropp.runtime.measuring.metrics import Clock, HostClock, Mark
 from heteropp.runtime.measuring.waits import HostWaits
 from heteropp.runtime.ranks.transport import Coordinates, Groups
+from heteropp.runtime.step.auxiliary import AuxiliaryPasses
 from heteropp.runtime.step.boundary import Inbox, Outbox, gather_boundary
 from heteropp.runtime.step.offload import Offload
 from heteropp.runtime.step.whole import WholeBackwards
@@ -41,6 +43,8 @@ class MicroBatch:
     output: Tensor | GradientEdge | None = None  # activations or the loss
     gradient: Tensor | None = None  # of the output, then of the input
     later: WeightGradients | None = None  # what W has to do
+    routing: Routing | None = None  # of a model with an auxiliary loss
+    totals: Tensor | None = None  # of such a model's routers up to here
 
 
 class Passes:
@@ -66,6 +70,10 @@ class Passes:
         self.loss_scale = 1.0  # what the gradient of the loss is to be
         self.device, self.dtype = flats[0].values.device, flats[0].values.dtype
         self.resharding = plan.resharding
+        self.auxiliary: AuxiliaryPasses | None = None
+        if modules[0].auxiliary_loss is not None:
+            given = modules[0].auxiliary_loss, self.device, flats[0].wide
+            self.auxiliary = AuxiliaryPasses(plan, place, groups.context_parallel, *given)
         self._connect(plan)
         self.work: dict[tuple[int, int], MicroBatch] = {}  # by ministage and micro-batch
         self.kept: dict[int, dict[nn.Module, Kept]] = {}  # by micro-batch, for its slices
@@ -104,9 +112,11 @@ class Passes:
             # activations go slice by slice, and gradients from the last slice to the first
             in_turn = lengths, lengths[::-1]
             comes, goes = in_turn if receive == Kind.RECV_ACTIVATION else in_turn[::-1]
-            kind = self.device, self.dtype
+            kind = self.device, self.dtype, plan.model.hidden
             self.inboxes[receive, k] = Inbox(plan, place, neighbour, comes, tags[0], *kind)
             self.outboxes[send, k] = Outbox(plan, place, neighbour, goes, tags[1])
+            if self.auxiliary:
+                self.auxiliary.connect(k, neighbour, receive, send, tags)
             self.expected[receive, k] = (
                 count[receive, k],
                 ahead[place.stage_index, k, receive],
@@ -136,8 +146,20 @@ class Passes:
         self.take(batch)
         self.marks: list[tuple[Action, Mark, Mark]] = []
         self.waits = HostWaits()
-        for key, inbox in self.inboxes.items():
-            inbox.begin(*self.expected[key])
+        self.begin_receives(Kind.RECV_ACTIVATION, Kind.RECV_GRADIENT)
+
+    def begin_receives(self, *kinds: Kind) -> None:
+        """Posts the first receives of a batch's tensors of some kinds."""
+        for inboxes in (self.inboxes, self.auxiliary.inboxes if self.auxiliary else {}):
+            for (kind, k), inbox in inboxes.items():
+                if kind in kinds:
+                    inbox.begin(*self.expected[kind, k])
+
+    def finish_sends(self) -> None:
+        """Waits until all that was sent has left."""
+        for outboxes in (self.outboxes, self.auxiliary.outboxes if self.auxiliary else {}):
+            for outbox in outboxes.values():
+                outbox.finish()
 
     def take(self, batch: Batch) -> None:
         """Makes a batch the one to work on."""
@@ -147,8 +169,7 @@ class Passes:
 
     def end(self) -> None:
         """Ends a batch after its last action: waits until all that was sent has left."""
-        for outbox in self.outboxes.values():
-            outbox.finish()
+        self.finish_sends()
         self.current = None
         if self.whole:
             self.whole.learn(self.marks)
@@ -176,6 +197,8 @@ class Passes:
     def _receive_activation(self, k: int, i: int) -> None:
         with self.waits:
             self.work[k, i].input = self.inboxes[Kind.RECV_ACTIVATION, k].take()
+            if self.auxiliary:
+                self.work[k, i].totals = self.auxiliary.take(Kind.RECV_ACTIVATION, k)
 
     def _gather_activation(self, k: int, i: int) -> None:
         self.work[k, i].input = self._gather(self.work[k, i].input)
@@ -183,6 +206,8 @@ class Passes:
     def _receive_gradient(self, k: int, i: int) -> None:
         with self.waits:
             self.work[k, i].gradient = self.inboxes[Kind.RECV_GRADIENT, k].take()
+            if self.auxiliary:
+                self._ask(k, i, self.auxiliary.take(Kind.RECV_GRADIENT, k))
 
     def _gather_gradient(self, k: int, i: int) -> None:
         self.work[k, i].gradient = self._gather(self.work[k, i].gradient)
@@ -197,14 +222,36 @@ class Passes:
         if self.modules[k].is_first:
             assert self.batch.tokens is not None
             work.input = self.batch.tokens[i]
+        if self.auxiliary:
+            work.routing = self.modules[k].new_routing(self.auxiliary.sequences)
         with torch.set_grad_enabled(self.save_activations), self._keeping(k, i):
             work.output = self._apply(k, i)
         if self.modules[k].is_last:
             self.loss += work.output.detach()
+        if self.auxiliary:
+            self._end_routing(k, i, self.auxiliary)
         if k in self.following:
             self.work[self.following[k], i].input = work.output.detach()
             if not self.save_activations:
                 work.output = None
+
+    def _end_routing(self, k: int, i: int, auxiliary: AuxiliaryPasses) -> None:
+        """Adds up what routers did, and hands it over, or ends it in the auxiliary loss."""
+        work = self.work[k, i]
+        assert work.routing is not None
+        work.totals = auxiliary.totals(work.routing, work.totals)
+        if self.modules[k].is_last:
+            assert self.batch.targets is not None
+            given = self.batch.targets[i], self.batch.counted, self.loss_scale
+            self.loss += auxiliary.ask(work.routing, work.totals, *given)
+        if k in self.following:
+            self.work[self.following[k], i].totals = work.totals
+
+    def _ask(self, k: int, i: int, gradients: Tensor | None) -> None:
+        """Notes what the auxiliary loss asks of a ministage's routers, before its backward."""
+        routing = self.work[k, i].routing
+        assert routing is not None
+        routing.gradients = gradients
 
     def _keeping(self, k: int, i: int) -> AbstractContextManager[None]:
         if self.offload is None or not self.modules[k].training:
@@ -225,6 +272,7 @@ class Passes:
         if not module.is_first and trains:
             work.input.requires_grad_()
         halves = trains and k in self.halved and not (self.whole and (k, i) in self.whole)
+        module.routing = work.routing
         with put_off() if halves else nullcontext() as work.later:
             targets = documents = None
             if module.is_last:
@@ -248,6 +296,8 @@ class Passes:
         work = self.work[k, i]
         assert isinstance(work.output, Tensor)
         self.outboxes[Kind.SEND_ACTIVATION, k].send(work.output.detach())
+        if self.auxiliary:
+            self.auxiliary.send(Kind.SEND_ACTIVATION, k, work.totals)
         if not self.save_activations:
             work.output = None
         elif self.offload and work.output.requires_grad:
@@ -264,11 +314,16 @@ class Passes:
         work.gradient, work.input, work.output = work.input.grad, None, None
         if k in self.previous:
             self.work[self.previous[k], i].gradient, work.gradient = work.gradient, None
+            if work.routing is not None:
+                self._ask(self.previous[k], i, work.routing.gradients)
 
     def _send_gradient(self, k: int, i: int) -> None:
         work = self.work[k, i]
         assert work.gradient is not None
         self.outboxes[Kind.SEND_GRADIENT, k].send(work.gradient)
+        if work.routing is not None:
+            assert self.auxiliary is not None
+            self.auxiliary.send(Kind.SEND_GRADIENT, k, work.routing.gradients)
         work.gradient = None
 
     def _weight_gradients(self, k: int, i: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -185,6 +186,7 @@ class TransformersDecoder(nn.Module):
         with torch.random.fork_rng():
             whole = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         whole.config._experts_implementation = "eager"
+        self.has_auxiliary_loss = getattr(config, "output_router_logits", False)
         self.whole = whole.to(getattr(torch, model.dtype)).train()
         if model.lora is not None:
             from peft import LoraConfig, get_peft_model
@@ -223,7 +225,22 @@ class TransformersDecoder(nn.Module):
         self.fill({self.own_name(name): tensor for name, tensor in loaded.items()})
 
     def forward(self, tokens: Tensor, first_row: int = 0) -> Tensor:
-        return self.whole(input_ids=tokens, use_cache=False).logits.flatten(0, 1)
+        found = self.whole(input_ids=tokens, use_cache=False)
+        self.router_logits = found.router_logits if self.has_auxiliary_loss else ()
+        return found.logits.flatten(0, 1)
+
+    def auxiliary_loss(self, targets: Tensor) -> Tensor:
+        """Transformers' loss of each sequence of the last forward as if it were a batch by itself,
+        as often as it has targets that count, summed; targets: [sequences, length].
+        """
+        by_sequence = [each.chunk(len(targets)) for each in self.router_logits]
+        function = inspect.getmodule(type(self.whole)).load_balancing_loss_func  # type: ignore[union-attr]
+        losses = [
+            function(of_one, self.whole.num_experts, self.whole.num_experts_per_tok)
+            for of_one in zip(*by_sequence, strict=True)
+        ]
+        counted = (targets != NOT_COUNTED).sum(1)
+        return self.whole.router_aux_loss_coef * (torch.stack(losses) * counted).sum()
 
 
 Plain = PlainLlama | PlainParts | TransformersDecoder
@@ -262,7 +279,10 @@ def plain_loss(model: ModelSpec, parameters: dict[str, Tensor], tokens: TokenFil
     module.fill(parameters)
     sequences = Sequences(tokens, model)
     inputs, targets = map(torch.from_numpy, sequences.read(range(sequences.count)))
-    return F.cross_entropy(module(inputs).double(), targets.flatten()).item()
+    loss = F.cross_entropy(module(inputs).double(), targets.flatten())
+    if isinstance(module, TransformersDecoder) and module.has_auxiliary_loss:
+        loss += module.auxiliary_loss(targets) / (targets != NOT_COUNTED).sum()
+    return loss.item()
 
 
 def train_plainly(
@@ -310,6 +330,8 @@ def train_plainly(
             logits = module(ours, first_row)
             first_row += ours.numel()
             total = F.cross_entropy(logits, theirs.flatten(), reduction="sum")
+            if isinstance(module, TransformersDecoder) and module.has_auxiliary_loss:
+                total = total + module.auxiliary_loss(theirs)
             mean = total / counted
             mean.backward()
             loss += mean.detach()

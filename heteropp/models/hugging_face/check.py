@@ -7,6 +7,7 @@ nothing differs by rounding but what a family computes in float32 whatever the d
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -152,17 +153,19 @@ def _unsplit(model: HuggingFaceModel, initial: dict[str, Tensor]) -> dict[str, T
         return name if name.startswith(f"{head}.") else f"{base}.{name}"
 
     values = {theirs(name): value for name, value in initial.items()}
-    found = whole.load_state_dict(values, strict=False)
+    keys = whole.load_state_dict(values, strict=False)
     tied = {theirs(name) for name in model.tied}
-    missing = {key for key in found.missing_keys if key not in tied}
-    if missing or found.unexpected_keys:
-        names_ = ", ".join(sorted({*missing, *found.unexpected_keys}))
+    missing = {key for key in keys.missing_keys if key not in tied}
+    if missing or keys.unexpected_keys:
+        names_ = ", ".join(sorted({*missing, *keys.unexpected_keys}))
         raise ModelError(f"transformers' model has other parameters: {names_}")
     tokens, targets = tokens_of(model)
-    logits = whole.train()(input_ids=tokens.view(-1, LENGTH), use_cache=False).logits
+    found = whole.train()(input_ids=tokens.view(-1, LENGTH), use_cache=False)
     loss = torch.nn.functional.cross_entropy(
-        logits.reshape(len(targets), -1), targets, reduction="sum"
+        found.logits.reshape(len(targets), -1), targets, reduction="sum"
     )
+    if getattr(config, "output_router_logits", False):
+        loss = loss + _auxiliary_loss(whole, found.router_logits, _counted(targets))
     loss.backward()
     parameters = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
     result = {"loss": loss.detach()}
@@ -170,6 +173,22 @@ def _unsplit(model: HuggingFaceModel, initial: dict[str, Tensor]) -> dict[str, T
         value = parameters[theirs(parameter.name)]
         result[parameter.name] = torch.zeros_like(value) if value.grad is None else value.grad
     return result
+
+
+def _counted(targets: Tensor) -> Tensor:
+    """Returns how many targets of each sequence count."""
+    return (targets.view(SEQUENCES, -1) >= 0).sum(1).double()
+
+
+def _auxiliary_loss(whole: Any, logits: tuple[Tensor, ...], counted: Tensor) -> Tensor:
+    """Returns transformers' loss of routers for each sequence by itself, by which tokens count it.
+
+    logits: of each layer, [rows, experts].
+    """
+    function = vars(sys.modules[type(whole).__module__])["load_balancing_loss_func"]
+    by_sequence = zip(*(each.chunk(SEQUENCES) for each in logits), strict=True)
+    losses = [function(each, whole.num_experts, whole.num_experts_per_tok) for each in by_sequence]
+    return whole.router_aux_loss_coef * (torch.stack(losses) * counted).sum()
 
 
 def split(
@@ -228,8 +247,11 @@ def _passes(
     for stage in stages:
         x = x if stage.is_first else x.detach().requires_grad_()
         inputs.append(x)
+        if stage.auxiliary_loss is not None:
+            stage.routing = stage.new_routing(SEQUENCES)
         x = stage(x, targets)
         outputs.append(x)
+    loss = outputs[-1].detach() + _ask(stages, _counted(targets))
     gradient = None
     for start, end in zip(inputs[::-1], outputs[::-1], strict=True):
         torch.autograd.backward(end, gradient)
@@ -240,7 +262,21 @@ def _passes(
         for name, parameter in stage.named_parameters()
         if parameter.grad is not None
     ]
-    return outputs[-1].detach(), gradients
+    return loss, gradients
+
+
+def _ask(stages: list[HuggingFaceStage], counted: Tensor) -> Tensor:
+    """Returns the auxiliary loss of stages that have run forward, 0 without one, and notes what it
+    asks of their routers.
+    """
+    routings = [stage.routing for stage in stages if stage.routing is not None]
+    if not routings:
+        return counted.new_zeros(())
+    loss, totals = routings[0].loss, sum(routing.totals for routing in routings)
+    assert isinstance(totals, Tensor)
+    for routing in routings:
+        routing.gradients = counted.unsqueeze(1) * loss.gradients(totals)
+    return (counted * loss.of(totals)).sum()
 
 
 def _cut(layers: int) -> list[tuple[int, int]]:

@@ -22,6 +22,12 @@ _LAYER_NUMBERS = ("num_hidden_layers", "num_layers", "n_layer")
 _MULTIPLIERS = ("embedding_multiplier",)
 # how many values layers return, of families whose layers return a tuple
 _OUTPUTS = {"bamba": 2, "falcon_h1": 1, "gpt_neox_japanese": 1, "glm_moe_dsa": 2}
+# families whose auxiliary loss is transformers' load_balancing_loss_func, as has been tried
+AUXILIARY_LOSS = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "olmoe", "flex_olmo"),
+    *("gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid", "granitemoe_swa", "jamba"),
+    *("ernie4_5_moe", "minimax", "minimax_m2", "mellum", "flint", "laguna"),
+)
 _REFUSED = {
     "biogpt": "adds positions to whatever enters its layers",
     "falcon_h1": "has multipliers in its layers that only the whole model makes",
@@ -55,6 +61,11 @@ class Family:
         """The name of the layer that gives logits, which is none of the base model's."""
         head = self.model.get_output_embeddings()
         return next(name for name, module in self.model.named_modules() if module is head)
+
+    @property
+    def has_auxiliary_loss(self) -> bool:
+        """Whether config.json asks for the loss of its routers."""
+        return bool(getattr(self.config, "output_router_logits", False))
 
     def source(self, kind: str) -> int:
         """Returns the first layer of a kind; the others are like it."""
@@ -139,8 +150,11 @@ def _check_parts(found: Family) -> None:
     for name, module in found.model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             raise ModelError(f"{name} is a dropout of {module.p}; expected 0, as it is left out")
-    if getattr(found.config, "output_router_logits", False):
-        raise ModelError("output_router_logits is true; expected false: there is no auxiliary loss")
+    if found.has_auxiliary_loss and kind not in AUXILIARY_LOSS:
+        raise ModelError(
+            f"output_router_logits is true; expected false, as the auxiliary loss of {kind} is not "
+            f"trained; that of {', '.join(AUXILIARY_LOSS)} is"
+        )
     prefix = f"{found.model.base_model_prefix}."
     parts = {*found.first, LAYERS, *found.last}
     for name, _ in found.model.named_parameters():

@@ -155,6 +155,11 @@ class HuggingFaceModel(PartedModel):
             return f"a layer of kind {self.mixes_documents} goes from one document to the next"
         return None
 
+    def mixed_lengths_problem(self) -> str | None:
+        if self.config.values().get("output_router_logits"):
+            return "padding would count in the auxiliary loss (output_router_logits)"
+        return super().mixed_lengths_problem()
+
     def active_elements(self) -> int:
         experts = sum(
             math.prod(parameter.shape)

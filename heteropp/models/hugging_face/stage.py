@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from heteropp.layout.parameter import Parameter
+from heteropp.models.auxiliary_loss import Routing
 from heteropp.models.documents import Documents
 from heteropp.models.hugging_face.attention import Masks, given_mask, masked_by, windows_of
+from heteropp.models.hugging_face.auxiliary_loss import auxiliary_loss, routers_of
 from heteropp.models.hugging_face.family import LAYERS, around, family, shallow
 from heteropp.models.hugging_face.layers import CutEmbedding, install
 from heteropp.models.parallel.context_parallel import ContextParallelGroup
@@ -76,6 +78,10 @@ class HuggingFaceStage(StageModule):
             for name, other in model.tied.items():
                 owner, _, leaf = name.rpartition(".")
                 setattr(self.get_submodule(owner), leaf, self.get_parameter(other))
+        if found.has_auxiliary_loss:
+            self.auxiliary_loss = auxiliary_loss(found, sources, model.sequence_length)
+            for router in routers_of(found, self.layers):
+                router.register_forward_hook(self._routed)
         windows = {window for layer in self.layers.values() for window in windows_of(layer)}
         self.has_windows = any(w is not None and w < model.sequence_length for w in windows)
         fused = model.attention == "fused"
@@ -113,6 +119,8 @@ class HuggingFaceStage(StageModule):
         given: dict[str, Any] = {"position_ids": positions, "use_cache": False}
         if (mask := given_mask(model.config, self.masks)) is not None:
             given["attention_mask"] = mask
+        if self.auxiliary_loss is not None:
+            given["output_router_logits"] = False  # the family's own needs the layers of all stages
         given |= self._entering(x)
         with masked_by(self.masks):
             if not self.is_last:
@@ -121,6 +129,17 @@ class HuggingFaceStage(StageModule):
             assert targets is not None
             logits = model(**given).logits
         return self._loss(logits.reshape(-1, logits.shape[-1]), targets)
+
+    def new_routing(self, sequences: int) -> Routing:
+        assert self.auxiliary_loss is not None
+        part = 1 / self.group.size if self.group.sequence_parallel else 1.0
+        wide = getattr(torch, self.model.wide_dtype)
+        return Routing(self.auxiliary_loss, sequences, part, self.positions, wide)
+
+    def _routed(self, _: nn.Module, __: Any, result: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        logits, weights, *chosen = result
+        routing = self.routing or self.new_routing(len(logits) // self.length)
+        return (logits, routing.passed(weights, logits), *chosen)
 
     def count_expert_loads(self) -> None:
         biases = [

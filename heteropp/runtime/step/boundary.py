@@ -51,8 +51,11 @@ class Inbox:
         tag: int,
         device: torch.device,
         dtype: torch.dtype,
+        width: int,
     ) -> None:
-        """lengths: of the sequences in each of some tensors, which come over and over."""
+        """lengths: of the sequences in each of some tensors, which come over and over; width: the
+        features of a row.
+        """
         own = common_multiple(place.stage, sender)[0]
         self.turns: list[tuple[int, list[BoundaryMessage]]] = []  # rows, and what fills them
         for length in lengths:
@@ -63,7 +66,7 @@ class Inbox:
             ours = [(m.source, m.box) for m in found if m.destination == place.rank]
             rows = [sum(box.size for box in boxes) for boxes in held]
             self.turns += zip(rows, _parts(held, ours), strict=True)
-        self.hidden, self.tag, self.device, self.dtype = plan.model.hidden, tag, device, dtype
+        self.width, self.tag, self.device, self.dtype = width, tag, device, dtype
         self.posted: deque[tuple[Tensor, list[dist.Work]]] = deque()
         self.micro_batches = self.ahead = self.next = 0
 
@@ -87,7 +90,7 @@ class Inbox:
     def _post(self) -> None:
         while self.next < self.micro_batches and len(self.posted) < self.ahead:
             rows, parts = self.turns[self.next % len(self.turns)]
-            piece = torch.empty(rows, self.hidden, device=self.device, dtype=self.dtype)
+            piece = torch.empty(rows, self.width, device=self.device, dtype=self.dtype)
             works = []
             for part in parts:
                 work = dist.irecv(piece[part.rows], part.peer, tag=self.tag)
