@@ -255,6 +255,9 @@ class _Member:
                 warmup_steps=WARMUP,
                 decay_steps=self.steps,
                 gradient_clip=CLIP,
+                # of models whose routers have a bias
+                expert_bias_update_rate=0.01
+                * any(map(plan.model.is_expert_bias, plan.model.parameters())),
             ),
             device="chip" if self.chip else "cpu",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -122,13 +123,17 @@ def test_loads_are_those_of_the_whole_batch(ranks: Ranks, layout: str) -> None:
 
 
 def test_a_resumed_run_is_the_same(ranks: Ranks, tmp_path: Path) -> None:
-    """Resumed, in another layout too: the bias is part of the state."""
+    """The bias is part of the state, and goes on in another layout, too."""
     plan = LAYOUTS["ep beside tp"](decoder("deepseek_v3"))
+    one, other = tmp_path / "one", tmp_path / "other"
     whole = ranks.train(plan, settings=SETTINGS)
-    ranks.train(plan, 2, tmp_path, settings=SETTINGS)
-    resumed = ranks.train(plan, STEPS, tmp_path, settings=SETTINGS)
+    ranks.train(plan, 2, one, settings=SETTINGS)
+    shutil.copytree(one, other)
+    resumed = ranks.train(plan, STEPS, one, settings=SETTINGS)
     assert all(torch.equal(resumed.parameters[n], value) for n, value in whole.parameters.items())
     assert resumed.losses == whole.losses[2:]
+    elsewhere = ranks.train(LAYOUTS["zb-v"](plan.model), STEPS, other, settings=SETTINGS)
+    assert all(torch.equal(biases(elsewhere)[n], bias) for n, bias in biases(whole).items())
 
 
 def test_a_model_of_16_bits_loses_no_step(ranks: Ranks, tmp_path: Path) -> None:

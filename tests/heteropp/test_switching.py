@@ -263,6 +263,17 @@ def test_frozen_weights_move_without_state(start: Callable[..., Members]) -> Non
 
 
 @pytest.mark.long
+def test_biases_of_routers_move_along(start: Callable[..., Members]) -> None:
+    from heteropp.models.hugging_face.reading import read
+
+    values = tiny_config("deepseek_v3", layers=8).to_dict()
+    model = read(values, "tiny", sequence_length=16, dtype="float64")
+    losses = walk(start(model, 8), ["tp 2", "ZeRO-2", "two pipelines", "offload"], 2)
+    uninterrupted = walk(start(model, 8), ["tp 2"], 8)
+    assert losses == pytest.approx(uninterrupted, rel=2e-6)
+
+
+@pytest.mark.long
 def test_tied_embeddings_and_dropout(start: Callable[..., Members]) -> None:
     members = start(replace(MODEL, tied_embeddings=True, dropout=0.2), 8)
     losses = walk(members, ["two pipelines", "chimera", "6 ranks", "tp 4"], 2)
