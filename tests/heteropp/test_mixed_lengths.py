@@ -454,6 +454,10 @@ def test_bad_requests_are_one_sentence(tmp_path: Path, data: Path) -> None:
         (("--plan", short, "--bucket", long, "--documents", "4"), "give one --plan, or a --bucket"),
         ((), "give one --plan, or a --bucket"),
         (("--bucket", short, "--bucket", short, "--documents", "4"), "expected one a length"),
+        (
+            ("--bucket", short, "--documents", "4", "--expert-bias-update-rate", "0.001"),
+            "--bucket pads documents; expected 0, as padding would count as load",
+        ),
     ):
         said = command.refusal(*arguments)
         assert why in said and len(said.strip().splitlines()) == 1

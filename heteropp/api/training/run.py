@@ -233,13 +233,12 @@ class _Start:
         asked = {name: getattr(options, name) for name in HYPERPARAMETERS}
         asked["groups"] = tuple(options.group) if options.group else None
         before = base.hyperparameters if base else None
-        chosen = chosen_hyperparameters(before, options.steps, asked, self.plan)
-        if chosen.expert_bias_update_rate and self.by_length:
+        if options.expert_bias_update_rate and self.by_length:
             raise InputError(
-                f"--expert-bias-update-rate is {chosen.expert_bias_update_rate:g}, and --bucket "
+                f"--expert-bias-update-rate is {options.expert_bias_update_rate:g}, and --bucket "
                 "pads documents; expected 0, as padding would count as load"
             )
-        return chosen
+        return chosen_hyperparameters(before, options.steps, asked, self.plan)
 
     def _plan_for(self, optimizer: OptimizerName) -> None:
         """Makes the plan one for an optimizer that may not be its own. Raises PlanError."""
