@@ -276,7 +276,7 @@ def stage_shape(plan: Plan, rank: int) -> StageShape:
 def _shape(
     plan: Plan, pipeline: Pipeline, s: int, replica: Replica, cp_index: int, spread: Spread | None
 ) -> StageShape:
-    stage = pipeline.stages[s]
+    stage, slices = pipeline.stages[s], pipeline.token_slices
     held = ministage_layers(pipeline, plan.schedule)[s]  # where a V ends, so does the model
     return StageShape(
         layers=sum(last - first for first, last in held),
@@ -294,8 +294,9 @@ def _shape(
         sequence_parallel=stage.sequence_parallel,
         selective_recompute=stage.selective_recompute,
         blocks=plan.model.block_counts(held),
-        token_shares=replica.token_shares,
+        token_shares=slices or replica.token_shares,
         cp_index=cp_index,
+        sliced=slices is not None,
         spread=spread,
         expert_capacity=stage.expert_capacity,
     )

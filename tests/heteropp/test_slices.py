@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from layouts import plan_of, scheduled, two_pipelines
 from parity import STEPS, TOLERANCE, Ranks
+from sampled import sampled
 from test_attention_within import conversations, learnt_by
 from test_attention_within import plainly as learnt_plainly
 from test_bad_files import run
 from test_gpt2 import tiny as tiny_gpt2
+from test_memory import SIZES, chip
+from test_memory import check as check_memory
 from test_mixed_lengths import check as check_learnt
 from test_parity import check
 from training_run import make_plan, refusal, tiny_model, write_cluster
@@ -238,3 +242,33 @@ def test_a_trace_has_the_bytes_and_the_way_of_each_slice() -> None:
         for a, b in flows(plan, spans)
     }
     assert found == {(0, "F", 1, "F", True), (1, "F", 1, "I", True), (1, "I", 0, "B", True)}
+
+
+# ---------------------------------------------------------------- what they cost
+
+MEASURED: dict[str, Callable[[LlamaModel], Plan]] = {
+    "four unequal": lambda m: sliced(plan_of(m, (5, 3), (1, 1), (1, 1)), (12, 8, 7, 5)),
+    "sequence parallel, three stages": lambda m: sliced(
+        plan_of(m, (3, 3, 2), (1, 1, 1), (2, 1, 2), sequence_parallel=True), (8, 8, 8, 8)
+    ),
+    "gpipe, replicas, ZeRO-2": lambda m: scheduled(
+        sliced(plan_of(m, (4, 4), (2, 1), (1, 2), zero_stage=2), (18, 14)), "gpipe", 1
+    ),
+    "slack": lambda m: sliced(plan_of(m, (3, 3, 2), (1, 1, 1), (1, 1, 1), slack=2), (20, 12)),
+}
+
+
+@pytest.fixture(scope="module")
+def chips(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    found = Ranks(chip(tmp_path_factory.mktemp("chips"), 1 << 30))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"), sampled(product(MEASURED, ("fused", "explicit")), 2, everyday=1)
+)
+def test_a_peak_is_within_5_percent_below_the_predicted(
+    chips: Ranks, name: str, attention: str
+) -> None:
+    check_memory(chips, MEASURED[name](tiny_model(**SIZES, attention=attention)))

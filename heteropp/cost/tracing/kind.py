@@ -52,4 +52,5 @@ class StageKind:
     optimizer: OptimizerName = "adamw"
     token_shares: tuple[int, ...] | None = None  # of a replica with context parallelism
     cp_index: int = 0  # which of them it has
+    sliced: bool = False  # whether they are slices, which one rank runs in turn, in their place
     spread: Spread | None = None  # of a stage with expert parallelism

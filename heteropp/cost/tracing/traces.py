@@ -100,6 +100,7 @@ class StageTrace:
     matrices: int  # that Muon updates
     put_off_bytes: int  # held between the two halves of a backward
     parts_bytes: int  # of gradients that the tensor-parallel ranks have yet to sum
+    between_slices_bytes: int  # keys and values of a micro-batch that runs in slices
 
 
 def trace_stage(model: ModelSpec, layers: int, kind: StageKind) -> StageTrace:
@@ -400,6 +401,7 @@ def at(entry: Entry, sequences: int) -> StageTrace:
         matrices=sizes["matrices"],
         put_off_bytes=sizes["put_off"],
         parts_bytes=sizes["parts"],
+        between_slices_bytes=sizes["between_slices"],
     )
 
 
