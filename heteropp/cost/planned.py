@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from heteropp.cost.documents import documents_bytes
 from heteropp.cost.memory_walk import MemoryWalk
-from heteropp.cost.stage_time import Memory, StageShape, Time, stage_time
+from heteropp.cost.stage_time import Memory, StageShape, Time, over_slices, stage_time
 from heteropp.cost.tracing.kind import Spread
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link
@@ -70,7 +70,9 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
         if key not in alike:
             node, shape = cluster.node(rank), stage_shape(plan, rank)
             profile = chip_profile(cluster, node.chip_name)
-            alike[key] = _stage_time(plan.model, shape, node.chip, links, profile)
+            alike[key] = over_slices(
+                [_stage_time(plan.model, at, node.chip, links, profile) for at in shape.slices]
+            )
         result.append(alike[key])
     return result
 
@@ -91,7 +93,7 @@ def _stage_time(
     )
 
 
-def span_time(
+def span_times(
     plan: Plan,
     cluster: Cluster,
     rank: int,
@@ -99,8 +101,9 @@ def span_time(
     links: GroupLinks,
     pairs_apart: bool = False,
     twice_the_rows: bool = False,
-) -> Time:
-    """Returns the times of layers [first, last) of a rank's stage, as if they were its only ones.
+) -> list[Time]:
+    """Returns the times of layers [first, last) of a rank's stage, as if they were its only ones,
+    at each slice or at whole sequences.
 
     pairs_apart: see stage_time. twice_the_rows: as if so many came to its experts.
     """
@@ -117,7 +120,7 @@ def span_time(
     profile = chip_profile(cluster, cluster.node(rank).chip_name)
     if shape.spread is not None and twice_the_rows:
         shape = replace(shape, spread=shape.spread.with_more_rows(Fraction(2)))
-    return _stage_time(plan.model, shape, chip, links, profile, pairs_apart)
+    return [_stage_time(plan.model, at, chip, links, profile, pairs_apart) for at in shape.slices]
 
 
 def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clusters import cluster_of
 from layouts import plan_of, scheduled, two_pipelines
 from parity import STEPS, TOLERANCE, Ranks
 from sampled import sampled
@@ -22,7 +23,9 @@ from test_mixed_lengths import check as check_learnt
 from test_parity import check
 from training_run import make_plan, refusal, tiny_model, write_cluster
 
+from ditorch.chips import load_chip
 from heteropp.cli import simulate as simulate_command
+from heteropp.cost.token_shares import token_shares
 from heteropp.description.plan import (
     Plan,
     PlanError,
@@ -38,6 +41,7 @@ from heteropp.models.llama.model import LlamaModel
 from heteropp.runtime.mixed_lengths.plans import by_length
 from heteropp.schedule.flows import flows, sent_bytes
 from heteropp.schedule.stage_actions import actions
+from heteropp.simulator.simulate import Simulation, simulate
 
 
 @pytest.fixture(scope="module")
@@ -272,3 +276,31 @@ def test_a_peak_is_within_5_percent_below_the_predicted(
     chips: Ranks, name: str, attention: str
 ) -> None:
     check_memory(chips, MEASURED[name](tiny_model(**SIZES, attention=attention)))
+
+
+def test_the_simulator_gives_each_slice_its_own_time() -> None:
+    """Slices fill the pipeline sooner; alone, a stage takes a little longer for them."""
+    model = tiny_model(sequence_length=2048, hidden=64, layers=8, attention="fused")
+    chip = load_chip("a-mini")
+    shares = token_shares(model, [1.0] * 4)
+
+    def simulated(stages: int, slices: tuple[int, ...] | None) -> Simulation:
+        plan = plan_of(model, (8 // stages,) * stages, (1,) * stages, (1,) * stages)
+        stage = [replace(stage, recompute=False) for stage in plan.pipelines[0].stages]
+        plan = replace(plan, pipelines=(replace(plan.pipelines[0], stages=tuple(stage)),))
+        return simulate(sliced(plan, slices), cluster_of(("x", chip, stages)))
+
+    def busiest_s(simulation: Simulation) -> float:
+        """The time that the slowest stage computes."""
+        return max(share.work for share in simulation.shares) * simulation.step_s
+
+    assert busiest_s(simulated(1, None)) < busiest_s(simulated(1, shares))
+    whole, cut = simulated(4, None), simulated(4, shares)
+    assert busiest_s(cut) < cut.step_s < whole.step_s
+    # three micro-batches' times wait for the first to come through and the last to leave, or as
+    # many slices'
+    waits_s = [each.step_s - busiest_s(each) for each in (whole, cut)]
+    assert waits_s[1] == pytest.approx(waits_s[0] / 4, rel=0.2)
+    equal = simulated(4, (512,) * 4)
+    first, *_, last = (s.end_s - s.start_s for s in equal.spans if (s.rank, s.name) == (0, "F"))
+    assert first < last  # whose tokens see more keys
