@@ -66,6 +66,11 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
     console.print(table)
     if len(rows) > SHOWN_STAGES:
         console.print(f"... and {len(rows) - SHOWN_STAGES} stages more; --json lists all")
+    for p, pipeline in enumerate(plan.pipelines):
+        if pipeline.token_slices:
+            slices = " + ".join(map(str, pipeline.token_slices))
+            where = f"pipeline {p} runs" if several else "stages run"
+            say(console, f"{where} micro-batches in slices of {slices} tokens of each sequence")
 
 
 def show_prediction(console: Console, verdict: Verdict) -> None:

@@ -33,15 +33,7 @@ from heteropp.schedule.stage_actions import coded_table, links, table_key
 
 
 def check_cluster(plan: Plan, cluster: Cluster) -> None:
-    """Raises PlanError when the plan's ranks are not the cluster's chips.
-
-    So it does for plans of which neither time nor memory on chips is known yet.
-    """
-    if plan.has_slices:
-        raise PlanError(
-            "the plan has token_slices, which train on the host alone (--device cpu): what they "
-            "take on chips is not predicted yet"
-        )
+    """Raises PlanError when the plan's ranks are not the cluster's chips."""
     if plan.world_size != cluster.world_size:
         raise PlanError(
             f"the plan has {plan.world_size} ranks and cluster {cluster.name} {cluster.world_size}"

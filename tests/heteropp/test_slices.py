@@ -15,16 +15,14 @@ from parity import STEPS, TOLERANCE, Ranks
 from sampled import sampled
 from test_attention_within import conversations, learnt_by
 from test_attention_within import plainly as learnt_plainly
-from test_bad_files import run
 from test_gpt2 import tiny as tiny_gpt2
 from test_memory import SIZES, chip
 from test_memory import check as check_memory
 from test_mixed_lengths import check as check_learnt
 from test_parity import check
-from training_run import make_plan, refusal, tiny_model, write_cluster
+from training_run import make_plan, refusal, tiny_model, write_cluster, write_text
 
 from ditorch.chips import load_chip
-from heteropp.cli import simulate as simulate_command
 from heteropp.cost.token_shares import token_shares
 from heteropp.description.plan import (
     Plan,
@@ -213,7 +211,7 @@ def test_what_cannot_be_is_refused(name: str) -> None:
         validate(plan)
 
 
-def test_what_does_not_know_slices_refuses_them(tmp_path: Path, capsys) -> None:
+def test_what_does_not_know_slices_refuses_them(tmp_path: Path) -> None:
     plan = of_two_stages()
     validate(plan)
     with pytest.raises(PlanError, match="mixed lengths do not go with slices"):
@@ -222,9 +220,8 @@ def test_what_does_not_know_slices_refuses_them(tmp_path: Path, capsys) -> None:
         single_pipeline(plan)
     write_plan(plan, tmp_path / "plan.json")
     write_cluster(tmp_path, 2)
-    files = ["--plan", str(tmp_path / "plan.json"), "--cluster", str(tmp_path / "cluster.toml")]
-    assert "has token_slices" in run(simulate_command.app, files, capsys)
-    assert "has token_slices" in refusal(tmp_path, "--steps", "1")
+    write_text(tmp_path / "text")
+    assert "has token_slices" in refusal(tmp_path, "--elastic", "--device", "cpu")
 
 
 def test_a_trace_has_the_bytes_and_the_way_of_each_slice() -> None:
