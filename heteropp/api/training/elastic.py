@@ -24,7 +24,6 @@ from heteropp.cost.planned import check_cluster, check_memory
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.files import read_json, write_json
 from heteropp.description.hyperparameters import Hyperparameters
-from heteropp.description.plan import PlanError
 from heteropp.description.used_chips import used_cluster
 from heteropp.elastic.decisions.roster import Roster
 from heteropp.elastic.decisions.state import silence_s
@@ -391,11 +390,6 @@ def _check_plan(run: TrainingRun, cluster: Cluster, roster: Roster) -> tuple[str
     if run.plan.members is None and run.plan.world_size == there.world_size:
         cluster = there
     cluster = used_cluster(run.plan, cluster)
-    if run.plan.has_slices:
-        raise PlanError(
-            "the plan has token_slices, which plans that follow it in an elastic job would lack; "
-            "expected whole sequences"
-        )
     check_cluster(run.plan, cluster)
     if run.device == "chip":
         check_memory(run.plan, cluster, run.attention_within == "document")
