@@ -134,6 +134,22 @@ def show_all(console: Console, verdicts: list[Verdict], cluster: Cluster) -> Non
     console.print(table)
 
 
+def show_slices(console: Console, plan: Plan, cluster: Cluster) -> None:
+    """What whole sequences would be like where pipelines run them in slices."""
+    from heteropp.cost.planned import fits, overrun
+    from heteropp.search.auto.slicing import whole
+    from heteropp.simulator.simulate import simulate
+
+    if not plan.has_slices:
+        return
+    other = whole(plan)
+    if fits(other, cluster):
+        why = f"with whole ones a step would take {seconds(simulate(other, cluster).step_s)}"
+    else:
+        why = f"with whole ones {overrun(other, cluster)}"
+    say(console, f"sequences run in slices: {why}")
+
+
 def show_parts(console: Console, plan: Plan, cluster: Cluster) -> None:
     """Why the sequences of each stage with context parallelism are cut."""
     from heteropp.cost.planned import human_bytes, whole_sequences_memory
