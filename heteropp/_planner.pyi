@@ -161,7 +161,7 @@ class WalkedBytes:
 def walk_memory(
     table: Sequence[tuple[int, int, int]],
     *,
-    ministages: Sequence[Sequence[int]],
+    ministages: Sequence[Sequence[Sequence[int]]],
     following: Sequence[int],
     ahead: Sequence[tuple[int, int, int]],
     fixed_bytes: int,

@@ -3,9 +3,10 @@
 Each seed draws a small cluster, a first plan, how often copies are kept, and 1 to 5 events in the
 midst of steps, of saves, of switches and of recoveries; every fifth runs on emulated chips. Every
 fourth trains a model with experts, which lie over chips to begin with, and every third cuts
-sequences over them, where a stage has several replicas. A run must reach its last step on the loss
-curve of an undisturbed run, every step once, or say that a layer has no snapshot left where that is
-so; it must end in time and leave nothing behind.
+sequences over them, where a stage has several replicas; the next after each of these runs sequences
+in slices, where its schedule can. A run must reach its last step on the loss curve of an
+undisturbed run, every step once, or say that a layer has no snapshot left where that is so; it must
+end in time and leave nothing behind.
 
 With --machines, one to two machines of namespaces are cut off, stopped or killed instead, the
 store's among them: then all others must end, and name it first.

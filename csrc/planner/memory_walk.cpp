@@ -49,15 +49,17 @@ class Walk {
         gradients_(kGradientNames * count_),
         kept_(kKeptNames * count_ * micro_batches_),
         boundary_((kBoundaryNames * micro_batches_ + kKinds) * count_),
+        between_slices_(kBetweenNames * count_ * micro_batches_),
         previous_(count_, -1),
         ahead_(kKinds * count_, 0),
-        coming_(kKinds * count_, 0),
+        coming_(kKinds * count_),
+        came_(kKinds * count_, 0),
         outboxes_(kKinds * count_),
         away_(count_ * micro_batches_, kAbsent) {
-    for (auto [kind, i, k] : table) ++coming_[kind * count_ + k];
+    for (auto [kind, i, k] : table) coming_[kind * count_ + k].push_back(i);
     for (auto [kind, k, count] : stage.ahead) ahead_[kind * count_ + k] = count;
     for (int k = 0; k < count_; ++k) {
-      const MinistageBytes& own = stage.ministages[k];
+      const MinistageBytes& own = of(k);
       parameters_ += own.flat;
       if (stage.following[k] >= 0) previous_[stage.following[k]] = k;
       if (stage.zero_stage < 2) gradients_.put(gradient(kWhole, k), own.gradient);
@@ -70,8 +72,7 @@ class Walk {
 
   WalkedBytes run() {
     walked_.before = total();
-    for (auto [kind, k, count] : stage_.ahead)
-      post(kind, k, std::min(count, coming_[kind * count_ + k]));
+    for (auto [kind, k, count] : stage_.ahead) post(kind, k);
     for (std::size_t n = 0; n < table_.size(); ++n) {
       auto [kind, i, k] = table_[n];
       during_ = 0;
@@ -87,6 +88,7 @@ class Walk {
  private:
   enum GradientName { kWhole, kReduced, kExchanged, kToSelf, kGradientNames };
   enum KeptName { kItem, kPutOff, kKeptNames };
+  enum BetweenName { kValues, kOfValues, kBetweenNames };
   enum BoundaryName { kInput, kOutput, kGradient, kSentActivation, kSentGradient, kBoundaryNames };
   static constexpr int kKinds = kStep + 1;
 
@@ -108,9 +110,19 @@ class Walk {
     return kBoundaryNames * count_ * micro_batches_ + kind * count_ + k;
   }
 
+  int between(BetweenName name, int k, int i) const {
+    return name * count_ * micro_batches_ + item(k, i / slices());
+  }
+
+  int slices() const { return static_cast<int>(stage_.ministages[0].size()); }
+  // Returns a ministage's bytes at a micro-batch; without one, for what is alike at all.
+  const MinistageBytes& of(int k, int i = 0) const {
+    return stage_.ministages[k][i % stage_.ministages[k].size()];
+  }
+
+  std::int64_t kept_total() const { return kept_.total() + between_slices_.total(); }
   std::int64_t total() const {
-    return stage_.fixed_bytes + parameters_ + gradients_.total() + kept_.total() +
-           boundary_.total();
+    return stage_.fixed_bytes + parameters_ + gradients_.total() + kept_total() + boundary_.total();
   }
 
   // Takes the bytes held at this moment into the peaks. `working` contains the kept and boundary
@@ -122,13 +134,13 @@ class Walk {
     during_ = std::max(during_, now);
     if (now > most_bytes_) {
       most_bytes_ = now;
-      walked_.most = {parameters_, gradients_.total(), kept_.total() - own,
+      walked_.most = {parameters_, gradients_.total(), kept_total() - own,
                       working,     recomputed,         boundary_.total() - taken};
     }
   }
 
   void act(int kind, int i, int k) {
-    const MinistageBytes& own = stage_.ministages[k];
+    const MinistageBytes& own = of(k, i);
     switch (kind) {
       case kReceiveActivation:
         receive(kind, k);
@@ -176,16 +188,21 @@ class Walk {
 
   // what comes and goes between stages
 
-  void post(int kind, int k, int count) {
-    const MinistageBytes& own = stage_.ministages[k];
-    std::int64_t size = kind == kReceiveActivation ? own.input : own.output;
-    boundary_.put(posted(kind, k), count * size / stage_.gathers);
+  void post(int kind, int k) {
+    int at = kind * count_ + k;
+    std::size_t last = std::min(came_[at] + ahead_[at], coming_[at].size());
+    std::int64_t size = 0;
+    for (std::size_t n = came_[at]; n < last; ++n) {
+      const MinistageBytes& own = of(k, coming_[at][n]);
+      size += kind == kReceiveActivation ? own.input : own.output;
+    }
+    boundary_.put(posted(kind, k), size / stage_.gathers);
   }
 
   // Posts the next receive: the executor does so before it waits for this one.
   void receive(int kind, int k) {
-    int at = kind * count_ + k;
-    post(kind, k, std::min(ahead_[at], --coming_[at]));
+    ++came_[kind * count_ + k];
+    post(kind, k);
   }
 
   void gather(int name, std::int64_t size) {
@@ -214,8 +231,9 @@ class Walk {
   // what computes
 
   void forward(int k, int i) {
-    const MinistageBytes& own = stage_.ministages[k];
+    const MinistageBytes& own = of(k, i);
     int input = boundary(kInput, k, i);
+    between_slices_.put(between(kValues, k, i), own.between_slices);
     std::int64_t shared = shared_input(k);
     note(own.forward_peak - shared, 0, boundary_.of(input));
     boundary_.take(input);
@@ -234,11 +252,12 @@ class Walk {
   // this rank that hands it over keeps it.
   std::int64_t shared_input(int k) const {
     bool shared = previous_[k] >= 0 && stage_.keeps && !stage_.offload;
-    return shared ? stage_.ministages[k].input : 0;
+    return shared ? of(k).input : 0;
   }
 
   void backward(int k, int i) {
-    const MinistageBytes& own = stage_.ministages[k];
+    const MinistageBytes& own = of(k, i);
+    between_slices_.put(between(kOfValues, k, i), own.between_slices);
     if (!gradients_.has(gradient(kWhole, k))) {
       // with ZeRO-2 only two ministages' whole gradients stand at once, one at work and one being
       // reduced
@@ -260,7 +279,11 @@ class Walk {
     boundary_.put(boundary(kGradient, before >= 0 ? before : k, i), own.input);
     if (before >= 0 && stage_.offload && stage_.keeps)  // it came back with what is kept here
       boundary_.put(boundary(kOutput, before, i), own.input);
-    if (coming_[kBackwardWeight * count_ + k]) kept_.put(kept(kPutOff, k, i), own.put_off);
+    if (!coming_[kBackwardWeight * count_ + k].empty()) kept_.put(kept(kPutOff, k, i), own.put_off);
+    if (i % slices() == 0) {  // the last of its micro-batch whose backward runs
+      between_slices_.take(between(kValues, k, i));
+      between_slices_.take(between(kOfValues, k, i));
+    }
   }
 
   // gradients and the update
@@ -268,7 +291,7 @@ class Walk {
   bool cut() const { return stage_.dp > 1 && stage_.zero_stage > 0; }  // over the replicas
 
   void reduce(int k) {
-    const MinistageBytes& own = stage_.ministages[k];
+    const MinistageBytes& own = of(k);
     if (cut() && !stage_.in_place_update) gradients_.put(gradient(kReduced, k), own.reduced);
     note(own.parts);
     unsummed_.push_back(k);
@@ -280,10 +303,10 @@ class Walk {
     unsummed_.pop_front();
     if (cut() && stage_.zero_stage == 2) {
       gradients_.take(gradient(kWhole, k));
-      gradients_.put(gradient(kWhole, k), stage_.ministages[k].staying);
+      gradients_.put(gradient(kWhole, k), of(k).staying);
     }
-    gradients_.put(gradient(kExchanged, k), stage_.ministages[k].exchanged);
-    gradients_.put(gradient(kToSelf, k), stage_.ministages[k].to_self);
+    gradients_.put(gradient(kExchanged, k), of(k).exchanged);
+    gradients_.put(gradient(kToSelf, k), of(k).to_self);
     note();
   }
 
@@ -296,7 +319,7 @@ class Walk {
     }
     for (int k = 0; k < count_; ++k) {
       if (stage_.offload) hold(k, on_chip_.first != k ? on_chip_.first : on_chip_.second);
-      note(stage_.ministages[k].update_peak);
+      note(of(k).update_peak);
     }
     for (int k = 0; k < count_; ++k) {
       gradients_.take(gradient(kReduced, k));
@@ -345,8 +368,8 @@ class Walk {
 
   void hold(int one, int other) {
     on_chip_ = std::minmax(one, other);
-    parameters_ = stage_.ministages[one].flat;
-    if (other != one) parameters_ += stage_.ministages[other].flat;
+    parameters_ = of(one).flat;
+    if (other != one) parameters_ += of(other).flat;
   }
 
   static constexpr int kNobody = -1;
@@ -355,8 +378,11 @@ class Walk {
   const std::vector<Coded>& table_;
   int count_, micro_batches_;  // ministages; micro-batches of this stage
   Sizes gradients_, kept_, boundary_;
-  std::vector<int> previous_;        // by ministage: that which hands it its input, or -1
-  std::vector<int> ahead_, coming_;  // by kind and ministage
+  Sizes between_slices_;                  // of whole micro-batches
+  std::vector<int> previous_;             // by ministage: that which hands it its input, or -1
+  std::vector<int> ahead_;                // by kind and ministage
+  std::vector<std::vector<int>> coming_;  // the same: the micro-batches of its actions
+  std::vector<std::size_t> came_;         // the same: how many of these receives have run
   std::vector<std::deque<int>> outboxes_;
   std::deque<int> unsummed_;  // ministages
   std::int64_t parameters_ = 0, during_ = 0, most_bytes_ = 0;

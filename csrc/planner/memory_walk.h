@@ -29,11 +29,13 @@ using Coded = std::array<int, 3>;  // an action: its kind, micro-batch (0 where 
 
 struct MinistageBytes {  // of one rank; see heteropp.cost.memory_walk.Ministage
   std::int64_t flat, gradient, reduced, input, output, kept, forward_peak, backward_input_peak,
-      backward_weight_peak, put_off, parts, update_peak, exchanged, to_self, staying;
+      backward_weight_peak, put_off, parts, update_peak, exchanged, to_self, staying,
+      between_slices;
 };
 
 struct WalkedStage {
-  std::vector<MinistageBytes> ministages;
+  // by ministage, then by slice of a micro-batch; one where sequences are whole
+  std::vector<std::vector<MinistageBytes>> ministages;
   std::vector<int> following;     // by ministage: that of this rank which takes its output, or -1
   std::vector<Coded> ahead;       // kind of receive, ministage, and how many are posted ahead
   std::int64_t fixed_bytes;       // that nothing changes

@@ -18,8 +18,8 @@ constexpr std::size_t kFigures = sizeof(MinistageBytes) / sizeof(std::int64_t);
 using Figures = std::array<std::int64_t, kFigures>;
 
 MinistageBytes make_ministage(const Figures& f) {
-  return {f[0], f[1], f[2],  f[3],  f[4],  f[5],  f[6], f[7],
-          f[8], f[9], f[10], f[11], f[12], f[13], f[14]};
+  return {f[0], f[1], f[2],  f[3],  f[4],  f[5],  f[6],  f[7],
+          f[8], f[9], f[10], f[11], f[12], f[13], f[14], f[15]};
 }
 
 void check(const WalkedStage& stage, const std::vector<Coded>& table) {
@@ -29,6 +29,9 @@ void check(const WalkedStage& stage, const std::vector<Coded>& table) {
   for (auto [kind, i, k] : table)
     if (kind < 0 || kind > kStep || i < 0 || k < 0 || k >= count)
       throw std::invalid_argument("an action of a ministage that is not there");
+  for (const auto& by_slice : stage.ministages)
+    if (by_slice.empty() || by_slice.size() != stage.ministages[0].size())
+      throw std::invalid_argument("ministages of unlike numbers of slices");
   for (int k : stage.following)
     if (k >= count) throw std::invalid_argument("a ministage that is not there");
   for (auto [kind, k, ahead] : stage.ahead)
@@ -54,7 +57,7 @@ void bind_memory_walk(py::module_& m) {
 
   m.def(
       "walk_memory",
-      [](const std::vector<Coded>& table, const std::vector<Figures>& ministages,
+      [](const std::vector<Coded>& table, const std::vector<std::vector<Figures>>& ministages,
          std::vector<int> following, std::vector<Coded> ahead, std::int64_t fixed_bytes,
          int gathers, int dp, int zero_stage, int under_way, bool keeps, bool offload,
          bool in_place_update, bool overlap) {
@@ -70,8 +73,11 @@ void bind_memory_walk(py::module_& m) {
                           offload,
                           in_place_update,
                           overlap};
-        for (const Figures& figures : ministages)
-          stage.ministages.push_back(make_ministage(figures));
+        for (const std::vector<Figures>& by_slice : ministages) {
+          stage.ministages.emplace_back();
+          for (const Figures& figures : by_slice)
+            stage.ministages.back().push_back(make_ministage(figures));
+        }
         check(stage, table);
         return walk_memory(stage, table);
       },

@@ -16,6 +16,7 @@ from heteropp.cost.tracing.scores import kernel_takes_parts
 from heteropp.description.hyperparameters import OptimizerName
 from heteropp.description.plan import Plan, Schedule, ZeroStage
 from heteropp.description.profile import Profile, measured_cluster, read_profile
+from heteropp.description.schedules import SLICING
 from heteropp.models.spec import LARGEST, ModelSpec
 from heteropp.search.planner import MOST_PARTS, MOST_SEQUENCES, PLANNERS, Request
 
@@ -37,6 +38,7 @@ class PlanningOptions:
     sequence_length: Annotated[int, Field(ge=1, le=LARGEST)] | None
     lora: str | None
     context_parallel: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None
+    token_slices: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None
     expert_parallel: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None
     expert_capacity: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None
     budget_s: Annotated[float, Field(gt=0, le=86400)] | None
@@ -59,6 +61,7 @@ def plan(
     lora: str | None = None,
     profile: Path | None = None,
     context_parallel: int | None = None,
+    token_slices: int | None = None,
     expert_parallel: int | None = None,
     expert_capacity: float | None = None,
     budget_s: float | None = None,
@@ -73,7 +76,9 @@ def plan(
     micro-batch in each replica. What is None of this, the schedule and the ZeRO stage, planner auto
     chooses; the others take 1, 1F1B and 1. context_parallel: the most ranks over which planners
     auto and exact cut sequences; None: planner auto takes 8 where they are long or nothing fits
-    without, and planner exact cuts none; other planners never do.
+    without, and planner exact cuts none; other planners never do. token_slices: the most slices in
+    which planner auto lets pipelines run each sequence; None: 16, of 1,024 tokens or more, where it
+    also cuts sequences over ranks.
     expert_parallel: the most ranks over which these two let the experts of a layer lie; None: 1,
     but of planner auto 64 where nothing fits without. expert_capacity: how many times the even
     number of a micro-batch's rows experts that lie over ranks take at most, for which memory then
@@ -91,7 +96,9 @@ def plan(
 
     if planner not in PLANNERS:
         raise InputError(f"planner is {planner}; expected one of {', '.join(PLANNERS)}")
-    check_planner_of_parts(planner, context_parallel, expert_parallel, expert_capacity)
+    check_planner_of_parts(
+        planner, context_parallel, token_slices, expert_parallel, expert_capacity
+    )
     verdict = ask(
         planner,
         request(
@@ -108,6 +115,7 @@ def plan(
             lora=lora,
             profile=profile,
             context_parallel=context_parallel,
+            token_slices=token_slices,
             expert_parallel=expert_parallel,
             expert_capacity=expert_capacity,
             budget_s=budget_s,
@@ -134,6 +142,7 @@ def request(
     lora: str | None,
     profile: Path | None,
     context_parallel: int | None,
+    token_slices: int | None,
     expert_parallel: int | None,
     expert_capacity: float | None,
     budget_s: float | None,
@@ -154,6 +163,7 @@ def request(
             "lora": lora,
             "profile": profile,
             "context_parallel": context_parallel,
+            "token_slices": token_slices,
             "expert_parallel": expert_parallel,
             "expert_capacity": expert_capacity,
             "budget_s": budget_s,
@@ -176,6 +186,8 @@ def request(
         machines = measured_cluster(machines, measured)
     if (context_parallel or 1) > 1:
         _check_parts(spec, measured)
+    if (token_slices or 1) > 1:
+        _check_slices(spec, measured, schedule)
     if (expert_parallel or 1) > 1 or expert_capacity is not None:
         _check_experts(spec)
     if expert_capacity is not None and expert_parallel == 1:
@@ -195,6 +207,7 @@ def request(
         stage_degrees=stage_degrees,
         open=frozenset(name for name, value in asked.items() if value is None),
         context_parallel=context_parallel,
+        token_slices=token_slices,
         expert_parallel=expert_parallel,
         expert_capacity=expert_capacity,
         budget_s=budget_s,
@@ -204,10 +217,11 @@ def request(
 def check_planner_of_parts(
     planner: str,
     context_parallel: int | None,
+    token_slices: int | None,
     expert_parallel: int | None,
     expert_capacity: float | None,
 ) -> None:
-    """Raises InputError where a planner neither cuts sequences nor spreads experts."""
+    """Raises InputError where a planner neither cuts sequences nor spreads experts, as asked."""
     asked = {
         "context parallelism": (context_parallel, "cuts no sequences"),
         "expert parallelism": (expert_parallel, "spreads no experts"),
@@ -216,6 +230,8 @@ def check_planner_of_parts(
     for what, (value, why) in asked.items():
         if value is not None and planner not in ("auto", "exact", "all"):
             raise InputError(f"{what} is for planners auto and exact; {planner} {why}")
+    if token_slices is not None and planner not in ("auto", "all"):
+        raise InputError(f"token slices are for planner auto; {planner} runs sequences whole")
     if planner == "exact" and expert_capacity is not None and expert_parallel is None:
         raise InputError(
             "expert capacity is for experts that lie over ranks; planner exact spreads none unless "
@@ -224,16 +240,27 @@ def check_planner_of_parts(
 
 
 def _check_parts(model: ModelSpec, measured: Profile | None) -> None:
-    """Raises InputError where no sequence can be cut, as was asked for."""
-    if problem := model.context_parallel_problem():
-        raise InputError(f"context parallelism: {problem}")
-    if measured is not None:
+    """Raises InputError where no sequence can be cut over ranks, as was asked for."""
+    _check_cut("context parallelism", model.context_parallel_problem(), model, measured)
+
+
+def _check_slices(model: ModelSpec, measured: Profile | None, schedule: Schedule | None) -> None:
+    """Raises InputError where no sequence can run in slices, as was asked for."""
+    _check_cut("token slices", model.token_slices_problem(), model, measured)
+    if schedule is not None and schedule not in SLICING:
         raise InputError(
-            "context parallelism: profiles measure whole sequences; plan without one of the two"
+            f"token slices: schedule {schedule} runs none; expected {' or '.join(SLICING)}"
         )
+
+
+def _check_cut(what: str, problem: str | None, model: ModelSpec, measured: Profile | None) -> None:
+    if problem:
+        raise InputError(f"{what}: {problem}")
+    if measured is not None:
+        raise InputError(f"{what}: profiles measure whole sequences; plan without one of the two")
     if not kernel_takes_parts(model):
         raise InputError(
-            "context parallelism: the model's attention is fused, through a window or with a soft "
+            f"{what}: the model's attention is fused, through a window or with a soft "
             "cap, for which chips have no kernel of parts of sequences; expected explicit attention"
         )
 

@@ -15,7 +15,7 @@ from heteropp.description.timeline import COLOURS, MEANINGS, WAITING
 
 MOST_ROWS = 48
 MOST_BYTES = 1 << 30
-NAME = re.compile(r"([^\s,]+)(?: (\d+))?(?:, ministage (\d+))?")
+NAME = re.compile(r"([^\s,]+)(?: (\d+))?(?:, slice \d+)?(?:, ministage (\d+))?")
 
 Track = tuple[int, int]  # process and thread of the trace
 

@@ -23,6 +23,7 @@ from heteropp.cli.show import (
     show_parts,
     show_plan,
     show_prediction,
+    show_slices,
     show_terms,
 )
 from heteropp.cli.trust import TrustRemoteCode
@@ -142,6 +143,16 @@ def search(
             "tokens or more or nothing fits otherwise, and planner exact cuts none.",
         ),
     ] = None,
+    token_slices: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_PARTS,
+            help="The most slices in which planner auto lets pipelines run each sequence; 1: they "
+            "run it whole. If absent, it takes 16, or one for each 1024 tokens if these are "
+            "fewer, where it also cuts sequences over ranks.",
+        ),
+    ] = None,
     expert_parallel: Annotated[
         int | None,
         typer.Option(
@@ -192,7 +203,9 @@ def search(
         from heteropp.api.planning import request as asked
         from heteropp.description.plan import write_plan
 
-        check_planner_of_parts(planner, context_parallel, expert_parallel, expert_capacity)
+        check_planner_of_parts(
+            planner, context_parallel, token_slices, expert_parallel, expert_capacity
+        )
         request = asked(
             model,
             cluster,
@@ -207,6 +220,7 @@ def search(
             lora=lora,
             profile=profile,
             context_parallel=context_parallel,
+            token_slices=token_slices,
             expert_parallel=expert_parallel,
             expert_capacity=expert_capacity,
             budget_s=_budget_s(budget, planner),
@@ -242,6 +256,7 @@ def search(
     for text, machines, verdict in others:
         _show_elsewhere(console, text, machines, verdict, best)
     if explain and best.judged:
+        show_slices(console, best.best.plan, best.best.simulation.cluster)
         show_parts(console, best.best.plan, best.best.simulation.cluster)
         show_experts(console, best.best.plan, best.best.simulation.cluster)
         show_terms(console, best.best.plan, best.best.simulation.cluster)

@@ -66,6 +66,11 @@ def show_plan(console: Console, plan: Plan, cluster: Cluster) -> None:
     console.print(table)
     if len(rows) > SHOWN_STAGES:
         console.print(f"... and {len(rows) - SHOWN_STAGES} stages more; --json lists all")
+    for p, pipeline in enumerate(plan.pipelines):
+        if pipeline.token_slices:
+            slices = " + ".join(map(str, pipeline.token_slices))
+            where = f"pipeline {p} runs" if several else "stages run"
+            say(console, f"{where} micro-batches in slices of {slices} tokens of each sequence")
 
 
 def show_prediction(console: Console, verdict: Verdict) -> None:
@@ -127,6 +132,22 @@ def show_all(console: Console, verdicts: list[Verdict], cluster: Cluster) -> Non
             outline(best.plan),
         )
     console.print(table)
+
+
+def show_slices(console: Console, plan: Plan, cluster: Cluster) -> None:
+    """What whole sequences would be like where pipelines run them in slices."""
+    from heteropp.cost.planned import fits, overrun
+    from heteropp.search.auto.slicing import whole
+    from heteropp.simulator.simulate import simulate
+
+    if not plan.has_slices:
+        return
+    other = whole(plan)
+    if fits(other, cluster):
+        why = f"with whole ones a step would take {seconds(simulate(other, cluster).step_s)}"
+    else:
+        why = f"with whole ones {overrun(other, cluster)}"
+    say(console, f"sequences run in slices: {why}")
 
 
 def show_parts(console: Console, plan: Plan, cluster: Cluster) -> None:

@@ -131,7 +131,7 @@ def _slowdown(stragglers: list[str], world_size: int, seed: int) -> dict[int, fl
 def _write_trace(path: Path, result: Simulation) -> None:
     from heteropp.description.chrome_trace import write_chrome_trace
     from heteropp.description.used_chips import chips_in_words
-    from heteropp.schedule.flows import flows, sent_bytes
+    from heteropp.schedule.flows import flows, sent_bytes, slices_by_rank
     from heteropp.simulator.picture import label, shown
 
     rows = shown(result)
@@ -144,6 +144,7 @@ def _write_trace(path: Path, result: Simulation) -> None:
         {first[a]: result.memory_of(a).points() for a in rows},
         flows={"predicted": flows(result.plan, spans)},
         sent={"predicted": sent_bytes(result.plan, spans)},
+        slices=slices_by_rank(result.plan),
         chips=chips_in_words(result.plan),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from heteropp.cost.tracing.scores import keeps_no_scores
 from heteropp.description.plan import Plan
 from heteropp.schedule.in_flight import in_flight
@@ -20,11 +22,11 @@ def given_bytes(plan: Plan, rank: int) -> int:
     """Returns the most bytes of which row is of which document, of this step and of the next."""
     p, s, r, _ = plan.place(rank)
     stage = plan.pipelines[p].stages[s]
-    tokens = plan.tokens(rank)
-    _, last = tokens or (0, plan.model.sequence_length)
-    rows = stage.replicas[r].batch_share * last
-    row_bytes = ROW_BYTES + (QUERY_END_BYTES if tokens else 0)
-    given = 2 * row_bytes * rows * plan.pipelines[p].micro_batches * plan.micro_batch
+    row_bytes = sum(
+        (ROW_BYTES + (QUERY_END_BYTES if first else 0)) * last for first, last in _parts(plan, rank)
+    )
+    given = 2 * row_bytes * stage.replicas[r].batch_share
+    given *= plan.pipelines[p].micro_batches * plan.micro_batch
     return given // sum(replica.batch_share for replica in stage.replicas)
 
 
@@ -37,10 +39,18 @@ def apart_bytes(plan: Plan, rank: int) -> int:
     """
     p, s, r, _ = plan.place(rank)
     pipeline, stage = plan.pipelines[p], plan.pipelines[p].stages[s]
-    first, last = plan.tokens(rank) or (0, plan.model.sequence_length)
-    rows = stage.replicas[r].batch_share * last
+    share, parts = stage.replicas[r].batch_share, _parts(plan, rank)
     if keeps_no_scores(plan.model):
-        return rows * POSITION_BYTES
-    kept = in_flight(plan.schedule, pipeline, s) if stage.selective_recompute else 1
-    pairs = rows * (last - first)
-    return round(pairs * (plan.model.dtype_bytes * (kept + 1) + 1))
+        return share * POSITION_BYTES * max(last for _, last in parts)
+    pairs = [share * last * (last - first) for first, last in parts]
+    kept: float
+    at_work = kept = max(pairs)
+    if stage.selective_recompute:
+        kept = sum(pairs) * in_flight(plan.schedule, pipeline, s)
+    return round(plan.model.dtype_bytes * (kept + at_work) + at_work)
+
+
+def _parts(plan: Plan, rank: int) -> Sequence[tuple[int, int]]:
+    """Returns the tokens [first, last) of sequences that a rank has at once: in turn, in slices."""
+    pipeline = plan.pipelines[plan.place(rank)[0]]
+    return pipeline.slice_ranges or [plan.tokens(rank) or (0, plan.model.sequence_length)]

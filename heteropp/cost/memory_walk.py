@@ -34,7 +34,10 @@ from heteropp.schedule.stage_actions import links
 
 @dataclass(frozen=True, kw_only=True)
 class Ministage:
-    """Bytes of one rank, and of one micro-batch where it is about activations; see StageTrace."""
+    """Bytes of one rank, and of one micro-batch where it is about activations; see StageTrace.
+
+    Of one that runs in slices they are at one of them.
+    """
 
     flat: int
     gradient: int
@@ -53,6 +56,7 @@ class Ministage:
     parts: int
     update_peak: int
     matrix: int
+    between_slices: int
     exchange: Exchange  # in bytes
 
     @property
@@ -63,6 +67,7 @@ class Ministage:
             *(self.forward_peak, self.backward_input_peak, self.backward_weight_peak),
             *(self.put_off, self.parts, self.update_peak),
             *(self.exchange.sent + self.exchange.received, self.exchange.to_self, self.staying),
+            self.between_slices,
         )
 
 
@@ -122,6 +127,7 @@ def ministage(
         parts=of(lambda t: t.parts_bytes),
         update_peak=update_peak,
         matrix=of(lambda t: t.matrix_bytes),
+        between_slices=of(lambda t: t.between_slices_bytes),
         exchange=replace(
             exchange,
             sent=exchange.sent * width,
@@ -167,10 +173,14 @@ class MemoryWalk:
         pipeline = plan.pipelines[p]
         halved = {k for kind, _, k in table if kind == CODE[Kind.I]}
         none, copies = Exchange(), exchanges(plan)
-        ministages = [
-            ministage(plan, shape, layers, k in halved, copies.get((rank, k), none), profile)
+        by_slice = [
+            [
+                ministage(plan, at, layers, k in halved, copies.get((rank, k), none), profile)
+                for at in shape.slices
+            ]
             for k, layers in enumerate(ministage_layers(pipeline, plan.schedule)[s])
         ]
+        ministages = [slices[0] for slices in by_slice]  # for what no slice changes
         between = links(plan.schedule, pipeline)
         handed = {a[1]: b[1] for a, b in between if a[0] == b[0] == s}
         ahead = received_ahead(plan.schedule, pipeline).items()
@@ -182,11 +192,11 @@ class MemoryWalk:
         )
         self._constants = sum(m.constant for m in ministages)
         count = pipeline.micro_batches * pipeline.parts(s)
-        self._tokens = tokens_bytes(plan.model, shape, count)
+        self._tokens = sum(tokens_bytes(plan.model, at, count) for at in shape.slices)
         self._framework = framework_bytes(profile)
         self._walked = _planner.walk_memory(
             table,
-            ministages=[m.figures for m in ministages],
+            ministages=[[at.figures for at in slices] for slices in by_slice],
             following=[handed.get(k, -1) for k in range(len(ministages))],
             ahead=[(CODE[kind], k, many) for (t, k, kind), many in ahead if t == s],
             fixed_bytes=self._optimizer + self._constants + self._tokens + self._framework,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from heteropp.cost.documents import documents_bytes
 from heteropp.cost.memory_walk import MemoryWalk
-from heteropp.cost.stage_time import Memory, StageShape, Time, stage_time
+from heteropp.cost.stage_time import Memory, StageShape, Time, over_slices, stage_time
 from heteropp.cost.tracing.kind import Spread
 from heteropp.description.chips import ChipSpec
 from heteropp.description.cluster import Cluster, Link
@@ -33,15 +33,7 @@ from heteropp.schedule.stage_actions import coded_table, links, table_key
 
 
 def check_cluster(plan: Plan, cluster: Cluster) -> None:
-    """Raises PlanError when the plan's ranks are not the cluster's chips.
-
-    So it does for plans of which neither time nor memory on chips is known yet.
-    """
-    if plan.has_slices:
-        raise PlanError(
-            "the plan has token_slices, which train on the host alone (--device cpu): what they "
-            "take on chips is not predicted yet"
-        )
+    """Raises PlanError when the plan's ranks are not the cluster's chips."""
     if plan.world_size != cluster.world_size:
         raise PlanError(
             f"the plan has {plan.world_size} ranks and cluster {cluster.name} {cluster.world_size}"
@@ -70,7 +62,9 @@ def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
         if key not in alike:
             node, shape = cluster.node(rank), stage_shape(plan, rank)
             profile = chip_profile(cluster, node.chip_name)
-            alike[key] = _stage_time(plan.model, shape, node.chip, links, profile)
+            alike[key] = over_slices(
+                [_stage_time(plan.model, at, node.chip, links, profile) for at in shape.slices]
+            )
         result.append(alike[key])
     return result
 
@@ -91,7 +85,7 @@ def _stage_time(
     )
 
 
-def span_time(
+def span_times(
     plan: Plan,
     cluster: Cluster,
     rank: int,
@@ -99,8 +93,9 @@ def span_time(
     links: GroupLinks,
     pairs_apart: bool = False,
     twice_the_rows: bool = False,
-) -> Time:
-    """Returns the times of layers [first, last) of a rank's stage, as if they were its only ones.
+) -> list[Time]:
+    """Returns the times of layers [first, last) of a rank's stage, as if they were its only ones,
+    at each slice or at whole sequences.
 
     pairs_apart: see stage_time. twice_the_rows: as if so many came to its experts.
     """
@@ -117,7 +112,7 @@ def span_time(
     profile = chip_profile(cluster, cluster.node(rank).chip_name)
     if shape.spread is not None and twice_the_rows:
         shape = replace(shape, spread=shape.spread.with_more_rows(Fraction(2)))
-    return _stage_time(plan.model, shape, chip, links, profile, pairs_apart)
+    return [_stage_time(plan.model, at, chip, links, profile, pairs_apart) for at in shape.slices]
 
 
 def rank_memory(plan: Plan, cluster: Cluster | None = None) -> list[Memory]:
@@ -276,7 +271,7 @@ def stage_shape(plan: Plan, rank: int) -> StageShape:
 def _shape(
     plan: Plan, pipeline: Pipeline, s: int, replica: Replica, cp_index: int, spread: Spread | None
 ) -> StageShape:
-    stage = pipeline.stages[s]
+    stage, slices = pipeline.stages[s], pipeline.token_slices
     held = ministage_layers(pipeline, plan.schedule)[s]  # where a V ends, so does the model
     return StageShape(
         layers=sum(last - first for first, last in held),
@@ -294,8 +289,9 @@ def _shape(
         sequence_parallel=stage.sequence_parallel,
         selective_recompute=stage.selective_recompute,
         blocks=plan.model.block_counts(held),
-        token_shares=replica.token_shares,
+        token_shares=slices or replica.token_shares,
         cp_index=cp_index,
+        sliced=slices is not None,
         spread=spread,
         expert_capacity=stage.expert_capacity,
     )

@@ -54,6 +54,7 @@ class StageShape:
     blocks: BlockCounts = ()  # its layers by kind; empty: mixed as in the whole model
     token_shares: tuple[int, ...] | None = None  # of a replica with context parallelism
     cp_index: int = 0  # which of them it has
+    sliced: bool = False  # whether they are slices, which one rank runs in turn, in their place
     spread: Spread | None = None  # of a stage with expert parallelism
     # times the even number of rows that its experts take at most; None: taken to be even
     expert_capacity: float | None = None
@@ -83,8 +84,16 @@ class StageShape:
             self.optimizer,
             self.token_shares,
             self.cp_index,
+            self.sliced,
             self.spread,
         )
+
+    @property
+    def slices(self) -> tuple[StageShape, ...]:
+        """The stage at each of the slices that it runs in turn, or at whole sequences."""
+        if not self.sliced or self.token_shares is None:
+            return (self,)
+        return tuple(replace(self, cp_index=i) for i in range(len(self.token_shares)))
 
     @property
     def is_profiled(self) -> bool:

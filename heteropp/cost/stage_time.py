@@ -28,12 +28,17 @@ __all__ = [
     "all_reduce_s",
     "ends_s",
     "formula_s",
+    "over_slices",
     "stage_memory",
     "stage_time",
 ]
 
 NO_LINK = Link(0.0, math.inf)  # of a group of one
 ITEMSIZE = {"float32": 4, "float64": 8}  # bytes of an element
+OF_A_MICRO_BATCH = (
+    *("forward_s", "forward_collective_s", "recompute_s", "backward_s", "backward_collective_s"),
+    *("backward_input_s", "backward_weight_s", "store_s", "fetch_s"),
+)
 MEASURED = ("forward_s", "recompute_s", "backward_input_s", "backward_weight_s", "norm_s")
 Terms = tuple[float, ...]  # seconds, of a stage of one block or of two
 # by kind of block: its share of the blocks, and stages of one and of two
@@ -75,6 +80,13 @@ class Time:
     def step_s(self) -> float:
         """T_update of section 4.3.2: what of the update no backward covers."""
         return self.reduce_exposed_s + self.norm_s + self.update_s + self.load_s
+
+
+def over_slices(times: Sequence[Time]) -> Time:
+    """Returns the time of micro-batches whose slices take these times, one after another."""
+    first, *others = times
+    summed = {name: sum(getattr(time, name) for time in times) for name in OF_A_MICRO_BATCH}
+    return replace(first, **summed) if others else first
 
 
 def formula_s(times: Sequence[Time], micro_batches: int, alpha: float) -> float:
@@ -172,7 +184,7 @@ def _measured(
     if not shape.is_profiled:
         raise ProfileError(
             f"profile {profile.name} measured no stage with sequence or context parallelism, "
-            "selective recompute or Muon; plan without the profile, or without them"
+            "slices, selective recompute or Muon; plan without the profile, or without them"
         )
     measured = _profiled(shape, profile)
     if shape.spread is None:

@@ -21,6 +21,7 @@ def write_chrome_trace(
     *,
     flows: Mapping[str, Sequence[Flow]] | None = None,
     sent: Mapping[str, Mapping[int, Curve]] | None = None,
+    slices: Mapping[int, int] | None = None,
     chips: str = "",
     step: int | None = None,
 ) -> None:
@@ -28,7 +29,8 @@ def write_chrome_trace(
 
     labels: other names of ranks. memory: by rank, what it holds, as counters beside the first
     timeline. flows: by timeline, what follows on what. sent: by timeline and rank, what it has sent
-    to other stages so far, as counters. chips: in words, for the names of the processes. step:
+    to other stages so far, as counters. slices: by rank, those of its micro-batches, where it has
+    some. chips: in words, for the names of the processes. step:
     which one was measured. Raises FileError.
     """
     events: list[dict] = []
@@ -46,8 +48,8 @@ def write_chrome_trace(
             events.append(
                 {"ph": "M", "name": "thread_name", "pid": process, "tid": tid, "args": label}
             )
-        events += _spans(process, spans, aside)
-        events += _arrows(process, (flows or {}).get(name, ()), len(events))
+        events += _spans(process, spans, aside, slices or {})
+        events += _arrows(process, (flows or {}).get(name, ()), len(events), slices or {})
         for rank, curve in (sent or {}).get(name, {}).items():
             events += _counter(process, f"bytes sent by rank {rank}", curve)
     for rank, curve in (memory or {}).items():
@@ -56,9 +58,11 @@ def write_chrome_trace(
     write_text(path, json.dumps(trace))
 
 
-def _spans(process: int, spans: Sequence[Span], aside: set[Span]) -> Iterator[dict]:
+def _spans(
+    process: int, spans: Sequence[Span], aside: set[Span], slices: Mapping[int, int]
+) -> Iterator[dict]:
     for span in spans:
-        numbered = "" if span.micro_batch is None else f" {span.micro_batch}"
+        numbered = "" if span.micro_batch is None else f" {_numbered(span, slices)}"
         numbered += f", ministage {span.ministage}" if span.ministage else ""
         yield {
             "ph": "X",
@@ -71,11 +75,21 @@ def _spans(process: int, spans: Sequence[Span], aside: set[Span]) -> Iterator[di
         }
 
 
-def _arrows(process: int, flows: Sequence[Flow], first_id: int) -> Iterator[dict]:
+def _numbered(span: Span, slices: Mapping[int, int]) -> str:
+    """Returns a span's micro-batch, and which slice of it where it has some."""
+    if span.rank not in slices or span.micro_batch is None:
+        return str(span.micro_batch)
+    micro_batch, index = divmod(span.micro_batch, slices[span.rank])
+    return f"{micro_batch}, slice {index}"
+
+
+def _arrows(
+    process: int, flows: Sequence[Flow], first_id: int, slices: Mapping[int, int]
+) -> Iterator[dict]:
     """Both ends lie on the begin of their span: an end would belong to the next one as well."""
     for number, (before, after) in enumerate(flows, first_id):
         flow = {
-            "name": f"micro-batch {after.micro_batch}",
+            "name": f"micro-batch {_numbered(after, slices)}",
             "cat": "micro-batch",
             "id": number,
             "pid": process,

@@ -25,7 +25,10 @@ def outline(plan: Plan) -> str:
                 alike[-1] = (words, alike[-1][1] + 1)
             else:
                 alike.append((words, 1))
-        pipelines.append(", ".join(f"{n} x {w}" if n > 1 else w for w, n in alike))
+        words = ", ".join(f"{n} x {w}" if n > 1 else w for w, n in alike)
+        if pipeline.token_slices:
+            words += f" in slices of {' + '.join(map(str, pipeline.token_slices))} tokens"
+        pipelines.append(words)
     distinct = list(dict.fromkeys(pipelines))
     return " | ".join(
         f"{pipelines.count(p)} pipelines of {p}" if pipelines.count(p) > 1 else p for p in distinct

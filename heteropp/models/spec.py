@@ -177,7 +177,7 @@ class ModelSpec(ABC):
 
     def token_slices_problem(self) -> str | None:
         """Says in a clause why a rank cannot run sequences slice by slice; None: it can."""
-        return f"models of family {self.family} cannot run in slices; those of llama can"
+        return f"sequences of family {self.family} cannot run in slices"
 
     @property
     def expert_count(self) -> int:

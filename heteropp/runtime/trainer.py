@@ -60,7 +60,8 @@ class Trainer:
             set_links(run.plan, run.cluster, self.groups)
         self.modules = stage_modules(plan, self.place, self.groups, device.device, run.seed)
         apart = run.within_documents or any(each.has_windows for each in self.modules)
-        check_attention(plan.model, device, apart, self.place.stage.cp > 1)
+        cut = self.place.stage.cp > 1 or self.place.pipeline.slices > 1
+        check_attention(plan.model, device, apart, cut)
         self.executor = self._executor()
         self.tokens = opened(run.data)
         self.batches = self._batches(self.tokens, "data", run.seed)

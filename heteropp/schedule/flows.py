@@ -113,3 +113,15 @@ def _sizes(
         for message in messages(sender, receiver, length, plan.resharding):
             found[message.source][j] += message.box.shape[0] * row_bytes
     return {rank: [size // at_once for size in sizes] for rank, sizes in found.items()}
+
+
+def slices_by_rank(plan: Plan) -> dict[int, int]:
+    """Returns the number of slices of each rank whose pipeline runs some."""
+    return {
+        rank: pipeline.slices
+        for pipeline in plan.pipelines
+        if pipeline.token_slices
+        for stage in pipeline.stages
+        for replica in stage.replicas
+        for rank in replica.ranks
+    }

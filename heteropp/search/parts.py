@@ -11,6 +11,9 @@ from heteropp.models.spec import ModelSpec
 from heteropp.search.planner import Request
 
 WAYS = 3  # to cut a sequence into so many parts, at most
+BY_WORK, EVEN = 0, WAYS - 1  # the first and the last of them
+SHORTEST_SLICE = 1024  # tokens, where the request does not say how many slices there may be
+USUAL_SLICES = 16  # of a sequence, at most, there
 
 
 def numbers_of_parts(request: Request, most: int) -> tuple[int, ...]:
@@ -19,14 +22,32 @@ def numbers_of_parts(request: Request, most: int) -> tuple[int, ...]:
     most: parts that the request lets them have. Only 1 is left where the model, its kernel or a
     measured profile has to do with whole sequences.
     """
-    model, most = request.model, min(most, request.cluster.world_size)
+    most = min(most, request.cluster.world_size)
     if most > 1 and (
-        any(chip_profile(request.cluster, name) for name in request.cluster.chip_names())
-        or model.context_parallel_problem() is not None
-        or not kernel_takes_parts(model)
+        request.model.context_parallel_problem() is not None or _takes_whole_ones(request)
     ):
         most = 1
     return tuple(1 << n for n in range(most.bit_length()))
+
+
+def numbers_of_slices(request: Request, most: int | None) -> tuple[int, ...]:
+    """Returns the powers of two, from 1 on, into which pipelines may cut sequences to run the parts
+    in turn. most: slices that the request lets them have; None: as many as are usual.
+    """
+    length = request.model.sequence_length
+    most = min(USUAL_SLICES, length // SHORTEST_SLICE) if most is None else min(most, length)
+    if most > 1 and (
+        request.model.token_slices_problem() is not None or _takes_whole_ones(request)
+    ):
+        most = 1
+    return tuple(1 << n for n in range(max(1, most).bit_length()))
+
+
+def _takes_whole_ones(request: Request) -> bool:
+    """Whether the model's kernel or a measured profile has to do with whole sequences."""
+    return any(
+        chip_profile(request.cluster, name) for name in request.cluster.chip_names()
+    ) or not kernel_takes_parts(request.model)
 
 
 def most_expert_ranks(request: Request, most: int) -> int:

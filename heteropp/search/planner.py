@@ -36,6 +36,7 @@ class Request:
     open: frozenset[str] = frozenset()  # of OPTIONS: left to planner auto
     # most parts of a sequence; None: planner auto chooses, planner exact cuts none
     context_parallel: int | None = None
+    token_slices: int | None = None  # most of a sequence; None: planner auto chooses
     # ranks over which experts lie at most; None: 1, but of planner auto if nothing fits
     expert_parallel: int | None = None
     # times the even number of rows that a rank's experts take at most; None: they are taken even

@@ -14,6 +14,7 @@ from heteropp.description.used_chips import used_cluster
 from heteropp.schedule.action import Kind
 from heteropp.schedule.step_times import LinkTimes
 from heteropp.simulator.engine import Actor
+from heteropp.simulator.program import boxes_of
 from heteropp.simulator.simulate import Simulation, simulate
 
 
@@ -70,12 +71,13 @@ def links_of(simulation: Simulation, rank: int) -> LinkTimes:
     program = simulation.program
     a, seat = next((a, seat) for a, seat in enumerate(program.seats) if rank in seat.ranks)
     pipeline = simulation.plan.pipelines[seat.pipeline]
-    ministages, parts = pipeline.stages[seat.stage].ministages, pipeline.parts(seat.stage)
+    ministages, boxes = pipeline.stages[seat.stage].ministages, boxes_of(pipeline, seat.stage)
     messages_s: dict[tuple[Kind, int], float] = {}
     for inbox, seconds in _messages(program.actors, a).items():
-        slot = inbox // parts  # of activations by ministage, then of gradients
+        slot = inbox // boxes  # of activations by ministage, then of gradients
         kind = Kind.RECV_ACTIVATION if slot < ministages else Kind.RECV_GRADIENT
-        messages_s[kind, slot % ministages] = seconds
+        name = kind, slot % ministages
+        messages_s[name] = max(seconds, messages_s.get(name, 0.0))  # of the longest slice
     taken = {g for groups in program.reductions[a] for g in groups}
     reductions_s = sum(program.groups[g].seconds for g in taken)
     return LinkTimes(messages_s, reductions_s, program.exchange_s)

@@ -16,12 +16,12 @@ from heteropp.cost.planned import (
     GroupLinks,
     links_by_rank,
     slowest_link,
-    span_time,
+    span_times,
     stage_shape,
 )
 from heteropp.cost.stage_time import Time, all_gather_s
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Plan, Stage, ministage_layers
+from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
 from heteropp.layout.resharding import group_boxes, messages
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.stage_actions import TableKey, links, table_key, table_of
@@ -100,15 +100,15 @@ class _Compiler:
         self.actor_of = {rank: a for a, seat in enumerate(self.seats) for rank in seat.ranks}
         self.layers = [ministage_layers(pipeline, plan.schedule) for pipeline in plan.pipelines]
         self.links = links_by_rank(plan, cluster)
-        self.known_times: dict[Hashable, list[Time]] = {}  # of seats that are alike
+        self.known_times: dict[Hashable, list[list[Time]]] = {}  # of seats that are alike
         self.times = [self._times(seat) for seat in self.seats]
         self.slowdown = [max(slowdown.get(r, 1.0) for r in seat.ranks) for seat in self.seats]
         self.pipes: dict[object, int] = {}
         self.outboxes: list[list[list[Transmission]]] = []
         self.inboxes: list[list[list[int]]] = []
         for seat in self.seats:
-            parts = plan.pipelines[seat.pipeline].parts(seat.stage)
-            slots = range(2 * self._stage(seat).ministages * parts)
+            many = boxes_of(plan.pipelines[seat.pipeline], seat.stage)
+            slots = range(2 * self._stage(seat).ministages * many)
             self.outboxes.append([[] for _ in slots])
             self.inboxes.append([[] for _ in slots])
         # by (pipeline, stage), then kind and ministage: the boxes that messages take in turn
@@ -127,9 +127,11 @@ class _Compiler:
         actors_of: dict[tuple[int, int], list[int]] = defaultdict(list)
         for a, seat in enumerate(self.seats):
             actors_of[seat.pipeline, seat.stage].append(a)
-        reduce_s = [[time.reduce_s for time in times] for times in self.times]
+        # of each ministage, for what no slice changes
+        of_steps = [[slices[0] for slices in times] for times in self.times]
+        reduce_s = [[time.reduce_s for time in times] for times in of_steps]
         groups, taken = reductions(self.plan, self.cluster, actors_of, reduce_s, tables)
-        pairs = list(zip(self.slowdown, self.times, strict=True))
+        pairs = list(zip(self.slowdown, of_steps, strict=True))
         norm_s = [slow * sum(time.norm_s for time in times) for slow, times in pairs]
         # beside its update, a stage that offloads waits for its first ministage's parameters
         update_s = [
@@ -162,8 +164,10 @@ class _Compiler:
 
     # seconds
 
-    def _times(self, seat: ActorCoordinates) -> list[Time]:
-        """Returns the times of each ministage; where a seat's ranks differ, the slowest counts."""
+    def _times(self, seat: ActorCoordinates) -> list[list[Time]]:
+        """Returns the times of each ministage, by slice; where a seat's ranks differ, the slowest
+        counts.
+        """
         tp = self._stage(seat).tp
         if self._stage(seat).ep > 1:
             return self._together(seat)
@@ -175,7 +179,7 @@ class _Compiler:
 
     def _make_times(
         self, seat: ActorCoordinates, parts: frozenset[tuple[int, GroupLinks]]
-    ) -> list[Time]:
+    ) -> list[list[Time]]:
         """Returns the times of a seat's ministages.
 
         parts: the context-parallel index of each of its ranks, with the links that the rank has.
@@ -183,19 +187,27 @@ class _Compiler:
         """
         firsts = seat.ranks[:: self._stage(seat).tp]  # of each part
         return [
-            _slowest([self._part_time(firsts[cp_index], span, link) for cp_index, link in parts])
+            [
+                _slowest(times)
+                for times in zip(
+                    *(self._part_times(firsts[cp_index], span, link) for cp_index, link in parts),
+                    strict=True,
+                )
+            ]
             for span in self.layers[seat.pipeline][seat.stage]
         ]
 
-    def _part_time(
+    def _part_times(
         self, rank: int, layers: tuple[int, int], links: GroupLinks, twice_the_rows: bool = False
-    ) -> Time:
-        """Returns the times of layers [first, last) on a rank's chip, for its part of sequences."""
-        return span_time(
+    ) -> list[Time]:
+        """Returns the times of layers [first, last) on a rank's chip, for its part of sequences,
+        by slice.
+        """
+        return span_times(
             self.plan, self.cluster, rank, layers, links, self.emulated, twice_the_rows
         )
 
-    def _together(self, seat: ActorCoordinates) -> list[Time]:
+    def _together(self, seat: ActorCoordinates) -> list[list[Time]]:
         """Returns the times of a seat's ministages where experts lie over the stage's ranks.
 
         Rows go to experts and come back in every layer: the slowest rank's attention and the
@@ -209,16 +221,26 @@ class _Compiler:
             }.values()  # one of those that are alike
             self.known_times[key] = []
             for span in self.layers[seat.pipeline][seat.stage]:
-                times = [self._part_time(rank, span, self.links[rank]) for rank in ranks]
-                twice = [self._part_time(rank, span, self.links[rank], True) for rank in ranks]
-                self.known_times[key].append(_joined(times, twice))
+                times, twice = (
+                    [
+                        time
+                        for rank in ranks
+                        for time in self._part_times(rank, span, self.links[rank], more)
+                    ]
+                    for more in (False, True)
+                )
+                self.known_times[key].append([_joined(times, twice)])
         return self.known_times[key]
 
     def _seconds(self, a: int) -> list[float]:
-        """Returns the seconds of an actor's slots: every kind of WORKS for each ministage."""
-        gather_s = self._gather_s(self.seats[a])
-        seconds = []
-        for time in self.times[a]:
+        """Returns the seconds of an actor's slots: every kind of WORKS for each ministage, by
+        slice.
+        """
+        lengths = self._lengths(self.seats[a].pipeline)
+        gathers_s = [self._gather_s(self.seats[a], length) for length in lengths]
+        seconds: list[float] = []
+        pairs = [p for times in self.times[a] for p in zip(times, gathers_s, strict=True)]
+        for time, gather_s in pairs:
             # the way to the host and back goes on beside the work, and counts where it is longer
             late_s = time.fetch_s - time.recompute_s
             of = {
@@ -231,13 +253,18 @@ class _Compiler:
             seconds += [of[kind] * self.slowdown[a] if kind in of else gather_s for kind in WORKS]
         return seconds
 
-    def _gather_s(self, seat: ActorCoordinates) -> float:
+    def _lengths(self, p: int) -> tuple[int, ...]:
+        """Returns the tokens of a sequence in each of the slices that go through a pipeline."""
+        return self.plan.pipelines[p].token_slices or (self.plan.model.sequence_length,)
+
+    def _gather_s(self, seat: ActorCoordinates, length: int) -> float:
         """Returns the seconds to pass a boundary tensor on to the tensor-parallel group.
 
-        That begins once the tensor has arrived, and the group's slowest rank counts.
+        That begins once the tensor has arrived, and the group's slowest rank counts. length: of the
+        sequences in it.
         """
         stage = self._stage(seat)
-        place, length = (stage, seat.replica), self.plan.model.sequence_length
+        place = stage, seat.replica
         groups = (group_boxes(*place, cp_index, length) for cp_index in range(stage.cp))
         size = max(sum(box.size for box in boxes) for boxes in groups) * self._row_bytes
         return max(
@@ -258,24 +285,28 @@ class _Compiler:
             if s == t:
                 continue
             one, other = pipeline.stages[s], pipeline.stages[t]
-            many, others = pipeline.parts(s), pipeline.parts(t)
-            outbox, inbox = many * k, others * j
-            self._boundary(one, other, outbox, inbox)
-            outbox, inbox = others * (other.ministages + j), many * (one.ministages + k)
-            self._boundary(other, one, outbox, inbox)
-            rows = lcm(one.micro_batch, other.micro_batch)
+            many, others = boxes_of(pipeline, s), boxes_of(pipeline, t)
+            for i, length in enumerate(self._lengths(p)):
+                outbox, inbox = many * k + i, others * j + i
+                self._boundary(one, other, outbox, inbox, length)
+                outbox = others * (other.ministages + j) + i
+                inbox = many * (one.ministages + k) + i
+                self._boundary(other, one, outbox, inbox, length)
+            rows = lcm(one.micro_batch, other.micro_batch) * pipeline.slices
             for kind in (Kind.SEND_ACTIVATION, Kind.RECV_GRADIENT):
                 self.turns[p, s][kind, k] = rows // one.micro_batch
             for kind in (Kind.RECV_ACTIVATION, Kind.SEND_GRADIENT):
                 self.turns[p, t][kind, j] = rows // other.micro_batch
 
-    def _boundary(self, sender: Stage, receiver: Stage, outbox: int, inbox: int) -> None:
-        """Makes the messages from one stage to another.
+    def _boundary(
+        self, sender: Stage, receiver: Stage, outbox: int, inbox: int, length: int
+    ) -> None:
+        """Makes the messages from one stage to another that carry sequences of a length.
 
         outbox and inbox are the first of their boxes: where the stages' micro-batches differ in
-        size, those that make up the common multiple take one box each in turn.
+        size, those that make up the common multiple take one box each in turn. So do slices.
         """
-        length, strategy = self.plan.model.sequence_length, self.plan.resharding
+        strategy = self.plan.resharding
         for message in messages(sender, receiver, length, strategy):
             first = message.box.ranges[0][0] // length
             to, into = outbox + first // sender.micro_batch, inbox + first // receiver.micro_batch
@@ -309,25 +340,33 @@ class _Compiler:
 def _ops(key: TableKey, turns: tuple[tuple[tuple[Kind, int], int], ...]) -> list[Op]:
     """Returns an op for each action but the last, the step, with the slots that _Compiler fills."""
     slots: dict[tuple[Kind, int], tuple[int, int]] = {}
-    parts, turns_of = key.parts, dict(turns)
+    boxes, turns_of = key.parts * key.slices, dict(turns)
     for k in range(key.ministages):
         for i, kind in enumerate(WORKS):
-            slots[kind, k] = WORK, k * len(WORKS) + i
-        slots[Kind.SEND_ACTIVATION, k] = SEND, parts * k
-        slots[Kind.RECV_ACTIVATION, k] = RECV, parts * k
-        slots[Kind.SEND_GRADIENT, k] = SEND, parts * (key.ministages + k)
-        slots[Kind.RECV_GRADIENT, k] = RECV, parts * (key.ministages + k)
+            slots[kind, k] = WORK, k * key.slices * len(WORKS) + i
+        slots[Kind.SEND_ACTIVATION, k] = SEND, boxes * k
+        slots[Kind.RECV_ACTIVATION, k] = RECV, boxes * k
+        slots[Kind.SEND_GRADIENT, k] = SEND, boxes * (key.ministages + k)
+        slots[Kind.RECV_GRADIENT, k] = RECV, boxes * (key.ministages + k)
         slots[Kind.REDUCE, k] = MARK, k
     ops = []
     for action in table_of(key)[:-1]:
         name = action.kind, action.ministage
         (code, slot), i = slots[name], action.micro_batch or 0
+        if code == WORK:
+            ops.append((code, slot + i % key.slices * len(WORKS), i))
+            continue
         many = turns_of.get(name, 1)
         ops.append((code, slot + i % many, i // many))
     return ops
 
 
-def _slowest(times: list[Time]) -> Time:
+def boxes_of(pipeline: Pipeline, stage: int) -> int:
+    """Returns how many boxes each way of a ministage's messages has, at most."""
+    return pipeline.parts(stage) * pipeline.slices
+
+
+def _slowest(times: Sequence[Time]) -> Time:
     if len(times) == 1:
         return times[0]
     return Time(**{f.name: max(getattr(time, f.name) for time in times) for f in fields(Time)})

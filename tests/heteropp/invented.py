@@ -99,6 +99,7 @@ def invented_trace(model: LlamaModel, layers: int, kind: StageKind) -> traces.St
     everywhere = held + (0 if spread else of_experts)
     no_piece = traces.TracedPiece((), (), (), ())
     return traces.StageTrace(
+        between_slices_bytes=0,
         forward=piece(1.0),
         backward_input=piece(1.0),
         backward_weight=piece(1.0),

@@ -16,6 +16,7 @@ from heteropp import token_shares
 from heteropp.cost.planned import fits
 from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.plan import Pipeline, Plan, PlanError, Replica, Stage, validate
+from heteropp.description.schedules import SLICING
 from heteropp.models.hugging_face.reading import read
 from heteropp.search.auto.bound import step_bound_s
 from heteropp.search.auto.bound.nodes import NodeKind, Work, most_done
@@ -52,8 +53,8 @@ def small_request(seed: int) -> Request:
 def every_plan(request: Request) -> Iterator[tuple[Plan, Cluster]]:
     """Every plan without recompute, on every set of chips.
 
-    Where sequences may be cut, they are in two, equal or not, and where experts may lie over ranks,
-    they lie over all of a stage's.
+    Where sequences may be cut, they are in two, equal or not; so are slices. Where experts may lie
+    over ranks, they lie over all of a stage's.
     """
     cluster, batch = request.cluster, request.global_batch
     for size in range(1, cluster.world_size + 1):
@@ -63,10 +64,11 @@ def every_plan(request: Request) -> Iterator[tuple[Plan, Cluster]]:
                 for groups in partitions(list(range(size))):
                     counts = compositions(batch // micro_batch, len(groups))
                     ways = [list(pipelines(g, request, kept, micro_batch)) for g in groups]
+                    slices = ways_to_slice(request)
                     for count, chosen in itertools.product(counts, itertools.product(*ways)):
-                        for zero in (0, 1, 2):
+                        for zero, own in itertools.product((0, 1, 2), slices):
                             made = tuple(
-                                Pipeline(micro_batches=n, stages=stages)
+                                Pipeline(micro_batches=n, stages=stages, token_slices=own)
                                 for n, stages in zip(count, chosen, strict=True)
                             )
                             yield (
@@ -144,6 +146,13 @@ def ways_to_cut(request: Request, tp: int) -> list[tuple[int, ...] | None]:
     return [None, token_shares(request.model, (1, 1), tp), (length - 2, 2)]
 
 
+def ways_to_slice(request: Request) -> list[tuple[int, ...] | None]:
+    if request.token_slices is None or request.schedule not in SLICING:
+        return [None]
+    length = request.model.sequence_length
+    return [None, token_shares(request.model, (1, 1), 2), (length - 2, 2), (2, length - 2)]
+
+
 def partitions(items: list[int]) -> Iterator[list[list[int]]]:
     if not items:
         yield []
@@ -202,6 +211,26 @@ def cut_request(seed: int) -> Request:
         schedule=generator.choice(["1f1b", "gpipe", "zb-h1"]),
         open=OPEN,
         context_parallel=2,
+    )
+
+
+def slice_request(seed: int) -> Request:
+    """Chips of one type or of two, apart, and few sequences, which may run in slices."""
+    generator = random.Random(f"slices {seed}")
+    nodes = []
+    for name in generator.choice(["a", "ab", "ab"]):
+        chip = random_chip(generator)
+        memory = replace(chip.memory, capacity_bytes=generator.choice([60_000, 10**7]))
+        links = replace(chip.links, nic_bytes_per_s=10 ** generator.uniform(6, 9))
+        node = Node(name, replace(chip, memory=memory, links=links), range(1))
+        nodes += [node] * generator.choice([1, 2])
+    return Request(
+        cluster=Cluster("slices", in_order(nodes[:3])),
+        model=tiny_model(2, sequence_length=32, attention=generator.choice(["explicit", "fused"])),
+        global_batch=generator.choice([1, 2]),
+        schedule=generator.choice(["1f1b", "gpipe"]),
+        open=OPEN,
+        token_slices=2,
     )
 
 
@@ -353,6 +382,11 @@ def test_the_bound_holds_of_more_problems(seed: int) -> None:
 @pytest.mark.parametrize("seed", sampled([3, 0, 1, 2, *range(4, 20)], 20))
 def test_the_bound_holds_where_sequences_are_cut(seed: int) -> None:
     against_brute_force(cut_request(seed))
+
+
+@pytest.mark.parametrize("seed", sampled(range(20), 20))
+def test_the_bound_holds_where_sequences_run_in_slices(seed: int) -> None:
+    against_brute_force(slice_request(seed))
 
 
 @pytest.mark.parametrize("seed", sampled(range(20), 20))

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clusters import cluster_of
 from layouts import plan_of, scheduled, two_pipelines
 from parity import STEPS, TOLERANCE, Ranks
+from sampled import sampled
 from test_attention_within import conversations, learnt_by
 from test_attention_within import plainly as learnt_plainly
-from test_bad_files import run
 from test_gpt2 import tiny as tiny_gpt2
+from test_hugging_face_training import Decoder, compare
+from test_memory import SIZES, chip
+from test_memory import check as check_memory
 from test_mixed_lengths import check as check_learnt
 from test_parity import check
-from training_run import make_plan, refusal, tiny_model, write_cluster
+from tiny_decoders import tiny_config, write_folder
+from training_run import make_plan, tiny_model
+from typer.testing import CliRunner
 
-from heteropp.cli import simulate as simulate_command
+from ditorch.chips import load_chip
+from heteropp.board.trace import read_trace
+from heteropp.cli.search import app
+from heteropp.cost.token_shares import token_shares
+from heteropp.cost.tracing.kind import StageKind
+from heteropp.cost.tracing.slices import record_slice
+from heteropp.cost.tracing.stage import record_stage
+from heteropp.description.chrome_trace import write_chrome_trace
+from heteropp.description.cluster import Cluster, Node, in_order
 from heteropp.description.plan import (
     Plan,
     PlanError,
@@ -28,12 +45,18 @@ from heteropp.description.plan import (
     write_plan,
 )
 from heteropp.description.timeline import Span
+from heteropp.elastic.replanning.replan import replan
 from heteropp.frameworks.file import ExportError
 from heteropp.frameworks.one_pipeline import single_pipeline
+from heteropp.models.hugging_face.model import CUTTABLE
+from heteropp.models.hugging_face.reading import read
 from heteropp.models.llama.model import LlamaModel
 from heteropp.runtime.mixed_lengths.plans import by_length
-from heteropp.schedule.flows import flows, sent_bytes
+from heteropp.schedule.flows import flows, sent_bytes, slices_by_rank
 from heteropp.schedule.stage_actions import actions
+from heteropp.search.judge import ask
+from heteropp.search.planner import Request
+from heteropp.simulator.simulate import Simulation, simulate
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +157,47 @@ def test_documents_that_slices_cut_train_what_each_alone_does(
     check_learnt(got, learnt_plainly(plan, data), TOLERANCE["float64"])
 
 
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    sampled(
+        [
+            ("deepseek_v3", "fused"),
+            *(
+                (f, a)
+                for f in CUTTABLE
+                for a in ("explicit", "fused")
+                if (f, a) != ("deepseek_v3", "fused")
+            ),
+        ],
+        6,
+        everyday=1,
+    ),
+)
+def test_families_of_transformers(
+    ranks: Ranks, tmp_path: Path, family: str, attention: str
+) -> None:
+    """Some have layers that look through a window, experts, sinks or latent attention."""
+    folder = tmp_path / family
+    write_folder(folder, family, noise=0.05, layers=4)
+    values = json.loads((folder / "config.json").read_text())
+    model = read(values, family, sequence_length=32, attention=attention)
+    degrees = (1, 2) if attention == "fused" else (2, 2)
+    plan = plan_of(model, (2, 2), (2, 1), degrees, sequence_parallel=attention == "fused")
+    compare(ranks, sliced(plan, (14, 12, 6)), Decoder(model, folder))
+
+
+@pytest.mark.parametrize("attention", sampled(["fused", "explicit"], 1))
+def test_documents_that_slices_cut_in_a_family_of_transformers(
+    ranks: Ranks, tmp_path: Path, attention: str
+) -> None:
+    values = tiny_config("qwen3", layers=4).to_dict()
+    model = read(values, "qwen3", sequence_length=16, dtype="float64", attention=attention)
+    data = conversations(tmp_path / "chats.tokens", 160, 21)
+    alone = learnt_by(ranks, plan_of(model, (4,), (1,), (1,)), data)
+    plan = sliced(plan_of(model, (2, 2), (1, 1), (1, 1)), (7, 6, 3))
+    check_learnt(learnt_by(ranks, plan, data), alone, TOLERANCE["float64"])
+
+
 @pytest.mark.long
 def test_a_run_goes_on_in_other_slices(ranks: Ranks, tmp_path: Path) -> None:
     model = tiny_model(layers=8, dtype="float64")
@@ -193,7 +257,7 @@ REFUSED: dict[str, tuple[Plan, str]] = {
     ),
     "family": (
         sliced(make_plan(tiny_gpt2(), (2, 2), (1, 1), (1, 1), (False, False)), (10, 6)),
-        "models of family gpt2 cannot run in slices",
+        "sequences of family gpt2 cannot run in slices",
     ),
 }
 
@@ -205,18 +269,13 @@ def test_what_cannot_be_is_refused(name: str) -> None:
         validate(plan)
 
 
-def test_what_does_not_know_slices_refuses_them(tmp_path: Path, capsys) -> None:
+def test_what_does_not_know_slices_refuses_them() -> None:
     plan = of_two_stages()
     validate(plan)
     with pytest.raises(PlanError, match="mixed lengths do not go with slices"):
         by_length([plan])
     with pytest.raises(ExportError, match="token_slices"):
         single_pipeline(plan)
-    write_plan(plan, tmp_path / "plan.json")
-    write_cluster(tmp_path, 2)
-    files = ["--plan", str(tmp_path / "plan.json"), "--cluster", str(tmp_path / "cluster.toml")]
-    assert "has token_slices" in run(simulate_command.app, files, capsys)
-    assert "has token_slices" in refusal(tmp_path, "--steps", "1")
 
 
 def test_a_trace_has_the_bytes_and_the_way_of_each_slice() -> None:
@@ -238,3 +297,155 @@ def test_a_trace_has_the_bytes_and_the_way_of_each_slice() -> None:
         for a, b in flows(plan, spans)
     }
     assert found == {(0, "F", 1, "F", True), (1, "F", 1, "I", True), (1, "I", 0, "B", True)}
+
+
+def test_a_trace_names_the_slice_of_each_action(tmp_path: Path) -> None:
+    plan = of_two_stages()
+    spans = [Span(0, "F", number, number, number + 1) for number in range(3)]
+    arrows = {"predicted": [(spans[0], spans[2])]}
+    slices = slices_by_rank(plan)
+    write_chrome_trace(tmp_path / "t.json", {"predicted": spans}, flows=arrows, slices=slices)
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert [e["name"] for e in events if e["ph"] == "X"] == [
+        *("F 0, slice 0", "F 0, slice 1", "F 1, slice 0")
+    ]
+    assert {e["name"] for e in events if e["ph"] == "s"} == {"micro-batch 1, slice 0"}
+    shown = read_trace(tmp_path / "t.json", None)
+    assert shown is not None
+    assert [span[1] for row in shown["timelines"][0]["rows"] for span in row] == [0, 0, 1]
+
+
+# ---------------------------------------------------------------- what they cost
+
+MEASURED: dict[str, Callable[[LlamaModel], Plan]] = {
+    "four unequal": lambda m: sliced(plan_of(m, (5, 3), (1, 1), (1, 1)), (12, 8, 7, 5)),
+    "sequence parallel, three stages": lambda m: sliced(
+        plan_of(m, (3, 3, 2), (1, 1, 1), (2, 1, 2), sequence_parallel=True), (8, 8, 8, 8)
+    ),
+    "gpipe, replicas, ZeRO-2": lambda m: scheduled(
+        sliced(plan_of(m, (4, 4), (2, 1), (1, 2), zero_stage=2), (18, 14)), "gpipe", 1
+    ),
+    "slack": lambda m: sliced(plan_of(m, (3, 3, 2), (1, 1, 1), (1, 1, 1), slack=2), (20, 12)),
+}
+
+
+@pytest.fixture(scope="module")
+def chips(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    found = Ranks(chip(tmp_path_factory.mktemp("chips"), 1 << 30))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"), sampled(product(MEASURED, ("fused", "explicit")), 2, everyday=1)
+)
+def test_a_peak_is_within_5_percent_below_the_predicted(
+    chips: Ranks, name: str, attention: str
+) -> None:
+    check_memory(chips, MEASURED[name](tiny_model(**SIZES, attention=attention)))
+
+
+def test_the_simulator_gives_each_slice_its_own_time() -> None:
+    """Slices fill the pipeline sooner; alone, a stage takes a little longer for them."""
+    model = tiny_model(sequence_length=2048, hidden=64, layers=8, attention="fused")
+    chip = load_chip("a-mini")
+    shares = token_shares(model, [1.0] * 4)
+
+    def simulated(stages: int, slices: tuple[int, ...] | None) -> Simulation:
+        plan = plan_of(model, (8 // stages,) * stages, (1,) * stages, (1,) * stages)
+        stage = [replace(stage, recompute=False) for stage in plan.pipelines[0].stages]
+        plan = replace(plan, pipelines=(replace(plan.pipelines[0], stages=tuple(stage)),))
+        return simulate(sliced(plan, slices), cluster_of(("x", chip, stages)))
+
+    def busiest_s(simulation: Simulation) -> float:
+        """The time that the slowest stage computes."""
+        return max(share.work for share in simulation.shares) * simulation.step_s
+
+    assert busiest_s(simulated(1, None)) < busiest_s(simulated(1, shares))
+    whole, cut = simulated(4, None), simulated(4, shares)
+    assert busiest_s(cut) < cut.step_s < whole.step_s
+    # three micro-batches' times wait for the first to come through and the last to leave, or as
+    # many slices'
+    waits_s = [each.step_s - busiest_s(each) for each in (whole, cut)]
+    assert waits_s[1] == pytest.approx(waits_s[0] / 4, rel=0.2)
+    equal = simulated(4, (512,) * 4)
+    first, *_, last = (s.end_s - s.start_s for s in equal.spans if (s.rank, s.name) == (0, "F"))
+    assert first < last  # whose tokens see more keys
+
+
+def test_a_slice_told_by_others_is_what_is_recorded_of_it() -> None:
+    generator = random.Random("slices that are told")
+    for attention in ("fused", "explicit"):
+        model = tiny_model(sequence_length=320, layers=4, attention=attention)
+        for first, last in product((False, True), repeat=2):
+            tp, layers = generator.choice([1, 2]), generator.choice([1, 2])
+            ends = sorted(generator.sample(range(tp, model.sequence_length, tp), 3))
+            slices = tuple(b - a for a, b in pairwise((0, *ends, model.sequence_length)))
+            for index in (0, 2):
+                kind = StageKind(
+                    block=model.block_kind(1),
+                    first=first,
+                    last=last,
+                    tp=tp,
+                    sequences=generator.choice([1, 2, 3]),
+                    sequence_parallel=tp > 1,
+                    whole_backward=generator.choice([False, True]),
+                    optimizer=generator.choice(["adamw", "muon"]),
+                    token_shares=slices,
+                    cp_index=index,
+                    sliced=True,
+                ).with_slice_alone
+                assert record_slice(model, layers, kind) == record_stage(model, layers, kind)
+
+
+# ---------------------------------------------------------------- who chooses them
+
+
+def slow_request(most: int) -> Request:
+    """Three chips far from each other, one sequence for all of them, and most slices of it."""
+    chip = load_chip("b-mini")
+    links = replace(chip.links, nic_bytes_per_s=2e7, nic_latency_s=1e-5)
+    chip = replace(chip, links=links, kernels=None)
+    cluster = Cluster("slow", in_order([Node("b", chip, range(1))] * 3))
+    model = tiny_model(sequence_length=2048, hidden=64, layers=8, attention="fused")
+    return Request(
+        cluster=cluster,
+        model=model,
+        global_batch=1,
+        context_parallel=1,
+        token_slices=most,
+        zero_stage=0,
+        open=frozenset({"schedule"}),
+    )
+
+
+def test_the_default_planner_chooses_them_where_links_are_slow() -> None:
+    cut, kept = (ask("auto", slow_request(most), 1) for most in (8, 1))
+    assert cut.best.plan.has_slices and not kept.best.plan.has_slices
+    assert (
+        cut.result.lower_bound_s <= cut.best.simulation.step_s < 0.6 * kept.best.simulation.step_s
+    )
+    found = next(filter(None, (pipeline.token_slices for pipeline in cut.best.plan.pipelines)))
+    assert 2 <= len(found) <= 8
+
+
+def test_a_plan_that_follows_on_lost_chips_has_them_too() -> None:
+    request = slow_request(8)
+    old = ask("auto", request, 1).best.plan
+    left = request.cluster.kept([0, 2])
+    found = replan(left, old, request.cluster.members)
+    assert found.plan.has_slices and found.plan.world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--planner", "exact"], "token slices are for planner auto; exact runs sequences whole"),
+        (["--schedule", "zb-h1"], "token slices: schedule zb-h1 runs none; expected 1f1b or gpipe"),
+        (["--model", "gpt2"], "token slices: sequences of family gpt2 cannot run in slices"),
+    ],
+)
+def test_a_search_that_cannot_have_them_says_so(options: list[str], said: str) -> None:
+    command = ["--cluster", "quickstart", "--model", "quickstart", "--global-batch", "4"]
+    result = CliRunner().invoke(app, [*command, "--token-slices", "4", *options])
+    assert result.exit_code == 2 and said in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from typing import TypeVar
@@ -10,12 +11,22 @@ from typing import TypeVar
 from chaos_runs.scene import MICRO_BATCH, MICRO_BATCHES, Curve, Scene
 
 from heteropp.description.cluster import Cluster
-from heteropp.description.plan import Pipeline, Plan, Replica, Schedule, Stage, ZeroStage, validate
+from heteropp.description.plan import (
+    Pipeline,
+    Plan,
+    PlanError,
+    Replica,
+    Schedule,
+    Stage,
+    ZeroStage,
+    validate,
+)
 from heteropp.models.spec import ModelSpec
 
 T = TypeVar("T")
 Ranks = tuple[int, ...]  # of a replica
-EVERY_PARTS = 3  # every how many seeds cut sequences, where a stage has several replicas
+EVERY_PARTS = 3  # every how many seeds cut sequences over ranks, and every how many into slices
+SLICE = 8  # tokens, of which each is some
 
 
 def one_rank(curve: Curve) -> Plan:
@@ -56,7 +67,20 @@ def first_plan(scene: Scene, cluster: Cluster) -> Plan:
         ]
     plan = _plan(scene.curve, tuple(pipelines), scene.schedule, scene.zero_stage)
     validate(plan)
+    if scene.seed % EVERY_PARTS == 1:
+        with suppress(PlanError):  # not every plan can run slices
+            other = _in_slices(random, plan)
+            validate(other)
+            return other
     return plan
+
+
+def _in_slices(random: Random, plan: Plan) -> Plan:
+    """Returns a plan whose pipelines run each sequence in two to four slices."""
+    units = range(plan.model.sequence_length // SLICE)
+    slices = tuple(SLICE * len(part) for part in _cut(random, units, random.choice([2, 3, 4])))
+    pipelines = (replace(pipeline, token_slices=slices) for pipeline in plan.pipelines)
+    return replace(plan, pipelines=tuple(pipelines))
 
 
 def _plan(

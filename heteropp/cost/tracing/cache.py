@@ -32,10 +32,10 @@ SOURCES = (  # of heteropp, beside those of the model's family
     *("models/causal_attention", "models/documents", "models/fused_attention"),
     *("models/masked_flops", "cost/tracing/scores"),
     *("models/last_tokens", "models/parallel/context_parallel", "models/parallel/expert_parallel"),
-    "models/parallel/token_context",
+    *("models/parallel/token_context", "models/parallel/token_slices"),
     *("models/parted", "cost/token_shares"),
     *("cost/tracing/cache", "cost/tracing/kind", "cost/tracing/liveness"),
-    *("cost/tracing/operators", "cost/tracing/stage", "cost/tracing/traces"),
+    *("cost/tracing/operators", "cost/tracing/slices", "cost/tracing/stage", "cost/tracing/traces"),
 )
 
 UNWRITTEN = 1 / 8  # of a file's entries, at most, until flush() is called: each write is of all

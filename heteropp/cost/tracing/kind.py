@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd, lcm
 
@@ -52,4 +52,17 @@ class StageKind:
     optimizer: OptimizerName = "adamw"
     token_shares: tuple[int, ...] | None = None  # of a replica with context parallelism
     cp_index: int = 0  # which of them it has
+    sliced: bool = False  # whether they are slices, which one rank runs in turn, in their place
     spread: Spread | None = None  # of a stage with expert parallelism
+
+    @property
+    def with_slice_alone(self) -> StageKind:
+        """The same slice of sequences whose other slices are as few as can be: they change
+        nothing.
+        """
+        assert self.token_shares is not None
+        first = sum(self.token_shares[: self.cp_index])
+        tokens = self.token_shares[self.cp_index]
+        rest = sum(self.token_shares) - first - tokens
+        shares = tuple(filter(None, (first, tokens, rest)))
+        return replace(self, token_shares=shares, cp_index=int(first > 0))

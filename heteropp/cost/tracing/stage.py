@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from heteropp.cost.tracing.operators import (
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.layout.flat_buffer import Experts
 from heteropp.models.parallel.backward import WeightGradients, backward, put_off, same_storage
+from heteropp.models.parallel.token_slices import TokenSlice
 from heteropp.models.spec import ModelSpec
 from heteropp.models.stage_module import StageModule
 from heteropp.optimizer.adamw import clip
@@ -48,9 +50,13 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
     model, span = model_around(model, layers, first, last, kind.block)
     group = CountingGroup(kind.tp, kind.sequence_parallel)
     dtype = getattr(torch, model.dtype)
-    shares, tokens, context = kind.token_shares, model.sequence_length, None
+    shares, tokens, context, part = kind.token_shares, model.sequence_length, None, None
     if shares is not None:
-        tokens, context = shares[kind.cp_index], CountingContext(group, shares, kind.cp_index)
+        tokens = shares[kind.cp_index]
+        if kind.sliced:
+            part = TokenSlice(tuple(pairwise((0, *accumulate(shares)))), kind.cp_index, {})
+        else:
+            context = CountingContext(group, shares, kind.cp_index)
     experts = None if kind.spread is None else CountingExperts(group, kind.spread)
     with torch.device("meta"):  # the module's tables too, which it makes on the host
         module = model.build(
@@ -66,7 +72,28 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
     rows = kind.sequences * tokens
     given = torch.empty(rows, dtype=torch.int64, device="meta")
 
+    def entering() -> Tensor:
+        """Returns the tokens, or an activation as the stage before sends one."""
+        if first:
+            return given
+        own = rows // kind.tp if kind.sequence_parallel else rows
+        return torch.empty(own, model.hidden, dtype=dtype, device="meta", requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        y: Tensor = module(x, given if last else None, part=part)
+        return y / rows if last else y
+
     live = Liveness()
+    between_slices: list[Tensor] = []
+    if part is not None:  # what slices keep for each other is there before and after
+        with torch.no_grad():
+            run(entering())
+        for kept in part.kept.values():
+            assert kept.values is not None
+            kept.gradients = torch.zeros_like(kept.values)
+            between_slices += [kept.values, kept.gradients]
+        for tensor in between_slices:
+            live.ignore(tensor)
     for each in flats:
         assert each.gradients is not None
         averages = (each.optimizer.average, each.optimizer.average_square)
@@ -83,13 +110,9 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
         The first half ends with the input's gradient, which is sent before W computes the weights'.
         """
         with live:
-            x = given
-            if not first:
-                own = rows // kind.tp if kind.sequence_parallel else rows
-                size = own, model.hidden
-                x = torch.empty(*size, dtype=dtype, device="meta", requires_grad=True)
+            x = entering()
             group.trace = pieces["forward"]
-            output = count(group.trace, lambda: module(x, given) / rows if last else module(x))
+            output = count(group.trace, lambda: run(x))
             spans["forward"] = (0, len(live.events))
         with live:
             gradient = None if last else torch.empty_like(output)
@@ -137,6 +160,7 @@ def record_stage(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
         "constant": sum(_bytes(buffer) for buffer in module.buffers()),
         "put_off": put_off_bytes,
         "parts": sum(parts.all_reduce_bytes),
+        "between_slices": sum(map(_bytes, between_slices)) // 2,
         "matrix": flat.layout.matrices * flat.master.element_size(),
         "matrices": len(flat.optimizer.muon.matrices) if flat.optimizer.muon else 0,
         # elsewhere than on meta, autograd holds two of a layer's gradients at once

@@ -100,6 +100,7 @@ class StageTrace:
     matrices: int  # that Muon updates
     put_off_bytes: int  # held between the two halves of a backward
     parts_bytes: int  # of gradients that the tensor-parallel ranks have yet to sum
+    between_slices_bytes: int  # keys and values of a micro-batch that runs in slices
 
 
 def trace_stage(model: ModelSpec, layers: int, kind: StageKind) -> StageTrace:
@@ -112,14 +113,18 @@ def trace_stage(model: ModelSpec, layers: int, kind: StageKind) -> StageTrace:
         own = kind.spread.rows[kind.spread.index]
         unit = own if kind.sequences % own == 0 else 1
     counts = (2 * unit, 3 * unit) if kind.sequences > unit else (unit,)
+    if kind.sliced:
+        kind = kind.with_slice_alone
     key = f"layers={layers} {replace(kind, sequences=counts[0])}"
     if kind.spread is not None:
         key += f" of {counts}"  # by one of which it would not be known what the unit was
 
     def trace() -> Entry:
+        from heteropp.cost.tracing.slices import record_slice
         from heteropp.cost.tracing.stage import record_stage
 
-        return outline([record_stage(model, layers, replace(kind, sequences=n)) for n in counts])
+        record = record_slice if kind.sliced else record_stage
+        return outline([record(model, layers, replace(kind, sequences=n)) for n in counts])
 
     return trace_cache.get(model, key, trace, lambda entry: at(entry, kind.sequences // unit))
 
@@ -400,6 +405,7 @@ def at(entry: Entry, sequences: int) -> StageTrace:
         matrices=sizes["matrices"],
         put_off_bytes=sizes["put_off"],
         parts_bytes=sizes["parts"],
+        between_slices_bytes=sizes["between_slices"],
     )
 
 

@@ -26,8 +26,10 @@ from heteropp.elastic.replanning.moved import moved_bytes
 from heteropp.elastic.replanning.spread import spread, stated_capacity
 from heteropp.models.spec import ModelError
 from heteropp.search.auto.freedom import USUAL_PARTS, Freedom
+from heteropp.search.auto.slicing import sliced
 from heteropp.search.balance import Balance, Sketch
 from heteropp.search.judge import Judged, ask, judge, relaxed
+from heteropp.search.parts import BY_WORK, EVEN
 from heteropp.search.planner import (
     Candidate,
     DoesNotFitError,
@@ -284,13 +286,18 @@ class _ReplanSearch:
             yield from (1 << n for n in range(1, most.bit_length()))
 
     def _judge(self, name: str, candidate: Candidate, balance: Balance) -> bool:
-        """Adds a plan if it can run, and the same with its experts spread, where they may be.
+        """Adds a plan if it can run, and the same with its experts spread, where they may be, or
+        in as many slices as the old one.
 
-        Returns whether one of the two can.
+        Returns whether one of them can.
         """
         plans = [candidate.plan]
         if self.spreads and (other := spread(candidate.plan, balance.power, self.expert_capacity)):
             plans.append(other)
+        if self.like.has_slices:
+            count = max(pipeline.slices for pipeline in self.like.pipelines)
+            ways = (sliced(candidate.plan, count, way) for way in (BY_WORK, EVEN))
+            plans += [plan for plan in dict.fromkeys(ways) if plan is not None]
         before = len(self.found)
         for plan in plans:
             # a schedule may ask for more than there is, and memory be less than estimated

@@ -19,7 +19,8 @@ from heteropp.models.attention import mix
 from heteropp.models.documents import Documents
 from heteropp.models.fused_attention import attend
 from heteropp.models.parallel.context_parallel import ContextParallelGroup
-from heteropp.models.parallel.token_context import own_part
+from heteropp.models.parallel.token_context import TokenContext, own_part
+from heteropp.models.parallel.token_slices import TokenSlice
 
 NAME = "heteropp"
 NEED_MASK = {  # which add to it before they attend, or attend by themselves
@@ -29,7 +30,10 @@ CHUNKED = "chunked_attention"
 
 
 class Masks(nn.Module):
-    """What is added to scores, a table for each window that a stage's layers look through."""
+    """What is added to scores, a table for each window that a stage's layers look through.
+
+    A pass that runs a slice sees the slice's part of each.
+    """
 
     def __init__(
         self,
@@ -51,9 +55,8 @@ class Masks(nn.Module):
         """
         super().__init__()
         self.first, self.length = own_part(context, length)
-        self.context, self.device, self.dtype, self.fused = context, device, dtype, fused
-        self.documents: Documents | None = None  # that are kept apart; None: a sequence is one
-        self.within: dict[str, Tensor] = {}  # tables that keep these apart
+        self.ranks, self.device, self.dtype, self.fused = context, device, dtype, fused
+        self.begin(None, None)
         for window in windows:
             if not fused:
                 self._add(self._name(window))
@@ -63,14 +66,16 @@ class Masks(nn.Module):
         name = self._name(window)
         if not hasattr(self, name):
             self._add(name)
-        table: Tensor = getattr(self, name)
-        if self.documents is None:
-            return table
-        if name not in self.within:
-            documents = self.documents.of_rows.view(-1, 1, self.length)
-            unlike = documents[..., self.first :].unsqueeze(-1) != documents.unsqueeze(-2)
-            self.within[name] = table.masked_fill(unlike, -math.inf)
-        return self.within[name]
+        if name not in self.of_pass:
+            first, last = self.tokens
+            table: Tensor = getattr(self, name)
+            table = table[..., first - self.first : last - self.first, :last]
+            if self.documents is not None:
+                documents = self.documents.of_rows.view(-1, 1, last)
+                unlike = documents[..., first:].unsqueeze(-1) != documents.unsqueeze(-2)
+                table = table.masked_fill(unlike, -math.inf)
+            self.of_pass[name] = table
+        return self.of_pass[name]
 
     def of_chunks(self, size: int) -> Tensor | None:
         """Returns what keeps chunks of rows apart, [1, 1, length, length]; None: nothing does."""
@@ -82,9 +87,15 @@ class Masks(nn.Module):
         table: Tensor = getattr(self, name)
         return table
 
-    def keep_apart(self, documents: Documents | None) -> None:
-        """Lets rows attend to those of their own document."""
-        self.documents, self.within = documents, {}
+    def begin(self, documents: Documents | None, part: TokenSlice | None) -> None:
+        """Begins a pass over a slice; None: over all tokens of this rank.
+
+        documents: to whose own rows each row attends; None: a sequence is one.
+        """
+        self.documents = documents
+        self.context: TokenContext | None = part or self.ranks
+        self.tokens = (self.first, self.length) if part is None else own_part(part, self.length)
+        self.of_pass: dict[str, Tensor] = {}  # tables of these tokens, by name
 
     def _name(self, window: int | None) -> str:
         return f"window_{self.length if window is None else min(window, self.length)}"
@@ -201,9 +212,9 @@ def attention(
 
 
 def _with_earlier_tokens(
-    module: nn.Module, key: Tensor, value: Tensor, context: ContextParallelGroup
+    module: nn.Module, key: Tensor, value: Tensor, context: TokenContext
 ) -> tuple[Tensor, ...]:
-    """Returns both with the tokens before this rank's, of [sequences, heads, length, size]."""
+    """Returns both with the tokens before the pass's own, of [sequences, heads, length, size]."""
     both = torch.cat((key, value), -1).transpose(1, 2)
     found = context.with_earlier(both, module).transpose(1, 2)
     return found.split((key.shape[-1], value.shape[-1]), -1)

@@ -6,7 +6,7 @@ layer lets its weights' gradients wait (see parallel.backward).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
@@ -101,14 +101,15 @@ def install(
     group: TensorParallelGroup,
     device: torch.device | str,
     dtype: torch.dtype,
-    length: int,
+    length: Callable[[], int],
     lora: Lora | None = None,
     experts: ExpertParallelGroup | None = None,
 ) -> nn.Module:
     """Returns a copy of a part as one rank holds it, with uninitialised parameters.
 
     parameters: by name in the part; prefix: of its names in the base model; length: tokens of a
-    sequence; experts: the ranks over which experts lie, where these have some of them each.
+    sequence in the pass that runs; experts: the ranks over which experts lie, where these have some
+    of them each.
     """
     part = found.copy_of(part)
     cuts = cuts_of(found, prefix, part)

@@ -76,14 +76,18 @@ class HuggingFaceModel(PartedModel):
         return self.rows_refusal or None
 
     def context_parallel_problem(self) -> str | None:
+        return self._problem_with_parts("be cut over ranks")
+
+    def token_slices_problem(self) -> str | None:
+        return self._problem_with_parts("run in slices")
+
+    def _problem_with_parts(self, what: str) -> str | None:
         values = self.config.values()
         kind = values.get("model_type")
         if kind not in CUTTABLE:
-            return (
-                f"sequences of {kind} cannot be cut over ranks; those of {', '.join(CUTTABLE)} can"
-            )
+            return f"sequences of {kind} cannot {what}; those of {', '.join(CUTTABLE)} can"
         if self.lora is not None:
-            return "sequences cannot be cut over ranks where LoRA trains beside frozen weights"
+            return f"sequences cannot {what} where LoRA trains beside frozen weights"
         rotary = f"{values.get('rope_scaling')} {values.get('rope_parameters')}"
         if "dynamic" in rotary or "longrope" in rotary:
             return "positions are turned by the longest of a forward's, and a part has others"

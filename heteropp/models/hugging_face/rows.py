@@ -7,7 +7,7 @@ what it returns are the rank's own ones again: the family's code inside sees wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class AllRows:
     name: str
     module: nn.Module
     ranks: Within
-    length: int  # tokens of a sequence
+    length: Callable[[], int]  # tokens of a sequence in the pass that runs
     is_cut: bool
     are_routed: bool  # beside rows it takes their experts, and the weights of these
 
@@ -65,7 +65,7 @@ class AllRows:
         if self._is_by_row(x):
             return x
         rows = self.ranks.entered(x.reshape(-1, x.shape[-1]))
-        return rows.view(-1, self.length, x.shape[-1]) if x.ndim == 3 else rows
+        return rows.view(-1, self.length(), x.shape[-1]) if x.ndim == 3 else rows
 
     def _own(self, x: Tensor) -> Tensor:
         own = self.ranks.left(x.reshape(-1, x.shape[-1]))
@@ -73,11 +73,11 @@ class AllRows:
 
 
 def modules_of_all_rows(
-    block: nn.Module, cuts: Cuts, group: TensorParallelGroup, length: int, hidden: int
+    block: nn.Module, cuts: Cuts, group: TensorParallelGroup, length: Callable[[], int], hidden: int
 ) -> list[AllRows]:
     """Returns a block's modules that do not treat each row by itself.
 
-    length: tokens of a sequence; hidden: features of a row.
+    length: tokens of a sequence in the pass that runs; hidden: features of a row.
     """
     return [
         AllRows(

@@ -48,8 +48,7 @@ class HuggingFaceStage(StageModule):
     ) -> None:
         super().__init__(model, layers, group)
         self.experts = None if experts is None else experts.parts[experts.index]
-        self.first, self.last = own_part(context, model.sequence_length)  # tokens of a sequence
-        self.length = self.last - self.first
+        self.tokens = own_part(context, model.sequence_length)  # of a pass, in a sequence
         self.hidden, self.vocab = model.hidden, model.vocab
         found = family(model.config)
         sources = [found.source(kind) for kind in model.order]
@@ -59,7 +58,7 @@ class HuggingFaceStage(StageModule):
             """Returns this rank's part of a module; like: the name of one that is alike."""
             start = f"{name}."
             mine = {n.removeprefix(start): p for n, p in own.items() if n.startswith(start)}
-            kind = (device, dtype, self.length, model.lora, experts)
+            kind = (device, dtype, lambda: self.length, model.lora, experts)
             return install(found, found.module(like), f"{like}.", mine, group, *kind)
 
         names = list(found.first) if self.is_first else []
@@ -87,13 +86,19 @@ class HuggingFaceStage(StageModule):
         fused = model.attention == "fused"
         length = model.sequence_length
         self.masks = Masks(windows, length, device, dtype, fused=fused, context=context)
-        positions = torch.arange(self.first, self.last, device="cpu").unsqueeze(0)
+        positions = torch.arange(*self.tokens, device="cpu").unsqueeze(0)
         self.register_buffer("positions", positions.to(device), persistent=False)
         whole = shallow(found.model)
         setattr(whole, found.model.base_model_prefix, around(found, parts, sources, device))
         if self.is_last:
             setattr(whole, found.head_name, parts[found.head_name])
         self.whole = (whole,)  # in a tuple, as what is held has its names above
+
+    @property
+    def length(self) -> int:
+        """The tokens that a pass has of each sequence."""
+        first, last = self.tokens
+        return last - first
 
     def _held(self, parameter: Parameter) -> Parameter:
         """Returns a parameter as this rank's tensor-parallel group holds it."""
@@ -110,12 +115,12 @@ class HuggingFaceStage(StageModule):
         documents: Documents | None = None,
         part: TokenSlice | None = None,
     ) -> Tensor:
-        assert part is None, "refused before anything starts"
         (model,) = self.whole
-        self.masks.keep_apart(documents)
-        positions = self.positions
+        self.masks.begin(documents, part)
+        self.tokens = first, last = self.masks.tokens
+        positions = self.positions if part is None else self.positions[:, first:last]
         if documents is not None:
-            positions = documents.positions(self.last)[:, self.first :]
+            positions = documents.positions(last)[:, first:]
         given: dict[str, Any] = {"position_ids": positions, "use_cache": False}
         if (mask := given_mask(model.config, self.masks)) is not None:
             given["attention_mask"] = mask

@@ -30,7 +30,7 @@ from heteropp.runtime.measuring.metrics import (
     validation_losses,
 )
 from heteropp.runtime.measuring.trackers.tracking import Tracking
-from heteropp.schedule.flows import flows, sent_bytes
+from heteropp.schedule.flows import flows, sent_bytes, slices_by_rank
 from hyperhetero.progress import SILENCE_S, Lines
 
 if TYPE_CHECKING:
@@ -209,6 +209,7 @@ class Reporter:
             sent={name: sent_bytes(plan, spans) for name, spans in timelines.items()}
             if plan
             else None,
+            slices=slices_by_rank(plan) if plan else None,
             chips=chips_in_words(plan) if plan else "",
             step=step.number,
         )

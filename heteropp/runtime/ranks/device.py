@@ -106,16 +106,16 @@ def check_attention(model: ModelSpec, device: Device, apart: bool, cut: bool = F
     """Raises ModelError where a model's attention is fused and the chip would keep its scores.
 
     apart: whether some attention is through a window, or within documents of a sequence. cut:
-    whether sequences are, over the ranks of the stage's replicas.
+    whether sequences are, over the ranks of the stage's replicas or into slices.
     """
     if getattr(model, "attention", "explicit") == "explicit" or device.device.type == "cpu":
         return
     if cut and (apart or model.caps_fused_scores):
         raise ModelError(
             "the model's attention is fused, through a window, within documents or with a soft "
-            "cap, and the plan has token_shares, for which chips have no kernel yet; expected "
-            "explicit attention, or a plan without context parallelism (heteropp-search "
-            "--context-parallel 1 finds one)"
+            "cap, and the plan has token_shares or token_slices, for which chips have no kernel "
+            "yet; expected explicit attention, or a plan without context parallelism "
+            "(heteropp-search --context-parallel 1 finds one)"
         )
     import ditorch
 

@@ -9,7 +9,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from heteropp.cost.planned import group_links, span_time, spread_of
+from heteropp.cost.planned import group_links, span_times, spread_of
+from heteropp.cost.stage_time import over_slices
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
 
@@ -104,9 +105,10 @@ def _work(
 ) -> ReplicaWork:
     """Returns the work of a rank for so many micro-batches through each ministage that it holds."""
     links = group_links(plan, cluster, rank)
-    times = [span_time(plan, cluster, rank, span, links) for span in held]
+    by_slice = [span_times(plan, cluster, rank, span, links) for span in held]
+    times, first = [over_slices(slices) for slices in by_slice], by_slice[0][0]
     return ReplicaWork(
         own_s=sum(count * time.micro_batch_s + time.norm_s for time in times),
         update_s=sum(time.update_s for time in times),
-        first_s=max(times[0].forward_s, times[0].store_s),
+        first_s=max(first.forward_s, first.store_s),
     )

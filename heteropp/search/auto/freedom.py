@@ -7,7 +7,8 @@ from functools import cached_property
 
 from heteropp.description.plan import Plan, Schedule, Stage, ZeroStage
 from heteropp.description.profile import chip_profile
-from heteropp.search.parts import most_expert_ranks, numbers_of_parts
+from heteropp.description.schedules import SLICING
+from heteropp.search.parts import most_expert_ranks, numbers_of_parts, numbers_of_slices
 from heteropp.search.planner import Request
 from heteropp.search.tables import SCHEDULES
 
@@ -80,9 +81,21 @@ class Freedom:
         """The degrees that stages may have: numbers of parts that sequences are cut into."""
         most = self.request.context_parallel
         if most is None:
-            long = self.cuts_short or self.request.model.sequence_length >= LONG
-            most = USUAL_PARTS if long else 1
+            most = USUAL_PARTS if self._cuts else 1
         return numbers_of_parts(self.request, most)
+
+    @cached_property
+    def token_slices(self) -> tuple[int, ...]:
+        """Into how many slices pipelines may cut sequences."""
+        most = self.request.token_slices
+        if not set(self.schedules) & set(SLICING) or (most is None and not self._cuts):
+            return (1,)
+        return numbers_of_slices(self.request, most)
+
+    @property
+    def _cuts(self) -> bool:
+        """Whether sequences may be cut though nobody asked for it."""
+        return self.cuts_short or self.request.model.sequence_length >= LONG
 
     @cached_property
     def expert_parallel(self) -> int:
@@ -120,7 +133,8 @@ class Freedom:
 
 
 def as_schedule(plan: Plan, schedule: Schedule, ministages: int) -> Plan | None:
-    """Returns a plan under another schedule, or None where its stages hold too few layers.
+    """Returns a plan under another schedule, or None where its stages hold too few layers. Only
+    some schedules run slices; for others sequences are whole.
 
     ministages: of each stage, where the schedule interleaves them.
     """
@@ -135,7 +149,11 @@ def as_schedule(plan: Plan, schedule: Schedule, ministages: int) -> Plan | None:
         if schedule != "chimera" and min(s.layer_count for s in pipeline.stages) < count:
             return None
     pipelines = tuple(
-        replace(pipeline, stages=tuple(map(changed, pipeline.stages)))
+        replace(
+            pipeline,
+            stages=tuple(map(changed, pipeline.stages)),
+            token_slices=pipeline.token_slices if schedule in SLICING else None,
+        )
         for pipeline in plan.pipelines
     )
     return replace(plan, schedule=schedule, pipelines=pipelines)

@@ -15,6 +15,7 @@ from heteropp.search.auto.changed import places, with_each, with_one, with_stage
 from heteropp.search.auto.expert_moves import expert_parallel
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.regrouping import regrouped, way_of
+from heteropp.search.auto.slicing import token_slices, whole
 from heteropp.search.auto.spreading import with_shares_that_fit
 from heteropp.search.auto.trials import Draft, with_pipelines
 from heteropp.search.parts import ways_to_cut
@@ -39,6 +40,7 @@ def neighbours(draft: Draft, freedom: Freedom) -> list[Kind]:
         and_balanced(schedules(plan, freedom), freedom),
         and_balanced(_degrees(plan), freedom),
         and_balanced(_context_parallel(plan, freedom), freedom),
+        and_balanced(token_slices(plan, freedom), freedom),
         and_balanced(expert_parallel(plan, freedom), freedom),
         and_balanced(_order(plan), freedom),
         and_balanced(_joined(plan, freedom), freedom),
@@ -187,6 +189,7 @@ def _context_parallel(plan: Plan, freedom: Freedom) -> Iterator[Plan]:
     most = max(freedom.context_parallel)
     if most == 1:
         return
+    plan = whole(plan)  # slices do not go with parts
     changes: list[Callable[[Stage], Stage | None]] = [
         partial(_more_or_less_even, plan, step) for step in (-1, 1)
     ]

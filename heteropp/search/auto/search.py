@@ -213,7 +213,7 @@ def _climb(trial: Trial, trials: Trials, climbed: set[Hashable]) -> None:
 
 def _kind(plan: Plan) -> Hashable:
     """Returns what a local search seldom changes on its way."""
-    depths = tuple(len(pipeline.stages) for pipeline in plan.pipelines)
+    depths = tuple((len(pipeline.stages), pipeline.slices) for pipeline in plan.pipelines)
     return plan.schedule, plan.pipelines[0].stages[0].ministages, plan.micro_batch, depths
 
 
@@ -230,7 +230,13 @@ def _unlike(trials: Iterable[Trial], count: int, of: Callable[[Plan], Hashable])
 def _stages(plan: Plan) -> Hashable:
     """Returns on which ranks the stages stand, and which parts of sequences these take."""
     return tuple(
-        tuple(tuple((r.ranks, r.token_shares) for r in stage.replicas) for stage in pipeline.stages)
+        (
+            pipeline.token_slices,
+            *(
+                tuple((r.ranks, r.token_shares) for r in stage.replicas)
+                for stage in pipeline.stages
+            ),
+        )
         for pipeline in plan.pipelines
     )
 

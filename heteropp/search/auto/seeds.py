@@ -21,6 +21,7 @@ from heteropp.search.auto.changed import with_each
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.auto.idle import rounded
 from heteropp.search.auto.regrouping import for_longer
+from heteropp.search.auto.slicing import for_longer_in_slices
 from heteropp.search.auto.spreading import WAYS as SPREAD_BY
 from heteropp.search.auto.spreading import degrees, roomier, spread
 from heteropp.search.auto.trials import renumbered
@@ -159,11 +160,12 @@ def of_shorter(request: Request, freedom: Freedom, count: int = OF_SHORTER) -> I
     """Yields plans that cut sequences, which cost about what as many shorter ones would.
 
     They are made of quick planners' plans for those. Replicas that had a short sequence each take a
-    part of a long one, for which keys and values go from part to part. Of each the fastest way to
-    cut comes first, and the one that needs least memory last. count: of plans made of those for
-    sequences so many times as short.
+    part of a long one, for which keys and values go from part to part; or a pipeline that had as
+    many short ones takes a long one in slices. Of each the fastest way to cut comes first, and the
+    one that needs least memory last. count: of plans of each kind made of those for sequences so
+    many times as short.
     """
-    for factor in freedom.context_parallel[1:]:
+    for factor in sorted({*freedom.context_parallel, *freedom.token_slices} - {1}):
         length, rest = divmod(request.model.sequence_length, factor)
         if rest:
             return
@@ -172,12 +174,17 @@ def of_shorter(request: Request, freedom: Freedom, count: int = OF_SHORTER) -> I
             model=replace(request.model, sequence_length=length),
             global_batch=factor * request.global_batch,
         )
-        plans = dict.fromkeys(_quickly(shorter, Freedom(shorter)))
-        longer = (
-            list(filter(None, (for_longer(plan, request.model, factor, n) for n in range(WAYS))))
-            for plan in plans
+        plans = list(dict.fromkeys(_quickly(shorter, Freedom(shorter))))
+        makers = (
+            (for_longer, freedom.context_parallel),
+            (for_longer_in_slices, freedom.token_slices),
         )
-        yield from itertools.islice(filter(None, longer), count)
+        for make, factors in makers:
+            longer = (
+                list(filter(None, (make(plan, request.model, factor, n) for n in range(WAYS))))
+                for plan in (plans if factor in factors else [])
+            )
+            yield from itertools.islice(filter(None, longer), count)
 
 
 def of_spread(request: Request, freedom: Freedom) -> Iterator[list[list[Plan]]]:

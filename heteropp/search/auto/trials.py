@@ -173,7 +173,7 @@ class Budget:
 def passes(plan: Plan) -> int:
     """Returns the passes of micro-batches through replicas that a simulation plays."""
     return sum(
-        pipeline.micro_batches * pipeline.parts(s) * stage.ministages * stage.dp
+        pipeline.micro_batches * pipeline.slices * pipeline.parts(s) * stage.ministages * stage.dp
         for pipeline in plan.pipelines
         for s, stage in enumerate(pipeline.stages)
     )

@@ -30,7 +30,7 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
     And a sequence goes through the model one block after another, forward and then backward, always
     as one of the sequences that a replica has at once: the more these are, the better chips work,
     but the longer the sequence takes, which has one step for it too. Where sequences may be cut, it
-    is as fast as its slowest part.
+    is as fast as its slowest part, or slice.
 
     So a second of a sequence's way is given a price in work, and so is each piece of the model: the
     least for which a chip of some type does it, working as well as it can and paying for the
@@ -49,10 +49,11 @@ def step_bound_s(request: Request, freedom: Freedom, cluster: Cluster) -> float:
         largest[name] = max(chips, largest.get(name, 0))
         alike[name] += chips * count
     parts = {name: min(max(freedom.context_parallel), count) for name, count in alike.items()}
+    slices = max(freedom.token_slices)
     known = {
         name: found
         for name, chip, _ in nodes
-        if (found := _ways(request, freedom, chip, name, largest[name], parts[name]))
+        if (found := _ways(request, freedom, chip, name, largest[name], max(parts[name], slices)))
     }
     if not known or any(own.block_s.min() <= 0 for own in known.values()):
         return 0.0  # nobody can work, or somebody takes no time

@@ -62,17 +62,18 @@ def ways(
     """Returns the ways of a chip type; None where a profile knows none.
 
     chips: of the largest node. cuts: whether rows are cut over tensor-parallel ranks. parts: of a
-    sequence, at most, that context-parallel groups take. spread: whether experts may lie over
-    ranks.
+    sequence, at most, that context-parallel groups take, or a rank in turn. spread: whether experts
+    may lie over ranks.
 
     A sequence takes no longer among many than among few, and that is said of a range of sizes: a
     replica computes a sequence as fast as with the most of them, but takes at least as long for all
     of its sequences as the fewest then do.
 
     Context-parallel groups together have no less work than one, each operator being launched by all
-    of them; but of attention's scores, where these are kept, a group has only those of keys up to
-    its last token: over n parts no less than (1 + 1 / n) / 2 of the square. And a sequence takes as
-    long as its slowest part, which is no less than their mean.
+    of them, and slices no less than whole sequences; but of attention's scores, where these are
+    kept, a part has only those of keys up to its last token: over n parts no less than
+    (1 + 1 / n) / 2 of the square. And a sequence takes as long as its slowest part, which is no
+    less than their mean.
     """
     work = 1.0 if parts == 1 or keeps_no_scores(model) else (1 + 1 / parts) / 2
     rows: list[numpy.ndarray] = []
