@@ -16,6 +16,7 @@ from sampled import sampled
 from test_context_parallel import cut
 from test_expert_parallel import LAYOUTS, alone
 from test_parity import check
+from test_slices import sliced
 from tiny_decoders import tiny_config
 from training_run import moved
 
@@ -118,6 +119,13 @@ def of_schedule(schedule: Schedule) -> Plan:
 def test_every_schedule(ranks: Ranks, schedule: Schedule) -> None:
     """The second stage recomputes; Chimera's and ZB-V's stages hold layers at both ends."""
     plan = of_schedule(schedule)
+    check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.long)])
+def test_slices_count_together(ranks: Ranks, schedule: Schedule) -> None:
+    plan = plan_of(decoder(), (2, 1, 1), (2, 1, 1), (1, 2, 1))
+    plan = sliced(replace(plan, schedule=schedule), (8, 6, 2))
     check(ranks.train(plan), alone(ranks, plan), TOLERANCE["float64"])
 
 

@@ -16,6 +16,7 @@ from parity import STEPS, Ranks, Trained
 from plain_llama import adamw
 from test_context_parallel import cut
 from test_expert_parallel import decoder, spread
+from test_slices import sliced
 from torch import Tensor, nn
 from training_run import moved, tiny_model
 
@@ -90,6 +91,7 @@ LAYOUTS: dict[str, Callable[[HuggingFaceModel], Plan]] = {
     "cp, ZeRO-2": lambda m: cut(plan_of(m, (2, 2), (1, 1), (2, 1), zero_stage=2), {0: [(10, 6)]}),
     "sequence parallel": lambda m: plan_of(m, (2, 2), (2, 1), (1, 2), sequence_parallel=True),
     "ZeRO-0": lambda m: plan_of(m, (3, 1), (2, 1), (1, 1), zero_stage=0),
+    "slices": lambda m: sliced(plan_of(m, (2, 2), (2, 1), (1, 2)), (10, 6)),
     "two pipelines": lambda m: _two_pipelines(m),
     **{
         schedule: lambda m, schedule=schedule: scheduled(

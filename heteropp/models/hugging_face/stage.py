@@ -143,7 +143,7 @@ class HuggingFaceStage(StageModule):
 
     def _routed(self, _: nn.Module, __: Any, result: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         logits, weights, *chosen = result
-        routing = self.routing or self.new_routing(len(logits) // self.length)
+        routing = self.routing or self.new_routing(1)  # of a forward that is only traced
         return (logits, routing.passed(weights, logits), *chosen)
 
     def count_expert_loads(self) -> None:

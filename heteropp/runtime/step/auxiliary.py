@@ -43,6 +43,8 @@ class AuxiliaryPasses:
         self.is_counted = place.cp_index == 0  # of ranks with parts of the same sequences
         replica = place.stage.replicas[place.replica_index]
         self.sequences = replica.batch_share
+        # of a micro-batch's slices that have come to the end: routing, totals, and counted tokens
+        self.slices, self.ended = place.pipeline.slices, list[tuple[Routing, Tensor, Tensor]]()
         self.plan = replace(plan, resharding="direct")
         stages = tuple(_uncut(stage) for stage in place.pipeline.stages)
         self.place = replace(
@@ -88,13 +90,20 @@ class AuxiliaryPasses:
     ) -> Tensor:
         """Returns this rank's part of the step's loss, and notes what that asks of routers.
 
-        A sequence's loss counts as often as its tokens do. totals: of all layers.
+        A sequence's loss counts as often as its tokens do. Where slices run, their last one ends
+        in the loss of all, before the first of their backwards. totals: of all layers.
         """
         tokens = (targets.view(self.sequences, -1) >= 0).sum(1).to(totals.dtype)
         if self.context is not None:
             dist.all_reduce(tokens, group=self.context)
-        part = tokens / max(1, counted)
-        routing.gradients = (loss_scale * part).unsqueeze(1) * self.loss.gradients(totals)
+        self.ended.append((routing, totals, tokens))
+        if len(self.ended) < self.slices:
+            return tokens.new_zeros(())
+        routings, every, counts = zip(*self.ended, strict=True)
+        self.ended.clear()
+        totals, part = torch.stack(every).sum(0), torch.stack(counts).sum(0) / max(1, counted)
+        for each in routings:
+            each.gradients = (loss_scale * part).unsqueeze(1) * self.loss.gradients(totals)
         loss = (part * self.loss.of(totals)).sum()
         return loss if self.is_counted else torch.zeros_like(loss)
 
