@@ -114,6 +114,8 @@ def _ahead(theirs: Any) -> Any:
 
 
 class _Ahead(nn.Module):
+    """Shared experts of what their block is given, beneath their family's class."""
+
     given: Tensor | None = None  # to the block, until they have run
     made: Tensor | None = None  # of that, until the block calls them
 
