@@ -1,8 +1,9 @@
-"""H2's ablation (Table 9, figure 11), and sequences and experts that lie over unlike chips.
+"""H2's ablation (Table 9, figure 11), sequences and experts that lie over unlike chips, and slices.
 
 Trains small models on small clusters of slow emulated chips that keep the ratios of the paper's,
 and holds what comes out against what the paper published; on two chips of speeds 1 and 2, it holds
-sequences that are cut by speed against those cut in half. All configurations of a part stay in
+sequences that are cut by speed against those cut in half; on four nodes that are far from each
+other, sequences in slices against the best plan without. All configurations of a part stay in
 memory and take a step each in turn. A step whose pacing fidelity is below 99% is not used; figures
 are medians over the rounds of ratios within a round, and a row that another run might turn is not
 judged.
@@ -20,6 +21,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Annotated
 
+import sliced_sequences
 import spread_experts
 import typer
 from evidence import Row, row, show
@@ -117,6 +119,7 @@ ASSUMPTIONS = [
     "scaled that B, C and D alone recompute and A does not (Table 6 has D offload)",
     "parts of sequences: twins of chip A, of which the second computes and reads memory twice as "
     "fast, in one replica of context-parallel degree 2",
+    "slices: four nodes of a twin of chip A, a sequence of 1,024 tokens for all of them",
     "numbers of experts: the same two chips, as replicas with one and two sequences of a "
     "micro-batch, between which six experts of a layer lie, to all of which each token goes",
 ]
@@ -171,10 +174,11 @@ def main(
     experts: Annotated[
         bool, typer.Option(help="Measure experts that lie over unlike chips.")
     ] = True,
+    slices: Annotated[bool, typer.Option(help="Measure sequences that run in slices.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the evidence as JSON.")] = False,
 ) -> None:
-    """Table 9 and HeteroSpeedupRatios of H2, and sequences and experts over unlike chips, measured
-    on emulated twins in about 20 minutes."""
+    """Table 9 and HeteroSpeedupRatios of H2, sequences and experts over unlike chips, and
+    sequences in slices, measured on emulated twins in about 20 minutes."""
     rows: list[Row] = []
     paced = Paced()
     with tempfile.TemporaryDirectory(prefix="ablation-") as folder:
@@ -182,6 +186,7 @@ def main(
             wanted = (
                 *((table_9, table9), (speedup_ratios, ratios)),
                 *((parts_of_sequences, parts), (numbers_of_experts, experts)),
+                (sequences_in_slices, slices),
             )
             for measure, is_wanted in wanted:
                 rows += measure(Path(folder), paced, rounds, slower) if is_wanted else []
@@ -336,6 +341,18 @@ def numbers_of_experts(folder: Path, paced: Paced, rounds: int, slower: float) -
     slower_s, faster_s = spread_experts.EQUAL, spread_experts.BY_SPEED
     gains = [percent / 100 for percent in percents(step_s, slower_s, faster_s)]
     return spread_experts.rows(gains, step_s, simulated_s)
+
+
+def sequences_in_slices(folder: Path, paced: Paced, rounds: int, slower: float) -> list[Row]:
+    """Slices where links are slow, against the best plan without. Raises Failed."""
+    path = sliced_sequences.write_cluster(folder / "slices", slower)
+    cluster, plans = read_cluster(path), sliced_sequences.plans(path)
+    with Ranks(cluster.world_size, partial(TrainingRank, plans, path, None)) as ranks:
+        step_s = paced.take("slices", dict.fromkeys(plans, ranks), rounds)
+    simulated_s = {n: simulate(plan, cluster, emulated=True).step_s for n, plan in plans.items()}
+    without, sliced = sliced_sequences.WITHOUT, sliced_sequences.SLICED
+    gains = [percent / 100 for percent in percents(step_s, without, sliced)]
+    return sliced_sequences.rows(gains, step_s, simulated_s)
 
 
 def parts_rows(step_s: Steps, simulated_s: Mapping[str, float]) -> list[Row]:

@@ -69,7 +69,8 @@ def main(
         try:
             explicit = replace(request, model=replace(MODEL, attention="explicit"))
             rows = [_lacking("every score kept", explicit), _lacking("one kernel", request)]
-            judged = ask("auto", replace(request, context_parallel=MOST_PARTS), 1).best
+            in_parts = replace(request, context_parallel=MOST_PARTS, token_slices=1)
+            judged = ask("auto", in_parts, 1).best
             status.update(f"training steps of {judged.simulation.step_s:.0f} s")
             watch.spin()
             rows += _trained(judged.plan, judged.simulation.step_s, cluster, folder, steps)

@@ -53,13 +53,13 @@ class Time:
     """
 
     forward_s: float
-    # part of forward_s: between a replica's ranks, and those over which experts lie
+    # part of forward_s: between a replica's ranks, and those over which experts lie, where it waits
     forward_collective_s: float
     recompute_s: float  # a forward again, its collectives included
-    backward_s: float
-    backward_collective_s: float  # part of backward_s: the same
-    backward_input_s: float  # part of backward_s: what the stage before waits for
-    backward_weight_s: float  # part of backward_s: its rest
+    backward_s: float  # of one that is not cut in two, which waits for less than its parts do
+    backward_collective_s: float  # part of its parts: the same
+    backward_input_s: float  # its first part: what the stage before waits for
+    backward_weight_s: float  # its rest
     store_s: float  # to the host, what the forward keeps; computing hides it, if it can
     fetch_s: float  # back from there, for the backward
     reduce_s: float  # gradients over the replicas
@@ -131,6 +131,14 @@ def stage_time(
     orthogonal = _orthogonal_s(traces, shape, model.wide_dtype, chip, inside, across)
     forward_tp, own_tp, other_tp, parts = collectives
     reduce += parts
+    in_whole = 0.0  # what only a backward hides that is not cut
+    if shape.spread is not None:
+        cut, whole = (
+            _for_blocks(_hidden(each, model.dtype, chip, experts, pairs_apart), shape.layers)
+            for each in (traces, trace_stages(model, shape.kind(True), shape.blocks))
+        )
+        forward_tp, own_tp, other_tp = forward_tp - cut[0], own_tp - cut[1], other_tp - cut[2]
+        in_whole = sum(whole[1:]) - sum(cut[1:])
     recompute = forward
     if profile is not None:
         forward, recompute, own, other, norm, update = _measured(
@@ -147,7 +155,7 @@ def stage_time(
             )
         )
         recompute, forward = forward, forward + chip.kernels.micro_batch_s
-    forward_s, backward_s = forward + forward_tp, own + own_tp + other + other_tp
+    forward_s, backward_s = forward + forward_tp, own + own_tp + other + other_tp - in_whole
     host = chip.links.host_bytes_per_s
     store_s = kept_bytes(model, shape, profile) / host if shape.offload else 0.0
     # a ministage's reduction begins when its last backward ends; the last ministage's is exposed
@@ -306,6 +314,25 @@ def _collectives(
             ),
             all_reduce_s(t.parts_bytes, tp, inside) if t.parts_bytes else 0.0,
         )
+
+    return _by_kind(traces, terms)
+
+
+@lru_cache(maxsize=65536)
+def _hidden(
+    traces: StageTraces, dtype: str, chip: ChipSpec, experts: Link, pairs_apart: bool
+) -> KindTerms:
+    """Returns the seconds of messages between ranks with other experts in which these compute what
+    needs none of them, for one layer and for two: in the forward and both parts of the backward.
+    """
+
+    def hidden_s(overlap: TracedPiece) -> float:
+        ((_, size),) = overlap.routed_peer_bytes if pairs_apart else overlap.routed_bytes
+        return min(experts.seconds(size), _operators_s(overlap, dtype, chip))
+
+    def terms(t: StageTrace) -> Terms:
+        pieces = (t.forward, t.backward_input, t.backward_weight)
+        return tuple(sum(map(hidden_s, piece.overlaps)) for piece in pieces)
 
     return _by_kind(traces, terms)
 

@@ -28,9 +28,15 @@ def all_to_all(
     received: Sequence[int],
     sent: Sequence[int],
     group: dist.ProcessGroup,
-) -> None:
-    """Sends so many rows to each rank, in turn, and fills output with so many from each."""
-    dist.all_to_all_single(output, rows, list(received), list(sent), group=group)
+    wait: bool = True,
+) -> dist.Work | None:
+    """Sends so many rows to each rank, in turn, and fills output with so many from each.
+
+    wait: until output is filled; else it is, and rows may change, once what is returned was waited
+    for.
+    """
+    splits = list(received), list(sent)
+    return dist.all_to_all_single(output, rows, *splits, group=group, async_op=not wait)
 
 
 def start(

@@ -392,13 +392,14 @@ def _joined(times: list[Time], with_twice_the_rows: list[Time]) -> Time:
 
     forward_s = slowest("forward_s", "forward_collective_s")
     input_s = slowest("backward_input_s", "backward_collective_s")
+    hidden_s = min(t.backward_input_s + t.backward_weight_s - t.backward_s for t in times)
     recompute_s = slowest("recompute_s", "forward_collective_s") if most.recompute_s else 0.0
     return replace(
         most,
         forward_s=forward_s,
         recompute_s=recompute_s,
         backward_input_s=input_s,
-        backward_s=input_s + most.backward_weight_s,
+        backward_s=input_s + most.backward_weight_s - hidden_s,
     )
 
 

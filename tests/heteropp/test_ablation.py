@@ -95,7 +95,8 @@ def test_parts_of_sequences_are_held_against_equal_ones_and_the_simulator() -> N
 @pytest.mark.exhaustive
 def test_a_round_of_parts_of_sequences() -> None:
     done = subprocess.run(
-        [TOOL, "--no-table-9", "--no-ratios", "--rounds", "1", "--json"],
+        [TOOL, "--no-table-9", "--no-ratios", "--no-experts", "--no-slices", "--rounds", "1",
+         "--json"],
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -104,10 +105,23 @@ def test_a_round_of_parts_of_sequences() -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_round_of_sequences_in_slices() -> None:
+    done = subprocess.run(
+        [TOOL, "--no-table-9", "--no-ratios", "--no-parts", "--no-experts", "--rounds", "1",
+         "--json"],
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(done.stdout)["rows"]}
+    assert "slices, tokens/s to those of the best plan without" in rows and len(rows) == 5
+
+
+@pytest.mark.exhaustive
 def test_a_round_of_table_9() -> None:
     """It says what it could use, however busy the machine is."""
     done = subprocess.run(
-        [TOOL, "--no-ratios", "--no-parts", "--rounds", "1", "--json"],
+        [TOOL, "--no-ratios", "--no-parts", "--no-experts", "--no-slices", "--rounds", "1",
+         "--json"],
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -25,7 +25,7 @@ from heteropp.models.attention_work import backward_flops, forward_flops, seen_p
 from heteropp.models.causal_attention import causal_inputs
 from heteropp.models.fused_attention import capped_flash_attention
 from heteropp.models.parallel.context_parallel import ContextParallelGroup
-from heteropp.models.parallel.expert_parallel import Counts
+from heteropp.models.parallel.expert_parallel import Counts, UnderWay
 
 ATTENTION = "_scaled_dot_product_attention"
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
@@ -63,6 +63,9 @@ class Trace:
     # to or from ranks with other experts, of the rank that all of them wait for, and between two
     routed_bytes: list[int] = field(default_factory=list)
     routed_peer_bytes: list[int] = field(default_factory=list)
+    # what runs while rows are on their way there: each has its operators and one routed message,
+    # which are among those above as well
+    overlaps: list[Trace] = field(default_factory=list)
 
 
 class CountingGroup:
@@ -129,6 +132,20 @@ class CountingExperts:
         row_bytes = rows.element_size() * math.prod(rows.shape[1:])
         self._charge(self.busiest * row_bytes, self.most_to_peer * row_bytes)
         return rows.new_empty(sum(received), *rows.shape[1:])
+
+    def start(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> UnderWay:
+        trace = self.group.trace
+        coming = self.all_to_all(rows, sent, received)
+        message = Trace(
+            routed_bytes=trace.routed_bytes[-1:], routed_peer_bytes=trace.routed_peer_bytes[-1:]
+        )
+        first = len(trace.operators)
+
+        def wait() -> None:
+            if beside := trace.operators[first:]:
+                trace.overlaps.append(replace(message, operators=beside))
+
+        return UnderWay(rows, coming, wait)
 
     def _charge(self, all_bytes: int, to_peer_bytes: int) -> None:
         self.group.trace.routed_bytes.append(all_bytes)

@@ -114,12 +114,16 @@ def _combined(recordings: Sequence[Recording], weights: Weights, divisor: int) -
 
 
 def _combined_trace(traces: Sequence[Trace], size: Callable[[Values], int]) -> Trace:
-    messages = (each.name for each in fields(Trace) if each.name != "operators")
-    _same(len(trace.operators) for trace in traces)
+    messages = (f.name for f in fields(Trace) if f.name not in ("operators", "overlaps"))
+    _same((len(trace.operators), len(trace.overlaps)) for trace in traces)
     return Trace(
         operators=[
             _combined_operator(alike, size)
             for alike in zip(*(trace.operators for trace in traces), strict=True)
+        ],
+        overlaps=[
+            _combined_trace(alike, size)
+            for alike in zip(*(trace.overlaps for trace in traces), strict=True)
         ],
         **{name: _sizes([getattr(trace, name) for trace in traces], size) for name in messages},
     )

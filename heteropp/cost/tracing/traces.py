@@ -61,6 +61,8 @@ class TracedPiece:
     peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most to one of them
     routed_bytes: tuple[tuple[int, int], ...] = ()  # between ranks with other experts, the same
     routed_peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most between two of them
+    # what of all that runs while one routed message is on its way
+    overlaps: tuple[TracedPiece, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,10 +225,13 @@ def outline(recordings: Sequence[Recording]) -> Entry:
         step = three[0] - two if three else 0
         return two - 2 * step, step
 
-    pieces = {
-        name: _outline_piece([recording.pieces[name] for recording in recordings], size)
-        for name in recordings[0].pieces
+    traces = {name: [r.pieces[name] for r in recordings] for name in recordings[0].pieces}
+    overlaps = {
+        _overlap(name, i): alike
+        for name, of_piece in traces.items()
+        for i, alike in enumerate(zip(*(trace.overlaps for trace in of_piece), strict=True))
     }
+    pieces = {name: _outline_piece(each, size) for name, each in {**traces, **overlaps}.items()}
     if len({tuple(recording.events) for recording in recordings}) != 1:
         raise RuntimeError("a stage's tensors come and go otherwise with 3 sequences than with 2")
     tensors = [size(of) for of in zip(*(r.tensors_bytes for r in recordings), strict=True)]
@@ -256,6 +261,7 @@ def outline(recordings: Sequence[Recording]) -> Entry:
             what: {name: _rows(piece[2 + i]) for name, piece in pieces.items()}
             for i, what in enumerate(MESSAGES)
         },
+        "overlaps": {name: len(of_piece[0].overlaps) for name, of_piece in traces.items()},
         "sizes": {
             name: size(r.sizes_bytes[name] for r in recordings)
             for name in recordings[0].sizes_bytes
@@ -268,6 +274,11 @@ def outline(recordings: Sequence[Recording]) -> Entry:
         "expert_update_peaks": _peaks(expert_update),
         "orthogonal_peaks": _peaks(orthogonal),
     }
+
+
+def _overlap(piece: str, i: int) -> str:
+    """Returns the name of a piece's overlap, as of a piece of its own."""
+    return f"{piece} overlap {i}"
 
 
 def _outline_piece(
@@ -413,6 +424,12 @@ def _piece_at(entry: Entry, name: str, sequences: int) -> TracedPiece:
     def size(of: Size) -> int:
         return of[0] + of[1] * sequences
 
+    last: list[Any] = [
+        tuple((n, constant + each * sequences) for n, constant, each in entry[what][name])
+        for what in MESSAGES
+    ]
+    overlaps = range(entry["overlaps"].get(name, 0))
+    last.append(tuple(_piece_at(entry, _overlap(name, i), sequences) for i in overlaps))
     return TracedPiece(
         tuple(
             (row[0], row[1] == 1, _largest(row, sequences), row[2] + row[3] * sequences)
@@ -422,10 +439,7 @@ def _piece_at(entry: Entry, name: str, sequences: int) -> TracedPiece:
             TracedProduct(number, kind, size(flops), size(moved), tuple(map(size, sides)))
             for number, kind, flops, moved, sides in entry["products"][name]
         ),
-        *(
-            tuple((n, constant + each * sequences) for n, constant, each in entry[what][name])
-            for what in MESSAGES
-        ),
+        *last,
     )
 
 

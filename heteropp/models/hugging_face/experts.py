@@ -2,17 +2,22 @@
 
 It is registered with transformers as a function for experts: its own take no float64, nothing on
 meta, or copy an expert's weights for every token.
+
+Where experts lie over ranks, the shared ones of their block run while rows come back from them,
+before the block calls them: it is then given what they have made. A block that calls them first
+does so before rows leave, and nothing of it is computed meanwhile.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from heteropp.models.parallel.backward import grouped_linear
+from heteropp.models.parallel.backward import WeightGradients, grouped_linear
 from heteropp.models.parallel.expert_parallel import (
     ExpertParallelGroup,
     Routes,
@@ -50,19 +55,21 @@ def _computed_where_experts_are(
     module: Any, x: Tensor, chosen: Tensor, group: ExpertParallelGroup
 ) -> Tensor:
     routes = Routes(group, group.counts(chosen, module.num_experts, module.expert_layer))
-    x = dispatched(x, routes)
+    x, later = dispatched(x, routes)
     by_expert = routes.by_expert(x.device)
-    x = _computed(module, x.index_select(0, by_expert), routes.ends)
-    return returned(x.index_select(0, _inverse(by_expert)), routes)
+    x = _computed(module, x.index_select(0, by_expert), routes.ends, later)
+    meanwhile = getattr(module, "meanwhile", None)
+    return returned(x.index_select(0, _inverse(by_expert)), routes, meanwhile)
 
 
-def _computed(module: Any, x: Tensor, ends: tuple[int, ...]) -> Tensor:
+def _computed(
+    module: Any, x: Tensor, ends: tuple[int, ...], later: WeightGradients | None = None
+) -> Tensor:
     """Returns what experts make of rows, which stand by expert and end there."""
-    first = module.gate_up_proj if module.has_gate else module.up_proj
-    x = grouped_linear(x, first, _bias(module, "gate_up_proj_bias"), ends, module.is_transposed)
+    first, cut = module.gate_up_proj if module.has_gate else module.up_proj, module.is_transposed
+    x = grouped_linear(x, first, _bias(module, "gate_up_proj_bias"), ends, cut, later)
     x = module._apply_gate(x) if module.has_gate else module.act_fn(x)
-    bias = _bias(module, "down_proj_bias")
-    x = grouped_linear(x, module.down_proj, bias, ends, module.is_transposed)
+    x = grouped_linear(x, module.down_proj, _bias(module, "down_proj_bias"), ends, cut, later)
     return module.post_expert_norm(x) if module.has_post_expert_norm else x
 
 
@@ -85,3 +92,41 @@ def _bias(module: Any, name: str) -> Tensor | None:
     bias: Tensor | None = getattr(module, name, None)
     is_summed = name == "down_proj_bias"
     return None if is_summed and getattr(module, "index_in_group", 0) > 0 else bias
+
+
+def spread(part: nn.Module, group: ExpertParallelGroup) -> None:
+    """Has the experts of a part lie over ranks."""
+    for block in part.modules():
+        found = getattr(block, "experts", None)
+        if isinstance(found, nn.Module):
+            found.expert_group = group  # type: ignore[assignment]
+            shared = getattr(block, "shared_experts", None)
+            if shared is not None:
+                shared.__class__ = _ahead(cast(Any, type(shared)))
+                block.register_forward_pre_hook(shared.note)
+                found.meanwhile = shared.run_ahead
+
+
+@lru_cache(maxsize=64)
+def _ahead(theirs: Any) -> Any:
+    """Returns a family's class of shared experts, which can run before their block calls them."""
+    return type(theirs.__name__, (_Ahead, theirs), {})
+
+
+class _Ahead(nn.Module):
+    """Shared experts of what their block is given, beneath their family's class."""
+
+    given: Tensor | None = None  # to the block, until they have run
+    made: Tensor | None = None  # of that, until the block calls them
+
+    def note(self, _: nn.Module, given: tuple) -> None:
+        self.given, self.made = given[0] if given else None, None
+
+    def run_ahead(self) -> None:
+        if self.given is not None:
+            self.made = super().__call__(self.given)
+            self.given = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        made, self.given, self.made = self.made, None, None
+        return super().__call__(x) if made is None else made

@@ -17,6 +17,7 @@ from heteropp.layout.parameter import Parameter
 from heteropp.models.hugging_face import cuts as styles
 from heteropp.models.hugging_face.communication import GroupCommunication
 from heteropp.models.hugging_face.cuts import Cuts, cuts_of, kept_buffers
+from heteropp.models.hugging_face.experts import spread
 from heteropp.models.hugging_face.family import LAYERS, Family, with_buffers
 from heteropp.models.hugging_face.lora import A, Lora, is_added
 from heteropp.models.hugging_face.norms import epsilon_of, fused
@@ -134,10 +135,10 @@ def install(
         _cut(name, module, cuts, parameters, found, next(inside, GroupCommunication(group)))
         if lora and f"{name}.{A}.weight" in parameters:
             module.scale = lora.scale  # type: ignore[assignment]
-        if experts is not None and name.endswith(".experts"):
-            module.expert_group = experts  # type: ignore[assignment]
     for each in all_rows:
         each.surround()
+    if experts is not None:
+        spread(part, experts)
     return part
 
 

@@ -129,14 +129,15 @@ def grouped_linear(
     bias: Tensor | None,
     ends: tuple[int, ...],
     transposed: bool = False,
+    later: WeightGradients | None = None,
 ) -> Tensor:
     """Returns groups of rows, each multiplied by a matrix of its own, [rows, out].
 
     x: [rows, in]; weight: [groups, out, in], or [groups, in, out] if transposed; bias: [groups,
     out]. Group i is rows [ends[i], ends[i + 1]). Inside `put_off` the backward puts off the
-    weight's gradient.
+    weight's gradient; a backward that is not cut leaves it to `later`, which is to run in it.
     """
-    result: Tensor = _GroupedLinear.apply(x, weight, bias, ends, transposed, _later)
+    result: Tensor = _GroupedLinear.apply(x, weight, bias, ends, transposed, _later or later)
     return result
 
 

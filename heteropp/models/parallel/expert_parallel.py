@@ -6,11 +6,17 @@ there, another one takes back what the experts made of them; the backward takes 
 ways. No row is dropped: how many come is what the routers say, and if that is more than a plan has
 room for, the step ends with a sentence on all of these ranks, before memory runs out. As everything
 else, these messages are part of a backward's first half.
+
+Ranks compute what needs no rows while these are on their way. While what experts made of them comes
+back, that is the layer's shared experts, if it has some; while the gradients of that go there, the
+shared experts' backward; and while the gradients of rows come back, those of the experts' weights,
+unless they are put off, as what a stage sends to another one comes first. Nothing is left for when
+rows go to experts: attention comes before them, and all else of the layer behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -21,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from heteropp.models.parallel.backward import WeightGradients
 from heteropp.models.spec import ModelError
 from heteropp.process_groups.collective import all_gather, all_to_all
 
@@ -29,6 +36,15 @@ Counts = Sequence[Sequence[int]]  # by rank and expert: the rows that the rank r
 
 class ExpertCapacityError(ModelError):
     """Routers give experts more rows than their rank has room for; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """Rows between ranks: until `wait` returns `sent` is not to be written, nor `coming` read."""
+
+    sent: Tensor
+    coming: Tensor
+    wait: Callable[[], Any]
 
 
 class ExpertParallelGroup(Protocol):
@@ -47,6 +63,9 @@ class ExpertParallelGroup(Protocol):
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Sends rows, so many to each rank in turn, and returns those that come, in their order."""
+
+    def start(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> UnderWay:
+        """Does so without waiting for any."""
 
 
 class ExpertProcessGroup:
@@ -90,6 +109,12 @@ class ExpertProcessGroup:
         result = rows.new_empty(sum(received), *rows.shape[1:])
         all_to_all(result, rows.contiguous(), received, sent, self.group)
         return result
+
+    def start(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> UnderWay:
+        rows, coming = rows.contiguous(), rows.new_empty(sum(received), *rows.shape[1:])
+        work = all_to_all(coming, rows, received, sent, self.group, wait=False)
+        assert work is not None
+        return UnderWay(rows, coming, work.wait)
 
 
 def by_rank(chosen: Tensor, group: ExpertParallelGroup) -> Tensor:
@@ -140,26 +165,91 @@ class Routes:
         return rows.argsort(stable=True).to(device)
 
 
-def dispatched(x: Tensor, routes: Routes) -> Tensor:
-    """Returns the rows of this rank's experts, [received, ..]; x: its own, by rank and expert."""
-    rows: Tensor = _AllToAll.apply(x, routes.group, routes.sent, routes.received)
+def dispatched(x: Tensor, routes: Routes) -> tuple[Tensor, WeightGradients | None]:
+    """Returns the rows of this rank's experts, [received, ..]; x: its own, by rank and expert.
+
+    What is second has to be given the gradients of the experts' weights, which the backward then
+    computes while those of x are on their way; None: x needs none.
+    """
+    later = WeightGradients()
+    rows: Tensor = _Dispatched.apply(x, routes, later)
+    return rows, later if rows.requires_grad else None
+
+
+def returned(x: Tensor, routes: Routes, meanwhile: Callable[[], None] | None = None) -> Tensor:
+    """Returns what experts made of this rank's own rows; x: of the rows that came to it.
+
+    meanwhile: what is computed while rows are on their way, and its backward while gradients are.
+    """
+    back = _Return(routes)
+    coming: Tensor = _Leave.apply(x, back)
+    if meanwhile is not None:
+        meanwhile()
+    rows: Tensor = _Arrive.apply(coming, back)
     return rows
 
 
-def returned(x: Tensor, routes: Routes) -> Tensor:
-    """Returns what experts made of this rank's own rows; x: of the rows that came to it."""
-    rows: Tensor = _AllToAll.apply(x, routes.group, routes.received, routes.sent)
-    return rows
-
-
-class _AllToAll(torch.autograd.Function):
+class _Dispatched(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, group: ExpertParallelGroup, sent: list[int], received: list[int]
-    ) -> Tensor:
-        ctx.group, ctx.sent, ctx.received = group, sent, received
-        return group.all_to_all(x, sent, received)
+    def forward(ctx: Any, x: Tensor, routes: Routes, later: WeightGradients) -> Tensor:
+        ctx.routes, ctx.later = routes, later
+        return routes.group.all_to_all(x, routes.sent, routes.received)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        return ctx.group.all_to_all(gradient, ctx.received, ctx.sent), None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        routes: Routes = ctx.routes
+        under_way = routes.group.start(gradient, routes.received, routes.sent)
+        ctx.later.run()
+        under_way.wait()
+        return under_way.coming, None, None
+
+
+class _Return:
+    """The way back, in two: what autograd runs between them is computed while rows travel.
+
+    It runs a backward's nodes in the reverse order of their forward's, so that gradients leave in
+    that of _Arrive, and are waited for in that of _Leave.
+    """
+
+    def __init__(self, routes: Routes) -> None:
+        self.routes = routes
+        self.under_way: UnderWay | None = None
+
+    def leave(self, rows: Tensor) -> Tensor:
+        """Returns the rows that come, which are not there yet."""
+        routes = self.routes
+        self.under_way = routes.group.start(rows, routes.received, routes.sent)
+        return self.under_way.coming
+
+    def leave_back(self, gradient: Tensor) -> None:
+        routes = self.routes
+        self.under_way = routes.group.start(gradient, routes.sent, routes.received)
+
+    def arrive(self) -> Tensor:
+        under_way, self.under_way = self.under_way, None
+        assert under_way is not None
+        under_way.wait()
+        return under_way.coming
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, back: _Return) -> Tensor:
+        ctx.back = back
+        return back.leave(x)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.back.arrive(), None
+
+
+class _Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, coming: Tensor, back: _Return) -> Tensor:
+        ctx.back = back
+        return back.arrive().view_as(coming)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        ctx.back.leave_back(gradient)
+        return gradient, None  # in the place of what is under way

@@ -86,9 +86,10 @@ class Freedom:
 
     @cached_property
     def token_slices(self) -> tuple[int, ...]:
-        """Into how many slices pipelines may cut sequences."""
+        """The numbers of slices into which pipelines may cut sequences."""
         most = self.request.token_slices
-        if not set(self.schedules) & set(SLICING) or (most is None and not self._cuts):
+        kept_whole = most is None and (not self._cuts or self.request.context_parallel == 1)
+        if kept_whole or not set(self.schedules) & set(SLICING):
             return (1,)
         return numbers_of_slices(self.request, most)
 
