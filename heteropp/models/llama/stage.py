@@ -34,7 +34,7 @@ from heteropp.models.stage_module import StageModule
 
 
 @dataclass(frozen=True)
-class Tables:
+class PassTables:
     """What all layers of a pass share: its tokens [first, last), and all up to the last."""
 
     cosine: Tensor  # of the angles of rotary embedding, [tokens, 1, head size]
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         self.value = ColumnParallelLinear(model.hidden, kv, group, **kind)
         self.output = RowParallelLinear(model.hidden, model.hidden, group, **kind)
 
-    def forward(self, x: Tensor, tables: Tables) -> Tensor:
+    def forward(self, x: Tensor, tables: PassTables) -> Tensor:
         tokens, seen = tables.tokens, tables.seen
         query = tables.rotate(self.query(x).view(-1, tokens, self.heads, self.head_size))
         key = tables.rotate(self.key(x).view(-1, tokens, self.kv_heads, self.head_size))
@@ -138,7 +138,7 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        tables: Tables,
+        tables: PassTables,
         hashes: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         mixed = self.attention(copy_to_group(self.attention_norm(x), self.group), tables)
@@ -153,7 +153,7 @@ class SharedConstants(nn.Module):
     last; a slice takes its own of them.
     """
 
-    mask: Tensor | None  # as in Tables; a fused kernel needs none
+    mask: Tensor | None  # as in PassTables; a fused kernel needs none
     cosine: Tensor
     sine: Tensor
 
@@ -180,7 +180,7 @@ class SharedConstants(nn.Module):
         for name, table in tables.items():
             self.register_buffer(name, table.to(dtype).to(device), persistent=False)
 
-    def of(self, part: TokenSlice | None, documents: Documents | None) -> Tables:
+    def of(self, part: TokenSlice | None, documents: Documents | None) -> PassTables:
         """Returns the tables of a slice; None: of all the rank's tokens.
 
         documents: None: there is one in a sequence. Positions need no change between documents, as
@@ -195,7 +195,7 @@ class SharedConstants(nn.Module):
             of_rows = documents.of_rows.view(-1, 1, mask.shape[-1])
             apart = of_rows[..., first:].unsqueeze(-1) != of_rows.unsqueeze(-2)
             mask = mask.masked_fill(apart, -math.inf)
-        return Tables(cosine, sine, documents if mask is None else mask, part or self.context)
+        return PassTables(cosine, sine, documents if mask is None else mask, part or self.context)
 
 
 class LlamaStage(StageModule):
