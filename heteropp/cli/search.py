@@ -139,8 +139,9 @@ def search(
             min=1,
             max=MOST_PARTS,
             help="The most ranks over which planners auto and exact cut sequences; 1: they cut "
-            "none, as --bucket asks, nor run slices that were not asked for. If absent, planner auto takes 8 where sequences have 16384 "
-            "tokens or more or nothing fits otherwise, and planner exact cuts none.",
+            "none, as --bucket asks, nor run slices that were not asked for. If absent, planner "
+            "auto takes 8 where sequences have 16384 tokens or more or nothing fits otherwise, and "
+            "planner exact cuts none.",
         ),
     ] = None,
     token_slices: Annotated[

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from heteropp.description.files import write_text
-from heteropp.description.timeline import Span
+from heteropp.description.timeline import Span, in_words
 
 Flow = tuple[Span, Span]  # an arrow from the end of one to the begin of the other
 Curve = Sequence[tuple[float, int]]  # seconds, and bytes from then on
@@ -77,10 +77,8 @@ def _spans(
 
 def _numbered(span: Span, slices: Mapping[int, int]) -> str:
     """Returns a span's micro-batch, and which slice of it where it has some."""
-    if span.rank not in slices or span.micro_batch is None:
-        return str(span.micro_batch)
-    micro_batch, index = divmod(span.micro_batch, slices[span.rank])
-    return f"{micro_batch}, slice {index}"
+    assert span.micro_batch is not None
+    return in_words(span.micro_batch, slices.get(span.rank, 1))
 
 
 def _arrows(

@@ -45,6 +45,14 @@ class Span:
     ministage: int = 0  # of its stage
 
 
+def in_words(micro_batch: int, slices: int) -> str:
+    """Returns an action's micro-batch, and which slice of it where there are several."""
+    if slices == 1:
+        return str(micro_batch)
+    whole, index = divmod(micro_batch, slices)
+    return f"{whole}, slice {index}"
+
+
 Row = tuple[str, Sequence[Span]]  # what it is called
 
 

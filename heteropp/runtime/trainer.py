@@ -11,7 +11,7 @@ from heteropp.data.sequences import Sequences
 from heteropp.data.source import open_tokens
 from heteropp.data.token_file import TokenFile
 from heteropp.data.whole_documents import WholeDocuments
-from heteropp.description.timeline import Span
+from heteropp.description.timeline import Span, in_words
 from heteropp.process_groups.control import Control
 from heteropp.runtime.evaluation import Validation
 from heteropp.runtime.executor import Executor, StepResult
@@ -115,7 +115,10 @@ class Trainer:
         action = self.executor.current
         if action is None:
             return f"between steps {self.completed} and {self.completed + 1}"
-        where = f" of micro-batch {action.micro_batch}" if action.micro_batch is not None else ""
+        where = ""
+        if action.micro_batch is not None:
+            named = in_words(action.micro_batch, self.place.pipeline.slices)
+            where = f" of micro-batch {named}"
         return f"in {action.kind}{where}, step {self.completed + 1}"
 
     def step(self) -> StepResult:

@@ -19,7 +19,7 @@ from operator import add, mul
 from heteropp.cost.planned import human_bytes, spread_of
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Plan, Stage
-from heteropp.description.timeline import Span
+from heteropp.description.timeline import Span, in_words
 from heteropp.schedule.action import COMPUTATION, GATHERS, Action, Kind
 from heteropp.schedule.step_times import TimeShare
 from heteropp.simulator.engine import Noise, StuckError, Timing
@@ -164,9 +164,10 @@ class Simulation:
             if over is None:
                 continue
             when_s, need, action = over
+            slices = self.plan.pipelines[seat.pipeline].slices
             result.append(
                 f"stage {seat.stage} of pipeline {seat.pipeline} needs {human_bytes(need)} on rank "
-                f"{self.fullest_rank(a)} at {describe(action)}, {when_s:.4g} s "
+                f"{self.fullest_rank(a)} at {describe(action, slices)}, {when_s:.4g} s "
                 "into the step; the chip "
                 f"has {human_bytes(capacity)}"
             )
@@ -249,7 +250,7 @@ def simulate(
             program.actors, slack, Noise(noise, seed) if noise else None, hold=not plan.overlap
         )
     except StuckError as error:
-        raise DeadlockError(_deadlock(program, error)) from None
+        raise DeadlockError(_deadlock(plan, program, error)) from None
     reduced_s = _reduced(program, timing)
     begin_s = [
         max([ends[-1], *(end_s for _, end_s in own)])
@@ -313,15 +314,15 @@ def hetero_speedup_ratio(together: Simulation, alone: Sequence[Simulation]) -> f
     return together.tokens_per_s / sum(simulation.tokens_per_s for simulation in alone)
 
 
-def describe(action: Action) -> str:
-    """Returns an action in words, such as "F of micro-batch 3"."""
+def describe(action: Action, slices: int) -> str:
+    """Returns an action in words, such as "F of micro-batch 3". slices: of its pipeline."""
     if action.micro_batch is None:
         return str(action.kind)
     ministage = f", ministage {action.ministage}" if action.ministage else ""
-    return f"{action.kind} of micro-batch {action.micro_batch}{ministage}"
+    return f"{action.kind} of micro-batch {in_words(action.micro_batch, slices)}{ministage}"
 
 
-def _deadlock(program: Program, error: StuckError) -> str:
+def _deadlock(plan: Plan, program: Program, error: StuckError) -> str:
     """Names the ring of replicas that wait for each other, or all that wait."""
     stuck = {s.actor: s for s in error.stuck}
     seen: list[int] = []
@@ -338,5 +339,7 @@ def _deadlock(program: Program, error: StuckError) -> str:
     for b in ring:
         others = stuck[b].waits_for
         whom = " for " + ", ".join(map(rank, others[:3])) if others else ", and no one sends it"
-        parts.append(f"{rank(b)} at {describe(program.tables[b][stuck[b].op])} waits{whom}")
+        action, pipeline = program.tables[b][stuck[b].op], program.seats[b].pipeline
+        doing = describe(action, plan.pipelines[pipeline].slices)
+        parts.append(f"{rank(b)} at {doing} waits{whom}")
     return f"the schedule cannot go on: {'; '.join(parts)}"

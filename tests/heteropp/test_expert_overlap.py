@@ -167,7 +167,7 @@ def test_a_peak_is_within_5_percent_below_the_predicted(
 
 
 def test_rows_take_the_time_that_nothing_hides() -> None:
-    """On fast links that is their way to the experts; on slow ones all four ways."""
+    """That is their way to the experts on fast links, and all four ways on slow ones."""
     plan = spread(plan_of(balanced(), (4,), (2,), (1,), zero_stage=0), {0: (2, 2)})
     links = 1e12, 1e11, 1e6, 1e5  # bytes a second
     fast, _, slow = (

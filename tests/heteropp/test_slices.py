@@ -30,6 +30,7 @@ from typer.testing import CliRunner
 from ditorch.chips import load_chip
 from heteropp.board.trace import read_trace
 from heteropp.cli.search import app
+from heteropp.cost.planned import fits
 from heteropp.cost.token_shares import token_shares
 from heteropp.cost.tracing.kind import StageKind
 from heteropp.cost.tracing.slices import record_slice
@@ -398,6 +399,33 @@ def test_a_slice_told_by_others_is_what_is_recorded_of_it() -> None:
                 assert record_slice(model, layers, kind) == record_stage(model, layers, kind)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        # more experts than the shortest slices have rows for
+        ("qwen3_moe", {"num_local_experts": 128, "num_experts_per_tok": 8}),
+        ("mistral", {"sliding_window": 64}),  # a kernel sees less of a later slice
+    ],
+)
+def test_slices_of_experts_and_windows_cost_what_is_recorded(
+    family: str, changes: dict[str, int]
+) -> None:
+    values = tiny_config(family, layers=2, **changes).to_dict()
+    model = read(values, family, sequence_length=2048, attention="fused")
+    for index, slices in product((0, 1), ((1024, 512, 512), (1000, 548, 500))):
+        kind = StageKind(
+            block=model.block_kind(1),
+            first=False,
+            last=True,
+            tp=1,
+            sequences=1,
+            token_shares=slices,
+            cp_index=index,
+            sliced=True,
+        ).with_slice_alone
+        assert record_slice(model, 1, kind) == record_stage(model, 1, kind)
+
+
 # ---------------------------------------------------------------- who chooses them
 
 
@@ -435,6 +463,19 @@ def test_a_plan_that_follows_on_lost_chips_has_them_too() -> None:
     left = request.cluster.kept([0, 2])
     found = replan(left, old, request.cluster.members)
     assert found.plan.has_slices and found.plan.world_size == 2
+
+
+def test_a_plan_that_fits_in_slices_alone_is_found_again() -> None:
+    chip = load_chip("b-mini")
+    memory = replace(chip.memory, capacity_bytes=26 << 20)
+    cluster = Cluster("small", in_order([Node("b", replace(chip, memory=memory), range(1))] * 4))
+    model = tiny_model(sequence_length=8192, hidden=32, layers=12, attention="fused")
+    old = sliced(plan_of(model, (3,) * 4, (1,) * 4, (1,) * 4), (512,) * 16)
+    left = cluster.kept([0, 1, 2])
+    found = replan(left, old, cluster.members)
+    assert found.plan.has_slices and fits(found.plan, left)
+    prediction = found.plan.prediction
+    assert prediction is not None and prediction.lower_bound_s <= prediction.step_s
 
 
 @pytest.mark.parametrize(

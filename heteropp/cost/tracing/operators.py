@@ -207,7 +207,8 @@ def _charge(name: str, args: Any, kwargs: Any, result: Any) -> TracedOperator:
         right = args[2] if name in ("addmm", "baddbmm") else args[1]
         flops = 2 * left.numel() * right.shape[-1]
         m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
-        return TracedOperator(name, True, (flops,), moved, (left.numel() // (m * k), m, n, k))
+        sides = (left.numel() // (m * k), m, n, k) if left.numel() else ()  # of an expert's no rows
+        return TracedOperator(name, True, (flops,), moved, sides)
     return TracedOperator(name, False, tuple(tensor.numel() for tensor in tensors), moved)
 
 

@@ -3,21 +3,25 @@
 A plan may have sixteen slices, and a search thousands. All that is counted of one, though, is a
 polynomial of its tokens t and of the last of them, l: each operator looks at its own tokens, or at
 each of these together with those before, so that the terms are 1, t, l, t l and t^2. Five
-recordings tell all of it, or three where there are no tokens before; one more checks them.
+recordings tell all of it, or three where there are no tokens before; one more checks them. That is
+not so of a kernel that looks through a window, nor where experts have no whole number of a slice's
+rows each: such slices are recorded themselves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 
 from heteropp.cost.tracing.kind import StageKind
 from heteropp.cost.tracing.operators import Trace, TracedOperator
+from heteropp.cost.tracing.scores import kernel_takes_parts
 from heteropp.cost.tracing.stage import Recording, record_stage
 from heteropp.models.spec import ModelSpec
 
-UNIT = 8  # tokens of each tensor-parallel rank; slices are recorded at a few of these
+UNIT = 8  # tokens of each tensor-parallel rank, at least; slices are recorded at a few of these
 FIRST = ((1, 1), (2, 2), (3, 3), (4, 4))  # tokens, and the last of them, in units
 LATER = ((1, 6), (2, 6), (3, 6), (1, 4), (2, 4), (3, 4))  # the last one checks the others
 FEWEST = 8  # units of a sequence, of which a slice is not recorded as it is
@@ -36,7 +40,7 @@ def record_slice(model: ModelSpec, layers: int, kind: StageKind) -> Recording:
     tokens, last = kind.token_shares[kind.cp_index], sum(kind.token_shares[: kind.cp_index + 1])
     known = _known(model, layers, replace(kind, token_shares=None, cp_index=int(tokens < last)))
     try:
-        return _combined(known, *_weights(tokens, last, UNIT * kind.tp))
+        return _combined(known, *_weights(tokens, last, _unit(model, kind)))
     except _UnlikeError:
         return record_stage(model, layers, kind)
 
@@ -47,8 +51,8 @@ def _known(model: ModelSpec, layers: int, kind: StageKind) -> list[Recording]:
 
     kind: with no slices of its own; its cp_index says whether there are tokens before.
     """
-    unit, length = UNIT * kind.tp, model.sequence_length
-    if length <= FEWEST * unit:
+    unit, length = _unit(model, kind), model.sequence_length
+    if length <= FEWEST * unit or not kernel_takes_parts(model):
         return []
     points = LATER if kind.cp_index else FIRST
     found = []
@@ -62,6 +66,11 @@ def _known(model: ModelSpec, layers: int, kind: StageKind) -> list[Recording]:
     except _UnlikeError:
         return []
     return known if told == check else []
+
+
+def _unit(model: ModelSpec, kind: StageKind) -> int:
+    """Returns so many tokens that every expert has a whole number of their rows, and some."""
+    return math.lcm(UNIT * kind.tp, max(1, model.expert_count))
 
 
 def _weights(tokens: int, last: int, unit: int) -> tuple[Weights, int]:

@@ -25,6 +25,7 @@ from heteropp.elastic.replanning.in_parts import in_parts, of_shorter
 from heteropp.elastic.replanning.moved import moved_bytes
 from heteropp.elastic.replanning.spread import spread, stated_capacity
 from heteropp.models.spec import ModelError
+from heteropp.search.auto.changed import with_each
 from heteropp.search.auto.freedom import USUAL_PARTS, Freedom
 from heteropp.search.auto.slicing import sliced
 from heteropp.search.balance import Balance, Sketch
@@ -146,7 +147,7 @@ class _ReplanSearch:
 
     def run(self) -> None:
         balance = Balance(self.cluster, self.like)
-        self.bound_s = balance.bound_s()
+        self.bound_s = self._least_s(balance)
         present = {member: rank for rank, member in enumerate(self.cluster.members)}
         left = adapted(self.like, [present.get(m) for m in self.old_members], self.cluster)
         self._try("the old plan", balance, [left])
@@ -156,11 +157,24 @@ class _ReplanSearch:
         self._everything(balance)
         for smaller in filter(self._may_do, _smaller(self.cluster)):
             balance = Balance(smaller, self.like)
-            if balance.bound_s() < self.best_s:
+            if self._least_s(balance) < self.best_s:
                 self._everything(balance)
         for smaller in self._fewer_chips():
             if not self.found:
                 self._everything(Balance(smaller, self.like))
+
+    def _least_s(self, balance: Balance) -> float:
+        """Returns seconds that no step on a balance's chips takes less than, in slices too: these
+        attend to no fewer keys than as many short sequences do.
+        """
+        if not self.like.has_slices:
+            return balance.bound_s()
+        shorter = of_shorter(self.like, self._slices)
+        return Balance(balance.cluster, shorter).bound_s() if shorter else 0.0
+
+    @property
+    def _slices(self) -> int:
+        return max(pipeline.slices for pipeline in self.like.pipelines)
 
     def rescue(self) -> None:
         """Cuts sequences, then spreads experts, then both, if no other plan was found to fit."""
@@ -241,14 +255,15 @@ class _ReplanSearch:
 
     def _candidates(self, balance: Balance, tried: Iterable[Skeleton]) -> Iterator[Candidate]:
         """Yields plans on skeletons, the fastest first: such as memory holds, as far as is
-        estimated, or, to have their experts spread, such as memory might hold then.
+        estimated, or such as memory might hold with experts spread or in slices.
         """
+        more = self.spreads or self.like.has_slices
         sketches: list[tuple[float, Sketch]] = []
         for skeleton in dict.fromkeys(tried):
             with suppress(ProfileError):
                 sketches += [(balance.estimate_s(s), s) for s in balance.sketches(skeleton)]
         for _, sketch in sorted(sketches):
-            for capped in (True, False)[: 1 + self.spreads]:
+            for capped in (True, False)[: 1 + more]:
                 with suppress(ProfileError):
                     if candidate := balance.candidate(sketch, capped):
                         yield candidate
@@ -295,8 +310,12 @@ class _ReplanSearch:
         if self.spreads and (other := spread(candidate.plan, balance.power, self.expert_capacity)):
             plans.append(other)
         if self.like.has_slices:
-            count = max(pipeline.slices for pipeline in self.like.pipelines)
-            ways = (sliced(candidate.plan, count, way) for way in (BY_WORK, EVEN))
+            roomier = with_each(candidate.plan, lambda stage: replace(stage, recompute=True))
+            ways = (
+                sliced(plan, self._slices, way)
+                for plan in (candidate.plan, roomier)
+                for way in (BY_WORK, EVEN)
+            )
             plans += [plan for plan in dict.fromkeys(ways) if plan is not None]
         before = len(self.found)
         for plan in plans:

@@ -148,8 +148,9 @@ def given_mask(config: Any, masks: Masks) -> Any:
 def windows_of(layer: nn.Module) -> Iterator[int | None]:
     """Yields the window of every attention in a layer."""
     for module in layer.modules():
-        if hasattr(module, "is_causal"):
-            yield getattr(module, "sliding_window", None)
+        if hasattr(module, "is_causal"):  # some attend through the window of all layers alike
+            of_all = getattr(getattr(module, "config", None), "sliding_window", None)
+            yield getattr(module, "sliding_window", of_all)
 
 
 def attention(

@@ -114,8 +114,8 @@ def check_attention(model: ModelSpec, device: Device, apart: bool, cut: bool = F
         raise ModelError(
             "the model's attention is fused, through a window, within documents or with a soft "
             "cap, and the plan has token_shares or token_slices, for which chips have no kernel "
-            "yet; expected explicit attention, or a plan without context parallelism "
-            "(heteropp-search --context-parallel 1 finds one)"
+            "yet; expected explicit attention, or a plan of whole sequences "
+            "(heteropp-search --context-parallel 1 --token-slices 1 finds one)"
         )
     import ditorch
 

@@ -15,7 +15,7 @@ from heteropp.search.auto.changed import places, with_each, with_one, with_stage
 from heteropp.search.auto.expert_moves import expert_parallel
 from heteropp.search.auto.freedom import Freedom, as_schedule
 from heteropp.search.auto.regrouping import regrouped, way_of
-from heteropp.search.auto.slicing import token_slices, whole
+from heteropp.search.auto.slicing import cut_anew, token_slices, whole
 from heteropp.search.auto.spreading import with_shares_that_fit
 from heteropp.search.auto.trials import Draft, with_pipelines
 from heteropp.search.parts import ways_to_cut
@@ -68,7 +68,7 @@ def _slack(draft: Draft) -> Kind:
 def and_balanced(plans: Iterable[Plan], freedom: Freedom) -> Iterator[Plan]:
     """Yields plans whose stages are others than before, first with layers dealt anew to them."""
     for made in plans:
-        plan = with_shares_that_fit(made, freedom)
+        plan = cut_anew(with_shares_that_fit(made, freedom))
         with suppress(PlanError, ProfileError):
             validate(plan)
             yield balanced(plan, freedom.request.cluster)

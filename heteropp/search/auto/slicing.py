@@ -13,7 +13,9 @@ from heteropp.description.plan import Pipeline, Plan
 from heteropp.models.spec import ModelError, ModelSpec
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.auto.trials import with_pipelines
-from heteropp.search.parts import WAYS, ways_to_cut
+from heteropp.search.parts import BY_WORK, WAYS, ways_to_cut
+
+FINE = 4  # such units in a slice, in the mean, or more: else slices are cut anywhere
 
 
 def whole(plan: Plan) -> Plan:
@@ -36,9 +38,31 @@ def sliced(plan: Plan, count: int, way: int) -> Plan | None:
 def _sliced(pipeline: Pipeline, model: ModelSpec, count: int, way: int) -> Pipeline:
     if len(pipeline.stages) == 1:  # which no slice would reach sooner
         return replace(pipeline, token_slices=None)
-    tp = math.lcm(*(stage.tp for stage in pipeline.stages))
-    ways = ways_to_cut(model, count, tp)
+    unit = tp = math.lcm(*(stage.tp for stage in pipeline.stages))
+    if model.expert_count:  # of slices whose experts have whole numbers of rows few need a trace
+        unit = math.lcm(tp, model.expert_count)
+    if model.sequence_length % unit or model.sequence_length < FINE * count * unit:
+        unit = tp
+    ways = ways_to_cut(model, count, unit)
     return replace(pipeline, token_slices=ways[min(way, len(ways) - 1)])
+
+
+def cut_anew(plan: Plan) -> Plan:
+    """Returns a plan whose slices go with stages that are others than before: tensor-parallel
+    degrees divide them, and pipelines of one stage have none.
+    """
+    found = [_cut_anew(pipeline, plan.model) for pipeline in plan.pipelines]
+    return with_pipelines(plan, found) if plan.has_slices else plan
+
+
+def _cut_anew(pipeline: Pipeline, model: ModelSpec) -> Pipeline:
+    slices, tps = pipeline.token_slices or (), {stage.tp for stage in pipeline.stages}
+    if len(pipeline.stages) > 1 and not any(tokens % tp for tokens in slices for tp in tps):
+        return pipeline
+    try:
+        return _sliced(pipeline, model, pipeline.slices, BY_WORK)
+    except ModelError:
+        return replace(pipeline, token_slices=None)
 
 
 def for_longer_in_slices(plan: Plan, model: ModelSpec, factor: int, way: int) -> Plan | None:
