@@ -131,7 +131,7 @@ def stage_time(
     orthogonal = _orthogonal_s(traces, shape, model.wide_dtype, chip, inside, across)
     forward_tp, own_tp, other_tp, parts = collectives
     reduce += parts
-    in_whole = 0.0  # what only a backward hides that is not cut
+    in_whole = issued_s = 0.0  # what only a backward hides that is not cut, and its host's work
     if shape.spread is not None:
         cut, whole = (
             _for_blocks(_hidden(each, model.dtype, chip, experts, pairs_apart), shape.layers)
@@ -145,17 +145,21 @@ def stage_time(
             model, shape, chip, across, profile
         )
     elif chip.kernels is not None:
+        every_issued = _for_blocks(_issuing(traces, chip), shape.layers)
+        issued_s = sum(every_issued[1:])
         forward, own, other = (
             max(computing, issued - collective)
             for computing, issued, collective in zip(
                 (forward, own, other),
-                _for_blocks(_issuing(traces, chip), shape.layers),
+                every_issued,
                 (forward_tp, own_tp, other_tp),
                 strict=True,
             )
         )
         recompute, forward = forward, forward + chip.kernels.micro_batch_s
-    forward_s, backward_s = forward + forward_tp, own + own_tp + other + other_tp - in_whole
+    # measured kernels may be shorter than those that were to hide messages
+    forward_s, in_whole = forward + forward_tp, min(in_whole, other)
+    backward_s = max(own + own_tp + other + other_tp - in_whole, issued_s)
     host = chip.links.host_bytes_per_s
     store_s = kept_bytes(model, shape, profile) / host if shape.offload else 0.0
     # a ministage's reduction begins when its last backward ends; the last ministage's is exposed

@@ -58,13 +58,13 @@ class FlatBuffers:
             self.gradients.zero_()
 
     @torch.no_grad()
-    def add_expert_loads(self, module: StageModule) -> None:
-        """Adds what a module's routers have counted to the gradients of their biases, which are
+    def add_expert_loads(self) -> None:
+        """Adds what the module's routers have counted to the gradients of their biases, which are
         summed as any: for each expert how far it is above the mean load, times the number of
         experts, which makes it a whole number. The module then counts from 0 on.
         """
         for entry in self.entries:
-            if (counts := module.expert_loads.get(entry.name)) is not None:
+            if (counts := self.module.expert_loads.get(entry.name)) is not None:
                 assert self.gradients is not None
                 self.gradients[entry.first : entry.last] += counts * len(counts) - counts.sum()
                 counts.zero_()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from heteropp.description.hyperparameters import Hyperparameters
 from heteropp.layout.flat_buffer import Layout
+from heteropp.layout.parameter import Parameter
 from heteropp.models.parallel.tensor_parallel import TensorParallelGroup
 from heteropp.optimizer.adamw import adamw_update
 from heteropp.optimizer.muon import Gather, Muon
@@ -29,8 +31,11 @@ class ShardOptimizer:
         hyperparameters: Hyperparameters,
         group: TensorParallelGroup,
         gather: Gather | None,
+        moved_by_loads: Callable[[Parameter], bool],
     ) -> None:
-        """values: the shard's, in the dtype that it is updated in; gather: see Muon."""
+        """values: the shard's, in the dtype that it is updated in; gather: see Muon.
+        moved_by_loads: whether experts' loads alone move a parameter, which then does not decay.
+        """
         self.values, self.hyperparameters = values, hyperparameters
         self.average = torch.zeros_like(values)
         self.muon: Muon | None = None
@@ -40,7 +45,9 @@ class ShardOptimizer:
             self.muon = Muon(values, self.average, layout, shard, hyperparameters, group, gather)
         rest = slice(shard.start + self.skipped, shard.stop)
         settings = {
-            entry.name: hyperparameters.of(entry.parameter, entry.global_name)
+            entry.name: (1.0, 0.0)
+            if moved_by_loads(entry.parameter)
+            else hyperparameters.of(entry.parameter, entry.global_name)
             for entry in layout.entries
         }
         # of the learning rate: what it is multiplied by, and how much of the values goes with it

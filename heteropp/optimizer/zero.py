@@ -47,7 +47,13 @@ class FlatParameters(FlatBuffers):
         self.master = own.float() if self.mixed else own
         whole = self._whole if shards > 1 else None
         self.optimizer = ShardOptimizer(
-            self.master, self.layout, self.shard, hyperparameters, module.group, whole
+            self.master,
+            self.layout,
+            self.shard,
+            hyperparameters,
+            module.group,
+            whole,
+            module.model.is_expert_bias,
         )
         self.shard_gradient: Tensor | None = None  # once reduced
         self.reducing: dist.Work | None = None
@@ -66,8 +72,8 @@ class FlatParameters(FlatBuffers):
     def reduce(self) -> None:
         """Starts to sum the gradients over the replicas, each of its share of the batch."""
         assert self.gradients is not None
-        self.add_expert_loads(self.module)
         self._sum_copies(self.gradients)
+        self.add_expert_loads()  # which all tensor-parallel ranks have counted alike
         self.shard_gradient = self.gradients
         if self.layout.shards > 1:
             self.shard_gradient = torch.empty_like(self.gradients[self.shard])

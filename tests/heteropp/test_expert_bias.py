@@ -105,7 +105,8 @@ LAYOUTS: dict[str, Callable[[HuggingFaceModel], Plan]] = {
 def _two_pipelines(model: HuggingFaceModel) -> Plan:
     one = plan_of(model, (3, 1), (1, 1), (1, 1))
     (first,) = one.pipelines
-    (second,) = plan_of(model, (2, 2), (1, 1), (1, 1)).pipelines
+    # all of whose tensor-parallel ranks see all rows of their blocks' experts
+    (second,) = plan_of(model, (2, 2), (1, 1), (2, 1), sequence_parallel=True).pipelines
     second = replace(moved(second, 2), micro_batches=first.micro_batches)
     return replace(one, global_batch=2 * one.global_batch, pipelines=(first, second))
 

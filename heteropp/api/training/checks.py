@@ -202,7 +202,8 @@ def chosen_hyperparameters(
     ):
         raise InputError(
             f"--expert-bias-update-rate is {hyperparameters.expert_bias_update_rate:g}, but model "
-            f"{model.name} has no router with a bias that trains; expected 0"
+            f"{model.name} has no router with a bias that trains; expected 0, or a plan that is "
+            "searched anew where this one is of an earlier version"
         )
     schedule, last = hyperparameters.learning_rate_schedule, hyperparameters.decay_steps
     if schedule == "wsd":

@@ -233,9 +233,12 @@ class _Start:
         asked = {name: getattr(options, name) for name in HYPERPARAMETERS}
         asked["groups"] = tuple(options.group) if options.group else None
         before = base.hyperparameters if base else None
-        if options.expert_bias_update_rate and self.by_length:
+        rate = options.expert_bias_update_rate
+        if rate is None and before is not None:
+            rate = before.expert_bias_update_rate
+        if rate and self.by_length:
             raise InputError(
-                f"--expert-bias-update-rate is {options.expert_bias_update_rate:g}, and --bucket "
+                f"--expert-bias-update-rate is {rate:g}, and --bucket "
                 "pads documents; expected 0, as padding would count as load"
             )
         return chosen_hyperparameters(before, options.steps, asked, self.plan)

@@ -32,6 +32,7 @@ SOURCES = (  # of heteropp, beside those of the model's family
     *("models/causal_attention", "models/documents", "models/fused_attention"),
     *("models/masked_flops", "cost/tracing/scores"),
     *("models/last_tokens", "models/parallel/context_parallel", "models/parallel/expert_parallel"),
+    "models/auxiliary_loss",
     *("models/parallel/token_context", "models/parallel/token_slices"),
     *("models/parted", "cost/token_shares"),
     *("cost/tracing/cache", "cost/tracing/kind", "cost/tracing/liveness"),

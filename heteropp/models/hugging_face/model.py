@@ -36,8 +36,8 @@ EXPERT_BIASES = (".e_score_correction_bias", ".expert_bias")
 SPREADABLE = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")  # whose experts may lie over ranks
 
 
-def is_expert_bias(parameter: Parameter, experts: int) -> bool:
-    """Whether a parameter is a router's bias of just a layer's experts."""
+def names_expert_bias(parameter: Parameter, experts: int) -> bool:
+    """Whether a parameter is, by name and size, a router's bias of just a layer's experts."""
     fits = f".{parameter.name}".endswith(EXPERT_BIASES)
     return fits and math.prod(parameter.shape) == experts
 
@@ -101,7 +101,7 @@ class HuggingFaceModel(PartedModel):
         return ".experts." in parameter.name and parameter.shape[:1] == (self.experts,)
 
     def is_expert_bias(self, parameter: Parameter) -> bool:
-        return parameter.trains and is_expert_bias(parameter, self.experts)
+        return parameter.trains and names_expert_bias(parameter, self.experts)
 
     def expert_parallel_problem(self) -> str | None:
         kind = self.config.values().get("model_type")

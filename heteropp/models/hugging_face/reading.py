@@ -8,10 +8,11 @@ from typing import Any
 from torch import nn
 
 from heteropp.models.hugging_face.attention import windows_of
+from heteropp.models.hugging_face.auxiliary_loss import routers_of
 from heteropp.models.hugging_face.config import Config
 from heteropp.models.hugging_face.cuts import head_sizes, own_parameters, tp_refusal
 from heteropp.models.hugging_face.family import LAYERS, Family, family
-from heteropp.models.hugging_face.model import HuggingFaceModel, is_expert_bias
+from heteropp.models.hugging_face.model import HuggingFaceModel, names_expert_bias
 from heteropp.models.hugging_face.remote_code import RemoteCode
 from heteropp.models.hugging_face.rows import uncuttable
 from heteropp.models.parted import Part
@@ -47,6 +48,7 @@ def fields_of(values: dict[str, Any], code: RemoteCode | None = None) -> dict[st
 
 def _fields_of(values: dict[str, Any], config: Config) -> dict[str, Any]:
     found = family(config)
+    _check_routers(found)
     own = found.config
     dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32")
     if dtype not in _DTYPES:
@@ -77,6 +79,12 @@ def read(
     return HuggingFaceModel(name=name, **{**fields_of(values, code), **changes})
 
 
+def _check_routers(found: Family) -> None:
+    """Raises ModelError where the loss of routers is asked for and no layer has one."""
+    if found.has_auxiliary_loss and not any(True for _ in routers_of(found, found.base.layers)):
+        raise ModelError("output_router_logits is true; expected false, as no layer has a router")
+
+
 def _first(config: Any, names: tuple[str, ...]) -> int:
     """Returns the first of some entries of a config that is there; 0: none."""
     return next((value for name in names if (value := getattr(config, name, None))), 0)
@@ -99,7 +107,7 @@ def _mixes_documents(found: Family) -> str:
 
 def _with_expert_bias(parameter: Parameter, experts: int) -> Parameter:
     """Returns a router's bias as one that trains, though without gradients, and else the same."""
-    if is_expert_bias(parameter, experts):
+    if names_expert_bias(parameter, experts):
         return replace(parameter, trains=True, decays=False)
     return parameter
 
