@@ -107,8 +107,10 @@ def _two_pipelines(model: HuggingFaceModel) -> Plan:
     (first,) = one.pipelines
     # all of whose tensor-parallel ranks see all rows of their blocks' experts
     (second,) = plan_of(model, (2, 2), (1, 1), (2, 1), sequence_parallel=True).pipelines
-    second = replace(moved(second, 2), micro_batches=first.micro_batches)
-    return replace(one, global_batch=2 * one.global_batch, pipelines=(first, second))
+    second = replace(moved(second, 2), micro_batches=1)
+    return replace(
+        one, global_batch=one.micro_batch * (first.micro_batches + 1), pipelines=(first, second)
+    )
 
 
 EVERYDAY = ("ep beside tp", "zb-v")
