@@ -71,7 +71,9 @@ class Time:
 
     @property
     def micro_batch_s(self) -> float:
-        """T_comp of section 4.3.2; the way to the host goes on beside, and counts if longer."""
+        """T_comp of section 4.3.2; the way to the host goes on beside, and counts if longer. A
+        backward counts as one that is not cut in two, which may take less than its parts.
+        """
         return max(self.forward_s, self.store_s) + max(
             self.recompute_s + self.backward_s, self.fetch_s
         )
