@@ -56,7 +56,8 @@ class Time:
     # part of forward_s: between a replica's ranks, and those over which experts lie, where it waits
     forward_collective_s: float
     recompute_s: float  # a forward again, its collectives included
-    backward_s: float  # of one that is not cut in two, which waits for less than its parts do
+    # a first stage's is not cut in two, and may wait for less than its parts do
+    backward_s: float
     backward_collective_s: float  # part of its parts: the same
     backward_input_s: float  # its first part: what the stage before waits for
     backward_weight_s: float  # its rest
@@ -71,9 +72,7 @@ class Time:
 
     @property
     def micro_batch_s(self) -> float:
-        """T_comp of section 4.3.2; the way to the host goes on beside, and counts if longer. A
-        backward counts as one that is not cut in two, which may take less than its parts.
-        """
+        """T_comp of section 4.3.2; the way to the host goes on beside, and counts if longer."""
         return max(self.forward_s, self.store_s) + max(
             self.recompute_s + self.backward_s, self.fetch_s
         )
@@ -135,12 +134,12 @@ def stage_time(
     reduce += parts
     in_whole = issued_s = 0.0  # what only a backward hides that is not cut, and its host's work
     if shape.spread is not None:
-        cut, whole = (
-            _for_blocks(_hidden(each, model.dtype, chip, experts, pairs_apart), shape.layers)
-            for each in (traces, trace_stages(model, shape.kind(True), shape.blocks))
-        )
+        cut = _for_blocks(_hidden(traces, model.dtype, chip, experts, pairs_apart), shape.layers)
         forward_tp, own_tp, other_tp = forward_tp - cut[0], own_tp - cut[1], other_tp - cut[2]
-        in_whole = sum(whole[1:]) - sum(cut[1:])
+        if shape.first:  # no stage before waits for a part of its backward
+            whole = trace_stages(model, shape.kind(True), shape.blocks)
+            hidden_s = _hidden(whole, model.dtype, chip, experts, pairs_apart)
+            in_whole = sum(_for_blocks(hidden_s, shape.layers)[1:]) - sum(cut[1:])
     recompute = forward
     if profile is not None:
         forward, recompute, own, other, norm, update = _measured(
