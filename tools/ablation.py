@@ -324,44 +324,50 @@ def parts_of_sequences(folder: Path, paced: Paced, rounds: int, slower: float) -
     cluster, half = read_cluster(path), CP_MODEL.sequence_length // 2
     shares = {"equal parts": (half, half), "parts by speed": token_shares(CP_MODEL, CP_SPEEDS)}
     plans = {name: _cut_plan(cluster, each) for name, each in shares.items()}
-    with Ranks(cluster.world_size, partial(TrainingRank, plans, path, None)) as ranks:
-        step_s = paced.take("parts of sequences", dict.fromkeys(plans, ranks), rounds)
-    simulated_s = {n: simulate(plan, cluster, emulated=True).step_s for n, plan in plans.items()}
-    return parts_rows(step_s, simulated_s)
+    return parts_rows(*_in_turn("parts of sequences", path, plans, paced, rounds))
 
 
 def numbers_of_experts(folder: Path, paced: Paced, rounds: int, slower: float) -> list[Row]:
     """Experts that lie over two chips by their speeds, against equal numbers. Raises Failed."""
     path = write_speeds(folder / "experts", spread_experts.SPEEDS, EP_SCALE.slower(slower))
-    cluster = read_cluster(path)
-    plans = spread_experts.plans(cluster)
-    with Ranks(cluster.world_size, partial(TrainingRank, plans, path, None)) as ranks:
-        step_s = paced.take("numbers of experts", dict.fromkeys(plans, ranks), rounds)
-    simulated_s = {n: simulate(plan, cluster, emulated=True).step_s for n, plan in plans.items()}
-    slower_s, faster_s = spread_experts.EQUAL, spread_experts.BY_SPEED
-    gains = [percent / 100 for percent in percents(step_s, slower_s, faster_s)]
-    return spread_experts.rows(gains, step_s, simulated_s)
+    plans = spread_experts.plans(read_cluster(path))
+    measured = _in_turn("numbers of experts", path, plans, paced, rounds)
+    what = "experts by speed, tokens/s to those of equal numbers"
+    return gain_rows(what, 1.2, spread_experts.EQUAL, spread_experts.BY_SPEED, *measured)
 
 
 def sequences_in_slices(folder: Path, paced: Paced, rounds: int, slower: float) -> list[Row]:
     """Slices where links are slow, against the best plan without. Raises Failed."""
     path = sliced_sequences.write_cluster(folder / "slices", slower)
-    cluster, plans = read_cluster(path), sliced_sequences.plans(path)
+    measured = _in_turn("slices", path, sliced_sequences.plans(path), paced, rounds)
+    what = "slices, tokens/s to those of the best plan without"
+    return gain_rows(what, 1.2, sliced_sequences.WITHOUT, sliced_sequences.SLICED, *measured)
+
+
+def _in_turn(
+    what: str, path: Path, plans: Mapping[str, Plan], paced: Paced, rounds: int
+) -> tuple[Steps, dict[str, float]]:
+    """Returns the steps of plans that stay in memory together, and what is simulated of each.
+
+    path: of their cluster's file. Raises Failed.
+    """
+    cluster = read_cluster(path)
     with Ranks(cluster.world_size, partial(TrainingRank, plans, path, None)) as ranks:
-        step_s = paced.take("slices", dict.fromkeys(plans, ranks), rounds)
-    simulated_s = {n: simulate(plan, cluster, emulated=True).step_s for n, plan in plans.items()}
-    without, sliced = sliced_sequences.WITHOUT, sliced_sequences.SLICED
-    gains = [percent / 100 for percent in percents(step_s, without, sliced)]
-    return sliced_sequences.rows(gains, step_s, simulated_s)
+        step_s = paced.take(what, dict.fromkeys(plans, ranks), rounds)
+    return step_s, {n: simulate(plan, cluster, emulated=True).step_s for n, plan in plans.items()}
 
 
 def parts_rows(step_s: Steps, simulated_s: Mapping[str, float]) -> list[Row]:
+    what = "parts by speed, tokens/s to those of equal parts"
+    return gain_rows(what, 1.25, "equal parts", "parts by speed", step_s, simulated_s)
+
+
+def gain_rows(
+    what: str, bar: float, base: str, other: str, step_s: Steps, simulated_s: Mapping[str, float]
+) -> list[Row]:
     """How many times as many tokens per second, and what simulated steps are off the measured."""
-    gains = [percent / 100 for percent in percents(step_s, "equal parts", "parts by speed")]
-    rows = [
-        row_over_rounds("parts by speed, tokens/s to those of equal parts", "x", gains, bar=1.25,
-            better="higher")
-    ]  # fmt: skip
+    gains = [percent / 100 for percent in percents(step_s, base, other)]
+    rows = [row_over_rounds(what, "x", gains, bar=bar, better="higher")]
     for name, expected_s in simulated_s.items():
         errors = [100 * abs(expected_s / each_s - 1) for each_s in step_s[name] if each_s]
         rows.append(row_over_rounds(f"{name}, simulated step off", "%", errors, bar=2.0))

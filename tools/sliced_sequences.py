@@ -1,4 +1,4 @@
-"""Sequences in slices over nodes that are far from each other, against the best plan without: rows
+"""Sequences in slices over nodes that are far from each other, against the best plan without: plans
 of the ablation.
 
 There are fewer sequences than chips. Without slices they are whole, or cut over chips, between
@@ -7,13 +7,10 @@ which keys and values then go in every layer; both plans are the default planner
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evidence import Row
 from twins import Scale, write_twin
 
-from dicomm.bench.judging import row_over_rounds
 from heteropp.description.cluster import Cluster, read_cluster
 from heteropp.description.plan import Plan
 from heteropp.models.llama.model import LlamaModel
@@ -58,19 +55,3 @@ def _planned(cluster: Cluster, most_slices: int) -> Plan:
         token_slices=most_slices,
     )
     return ask("auto", request, 1).best.plan
-
-
-def rows(
-    gains: Sequence[float],
-    step_s: Mapping[str, Sequence[float | None]],
-    simulated_s: Mapping[str, float],
-) -> list[Row]:
-    """How many times as many tokens per second, and what simulated steps are off the measured."""
-    result = [
-        row_over_rounds("slices, tokens/s to those of the best plan without", "x", gains,
-            bar=1.2, better="higher")
-    ]  # fmt: skip
-    for name, expected_s in simulated_s.items():
-        errors = [100 * abs(expected_s / each_s - 1) for each_s in step_s[name] if each_s]
-        result.append(row_over_rounds(f"{name}, simulated step off", "%", errors, bar=2.0))
-    return result

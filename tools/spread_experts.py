@@ -1,4 +1,4 @@
-"""Experts that lie over two unlike chips, by speed and in equal numbers: rows of the ablation.
+"""Experts that lie over two unlike chips, by speed and in equal numbers: plans of the ablation.
 
 Both chips are replicas of one stage, each with sequences by its speed in either case, so that only
 the experts make the difference.
@@ -6,13 +6,9 @@ the experts make the difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from evidence import Row
-
-from dicomm.bench.judging import row_over_rounds
 from heteropp.cost.expert_shares import expert_shares
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Replica, Stage
@@ -71,19 +67,3 @@ def plans(cluster: Cluster) -> dict[str, Plan]:
         )
         for name, each in shares.items()
     }
-
-
-def rows(
-    gains: Sequence[float],
-    step_s: Mapping[str, Sequence[float | None]],
-    simulated_s: Mapping[str, float],
-) -> list[Row]:
-    """How many times as many tokens per second, and what simulated steps are off the measured."""
-    result = [
-        row_over_rounds("experts by speed, tokens/s to those of equal numbers", "x", gains,
-            bar=1.2, better="higher")
-    ]  # fmt: skip
-    for name, expected_s in simulated_s.items():
-        errors = [100 * abs(expected_s / each_s - 1) for each_s in step_s[name] if each_s]
-        result.append(row_over_rounds(f"{name}, simulated step off", "%", errors, bar=2.0))
-    return result
