@@ -29,15 +29,31 @@ MODEL = tiny_model(2, hidden=32, intermediate=64, vocab=48)
 
 ENDS_EARLY = """
 import threading
+import time
+import weakref
 import torch
 from heteropp.elastic.launcher import plan_search
 computing = threading.Event()
 
+class Owner:
+    pass
+
 def replan(*_, **__):
     a = torch.ones(300, 300)
-    while True:
+    while {computes}:
         a = (a @ a).clamp(0, 1)  # all but always in torch's C++ code
         computing.set()
+    until_s = time.monotonic() + 3
+
+    def called_back(_):
+        computing.set()
+        while time.monotonic() < until_s:
+            pass
+
+    while True:  # first in the callback, where Python ignores what is raised
+        owner = Owner()
+        reference = weakref.ref(owner, called_back)
+        del owner
 
 class Some:
     chip_names = staticmethod(list)
@@ -50,10 +66,10 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("searches", [1, 3])
-def test_a_process_that_ends_during_a_search_ends_as_it_says(searches: int) -> None:
+@pytest.mark.parametrize(("searches", "computes"), [(1, True), (3, True), (1, False)])
+def test_a_process_that_ends_during_a_search_ends_as_it_says(searches: int, computes: bool) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ENDS_EARLY.format(searches=searches)],
+        [sys.executable, "-c", ENDS_EARLY.format(searches=searches, computes=computes)],
         capture_output=True,
         text=True,
         timeout=100,

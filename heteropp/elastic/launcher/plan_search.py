@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -149,6 +150,7 @@ def _break_off() -> None:
     Left alone, a daemon thread is killed where it comes back to Python, and if that is from torch's
     C++ code the whole process aborts, though its job is done.
     """
+    sys.unraisablehook = _report
     until_s = time.monotonic() + ENDS_S
     while (left := _threads()) and time.monotonic() < until_s:
         for thread in left:
@@ -156,6 +158,15 @@ def _break_off() -> None:
                 ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
             )
         left[0].join(0.1)
+
+
+def _report(unraisable: sys.UnraisableHookArgs) -> None:
+    """Reports an exception that Python ignores, as one in a weak reference's callback.
+
+    A SystemExit that broke nothing off but a callback is no error: the thread is sent another.
+    """
+    if unraisable.exc_type is not SystemExit:
+        sys.__unraisablehook__(unraisable)
 
 
 def _threads() -> list[threading.Thread]:
