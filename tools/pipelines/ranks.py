@@ -105,7 +105,10 @@ def _serve(rank: int, port: int, join: Callable[[int, Any], Any], pipe: Connecti
     import torch
     from torch.distributed import TCPStore
 
+    from heteropp.runtime.ranks.host_memory import keep_freed_memory
+
     torch.set_num_threads(1)
+    keep_freed_memory()  # as ranks that train do: for every contestant
     try:
         member = join(rank, TCPStore("localhost", port, is_master=False))
         pipe.send(None)

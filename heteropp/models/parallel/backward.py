@@ -48,12 +48,24 @@ class WeightGradients:
         while self.uses:
             # the newest first: a cache may still hold it
             weight, gradient, x, product_of = self.uses.pop()
-            product = product_of(gradient, x)
-            if weight.grad is None:  # hooks sum it elsewhere
-                torch.autograd.backward(weight, product)
-            else:
-                with torch.no_grad():
-                    weight.grad.add_(product)
+            with torch.enable_grad():  # also inside a backward
+                use = _PutOff.apply(weight, gradient, x, product_of)
+            torch.autograd.backward(use)
+
+
+class _PutOff(torch.autograd.Function):
+    """A use of a weight whose backward is the product: autograd takes that over as it is, where a
+    gradient from outside is copied.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, gradient: Tensor, x: Tensor, product: Product) -> Tensor:
+        ctx.gradient, ctx.x, ctx.product = gradient, x, product
+        return weight.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        return ctx.product(ctx.gradient, ctx.x), None, None, None
 
 
 def backward(output: Tensor | GradientEdge, gradient: Tensor | None) -> None:
