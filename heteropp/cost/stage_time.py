@@ -133,12 +133,13 @@ def stage_time(
     forward_tp, own_tp, other_tp, parts = collectives
     reduce += parts
     in_whole = issued_s = 0.0  # what only a backward hides that is not cut, and its host's work
-    if shape.spread is not None:
-        cut = _for_blocks(_hidden(traces, model.dtype, chip, experts, pairs_apart), shape.layers)
+    if shape.spread is not None or shape.token_shares is not None:
+        links = context, experts
+        cut = _for_blocks(_hidden(traces, model.dtype, chip, *links, pairs_apart), shape.layers)
         forward_tp, own_tp, other_tp = forward_tp - cut[0], own_tp - cut[1], other_tp - cut[2]
-        if shape.first:  # no stage before waits for a part of its backward
+        if shape.spread is not None and shape.first:  # no stage before waits for a part of it
             whole = trace_stages(model, shape.kind(True), shape.blocks)
-            hidden_s = _hidden(whole, model.dtype, chip, experts, pairs_apart)
+            hidden_s = _hidden(whole, model.dtype, chip, *links, pairs_apart)
             in_whole = sum(_for_blocks(hidden_s, shape.layers)[1:]) - sum(cut[1:])
     recompute = forward
     if profile is not None:
@@ -325,15 +326,25 @@ def _collectives(
 
 @lru_cache(maxsize=65536)
 def _hidden(
-    traces: StageTraces, dtype: str, chip: ChipSpec, experts: Link, pairs_apart: bool
+    traces: StageTraces,
+    dtype: str,
+    chip: ChipSpec,
+    context: Link,
+    experts: Link,
+    pairs_apart: bool,
 ) -> KindTerms:
-    """Returns the seconds of messages between ranks with other experts in which these compute what
-    needs none of them, for one layer and for two: in the forward and both parts of the backward.
+    """Returns the seconds of messages between ranks with other tokens or experts in which these
+    compute what needs none of them, for one layer and for two: in the forward and both parts of the
+    backward.
     """
 
     def hidden_s(overlap: TracedPiece) -> float:
-        ((_, size),) = overlap.routed_peer_bytes if pairs_apart else overlap.routed_bytes
-        return min(experts.seconds(size), _operators_s(overlap, dtype, chip))
+        exchanged = overlap.peer_bytes if pairs_apart else overlap.exchange_bytes
+        routed = overlap.routed_peer_bytes if pairs_apart else overlap.routed_bytes
+        message_s = sum(context.seconds(size) for _, size in exchanged) + sum(
+            experts.seconds(size) for _, size in routed
+        )
+        return min(message_s, _operators_s(overlap, dtype, chip))
 
     def terms(t: StageTrace) -> Terms:
         pieces = (t.forward, t.backward_input, t.backward_weight)

@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 from heteropp.models.documents import Documents
 from heteropp.models.last_tokens import LastTokens
+from heteropp.models.parallel.context_attention import ContextAttention
+from heteropp.models.parallel.context_parallel import ContextParallelGroup
+from heteropp.models.parallel.token_context import TokenContext, own_part
 
 BLOCK = 1024  # queries that a CPU looks through a window with at a time
 
@@ -30,19 +33,31 @@ def attend(
     documents: Documents | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
+    context: TokenContext | None = None,
+    place: nn.Module | None = None,
 ) -> Tensor:
     """Returns values mixed by attention, [sequences, queries, heads, value size].
 
-    query: [sequences, queries, heads, size], of the last tokens of a sequence; key and value:
-    [sequences, length, .., ..], of all of them, with as many or fewer heads. window: how many
-    tokens one sees at most, itself included; None: all before it. documents: None: sequences are
-    whole. scale: of the scores; absent, size ** -0.5. soft_cap: a bound of the scores, which they
-    near as a hyperbolic tangent does.
+    query, key and value: [sequences, tokens, heads, size], of whole sequences, or of the part that
+    a pass has, as its context says; without one, queries may be of the last tokens alone. Keys and
+    values have as many heads as queries, or fewer. place: the module that attends in a context.
+    window: how many tokens one sees at most, itself included; None: all before it. documents: None:
+    sequences are whole. scale: of the scores; absent, size ** -0.5. soft_cap: a bound of the
+    scores, which they near as a hyperbolic tangent does.
     """
-    queries, length = query.shape[1], key.shape[1]
+    queries = query.shape[1]
+    _, length = own_part(context, key.shape[1])
     if window is not None and window >= length:
         window = None
     is_plain = window is None and documents is None and soft_cap is None
+    on_host = query.device.type == "cpu"  # its kernel takes values of the queries' size alone
+    tells_shares = is_plain and not (on_host and query.shape[-1] != value.shape[-1])
+    if tells_shares and isinstance(context, ContextParallelGroup):
+        of_part: Tensor = ContextAttention.apply(query, key, value, scale, context)
+        return of_part
+    if context is not None:
+        assert place is not None
+        key, value = context.keys_and_values(key, value, place)
     if is_plain and queries == length:
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         mixed = F.scaled_dot_product_attention(
@@ -50,8 +65,7 @@ def attend(
         )
         return mixed.transpose(1, 2)
     shape = *query.shape[:-1], value.shape[-1]
-    on_host = query.device.type == "cpu"  # its kernel takes values of the queries' size alone
-    if is_plain and not (on_host and query.shape[-1] != value.shape[-1]):
+    if tells_shares:
         last_tokens: Tensor = LastTokens.apply(query, key, value, scale)
         return last_tokens
     if on_host:

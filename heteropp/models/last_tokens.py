@@ -22,19 +22,10 @@ class LastTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         before = key.shape[1] - query.shape[1]
-        earlier, earlier_sums, *_ = _forward(
-            query, key[:, :before], value[:, :before], False, scale
-        )
-        own, own_sums, *beside = _forward(query, key[:, before:], value[:, before:], True, scale)
-        largest = torch.maximum(earlier_sums, own_sums)
-        powers = (earlier_sums - largest).exp() + (own_sums - largest).exp()
-        sums = largest + powers.log()
-        # each by its own share: in 16 bits, what one share leaves to the other may be all lost
-        of_earlier, of_own = (
-            (each - sums).exp().transpose(1, 2).unsqueeze(-1).to(own.dtype)
-            for each in (earlier_sums, own_sums)
-        )
-        mixed = (earlier * of_earlier).addcmul_(own, of_own)
+        earlier = attend_to(query, key[:, :before], value[:, :before], False, scale)
+        own = attend_to(query, key[:, before:], value[:, before:], True, scale)
+        mixed, sums = joined(earlier, own)
+        _, _, *beside = own
         ctx.save_for_backward(query, key, value, mixed, sums, *beside[:2])
         ctx.scale = scale
         return mixed
@@ -46,7 +37,7 @@ class LastTokens(torch.autograd.Function):
         parts = (slice(None, before), False), (slice(before, None), True)
         of_queries, of_keys, of_values = zip(
             *(
-                _backward(
+                attend_to_backward(
                     *(gradient, query, key[:, tokens], value[:, tokens], mixed, sums),
                     *(causal, beside, ctx.scale),
                 )
@@ -58,10 +49,27 @@ class LastTokens(torch.autograd.Function):
         return earlier + own, torch.cat(of_keys, 1), torch.cat(of_values, 1), None
 
 
-def _forward(
+def joined(earlier: tuple[Tensor, ...], own: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Returns what queries make of the tokens of two calls, and the log-sum-exp of all scores."""
+    (of_earlier, earlier_sums, *_), (of_own, own_sums, *_) = earlier, own
+    largest = torch.maximum(earlier_sums, own_sums)
+    powers = (earlier_sums - largest).exp() + (own_sums - largest).exp()
+    sums = largest + powers.log()
+    # each by its own share: in 16 bits, what one share leaves to the other may be all lost
+    earlier_share, own_share = (
+        (each - sums).exp().transpose(1, 2).unsqueeze(-1).to(of_own.dtype)
+        for each in (earlier_sums, own_sums)
+    )
+    return (of_earlier * earlier_share).addcmul_(of_own, own_share), sums
+
+
+def attend_to(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, ...]:
-    """Returns the output, log-sum-exp of the scores, and what the backward is given beside."""
+    """Returns the output, log-sum-exp of the scores, and what the backward is given beside.
+
+    query: [sequences, queries, heads, size]; key and value: of the tokens that they attend to.
+    """
     found: tuple[Tensor, ...]
     if query.device.type == "cpu":
         heads_first = _heads_first(query, key, value)
@@ -80,7 +88,7 @@ def _heads_first(*tensors: Tensor) -> list[Tensor]:
     return [each.transpose(1, 2) for each in rows]
 
 
-def _backward(
+def attend_to_backward(
     gradient: Tensor,
     query: Tensor,
     key: Tensor,
@@ -91,7 +99,7 @@ def _backward(
     beside: list[Tensor],
     scale: float | None,
 ) -> tuple[Tensor, ...]:
-    """Returns the gradients of query, key and value."""
+    """Returns the gradients of query, key and value, from the output and sums of all calls."""
     lengths = query.shape[1], key.shape[1]
     found: tuple[Tensor, ...]
     if query.device.type == "cpu":

@@ -358,10 +358,6 @@ def test_the_simulator_waits_for_the_slowest_part() -> None:
     exchanged = tokens * passes * 2 * model.kv_heads * model.head_size * 4
     slower_s = simulated(shares, 1e6).step_s - simulated(shares, 1e7).step_s
     assert exchanged <= slower_s / (1 / 1e6 - 1 / 1e7) < 1.05 * exchanged
-    # the second of equal parts sees more keys, so that those of the first are there in time
-    back = exchanged / 2 * 1024 / shares[0]
-    slower_s = simulated((1024, 1024), 1e8).step_s - equal.step_s
-    assert back <= slower_s / (1 / 1e8 - 1 / 1e9) < 1.05 * back
     first, second = equal.memory_bytes
     assert first < second  # whose keys and values are of all tokens
     ((rank, held),) = ExpectedStep(equal).memory.items()

@@ -34,7 +34,7 @@ SOURCES = (  # of heteropp, beside those of the model's family
     *("models/last_tokens", "models/parallel/context_parallel", "models/parallel/expert_parallel"),
     "models/auxiliary_loss",
     *("models/parallel/token_context", "models/parallel/token_slices"),
-    *("models/parted", "cost/token_shares"),
+    *("models/parallel/context_attention", "models/parted", "cost/token_shares"),
     *("cost/tracing/cache", "cost/tracing/kind", "cost/tracing/liveness"),
     *("cost/tracing/operators", "cost/tracing/slices", "cost/tracing/stage", "cost/tracing/traces"),
 )

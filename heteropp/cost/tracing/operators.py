@@ -63,8 +63,8 @@ class Trace:
     # to or from ranks with other experts, of the rank that all of them wait for, and between two
     routed_bytes: list[int] = field(default_factory=list)
     routed_peer_bytes: list[int] = field(default_factory=list)
-    # what runs while rows are on their way there: each has its operators and one routed message,
-    # which are among those above as well
+    # what runs while one message of the last two kinds is on its way: each has its operators and
+    # the message, which are among those above as well
     overlaps: list[Trace] = field(default_factory=list)
 
 
@@ -96,10 +96,14 @@ class CountingContext(ContextParallelGroup):
         self.group, self.index = group, index
         self.parts = tuple(pairwise((0, *accumulate(shares))))
 
-    def exchange(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> None:
+    def start(
+        self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]
+    ) -> Callable[[], None]:
         sizes_bytes = [t.numel() * t.element_size() for t in sent.values()]
-        self.group.trace.exchange_bytes.append(sum(sizes_bytes))
-        self.group.trace.peer_bytes.append(max(sizes_bytes, default=0))
+        message = Trace(exchange_bytes=[sum(sizes_bytes)], peer_bytes=[max(sizes_bytes, default=0)])
+        self.group.trace.exchange_bytes += message.exchange_bytes
+        self.group.trace.peer_bytes += message.peer_bytes
+        return _overlapped(self.group.trace, message)
 
 
 class CountingExperts:
@@ -139,17 +143,22 @@ class CountingExperts:
         message = Trace(
             routed_bytes=trace.routed_bytes[-1:], routed_peer_bytes=trace.routed_peer_bytes[-1:]
         )
-        first = len(trace.operators)
-
-        def wait() -> None:
-            if beside := trace.operators[first:]:
-                trace.overlaps.append(replace(message, operators=beside))
-
-        return UnderWay(rows, coming, wait)
+        return UnderWay(rows, coming, _overlapped(trace, message))
 
     def _charge(self, all_bytes: int, to_peer_bytes: int) -> None:
         self.group.trace.routed_bytes.append(all_bytes)
         self.group.trace.routed_peer_bytes.append(to_peer_bytes)
+
+
+def _overlapped(trace: Trace, message: Trace) -> Callable[[], None]:
+    """Returns what ends a message's way, during which operators are added to the trace."""
+    first = len(trace.operators)
+
+    def wait() -> None:
+        if beside := trace.operators[first:]:
+            trace.overlaps.append(replace(message, operators=beside))
+
+    return wait
 
 
 class _Counter(TorchDispatchMode):

@@ -61,7 +61,7 @@ class TracedPiece:
     peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most to one of them
     routed_bytes: tuple[tuple[int, int], ...] = ()  # between ranks with other experts, the same
     routed_peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most between two of them
-    # what of all that runs while one routed message is on its way
+    # what of all that runs while one message of the last two kinds is on its way
     overlaps: tuple[TracedPiece, ...] = ()
 
 

@@ -176,16 +176,19 @@ def attention(
     [sequences, length, heads, size of values].
     """
     assert _running.masks is not None, "a stage's forward has set them"
-    if (context := _running.masks.context) is not None:
-        key, value = _with_earlier_tokens(module, key, value, context)
+    context = _running.masks.context
     is_plain = s_aux is None and position_bias is None and indices is None
     if _running.masks.fused and is_plain and attention_mask is None:
         rows = (each.transpose(1, 2) for each in (query, key, value))
         apart = _running.masks.documents
         mixed = attend(
-            *rows, window=sliding_window, documents=apart, scale=scaling, soft_cap=softcap
-        )
+            *rows, window=sliding_window, documents=apart, scale=scaling, soft_cap=softcap,
+            context=context, place=module,
+        )  # fmt: skip
         return mixed.contiguous(), None
+    if context is not None:
+        key, value = context.keys_and_values(key.transpose(1, 2), value.transpose(1, 2), module)
+        key, value = key.transpose(1, 2), value.transpose(1, 2)
     mask = _running.masks.of(sliding_window)
     if attention_mask is not None and attention_mask is not _running.masks.of(None):
         mask = mask + attention_mask  # a family's own, beside its window
@@ -210,15 +213,6 @@ def attention(
         weights = _softmax(scores + mask, s_aux).view(pairs, -1, seen)
         mixed = weights @ value
     return mixed.view(sequences, heads, length, -1).transpose(1, 2).contiguous(), None
-
-
-def _with_earlier_tokens(
-    module: nn.Module, key: Tensor, value: Tensor, context: TokenContext
-) -> tuple[Tensor, ...]:
-    """Returns both with the tokens before the pass's own, of [sequences, heads, length, size]."""
-    both = torch.cat((key, value), -1).transpose(1, 2)
-    found = context.with_earlier(both, module).transpose(1, 2)
-    return found.split((key.shape[-1], value.shape[-1]), -1)
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

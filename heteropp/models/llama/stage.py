@@ -90,12 +90,11 @@ class Attention(nn.Module):
         query = tables.rotate(self.query(x).view(-1, tokens, self.heads, self.head_size))
         key = tables.rotate(self.key(x).view(-1, tokens, self.kv_heads, self.head_size))
         value = self.value(x).view(-1, tokens, self.kv_heads, self.head_size)
-        if tables.context is not None:
-            both = tables.context.with_earlier(torch.cat((key, value), -1), self)
-            key, value = both.split(self.head_size, -1)
         if not isinstance(seen, Tensor):
-            mixed = attend(query, key, value, documents=seen)
+            mixed = attend(query, key, value, documents=seen, context=tables.context, place=self)
             return self.output(mixed.reshape(x.shape[0], -1))
+        if tables.context is not None:
+            key, value = tables.context.keys_and_values(key, value, self)
         length = seen.shape[-1]
         pairs = query.shape[0] * self.kv_heads  # (sequence, kv head) pairs
         # the query heads that share a kv head stand below each other in one matrix

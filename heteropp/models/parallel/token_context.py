@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 
@@ -24,6 +25,11 @@ class TokenContext(ABC):
         x: [sequences, own tokens, ..]; place: the attention that asks, the same one for every part.
         The backward sums each token's gradients where it belongs.
         """
+
+    def keys_and_values(self, key: Tensor, value: Tensor, place: nn.Module) -> tuple[Tensor, ...]:
+        """Returns keys and values so, at once."""
+        both = self.with_earlier(torch.cat((key, value), -1), place)
+        return both.split((key.shape[-1], value.shape[-1]), -1)
 
 
 def own_part(context: TokenContext | None, length: int) -> tuple[int, int]:
