@@ -7,7 +7,7 @@ layers and 1; both are traced, once for each kind of stage.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -306,9 +306,7 @@ def _collectives(
     def exchange_s(piece: TracedPiece) -> float:
         messages = piece.peer_bytes if pairs_apart else piece.exchange_bytes
         routed = piece.routed_peer_bytes if pairs_apart else piece.routed_bytes
-        return sum(n * context.seconds(size) for n, size in messages) + sum(
-            n * experts.seconds(size) for n, size in routed
-        )
+        return _seconds(messages, context) + _seconds(routed, experts)
 
     def terms(t: StageTrace) -> Terms:
         return (
@@ -335,22 +333,36 @@ def _hidden(
 ) -> KindTerms:
     """Returns the seconds of messages between ranks with other tokens or experts in which these
     compute what needs none of them, for one layer and for two: in the forward and both parts of the
-    backward.
+    backward. Subtracted are those for which a rank waits until the first such message is there: in
+    later layers it is as far behind its sender, and does not wait again.
     """
 
-    def hidden_s(overlap: TracedPiece) -> float:
+    def message_s(overlap: TracedPiece) -> float:
         exchanged = overlap.peer_bytes if pairs_apart else overlap.exchange_bytes
         routed = overlap.routed_peer_bytes if pairs_apart else overlap.routed_bytes
-        message_s = sum(context.seconds(size) for _, size in exchanged) + sum(
-            experts.seconds(size) for _, size in routed
-        )
-        return min(message_s, _operators_s(overlap, dtype, chip))
+        return _seconds(exchanged, context) + _seconds(routed, experts)
+
+    def hidden_s(overlap: TracedPiece) -> float:
+        return min(message_s(overlap), _operators_s(overlap, dtype, chip))
+
+    def behind_s(overlap: TracedPiece) -> float:
+        awaited = overlap.awaited_peer_bytes if pairs_apart else overlap.awaited_bytes
+        busy_s = max(message_s(overlap), _operators_s(overlap, dtype, chip))
+        return max(0.0, _seconds(awaited, context) - busy_s)
 
     def terms(t: StageTrace) -> Terms:
-        pieces = (t.forward, t.backward_input, t.backward_weight)
-        return tuple(sum(map(hidden_s, piece.overlaps)) for piece in pieces)
+        pieces = (t.forward.overlaps, t.backward_input.overlaps, t.backward_weight.overlaps)
+        return tuple(
+            sum(map(hidden_s, overlaps)) - max(map(behind_s, overlaps), default=0.0)
+            for overlaps in pieces
+        )
 
     return _by_kind(traces, terms)
+
+
+def _seconds(messages: Iterable[tuple[int, int]], link: Link) -> float:
+    """Returns the seconds of messages one after another; messages: how many, and their bytes."""
+    return sum(n * link.seconds(size) for n, size in messages)
 
 
 @lru_cache(maxsize=65536)

@@ -56,14 +56,18 @@ class Trace:
     operators: list[TracedOperator] = field(default_factory=list)
     all_reduce_bytes: list[int] = field(default_factory=list)
     gather_bytes: list[int] = field(default_factory=list)  # all-gathers and reduce-scatters
-    # sent to other context-parallel ranks, which holds the sender until it is there; the receiver
-    # works meanwhile, and waits where it is ahead
+    # sent to other context-parallel ranks: the sender waits in each layer until it is there, and
+    # the receiver where it is ahead
     exchange_bytes: list[int] = field(default_factory=list)
     peer_bytes: list[int] = field(default_factory=list)  # of that, the most to one of them
     # to or from ranks with other experts, of the rank that all of them wait for, and between two
     routed_bytes: list[int] = field(default_factory=list)
     routed_peer_bytes: list[int] = field(default_factory=list)
-    # what runs while one message of the last two kinds is on its way: each has its operators and
+    # of an overlap: the most that a context-parallel rank sends until the last of it is here, and
+    # of that, what comes here
+    awaited_bytes: list[int] = field(default_factory=list)
+    awaited_peer_bytes: list[int] = field(default_factory=list)
+    # what runs while one exchange, or one routed message, is on its way: each has its operators and
     # the message, which are among those above as well
     overlaps: list[Trace] = field(default_factory=list)
 
@@ -99,11 +103,22 @@ class CountingContext(ContextParallelGroup):
     def start(
         self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]
     ) -> Callable[[], None]:
-        sizes_bytes = [t.numel() * t.element_size() for t in sent.values()]
-        message = Trace(exchange_bytes=[sum(sizes_bytes)], peer_bytes=[max(sizes_bytes, default=0)])
+        sent_bytes = [t.nbytes for t in sent.values()]
+        message = Trace(exchange_bytes=[sum(sent_bytes)], peer_bytes=[max(sent_bytes, default=0)])
         self.group.trace.exchange_bytes += message.exchange_bytes
         self.group.trace.peer_bytes += message.peer_bytes
+        awaited = [self._sent_by(peer, t.nbytes // t.shape[1]) for peer, t in received.items()]
+        message.awaited_bytes.append(max(awaited, default=0))
+        message.awaited_peer_bytes.append(max((t.nbytes for t in received.values()), default=0))
         return _overlapped(self.group.trace, message)
+
+    def _sent_by(self, peer: int, token_bytes: int) -> int:
+        """Returns the bytes that a peer sends to all ranks of which this is one: those after it, to
+        which its own tokens go, or those before it, to which gradients of theirs go.
+        """
+        first, last = self.parts[peer]
+        to_each = (last - first) * (len(self.parts) - 1 - peer)
+        return token_bytes * (to_each if peer < self.index else first)
 
 
 class CountingExperts:

@@ -31,7 +31,10 @@ Entry = dict[str, Any]  # of the cache: a traced stage, its sizes still in terms
 
 
 # between the ranks of a replica, and between those over which experts lie
-MESSAGES = ("all_reduces", "gathers", "exchanges", "of_peers", "routed", "routed_to_peers")
+MESSAGES = (
+    *("all_reduces", "gathers", "exchanges", "of_peers", "routed", "routed_to_peers"),
+    *("awaited", "awaited_of_peers"),
+)
 ATTENTION = {
     "_scaled_dot_product_attention": "attention",
     "_scaled_dot_product_attention_backward": "attention_backward",
@@ -61,7 +64,9 @@ class TracedPiece:
     peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most to one of them
     routed_bytes: tuple[tuple[int, int], ...] = ()  # between ranks with other experts, the same
     routed_peer_bytes: tuple[tuple[int, int], ...] = ()  # of that, the most between two of them
-    # what of all that runs while one message of the last two kinds is on its way
+    awaited_bytes: tuple[tuple[int, int], ...] = ()  # of an overlap, see Trace
+    awaited_peer_bytes: tuple[tuple[int, int], ...] = ()
+    # what of all that runs while one exchange or one routed message is on its way
     overlaps: tuple[TracedPiece, ...] = ()
 
 
@@ -306,6 +311,8 @@ def _outline_piece(
         [trace.peer_bytes for trace in traces],
         [trace.routed_bytes for trace in traces],
         [trace.routed_peer_bytes for trace in traces],
+        [trace.awaited_bytes for trace in traces],
+        [trace.awaited_peer_bytes for trace in traces],
     )
     counted = (Counter(map(size, zip(*each, strict=True))) for each in messages)
     return operators, products, *counted

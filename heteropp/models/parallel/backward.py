@@ -50,18 +50,18 @@ class WeightGradients:
             weight, gradient, x, product_of = self.uses.pop()
             with torch.enable_grad():  # also inside a backward
                 use = _PutOff.apply(weight, gradient, x, product_of)
-            torch.autograd.backward(use)
+            torch.autograd.backward(use, use.detach())
 
 
 class _PutOff(torch.autograd.Function):
     """A use of a weight whose backward is the product: autograd takes that over as it is, where a
-    gradient from outside is copied.
+    gradient from outside is copied. What it returns, and its gradient, are never read.
     """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, gradient: Tensor, x: Tensor, product: Product) -> Tensor:
         ctx.gradient, ctx.x, ctx.product = gradient, x, product
-        return weight.new_zeros(())
+        return weight.new_empty(())
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]

@@ -35,9 +35,10 @@ class ContextAttention(torch.autograd.Function):
         coming = group.send_on(both)
         key, value = both.split(sizes, -1)
         mixed, sums, *beside = own = attend_to(query, key, value, True, scale)
-        earlier = None
-        if before := coming():
-            earlier = torch.cat(before, 1)
+        before, earlier = coming(), None
+        if before:
+            earlier = torch.cat(before, 1) if len(before) > 1 else before[0]
+            del before, coming  # which hold them, too
             key, value = earlier.split(sizes, -1)
             mixed, sums = joined(attend_to(query, key, value, False, scale), own)
         ctx.save_for_backward(query, both, earlier, mixed, sums, *beside[:2])
@@ -62,7 +63,7 @@ class ContextAttention(torch.autograd.Function):
         coming = ctx.group.send_back(of_earlier, both)
         of_own_query, own = gradients(both, True)
         for other in coming():
-            own = own + other
+            own += other
         if earlier is not None:
-            of_own_query = of_query + of_own_query
+            of_own_query += of_query
         return of_own_query, *own.split(ctx.sizes, -1), None, None

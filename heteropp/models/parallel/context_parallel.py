@@ -61,10 +61,11 @@ class ContextParallelGroup(TokenContext):
     def _results(
         self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]
     ) -> Callable[[], list[Tensor]]:
-        wait = self.start(sent, received)
+        wait, held = self.start(sent, received), [*sent.values()]
 
         def results() -> list[Tensor]:
             wait()
+            held.clear()  # not before: it is on its way
             return [*received.values()]
 
         return results

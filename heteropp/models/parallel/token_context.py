@@ -27,7 +27,7 @@ class TokenContext(ABC):
         """
 
     def keys_and_values(self, key: Tensor, value: Tensor, place: nn.Module) -> tuple[Tensor, ...]:
-        """Returns keys and values so, at once."""
+        """Returns both with those of all tokens before, [sequences, last, heads, size]."""
         both = self.with_earlier(torch.cat((key, value), -1), place)
         return both.split((key.shape[-1], value.shape[-1]), -1)
 
