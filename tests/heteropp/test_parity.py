@@ -104,7 +104,7 @@ def test_unlike_numbers_of_ministages(ranks: Ranks) -> None:
     check(ranks.train(plan), ranks.plainly(plan), TOLERANCE["float64"])
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_300_steps(ranks: Ranks) -> None:
     """The mean relative error of the loss, in float32."""
     model = tiny_model(layers=2, hidden=16, heads=2, intermediate=32, sequence_length=8)
