@@ -41,6 +41,7 @@ OF_A_MICRO_BATCH = (
 )
 MEASURED = ("forward_s", "recompute_s", "backward_input_s", "backward_weight_s", "norm_s")
 Terms = tuple[float, ...]  # seconds, of a stage of one block or of two
+Waits = tuple[float, float]  # seconds in one layer: for what comes, and for what is sent
 # by kind of block: its share of the blocks, and stages of one and of two
 KindTerms = tuple[tuple[float, Terms, Terms], ...]
 
@@ -55,6 +56,13 @@ class Time:
     forward_s: float
     # part of forward_s: between a replica's ranks, and those over which experts lie, where it waits
     forward_collective_s: float
+    # not part of forward_s or backward_s: what it waits in the first layer for others that have
+    # parts of its sequences. What they send in later layers is as late: it waits for no more
+    forward_behind_s: float
+    backward_behind_s: float
+    # part of forward_s, and of backward_s: what it waits in each layer for what it sends them
+    forward_held_s: float
+    backward_held_s: float
     recompute_s: float  # a forward again, its collectives included
     # a first stage's is not cut in two, and may wait for less than its parts do
     backward_s: float
@@ -132,7 +140,10 @@ def stage_time(
     orthogonal = _orthogonal_s(traces, shape, model.wide_dtype, chip, inside, across)
     forward_tp, own_tp, other_tp, parts = collectives
     reduce += parts
+    waits: tuple[Waits, Waits] = (0.0, 0.0), (0.0, 0.0)
     in_whole = issued_s = 0.0  # what only a backward hides that is not cut, and its host's work
+    if shape.token_shares is not None:
+        waits = _waits(traces, model.dtype, chip, context, pairs_apart)
     if shape.spread is not None or shape.token_shares is not None:
         links = context, experts
         cut = _for_blocks(_hidden(traces, model.dtype, chip, *links, pairs_apart), shape.layers)
@@ -169,6 +180,10 @@ def stage_time(
     return Time(
         forward_s=forward_s,
         forward_collective_s=forward_tp,
+        forward_behind_s=waits[0][0],
+        backward_behind_s=waits[1][0],
+        forward_held_s=waits[0][1],
+        backward_held_s=waits[1][1],
         recompute_s=recompute + forward_tp if shape.recompute else 0.0,
         backward_s=backward_s,
         backward_collective_s=own_tp + other_tp,
@@ -333,31 +348,54 @@ def _hidden(
 ) -> KindTerms:
     """Returns the seconds of messages between ranks with other tokens or experts in which these
     compute what needs none of them, for one layer and for two: in the forward and both parts of the
-    backward. Subtracted are those for which a rank waits until the first such message is there: in
-    later layers it is as far behind its sender, and does not wait again.
+    backward.
     """
 
-    def message_s(overlap: TracedPiece) -> float:
-        exchanged = overlap.peer_bytes if pairs_apart else overlap.exchange_bytes
-        routed = overlap.routed_peer_bytes if pairs_apart else overlap.routed_bytes
-        return _seconds(exchanged, context) + _seconds(routed, experts)
-
     def hidden_s(overlap: TracedPiece) -> float:
-        return min(message_s(overlap), _operators_s(overlap, dtype, chip))
+        message_s = _message_s(overlap, context, experts, pairs_apart)
+        return min(message_s, _operators_s(overlap, dtype, chip))
+
+    def terms(t: StageTrace) -> Terms:
+        pieces = (t.forward, t.backward_input, t.backward_weight)
+        return tuple(sum(map(hidden_s, piece.overlaps)) for piece in pieces)
+
+    return _by_kind(traces, terms)
+
+
+@lru_cache(maxsize=65536)
+def _waits(
+    traces: StageTraces, dtype: str, chip: ChipSpec, context: Link, pairs_apart: bool
+) -> tuple[Waits, Waits]:
+    """Returns what a rank waits in a layer's forward, and in its backward, for what ranks that
+    begin it together send it, and for what it sends them.
+    """
 
     def behind_s(overlap: TracedPiece) -> float:
         awaited = overlap.awaited_peer_bytes if pairs_apart else overlap.awaited_bytes
-        busy_s = max(message_s(overlap), _operators_s(overlap, dtype, chip))
+        message_s = _message_s(overlap, context, NO_LINK, pairs_apart)
+        busy_s = max(message_s, _operators_s(overlap, dtype, chip))
         return max(0.0, _seconds(awaited, context) - busy_s)
 
-    def terms(t: StageTrace) -> Terms:
-        pieces = (t.forward.overlaps, t.backward_input.overlaps, t.backward_weight.overlaps)
-        return tuple(
-            sum(map(hidden_s, overlaps)) - max(map(behind_s, overlaps), default=0.0)
-            for overlaps in pieces
-        )
+    def held_s(overlap: TracedPiece) -> float:
+        message_s = _message_s(overlap, context, NO_LINK, pairs_apart)
+        return max(0.0, message_s - _operators_s(overlap, dtype, chip))
 
-    return _by_kind(traces, terms)
+    def longest(pieces: Iterable[TracedPiece]) -> Waits:
+        overlaps = [overlap for piece in pieces for overlap in piece.overlaps]
+        return max(map(behind_s, overlaps), default=0.0), max(map(held_s, overlaps), default=0.0)
+
+    first_layers = [kind.one for kind in traces.kinds]
+    return (
+        longest(layer.forward for layer in first_layers),
+        longest(layer.backward_input for layer in first_layers),
+    )
+
+
+def _message_s(overlap: TracedPiece, context: Link, experts: Link, pairs_apart: bool) -> float:
+    """Returns the seconds of the message of an overlap."""
+    exchanged = overlap.peer_bytes if pairs_apart else overlap.exchange_bytes
+    routed = overlap.routed_peer_bytes if pairs_apart else overlap.routed_bytes
+    return _seconds(exchanged, context) + _seconds(routed, experts)
 
 
 def _seconds(messages: Iterable[tuple[int, int]], link: Link) -> float:

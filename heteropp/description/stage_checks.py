@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,9 @@ def validate_stage(model: ModelSpec, micro_batch: int, stage: Stage, where: str)
             raise PlanError(f"{here}.ranks is {list(replica.ranks)}; expected ascending ranks")
         if replica.batch_share < 1:
             raise PlanError(f"{here}.batch_share is {replica.batch_share}; expected at least 1")
+        for chip in replica.chips:
+            if not chip.isprintable():
+                raise PlanError(f"{here} has chip {json.dumps(chip)}; expected the name of one")
     if stage.cp > 1 and (problem := model.context_parallel_problem()):
         raise PlanError(f"{where}.replicas[0].token_shares: {problem}")
     if stage.cp > 1 and stage.offload:

@@ -229,7 +229,7 @@ class _Compiler:
                     ]
                     for more in (False, True)
                 )
-                self.known_times[key].append([_joined(times, twice)])
+                self.known_times[key].append([_joined(times, twice, span[1] - span[0])])
         return self.known_times[key]
 
     def _seconds(self, a: int) -> list[float]:
@@ -367,17 +367,55 @@ def boxes_of(pipeline: Pipeline, stage: int) -> int:
 
 
 def _slowest(times: Sequence[Time]) -> Time:
+    """Returns the times of ranks that have parts of the same sequences.
+
+    A later rank begins the second layer as late as the first one's messages were, beyond what held
+    their sender, and stays so far behind.
+    """
     if len(times) == 1:
         return times[0]
+    forward_s = max(time.forward_behind_s for time in times)
+    backward_s = max(time.backward_behind_s for time in times)
+    return _longest(
+        [
+            _waiting(
+                time,
+                max(0.0, forward_s - time.forward_held_s),
+                max(0.0, backward_s - time.backward_held_s),
+            )
+            for time in times
+        ]
+    )
+
+
+def _longest(times: Sequence[Time]) -> Time:
     return Time(**{f.name: max(getattr(time, f.name) for time in times) for f in fields(Time)})
 
 
-def _joined(times: list[Time], with_twice_the_rows: list[Time]) -> Time:
+def _waiting(time: Time, forward_s: float, backward_s: float) -> Time:
+    """Returns the time of a rank that waits so much longer in a forward, and in a backward."""
+    return replace(
+        time,
+        forward_s=time.forward_s + forward_s,
+        forward_collective_s=time.forward_collective_s + forward_s,
+        recompute_s=time.recompute_s and time.recompute_s + forward_s,
+        backward_s=time.backward_s + backward_s,
+        backward_collective_s=time.backward_collective_s + backward_s,
+        backward_input_s=time.backward_input_s + backward_s,
+    )
+
+
+def _joined(times: list[Time], with_twice_the_rows: list[Time], layers: int) -> Time:
     """Returns the times of ranks that wait for each other before and behind every layer's experts.
 
-    What computing takes longer with twice the rows is what the experts' products take.
+    What computing takes longer with twice the rows is what the experts' products take. Those that
+    have parts of sequences begin each of the layers together.
     """
-    most = _slowest(times)
+    times, with_twice_the_rows = (
+        [_waiting(t, layers * t.forward_behind_s, layers * t.backward_behind_s) for t in each]
+        for each in (times, with_twice_the_rows)
+    )
+    most = _longest(times)
 
     def slowest(name: str, message_s: str) -> float:
         rest_s, experts_s = [], []

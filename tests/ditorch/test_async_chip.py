@@ -15,7 +15,7 @@ from sampled import sampled
 from test_new_vendor import conformance
 from training_step import STEPS, losses
 
-LONG = pytest.mark.long
+LONG, EXHAUSTIVE = pytest.mark.long, pytest.mark.exhaustive
 
 IS_WHAT_IT_SAYS = """
 import ctypes, os, torch, ditorch
@@ -74,11 +74,21 @@ def test_a_late_chip_conforms(seed: int) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.exhaustive  # two of these files run every day
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_checks_on_a_late_chip(seed: int) -> None:
+FILES = ["check_files.py", "check_autocast.py"]
+
+
+@pytest.mark.parametrize(
+    ("seed", "files"),
+    [
+        pytest.param(1, FILES, marks=LONG),
+        *(
+            pytest.param(seed, [*FILES, "check_random.py", "check_training.py"], marks=EXHAUSTIVE)
+            for seed in (1, 2, 3)
+        ),
+    ],
+)
+def test_checks_on_a_late_chip(seed: int, files: list[str]) -> None:
     """Runs the checks that want neither more memory nor more kernels than this chip has."""
-    files = ["check_random.py", "check_files.py", "check_autocast.py", "check_training.py"]
     run_checks(None, *files, **async_chip.environment(seed, kernels=False))
 
 

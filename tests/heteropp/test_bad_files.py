@@ -232,6 +232,18 @@ def test_any_damage_to_a_plan_is_one_sentence_or_harmless(folder: Path, capsys, 
         assert len(printed.err.strip().splitlines()) == 1
 
 
+def test_a_chip_s_name_may_be_printed(folder: Path, capsys) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["pipelines"][0]["stages"][0]["replicas"][0]["chip"] = "\r"
+    (folder / "damaged.json").write_text(json.dumps(plan))
+    files = folder / "damaged.json", folder / "cluster.toml"
+    with pytest.raises(SystemExit) as ended:
+        simulate_command.app(["--plan", str(files[0]), "--cluster", str(files[1])])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.endswith('stages[0].replicas[0] has chip "\\r"; expected the name of one\n')
+
+
 def _places(value):
     """Every (container, key) of a JSON value."""
     items = value.items() if isinstance(value, dict) else enumerate(value)

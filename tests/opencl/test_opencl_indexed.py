@@ -14,10 +14,11 @@ from training_step import losses
     ("files", "chosen"),
     [
         (["check_indexed.py"], "float32"),
+        pytest.param(["check_composed.py"], "float32", marks=pytest.mark.long),
         pytest.param(["check_composed.py"], "", marks=pytest.mark.exhaustive),
         pytest.param(["check_indexed.py"], "", marks=pytest.mark.exhaustive),
     ],
-    ids=["some", "composed", "indexed"],
+    ids=["some", "some composed", "composed", "indexed"],
 )
 @pytest.mark.timeout(900)
 def test_operators_on_indices_and_order_are_the_devices_own(files: list[str], chosen: str) -> None:

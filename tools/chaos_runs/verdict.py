@@ -101,8 +101,8 @@ def judge(job: Job, events: Events, expected: Sequence[float], seconds: float) -
     else:
         verdict.faults.append(f"exit code {code}: {' '.join(stderr.split())[-400:]}")
         return verdict
-    if "Traceback" in stderr:
-        verdict.faults.append(f"a traceback on the terminal:\n{stderr[-4000:]}")
+    if (first := stderr.find("Traceback")) >= 0:
+        verdict.faults.append(f"a traceback on the terminal:\n{stderr[first:][:4000]}")
     check_losses(verdict, lines, steps, job.scene.curve, expected)
     if not job.memory_seen and events.happened:
         verdict.faults.append("no snapshot was seen in shared memory")

@@ -61,6 +61,7 @@ class ContextAttention(torch.autograd.Function):
         if earlier is not None:
             of_query, of_earlier = gradients(earlier, False)
         coming = ctx.group.send_back(of_earlier, both)
+        of_earlier = None  # it is held until it has been sent
         of_own_query, own = gradients(both, True)
         for other in coming():
             own += other
