@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def test_a_bad_device_is_one_sentence(
 def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
     assert lines(SOFTMAX) == ["done"]  # keeps what the next lines damage
     cache = tmp_path / "cache"
-    shutil.copytree(KEPT, cache)
+    with suppress(shutil.Error):  # other tests' compilers take files of theirs away meanwhile
+        shutil.copytree(KEPT, cache)
     binaries = list((cache / "hyperhetero" / "opencl").glob("softmax-*.bin"))
     sound = {file: file.read_bytes() for file in binaries}
     assert sound
