@@ -7,10 +7,9 @@ as none.
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from heteropp.description.files import FileError, write_text
+from hyperhetero.garbage import collecting
 
 FORMAT = 2
 
@@ -29,25 +29,11 @@ def read_entries(path: Path) -> dict[str, Any]:
         head, body = text.split("\n", 1)
         if head != _head(body):
             return {}
-        with _no_collections():
+        with collecting(False):
             entries = json.loads(text)["entries"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError):
         return {}
     return entries if isinstance(entries, dict) else {}
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Keeps the garbage collector, which finds nothing in what is read, from looking through all of
-    it again and again: that takes several times as long as to read it.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def write_entries(path: Path, entries: dict[str, Any]) -> None:

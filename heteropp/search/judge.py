@@ -23,6 +23,7 @@ from heteropp.search.planner import (
 )
 from heteropp.search.slack import with_slack
 from heteropp.simulator.simulate import Simulation, simulate
+from hyperhetero.garbage import collecting
 
 AHEAD = (0, 1, 2)  # forwards that stages of 1F1B run ahead beyond its own, one way and the other
 
@@ -56,6 +57,11 @@ def ask(name: str, request: Request, simulated: int = 4) -> Verdict:
 
     A SearchError of the planner is kept in the verdict, not raised.
     """
+    with collecting(False):
+        return _ask(name, request, simulated)
+
+
+def _ask(name: str, request: Request, simulated: int) -> Verdict:
     began_s = time.perf_counter()
     try:
         result = _that_fits(planner(name)(request), request.cluster)

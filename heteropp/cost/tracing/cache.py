@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from heteropp.description.files import cache_folder
 from heteropp.description.kept import digest_of_code, read_entries, write_entries
 from heteropp.models.spec import ModelSpec
+from hyperhetero.garbage import collecting
 
 T = TypeVar("T")
 SOURCES = (  # of heteropp, beside those of the model's family
@@ -68,7 +69,7 @@ def get(model: ModelSpec, key: str, make: Callable[[], Any], use: Callable[[Any]
             pass  # not an entry
     if not wanted.get()():
         raise NoLongerWantedError(f"{model.name}: {key}")
-    with _making:
+    with _making, collecting(True):  # of modules and graphs, which are full of cycles
         entry = json.loads(json.dumps(make()))  # as it will be read
     _read[path][key] = entry
     new = _unwritten.setdefault(path, {})
