@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 
@@ -27,3 +28,21 @@ def test_no_cycle_is_looked_for_inside() -> None:
         held = [[number] for number in range(200_000)]
         assert [generation["collections"] for generation in gc.get_stats()] == before
     assert held
+
+
+def test_whichever_of_two_threads_ends_first_it_is_collected_again() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def search() -> None:
+        with collecting(False):
+            inside.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=search)
+    with collecting(False):
+        thread.start()
+        inside.wait()
+    assert not gc.isenabled()
+    go_on.set()
+    thread.join()
+    assert gc.isenabled()
