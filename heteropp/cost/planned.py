@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd
 from typing import NamedTuple
 
 from heteropp.cost.documents import documents_bytes
@@ -52,21 +51,32 @@ def check_cluster(plan: Plan, cluster: Cluster) -> None:
 
 def rank_times(plan: Plan, cluster: Cluster) -> list[Time]:
     """Predicted seconds, by rank."""
-    result = []
+    times: dict[int, Time] = {}
     links_of = links_by_rank(plan, cluster)
-    alike: dict[Hashable, Time] = {}
-    for rank in range(plan.world_size):
-        p, s, r, _ = plan.place(rank)
-        kind, links = plan.pipelines[p].stages[s].replicas[r].kind, links_of[rank]
-        key = p, s, kind, plan.cp_index(rank), spread_of(plan, rank), links
-        if key not in alike:
-            node, shape = cluster.node(rank), stage_shape(plan, rank)
-            profile = chip_profile(cluster, node.chip_name)
-            alike[key] = over_slices(
-                [_stage_time(plan.model, at, node.chip, links, profile) for at in shape.slices]
-            )
-        result.append(alike[key])
-    return result
+    for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
+        alike: dict[Hashable, Time] = {}
+        for rank, kind in _kinds_of_ranks(plan, stage):
+            key = kind, links_of[rank]
+            if key not in alike:
+                node, shape = cluster.node(rank), stage_shape(plan, rank)
+                profile = chip_profile(cluster, node.chip_name)
+                alike[key] = over_slices(
+                    [
+                        _stage_time(plan.model, at, node.chip, links_of[rank], profile)
+                        for at in shape.slices
+                    ]
+                )
+            times[rank] = alike[key]
+    return [times[rank] for rank in range(plan.world_size)]
+
+
+def _kinds_of_ranks(plan: Plan, stage: Stage) -> Iterator[tuple[int, Hashable]]:
+    """Yields the ranks of a stage, each with what its shape depends on."""
+    tp, spread = stage.tp, stage.expert_shares is not None
+    for replica in stage.replicas:
+        kind = replica.kind
+        for i, rank in enumerate(replica.ranks):
+            yield rank, (kind, i // tp, spread_of(plan, rank) if spread else None)
 
 
 def _stage_time(
@@ -134,17 +144,15 @@ def _rank_memory(
         places = _walked_places(plan, pipeline)
         for stage, place in zip(pipeline.stages, places, strict=True):
             alike: dict[tuple, Memory] = {}
-            for replica in stage.replicas:
-                kind = replica.kind
-                for rank in replica.ranks:
-                    summed = tuple(copies.get((rank, k)) for k in range(stage.ministages))
-                    shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
-                    key = kind, plan.cp_index(rank), spread_of(plan, rank), shard, *summed
-                    if key not in alike:
-                        profile, shape = profile_of[plan.chip(rank)], stage_shape(plan, rank)
-                        whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
-                        alike[key] = _peak(_Walked(whole, plan, rank, profile))
-                    memory[rank] = alike[key]
+            for rank, kind in _kinds_of_ranks(plan, stage):
+                summed = tuple([copies.get((rank, k)) for k in range(stage.ministages)])
+                shard = plan.shard(rank)[0] if plan.optimizer == "muon" else 0
+                key = kind, shard, *summed
+                if key not in alike:
+                    profile, shape = profile_of[plan.chip(rank)], stage_shape(plan, rank)
+                    whole = (plan.model, shape, plan.resharding, profile, shard, summed, place)
+                    alike[key] = _peak(_Walked(whole, plan, rank, profile))
+                memory[rank] = alike[key]
     return tuple(memory[rank] for rank in range(plan.world_size))
 
 
@@ -310,8 +318,7 @@ def spread_of(plan: Plan, rank: int) -> Spread | None:
         for replica in stage.replicas
         for tokens in replica.token_shares or (plan.model.sequence_length,)
     ][first : first + stage.ep]
-    unit = gcd(*rows)
-    return Spread(stage.expert_shares, tuple(row // unit for row in rows), group - first)
+    return Spread.of(stage.expert_shares, rows, group - first)
 
 
 TO_NOBODY = Link(0.0, float("inf"))  # of a rank that is alone in its group
@@ -339,20 +346,34 @@ def group_links(plan: Plan, cluster: Cluster, rank: int) -> GroupLinks:
 def links_by_rank(plan: Plan, cluster: Cluster) -> dict[int, GroupLinks]:
     """Returns the group_links of every rank of a plan."""
     found: dict[int, GroupLinks] = {}
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            inside, across, context = dict[int, Link](), dict[int, Link](), dict[int, Link]()
-            experts = dict[int, Link]()
-            for replica in stage.replicas:
-                for cp_index in range(stage.cp):
-                    inside |= slowest_links(cluster, replica.group(cp_index))
-                for tp_index in range(stage.tp):
-                    context |= slowest_links(cluster, replica.across(tp_index))
-            for tp_index in range(stage.tp):
-                across |= slowest_links(cluster, _peers(stage, tp_index))
-                for turn in turns(stage, tp_index):
-                    experts |= slowest_links(cluster, turn)
-            found |= {r: GroupLinks(inside[r], across[r], context[r], experts[r]) for r in inside}
+    for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
+        tp_indices = range(stage.tp)
+        across = [_peers(stage, i) for i in tp_indices]
+        context = [replica.across(i) for replica in stage.replicas for i in tp_indices]
+        experts = [turn for i in tp_indices for turn in turns(stage, i)]
+        by_kind = [
+            _links_in(cluster, groups) for groups in (stage.groups, across, context, experts)
+        ]
+        found |= {
+            rank: GroupLinks(*(links.get(rank, TO_NOBODY) for links in by_kind))
+            for group in stage.groups
+            for rank in group
+        }
+    return found
+
+
+def _links_in(cluster: Cluster, groups: Sequence[Sequence[int]]) -> dict[int, Link]:
+    """Returns the slowest_link of every rank of some groups, but of those that are alone."""
+    found: dict[int, Link] = {}
+    known: dict[tuple[int, ...], list[Link]] = {}  # by the nodes of a group's ranks
+    for group in groups:
+        if len(group) == 1:
+            continue
+        nodes = tuple([cluster.node_index(rank) for rank in group])
+        if nodes not in known:
+            links = slowest_links(cluster, group)
+            known[nodes] = [links[rank] for rank in group]
+        found.update(zip(group, known[nodes], strict=True))
     return found
 
 
@@ -372,6 +393,9 @@ def slowest_links(cluster: Cluster, group: Sequence[int]) -> dict[int, Link]:
     """Returns the slowest_link of every rank of a group."""
     if len(group) == 1:
         return {group[0]: TO_NOBODY}
+    nodes = {cluster.node_index(rank) for rank in group}
+    if len(nodes) == 1:
+        return dict.fromkeys(group, link_inside(cluster.nodes[nodes.pop()].chip, len(group)))
     found: dict[int, Link] = {}
     peers = _PeersByNode(cluster, group)
     for n, ranks in peers.ranks_of.items():

@@ -380,8 +380,8 @@ def stage_traces(
     as they have capacity for.
     """
     if shape.spread is not None and shape.expert_capacity is not None:
-        shares, index = shape.spread.shares, shape.spread.index
-        all_rows = Fraction(sum(shares), shares[index])  # times the even number
+        shares = shape.spread.shares
+        all_rows = Fraction(sum(shares), shares[0])  # times the even number
         times = min(Fraction(str(shape.expert_capacity)), all_rows)
         shape = replace(shape, spread=shape.spread.with_more_rows(times))
     if shape.ministages > 1:  # both ends of the model are in two of them, each with its embedding

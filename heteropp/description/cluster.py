@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -65,8 +64,7 @@ class ClusterFile:
     links: tuple[LinkEntry, ...] = ()  # what joins switches and regions
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """One direction between two ranks, as a message meets it when all chips of a node send."""
 
     latency_s: float
@@ -75,6 +73,13 @@ class Link:
     def seconds(self, size_bytes: float) -> float:
         """Returns the seconds that a message takes on the link when it is alone there."""
         return self.latency_s + size_bytes / self.bytes_per_s
+
+
+class Port(NamedTuple):
+    """Where messages of a rank leave and enter its node."""
+
+    node: int  # which of the cluster's
+    nic: int  # which of the node's; by affinity
 
 
 @dataclass(frozen=True)
@@ -137,11 +142,29 @@ class Cluster:
             raise ValueError(
                 f"rank {rank} is not in cluster {self.name} of {self.world_size} ranks"
             )
-        return bisect_right(self._first_ranks, rank) - 1
+        return self._ports[rank].node
 
     @cached_property
-    def _first_ranks(self) -> list[int]:
-        return [node.ranks.start for node in self.nodes]
+    def _ports(self) -> list[Port]:
+        """The ports of all ranks."""
+        return [
+            Port(index, _nic(node, rank))
+            for index, node in enumerate(self.nodes)
+            for rank in node.ranks
+        ]
+
+    def port(self, rank: int) -> Port:
+        """Returns where a rank's messages leave and enter its node."""
+        return self._ports[rank]
+
+    @cached_property
+    def node_kinds(self) -> tuple[int, ...]:
+        """A number for each node, the same for nodes alike in all that times depend on."""
+        seen: dict[tuple, int] = {}
+        return tuple(
+            seen.setdefault((n.chip_name, n.chip.links, n.place, len(n.ranks)), len(seen))
+            for n in self.nodes
+        )
 
     def chip(self, rank: int) -> ChipSpec:
         """Returns the chip of a rank. Raises ValueError where there is none."""
@@ -162,7 +185,7 @@ class Cluster:
 
         A chip's NIC is its own by affinity; chips share one where their node has fewer.
         """
-        i, j = self.node_index(source), self.node_index(destination)
+        (i, nic), (j, other_nic) = self._ports[source], self._ports[destination]
         a, b = self.nodes[i], self.nodes[j]
         if i == j:
             links = a.chip.links
@@ -172,8 +195,8 @@ class Cluster:
             )
             return Route(links.intra_node_latency_s, pipes)
         path = self.fabric.path(a.place, b.place)
-        out = Pipe(f"node {i} NIC {_nic(a, source)} out", a.chip.links.nic_bytes_per_s)
-        in_ = Pipe(f"node {j} NIC {_nic(b, destination)} in", b.chip.links.nic_bytes_per_s)
+        out = Pipe(f"node {i} NIC {nic} out", a.chip.links.nic_bytes_per_s)
+        in_ = Pipe(f"node {j} NIC {other_nic} in", b.chip.links.nic_bytes_per_s)
         return Route(_nic_latency_s(a, b) + path.latency_s, (out, *path.pipes, in_))
 
     @cached_property

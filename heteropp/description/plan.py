@@ -293,9 +293,10 @@ class Plan:
     @cached_property
     def _places(self) -> dict[int, tuple[int, int, int, int, int]]:
         return {
-            rank: (p, s, r, i % stage.tp, i // stage.tp)
+            rank: (p, s, r, i % tp, i // tp)
             for p, pipeline in enumerate(self.pipelines)
             for s, stage in enumerate(pipeline.stages)
+            for tp in (stage.tp,)
             for r, replica in enumerate(stage.replicas)
             for i, rank in enumerate(replica.ranks)
         }

@@ -86,8 +86,7 @@ class Degrees:
         first = group // self.ep * self.ep
         tokens = self.token_shares or (1,)
         rows = [tokens[(first + i) % self.cp] for i in range(self.ep)]
-        unit = math.gcd(*rows)
-        return Spread(self.expert_shares, tuple(row // unit for row in rows), group - first)
+        return Spread.of(self.expert_shares, rows, group - first)
 
 
 @dataclass(frozen=True)
@@ -139,15 +138,15 @@ class ChipType:
     @cached_property
     def _kinds(self) -> list[int]:
         """A number for each node, the same for nodes alike in all that links depend on."""
-        seen: dict[tuple, int] = {}
         return [
-            seen.setdefault((node.chip.links, len(node.ranks), node.place), len(seen))
-            for node in self.nodes
+            kind
+            for kind, node in zip(self.cluster.node_kinds, self.cluster.nodes, strict=True)
+            if node.chip_name == self.name
         ]
 
     @cached_property
     def _alike(self) -> bool:
-        return max(self._kinds) == 0
+        return len(set(self._kinds)) == 1
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -327,16 +326,18 @@ class Space:
 
     def _spreads(self, degrees: Degrees) -> list[tuple[int, ...]]:
         """Returns the ways to spread experts over groups; the first is not to spread them."""
-        found = [n for n in self._expert_degrees if degrees.copies % n == 0]
+        found = [shares for n, shares in self._even_shares.items() if degrees.copies % n == 0]
         if degrees.cp > 1:
             by_work = ways_to_cut(self.model, degrees.cp, degrees.tp)[0]
             found = found[-1:] if degrees.token_shares == by_work else []
-        return [(), *(expert_shares(self.model, (1.0,) * n) for n in found)]
+        return [(), *found]
 
     @cached_property
-    def _expert_degrees(self) -> list[int]:
+    def _even_shares(self) -> dict[int, tuple[int, ...]]:
+        """The experts of each of so many groups that are alike, by their number."""
         most = most_expert_ranks(self.request, self.request.expert_parallel or 1)
-        return [1 << n for n in range(1, most.bit_length())]
+        degrees = (1 << n for n in range(1, most.bit_length()))
+        return {n: expert_shares(self.model, (1.0,) * n) for n in degrees}
 
     def degrees(self, group: ChipGroup, share: BatchCut) -> list[Degrees]:
         """Returns the degrees that a stage of a group may have, fewest chips first, then tp."""

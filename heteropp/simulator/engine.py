@@ -75,15 +75,6 @@ class StuckError(RuntimeError):
         super().__init__(f"{len(stuck)} actors cannot go on")
         self.stuck = stuck
 
-    def renumbered(self, numbers: list[int]) -> StuckError:
-        """Returns the same error with actor `a` named `numbers[a]`."""
-        return StuckError(
-            [
-                Stuck(numbers[s.actor], s.op, tuple(numbers[b] for b in s.waits_for))
-                for s in self.stuck
-            ]
-        )
-
 
 def play(
     actors: list[Actor],

@@ -73,7 +73,7 @@ def links_of(simulation: Simulation, rank: int) -> LinkTimes:
     pipeline = simulation.plan.pipelines[seat.pipeline]
     ministages, boxes = pipeline.stages[seat.stage].ministages, boxes_of(pipeline, seat.stage)
     messages_s: dict[tuple[Kind, int], float] = {}
-    for inbox, seconds in _messages(program.actors, a).items():
+    for inbox, seconds in _messages(program.actors, program.actor_of[a]).items():
         slot = inbox // boxes  # of activations by ministage, then of gradients
         kind = Kind.RECV_ACTIVATION if slot < ministages else Kind.RECV_GRADIENT
         name = kind, slot % ministages

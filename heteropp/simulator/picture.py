@@ -7,7 +7,7 @@ from typing import Any
 
 from heteropp.description.outline import together
 from heteropp.description.timeline import COLOURS, draw_rows, drawing, height_of, name_rows, save
-from heteropp.simulator.program import ActorCoordinates
+from heteropp.simulator.program import Seat
 from heteropp.simulator.simulate import Simulation
 
 MOST_REPLICAS = 32  # beyond, one replica stands for each stage
@@ -110,6 +110,6 @@ def _draw_memory(axes: Any, corner: Any, simulation: Simulation, rows: list[int]
     axes.figure.colorbar(shades, ax=corner, location="left", label="% of memory")
 
 
-def _ranks(seat: ActorCoordinates) -> str:
+def _ranks(seat: Seat) -> str:
     first, last = seat.ranks[0], seat.ranks[-1]
     return f"rank {first}" if first == last else f"ranks {first}-{last}"

@@ -1,12 +1,13 @@
 """A plan on a cluster as actors for the engine: seconds, messages and who reduces with whom.
 
-An actor is one tensor-parallel replica, whose ranks work in step.
+An actor is one replica of a stage, whose ranks work in step, and stands for all that do the same at
+the same times.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import lcm
@@ -22,9 +23,11 @@ from heteropp.cost.planned import (
 from heteropp.cost.stage_time import Time, all_gather_s
 from heteropp.description.cluster import Cluster
 from heteropp.description.plan import Pipeline, Plan, Stage, ministage_layers
-from heteropp.layout.resharding import group_boxes, messages
+from heteropp.layout.resharding import group_boxes
 from heteropp.schedule.action import Action, Kind
 from heteropp.schedule.stage_actions import TableKey, links, table_key, table_of
+from heteropp.simulator.alike import Joint, stand_ins
+from heteropp.simulator.boundaries import Boundary, Way, boundary
 from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Transmission
 from heteropp.simulator.gradients import reductions
 from heteropp.simulator.reductions import ReductionGroup
@@ -41,8 +44,8 @@ WORKS = (
 
 
 @dataclass(frozen=True)
-class ActorCoordinates:
-    """Where an actor stands in the plan."""
+class Seat:
+    """Where a replica stands in the plan."""
 
     pipeline: int
     stage: int
@@ -52,14 +55,17 @@ class ActorCoordinates:
 
 @dataclass(frozen=True)
 class Program:
-    seats: list[ActorCoordinates]  # by actor
-    tables: list[Sequence[Action]]  # by actor; one op each, but for the step at the end
+    seats: list[Seat]
+    tables: list[Sequence[Action]]  # by seat; one op each, but for the step at the end
     actors: list[Actor]
-    groups: list[ReductionGroup]
-    reductions: list[list[list[int]]]  # by actor and ministage: its groups, in order
-    norm_s: list[float]  # by actor: computing its norms, before all ranks exchange them
+    seat_of: list[int]  # by actor: the first of the seats that it stands for
+    actor_of: list[int]  # by seat: the actor that stands for it
+    groups: list[ReductionGroup]  # of seats
+    reductions: list[list[list[int]]]  # by seat and ministage: its groups, in order
+    begin_s: list[float]  # by seat: how much later than the first it begins
+    norm_s: list[float]  # by seat: computing its norms, before all ranks exchange them
     exchange_s: float  # that exchange
-    update_s: list[float]  # by actor: its update, after that exchange
+    update_s: list[float]  # by seat: its update, after that exchange
 
 
 def compile_plan(
@@ -69,6 +75,7 @@ def compile_plan(
     slowdown: Mapping[int, float],
     message_factor: float = 1.0,
     whole_backwards: bool = False,
+    fold: bool = True,
 ) -> Program:
     """Returns the program of one step of a plan.
 
@@ -76,8 +83,10 @@ def compile_plan(
 
     `slowdown` by rank: factors of the seconds of its work. `message_factor`: of the seconds of
     every message between stages. `whole_backwards`: see heteropp.schedule.stage_actions.actions.
+    `fold`: an actor stands for all replicas that do the same at the same times.
     """
-    return _Compiler(plan, cluster, emulated, slowdown, message_factor).program(whole_backwards)
+    compiler = _Compiler(plan, cluster, emulated, slowdown, message_factor, fold)
+    return compiler.program(whole_backwards)
 
 
 class _Compiler:
@@ -88,25 +97,32 @@ class _Compiler:
         emulated: bool,
         slowdown: Mapping[int, float],
         message_factor: float,
+        fold: bool,
     ) -> None:
         self.plan, self.cluster, self.emulated = plan, cluster, emulated
         self.message_factor = message_factor
         self.seats = [
-            ActorCoordinates(p, s, r, replica.ranks)
+            Seat(p, s, r, replica.ranks)
             for p, pipeline in enumerate(plan.pipelines)
             for s, stage in enumerate(pipeline.stages)
             for r, replica in enumerate(stage.replicas)
         ]
-        self.actor_of = {rank: a for a, seat in enumerate(self.seats) for rank in seat.ranks}
+        self.first_seats: dict[tuple[int, int], int] = {}  # by pipeline and stage
+        for a, seat in enumerate(self.seats):
+            self.first_seats.setdefault((seat.pipeline, seat.stage), a)
         self.layers = [ministage_layers(pipeline, plan.schedule) for pipeline in plan.pipelines]
         self.links = links_by_rank(plan, cluster)
         self.known_times: dict[Hashable, list[list[Time]]] = {}  # of seats that are alike
         self.times = [self._times(seat) for seat in self.seats]
         self.slowdown = [max(slowdown.get(r, 1.0) for r in seat.ranks) for seat in self.seats]
+        stand_in = self._stand_ins() if fold else list(range(len(self.seats)))
+        self.seat_of = sorted(set(stand_in))
+        number = {a: i for i, a in enumerate(self.seat_of)}
+        self.actor_of = [number[a] for a in stand_in]
         self.pipes: dict[object, int] = {}
         self.outboxes: list[list[list[Transmission]]] = []
         self.inboxes: list[list[list[int]]] = []
-        for seat in self.seats:
+        for seat in (self.seats[a] for a in self.seat_of):
             many = boxes_of(plan.pipelines[seat.pipeline], seat.stage)
             slots = range(2 * self._stage(seat).ministages * many)
             self.outboxes.append([[] for _ in slots])
@@ -124,13 +140,13 @@ class _Compiler:
                 key = table_key(self.plan.schedule, pipeline, s, self.plan.overlap, whole_backwards)
                 tables[p, s] = table_of(key)
                 ops[p, s] = _ops(key, tuple(sorted(self.turns[p, s].items())))
-        actors_of: dict[tuple[int, int], list[int]] = defaultdict(list)
+        seats_of: dict[tuple[int, int], list[int]] = defaultdict(list)
         for a, seat in enumerate(self.seats):
-            actors_of[seat.pipeline, seat.stage].append(a)
+            seats_of[seat.pipeline, seat.stage].append(a)
         # of each ministage, for what no slice changes
         of_steps = [[slices[0] for slices in times] for times in self.times]
         reduce_s = [[time.reduce_s for time in times] for times in of_steps]
-        groups, taken = reductions(self.plan, self.cluster, actors_of, reduce_s, tables)
+        groups, taken = reductions(self.plan, self.cluster, seats_of, reduce_s, tables)
         pairs = list(zip(self.slowdown, of_steps, strict=True))
         norm_s = [slow * sum(time.norm_s for time in times) for slow, times in pairs]
         # beside its update, a stage that offloads waits for its first ministage's parameters
@@ -138,33 +154,68 @@ class _Compiler:
             slow * sum(time.update_s for time in times) + times[0].load_s for slow, times in pairs
         ]
         least_s = min(update_s)
+        begin_s = [own_s - least_s for own_s in update_s]
         actors = [
             Actor(
-                ops=ops[seat.pipeline, seat.stage],
+                ops=ops[self.seats[a].pipeline, self.seats[a].stage],
                 seconds=self._seconds(a),
-                outboxes=self.outboxes[a],
-                inboxes=self.inboxes[a],
-                begin_s=update_s[a] - least_s,
+                outboxes=outboxes,
+                inboxes=inboxes,
+                begin_s=begin_s[a],
             )
-            for a, seat in enumerate(self.seats)
+            for a, outboxes, inboxes in zip(self.seat_of, self.outboxes, self.inboxes, strict=True)
         ]
         return Program(
             seats=self.seats,
             tables=[tables[seat.pipeline, seat.stage] for seat in self.seats],
             actors=actors,
+            seat_of=self.seat_of,
+            actor_of=self.actor_of,
             groups=groups,
             reductions=taken,
+            begin_s=begin_s,
             norm_s=norm_s,
             exchange_s=_exchange_s(self.plan, self.cluster),
             update_s=update_s,
         )
 
-    def _stage(self, seat: ActorCoordinates) -> Stage:
+    def _stand_ins(self) -> list[int]:
+        """Returns, by seat, the first one that does the same at the same times."""
+        own = [
+            (
+                seat.pipeline,
+                seat.stage,
+                self._stage(seat).replicas[seat.replica].kind,
+                tuple([self.links[rank] for rank in seat.ranks]),
+                slowdown,
+            )
+            for seat, slowdown in zip(self.seats, self.slowdown, strict=True)
+        ]
+        replicas = [seat.ranks for seat in self.seats]
+        return stand_ins(self.cluster, replicas, own, self._joints(), not self.emulated)
+
+    def _joints(self) -> Iterator[Joint]:
+        """Yields where messages go from stage to stage."""
+        for p, pipeline in enumerate(self.plan.pipelines):
+            joined = {(s, t) for (s, _), (t, _) in links(self.plan.schedule, pipeline) if s != t}
+            lengths = dict.fromkeys(self._lengths(p))
+            for s, t in sorted(joined | {(t, s) for s, t in joined}):
+                for length in lengths:
+                    yield (
+                        self.first_seats[p, s],
+                        self.first_seats[p, t],
+                        self._boundary(pipeline.stages[s], pipeline.stages[t], length),
+                    )
+
+    def _boundary(self, sender: Stage, receiver: Stage, length: int) -> Boundary:
+        return boundary(sender, receiver, length, self.plan.resharding)
+
+    def _stage(self, seat: Seat) -> Stage:
         return self.plan.pipelines[seat.pipeline].stages[seat.stage]
 
     # seconds
 
-    def _times(self, seat: ActorCoordinates) -> list[list[Time]]:
+    def _times(self, seat: Seat) -> list[list[Time]]:
         """Returns the times of each ministage, by slice; where a seat's ranks differ, the slowest
         counts.
         """
@@ -177,9 +228,7 @@ class _Compiler:
             self.known_times[key] = self._make_times(seat, parts)
         return self.known_times[key]
 
-    def _make_times(
-        self, seat: ActorCoordinates, parts: frozenset[tuple[int, GroupLinks]]
-    ) -> list[list[Time]]:
+    def _make_times(self, seat: Seat, parts: frozenset[tuple[int, GroupLinks]]) -> list[list[Time]]:
         """Returns the times of a seat's ministages.
 
         parts: the context-parallel index of each of its ranks, with the links that the rank has.
@@ -207,7 +256,7 @@ class _Compiler:
             self.plan, self.cluster, rank, layers, links, self.emulated, twice_the_rows
         )
 
-    def _together(self, seat: ActorCoordinates) -> list[list[Time]]:
+    def _together(self, seat: Seat) -> list[list[Time]]:
         """Returns the times of a seat's ministages where experts lie over the stage's ranks.
 
         Rows go to experts and come back in every layer: the slowest rank's attention and the
@@ -233,7 +282,7 @@ class _Compiler:
         return self.known_times[key]
 
     def _seconds(self, a: int) -> list[float]:
-        """Returns the seconds of an actor's slots: every kind of WORKS for each ministage, by
+        """Returns the seconds of a seat's slots: every kind of WORKS for each ministage, by
         slice.
         """
         lengths = self._lengths(self.seats[a].pipeline)
@@ -257,7 +306,7 @@ class _Compiler:
         """Returns the tokens of a sequence in each of the slices that go through a pipeline."""
         return self.plan.pipelines[p].token_slices or (self.plan.model.sequence_length,)
 
-    def _gather_s(self, seat: ActorCoordinates, length: int) -> float:
+    def _gather_s(self, seat: Seat, length: int) -> float:
         """Returns the seconds to pass a boundary tensor on to the tensor-parallel group.
 
         That begins once the tensor has arrived, and the group's slowest rank counts. length: of the
@@ -288,36 +337,48 @@ class _Compiler:
             many, others = boxes_of(pipeline, s), boxes_of(pipeline, t)
             for i, length in enumerate(self._lengths(p)):
                 outbox, inbox = many * k + i, others * j + i
-                self._boundary(one, other, outbox, inbox, length)
+                self._send((p, s), (p, t), outbox, inbox, length)
                 outbox = others * (other.ministages + j) + i
                 inbox = many * (one.ministages + k) + i
-                self._boundary(other, one, outbox, inbox, length)
+                self._send((p, t), (p, s), outbox, inbox, length)
             rows = lcm(one.micro_batch, other.micro_batch) * pipeline.slices
             for kind in (Kind.SEND_ACTIVATION, Kind.RECV_GRADIENT):
                 self.turns[p, s][kind, k] = rows // one.micro_batch
             for kind in (Kind.RECV_ACTIVATION, Kind.SEND_GRADIENT):
                 self.turns[p, t][kind, j] = rows // other.micro_batch
 
-    def _boundary(
-        self, sender: Stage, receiver: Stage, outbox: int, inbox: int, length: int
+    def _send(
+        self, one: tuple[int, int], other: tuple[int, int], outbox: int, inbox: int, length: int
     ) -> None:
         """Makes the messages from one stage to another that carry sequences of a length.
 
         outbox and inbox are the first of their boxes: where the stages' micro-batches differ in
         size, those that make up the common multiple take one box each in turn. So do slices.
         """
-        strategy = self.plan.resharding
-        for message in messages(sender, receiver, length, strategy):
-            first = message.box.ranges[0][0] // length
-            to, into = outbox + first // sender.micro_batch, inbox + first // receiver.micro_batch
-            source, destination = (
-                self.actor_of[rank] for rank in (message.source, message.destination)
-            )
-            latency_s, pipes = self._way(
-                message.source, message.destination, message.box.shape[0] * self._row_bytes
-            )
-            self.outboxes[source][to].append(Transmission(destination, into, latency_s, pipes))
-            self.inboxes[destination][into].append(source)
+        sender, receiver = (self.plan.pipelines[p].stages[s] for p, s in (one, other))
+        first, others = self.first_seats[one], self.first_seats[other]
+        for r, ways in enumerate(self._boundary(sender, receiver, length).ways):
+            a = self.actor_of[first + r]
+            if self.seat_of[a] != first + r:
+                continue
+            for _, destination, source, way in sorted(self._ranks_of(ways, first + r, others)):
+                b = self.actor_of[others + way.receiver]
+                latency_s, pipes = self._way(source, destination, way.rows * self._row_bytes)
+                into = inbox + way.into
+                self.outboxes[a][outbox + way.turn].append(Transmission(b, into, latency_s, pipes))
+                self.inboxes[b][into].append(a)
+
+    def _ranks_of(
+        self, ways: Sequence[Way], sender: int, receivers: int
+    ) -> Iterator[tuple[int, int, int, Way]]:
+        """Yields ways in the order of rows and receiving ranks, with their ranks.
+
+        sender: a seat. receivers: the first seat of their stage.
+        """
+        ranks = self.seats[sender].ranks
+        for way in ways:
+            destination = self.seats[receivers + way.receiver].ranks[way.destination]
+            yield way.number, destination, ranks[way.source], way
 
     def _way(
         self, source: int, destination: int, size_bytes: float

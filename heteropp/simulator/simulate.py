@@ -22,11 +22,11 @@ from heteropp.description.plan import Plan, Stage
 from heteropp.description.timeline import Span, in_words
 from heteropp.schedule.action import COMPUTATION, GATHERS, Action, Kind
 from heteropp.schedule.step_times import TimeShare
-from heteropp.simulator.engine import Noise, StuckError, Timing
+from heteropp.simulator.engine import Noise, StuckError, Timing, play
 from heteropp.simulator.memory_curve import MemoryCurve, memory_curve
 from heteropp.simulator.program import Program, compile_plan
 from heteropp.simulator.reductions import settle
-from heteropp.simulator.symmetry import play_folded
+from heteropp.simulator.twins import without_twins
 
 
 class DeadlockError(RuntimeError):
@@ -79,7 +79,7 @@ class Simulation:
         result = []
         for a, table in enumerate(program.tables):
             lists = id(table), id(timing.starts[a]), id(timing.ends[a])
-            own_s = program.norm_s[a], program.update_s[a], program.actors[a].begin_s
+            own_s = program.norm_s[a], program.update_s[a], program.begin_s[a]
             reduced_s = self._reduce_s(a)
             key = *lists, *own_s, reduced_s, timing.message_s[a]
             if key not in known:
@@ -203,7 +203,7 @@ class Simulation:
     def _share(self, a: int, reduce_s: float) -> TimeShare:
         program = self.program
         work_s, gather_s, exposed_s = program.norm_s[a] + program.update_s[a], 0.0, 0.0
-        clock_s = program.actors[a].begin_s
+        clock_s = program.begin_s[a]
         for action, start_s, end_s in self._rows(a):
             if action.kind in COMPUTATION:
                 work_s += end_s - start_s
@@ -244,13 +244,19 @@ def simulate(
     until the messages have arrived, and a recompute waits for its gradient (Table 9, "w/o
     fine-grained overlap").
     """
-    program = compile_plan(plan, cluster, emulated, slowdown or {}, message_factor, whole_backwards)
+    program = compile_plan(
+        *(plan, cluster, emulated, slowdown or {}, message_factor, whole_backwards),
+        fold=not noise,
+    )
+    actors = without_twins(program.actors)
     try:
-        timing = play_folded(
-            program.actors, slack, Noise(noise, seed) if noise else None, hold=not plan.overlap
-        )
+        played = play(actors, slack, Noise(noise, seed) if noise else None, hold=not plan.overlap)
     except StuckError as error:
         raise DeadlockError(_deadlock(plan, program, error)) from None
+    timing = Timing(
+        *([times[a] for a in program.actor_of] for times in (played.starts, played.ends)),
+        message_s=[played.message_s[a] for a in program.actor_of],
+    )
     reduced_s = _reduced(program, timing)
     begin_s = [
         max([ends[-1], *(end_s for _, end_s in own)])
@@ -333,13 +339,14 @@ def _deadlock(plan: Plan, program: Program, error: StuckError) -> str:
     ring = seen[seen.index(a) :] if a in seen else seen
 
     def rank(b: int) -> str:
-        return f"rank {program.seats[b].ranks[0]}"
+        return f"rank {program.seats[program.seat_of[b]].ranks[0]}"
 
     parts = []
     for b in ring:
         others = stuck[b].waits_for
         whom = " for " + ", ".join(map(rank, others[:3])) if others else ", and no one sends it"
-        action, pipeline = program.tables[b][stuck[b].op], program.seats[b].pipeline
+        seat = program.seat_of[b]
+        action, pipeline = program.tables[seat][stuck[b].op], program.seats[seat].pipeline
         doing = describe(action, plan.pipelines[pipeline].slices)
         parts.append(f"{rank(b)} at {doing} waits{whom}")
     return f"the schedule cannot go on: {'; '.join(parts)}"

@@ -7,7 +7,6 @@ with heteropp.cost.stage_time on its own ranks, and section 4.3.2's formula is a
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -217,8 +216,7 @@ class BruteForce:
                     groups[begin : begin + ep],
                     [tokens[i % parts] for i in range(begin, begin + ep)],
                 )
-                least = math.gcd(*rows)
-                spread = Spread(stage.expert_shares, tuple(row // least for row in rows), n % ep)
+                spread = Spread.of(stage.expert_shares, rows, n % ep)
             own = replace(shape, cp_index=n % parts, spread=spread)
             need = max(need, stage_memory(self.model, own, held, count).total)
             for j, rank in enumerate(group):

@@ -94,7 +94,7 @@ def invented_trace(model: LlamaModel, layers: int, kind: StageKind) -> traces.St
     peak = size(8000, 9_000)
     spread, experts = kind.spread is not None, model.expert_count
     if kind.spread is not None:
-        experts = kind.spread.shares[kind.spread.index]
+        experts = kind.spread.shares[0]
     of_experts = size(0, 8_000 * experts, grows=False) if experts else 0
     everywhere = held + (0 if spread else of_experts)
     no_piece = traces.TracedPiece((), (), (), ())

@@ -19,7 +19,7 @@ from heteropp.simulator.engine import (
     play,
 )
 from heteropp.simulator.reductions import ReductionGroup, settle
-from heteropp.simulator.symmetry import play_folded
+from heteropp.simulator.twins import without_twins
 
 
 def random_actors(generator: random.Random, shuffle: bool, apart: bool) -> list[Actor]:
@@ -170,9 +170,9 @@ def test_equals_a_fixed_point_of_all_ops(slack: int | None) -> None:
         # where a receive lets several senders go at one moment, any of them may be first
         actors = random_actors(generator, shuffle=seed % 4 == 0, apart=slack is not None)
         expected = by_fixed_point(actors, slack)
-        for run in (play, play_folded):
+        for played in (actors, without_twins(actors)):
             try:
-                found = run(actors, slack, None)
+                found = play(played, slack, None)
             except StuckError:
                 assert expected is None, seed
                 stuck += 1
@@ -203,32 +203,26 @@ def lanes(count: int, latencies: list[float]) -> list[Actor]:
     return actors
 
 
-def test_alike_parts_are_played_once_and_for_all(monkeypatch) -> None:
-    actors = lanes(4, [0.5, 0.5, 0.75, 0.5])
-    played = []
-    monkeypatch.setattr(
-        "heteropp.simulator.symmetry.play",
-        lambda actors, *others: played.append(actors) or play(actors, *others),
-    )
-    found, expected = play_folded(actors, None, None), play(actors)
-    assert found == expected
-    assert [len(few) for few in played] == [4]  # two of the four pairs
-    assert all(len(outbox) == 1 for actor in played[0] for outbox in actor.outboxes)
-    assert found.ends[1] == [1 + 1.5 + 0.5, 2.5 + 1.5 + 0.5]
+def test_messages_of_a_send_over_twin_pipes_are_one() -> None:
+    actors = lanes(4, [0.5, 0.75])
+    few = without_twins(actors)
+    assert all(len(outbox) == 1 for actor in few for outbox in actor.outboxes)
+    assert play(few) == play(actors)
+    assert play(few).ends[1] == [1 + 1.5 + 0.5, 2.5 + 1.5 + 0.5]
 
 
-def test_what_differs_in_one_pipe_is_not_folded() -> None:
+def test_what_differs_in_one_pipe_is_no_twin() -> None:
     """The second piece shares a pipe with another pair, so that it comes later than the first."""
     actors = lanes(2, [0.5, 0.5])
     outbox = actors[2].outboxes[0]
     outbox[1] = outbox[1]._replace(pipes=actors[0].outboxes[0][1].pipes)
-    assert play_folded(actors, None, None) == play(actors)
+    assert play(without_twins(actors)) == play(actors)
     assert play(actors).ends[3] == [1 + 2 * 1.5 + 0.5, 1 + 4 * 1.5 + 0.5]
 
 
 def test_noise_is_seeded_and_does_not_depend_on_other_actors() -> None:
     actors = lanes(1, [0.5, 0.5])
-    one, again, other = (play_folded(actors, None, Noise(0.3, seed)) for seed in (1, 1, 2))
+    one, again, other = (play(actors, None, Noise(0.3, seed)) for seed in (1, 1, 2))
     assert one == again
     assert one != other
     assert one.ends[0] != one.ends[2]

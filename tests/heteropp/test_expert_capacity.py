@@ -118,7 +118,7 @@ def test_more_capacity_takes_more_memory_up_to_all_rows() -> None:
 )
 def test_there_is_room_for_every_row_that_may_come(ranks: int, tokens: int, capacity: str) -> None:
     """Also where many ranks each have a few, whose parts of rows are more than nothing."""
-    even = Spread((2,) * ranks, (1,) * ranks, ranks // 2)
+    even = Spread((2,) * ranks, (1,) * ranks)
     group = CountingExperts(CountingGroup(1), even.with_more_rows(Fraction(capacity)))
     chosen = torch.empty(tokens, dtype=torch.int64, device="meta")
     routes = Routes(group, group.counts(chosen, 2 * ranks, 0))

@@ -278,7 +278,7 @@ def test_a_chip_measured_as_slower_is_so_wherever_experts_lie(
     """Where experts lie has no part in what a head takes, which may be slower by another factor."""
     model, spec = balanced(), load_chip("a-mini")
     profile = measured(model, spec, ["x"], 2, ends).of("x")
-    spread_over = Spread(shares, (1, 1), 0)
+    spread_over = Spread(shares, (1, 1))
     for layers, last in ((2, False), (3, True), (1, True)):
         own = shape(layers, last=last, dp=2, spread=spread_over)
         blocks = replace(own, last=False)
@@ -295,7 +295,7 @@ def test_a_chip_measured_as_slower_is_so_wherever_experts_lie(
 def test_bytes_measured_beside_the_traced_ones_are_there_wherever_experts_lie() -> None:
     model, spec = balanced(), load_chip("a-mini")
     profile = measured(model, spec, ["x"], 2).of("x")
-    own = shape(2, dp=2, spread=Spread((1, 3), (1, 1), 0))
+    own = shape(2, dp=2, spread=Spread((1, 3), (1, 1)))
     ours, theirs = (stage_memory(model, own, 3, 4, found) for found in (profile, None))
     assert ours.parameters == theirs.parameters and ours.optimizer == theirs.optimizer
     assert ours.kept == theirs.kept + 2 * MORE_BYTES  # of two micro-batches beside that at work

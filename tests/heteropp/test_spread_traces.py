@@ -24,7 +24,7 @@ def test_each_number_of_sequences_has_its_own(
     model = read(values, f"in order {order}", sequence_length=24, dtype="float32")
 
     def kind(sequences: int) -> StageKind:
-        spread = Spread((2, 2), (2, 1), 0)
+        spread = Spread((2, 2), (2, 1))
         ends = dict(first=False, last=False, tp=1)
         return StageKind(
             model.block_kind(0), **ends, sequences=sequences, token_shares=(16, 8), spread=spread
@@ -35,3 +35,24 @@ def test_each_number_of_sequences_has_its_own(
         alone = outline([record_stage(model, 1, kind(sequences))])
         assert kept_bytes == at(alone, 1).kept_bytes
     cache.flush()
+
+
+def test_ranks_to_which_the_others_are_alike_are_the_same() -> None:
+    shares, rows = (4, 2, 4, 2), (30, 10, 30, 20)
+    found = [Spread.of(shares, rows, index) for index in range(4)]
+    assert found[0] == found[2] == Spread((4, 2, 2, 4), (3, 1, 2, 3))
+    assert found[1] == Spread((2, 2, 4, 4), (1, 2, 3, 3))
+    assert found[3] == Spread((2, 2, 4, 4), (2, 1, 3, 3))
+
+
+@pytest.mark.parametrize("rows", [(1, 1, 1), (2, 1, 1)])
+def test_the_order_of_the_other_ranks_changes_no_trace(rows: tuple[int, ...]) -> None:
+    """The third of three ranks, traced where it stands, and as the first of them."""
+    values = tiny_config("mixtral", layers=1, intermediate_size=256).to_dict()
+    model = read(values, f"in order {rows}", sequence_length=24, dtype="float32")
+    kinds = [
+        StageKind(model.block_kind(0), first=False, last=True, tp=1, sequences=2, spread=spread)
+        for spread in (Spread((1, 2, 1), rows), Spread((1, 1, 2), (rows[0], rows[2], rows[1])))
+    ]
+    one, other = (record_stage(model, 2, kind) for kind in kinds)
+    assert one == other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd, lcm
@@ -17,26 +18,34 @@ PIECES = (
 
 @dataclass(frozen=True)
 class Spread:
-    """How the experts of a layer lie over ranks, of which the stage's is one.
+    """How the experts of a layer lie over ranks: the stage's own one, then the others in any order.
 
     Every expert is taken to be given as many rows as any other.
     """
 
     shares: tuple[int, ...]  # numbers of experts, by rank
     rows: tuple[int, ...]  # of each rank's own tokens, in any unit
-    index: int  # of the stage's rank
+
+    @classmethod
+    def of(cls, shares: Sequence[int], rows: Sequence[int], index: int) -> Spread:
+        """Returns that of one of several ranks, equal for those to which the others are alike."""
+        unit = gcd(*rows)
+        ranks = list(zip(shares, (row // unit for row in rows), strict=True))
+        own = ranks.pop(index)
+        shares, rows = zip(own, *sorted(ranks), strict=True)
+        return cls(shares, rows)
 
     def with_more_rows(self, times: Fraction) -> Spread:
         """Returns it with so many more rows of others that those which come are as many times as
         many.
         """
-        own, total = self.rows[self.index], sum(self.rows)
+        own, total = self.rows[0], sum(self.rows)
         others, needed = total - own, times * total - own
         rows = [row * needed / others for row in self.rows]
-        rows[self.index] = Fraction(own)
+        rows[0] = Fraction(own)
         unit = lcm(*(row.denominator for row in rows))
         whole = [int(row * unit) for row in rows]
-        return Spread(self.shares, tuple(row // gcd(*whole) for row in whole), self.index)
+        return Spread(self.shares, tuple(row // gcd(*whole) for row in whole))
 
 
 @dataclass(frozen=True)

@@ -126,13 +126,13 @@ class CountingExperts:
 
     def __init__(self, group: CountingGroup, spread: Spread) -> None:
         """group: the same rank's tensor-parallel group, which has the trace."""
-        self.group, self.spread, self.index = group, spread, spread.index
+        self.group, self.spread, self.index = group, spread, 0
         self.parts = tuple(pairwise((0, *accumulate(spread.shares))))
 
     def counts(self, chosen: Tensor, experts: int, layer: int) -> Counts:
         size_bytes = experts * chosen.element_size()
         self._charge((len(self.parts) - 1) * size_bytes, size_bytes)
-        own = self.spread.rows[self.index]
+        own = self.spread.rows[0]
         rows = [-(-len(chosen) * each // own) for each in self.spread.rows]
         # by rank: the rows that it sends each other one
         sent = [
@@ -142,8 +142,7 @@ class CountingExperts:
         self.busiest = max(*map(sum, sent), *map(sum, zip(*sent, strict=True)))
         self.most_to_peer = max(map(max, sent))
         # of each rank's rows, those that come here are rounded up: memory must have room for them
-        first, _ = self.parts[self.index]
-        ends = [[(n * (i - first) - 1) // experts for i in range(experts + 1)] for n in rows]
+        ends = [[(n * i - 1) // experts for i in range(experts + 1)] for n in rows]
         return [[b - a for a, b in pairwise(of_rank)] for of_rank in ends]
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:

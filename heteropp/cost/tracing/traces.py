@@ -117,7 +117,7 @@ def trace_stage(model: ModelSpec, layers: int, kind: StageKind) -> StageTrace:
     """
     unit = 1
     if kind.spread is not None:  # other ranks' rows are so many times these, a whole number
-        own = kind.spread.rows[kind.spread.index]
+        own = kind.spread.rows[0]
         unit = own if kind.sequences % own == 0 else 1
     counts = (2 * unit, 3 * unit) if kind.sequences > unit else (unit,)
     if kind.sliced:

@@ -19,11 +19,11 @@ from heteropp.search.auto.busy import busy_s
 from heteropp.search.auto.freedom import Freedom
 from heteropp.search.planner import Request
 from heteropp.search.slack import with_most_slack, with_slack
-from heteropp.simulator.simulate import DeadlockError, simulate
+from heteropp.simulator.simulate import DeadlockError, Simulation, simulate
 
 # what a simulation costs beside its micro-batches, in passes of one replica
 OVERHEAD = 300
-OVERHEAD_OF_RANK = 10
+OVERHEAD_OF_RANK = 3
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,11 @@ class Trials:
             raise PlanError("the request names something else")
 
     def _simulated(self, plan: Plan, cluster: Cluster) -> float:
-        self.budget.spend(OVERHEAD + OVERHEAD_OF_RANK * plan.world_size + passes(plan))
+        self.budget.spend(OVERHEAD + OVERHEAD_OF_RANK * plan.world_size)
         self.simulated += 1
-        return simulate(plan, cluster).step_s
+        simulation = simulate(plan, cluster)
+        self.budget.spend(passes(simulation))
+        return simulation.step_s
 
     def ranked(self) -> list[Trial]:
         """Returns all trials, fastest first; of equals the first tried."""
@@ -170,12 +172,18 @@ class Budget:
         self._left -= passes
 
 
-def passes(plan: Plan) -> int:
-    """Returns the passes of micro-batches through replicas that a simulation plays."""
+def passes(simulation: Simulation) -> int:
+    """Returns the passes of micro-batches through replicas that a simulation has played, which are
+    those of one of all replicas that do the same.
+    """
+    program, pipelines = simulation.program, simulation.plan.pipelines
+    seats = (program.seats[seat] for seat in program.seat_of)
     return sum(
-        pipeline.micro_batches * pipeline.slices * pipeline.parts(s) * stage.ministages * stage.dp
-        for pipeline in plan.pipelines
-        for s, stage in enumerate(pipeline.stages)
+        pipelines[seat.pipeline].micro_batches
+        * pipelines[seat.pipeline].slices
+        * pipelines[seat.pipeline].parts(seat.stage)
+        * pipelines[seat.pipeline].stages[seat.stage].ministages
+        for seat in seats
     )
 
 

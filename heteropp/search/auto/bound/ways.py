@@ -87,7 +87,7 @@ def ways(
         # parts have shorter messages
         inside = link_inside(chip, tp)
         if fewest < most or parts > 1:
-            inside = replace(inside, latency_s=0.0)
+            inside = inside._replace(latency_s=0.0)
         shape = StageShape(
             layers=1,
             first=False,
@@ -158,7 +158,7 @@ def _experts_s(
     experts, layer = model.expert_count, _layer_of(model, kind)
     if not any(map(model.is_of_experts, model.parameters((layer, layer + 1)))):
         return numpy.zeros(3), numpy.zeros(3)
-    one, every = (times(Spread((n, experts - n), (1, 0), 0)) for n in (1, experts))
+    one, every = (times(Spread((n, experts - n), (1, 0))) for n in (1, experts))
     all_s = (every - one) * experts / (experts - 1) * (1.0, 1.0, 0.0)
     rounding = 2 * experts / model.sequence_length if model.sequence_length % experts else 0.0
     return all_s * max(0.0, 1 - rounding), all_s * (1 + rounding)
