@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
+from operator import sub
 from typing import NamedTuple
 
 from heteropp.cost.documents import documents_bytes
@@ -244,16 +245,15 @@ def most_lacking(plan: Plan, cluster: Cluster, documents_apart: bool = False) ->
     needs = [memory.total for memory in rank_memory(plan, cluster)]
     if documents_apart:
         needs = [need + documents_bytes(plan, rank) for rank, need in enumerate(needs)]
-    excess_bytes, rank = max(
-        (need - cluster.chip(rank).memory.capacity_bytes, -rank) for rank, need in enumerate(needs)
-    )
-    return excess_bytes, -rank
+    excess_bytes = list(map(sub, needs, cluster.capacity_bytes))
+    most_bytes = max(excess_bytes)
+    return most_bytes, excess_bytes.index(most_bytes)
 
 
 def overrun(plan: Plan, cluster: Cluster, documents_apart: bool = False) -> str:
     """What the rank that lacks most memory needs, and has."""
     excess_bytes, rank = most_lacking(plan, cluster, documents_apart)
-    capacity_bytes = cluster.chip(rank).memory.capacity_bytes
+    capacity_bytes = cluster.capacity_bytes[rank]
     _, s, _, _ = plan.place(rank)
     return (
         f"stage {s} needs {human_bytes(excess_bytes + capacity_bytes)} on rank {rank} "

@@ -138,7 +138,7 @@ class Cluster:
 
     def node_index(self, rank: int) -> int:
         """Which of `nodes` holds a rank."""
-        if not 0 <= rank < self.world_size:
+        if not 0 <= rank < len(self._ports):
             raise ValueError(
                 f"rank {rank} is not in cluster {self.name} of {self.world_size} ranks"
             )
@@ -169,6 +169,13 @@ class Cluster:
     def chip(self, rank: int) -> ChipSpec:
         """Returns the chip of a rank. Raises ValueError where there is none."""
         return self.node(rank).chip
+
+    @cached_property
+    def capacity_bytes(self) -> tuple[int, ...]:
+        """The memory of each rank's chip."""
+        return tuple(
+            node.chip.memory.capacity_bytes for node in self.nodes for _ in range(len(node.ranks))
+        )
 
     def link(self, source: int, destination: int) -> Link:
         """The node's own links, or the slowest of two NICs and the fabric between the nodes."""

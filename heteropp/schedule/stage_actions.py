@@ -18,6 +18,7 @@ from heteropp.schedule.action import Action, Coded, Kind
 from heteropp.schedule.orders import Work, in_parts, in_slices, order, put_off
 
 Part = tuple[int, int]  # a stage, and which of its ministages
+Paths = tuple[tuple[Part, ...], ...]  # in the order in which the model runs
 
 
 class TableKey(NamedTuple):
@@ -150,21 +151,21 @@ def bubble_coefficient(schedule: Schedule, ministages: int = 1) -> float:
     }[schedule]
 
 
-def paths(schedule: Schedule, pipeline: Pipeline) -> list[list[Part]]:
+def paths(schedule: Schedule, pipeline: Pipeline) -> Paths:
     """Every (stage, ministage) of a pipeline, in the order in which the model runs.
 
     Chimera's model runs through two of them, down and up; all others' through one.
     """
     if schedule == "chimera":
         stages = range(len(pipeline.stages))
-        return [[(s, 0) for s in stages], [(s, 1) for s in reversed(stages)]]
-    return [_by_layer(ministage_layers(pipeline, schedule))]
+        return tuple((s, 0) for s in stages), tuple((s, 1) for s in reversed(stages))
+    return (_by_layer(ministage_layers(pipeline, schedule)),)
 
 
 @lru_cache(maxsize=4096)
-def _by_layer(held: tuple[tuple[tuple[int, int], ...], ...]) -> list[Part]:
+def _by_layer(held: tuple[tuple[tuple[int, int], ...], ...]) -> tuple[Part, ...]:
     parts = [(first, s, k) for s, own in enumerate(held) for k, (first, _) in enumerate(own)]
-    return [(s, k) for _, s, k in sorted(parts)]
+    return tuple((s, k) for _, s, k in sorted(parts))
 
 
 def links(schedule: Schedule, pipeline: Pipeline) -> list[tuple[Part, Part]]:
@@ -172,8 +173,15 @@ def links(schedule: Schedule, pipeline: Pipeline) -> list[tuple[Part, Part]]:
     return _links(paths(schedule, pipeline))
 
 
-def _links(joined: list[list[Part]]) -> list[tuple[Part, Part]]:
+def _links(joined: Paths) -> list[tuple[Part, Part]]:
     return [link for path in joined for link in pairwise(path)]
+
+
+@lru_cache(maxsize=4096)
+def _neighbours(joined: Paths) -> tuple[dict[Part, int], dict[Part, int]]:
+    """Returns the stage before each part of a pipeline, and the stage after it."""
+    between = _links(joined)
+    return {part: s for (s, _), part in between}, {part: s for part, (s, _) in between}
 
 
 @dataclass(frozen=True)
@@ -206,11 +214,10 @@ class _Place:
         return [receive, gather] if self.gathers else [receive]
 
 
-def _places(joined: list[list[Part]], pipeline: Pipeline, stage: int) -> list[_Place]:
+def _places(joined: Paths, pipeline: Pipeline, stage: int) -> list[_Place]:
     """Returns the surroundings of each ministage of a stage."""
-    own, between = pipeline.stages[stage], _links(joined)
-    into = {part: s for (s, _), part in between}
-    out_of = {part: s for part, (s, _) in between}
+    own = pipeline.stages[stage]
+    into, out_of = _neighbours(joined)
     places = []
     for k in range(own.ministages):
         before, after = into.get((stage, k)), out_of.get((stage, k))

@@ -84,7 +84,7 @@ def _overrun(plan: Plan, cluster: Cluster) -> list[tuple[int, int]]:
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
         if any(
-            memory[rank].total > cluster.chip(rank).memory.capacity_bytes
+            memory[rank].total > cluster.capacity_bytes[rank]
             for replica in stage.replicas
             for rank in replica.ranks
         )
