@@ -254,7 +254,8 @@ def simulate(
     except StuckError as error:
         raise DeadlockError(_deadlock(plan, program, error)) from None
     timing = Timing(
-        *([times[a] for a in program.actor_of] for times in (played.starts, played.ends)),
+        starts=[played.starts[a] for a in program.actor_of],
+        ends=[played.ends[a] for a in program.actor_of],
         message_s=[played.message_s[a] for a in program.actor_of],
     )
     reduced_s = _reduced(program, timing)
