@@ -253,8 +253,8 @@ def test_slices_go_up_in_order_and_down_in_the_opposite(
 
 def test_gpipe_runs_unlike_numbers_of_ministages() -> None:
     pipeline = pipeline_of(3, 4, [1, 4, 2])
-    path = [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (1, 3)]
-    assert paths("gpipe", pipeline) == [path]
+    path = (0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (1, 3)
+    assert paths("gpipe", pipeline) == (path,)
     run_to_the_end("gpipe", pipeline)
 
 
