@@ -154,17 +154,21 @@ class Cluster:
         ]
 
     def port(self, rank: int) -> Port:
-        """Returns where a rank's messages leave and enter its node."""
+        """Returns where the messages of one of the cluster's ranks leave and enter its node."""
         return self._ports[rank]
 
     @cached_property
     def node_kinds(self) -> tuple[int, ...]:
-        """A number for each node, the same for nodes alike in all that times depend on."""
+        """A number for each node, the same for nodes of which every message takes the same time."""
         seen: dict[tuple, int] = {}
         return tuple(
-            seen.setdefault((n.chip_name, n.chip.links, n.place, len(n.ranks)), len(seen))
+            seen.setdefault((n.chip_name, n.chip.links, self._place(n), len(n.ranks)), len(seen))
             for n in self.nodes
         )
+
+    def _place(self, node: Node) -> str:
+        """Returns where the way of a node's messages begins in the fabric."""
+        return self.fabric.root(node.place)
 
     def chip(self, rank: int) -> ChipSpec:
         """Returns the chip of a rank. Raises ValueError where there is none."""

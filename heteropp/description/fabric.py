@@ -83,14 +83,15 @@ class Fabric:
 
     def path(self, source: str, destination: str) -> Path:
         """The links between two places that have the least latency together, then the fewest."""
-        source, destination = self._root(source), self._root(destination)
+        source, destination = self.root(source), self.root(destination)
         if source == destination:
             return _NOTHING_BETWEEN
         if source not in self._paths:
             self._paths[source] = self._paths_from(source)
         return self._paths[source][destination]
 
-    def _root(self, place: str) -> str:
+    def root(self, place: str) -> str:
+        """Returns the place itself, or the region of a switch that no link joins to anything."""
         return self._regions.get(place, place)
 
     @cached_property
@@ -128,7 +129,7 @@ class Fabric:
         return found
 
     def _check_connected(self, places: list[str]) -> None:
-        roots = [self._root(place) for place in places]
+        roots = [self.root(place) for place in places]
         reached = self._paths_from(roots[0])
         for place, root in zip(places, roots, strict=True):
             if root not in reached:

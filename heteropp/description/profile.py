@@ -268,6 +268,10 @@ class MeasuredCluster(Cluster):
             source, destination
         )
 
+    def _place(self, node: Node) -> str:
+        """Returns the place by whose name links were measured."""
+        return node.place
+
     def route(self, source: int, destination: int) -> Route:
         """The pipes that messages share, and one of the pair's own as fast as was measured."""
         assert self.profile is not None

@@ -15,8 +15,8 @@ from heteropp.description.cluster import Cluster, Port
 from heteropp.simulator.boundaries import Boundary
 
 Ranks = Sequence[int]
-_Sends = tuple[int, tuple[int, ...]]  # which way they go at one boundary, and to which replicas
-Joint = tuple[int, int, Boundary]  # the first replica of a sending stage, that of a receiving one
+_Sends = tuple[int, tuple[int, ...]]  # Boundary.alike of a sender, and its receivers' numbers
+Joint = tuple[int, int, Boundary]  # numbers of a sending and a receiving stage's first replicas
 
 
 def stand_ins(

@@ -30,7 +30,7 @@ class Boundary(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """What its messages depend on, of all that a stage is."""
+    """What the messages of a stage depend on."""
 
     tp: int
     sequence_parallel: bool
@@ -66,7 +66,7 @@ def _cut(stage: Stage) -> _Cut:
     return _Cut(stage.tp, stage.sequence_parallel, replicas)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _boundary(
     sender_cut: _Cut, receiver_cut: _Cut, sequence_length: int, strategy: Resharding
 ) -> Boundary:
@@ -97,7 +97,9 @@ def _boundary(
 
 
 def _pattern(ways: list[Way], receivers: tuple[int, ...]) -> tuple[Way, ...]:
-    """Returns ways as they are among these receivers alone."""
+    """Returns ways with boxes and receivers numbered from 0 in their order, so that equal patterns
+    differ in these numbers only.
+    """
     numbers = {number: i for i, number in enumerate(sorted({way.number for way in ways}))}
     return tuple(
         way._replace(number=numbers[way.number], receiver=receivers.index(way.receiver))

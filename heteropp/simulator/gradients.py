@@ -16,32 +16,32 @@ from heteropp.optimizer.replicated_gradients import Part, shared
 from heteropp.schedule.action import Action, Kind
 from heteropp.simulator.reductions import ReductionGroup
 
-Actors = Mapping[tuple[int, int], list[int]]  # by pipeline and stage: its replicas
+Seats = Mapping[tuple[int, int], list[int]]  # by pipeline and stage: its replicas
 
 
 def reductions(
     plan: Plan,
     cluster: Cluster,
-    actors: Actors,
+    seats: Seats,
     reduce_s: Sequence[Sequence[float]],
     tables: Mapping[tuple[int, int], Sequence[Action]],
 ) -> tuple[list[ReductionGroup], list[list[list[int]]]]:
-    """Returns the groups, and by actor and ministage those that it takes part in, in order.
+    """Returns the groups, and by seat and ministage those that it takes part in, in order.
 
     The replicas of a stage are a group, and so are all that hold a common slice of parameters; last
-    layers come first. reduce_s: the sum over the replicas, by actor and ministage.
+    layers come first. reduce_s: the sum over the replicas, by seat and ministage.
     """
     groups: list[ReductionGroup] = []
     taken: list[list[list[int]]] = [[[] for _ in seconds] for seconds in reduce_s]
-    for members in actors.values():
+    for members in seats.values():
         for k, _ in enumerate(reduce_s[members[0]]):
             for a in members:
                 taken[a][k].append(len(groups))
             groups.append(ReductionGroup(tuple(members), max(reduce_s[a][k] for a in members)))
     for parts, size_bytes in _shared_bytes(plan).items():
-        last: dict[int, int] = {}  # by actor, the ministage with which its part of it is whole
+        last: dict[int, int] = {}  # by seat, the ministage with which its part of it is whole
         for p, s, k in sorted(parts, key=lambda part: _reduced_at(tables, part)):
-            last.update(dict.fromkeys(actors[p, s], k))
+            last.update(dict.fromkeys(seats[p, s], k))
         for a, k in last.items():
             taken[a][k].append(len(groups))
         groups.append(ReductionGroup(tuple(last), _sum_s(plan, cluster, parts, size_bytes)))

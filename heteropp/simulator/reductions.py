@@ -1,4 +1,4 @@
-"""Reductions beside the work: each actor's one after another, each with all of its group."""
+"""Reductions beside the work: each replica's one after another, each with all of its group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ReductionGroup:
-    """Actors that reduce together."""
+    """Replicas that reduce together."""
 
     members: tuple[int, ...]
     seconds: float
@@ -16,9 +16,9 @@ class ReductionGroup:
 def settle(
     groups: list[ReductionGroup], wanted: list[list[tuple[int, float]]]
 ) -> list[list[float]]:
-    """Returns when each reduction ends, by actor and in the order of its `wanted`.
+    """Returns when each reduction ends, by replica and in the order of its `wanted`.
 
-    wanted: each actor's groups, and when it has come to each.
+    wanted: each replica's groups, and when it has come to each.
 
     A reduction begins when every member has come to it and is free; the first that all have come
     to goes first, whatever order its members came in.

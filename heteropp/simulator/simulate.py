@@ -41,7 +41,7 @@ class Simulation:
     cluster: Cluster
     step_s: float
     program: Program
-    timing: Timing
+    timing: Timing  # by seat
 
     @property
     def tokens_per_s(self) -> float:
@@ -265,13 +265,13 @@ def simulate(
     ]
     met_s = max(map(add, begin_s, program.norm_s)) + program.exchange_s
     end_s = [met_s + update_s for update_s in program.update_s]
-    # an actor began as long after the first as its update is longer than the shortest
+    # a replica began as long after the first as its update is longer than the shortest
     whole = _with_step(timing, reduced_s, begin_s, end_s)
     return Simulation(plan, cluster, met_s + min(program.update_s), program, whole)
 
 
 def _reduced(program: Program, timing: Timing) -> list[list[tuple[int, float]]]:
-    """Returns, by actor, when its reductions end, each with the place in its table."""
+    """Returns, by seat, when its reductions end, each with the place in its table."""
     marks_of = {
         id(table): [i for i, action in enumerate(table) if action.kind == Kind.REDUCE]
         for table in {id(table): table for table in program.tables}.values()
@@ -299,7 +299,7 @@ def _with_step(
 ) -> Timing:
     """Returns a timing with the ends of reductions, and the optimizer's step, which comes last.
 
-    Actors that do the same go on sharing their lists: those of all would take gigabytes.
+    Replicas that do the same go on sharing their lists: those of all would take gigabytes.
     """
     known: dict[Hashable, tuple[list[float], list[float]]] = {}
     whole = Timing([], [], timing.message_s)

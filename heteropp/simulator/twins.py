@@ -1,7 +1,7 @@
 """Messages that are always under way together count as one.
 
 Messages of one send that go the same way, each over pipes of its own, are twins, as their pipes
-are. Leaving one of them changes no time.
+are. Keeping only one of them changes no time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Message:
 
 
 def without_twins(actors: list[Actor]) -> list[Actor]:
-    """Leaves one of the messages of a send that differ in twin pipes only."""
+    """Keeps one of the messages of a send that differ in twin pipes only."""
     messages = _messages(actors)
     twin_of = _twins(messages)
     left: dict[tuple[int, int], dict[Hashable, Transmission]] = defaultdict(dict)

@@ -34,7 +34,7 @@ from heteropp.search.planner import (
     planner,
 )
 
-PASSES = 1_200_000  # of micro-batches through replicas, in all simulations together
+PASSES = 1_200_000  # of micro-batches through replicas, played in all simulations together
 PASSES_OF_MANY = 600_000  # where chips are so many that each simulation takes long
 FEW_CHIPS = 64  # chips, up to which the search may take the more passes
 SEEDS = 24  # of each kind, simulated on all chips

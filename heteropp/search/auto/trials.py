@@ -173,8 +173,8 @@ class Budget:
 
 
 def passes(simulation: Simulation) -> int:
-    """Returns the passes of micro-batches through replicas that a simulation has played, which are
-    those of one of all replicas that do the same.
+    """Returns the passes of micro-batches through replicas that a simulation has played: of those
+    that do the same at the same times, one is.
     """
     program, pipelines = simulation.program, simulation.plan.pipelines
     seats = (program.seats[seat] for seat in program.seat_of)
