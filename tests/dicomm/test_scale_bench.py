@@ -78,7 +78,7 @@ def grows_as_the_logarithm(rows: dict[str, Any], job: str, largest: int) -> None
     assert many - now < 8 * math.log2(MANY / largest)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_the_ranks_of_a_plan_cost_no_more_than_is_asked_of_thousands() -> None:
     rows = rows_of("--ranks", "2", "--groups", "1", "--largest", "128")

@@ -467,7 +467,7 @@ def test_a_plan_that_follows_on_lost_chips_has_them_too() -> None:
     assert found.plan.has_slices and found.plan.world_size == 2
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_plan_that_fits_in_slices_alone_is_found_again() -> None:
     chip = load_chip("b-mini")
     memory = replace(chip.memory, capacity_bytes=26 << 20)
