@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
 
@@ -31,6 +31,7 @@ from heteropp.simulator.boundaries import Boundary, Way, boundary
 from heteropp.simulator.engine import MARK, RECV, SEND, WORK, Actor, Op, Transmission
 from heteropp.simulator.gradients import reductions
 from heteropp.simulator.reductions import ReductionGroup
+from heteropp.simulator.together import joined, slowest
 
 WORKS = (
     Kind.F,
@@ -237,7 +238,7 @@ class _Compiler:
         firsts = seat.ranks[:: self._stage(seat).tp]  # of each part
         return [
             [
-                _slowest(times)
+                slowest(times)
                 for times in zip(
                     *(self._part_times(firsts[cp_index], span, link) for cp_index, link in parts),
                     strict=True,
@@ -278,7 +279,7 @@ class _Compiler:
                     ]
                     for more in (False, True)
                 )
-                self.known_times[key].append([_joined(times, twice, span[1] - span[0])])
+                self.known_times[key].append([joined(times, twice, span[1] - span[0])])
         return self.known_times[key]
 
     def _seconds(self, a: int) -> list[float]:
@@ -425,81 +426,6 @@ def _ops(key: TableKey, turns: tuple[tuple[tuple[Kind, int], int], ...]) -> list
 def boxes_of(pipeline: Pipeline, stage: int) -> int:
     """Returns how many boxes each way of a ministage's messages has, at most."""
     return pipeline.parts(stage) * pipeline.slices
-
-
-def _slowest(times: Sequence[Time]) -> Time:
-    """Returns the times of ranks that have parts of the same sequences.
-
-    A later rank begins the second layer as late as the first one's messages were, beyond what held
-    their sender, and stays so far behind.
-    """
-    if len(times) == 1:
-        return times[0]
-    forward_s = max(time.forward_behind_s for time in times)
-    backward_s = max(time.backward_behind_s for time in times)
-    return _longest(
-        [
-            _waiting(
-                time,
-                max(0.0, forward_s - time.forward_held_s),
-                max(0.0, backward_s - time.backward_held_s),
-            )
-            for time in times
-        ]
-    )
-
-
-def _longest(times: Sequence[Time]) -> Time:
-    return Time(**{f.name: max(getattr(time, f.name) for time in times) for f in fields(Time)})
-
-
-def _waiting(time: Time, forward_s: float, backward_s: float) -> Time:
-    """Returns the time of a rank that waits so much longer in a forward, and in a backward."""
-    return replace(
-        time,
-        forward_s=time.forward_s + forward_s,
-        forward_collective_s=time.forward_collective_s + forward_s,
-        recompute_s=time.recompute_s and time.recompute_s + forward_s,
-        backward_s=time.backward_s + backward_s,
-        backward_collective_s=time.backward_collective_s + backward_s,
-        backward_input_s=time.backward_input_s + backward_s,
-    )
-
-
-def _joined(times: list[Time], with_twice_the_rows: list[Time], layers: int) -> Time:
-    """Returns the times of ranks that wait for each other before and behind every layer's experts.
-
-    What computing takes longer with twice the rows is what the experts' products take. Those that
-    have parts of sequences begin each of the layers together.
-    """
-    times, with_twice_the_rows = (
-        [_waiting(t, layers * t.forward_behind_s, layers * t.backward_behind_s) for t in each]
-        for each in (times, with_twice_the_rows)
-    )
-    most = _longest(times)
-
-    def slowest(name: str, message_s: str) -> float:
-        rest_s, experts_s = [], []
-        for time, more in zip(times, with_twice_the_rows, strict=True):
-            computing_s, more_s = (
-                getattr(each, name) - getattr(each, message_s) for each in (time, more)
-            )
-            # none of a stage that its host holds up, which has longer messages to hide behind
-            experts_s.append(max(0.0, more_s - computing_s))
-            rest_s.append(computing_s - experts_s[-1])
-        return max(rest_s) + max(experts_s) + getattr(most, message_s)
-
-    forward_s = slowest("forward_s", "forward_collective_s")
-    input_s = slowest("backward_input_s", "backward_collective_s")
-    hidden_s = min(t.backward_input_s + t.backward_weight_s - t.backward_s for t in times)
-    recompute_s = slowest("recompute_s", "forward_collective_s") if most.recompute_s else 0.0
-    return replace(
-        most,
-        forward_s=forward_s,
-        recompute_s=recompute_s,
-        backward_input_s=input_s,
-        backward_s=input_s + most.backward_weight_s - hidden_s,
-    )
 
 
 def _exchange_s(plan: Plan, cluster: Cluster) -> float:
