@@ -28,8 +28,8 @@ SLOW_PAGES = [
     *(DOCS / "guides" / f"{n}.md" for n in ("board", "data", "elastic", "fault-tolerance")),
     *(DOCS / "guides" / f"{n}.md" for n in ("machines", "models", "planning", "precision")),
     DOCS / "guides" / "training.md",
-    *(DOCS / "tutorials" / f"{n}.md" for n in ("failing-nodes", "fine-tune", "own-model")),
-    *(DOCS / "tutorials" / f"{n}.md" for n in ("real-chips", "vendor")),
+    *(DOCS / "tutorials" / f"{n}.md" for n in ("cluster", "failing-nodes", "fine-tune")),
+    *(DOCS / "tutorials" / f"{n}.md" for n in ("own-model", "real-chips", "vendor")),
 ]
 PROGRAM = re.compile(r"\b((?:dicomm|ditorch|heteropp)-[a-z]+|tools/[a-z0-9-]+)(?![\w/.-])")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from installed import need
 from lab_job import losses_of
+from sampled import sampled
 from ssh_lab import ssh_lab
 from training_run import CHIP, NEUTRAL_CHIP, make_plan, tiny_model
 
@@ -24,9 +25,8 @@ def guide_block(word: str) -> str:
     return block
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("program", "each"), [("mpirun", "ppr:8:node"), ("ssh", "--nproc-per-node 8")]
+    ("program", "each"), sampled([("ssh", "--nproc-per-node 8"), ("mpirun", "ppr:8:node")], 2)
 )
 def test_the_guide_s_line_trains_as_one_machine_does(
     tmp_path: Path, program: str, each: str

@@ -57,7 +57,7 @@ def test_a_job_over_unlike_partitions_is_requeued_without_a_drained_node(
     slurm.wait_for(lambda: "JobState=CANCELLED" in slurm.state(job))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_the_quickstart_s_plan_outlives_a_requeue_and_a_drained_node(tmp_path: Path) -> None:
     """Its model and batch are the example's own; all its losses are those of one machine."""

@@ -91,7 +91,7 @@ def test_the_ranks_of_a_plan_cost_no_more_than_is_asked_of_thousands() -> None:
         assert is_met(rows[f"{many}: descriptors"]) and is_met(rows[f"{many}: memory"])
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_ranks_that_train_ask_the_store_for_as_much_in_larger_jobs() -> None:
     words = ("--ranks", "2", "--groups", "1", "--largest", "0", "--training-ranks", "32")

@@ -315,7 +315,7 @@ def test_a_vendors_library_is_a_chip_to_run_on(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_chip_whose_run_is_lost_fails_and_the_others_are_judged(tmp_path: Path) -> None:
     """The script kills the process that runs it; a run that exceeds its time ends the same way."""
     script = tmp_path / "train.py"

@@ -15,8 +15,6 @@ from sampled import sampled
 from test_new_vendor import conformance
 from training_step import STEPS, losses
 
-LONG, EXHAUSTIVE = pytest.mark.long, pytest.mark.exhaustive
-
 IS_WHAT_IT_SAYS = """
 import ctypes, os, torch, ditorch
 library = ctypes.CDLL(os.environ["DITORCH_VENDOR_LIBRARY"])
@@ -77,22 +75,15 @@ def test_a_late_chip_conforms(seed: int) -> None:
 FILES = ["check_files.py", "check_autocast.py"]
 
 
-@pytest.mark.parametrize(
-    ("seed", "files"),
-    [
-        pytest.param(1, FILES, marks=LONG),
-        *(
-            pytest.param(seed, [*FILES, "check_random.py", "check_training.py"], marks=EXHAUSTIVE)
-            for seed in (1, 2, 3)
-        ),
-    ],
-)
-def test_checks_on_a_late_chip(seed: int, files: list[str]) -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_checks_on_a_late_chip(seed: int) -> None:
     """Runs the checks that want neither more memory nor more kernels than this chip has."""
+    files = [*FILES, "check_random.py", "check_training.py"]
     run_checks(None, *files, **async_chip.environment(seed, kernels=False))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_attention_on_a_late_chip() -> None:
     files = ["check_attention.py", "check_flash_attention.py", "check_dropped_attention.py"]
     run_checks(None, *files, "check_capped_attention.py", **async_chip.environment())
@@ -114,7 +105,7 @@ print(*async_chip.copies_to_host())
 """
 
 
-@pytest.mark.parametrize("family", ["Llama", pytest.param("Qwen3Moe", marks=LONG)])
+@pytest.mark.parametrize("family", ["Llama", pytest.param("Qwen3Moe", marks=pytest.mark.long)])
 def test_the_host_computes_nothing_of_a_training_step_and_reads_two_numbers(family: str) -> None:
     """The host reads the loss, and whether the scaled gradients are finite."""
     said: list[str] = []

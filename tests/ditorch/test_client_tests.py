@@ -53,7 +53,7 @@ def run_tool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return forks.run(["-m", "client_tests", *arguments], environment, folder, timeout_s=200)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_each_outcome_of_a_suite_given_by_path(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "test_tiny.py").write_text(SUITE)

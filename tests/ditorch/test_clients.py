@@ -76,7 +76,7 @@ def test_accelerate_shares_a_batch_between_two_chips(chip: Path, launcher: list[
         assert losses == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_transformers_cuts_a_model_over_two_chips(chip: Path, tmp_path: Path) -> None:
     """from_pretrained(tp_plan="auto") under torchrun makes the process group by itself."""
     script = [str(SCRIPTS / "client_tensor_parallel.py"), str(tmp_path / "model")]

@@ -61,7 +61,7 @@ def subset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Conformance, list[
     return read_conformance(output), [line for line in before[1:] if line.endswith("\n")]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_an_emulated_chip_conforms(subset: tuple[Conformance, list[str]]) -> None:
     found = subset[0]
     assert len(found.operators) >= 25

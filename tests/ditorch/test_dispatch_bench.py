@@ -25,7 +25,7 @@ def test_evidence() -> None:
     assert reading["ours"] > 40  # two launches of chip a-mini, which it waits for
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_chip_that_is_not_there() -> None:
     done = run_tool("dispatch-bench", "--chip", "nope", "--rounds", "4")
     assert done.returncode == 2

@@ -113,7 +113,7 @@ def test_a_script_that_fails_on_the_chip_is_an_error_with_its_reason(tmp_path: P
         isolate(script, chip="b-mini", output=tmp_path, max_runs=2)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_killed_isolation_goes_on_and_its_runs_are_limited(tmp_path: Path) -> None:
     code = (
         "import sys\n"

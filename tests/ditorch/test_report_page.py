@@ -193,7 +193,7 @@ CONTRAST = """(() => {
 })()"""
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_thousands_of_operators(chromium: Page, tmp_path: Path) -> None:
     write_sample(tmp_path, operators=2500)
     write_report(gather(tmp_path), tmp_path / "report.html")

@@ -183,7 +183,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(ranks: Ranks, data: TokenFile, tmp_pa
 # ---------------------------------------------------------------- the command
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_command_chooses_by_the_data_and_keeps_to_it(tmp_path: Path) -> None:
     """A file of conversations trains, by the two commands, what each alone does."""
     tokenizer, choices = write_tokenizer(tmp_path / "model"), random.Random(0)

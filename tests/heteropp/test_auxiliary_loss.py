@@ -100,7 +100,7 @@ EVERYDAY = ("unequal, then another",)
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(n, marks=() if n in EVERYDAY else pytest.mark.long) for n in LAYOUTS],
+    [*EVERYDAY, *sampled((n for n in LAYOUTS if n not in EVERYDAY), 3)],
 )
 def test_it_trains_what_one_device_does(ranks: Ranks, layout: str) -> None:
     plan = LAYOUTS[layout](decoder())

@@ -153,7 +153,7 @@ def test_a_stage_costs_what_the_emulated_chip_charges(dtypes: tuple[str, ...]) -
     compare(lines, lambda changes: tiny_model(3, **CHARGED, **changes))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_so_do_its_variants() -> None:
     """Dropout with selective recompute and sequence parallelism, Muon, fused attention."""
     lines = charged(OF_VARIANTS)

@@ -34,6 +34,7 @@ from elastic_run import (
     write_nodes,
 )
 from layouts import plan_of
+from sampled import sampled
 from test_context_parallel import cut
 from test_expert_parallel import decoder, spread
 from training_run import CHIP, command, make_plan, refusal, session, tiny_model, write_text
@@ -97,7 +98,7 @@ def test_a_killed_member_costs_its_chip_and_few_steps(
     assert remote.exists() and not list(remote.iterdir())
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_attention_stays_within_documents_under_the_next_plan(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -111,7 +112,7 @@ def test_attention_stays_within_documents_under_the_next_plan(
     assert [change["start"] for change in training.changes] == ["initial", "recover"]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_noticed_member_leaves_after_a_step_and_costs_none(
     launch: Launch, undisturbed: Undisturbed
 ) -> None:
@@ -313,8 +314,7 @@ def test_emulated_chips_are_lost_and_noticed(launch: Launch, undisturbed: Undist
         assert peak <= 1.05 * expected.total  # the old state is gone
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("device", ["cpu", pytest.param("chip", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("device", sampled(["cpu", "chip"], 2))
 def test_parts_of_sequences_are_dealt_anew(launch: Launch, tmp_path: Path, device: str) -> None:
     """Sequences fit in no other way on four chips, nor on three or two of them."""
     model = tiny_model(layers=2, kv_heads=1, sequence_length=128)
@@ -373,7 +373,7 @@ def test_bad_requests_are_one_sentence(tmp_path: Path) -> None:
     assert "the plan has 5 ranks and cluster test 3" in refusal(tmp_path, *elastic)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_node_dies_and_comes_back_under_torchrun(tmp_path: Path) -> None:
     """The job is in float64: plans round unlike, which in float32 grows over hundreds of steps."""
     model = replace(MODEL, dtype="float64")

@@ -14,6 +14,7 @@ import torch
 from layouts import MINISTAGES, plan_of, scheduled
 from parity import STEPS, Ranks, Trained
 from plain_llama import adamw
+from sampled import sampled
 from test_context_parallel import cut
 from test_expert_parallel import decoder, spread
 from test_slices import sliced
@@ -118,7 +119,7 @@ EVERYDAY = ("ep beside tp", "zb-v")
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(n, marks=() if n in EVERYDAY else pytest.mark.long) for n in LAYOUTS],
+    [*EVERYDAY, *sampled((n for n in LAYOUTS if n not in EVERYDAY), 3)],
 )
 def test_loads_are_those_of_the_whole_batch(ranks: Ranks, layout: str) -> None:
     """Second stages recompute, and steps are followed by validation: neither counts twice."""

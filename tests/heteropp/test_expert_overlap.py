@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import hspmd_ranks
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from layouts import plan_of, scheduled
 from parity import Ranks
+from sampled import sampled
 from test_expert_parallel import LAYOUTS, alone, decoder, on, spread
 from test_memory import check as check_memory
 from test_memory import chip
@@ -42,9 +43,12 @@ def halved(plan: Plan) -> Plan:
     return scheduled(plan, "zb-h1", 1)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("layout", ["unequal, then another", "sequence parallel", "with tp"])
-@pytest.mark.parametrize("of", [lambda plan: plan, halved])
+@pytest.mark.parametrize(
+    ("layout", "of"),
+    sampled(
+        product(["unequal, then another", "sequence parallel", "with tp"], [halved, lambda p: p]), 3
+    ),
+)
 def test_shared_experts_train_what_one_device_does(
     ranks: Ranks, layout: str, of: Callable[[Plan], Plan]
 ) -> None:

@@ -16,6 +16,7 @@ from clusters import cluster_of
 from layouts import MINISTAGES, SCHEDULES, plan_of, scheduled
 from parity import STEPS, TOLERANCE, Ranks, Trained
 from safetensors.torch import load_file, save_file
+from sampled import sampled
 from test_context_parallel import cut
 from test_hugging_face_training import Decoder, compare
 from test_hugging_face_training import check as check_decoder
@@ -262,9 +263,7 @@ MEASURED: dict[str, Callable[[HuggingFaceModel], Plan]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long if i else ()) for i, n in enumerate(MEASURED)]
-)
+@pytest.mark.parametrize("name", sampled(MEASURED, 3, everyday=1))
 def test_a_peak_is_within_5_percent_below_the_predicted(chips: Ranks, name: str) -> None:
     check_memory(chips, MEASURED[name](balanced()))
 

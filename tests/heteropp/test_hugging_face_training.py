@@ -232,7 +232,7 @@ def test_it_resumes_under_another_plan(
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param("qwen3", marks=pytest.mark.long),
+        pytest.param("qwen3", marks=pytest.mark.exhaustive),
         pytest.param("qwen3_moe", marks=pytest.mark.exhaustive),
     ],
 )

@@ -165,7 +165,7 @@ def test_bad_settings_are_refused_before_anything_starts(tmp_path: Path) -> None
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_resumed_run_keeps_its_schedule_and_groups(tmp_path: Path) -> None:
     """Bit for bit what a run without a stop does; other settings are refused."""
     plan = plan_of(tiny_model(), (2, 2), (2, 1), (1, 1))

@@ -118,7 +118,7 @@ def test_an_elastic_job_needs_torchrun(tmp_path: Path) -> None:
     assert ended.returncode == 2 and ended.stderr.startswith("--elastic needs torchrun")
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_single_task_has_the_machine_for_itself(tmp_path: Path) -> None:
     write_text(tmp_path / "text")
     ended = train(tmp_path, ",", "--steps", "1", **(SLURM | {"SLURM_STEP_NUM_TASKS": "1"}))

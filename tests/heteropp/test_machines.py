@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
         yield started
 
 
-@pytest.mark.parametrize("elastic", sampled([True, False], 2), ids=["elastic", "plain"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("elastic", [True, False], ids=["elastic", "plain"])
 def test_a_job_over_machines_computes_what_it_does_on_one(job: Job, elastic: bool) -> None:
     steps = ("--steps", "8")
     job.start(*steps, elastic=elastic)
@@ -88,10 +88,9 @@ def test_ranks_end_when_a_machine_vanishes(job: Job, lost: int) -> None:
         job.wait_for(lambda number=number: job.ended(number), 60)
 
 
-@pytest.mark.parametrize(
-    ("when", "elastic"),
-    sampled(product(["when-they-have-met", "before-they-call-it"], [True, False]), 4),
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("elastic", [True, False])
+@pytest.mark.parametrize("when", ["when-they-have-met", "before-they-call-it"])
 def test_processes_end_when_the_machine_of_the_store_vanishes_while_they_start(
     job: Job, when: str, elastic: bool
 ) -> None:
@@ -157,7 +156,7 @@ def test_an_elastic_job_outlives_a_machine_that_vanishes(
     job.assert_as_alone()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_an_elastic_job_outlives_the_machine_of_its_leader(job: Job) -> None:
     """Torchrun, whose own store is on another one, starts the agents again."""
     job.start(*STEPS, *job.remote, elastic=True, endpoint=1)

@@ -144,7 +144,7 @@ def _member(job: Job, name: str, number: int, folder: Path, secret: str) -> None
     raise SystemExit(run_member(job, name, number))
 
 
-@pytest.fixture(params=["cpu", pytest.param("chip", marks=pytest.mark.long)])
+@pytest.fixture(params=["cpu", pytest.param("chip", marks=pytest.mark.exhaustive)])
 def leader(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Leader]:

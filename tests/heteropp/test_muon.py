@@ -162,7 +162,7 @@ def test_an_elastic_run_goes_on_after_members_leave_and_die(tmp_path: Path) -> N
     assert found == pytest.approx(expected[: len(found)], rel=1e-9)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_command_searches_trains_and_resumes_for_muon(tmp_path: Path, capsys: Any) -> None:
     """Emulated chips train; the optimizer is the plan's, and a resume keeps it."""
     model = tiny_model()

@@ -200,7 +200,7 @@ def test_changed_code_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "starts").exists()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_from_folder_to_folder(tmp_path: Path) -> None:
     """It goes through ranks, a resume and a checkpoint; transformers loads what comes out."""
@@ -279,7 +279,7 @@ assert len(list(model.initial_values((0, 4), 0))) == len(model.parameters())
 """
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_processes_that_import_at_once_do_not_meet(tmp_path: Path) -> None:
     folder = write_scaled(tmp_path / "scaled", weights=False)
     with (folder / MODELING).open("a") as file:

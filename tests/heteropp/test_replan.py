@@ -79,7 +79,7 @@ def test_odd_numbers_of_chips_are_used(shrunk) -> None:
     assert any(count % 2 and count > 3 for count in used)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_seven_of_eight_chips_go_on() -> None:
     """When one of 8 equal chips is lost, all 7 others train: the step is faster than on 4 chips."""
     chip = load_chip("a-mini")

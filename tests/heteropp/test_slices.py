@@ -345,7 +345,7 @@ def test_a_peak_is_within_5_percent_below_the_predicted(
     check_memory(chips, MEASURED[name](tiny_model(**SIZES, attention=attention)))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_simulator_gives_each_slice_its_own_time() -> None:
     """Slices fill the pipeline sooner; alone, a stage takes a little longer for them."""
     model = tiny_model(sequence_length=2048, hidden=64, layers=8, attention="fused")

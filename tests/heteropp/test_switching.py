@@ -262,7 +262,7 @@ def test_frozen_weights_move_without_state(start: Callable[..., Members]) -> Non
     assert walk(members, tour, 2) == pytest.approx(members.plainly(16), rel=2e-6)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_biases_of_routers_move_along(start: Callable[..., Members]) -> None:
     from heteropp.models.hugging_face.reading import read
 

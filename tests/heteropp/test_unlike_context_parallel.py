@@ -172,7 +172,7 @@ def test_each_part_is_charged_on_its_own_chip_and_the_slower_counts() -> None:
     assert busy_s(plan, on(SPEEDS)) >= 4 * of_slower
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_parts_by_speed_are_as_fast_as_any() -> None:
     """Some of all cuts are simulated; equal parts are far behind."""
 

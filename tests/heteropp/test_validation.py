@@ -149,7 +149,7 @@ def test_bad_sets_are_one_sentence(tmp_path: Path, sets: dict[str, Path]) -> Non
             heteropp.train(tmp_path / "plan.json", device="cpu", validation=bad)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_file_may_have_an_equals_sign_in_its_name(
     tmp_path: Path, sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

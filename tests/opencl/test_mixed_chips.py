@@ -70,7 +70,7 @@ def planned(plan: Plan) -> dict[int, str]:
     }
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(4 * DEADLINE_S)
 def test_three_vendors_train_as_one_device_does(tmp_path: Path) -> None:
     write_text(tmp_path / "text", 40_000)

@@ -14,11 +14,10 @@ from training_step import losses
     ("files", "chosen"),
     [
         (["check_indexed.py"], "float32"),
-        pytest.param(["check_composed.py"], "norms or losses or order", marks=pytest.mark.long),
         pytest.param(["check_composed.py"], "", marks=pytest.mark.exhaustive),
         pytest.param(["check_indexed.py"], "", marks=pytest.mark.exhaustive),
     ],
-    ids=["some", "some composed", "composed", "indexed"],
+    ids=["some", "composed", "indexed"],
 )
 @pytest.mark.timeout(900)
 def test_operators_on_indices_and_order_are_the_devices_own(files: list[str], chosen: str) -> None:
