@@ -25,7 +25,7 @@ namespace {
 
 // How far a sender may be ahead of a receiver on the same host: little enough that the kernel's
 // copy is still in the processor's cache when it is read. (The kernel doubles the figure.)
-constexpr int kLocalSendBytes = 256 << 10;
+constexpr int kLocalSendBytes = 512 << 10;
 
 // While a long message flows the next bytes are this near; to be woken for them costs more.
 constexpr std::size_t kFlowBytes = 64 << 10;
@@ -88,7 +88,8 @@ class TcpStream final : public Stream {
     return taken;
   }
 
-  std::size_t eager_bytes() const override { return 256 << 10; }
+  // To be asked first costs more than a message of this size that nobody awaits yet.
+  std::size_t eager_bytes() const override { return 1 << 20; }
   LinkDescription describe() const override { return {"tcp", {}, protection_}; }
   int fd() const override { return socket_.get(); }
   bool watch_writable() const override { return true; }
